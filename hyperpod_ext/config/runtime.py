@@ -1,0 +1,51 @@
+"""RuntimeConfig: what the container needs to know of the job, carried in the variable HPX_RUNTIME.
+
+`launch` writes it and `runtime` reads it; this model is all that the two share. It is read leniently
+(a newer launcher may say more than an older container understands) and written strictly.
+"""
+
+from __future__ import annotations
+
+from pydantic import ConfigDict, NonNegativeInt, PositiveInt
+
+from hyperpod_ext.config.base import Config
+from hyperpod_ext.config.chaos import Chaos
+from hyperpod_ext.config.checkpoint import CheckpointPolicy
+from hyperpod_ext.config.job import JobConfig, JobName, RestartPolicy
+
+ENV_RUNTIME = "HPX_RUNTIME"
+
+
+class RuntimeConfig(Config):
+    """The part of a JobConfig that is acted on inside the container."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: JobName
+    """Name of the job; namespace of its snapshots."""
+    nodes: PositiveInt
+    """Machines the job runs on."""
+    workers_per_node: PositiveInt
+    """Processes on each machine."""
+    global_batch_size: PositiveInt | None = None
+    """Samples in one optimizer step over all ranks."""
+    seed: NonNegativeInt = 0
+    """Root of every rank's random numbers."""
+    shared_memory_mib: PositiveInt | None = None
+    """Size /dev/shm must have."""
+    checkpoint: CheckpointPolicy = CheckpointPolicy()
+    """Where snapshots go."""
+    restart: RestartPolicy = RestartPolicy()
+    """What happens after a fault."""
+    chaos: Chaos | None = None
+    """Faults to rehearse."""
+
+    @classmethod
+    def of(cls, job: JobConfig) -> RuntimeConfig:
+        """The runtime's share of `job`."""
+        return cls(**{name: getattr(job, name) for name in cls.model_fields})
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.nodes * self.workers_per_node

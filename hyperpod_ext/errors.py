@@ -1,0 +1,126 @@
+"""Every error a user can see. One root, one exit code each; nothing here imports anything heavy.
+
+    HyperpodExtError            1
+    ├── ConfigError             3   a file or option is wrong; carries every problem found
+    │   └── UnsupportedError    3   fields that are right one by one but cannot work together
+    ├── UnreachableError        4   an endpoint cannot be reached, or refuses us
+    ├── ConflictError           5   the name or the port is in use
+    ├── NotFoundError           6   no such job, run or file
+    ├── JobFailedError          7   the job ran and failed
+    │   ├── MemoryTierFullError     the memory tier cannot hold what it is asked to
+    │   ├── NoCheckpointError       no step that every rank can restore
+    │   ├── CorruptSnapshotError    bytes that do not match their manifest
+    │   └── StaleGenerationError    a writer of an older generation was refused
+    ├── WaitTimeoutError        8   the job is still running, the wait is over
+    └── UserInterruptError    130   the user pressed Ctrl-C
+
+Exit code 2 is click's own, for wrong usage of the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with what the user wrote, and where."""
+
+    message: str
+    """What is wrong, as a sentence without the place."""
+    path: str = ""
+    """Dotted path of the field, `checkpoint.tiers.1.every_steps`."""
+    source: str = ""
+    """The file, or the option, that the value came from."""
+    line: int | None = None
+    """1-based line in `source`."""
+    hint: str = ""
+    """What to do next: the nearest valid name, a value that works."""
+
+    def __str__(self) -> str:
+        where = ":".join(str(part) for part in (self.source, self.line) if part not in ("", None))
+        text = ": ".join(part for part in (where, self.path, self.message) if part)
+        return f"{text} ({self.hint})" if self.hint else text
+
+
+class HyperpodExtError(Exception):
+    """Root of the tree. `hint` says what to do next."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{self.hint}" if self.hint else self.message
+
+    def to_json(self) -> dict[str, object]:
+        """The error as scripts read it under `-o json`."""
+        return {
+            "code": type(self).__name__,
+            "exit_code": self.exit_code,
+            "message": self.message,
+            "hint": self.hint,
+        }
+
+
+class ConfigError(HyperpodExtError):
+    """What the user wrote is wrong; holds all problems, never only the first."""
+
+    exit_code = 3
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+    def to_json(self) -> dict[str, object]:
+        return {**super().to_json(), "problems": [asdict(problem) for problem in self.problems]}
+
+
+class UnsupportedError(ConfigError):
+    """Fields that are right one by one but cannot work together on this target."""
+
+
+class UnreachableError(HyperpodExtError):
+    exit_code = 4
+
+
+class ConflictError(HyperpodExtError):
+    exit_code = 5
+
+
+class NotFoundError(HyperpodExtError):
+    exit_code = 6
+
+
+class JobFailedError(HyperpodExtError):
+    exit_code = 7
+
+
+class MemoryTierFullError(JobFailedError):
+    """The memory tier cannot hold what it is asked to; nothing already held was touched."""
+
+
+class NoCheckpointError(JobFailedError):
+    """No step that every rank can restore."""
+
+
+class CorruptSnapshotError(JobFailedError):
+    """Bytes that do not match their manifest; they were not loaded."""
+
+
+class StaleGenerationError(JobFailedError):
+    """A writer of an older generation was refused."""
+
+
+class WaitTimeoutError(HyperpodExtError):
+    exit_code = 8
+
+
+class UserInterruptError(HyperpodExtError):
+    """The user pressed Ctrl-C."""
+
+    exit_code = 130
