@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from hyperpod_ext.config.base import Config
 
@@ -16,9 +16,9 @@ class KillFault(Config):
     """`kill -9` of one worker while it is making one step."""
 
     kind: Literal["kill"] = "kill"
-    rank: NonNegativeInt
+    rank: Annotated[NonNegativeInt, Field(examples=[0])]
     """Rank whose process is killed."""
-    step: PositiveInt
+    step: Annotated[PositiveInt, Field(examples=[10])]
     """Step (counted from 1) that the rank is making when it dies."""
 
     @classmethod

@@ -33,7 +33,10 @@ class S3Tier(Config):
     """An S3 prefix: survives the loss of the whole cluster."""
 
     kind: Literal["s3"] = "s3"
-    uri: Annotated[str, Field(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$")]
+    uri: Annotated[
+        str,
+        Field(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$", examples=["s3://bucket/prefix"]),
+    ]
     """Bucket and prefix, `s3://bucket/prefix`."""
     every_steps: PositiveInt = 100
     """Upload the newest snapshot each time this many steps have been made."""
@@ -45,7 +48,7 @@ class FileTier(Config):
     """A shared POSIX directory, FSx for example: survives the loss of every node."""
 
     kind: Literal["file"] = "file"
-    path: Annotated[str, Field(min_length=1)]
+    path: Annotated[str, Field(min_length=1, examples=["/fsx/checkpoints"])]
     """Directory that every node sees under this path."""
     every_steps: PositiveInt = 100
     """Write the newest snapshot each time this many steps have been made."""

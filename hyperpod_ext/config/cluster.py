@@ -8,15 +8,17 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from hyperpod_ext.config.base import Config
 
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}$")]
+
 
 class InstanceGroup(Config):
     """Machines of one type that are managed together."""
 
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}$")]
-    """Name of the group, unique in the cluster."""
-    instance_type: Annotated[str, Field(pattern=r"^ml\.[a-z0-9-]+\.[a-z0-9]+$")]
+    name: Annotated[Name, Field(examples=["workers"])]
+    """Name of the group, unique in the cluster: letters, digits and inner dashes, at most 63 characters."""
+    instance_type: Annotated[str, Field(pattern=r"^ml\.[a-z0-9-]+\.[a-z0-9]+$", examples=["ml.p5.48xlarge"])]
     """SageMaker instance type, `ml.p5.48xlarge`."""
-    count: PositiveInt
+    count: Annotated[PositiveInt, Field(examples=[2])]
     """Machines in the group."""
     spares: NonNegativeInt = 0
     """Of these, how many stay without work until another fails."""
@@ -25,13 +27,16 @@ class InstanceGroup(Config):
 class ClusterConfig(Config):
     """One HyperPod cluster."""
 
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}$")]
-    """Name of the cluster."""
-    region: Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d$")]
+    name: Annotated[Name, Field(examples=["research"])]
+    """Name of the cluster: letters, digits and inner dashes, at most 63 characters."""
+    region: Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d$", examples=["us-west-2"])]
     """AWS region, `us-west-2`."""
     orchestrator: Literal["eks", "slurm"] = "eks"
     """What schedules jobs on the cluster."""
-    instance_groups: Annotated[tuple[InstanceGroup, ...], Field(min_length=1)]
+    instance_groups: Annotated[
+        tuple[InstanceGroup, ...],
+        Field(min_length=1, examples=[[{"name": "workers", "instance_type": "ml.p5.48xlarge", "count": 2}]]),
+    ]
     """Groups of machines."""
     checkpoint_bucket: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")] | None = None
     """S3 bucket that jobs drain checkpoints to."""

@@ -11,7 +11,13 @@ from hyperpod_ext.config.chaos import Chaos
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
 
 JobName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
-EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+EnvName = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        description="letters, digits and underscores, not starting with a digit",
+    ),
+]
 
 
 class RestartPolicy(Config):
@@ -34,9 +40,9 @@ class Rendezvous(Config):
 class JobConfig(Config):
     """One training job: what runs, on how many machines, and what happens when one fails."""
 
-    name: JobName
+    name: Annotated[JobName, Field(examples=["tiny-gpt"])]
     """Name of the job: lower-case letters, digits and dashes, at most 63 characters."""
-    script: Annotated[str, Field(min_length=1)]
+    script: Annotated[str, Field(min_length=1, examples=["train.py"])]
     """Python file that trains, relative to this file."""
     args: tuple[str, ...] = ()
     """Arguments of the script. Quote numbers: they reach the script as text."""

@@ -1,0 +1,142 @@
+"""What only several fields together, or the folder around the file, show to be wrong.
+
+Each check is a pure function of a config and a listing of files, and says which fields it reads: it
+is left out when one of those is itself wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from hyperpod_ext.config.cluster import ClusterConfig
+from hyperpod_ext.config.document import Path
+from hyperpod_ext.config.job import JobConfig
+from hyperpod_ext.config.nearest import nearest
+
+ListFiles = Callable[[str], Sequence[str]]
+"""Names of the files in a folder, given relative to the spec's own folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A mistake, before file and line are known."""
+
+    path: Path
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A function and the fields it reads; `*` stands for any item."""
+
+    reads: tuple[Path, ...]
+    run: Callable[[Any, ListFiles | None], Iterator[Finding]]
+
+
+def script_is_python(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
+    if not job.script.endswith(".py"):
+        yield Finding(("script",), f"`{job.script}` is not a Python file", "name a file that ends in .py")
+
+
+def script_is_beside_the_spec(job: JobConfig, files: ListFiles | None) -> Iterator[Finding]:
+    script = PurePosixPath(job.script)
+    if script.is_absolute() or ".." in script.parts:
+        hint = "put it in the folder of this file or below, and write its path from here"
+        yield Finding(("script",), f"`{job.script}` is outside the folder of this file", hint)
+        return
+    if files is None:
+        return
+    names = [name for name in files(str(script.parent)) if name.endswith(".py")]
+    if script.name in names:
+        return
+    found = nearest(script.name, names) or (names[0] if len(names) == 1 else None)
+    hint = f"did you mean `{script.parent / found}`?" if found else "write the script, or correct its path"
+    yield Finding(("script",), f"there is no file `{job.script}` here", hint)
+
+
+def batch_divides_among_ranks(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
+    batch, world = job.global_batch_size, job.world_size
+    if batch is None or batch % world == 0:
+        return
+    below = batch // world * world
+    values = f"{below} or {below + world}" if below else f"{world}"
+    ranks = f"{job.nodes} nodes x {job.workers_per_node} workers_per_node = {world} ranks"
+    yield Finding(("global_batch_size",), f"`{batch}` does not divide evenly: {ranks}", f"write {values}")
+
+
+def each_tier_once(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
+    seen: dict[str, int] = {}
+    for index, tier in enumerate(job.checkpoint.tiers):
+        if tier.kind in seen:
+            hint = f"keep one of the two: the other is tier {seen[tier.kind]}, counted from 0"
+            yield Finding(("checkpoint", "tiers", index), f"a second tier of kind {tier.kind}", hint)
+        seen.setdefault(tier.kind, index)
+
+
+def peer_copies_fit_the_nodes(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
+    for index, tier in enumerate(job.checkpoint.tiers):
+        if tier.kind != "peer" or tier.replicas < job.nodes:
+            continue
+        most = job.nodes - 1
+        hint = f"write at most {most}, or use more nodes" if most else "remove the peer tier, or use more nodes"
+        message = f"each of {tier.replicas} copies needs a node besides its own; nodes is {job.nodes}"
+        yield Finding(("checkpoint", "tiers", index, "replicas"), message, hint)
+
+
+def faults_hit_ranks_that_exist(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
+    for index, fault in enumerate(job.chaos.faults if job.chaos else ()):
+        if fault.rank >= job.world_size:
+            hint = f"ranks go from 0 to {job.world_size - 1}"
+            yield Finding(("chaos", "faults", index, "rank"), f"there is no rank {fault.rank}", hint)
+
+
+def own_variables_are_left_alone(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
+    for name in job.env:
+        if name.startswith("HPX_"):
+            message = "names that start with HPX_ are set by the launcher"
+            yield Finding(("env", name), message, "choose another name")
+
+
+def group_names_are_unique(cluster: ClusterConfig, _files: ListFiles | None) -> Iterator[Finding]:
+    seen: set[str] = set()
+    for index, group in enumerate(cluster.instance_groups):
+        if group.name in seen:
+            path: Path = ("instance_groups", index, "name")
+            yield Finding(path, f"a second group is called `{group.name}`", "give each group a name of its own")
+        seen.add(group.name)
+
+
+def spares_are_part_of_the_group(cluster: ClusterConfig, _files: ListFiles | None) -> Iterator[Finding]:
+    for index, group in enumerate(cluster.instance_groups):
+        if group.spares > group.count:
+            message = f"{group.spares} spares in a group of {group.count}: spares are among its machines"
+            hint = f"write at most {group.count}, or raise count"
+            yield Finding(("instance_groups", index, "spares"), message, hint)
+
+
+_WORLD: tuple[Path, ...] = (("nodes",), ("workers_per_node",))
+_TIER_KINDS: Path = ("checkpoint", "tiers", "*", "kind")
+
+CHECKS: dict[type, tuple[Check, ...]] = {
+    JobConfig: (
+        Check((("script",),), script_is_python),
+        Check((("script",),), script_is_beside_the_spec),
+        Check((("global_batch_size",), *_WORLD), batch_divides_among_ranks),
+        Check((_TIER_KINDS,), each_tier_once),
+        Check((("checkpoint", "tiers", "*", "replicas"), _TIER_KINDS, ("nodes",)), peer_copies_fit_the_nodes),
+        Check((("chaos", "faults", "*", "rank"), *_WORLD), faults_hit_ranks_that_exist),
+        Check((("env",),), own_variables_are_left_alone),
+    ),
+    ClusterConfig: (
+        Check((("instance_groups", "*", "name"),), group_names_are_unique),
+        Check(
+            (("instance_groups", "*", "spares"), ("instance_groups", "*", "count")),
+            spares_are_part_of_the_group,
+        ),
+    ),
+}
+"""Checks of each model that a user writes."""

@@ -1,0 +1,209 @@
+"""YAML text as plain data, with the line of every value: what error messages point at.
+
+Scalars are read by the YAML 1.2 core schema, as editors do: `on`, `no`, `1:30` and `2026-11-20` are
+text here, not what YAML 1.1 makes of them. Nothing is ever constructed but null, bool, int, float,
+str, list and dict.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import yaml
+
+from hyperpod_ext.errors import Problem
+
+Path = tuple[str | int, ...]
+"""Where a value is: `("checkpoint", "tiers", 1, "every_steps")`."""
+
+_PREFIX = "tag:yaml.org,2002:"
+_MERGE = _PREFIX + "merge"
+_WORDS = {"but found another document": "a second document starts here"}
+_SCALARS = {"null", "bool", "int", "float", "str"}
+
+
+def dotted(path: Path) -> str:
+    """`path` as people write it: `checkpoint.tiers.1.every_steps`."""
+    return ".".join(str(part) for part in path)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value was written."""
+
+    source: str
+    """The file, or the option."""
+    line: int | None = None
+    """1-based line in `source`."""
+    text: str | None = None
+    """The value letter for letter, when it is one word or number."""
+
+
+@dataclass
+class Document:
+    """What one file says, and where it says it."""
+
+    source: str
+    data: object = None
+    places: dict[Path, Place] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    """What was wrong already as YAML."""
+
+    def place(self, path: Path) -> Place:
+        """Where `path` was written, or else the nearest thing around it."""
+        for length in range(len(path), -1, -1):
+            if found := self.places.get(path[:length]):
+                return found if length == len(path) else Place(found.source, found.line)
+        return Place(self.source, 1)
+
+    def problem(self, path: Path, message: str, hint: str = "") -> Problem:
+        """A problem at `path`, with its place filled in."""
+        place = self.place(path)
+        return Problem(message, path=dotted(path), source=place.source, line=place.line, hint=hint)
+
+
+def parse(text: str, source: str) -> Document:
+    """Read YAML. Mistakes end up in `problems`; the rest of the document is still read."""
+    document = Document(source)
+    try:
+        node = _compose(text)
+    except yaml.YAMLError as error:
+        document.problems.append(_syntax_problem(error, text, source))
+        return document
+    if node is None:
+        document.data = {}
+        return document
+    document.data = _Reader(document).read(node, (), node.start_mark.line + 1, ())
+    return document
+
+
+def _compose(text: str) -> yaml.Node | None:
+    loader = _Loader(text)
+    try:
+        return loader.get_single_node()
+    finally:
+        loader.dispose()
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers = {}
+
+
+for _tag, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", list("-+.0123456789")),
+    ("merge", r"<<", ["<"]),
+):
+    _Loader.add_implicit_resolver(_PREFIX + _tag, re.compile(f"(?:{_pattern})\\Z"), _first)
+
+
+class _Reader:
+    """Turns composed nodes into data; every value leaves its place in the document."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+
+    def read(self, node: yaml.Node, path: Path, line: int, inside: tuple[int, ...]) -> object:
+        text = node.value if isinstance(node, yaml.ScalarNode) else None
+        self._document.places[path] = Place(self._document.source, line, text)
+        if id(node) in inside:
+            self._report(line, path, "an anchor contains itself", "point the alias at a value that ends")
+            return None
+        inside = (*inside, id(node))
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path, inside)
+        if isinstance(node, yaml.SequenceNode):
+            return [
+                self.read(item, (*path, index), item.start_mark.line + 1, inside)
+                for index, item in enumerate(node.value)
+            ]
+        return self._scalar(node, path, line)
+
+    def _mapping(self, node: yaml.MappingNode, path: Path, inside: tuple[int, ...]) -> dict[str, object]:
+        written: dict[str, int] = {}
+        data: dict[str, object] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if key.tag == _MERGE:
+                continue
+            if not isinstance(key, yaml.ScalarNode):
+                self._report(line, path, "a field name must be one word, not a list or more fields")
+                continue
+            name = key.value
+            if name in written:
+                hint = f"it is on line {written[name]} already: keep one of the two"
+                self._report(line, (*path, name), "is written twice", hint)
+                continue
+            written[name] = line
+            data[name] = self.read(value, (*path, name), line, inside)
+        for key, value in _merged(node):
+            if key.value not in data and id(value) not in inside:
+                data[key.value] = self.read(value, (*path, key.value), key.start_mark.line + 1, inside)
+        return data
+
+    def _scalar(self, node: yaml.Node, path: Path, line: int) -> object:
+        kind = node.tag.removeprefix(_PREFIX)
+        if kind not in _SCALARS:
+            self._report(line, path, f"the tag {node.tag} is not known here", "write the value without a tag")
+            return None
+        text: str = node.value
+        try:
+            return _value(kind, text)
+        except ValueError as error:
+            self._report(line, path, f"{text[:40]!r} cannot be read as {kind}: {error}")
+            return None
+
+    def _report(self, line: int, path: Path, message: str, hint: str = "") -> None:
+        problem = Problem(message, path=dotted(path), source=self._document.source, line=line, hint=hint)
+        self._document.problems.append(problem)
+
+
+def _value(kind: str, text: str) -> object:
+    match kind:
+        case "null":
+            return None
+        case "bool":
+            return text.lower() == "true"
+        case "int":
+            return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+        case "float":
+            return float(text)
+    text.encode()  # half of a surrogate pair is no text, and JSON cannot carry it
+    return text
+
+
+def _merged(node: yaml.MappingNode) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
+    """Fields that come in through `<<: *anchor`, nearest first; the mapping's own fields win over them."""
+    for key, value in node.value:
+        if key.tag != _MERGE:
+            continue
+        sources = value.value if isinstance(value, yaml.SequenceNode) else [value]
+        for source in sources:
+            if isinstance(source, yaml.MappingNode):
+                yield from (pair for pair in source.value if isinstance(pair[0], yaml.ScalarNode))
+
+
+def _syntax_problem(error: yaml.YAMLError, text: str, source: str) -> Problem:
+    if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark) is not None:
+        line = min(mark.line, max(text.count("\n") - text.endswith("\n"), 0)) + 1
+        detail = _WORDS.get(str(error.problem), str(error.problem))
+    else:
+        position = getattr(error, "position", 0)
+        line, detail = text.count("\n", 0, position) + 1, "a character that text files do not hold"
+    return Problem(f"is not YAML: {detail}", source=source, line=line, hint=_syntax_hint(detail, text, line))
+
+
+def _syntax_hint(detail: str, text: str, line: int) -> str:
+    lines = text.splitlines()
+    written = lines[line - 1] if line <= len(lines) else ""
+    if "\t" in written[: len(written) - len(written.lstrip())]:
+        return "indent with spaces, not tabs"
+    if "mapping values" in detail:
+        return "put text that contains a colon in quotes, and give fields of one group the same indent"
+    if "second document" in detail:
+        return "keep one document in the file: remove this line and what follows"
+    return "look at the quotes, brackets and indent of this line and of the one above"

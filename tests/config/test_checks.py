@@ -1,0 +1,80 @@
+"""Checks that need several fields, as the pure functions they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from hyperpod_ext.config import checks
+from hyperpod_ext.config.chaos import Chaos, KillFault
+from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier, PeerTier
+from hyperpod_ext.config.job import JobConfig
+
+
+def job(**fields: object) -> JobConfig:
+    return JobConfig.model_validate({"name": "a", "script": "train.py"} | fields)
+
+
+def hints(found: Iterator[checks.Finding]) -> list[str]:
+    return [finding.hint for finding in found]
+
+
+@pytest.mark.parametrize(
+    ("batch", "hint"), [(15, ["write 12 or 16"]), (3, ["write 4"]), (17, ["write 16 or 20"]), (16, []), (None, [])]
+)
+def test_the_batch_divides_among_all_ranks(batch: int | None, hint: list[str]) -> None:
+    spec = job(nodes=2, workers_per_node=2, global_batch_size=batch)
+    found = list(checks.batch_divides_among_ranks(spec, None))
+    assert [finding.hint for finding in found] == hint
+    assert all("2 nodes x 2 workers_per_node = 4 ranks" in finding.message for finding in found)
+
+
+def test_the_script_is_looked_for_in_its_own_folder() -> None:
+    asked: list[str] = []
+
+    def files(folder: str) -> list[str]:
+        asked.append(folder)
+        return ["train.py", "job.yaml"]
+
+    assert hints(checks.script_is_beside_the_spec(job(script="src/trian.py"), files)) == [
+        "did you mean `src/train.py`?"
+    ]
+    assert not hints(checks.script_is_beside_the_spec(job(script="src/train.py"), files))
+    assert asked == ["src", "src"]
+
+
+@pytest.mark.parametrize("script", ["/abs/train.py", "../train.py"])
+def test_a_script_outside_the_folder_is_refused(script: str) -> None:
+    assert "below" in hints(checks.script_is_beside_the_spec(job(script=script), None))[0]
+
+
+def test_a_script_that_is_not_python_is_refused() -> None:
+    assert hints(checks.script_is_python(job(script="train.sh"), None)) == ["name a file that ends in .py"]
+
+
+def test_a_tier_kind_comes_once() -> None:
+    policy = CheckpointPolicy(tiers=(MemoryTier(), PeerTier(), MemoryTier()))
+    assert [finding.path for finding in checks.each_tier_once(job(checkpoint=policy), None)] == [
+        ("checkpoint", "tiers", 2)
+    ]
+
+
+@pytest.mark.parametrize(("nodes", "replicas", "count"), [(1, 1, 1), (2, 1, 0), (2, 2, 1), (4, 3, 0)])
+def test_peer_copies_need_other_nodes(nodes: int, replicas: int, count: int) -> None:
+    spec = job(nodes=nodes, checkpoint=CheckpointPolicy(tiers=(PeerTier(replicas=replicas),)))
+    assert len(list(checks.peer_copies_fit_the_nodes(spec, None))) == count
+
+
+def test_faults_hit_ranks_that_exist() -> None:
+    chaos = Chaos(faults=(KillFault(rank=3, step=1), KillFault(rank=4, step=1)))
+    spec = job(nodes=2, workers_per_node=2, chaos=chaos)
+    found = list(checks.faults_hit_ranks_that_exist(spec, None))
+    assert [(finding.path, finding.hint) for finding in found] == [
+        (("chaos", "faults", 1, "rank"), "ranks go from 0 to 3")
+    ]
+
+
+def test_variables_of_the_launcher_cannot_be_set() -> None:
+    found = list(checks.own_variables_are_left_alone(job(env={"HPX_RUNTIME": "x", "A": "b"}), None))
+    assert [finding.path for finding in found] == [("env", "HPX_RUNTIME")]

@@ -1,0 +1,69 @@
+"""YAML as plain data, with the line of every value."""
+
+from __future__ import annotations
+
+import pytest
+
+from hyperpod_ext.config.document import parse
+
+
+def test_every_value_knows_its_line() -> None:
+    document = parse("a: 1\nb:\n  - x\n  - {c: 2}\n", "f")
+    assert document.data == {"a": 1, "b": ["x", {"c": 2}]}
+    assert [document.place(path).line for path in [("a",), ("b",), ("b", 0), ("b", 1, "c")]] == [1, 2, 3, 4]
+
+
+def test_what_was_not_written_points_at_what_is_around_it() -> None:
+    document = parse("a: 1\nb:\n  c: 2\n", "f")
+    assert document.place(("b", "d")).line == 2
+    assert document.place(("e",)).line == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("on", "on"),
+        ("no", "no"),
+        ("1:30", "1:30"),
+        ("2026-11-20", "2026-11-20"),
+        ("1_000", "1_000"),
+        ("010", 10),
+        ("0x10", 16),
+        ("0o17", 15),
+        ("-3", -3),
+        ("1e3", 1000.0),
+        (".5", 0.5),
+        ("1.2.3", "1.2.3"),
+        ("true", True),
+        ("~", None),
+        ("'5'", "5"),
+        ("!!str 5", "5"),
+    ],
+)
+def test_scalars_are_read_as_yaml_1_2_reads_them(text: str, value: object) -> None:
+    data = parse(f"a: {text}\n", "f").data
+    assert data == {"a": value}
+    assert isinstance(data, dict)
+    assert type(data["a"]) is type(value)
+
+
+def test_anchors_and_merges_work_and_own_fields_win() -> None:
+    document = parse("base: &b {x: 1, y: 2}\nuse:\n  <<: *b\n  y: 3\nsame: *b\n", "f")
+    assert document.data == {"base": {"x": 1, "y": 2}, "use": {"x": 1, "y": 3}, "same": {"x": 1, "y": 2}}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: &x [*x]\n", "contains itself"),
+        ("a: &x {b: *x}\n", "contains itself"),
+        ("a: !python/object:os.system x\n", "is not known here"),
+        ("[1, 2]: x\n", "must be one word"),
+        ("a: !!int x\n", "cannot be read as int"),
+        ('a: "\\ud800"\n', "cannot be read as str"),
+    ],
+)
+def test_what_json_cannot_hold_is_a_problem_with_its_line(text: str, message: str) -> None:
+    problems = parse(text, "f").problems
+    assert message in problems[0].message
+    assert problems[0].line == 1

@@ -1,0 +1,64 @@
+"""Promises that every model of the config keeps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, TypeAdapter
+from pydantic.fields import FieldInfo
+
+from hyperpod_ext.config.cluster import ClusterConfig
+from hyperpod_ext.config.job import JobConfig
+from hyperpod_ext.config.schema import json_schema
+from hyperpod_ext.config.shape import models_in
+
+
+def fields_of(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
+    """All fields of `model` and of every model inside it."""
+    for name, info in model.model_fields.items():
+        yield f"{model.__name__}.{name}", info
+        pending = [info.annotation]
+        while pending:
+            annotation = pending.pop()
+            inner = models_in(annotation)
+            pending += [] if inner else list(getattr(annotation, "__args__", ()))
+            for found in inner:
+                yield from fields_of(found)
+
+
+ALL = {name: info for model in (JobConfig, ClusterConfig) for name, info in fields_of(model)}
+
+
+def test_the_walk_reaches_the_innermost_models() -> None:
+    assert {"S3Tier.uri", "KillFault.step", "InstanceGroup.count"} <= ALL.keys()
+
+
+@pytest.mark.parametrize("name", sorted(name for name in ALL if not name.endswith(".kind")))
+def test_every_field_is_documented(name: str) -> None:
+    assert ALL[name].description
+
+
+@pytest.mark.parametrize("name", sorted(name for name, info in ALL.items() if info.is_required()))
+def test_every_required_field_has_an_example_that_is_valid(name: str) -> None:
+    info = ALL[name]
+    assert info.examples
+    adapter = TypeAdapter[object](info.rebuild_annotation())
+    for example in info.examples:
+        adapter.validate_json(json.dumps(example))
+
+
+def test_the_schema_describes_fields_and_refuses_unknown_ones() -> None:
+    schema = json_schema(JobConfig)
+    assert list(schema)[:2] == ["$schema", "title"]
+    assert schema["title"] == "JobConfig"
+    assert schema["additionalProperties"] is False
+    properties = schema["properties"]
+    assert isinstance(properties, dict)
+    assert "relative to this file" in properties["script"]["description"]
+
+
+def test_the_schema_that_editors_use_is_current(golden: Callable[[Path, str], None], root: Path) -> None:
+    golden(root / "examples" / "job.schema.json", json.dumps(json_schema(JobConfig), indent=2) + "\n")
