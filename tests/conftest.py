@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from local_place import LocalPlace
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -35,3 +39,16 @@ def golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
         assert text == wanted, f"{path} differs; `pytest --update-golden` rewrites it\n{difference}"
 
     return compare
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalPlace]:
+    """Local jobs of this test are kept apart, and nothing of them may be left when it ends."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as scratch:  # short, for the paths of sockets
+        found = LocalPlace(home=tmp_path / "home", scratch=Path(scratch))
+        monkeypatch.setenv("HPX_HOME", str(found.home))
+        monkeypatch.setenv("TMPDIR", scratch)
+        yield found
+        for pid in (left := found.processes()):
+            os.kill(pid, signal.SIGKILL)
+        assert not left, "the test left processes"

@@ -1,0 +1,1 @@
+"""The laptop side: make_plan → render → submit → JobHandle. Nothing here runs inside a container."""

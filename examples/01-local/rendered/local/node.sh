@@ -1,0 +1,17 @@
+#!/bin/sh
+# tiny-gpt: what each of its 2 nodes runs. Whoever starts it sets
+#   HPX_NODE_RANK      which node this is, counted from 0
+#   HPX_RDZV_ENDPOINT  host:port where the nodes meet
+#   HPX_SECRET_FILE    the secret that members of this job know each other by
+#   HPX_RUN_DIR        folder for events, report and logs of this run
+#   HPX_SOURCE_DIR     folder of the script
+#   HPX_PYTHON         the interpreter, if it is not python3
+set -eu
+export HPX_RUNTIME='{"name":"tiny-gpt","nodes":2,"workers_per_node":2,"global_batch_size":16,"seed":0,"shared_memory_mib":null,"checkpoint":{"tiers":[{"kind":"memory","every_steps":1,"budget_mib":null}],"when_busy":"supersede"},"restart":{"max_restarts":10,"preload":["torch","torch.distributed","torch.nn.parallel","torch._dynamo"]},"chaos":{"faults":[{"kind":"kill","rank":2,"step":13}],"compare":true}}'
+cd "$HPX_SOURCE_DIR"
+exec "${HPX_PYTHON:-python3}" -m hyperpod_ext.runtime.agent \
+    --nnodes 2 \
+    --nproc-per-node 2 \
+    --node-rank "$HPX_NODE_RANK" \
+    --rdzv-endpoint "$HPX_RDZV_ENDPOINT" \
+    -- train.py --steps 40

@@ -1,0 +1,56 @@
+"""What a target can do, and what a job asks of it that it cannot: told before anything is rendered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hyperpod_ext.config.job import JobConfig
+from hyperpod_ext.errors import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """One row of the table of targets."""
+
+    tiers: frozenset[str]
+    """Kinds of checkpoint tier that its runtime serves."""
+    tiers_reason: str
+    """Why the other kinds cannot be had, as a sentence."""
+    chaos: bool = False
+    """Faults may be rehearsed there."""
+    image: bool = False
+    """Workers run in a container image."""
+    elastic: bool = False
+    """A job may go on with fewer nodes, or take more."""
+    spares: bool = False
+    """Nodes may wait without work until another fails."""
+    process_restart: bool = False
+    """One worker is replaced while the others live on."""
+    aws_checkpointless: bool = False
+    """AWS's own checkpointless recovery."""
+    managed_tier: bool = False
+    """AWS's own tiered checkpointing."""
+
+
+def unsupported(job: JobConfig, target: str, can: Capabilities) -> Iterator[Problem]:
+    """Everything that `job` asks for and `target` cannot do."""
+    for index, tier in enumerate(job.checkpoint.tiers):
+        if tier.kind not in can.tiers:
+            yield Problem(
+                f"target {target} has no {tier.kind} tier: {can.tiers_reason}",
+                path=f"checkpoint.tiers.{index}",
+                hint=f"remove this tier; {target} has: {', '.join(sorted(can.tiers))}",
+            )
+    if job.chaos is not None and not can.chaos:
+        yield Problem(
+            f"target {target} does not rehearse faults: its machines cost money",
+            path="chaos",
+            hint="remove chaos, or rehearse with --target local",
+        )
+
+
+def unused(job: JobConfig, target: str, can: Capabilities) -> Iterator[str]:
+    """What `job` says that makes no difference on `target`, as warnings."""
+    if job.image is not None and not can.image:
+        yield f"image is not used on {target}: workers run in this Python environment"

@@ -1,0 +1,38 @@
+"""JobHandle: a submitted job as a URL, `target://place/name`, that can be kept and read back."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hyperpod_ext.errors import ConfigError, Problem
+
+_URL = re.compile(r"(?P<target>[a-z0-9-]+)://(?P<place>[^/\s]+)/(?P<name>[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)")
+_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class JobHandle:
+    """Where a job runs and what it is called there."""
+
+    target: str
+    place: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.target}://{self.place}/{self.name}"
+
+    @classmethod
+    def parse(cls, text: str) -> JobHandle:
+        """Read a URL, or the bare name of a local job.
+
+        Raises:
+            ConfigError: the text is neither.
+        """
+        if _NAME.fullmatch(text):
+            return cls("local", "localhost", text)
+        match = _URL.fullmatch(text)
+        if match is None:
+            hint = "write its name, or its URL as in local://localhost/tiny-gpt"
+            raise ConfigError([Problem(f"`{text}` does not name a job", hint=hint)])
+        return cls(match["target"], match["place"], match["name"])

@@ -1,0 +1,71 @@
+"""Targets: places that run jobs. Each is one module with the functions of `Target`, loaded on use."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from hyperpod_ext.errors import ConfigError, Problem, UnsupportedError
+
+if TYPE_CHECKING:
+    from hyperpod_ext.config.cluster import ClusterConfig
+    from hyperpod_ext.config.job import JobConfig
+    from hyperpod_ext.launch.capabilities import Capabilities
+    from hyperpod_ext.launch.handle import JobHandle
+    from hyperpod_ext.launch.job_status import JobStatus, Moment
+    from hyperpod_ext.launch.plan import Plan
+
+TARGETS: dict[str, str] = {"local": "hyperpod_ext.launch.targets.local"}
+"""Name of each target and the module that is it."""
+
+PLANNED = ("hyperpod-eks", "hyperpod-slurm", "sagemaker", "kubeflow")
+"""Targets of the design that this version does not have."""
+
+
+class Target(Protocol):
+    """What a target module can do. Modules, not classes: none of them has state."""
+
+    def capabilities(self) -> Capabilities:
+        """Its row of the table."""
+
+    def render(self, job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
+        """The files that submit would send. Pure; depends on nothing of this machine."""
+
+    def submit(self, plan: Plan) -> JobHandle:
+        """Start the job from the files of `plan`, unchanged."""
+
+    def list_jobs(self) -> list[JobStatus]:
+        """Every job it knows of, by name."""
+
+    def status(self, handle: JobHandle) -> JobStatus:
+        """What is known of one job."""
+
+    def watch(self, handle: JobHandle, with_lines: bool = False) -> Iterator[Moment]:
+        """A moment every fraction of a second, until the job has ended."""
+
+    def logs(self, handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
+        """What the workers printed."""
+
+    def cancel(self, handle: JobHandle) -> JobStatus:
+        """End the job, and return when nothing of it is left."""
+
+    def result(self, handle: JobHandle) -> Mapping[str, Any]:
+        """What an ended job found out."""
+
+
+def get_target(name: str) -> Target:
+    """The module of a target.
+
+    Raises:
+        ConfigError: there is no such target.
+        UnsupportedError: there will be one, but this version does not have it.
+    """
+    from hyperpod_ext.config.nearest import suggest
+
+    if name in TARGETS:
+        return cast(Target, importlib.import_module(TARGETS[name]))
+    if name in PLANNED:
+        hint = f"targets here: {', '.join(TARGETS)}"
+        raise UnsupportedError([Problem(f"target {name} is not in this version", hint=hint)])
+    raise ConfigError([Problem(f"there is no target `{name}`", hint=suggest(name, TARGETS))])

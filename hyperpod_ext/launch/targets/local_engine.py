@@ -1,0 +1,165 @@
+"""The engine of one local job: `python -m hyperpod_ext.launch.targets.local_engine FOLDER LOCK_FD`.
+
+It plays the scheduler, as two processes, so that nothing is left behind even when one is killed with
+SIGKILL. The *keeper* holds the lock of the job's name, and ends everything once the *engine* has died,
+in whatever way; the engine runs the nodes, and is told to end when the keeper dies.
+
+WARNING: both fork. Nothing imported here may start a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.launch.targets.local_nodes import Cancellation, Node, run_nodes
+from hyperpod_ext.launch.targets.local_result import Report, lost_result, make_result, settle
+from hyperpod_ext.launch.targets.local_store import Submission, write_whole
+from hyperpod_ext.processes import become_subreaper, describe_exit, die_with_parent, kill_descendants
+
+_LONGEST_SCRATCH = 60
+"""Characters; sockets live below it, and the kernel allows their paths 107."""
+_TAIL_LINES = 20
+
+
+def main(arguments: list[str]) -> int:
+    """Detach the keeper; whoever waits for this process learns that it runs."""
+    submission, lock = Submission(Path(arguments[0])), int(arguments[1])
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until there is a handler to take it
+    keeper = os.fork()
+    if keeper:
+        write_whole(submission.pid_file, f"{keeper}\n")
+        return 0
+    _keep(submission, lock)
+    return 0
+
+
+def _keep(submission: Submission, lock: int) -> None:
+    """Wait for the engine, then leave nothing of the job but its folder."""
+    become_subreaper()
+    scratch, keeper = _make_scratch(), os.getpid()
+    try:
+        engine = os.fork()
+        if engine == 0:
+            os.close(lock)
+            _run_and_exit(submission, scratch, keeper)
+        signal.signal(signal.SIGTERM, lambda _signum, _frame: _ask_to_end(engine))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        _, status = os.waitpid(engine, 0)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    finally:
+        kill_descendants(keeper)
+        shutil.rmtree(scratch, ignore_errors=True)
+    if not submission.has_ended():
+        message = f"the job's engine died: {describe_exit(status)}"
+        submission.end(lost_result(submission.name, submission.handle, message, str(submission.engine_log)))
+
+
+def _ask_to_end(engine: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended just now
+        os.kill(engine, signal.SIGTERM)
+
+
+def _run_and_exit(submission: Submission, scratch: Path, keeper: int) -> None:
+    code = 1
+    try:
+        cancellation = Cancellation()
+        die_with_parent(keeper, signal.SIGTERM)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        become_subreaper()
+        _run_job(submission, scratch, cancellation)
+        code = 0
+    except BaseException:  # the last frame of this process: engine.log gets the traceback, the keeper the code
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _run_job(submission: Submission, scratch: Path, cancellation: Cancellation) -> None:
+    job = json.loads(submission.job_file.read_text())
+    secret = _write_secret(scratch)
+    undisturbed = None
+    try:
+        submission.write_status(state="running", scratch=str(scratch))
+        main = _run_once(submission, "main", job, secret, cancellation)
+        if main["state"] == "succeeded" and (job["chaos"] or {}).get("compare"):
+            submission.write_status(state="comparing")
+            undisturbed = _run_once(submission, "undisturbed", job, secret, cancellation)
+    finally:
+        kill_descendants(os.getpid())
+        shutil.rmtree(scratch, ignore_errors=True)
+    submission.end(make_result(submission.name, submission.handle, main, undisturbed))
+
+
+def _run_once(submission: Submission, run: str, job: Any, secret: Path, cancellation: Cancellation) -> Report:
+    """One run of all nodes: `main`, or `undisturbed` without the faults."""
+    run_dir = submission.run_dir(run)
+    shared = {
+        "HPX_RDZV_ENDPOINT": f"127.0.0.1:{job['rendezvous']['port'] or _free_port()}",
+        "HPX_SECRET_FILE": str(secret),
+        "HPX_RUN_DIR": str(run_dir),
+    }
+    if run == "undisturbed":
+        shared["HPX_CHAOS"] = "off"
+    nodes = [
+        Node(
+            command=("sh", str(submission.script)),
+            env=os.environ | shared | {"HPX_NODE_RANK": str(rank)},
+            log=run_dir / "logs" / f"node{rank}.log",
+        )
+        for rank in range(job["nodes"])
+    ]
+    exit_codes = run_nodes(nodes, cancellation)
+    kill_descendants(os.getpid())
+    failed = next((node for node, code in zip(nodes, exit_codes, strict=True) if code != 0), nodes[0])
+    return settle(_read_report(run_dir), exit_codes, cancellation.requested, _tail(failed.log))
+
+
+def _make_scratch() -> Path:
+    made = tempfile.mkdtemp(prefix="hpx-")  # private to this user, 0700
+    if len(made) <= _LONGEST_SCRATCH:
+        return Path(made)
+    Path(made).rmdir()
+    return Path(tempfile.mkdtemp(prefix="hpx-", dir="/tmp"))
+
+
+def _write_secret(scratch: Path) -> Path:
+    file = scratch / "secret"
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as opened:
+        opened.write(secrets.token_hex(32))
+    return file
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+def _read_report(run_dir: Path) -> Report | None:
+    try:
+        report: Report = json.loads((run_dir / "report.json").read_text())
+    except (FileNotFoundError, json.JSONDecodeError):  # none, or cut off: the exit codes speak then
+        return None
+    return report
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

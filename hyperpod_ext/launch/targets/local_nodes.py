@@ -1,0 +1,117 @@
+"""Starts one process a node and waits for all: the part of a scheduler that a laptop lacks.
+
+Standard library only, and single-threaded: that is what makes it safe to run code between fork and exec.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hyperpod_ext.processes import die_with_parent
+
+Action = Literal["wait", "terminate", "kill"]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What one node runs."""
+
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    log: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long the nodes are left alone."""
+
+    after_failure_s: float = 10.0
+    """For the others to end by themselves, once one has failed."""
+    after_asking_s: float = 5.0
+    """Between SIGTERM and SIGKILL."""
+
+
+class Cancellation:
+    """Remembers SIGTERM, and wakes whoever waits in a poll."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, self._request)
+
+    def _request(self, _signum: int, _frame: object) -> None:
+        self.requested = True
+
+    def fileno(self) -> int:
+        return self._reader
+
+    def drain(self) -> None:
+        """Forget the wake-up, not the request."""
+        os.read(self._reader, 4096)
+
+
+def next_action(
+    now: float, failed_at: float | None, asked_at: float | None, cancelled: bool, patience: Patience
+) -> tuple[Action, float | None]:
+    """What to do with nodes that still run, and in how many seconds to look again."""
+    if asked_at is not None:
+        left = asked_at + patience.after_asking_s - now
+        return ("wait", left) if left > 0 else ("kill", None)
+    if cancelled:
+        return "terminate", 0.0
+    if failed_at is not None:
+        left = failed_at + patience.after_failure_s - now
+        return ("wait", left) if left > 0 else ("terminate", 0.0)
+    return "wait", None
+
+
+def run_nodes(nodes: list[Node], cancellation: Cancellation, patience: Patience | None = None) -> list[int]:
+    """Run all nodes to their end; returns their exit codes, negative for a signal."""
+    patience = patience or Patience()
+    running = {os.pidfd_open(process.pid): process for process in [_start(node) for node in nodes]}
+    processes = list(running.values())
+    poll = select.poll()
+    for descriptor in (*running, cancellation.fileno()):
+        poll.register(descriptor, select.POLLIN)
+    failed_at: float | None = None
+    asked_at: float | None = None
+    while running:
+        now = time.monotonic()
+        action, wait_s = next_action(now, failed_at, asked_at, cancellation.requested, patience)
+        if action != "wait":
+            asked_at = asked_at or now
+            for process in running.values():
+                process.send_signal(signal.SIGTERM if action == "terminate" else signal.SIGKILL)
+        for descriptor, _events in poll.poll(None if wait_s is None else int(wait_s * 1000) + 1):
+            if descriptor == cancellation.fileno():
+                cancellation.drain()
+                continue
+            poll.unregister(descriptor)
+            os.close(descriptor)
+            if running.pop(descriptor).wait() != 0:
+                failed_at = failed_at or time.monotonic()
+    return [process.returncode for process in processes]
+
+
+def _start(node: Node) -> subprocess.Popen[bytes]:
+    node.log.parent.mkdir(parents=True, exist_ok=True)
+    parent = os.getpid()
+    with node.log.open("ab") as log:
+        return subprocess.Popen(
+            node.command,
+            env=node.env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            preexec_fn=lambda: die_with_parent(parent),
+        )

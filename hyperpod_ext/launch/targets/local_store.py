@@ -1,0 +1,189 @@
+"""Where local jobs are kept: a folder for each submission, a lock for each name.
+
+    $HPX_HOME/local/NAME/lock       held by the engine for as long as the job lives
+    $HPX_HOME/local/NAME/0001/      one submission
+        job.json  node.sh           what was submitted
+        status.json  result.json    written whole or not at all
+        engine.pid  engine.log
+        main/  undisturbed/         run folders: events.jsonl, report.json, logs/
+
+Standard library only: the engine starts by importing this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+_KEPT = 10
+_LOCK_PATIENCE_S = 0.3
+"""Whoever looks whether a lock is held takes it for a moment; a submission waits that out."""
+
+
+def home(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder of all local jobs: $HPX_HOME, or the user's state folder."""
+    if given := environ.get("HPX_HOME"):
+        return Path(given).resolve() / "local"
+    state = environ.get("XDG_STATE_HOME") or Path(environ.get("HOME") or Path.home()) / ".local" / "state"
+    return Path(state) / "hyperpod_ext" / "local"
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One submission's folder."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """Name of the job."""
+        return self.folder.parent.name
+
+    @property
+    def handle(self) -> str:
+        """The job's URL."""
+        return f"local://localhost/{self.name}"
+
+    @property
+    def job_file(self) -> Path:
+        return self.folder / "job.json"
+
+    @property
+    def script(self) -> Path:
+        return self.folder / "node.sh"
+
+    @property
+    def pid_file(self) -> Path:
+        return self.folder / "engine.pid"
+
+    @property
+    def status_file(self) -> Path:
+        return self.folder / "status.json"
+
+    @property
+    def engine_log(self) -> Path:
+        return self.folder / "engine.log"
+
+    @property
+    def result_file(self) -> Path:
+        return self.folder / "result.json"
+
+    def run_dir(self, run: str) -> Path:
+        """Folder of the `main` or the `undisturbed` run."""
+        return self.folder / run
+
+    def read_status(self) -> dict[str, Any]:
+        """What the engine said last."""
+        status: dict[str, Any] = json.loads(self.status_file.read_text())
+        return status
+
+    def write_status(self, **changes: object) -> None:
+        """Change some of the status."""
+        write_whole(self.status_file, json.dumps(self.read_status() | changes, indent=2) + "\n")
+
+    def end(self, result: Mapping[str, Any]) -> None:
+        """Write how it ended: the result first, so that whoever sees the status finds it."""
+        write_whole(self.result_file, json.dumps(result, indent=2) + "\n")
+        self.write_status(state=result["state"], error=result["error"], ended_at=now())
+
+    def has_ended(self) -> bool:
+        """Whether its end was written."""
+        return self.read_status()["state"] in ("succeeded", "failed", "cancelled")
+
+    def is_running(self) -> bool:
+        """Whether its engine lives."""
+        return _is_locked(self.folder.parent) and latest(self.name, self.folder.parent.parent) == self
+
+
+def now() -> str:
+    """The time, to the second, as status files carry it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Replace `file`: readers see all of the old text or all of the new."""
+    partial = file.with_name(f"{file.name}.{os.getpid()}")
+    partial.write_text(text)
+    partial.rename(file)
+
+
+def names(at: Path | None = None) -> list[str]:
+    """Names of all jobs that have a submission."""
+    folder = at or home()
+    return sorted(entry.name for entry in folder.iterdir() if latest(entry.name, folder)) if folder.is_dir() else []
+
+
+def latest(name: str, at: Path | None = None) -> Submission | None:
+    """The newest submission under `name`."""
+    found = _numbered((at or home()) / name)
+    return Submission(found[-1]) if found else None
+
+
+@contextlib.contextmanager
+def locked(name: str) -> Iterator[int | None]:
+    """The lock of `name` as a file descriptor, or None when it is held. A copy outlives this block."""
+    folder = home() / name
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        yield descriptor if _take(descriptor) else None
+    finally:
+        os.close(descriptor)
+
+
+def create(name: str) -> Submission:
+    """A new folder under `name`; the oldest beyond ten go. Call it with the lock held."""
+    folder = home() / name
+    before = _numbered(folder)
+    submission = Submission(folder / f"{int(before[-1].name) + 1 if before else 1:04d}")
+    draft = Submission(folder / "draft")
+    shutil.rmtree(draft.folder, ignore_errors=True)
+    draft.folder.mkdir()
+    write_whole(
+        draft.status_file, json.dumps({"name": name, "state": "starting", "submitted_at": now(), "error": None})
+    )
+    draft.folder.rename(submission.folder)  # whoever lists submissions sees it with its status
+    for old in before[: max(len(before) + 1 - _KEPT, 0)]:
+        shutil.rmtree(old)
+    return submission
+
+
+def _numbered(folder: Path) -> list[Path]:
+    entries = folder.iterdir() if folder.is_dir() else ()
+    return sorted((entry for entry in entries if entry.name.isdecimal()), key=lambda entry: int(entry.name))
+
+
+def _take(descriptor: int) -> bool:
+    deadline = time.monotonic() + _LOCK_PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        else:
+            return True
+
+
+def _is_locked(folder: Path) -> bool:
+    try:
+        descriptor = os.open(folder / "lock", os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

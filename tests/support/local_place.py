@@ -1,0 +1,36 @@
+"""Local jobs kept apart, and a count of what they leave behind."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class LocalPlace:
+    """A machine of one's own: where local jobs are kept, and what they leave behind."""
+
+    home: Path
+    scratch: Path
+
+    def processes(self) -> list[int]:
+        """Every living process that a job here has started."""
+        return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal() and self._ours(entry)]
+
+    def leftovers(self) -> list[str]:
+        """Processes and temporary folders that outlived their job; waits a moment for the kernel."""
+        for _attempt in range(50):
+            found = [f"process {pid}" for pid in self.processes()] + [entry.name for entry in self.scratch.iterdir()]
+            if not found:
+                break
+            time.sleep(0.02)
+        return found
+
+    def _ours(self, process: Path) -> bool:
+        try:
+            text = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+            state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            return False
+        return state != "Z" and f"{self.home}/local/".encode() in text
