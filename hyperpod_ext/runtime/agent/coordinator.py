@@ -1,0 +1,216 @@
+"""The job's membership over TCP, on the first node's agent. Decides nothing itself: `Membership` does.
+
+Keeps the event log, and writes the report when the job ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.config.runtime import RuntimeConfig
+from hyperpod_ext.errors import ConflictError
+from hyperpod_ext.runtime import wire
+from hyperpod_ext.runtime.checkpoint.choose import Offer
+from hyperpod_ext.runtime.goodput import make_report
+from hyperpod_ext.runtime.rendezvous import membership as m
+
+
+class Coordinator:
+    """One job's coordinator.
+
+    Args:
+        config: the job's runtime settings.
+        run_dir: where events.jsonl and report.json go.
+        secret: agents prove with it that they belong to the job.
+        master_port: free port for scripts that open process groups on their own.
+    """
+
+    def __init__(self, config: RuntimeConfig, run_dir: Path, secret: bytes, master_port: int) -> None:
+        self._config, self._secret, self._master_port = config, secret, master_port
+        self._run_dir = run_dir
+        nodes = {rank: rank // config.workers_per_node for rank in range(config.world_size)}
+        self._membership = m.Membership(nodes, config.restart.max_restarts)
+        self._agents: dict[int, asyncio.StreamWriter] = {}
+        self._addresses: dict[int, tuple[str, int]] = {}
+        self._exit_codes: dict[int, int] = {}
+        self._server: asyncio.Server | None = None
+        self._events: list[dict[str, Any]] = []
+        self._log_file = (run_dir / "events.jsonl").open("a", encoding="utf-8", buffering=1)
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Final state: succeeded, failed or cancelled."""
+        self._log("job_started", world_size=config.world_size, nodes=config.nodes)
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen for agents.
+
+        Raises:
+            ConflictError: the port is taken.
+        """
+        try:
+            self._server = await asyncio.start_server(self._serve, host, port)
+        except OSError as error:
+            raise ConflictError(
+                f"cannot listen on {host}:{port}: {error.strerror}",
+                hint="Set rendezvous.port to a free port, or to 0 where the target can choose one.",
+            ) from error
+
+    async def close(self) -> None:
+        """Let the agents have their last message, then stop listening."""
+        for writer in self._agents.values():
+            writer.close()
+            with contextlib.suppress(ConnectionError):  # that agent left first
+                await writer.wait_closed()
+        if self._server is not None:
+            self._server.close()
+        self._log_file.close()
+
+    def cancel(self) -> None:
+        """End the job because somebody asked for it."""
+        self._end("cancelled")
+
+    # --- one connection an agent ----------------------------------------------------------------
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        node: int | None = None
+        try:
+            await wire.accept_peer(reader, writer, self._secret)
+            while (message := await wire.read(reader)) is not None:
+                if message["type"] == "hello":
+                    node = int(message["node"])
+                    self._welcome(node, message, writer)
+                else:
+                    self._take(message)
+        except ConnectionError:
+            pass  # reported below, by what it means
+        finally:
+            writer.close()
+        if node is not None and not self.ended.done():
+            self._fail(m.Fail("JobFailedError", f"the agent of node {node} is gone"))
+
+    def _welcome(self, node: int, hello: wire.Message, writer: asyncio.StreamWriter) -> None:
+        self._agents[node] = writer
+        self._addresses[node] = (str(hello["address"][0]), int(hello["address"][1]))
+        self._log("node_joined", node=node, pid=hello["pid"])
+        if len(self._agents) == self._config.nodes:
+            self._to_agents({"type": "welcome", "master_port": self._master_port})
+
+    def _take(self, message: wire.Message) -> None:
+        """One message of an agent, most of them passed on from its workers."""
+        rank, generation = int(message.get("rank", -1)), int(message.get("generation", 0))
+        membership = self._membership
+        match message["type"]:
+            case "join":
+                self._log("joined", rank=rank, pid=message["pid"], live_step=message["live_step"])
+                held = [
+                    Offer("memory", h["step"], h["owner"], membership.nodes[rank], h["save_id"], h["replicated"])
+                    for h in message["held"]
+                ]
+                self._carry_out(membership.join(rank, message["live_step"], held))
+            case "restored":
+                attempt, error = int(message["attempt"]), str(message["error"])
+                if error:
+                    self._log("restore_failed", rank=rank, attempt=attempt, error=error)
+                self._carry_out(membership.restore_reported(rank, generation, attempt, error))
+            case "finished":
+                self._log("done", rank=rank, digest=message["digest"])
+                self._carry_out(membership.finished(rank, generation, message["digest"]))
+            case "failed" | "died":
+                self._fault(message, rank, generation)
+            case "event":
+                if message["event"] in ("step", "begun"):
+                    membership.step_committed(int(message["step"]))
+                fields = {key: value for key, value in message.items() if key not in ("type", "event", "t")}
+                self._log(message["event"], t=float(message["t"]), **fields)
+            case "workers_exited":
+                self._exit_codes |= {int(rank): int(code) for rank, code in message["codes"].items()}
+                if len(self._exit_codes) == self._config.world_size:
+                    self._all_exited()
+
+    def _fault(self, message: wire.Message, rank: int, generation: int) -> None:
+        died = message["type"] == "died"
+        # what a process was making when it died, nobody knows better than its own last report
+        step = int(message["step"])
+        fault = m.Fault(
+            rank,
+            str(message["cause"]),
+            step,
+            died,
+            final=bool(message["final"]),
+            code=str(message.get("code", "JobFailedError")),
+            hint=str(message.get("hint", "")),
+        )
+        node = self._membership.nodes[rank]
+        self._log("fault", t=float(message["t"]), rank=rank, node=node, step=step, cause=fault.cause, died=died)
+        self._carry_out(self._membership.fault(fault, generation))
+
+    # --- what follows from it -------------------------------------------------------------------
+
+    def _carry_out(self, commands: list[m.Command]) -> None:
+        for command in commands:
+            match command:
+                case m.Begin(generation, decision):
+                    self._log("generation", generation=generation, step=decision.step)
+                    addresses = [
+                        self._addresses[self._membership.nodes[rank]] for rank in range(self._config.world_size)
+                    ]
+                    self._to_workers("begin", decision=decision.to_json(), addresses=addresses)
+                case m.Restore(_, decision):
+                    self._to_workers("restore", decision=decision.to_json())
+                case m.Go(step):
+                    self._log("go", step=step)
+                    self._to_workers("go", step=step)
+                case m.Abort(_, fault):
+                    self._to_workers("abort", rank=fault.rank)
+                case m.Replace(rank):
+                    self._send(self._membership.nodes[rank], {"type": "replace", "rank": rank})
+                case m.Finish():
+                    self._to_workers("finish")
+                case m.Fail():
+                    self._fail(command)
+
+    def _all_exited(self) -> None:
+        bad = {rank: code for rank, code in self._exit_codes.items() if code != 0}
+        if bad:
+            rank, code = min(bad.items())
+            self._fail(m.Fail("JobFailedError", f"rank {rank} ended with exit code {code} after its training was done"))
+        else:
+            self._end("succeeded")
+
+    def _fail(self, failure: m.Fail) -> None:
+        self._end("failed", {"code": failure.code, "message": failure.message, "hint": failure.hint})
+
+    def _end(self, state: str, error: dict[str, str] | None = None) -> None:
+        if self.ended.done():
+            return
+        self._log("job_ended", state=state)
+        report = make_report(self._events, state=state, error=error, world_size=self._config.world_size)
+        write_report(self._run_dir, report)
+        self.ended.set_result(state)
+        self._to_agents({"type": "end", "state": state})
+
+    def _to_workers(self, kind: str, **fields: Any) -> None:
+        self._to_agents({"type": kind, "generation": self._membership.generation, **fields})
+
+    def _to_agents(self, message: wire.Message) -> None:
+        for node in self._agents:
+            self._send(node, message)
+
+    def _send(self, node: int, message: wire.Message) -> None:
+        self._agents[node].write(wire.encode(message))
+
+    def _log(self, event: str, *, t: float | None = None, **fields: Any) -> None:
+        entry = {"t": time.monotonic() if t is None else t, "event": event, **fields}
+        self._events.append(entry)
+        self._log_file.write(json.dumps(entry) + "\n")
+
+
+def write_report(run_dir: Path, report: dict[str, Any]) -> None:
+    """Write report.json so that readers see all of it or none of it."""
+    partial = run_dir / "report.json.partial"
+    partial.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    partial.rename(run_dir / "report.json")

@@ -1,0 +1,328 @@
+"""One node: its memory server, its zygote, its workers, and the line to the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.processes import become_subreaper, describe_exit, kill_descendants
+from hyperpod_ext.runtime import wire
+from hyperpod_ext.runtime.agent.chaos import KillOnce
+from hyperpod_ext.runtime.agent.children import Zygote, on_exit, start_memory_server
+from hyperpod_ext.runtime.agent.coordinator import Coordinator
+from hyperpod_ext.runtime.environment import ENV_AGENT_SOCKET, ENV_MEMORY_SOCKET, ENV_SECRET_FILE
+from hyperpod_ext.runtime.rendezvous.kv import KeyValueServer
+
+_LINE_LOST = "the coordinator is gone"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """What one agent was started with."""
+
+    config: RuntimeConfig
+    node: int
+    host: str
+    port: int
+    argv: list[str]
+    """Script and its arguments."""
+    run_dir: Path
+    socket_dir: Path
+    secret_file: Path
+    secret: bytes
+    chaos: bool = True
+    join_timeout_s: float = 600.0
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A worker process on this node."""
+
+    pid: int
+    log: Path
+    step: int = 0
+    """Step it is making, as far as it has told."""
+    finished: bool = False
+    writer: asyncio.StreamWriter | None = None
+    hung_up: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Node:
+    """Runs one node of a job until the job ends."""
+
+    def __init__(self, settings: NodeSettings) -> None:
+        self._settings = settings
+        self._config = settings.config
+        self._agent_socket = settings.socket_dir / f"node{settings.node}.agent"
+        self._memory_socket = settings.socket_dir / f"node{settings.node}.memory"
+        self._workers: dict[int, _Worker] = {}
+        self._generation = 1
+        self._finishing = False
+        self._exit_codes: dict[int, int] = {}
+        self._kill = KillOnce(self._config.chaos.faults if settings.chaos and self._config.chaos else ())
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._coordinator: Coordinator | None = None
+        self._kv = KeyValueServer(settings.secret)
+        self._master_port = 0
+
+    async def run(self) -> str:
+        """Returns the job's final state: succeeded, failed or cancelled.
+
+        Raises:
+            JobFailedError: this node could not go on; the job's report says the same.
+        """
+        become_subreaper()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._cancel)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._cancel)
+        try:
+            return await self._run()
+        finally:
+            # nothing of this node outlives its agent; its memory goes with the memory server
+            kill_descendants(os.getpid())
+            self._agent_socket.unlink(missing_ok=True)
+            self._memory_socket.unlink(missing_ok=True)
+
+    async def _run(self) -> str:
+        settings = self._settings
+        if settings.node == 0:
+            self._coordinator = Coordinator(self._config, settings.run_dir, settings.secret, _free_port(settings.host))
+            await self._coordinator.start(settings.host, settings.port)
+        environ = self._worker_environ()
+        zygote = await Zygote.start(self._config.restart.preload, environ)
+        on_exit(zygote.pid, lambda status: self._break(f"the process that forks workers {describe_exit(status)}"))
+        self._zygote = zygote
+        memory_pid = start_memory_server(self._memory_socket, environ)
+        on_exit(memory_pid, lambda status: self._break(f"the memory server ended: {describe_exit(status)}"))
+        server = await asyncio.start_unix_server(self._serve_worker, self._agent_socket)
+        reader, self._line = await self._connect()
+        address = str(self._line.get_extra_info("sockname")[0])
+        self._tell("hello", node=settings.node, pid=os.getpid(), address=[address, await self._kv.start(address)])
+        try:
+            return await self._obey(reader)
+        finally:
+            server.close()
+            self._kv.close()
+            if self._coordinator is not None:
+                await self._coordinator.close()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Reach the coordinator, which may start later than this node."""
+        host, port = self._settings.host, self._settings.port
+        deadline = time.monotonic() + self._settings.join_timeout_s
+        while True:
+            try:
+                reader, writer = await asyncio.open_connection(host, port)
+                break
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise JobFailedError(f"no coordinator at {host}:{port}: {error}") from error
+                await asyncio.sleep(0.1)
+        await wire.join_peer(reader, writer, self._settings.secret)
+        return reader, writer
+
+    # --- what the coordinator says --------------------------------------------------------------
+
+    async def _obey(self, reader: asyncio.StreamReader) -> str:
+        while (message := await self._next_order(reader)) is not None:
+            if message["type"] == "end":
+                return str(message["state"])
+            await self._follow(message)
+        raise JobFailedError(f"node {self._settings.node}: {_LINE_LOST}")
+
+    async def _next_order(self, reader: asyncio.StreamReader) -> wire.Message | None:
+        """Next message of the coordinator, None when it is gone; raises when this node cannot go on."""
+        reading = asyncio.ensure_future(wire.read(reader))
+        waited: set[asyncio.Future[Any]] = {reading, self._broken}
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if self._broken.done():
+            reading.cancel()
+            raise JobFailedError(f"node {self._settings.node}: {self._broken.result()}")
+        try:
+            return reading.result()
+        except ConnectionError:
+            return None
+
+    async def _follow(self, message: wire.Message) -> None:
+        match message["type"]:
+            case "welcome":
+                self._master_port = int(message["master_port"])
+                self._spawn(self._start_workers())
+            case "replace":
+                self._spawn(self._start_worker(int(message["rank"])))
+            case "abort":
+                self._generation = int(message["generation"])
+                self._to_workers(message)  # first of all: survivors are waiting in their collectives
+                await self._kv.enter(self._generation)
+                await self._ask_memory({"op": "fence", "generation": self._generation})
+            case "finish":
+                self._finishing = True
+                self._to_workers(message)
+            case _:
+                self._to_workers(message)
+
+    def _to_workers(self, message: wire.Message) -> None:
+        frame = wire.encode(message)
+        for worker in self._workers.values():
+            if worker.writer is not None:
+                worker.writer.write(frame)
+
+    # --- workers --------------------------------------------------------------------------------
+
+    async def _start_workers(self) -> None:
+        seconds = await self._zygote.ready()
+        self._event("imported", seconds=seconds)
+        first = self._settings.node * self._config.workers_per_node
+        for rank in range(first, first + self._config.workers_per_node):
+            await self._start_worker(rank)
+
+    async def _start_worker(self, rank: int) -> None:
+        log = self._settings.run_dir / "logs" / f"rank{rank}.log"
+        local_rank = rank - self._settings.node * self._config.workers_per_node
+        env = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(local_rank),
+            "WORLD_SIZE": str(self._config.world_size),
+            "LOCAL_WORLD_SIZE": str(self._config.workers_per_node),
+            "GROUP_RANK": str(self._settings.node),
+            "GROUP_WORLD_SIZE": str(self._config.nodes),
+            "MASTER_ADDR": self._settings.host,
+            "MASTER_PORT": str(self._master_port),
+        }
+        pid = await self._zygote.fork(argv=self._settings.argv, env=env, cwd=Path.cwd(), log=log)
+        worker = _Worker(pid, log)
+        self._workers[rank] = worker
+        self._event("worker_started", rank=rank, pid=pid)
+        on_exit(pid, lambda status: self._spawn(self._worker_ended(rank, worker, status)))
+
+    async def _worker_ended(self, rank: int, worker: _Worker, status: int) -> None:
+        seen = time.monotonic()
+        if worker.writer is not None:
+            await worker.hung_up.wait()  # what it said before it died comes before the news of its death
+        if self._workers.get(rank) is worker:
+            del self._workers[rank]
+        code = os.waitstatus_to_exitcode(status)
+        never_joined = worker.writer is None
+        if self._finishing or (code == 0 and never_joined):
+            self._exit_codes[rank] = code
+            if len(self._exit_codes) == self._config.workers_per_node:
+                self._tell("workers_exited", codes=self._exit_codes)
+            return
+        cause = describe_exit(status)
+        if code > 0 and (words := _last_words(worker.log)):
+            cause = f"{words} ({cause})"
+        hint = f"The whole story is in {worker.log}." if code >= 0 else ""
+        # a script that exits by itself would do so again; one that was killed may not
+        self._tell("died", rank=rank, cause=cause, step=worker.step, final=code >= 0, hint=hint, t=seen)
+
+    async def _serve_worker(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        wire.check_same_user(writer.get_extra_info("socket"))
+        worker: _Worker | None = None
+        rank = -1
+        try:
+            while (message := await wire.read(reader)) is not None:
+                if message["type"] == "hello":
+                    rank = int(message["rank"])
+                    worker = self._workers[rank]
+                    worker.writer = writer
+                elif worker is not None:
+                    await self._pass_on(rank, worker, message)
+        except ConnectionError:
+            pass  # its exit is noticed and reported by its pidfd
+        finally:
+            writer.close()
+            if worker is not None:
+                worker.hung_up.set()
+
+    async def _pass_on(self, rank: int, worker: _Worker, message: wire.Message) -> None:
+        if message["type"] == "join":
+            snapshots = await self._ask_memory({"op": "held"})
+            message |= {"pid": worker.pid, "held": snapshots["snapshots"]}
+        elif message["type"] == "event" and message["event"] in ("begun", "step"):
+            worker.step = int(message["step"]) + 1
+            if self._kill.due(rank, worker.step):
+                os.kill(worker.pid, signal.SIGKILL)
+                self._event("killed", rank=rank, step=worker.step)
+        elif message["type"] == "failed":
+            message["t"] = time.monotonic()
+        # a worker that has joined no generation yet speaks for the one its agent is in
+        message["generation"] = message.get("generation") or self._generation
+        self._tell(message.pop("type"), **{**message, "rank": rank})
+
+    async def _ask_memory(self, request: wire.Message) -> wire.Message:
+        reader, writer = await self._open_memory()
+        try:
+            writer.write(wire.encode(request))
+            answer = await wire.read(reader)
+        finally:
+            writer.close()
+        if answer is None or "error" in answer:
+            raise JobFailedError(f"the memory server did not answer: {answer}")
+        return answer
+
+    async def _open_memory(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_unix_connection(self._memory_socket)
+
+    # --- odds and ends --------------------------------------------------------------------------
+
+    def _worker_environ(self) -> dict[str, str]:
+        """Environment of the zygote, and so of every worker; libraries read some of it on import."""
+        environ = {
+            **os.environ,
+            ENV_RUNTIME: self._config.model_dump_json(),
+            ENV_SECRET_FILE: str(self._settings.secret_file),
+            ENV_AGENT_SOCKET: str(self._agent_socket),
+            ENV_MEMORY_SOCKET: str(self._memory_socket),
+        }
+        environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: many workers share the cores
+        if self._settings.host in ("127.0.0.1", "localhost"):
+            environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        return environ
+
+    def _event(self, event: str, **fields: Any) -> None:
+        self._tell("event", event=event, t=time.monotonic(), node=self._settings.node, **fields)
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        self._line.write(wire.encode({"generation": self._generation, **fields, "type": kind}))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` beside everything else; its failure is the node's."""
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._break(str(error))
+
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(done)
+
+    def _break(self, why: str) -> None:
+        if not self._broken.done():
+            self._broken.set_result(why)
+
+    def _cancel(self) -> None:
+        if self._coordinator is not None:
+            self._coordinator.cancel()
+        else:
+            self._break("cancelled")
+
+
+def _free_port(host: str) -> int:
+    with socket.create_server((host, 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _last_words(log: Path) -> str:
+    """Last line that a worker wrote, which for an exception is its type and message."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

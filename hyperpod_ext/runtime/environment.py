@@ -1,0 +1,65 @@
+"""What a process inside the container is told about its job, and by which variable."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
+from hyperpod_ext.errors import HyperpodExtError
+
+ENV_SECRET_FILE = "HPX_SECRET_FILE"
+ENV_RUN_DIR = "HPX_RUN_DIR"
+ENV_AGENT_SOCKET = "HPX_AGENT_SOCKET"
+ENV_MEMORY_SOCKET = "HPX_MEMORY_SOCKET"
+ENV_CHAOS = "HPX_CHAOS"
+ENV_SOCKET_DIR = "HPX_SOCKET_DIR"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnvironment:
+    """What the agent tells a worker it starts."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    node: int
+    agent_socket: str
+    memory_socket: str
+    secret: bytes
+    config: RuntimeConfig
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str] = os.environ) -> WorkerEnvironment | None:
+        """Read the variables, or None in a process that our agent did not start."""
+        if ENV_AGENT_SOCKET not in environ:
+            return None
+        return cls(
+            rank=int(environ["RANK"]),
+            world_size=int(environ["WORLD_SIZE"]),
+            local_rank=int(environ["LOCAL_RANK"]),
+            node=int(environ["GROUP_RANK"]),
+            agent_socket=environ[ENV_AGENT_SOCKET],
+            memory_socket=environ[ENV_MEMORY_SOCKET],
+            secret=read_secret(Path(environ[ENV_SECRET_FILE])),
+            config=RuntimeConfig.model_validate_json(environ[ENV_RUNTIME]),
+        )
+
+
+def read_secret(path: Path) -> bytes:
+    """The job's secret. The file must be closed to other users: it admits to the job's memory."""
+    try:
+        mode = path.stat().st_mode
+        secret = path.read_bytes().strip()
+    except OSError as error:
+        raise HyperpodExtError(f"cannot read the job's secret: {error}") from error
+    if stat.S_IMODE(mode) & 0o077:
+        raise HyperpodExtError(
+            f"{path} is readable by other users (mode {stat.S_IMODE(mode):o})", hint=f"chmod 600 {path}"
+        )
+    if len(secret) < 16:
+        raise HyperpodExtError(f"the secret in {path} is too short; it needs at least 16 bytes")
+    return secret

@@ -1,0 +1,36 @@
+"""How much memory this node may still take: the machine's, or the container's where that is less."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_KEEP_FREE = 0.05  # of what is available: shared memory that fills a node ends in the OOM killer
+
+
+def usable_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that can be reserved now without pushing the node into its last 5 %."""
+    return int((1 - _KEEP_FREE) * min(_machine_available(proc), _cgroup_available(proc, cgroup)))
+
+
+def _machine_available(proc: Path) -> int:
+    for line in (proc / "meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"{proc / 'meminfo'} has no MemAvailable line")
+
+
+def _cgroup_available(proc: Path, cgroup: Path) -> float:
+    """What the tightest cgroup v2 limit above this process leaves; infinite without one."""
+    available = float("inf")
+    for line in (proc / "self/cgroup").read_text().splitlines():
+        if not line.startswith("0::"):
+            continue
+        folder = cgroup / line.removeprefix("0::").lstrip("/")
+        while True:
+            limit, used = folder / "memory.max", folder / "memory.current"
+            if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
+                available = min(available, int(text) - int(used.read_text()))
+            if folder == cgroup:
+                break
+            folder = folder.parent
+    return available

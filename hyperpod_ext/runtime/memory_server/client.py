@@ -1,0 +1,119 @@
+"""A worker's connection to its node's memory server."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+from dataclasses import dataclass
+
+from hyperpod_ext import errors
+from hyperpod_ext.runtime import wire
+from hyperpod_ext.runtime.checkpoint.manifest import Manifest, check_bytes, check_manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """This rank's slots, writable."""
+
+    memory: mmap.mmap
+    slot_bytes: int
+    slots: int
+
+
+class MemoryClient:
+    """Blocking calls, one at a time. A seal is not waited for until the next call.
+
+    Raises the server's errors as their own types: MemoryTierFullError, StaleGenerationError, ...
+    """
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(path)
+        self._pending = 0
+
+    def map(self, owner: int, slot_bytes: int) -> Mapping:
+        """Shared memory with two slots of at least `slot_bytes` each."""
+        answer, fds = self._call({"op": "map", "owner": owner, "slot_bytes": slot_bytes})
+        try:
+            memory = mmap.mmap(fds[0], answer["slot_bytes"] * answer["slots"])
+        finally:
+            _close(fds)
+        return Mapping(memory, answer["slot_bytes"], answer["slots"])
+
+    def begin(self, owner: int, step: int, save_id: str, generation: int) -> int:
+        """Index of the slot to write; waits for a seal in flight first."""
+        answer, _ = self._call(
+            {"op": "begin", "owner": owner, "step": step, "save_id": save_id, "generation": generation}
+        )
+        return int(answer["slot"])
+
+    def seal(self, owner: int, slot: int, record: dict[str, object]) -> None:
+        """Ask for the seal and return at once; its checksum is computed beside the next step."""
+        wire.send(self._socket, {"op": "seal", "owner": owner, "slot": slot, "record": record})
+        self._pending += 1
+
+    def flush(self) -> None:
+        """Wait until every seal asked for is done."""
+        while self._pending:
+            self._pending -= 1
+            self._answer()
+
+    def busy(self) -> bool:
+        """Whether a seal is still in flight."""
+        if not self._pending:
+            return False
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+
+    def read(self, owner: int, save_id: str, *, secret: bytes, job: str) -> tuple[Manifest, memoryview]:
+        """Manifest and bytes of a sealed snapshot, both verified before they are returned.
+
+        Raises:
+            NotFoundError: it is not held on this node.
+            CorruptSnapshotError: the manifest is not this job's, or the bytes are not the manifest's.
+        """
+        answer, fds = self._call({"op": "open", "owner": owner, "save_id": save_id})
+        manifest, offset = answer["manifest"], int(answer["offset"])
+        try:
+            check_manifest(manifest, secret, job=job)
+            memory = mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)
+        finally:
+            _close(fds)
+        data = memoryview(memory)[offset : offset + int(manifest["nbytes"])]
+        check_bytes(manifest, data)
+        return manifest, data
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _call(self, request: wire.Message) -> tuple[wire.Message, list[int]]:
+        self.flush()
+        wire.send(self._socket, request)
+        return self._answer()
+
+    def _answer(self) -> tuple[wire.Message, list[int]]:
+        answer, fds = wire.receive_fds(self._socket, max_fds=1)
+        if answer is None:
+            raise errors.JobFailedError("the memory server of this node is gone")
+        if "error" in answer:
+            _close(fds)
+            raise error_of(answer["error"])
+        return answer, fds
+
+
+def error_of(described: wire.Message) -> errors.HyperpodExtError:
+    """The error that `HyperpodExtError.to_json` described on the other side."""
+    kind = getattr(errors, str(described.get("code")), errors.HyperpodExtError)
+    if not (isinstance(kind, type) and issubclass(kind, errors.HyperpodExtError)) or issubclass(
+        kind, errors.ConfigError
+    ):
+        kind = errors.HyperpodExtError
+    return kind(str(described.get("message")), hint=str(described.get("hint") or ""))
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)

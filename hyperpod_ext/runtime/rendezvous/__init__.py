@@ -1,0 +1,1 @@
+"""How processes of one job find each other, agree on who is in, and open and close their process groups."""

@@ -1,0 +1,104 @@
+"""What a `Run` needs from outside its process: state from elsewhere, and someone to report to.
+
+`SoloLink` serves a script started as plain `python`, with nobody else; `JobLink` one that an agent started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from hyperpod_ext.errors import HyperpodExtError
+from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer, Snapshot
+from hyperpod_ext.runtime.checkpoint.choose import Decision
+from hyperpod_ext.runtime.checkpoint.transfer import receive_state, send_state
+from hyperpod_ext.runtime.rendezvous.store import PartitionedStore
+from hyperpod_ext.runtime.restart.session import Session
+from hyperpod_ext.runtime.restart.state import TrainingState
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What the state was brought to."""
+
+    step: int
+    extras: dict[str, Any] = field(default_factory=dict)
+
+
+class Link(Protocol):
+    """Restores state and takes reports."""
+
+    def restore(self, state: TrainingState, extras: Callable[[], dict[str, Any]]) -> Restored: ...
+
+    def event(self, event: str, **fields: Any) -> None: ...
+
+
+class SoloLink:
+    """One process, no agent: starts fresh, reports to nobody."""
+
+    def restore(self, state: TrainingState, extras: Callable[[], dict[str, Any]]) -> Restored:
+        return Restored(0)
+
+    def event(self, event: str, **fields: Any) -> None:
+        return
+
+
+class JobLink:
+    """Restores what the coordinator decided, generation after generation."""
+
+    def __init__(self, session: Session, rank: int, checkpointer: Checkpointer) -> None:
+        self._session, self._rank, self._checkpointer = session, rank, checkpointer
+        self._decision: Decision | None = None
+        self._store: PartitionedStore | None = None
+
+    def enter(self, decision: Decision, store: PartitionedStore) -> None:
+        """A generation begins."""
+        self._decision, self._store = decision, store
+
+    def event(self, event: str, **fields: Any) -> None:
+        self._session.event(event, **fields)
+
+    def restore(self, state: TrainingState, extras: Callable[[], dict[str, Any]]) -> Restored:
+        assert self._decision is not None, "restore() outside of a generation"
+        decision, attempt = self._decision, 1
+        while True:
+            restored, error = self._try(state, extras, decision, attempt)
+            step, following = self._session.restored(attempt, error)
+            if step is not None:
+                assert restored is not None
+                self.event("restored", rank=self._rank, step=step, source=decision.sources[self._rank].kind)
+                return restored
+            assert following is not None
+            decision, attempt = following, attempt + 1
+
+    def _try(
+        self, state: TrainingState, extras: Callable[[], dict[str, Any]], decision: Decision, attempt: int
+    ) -> tuple[Restored | None, str]:
+        """Do this rank's part of `decision`; what went wrong comes back as text, for the vote."""
+        try:
+            return self._carry_out(state, extras, decision, attempt), ""
+        except HyperpodExtError as error:
+            return None, str(error)
+
+    def _carry_out(
+        self, state: TrainingState, extras: Callable[[], dict[str, Any]], decision: Decision, attempt: int
+    ) -> Restored:
+        assert self._store is not None
+        mine = decision.sources[self._rank]
+        key = f"state-{attempt}/{mine.rank}"
+        receivers = [
+            rank for rank, source in decision.sources.items() if source.kind == "live" and source.rank == self._rank
+        ]
+        if mine.kind == "live":
+            return self._load(state, receive_state(self._store, key, mine.rank))
+        if mine.kind == "memory":
+            return self._load(state, self._checkpointer.load(mine.rank, mine.save_id))
+        if receivers:
+            send_state(self._store, key, receivers, decision.step, *state.take(), extras())
+        return Restored(decision.step, extras() if mine.kind == "self" else {})
+
+    @staticmethod
+    def _load(state: TrainingState, snapshot: Snapshot) -> Restored:
+        state.load(snapshot.skeleton, snapshot.tensors)
+        return Restored(snapshot.step, snapshot.extras)

@@ -1,0 +1,173 @@
+"""`Run`: what a training function is given. It stays the same object through every fault of its process."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from hyperpod_ext.config.runtime import RuntimeConfig
+from hyperpod_ext.errors import HyperpodExtError, JobFailedError
+from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
+from hyperpod_ext.runtime.restart import buckets
+from hyperpod_ext.runtime.restart.link import Link
+from hyperpod_ext.runtime.restart.randomness import seed_of, seed_step
+from hyperpod_ext.runtime.restart.state import Stateful, TrainingState
+
+Kept = TypeVar("Kept")
+
+
+class Run:
+    """One rank's view of the job.
+
+    A training function calls, in this order: `keep` to build what survives faults, `restore` to bring
+    it to the newest step that every rank can have, `data_parallel` to wrap the model, and `steps` to
+    loop. After a fault it is called again, with the same `Run`.
+    """
+
+    def __init__(
+        self, config: RuntimeConfig, rank: int, local_rank: int, link: Link, checkpointer: Checkpointer | None
+    ) -> None:
+        self.config = config
+        self.rank = rank
+        self.local_rank = local_rank
+        self.world_size = config.world_size
+        self.generation = 0
+        """Rises at each fault; 1 in an undisturbed run."""
+        self.step = 0
+        """Newest step that is committed on this rank."""
+        self._link = link
+        self._checkpointer = checkpointer
+        self._kept: list[Any] = []
+        self._cursor = 0
+        self._state: TrainingState | None = None
+        self._restored = False
+        self._wrapped: list[DistributedDataParallel] = []
+        self._layouts: dict[int, buckets.Buckets] = {}
+        self._metrics: dict[str, float] = {}
+        self._in_step = False
+
+    @property
+    def batch_size(self) -> int:
+        """This rank's share of the job's global_batch_size, in samples."""
+        if self.config.global_batch_size is None:
+            raise JobFailedError("batch_size: the job has no global_batch_size", hint="Set it in the job's spec.")
+        return self.config.global_batch_size // self.world_size
+
+    def keep(self, build: Callable[[], Kept]) -> Kept:
+        """What `build` returns, built once in this process and kept through faults.
+
+        Random numbers drawn in it follow from the job's seed alone, so every rank builds the same.
+        """
+        if self._cursor == len(self._kept):
+            torch.manual_seed(seed_of(self.config.seed, 0, -1))
+            self._kept.append(build())
+        self._cursor += 1
+        return self._kept[self._cursor - 1]  # type: ignore[no-any-return]  # the list holds what build returned
+
+    def restore(self, **objects: Stateful) -> int:
+        """Name the objects that make up the state, and bring them to the step the job goes on from.
+
+        Collective: every rank takes part, with the same names. Returns the step; 0 at the very start.
+
+        Raises:
+            JobFailedError: an object cannot be saved, or was built differently on this rank.
+        """
+        state = TrainingState(objects)
+        restored = self._link.restore(state, self._extras)
+        self._state, self.step, self._restored = state, restored.step, True
+        self._layouts = {int(index): layout for index, layout in restored.extras.get("ddp_buckets", {}).items()}
+        return self.step
+
+    def data_parallel(self, module: torch.nn.Module, **options: Any) -> DistributedDataParallel:
+        """`DistributedDataParallel(module, **options)` that adds gradients in the same order after a fault as before.
+
+        Ranks agree on the values already, so the first broadcast is left out except at the very start.
+        """
+        options.setdefault("init_sync", self.step == 0)
+        wrapped = buckets.wrap(module, self._layouts.get(len(self._wrapped)), **options)
+        self._wrapped.append(wrapped)
+        return wrapped
+
+    def steps(self, total: int) -> Iterator[int]:
+        """Yield the steps that are still to be made, counted from 1 to `total`.
+
+        A step is committed when the loop body for it has ended. Before each, the global random generators
+        are set from (seed, step, rank).
+        """
+        if not self._restored:
+            raise JobFailedError(
+                "steps() was called before restore()",
+                hint="Call run.restore(model=model, optimizer=optimizer) first, so that a fault costs no step.",
+            )
+        self._commit(self.step)
+        self._link.event("begun", rank=self.rank, step=self.step, of=total)
+        for step in range(self.step + 1, total + 1):
+            began = time.monotonic()
+            self._metrics, self._in_step = {}, True
+            seed_step(self.config.seed, step, self.rank)
+            yield step
+            self._in_step = False
+            self._commit(step)
+            self._link.event("step", rank=self.rank, step=step, of=total, began=began, **self._metrics)
+
+    def log(self, **metrics: float | torch.Tensor) -> None:
+        """Record numbers: of the step being made, or, after the loop, of the whole run."""
+        values = {name: _number(name, value) for name, value in metrics.items()}
+        if self._in_step:
+            self._metrics |= values
+        else:
+            self._link.event("metric", rank=self.rank, **values)
+
+    # --- called by the loop ---------------------------------------------------------------------
+
+    def enter(self, generation: int, *, fresh: bool) -> None:
+        """A generation begins. `fresh`: no state anywhere, so what was kept may be half-changed; build it anew."""
+        self.generation = generation
+        self._cursor, self._restored, self._in_step = 0, False, False
+        if fresh:
+            self._kept, self._state, self.step = [], None, 0
+
+    def leave(self) -> None:
+        """A generation is over: let go of everything that holds its process group."""
+        self._wrapped = []
+
+    def whole_step(self) -> int | None:
+        """Step of the live state, if it is whole: what this rank can offer to others."""
+        return self._state.whole_step() if self._state is not None else None
+
+    def digest(self) -> str:
+        """SHA-256 of the registered state; empty when nothing was registered."""
+        return self._state.digest() if self._state is not None else ""
+
+    def _commit(self, step: int) -> None:
+        """Declare `step` whole on this rank, and snapshot it when one is due."""
+        if self._state is None:
+            return
+        if step > 0:
+            for index, wrapped in enumerate(self._wrapped):
+                if index not in self._layouts and (layout := buckets.layout_of(wrapped)) is not None:
+                    self._layouts[index] = layout
+        skeleton, tensors = self._state.take()
+        self._state.commit(step, skeleton, tensors)
+        self.step = step
+        tier = self.config.checkpoint.memory()
+        if self._checkpointer is not None and tier is not None and step % tier.every_steps == 0:
+            skip = self.config.checkpoint.when_busy == "skip"
+            self._checkpointer.save(step, self.generation, skeleton, tensors, self._extras(), skip_when_busy=skip)
+
+    def _extras(self) -> dict[str, Any]:
+        return {"ddp_buckets": {str(index): layout for index, layout in self._layouts.items()}}
+
+
+def _number(name: str, value: float | torch.Tensor) -> float:
+    number = float(value)
+    try:
+        json.dumps(number, allow_nan=False)
+    except ValueError as error:
+        raise HyperpodExtError(f"log({name}=...): {number} is not a finite number") from error
+    return number

@@ -1,0 +1,126 @@
+"""A worker's line to its node's agent: what it reports, and what it is told.
+
+A thread listens, so that an abort reaches a rank whose main thread hangs in a collective.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from hyperpod_ext.runtime import wire
+from hyperpod_ext.runtime.checkpoint.choose import Decision
+from hyperpod_ext.runtime.environment import WorkerEnvironment
+from hyperpod_ext.runtime.rendezvous.groups import ProcessGroups
+
+
+class AbortedError(Exception):
+    """The generation is over: a rank failed, maybe another one. Training functions never see this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One generation, as a member sees it."""
+
+    number: int
+    decision: Decision
+    addresses: tuple[tuple[str, int], ...]
+    """Key-value server of each rank's node."""
+
+
+class Session:
+    """Open line to the agent. Messages go out from any thread; answers are waited for in the main one."""
+
+    def __init__(self, environment: WorkerEnvironment, groups: ProcessGroups) -> None:
+        self._groups = groups
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(environment.agent_socket)
+        self._inbox: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
+        self._sending = threading.Lock()
+        self._newest = 1
+        self.generation = 0
+        self._send({"type": "hello", "rank": environment.rank, "pid": os.getpid()})
+        threading.Thread(target=self._listen, name="hpx-session", daemon=True).start()
+
+    def join(self, live_step: int | None) -> Generation:
+        """Wait for the next generation to begin; `live_step` is the step of whole live state, if any."""
+        self._send({"type": "join", "live_step": live_step})
+        while True:
+            message = self._inbox.get()
+            if message["type"] == "begin":
+                self.generation = int(message["generation"])
+                addresses = tuple((str(host), int(port)) for host, port in message["addresses"])
+                return Generation(self.generation, Decision.from_json(message["decision"]), addresses)
+
+    def restored(self, attempt: int, error: str) -> tuple[int | None, Decision | None]:
+        """Report a restore; returns `(step, None)` to go on from, or `(None, decision)` to try next."""
+        self._send({"type": "restored", "attempt": attempt, "error": error})
+        message = self._next("go", "restore")
+        if message["type"] == "go":
+            return int(message["step"]), None
+        return None, Decision.from_json(message["decision"])
+
+    def finished(self, digest: str) -> None:
+        """Report the end of training and wait until every rank has come this far."""
+        self._send({"type": "finished", "digest": digest})
+        self._next("finish")
+
+    def event(self, event: str, **fields: Any) -> None:
+        """Tell the job's event log."""
+        self._send({"type": "event", "event": event, "t": time.monotonic(), **fields})
+
+    def failed(self, cause: str, step: int, *, final: bool, code: str, hint: str) -> None:
+        """Report that the training function raised."""
+        self._send({"type": "failed", "cause": cause, "step": step, "final": final, "code": code, "hint": hint})
+
+    @property
+    def aborted(self) -> bool:
+        """Whether the generation this rank is in is over."""
+        return self._newest > max(self.generation, 1)
+
+    def wait_aborted(self, timeout_s: float | None) -> bool:
+        """Wait until the generation is over (None: for ever); False when it still is not after `timeout_s`."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self.aborted:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            with contextlib.suppress(queue.Empty):
+                self._inbox.get(timeout=left)
+        return True
+
+    def _next(self, *types: str) -> wire.Message:
+        """Next message of one of `types`.
+
+        Raises:
+            AbortedError: the generation ended first.
+        """
+        while not self.aborted:
+            message = self._inbox.get()
+            if message["type"] in types and message["generation"] == self.generation:
+                return message
+        raise AbortedError(f"generation {self.generation} is over")
+
+    def _listen(self) -> None:
+        while (message := self._receive()) is not None:
+            if message["type"] == "abort":
+                self._newest = int(message["generation"])
+                self._groups.cut()
+            self._inbox.put(message)
+        os._exit(1)  # the agent is gone; a worker without one has no job
+
+    def _receive(self) -> wire.Message | None:
+        try:
+            return wire.receive(self._socket)
+        except ConnectionError:
+            return None
+
+    def _send(self, message: wire.Message) -> None:
+        with self._sending:
+            wire.send(self._socket, {"generation": self.generation, **message})

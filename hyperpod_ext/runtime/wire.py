@@ -1,0 +1,159 @@
+"""Messages between our processes: a 4-byte big-endian length, then JSON. Never pickle.
+
+Unix sockets are trusted by the peer's user id, which the kernel vouches for; TCP peers prove with the
+job's secret that they belong to the job, both ways, before any other message is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import socket
+import struct
+from typing import Any
+
+MAX_FRAME_BYTES = 64 << 20
+_LENGTH = struct.Struct(">I")
+
+Message = dict[str, Any]
+
+
+class WireError(ConnectionError):
+    """The peer sent something that is not of this protocol, or is not who it should be."""
+
+
+def encode(message: Message) -> bytes:
+    """One frame."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    if len(body) > MAX_FRAME_BYTES:
+        raise WireError(f"a message of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
+    return _LENGTH.pack(len(body)) + body
+
+
+def decode(body: bytes) -> Message:
+    """The object in a frame's body."""
+    try:
+        message = json.loads(body)
+    except ValueError as error:
+        raise WireError(f"a frame is not JSON: {error}") from error
+    if not isinstance(message, dict):
+        raise WireError("a frame is not a JSON object")
+    return message
+
+
+def body_length(header: bytes) -> int:
+    """Length of the body that follows `header`; refuses sizes no honest peer sends."""
+    length = int(_LENGTH.unpack(header)[0])
+    if length > MAX_FRAME_BYTES:
+        raise WireError(f"a frame announces {length} bytes; the limit is {MAX_FRAME_BYTES}")
+    return length
+
+
+def send(sock: socket.socket, message: Message, fds: list[int] | None = None) -> None:
+    """Send one frame, with file descriptors beside it where the socket is a Unix one."""
+    frame = encode(message)
+    sent = socket.send_fds(sock, [frame], fds) if fds else 0
+    sock.sendall(frame[sent:])
+
+
+def receive(sock: socket.socket) -> Message | None:
+    """Next frame, or None when the peer closed between frames."""
+    message, _ = receive_fds(sock, 0)
+    return message
+
+
+def receive_fds(sock: socket.socket, max_fds: int) -> tuple[Message | None, list[int]]:
+    """Next frame and the file descriptors that came with it."""
+    header, fds = b"", []
+    while len(header) < _LENGTH.size:
+        if max_fds:
+            data, new_fds, _flags, _address = socket.recv_fds(sock, _LENGTH.size - len(header), max_fds)
+            fds += new_fds
+        else:
+            data = sock.recv(_LENGTH.size - len(header))
+        if not data:
+            if header:
+                raise WireError("the peer closed in the middle of a frame")
+            return None, fds
+        header += data
+    return decode(_receive_exactly(sock, body_length(header))), fds
+
+
+def _receive_exactly(sock: socket.socket, length: int) -> bytes:
+    body = bytearray(length)
+    view, filled = memoryview(body), 0
+    while filled < length:
+        count = sock.recv_into(view[filled:])
+        if count == 0:
+            raise WireError("the peer closed in the middle of a frame")
+        filled += count
+    return bytes(body)
+
+
+async def read(reader: asyncio.StreamReader) -> Message | None:
+    """Next frame from an asyncio stream, or None when the peer closed between frames."""
+    try:
+        header = await reader.readexactly(_LENGTH.size)
+    except asyncio.IncompleteReadError as error:
+        if error.partial:
+            raise WireError("the peer closed in the middle of a frame") from error
+        return None
+    try:
+        return decode(await reader.readexactly(body_length(header)))
+    except asyncio.IncompleteReadError as error:
+        raise WireError("the peer closed in the middle of a frame") from error
+
+
+# --- who is there -------------------------------------------------------------------------------
+
+
+def check_same_user(sock: socket.socket) -> None:
+    """Refuse a Unix-socket peer of another user."""
+    _pid, uid, _gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if uid != os.getuid():
+        raise WireError(f"a process of user {uid} connected; this socket is for user {os.getuid()}")
+
+
+def _proof(secret: bytes, role: str, first: str, second: str) -> str:
+    return hmac.new(secret, f"{role}:{first}:{second}".encode(), hashlib.sha256).hexdigest()
+
+
+async def accept_peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:
+    """Server's half of the handshake. Raises WireError for a peer without the job's secret."""
+    ours = secrets.token_hex(16)
+    writer.write(encode({"nonce": ours}))
+    answer = await read(reader) or {}
+    theirs = str(answer.get("nonce"))
+    if not hmac.compare_digest(str(answer.get("proof")), _proof(secret, "client", ours, theirs)):
+        raise WireError("a peer without the job's secret was refused")
+    writer.write(encode({"proof": _proof(secret, "server", theirs, ours)}))
+
+
+async def join_peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:
+    """Client's half of the handshake, on an asyncio stream."""
+    ours = secrets.token_hex(16)
+    challenge = await read(reader) or {}
+    writer.write(encode(_answer(secret, ours, challenge)))
+    _check_server(secret, ours, challenge, await read(reader) or {})
+
+
+def join_peer_blocking(sock: socket.socket, secret: bytes) -> None:
+    """Client's half of the handshake, on a blocking socket."""
+    ours = secrets.token_hex(16)
+    challenge = receive(sock) or {}
+    send(sock, _answer(secret, ours, challenge))
+    _check_server(secret, ours, challenge, receive(sock) or {})
+
+
+def _answer(secret: bytes, ours: str, challenge: Message) -> Message:
+    return {"nonce": ours, "proof": _proof(secret, "client", str(challenge.get("nonce")), ours)}
+
+
+def _check_server(secret: bytes, ours: str, challenge: Message, answer: Message) -> None:
+    expected = _proof(secret, "server", ours, str(challenge.get("nonce")))
+    if not hmac.compare_digest(str(answer.get("proof")), expected):
+        raise WireError("the server does not have the job's secret; this is not our job's endpoint")
