@@ -15,7 +15,7 @@ from hyperpod_ext.config.base import Config
 from hyperpod_ext.config.checks import CHECKS, ListFiles
 from hyperpod_ext.config.document import Document, Path, parse
 from hyperpod_ext.config.nearest import nearest
-from hyperpod_ext.config.overrides import apply_overrides
+from hyperpod_ext.config.overrides import Override, apply_overrides
 from hyperpod_ext.config.repair import overlaps, repair
 from hyperpod_ext.config.translate import translate
 from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
@@ -43,7 +43,7 @@ class Loaded(Generic[M]):
         return replace(problem, source=place.source, line=place.line)
 
 
-def load(model: type[M], path: str | pathlib.Path, overrides: Sequence[str] = ()) -> M:
+def load(model: type[M], path: str | pathlib.Path, overrides: Sequence[str | Override] = ()) -> M:
     """Read the YAML file `path` as `model`, after `--set`-style `overrides`.
 
     Raises:
@@ -57,14 +57,14 @@ def load_text(
     model: type[M],
     text: str,
     source: str = "<text>",
-    overrides: Sequence[str] = (),
+    overrides: Sequence[str | Override] = (),
     list_files: ListFiles | None = None,
 ) -> M:
     """`load` for text that is not in a file; without `list_files`, files it names are not looked for."""
     return read_text(model, text, source, overrides, list_files).config
 
 
-def read(model: type[M], path: str | pathlib.Path, overrides: Sequence[str] = ()) -> Loaded[M]:
+def read(model: type[M], path: str | pathlib.Path, overrides: Sequence[str | Override] = ()) -> Loaded[M]:
     """`load`, with the places of all values."""
     file = pathlib.Path(path)
     return read_text(model, _text_of(file), str(path), overrides, lambda folder: _names_in(file.parent / folder))
@@ -74,14 +74,14 @@ def read_text(
     model: type[M],
     text: str,
     source: str,
-    overrides: Sequence[str] = (),
+    overrides: Sequence[str | Override] = (),
     list_files: ListFiles | None = None,
 ) -> Loaded[M]:
     """`load_text`, with the places of all values."""
     document = parse(text, source)
     unreadable = bool(document.problems) and document.data is None
     if not unreadable:
-        apply_overrides(document, tuple(overrides))
+        apply_overrides(document, overrides)
     problems = list(document.problems)
     config = None
     if not unreadable:

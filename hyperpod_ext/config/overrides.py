@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 from hyperpod_ext.config.document import Document, Path, Place, dotted, parse
 from hyperpod_ext.errors import Problem
 
 
-def apply_overrides(document: Document, overrides: tuple[str, ...]) -> None:
-    """Write each `path=value` into `document`; its problems and places then name the option."""
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One change, whatever option it came from."""
+
+    path: str
+    """Dotted path of the field."""
+    text: str
+    """The value as YAML."""
+    source: str
+    """The option, as the user wrote it."""
+
+
+def apply_overrides(document: Document, overrides: Iterable[str | Override]) -> None:
+    """Write each change into `document`; its problems and places then name the option."""
     for override in overrides:
+        if isinstance(override, str):
+            path, equals, text = override.partition("=")
+            override = Override(path if equals else "", text, f"--set {override}")
         problem = _apply(document, override)
         if problem is not None:
             document.problems.append(problem)
 
 
-def _apply(document: Document, override: str) -> Problem | None:
-    source = f"--set {override}"
-    name, equals, text = override.partition("=")
-    if not equals or not all(name.split(".")):
+def _apply(document: Document, override: Override) -> Problem | None:
+    name, text, source = override.path, override.text, override.source
+    if not all(name.split(".")):
         return Problem("is not of the form path=value", source=source, hint="write --set nodes=2")
     value = parse(text, source)
     if value.problems:

@@ -52,11 +52,9 @@ def make_plan(
         UnsupportedError: holds every reason why this target cannot run this job.
         ConfigError: there is no such target.
     """
-    module = get_target(target)
-    can = module.capabilities()
-    problems = [*unsupported(job, target, can), *(_cluster_problems(job, cluster) if cluster else ())]
-    if problems:
+    if problems := find_problems(job, cluster, target):
         raise UnsupportedError(problems)
+    module = get_target(target)
     return Plan(
         target=target,
         name=job.name,
@@ -64,8 +62,18 @@ def make_plan(
         files=module.render(job, cluster),
         world_size=job.world_size,
         source_dir=source_dir,
-        warnings=tuple(unused(job, target, can)),
+        warnings=tuple(unused(job, target, module.capabilities())),
     )
+
+
+def find_problems(job: JobConfig, cluster: ClusterConfig | None, target: str | None) -> list[Problem]:
+    """What only job, cluster and target together show to be wrong."""
+    problems: list[Problem] = []
+    if target is not None:
+        problems += unsupported(job, target, get_target(target).capabilities())
+    if cluster is not None:
+        problems += _cluster_problems(job, cluster)
+    return problems
 
 
 def _cluster_problems(job: JobConfig, cluster: ClusterConfig) -> Iterator[Problem]:

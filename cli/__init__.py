@@ -1,0 +1,54 @@
+"""`hp-ext`: each command is a module of its own, loaded when it is called.
+
+`hp-ext --help` therefore costs no more than click; keep imports of the library inside functions.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from .lazy_group import LazyGroup
+
+COMMANDS = {
+    "init": "Write a job spec and a training script to start from.",
+    "validate": "Check a job spec, and tell every mistake at once.",
+    "render": "Show or write the files that would be submitted.",
+    "create-job": "Submit a job, and wait for its result if asked to.",
+    "status": "Show one job, or all.",
+    "logs": "Show what the workers of a job print.",
+    "cancel": "End a job, and leave nothing of it running.",
+    "schema": "Print the JSON schema of a spec, for editors.",
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    commands_help=COMMANDS,
+    package=__name__,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="""\b
+Example:
+  hp-ext init my-job
+  hp-ext create-job -f my-job/job.yaml --target local --wait
+
+\b
+Exit codes: 0 done, 2 wrong usage, 3 invalid spec, 4 unreachable, 5 name or port in use,
+6 not found, 7 job failed, 8 waited too long, 130 interrupted.""",
+)
+@click.version_option(package_name="hyperpod-ext", prog_name="hp-ext")
+def hp_ext() -> None:
+    """Training jobs that survive faults: one typed spec, checked and run on any target."""
+
+
+def main() -> None:
+    """Entry point of the command line. Ctrl-C exits with 130, as shells expect."""
+    try:
+        code = hp_ext.main(prog_name="hp-ext", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except click.Abort:
+        code = 130
+    sys.exit(code)

@@ -1,0 +1,35 @@
+"""A click group that knows the names of its commands without importing them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+
+class LazyGroup(click.Group):
+    """Loads `create-job` from the module `create_job` of `package`, where it is called `command`."""
+
+    def __init__(self, *arguments: Any, commands_help: dict[str, str], package: str, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._help = commands_help
+        self._package = package
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order of a first day: init, validate, ..."""
+        return list(self._help)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported now."""
+        if cmd_name not in self._help:
+            return None
+        module = importlib.import_module(f".{cmd_name.replace('-', '_')}", self._package)
+        command: click.Command = module.command
+        command.short_help = self._help[cmd_name]
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list in `--help`, from the table alone."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self._help.items()))

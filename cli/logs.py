@@ -1,0 +1,27 @@
+"""hp-ext logs"""
+
+from __future__ import annotations
+
+import click
+
+from .command import Command
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext logs tiny-gpt
+  hp-ext logs tiny-gpt --rank 0 --follow""",
+)
+@click.argument("job", metavar="NAME|URL")
+@click.option("--rank", type=click.IntRange(min=0), help="Only of this rank.")
+@click.option("--follow", is_flag=True, help="Go on until the job has ended.")
+def command(job: str, rank: int | None, follow: bool) -> None:
+    """Show what the workers of a job print, each line with its rank before it."""
+    from hyperpod_ext.launch.handle import JobHandle
+    from hyperpod_ext.launch.targets import get_target
+
+    handle = JobHandle.parse(job)
+    for line in get_target(handle.target).logs(handle, rank, follow):
+        click.echo(line)

@@ -1,0 +1,67 @@
+"""The result of a job as a table that people can read. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .output import columns
+
+_PHASES = {
+    "fault_seen": "fault seen",
+    "survivors_freed": "survivors freed",
+    "new_member": "new member",
+    "state_back": "state back",
+    "first_new_step": "first new step",
+}
+
+
+def describe_result(result: Mapping[str, Any]) -> str:
+    """What happened when, what it cost, and whether it made a difference."""
+    parts = [f"{result['name']}: {result['state']}, {result['steps']} steps on {result['world_size']} ranks"]
+    parts += [_recovery(recovery) for recovery in result["recoveries"]]
+    if result["steps"]:
+        parts.append(_figures(result))
+    return "\n\n".join(parts)
+
+
+def _recovery(recovery: Mapping[str, Any]) -> str:
+    fault = recovery["fault"]
+    head = f"rank {fault['rank']} on node {fault['node']}, step {fault['step']}: {fault['cause']}"
+    rows = [("what happened", "seconds")]
+    rows += [(_PHASES.get(phase, phase), _seconds(took)) for phase, took in recovery["phases"].items()]
+    rows.append(("total", _seconds(recovery["seconds"])))
+    table = columns([(name, took.rjust(8)) for name, took in rows]).splitlines()
+    kept = "the others kept their processes" if recovery["survivor_pids_kept"] else "other processes were replaced too"
+    tail = f"went on at step {recovery['resumed_step']} with the state of {recovery['source']}; {kept}"
+    return "\n".join([head, *(f"  {line}" for line in [*table[:-1], "-" * len(table[0]), table[-1]]), tail])
+
+
+def _figures(result: Mapping[str, Any]) -> str:
+    seconds = result["seconds"]
+    wall = seconds.get("wall")
+    of = f"{seconds.get('steps', 0.0):.1f} s of {wall:.1f} s" if wall else "-"
+    rows = [
+        ("steps lost", str(result["steps_lost"])),
+        ("loss equal to the undisturbed run", _yes_or_no(result["loss_equal"])),
+        ("weights equal", _yes_or_no(result["weights_equal"])),
+        ("share of time kept", f"{100 * result['goodput']:.1f} % ({of})"),
+    ]
+    if result["undisturbed"]:
+        rows.append(("the same, undisturbed", f"{100 * result['undisturbed']['goodput']:.1f} %"))
+    rows += [
+        (name.replace("_", " ").replace("held out", "held-out"), f"{value:.4f}") for name, value in _metrics(result)
+    ]
+    return columns(rows)
+
+
+def _metrics(result: Mapping[str, Any]) -> list[tuple[str, float]]:
+    return [(name, value) for name, value in result["metrics"].items() if isinstance(value, int | float)]
+
+
+def _seconds(took: float | None) -> str:
+    return "-" if took is None else f"{took:.3f}"
+
+
+def _yes_or_no(equal: bool | None) -> str:
+    return {True: "yes", False: "NO", None: "not compared"}[equal]

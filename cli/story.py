@@ -1,0 +1,49 @@
+"""A job's events as lines that tell what happens. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class Story:
+    """Remembers how far each run is, and says what is worth saying."""
+
+    def __init__(self, run: str = "main") -> None:
+        self._begin(run)
+
+    def _begin(self, run: str) -> None:
+        self.run = run
+        self.step = 0
+        self.of: int | None = None
+        self.loss: float | None = None
+        self._faulty = False
+
+    def tell(self, event: Mapping[str, Any]) -> list[str]:
+        """Take in one event; returns the lines to show for it."""
+        lines = []
+        if event["run"] != self.run:
+            self._begin(event["run"])
+            lines.append("the same job once more, undisturbed, to compare with")
+        match event["event"]:
+            case "job_started":
+                lines.append(f"starting {event.get('world_size', '?')} ranks on {event.get('nodes', '?')} nodes")
+            case "step":
+                self._take_step(event)
+            case "fault":
+                self._faulty = True
+                lines.append(f"rank {event['rank']} is gone in step {event['step']}: {event['cause']}")
+            case "go" if self._faulty:
+                self._faulty = False
+                lines.append(f"recovered: all ranks go on after step {event['step']}")
+            case "restore_failed":
+                lines.append(
+                    f"rank {event.get('rank')} could not restore: {event.get('error')}; trying the next source"
+                )
+        return lines
+
+    def _take_step(self, event: Mapping[str, Any]) -> None:
+        self.of = event.get("of") or self.of
+        if event["step"] >= self.step:
+            self.step = event["step"]
+            self.loss = event.get("loss", self.loss)
