@@ -7,14 +7,6 @@ from typing import Any
 
 from .output import columns
 
-_PHASES = {
-    "fault_seen": "fault seen",
-    "survivors_freed": "survivors freed",
-    "new_member": "new member",
-    "state_back": "state back",
-    "first_new_step": "first new step",
-}
-
 
 def describe_result(result: Mapping[str, Any]) -> str:
     """What happened when, what it cost, and whether it made a difference."""
@@ -29,11 +21,11 @@ def _recovery(recovery: Mapping[str, Any]) -> str:
     fault = recovery["fault"]
     head = f"rank {fault['rank']} on node {fault['node']}, step {fault['step']}: {fault['cause']}"
     rows = [("what happened", "seconds")]
-    rows += [(_PHASES.get(phase, phase), _seconds(took)) for phase, took in recovery["phases"].items()]
+    rows += [(phase.replace("_", " "), _seconds(took)) for phase, took in recovery["phases"].items()]
     rows.append(("total", _seconds(recovery["seconds"])))
     table = columns([(name, took.rjust(8)) for name, took in rows]).splitlines()
     kept = "the others kept their processes" if recovery["survivor_pids_kept"] else "other processes were replaced too"
-    tail = f"went on at step {recovery['resumed_step']} with the state of {recovery['source']}; {kept}"
+    tail = f"went on at step {recovery['resumed_step']} with state from {recovery['source']}; {kept}"
     return "\n".join([head, *(f"  {line}" for line in [*table[:-1], "-" * len(table[0]), table[-1]]), tail])
 
 
@@ -49,14 +41,10 @@ def _figures(result: Mapping[str, Any]) -> str:
     ]
     if result["undisturbed"]:
         rows.append(("the same, undisturbed", f"{100 * result['undisturbed']['goodput']:.1f} %"))
-    rows += [
-        (name.replace("_", " ").replace("held out", "held-out"), f"{value:.4f}") for name, value in _metrics(result)
-    ]
+    for name, value in result["metrics"].items():
+        label = name.replace("_", " ").replace("held out", "held-out")
+        rows.append((label, f"{value:.4f}" if isinstance(value, float) else str(value)))
     return columns(rows)
-
-
-def _metrics(result: Mapping[str, Any]) -> list[tuple[str, float]]:
-    return [(name, value) for name, value in result["metrics"].items() if isinstance(value, int | float)]
 
 
 def _seconds(took: float | None) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+_LONGEST_LINE = 160
+
 
 class Story:
     """Remembers how far each run is, and says what is worth saying."""
@@ -32,14 +34,13 @@ class Story:
                 self._take_step(event)
             case "fault":
                 self._faulty = True
-                lines.append(f"rank {event['rank']} is gone in step {event['step']}: {event['cause']}")
+                what = "is gone" if event.get("died", True) else "failed"
+                lines.append(f"rank {event['rank']} {what} in step {event['step']}: {_first_line(event['cause'])}")
             case "go" if self._faulty:
                 self._faulty = False
                 lines.append(f"recovered: all ranks go on after step {event['step']}")
             case "restore_failed":
-                lines.append(
-                    f"rank {event.get('rank')} could not restore: {event.get('error')}; trying the next source"
-                )
+                lines.append(f"rank {event['rank']} could not restore, the next source is tried: {event['error']}")
         return lines
 
     def _take_step(self, event: Mapping[str, Any]) -> None:
@@ -47,3 +48,8 @@ class Story:
         if event["step"] >= self.step:
             self.step = event["step"]
             self.loss = event.get("loss", self.loss)
+
+
+def _first_line(cause: str) -> str:
+    line = cause.strip().partition("\n")[0]
+    return line if len(line) <= _LONGEST_LINE else line[:_LONGEST_LINE] + "..."

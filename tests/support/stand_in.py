@@ -45,3 +45,68 @@ def plan_of(script: str, **fields: object) -> Plan:
     spec = {"name": "a", "script": "train.py", "nodes": 2} | fields
     plan = make_plan(JobConfig.model_validate_json(json.dumps(spec)), source_dir=Path("/"))
     return replace(plan, files={"node.sh": script})
+
+
+AGENT = """\
+import json, os, subprocess, sys, time
+from pathlib import Path
+
+run = Path(os.environ["HPX_RUN_DIR"])
+node = os.environ["HPX_NODE_RANK"]
+wish = sys.argv[-1]
+(run / "logs").mkdir(parents=True, exist_ok=True)
+(run / "logs" / f"rank{node}.log").write_text(f"worker {node} speaks\\n")
+if wish == "sleep":
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+    time.sleep(600)
+if node == "0":
+    events = [{"event": "job_started", "world_size": 2, "nodes": 2}]
+    events += [{"event": "step", "rank": 0, "step": step, "of": 2, "loss": 5.0} for step in (1, 2)]
+    faulty = os.environ.get("HPX_CHAOS") != "off"
+    if faulty:
+        events[2:2] = [
+            {"event": "fault", "rank": 1, "node": 1, "step": 2, "cause": "killed by SIGKILL (9)", "died": True},
+            {"event": "go", "step": 1},
+        ]
+    with (run / "events.jsonl").open("a") as log:
+        for event in events:
+            log.write(json.dumps({"t": time.monotonic()} | event) + "\\n")
+            log.flush()
+            time.sleep(0.05)
+    report = json.loads(REPORT) | ({"recoveries": [json.loads(RECOVERY)], "generations": 2} if faulty else {})
+    if wish == "fail":
+        report |= {"state": "failed", "error": {"code": "X", "message": "the script raised", "hint": "mend it"}}
+    (run / "report.json").write_text(json.dumps(report))
+sys.exit(7 if wish == "fail" else 0)
+"""
+
+RECOVERY = {
+    "generation": 2,
+    "fault": {"rank": 1, "node": 1, "step": 2, "cause": "killed by SIGKILL (9)"},
+    "resumed_step": 1,
+    "steps_lost": 0,
+    "source": "live peer rank 0",
+    "survivor_pids_kept": True,
+    "phases": {
+        "fault_seen": 0.004,
+        "survivors_freed": 0.01,
+        "new_member": 0.1,
+        "state_back": 0.02,
+        "first_new_step": None,
+    },
+    "seconds": 0.2,
+}
+
+
+def write_job(folder: Path, wish: str = "ok", more: str = "") -> Path:
+    """A spec of two nodes whose agent is a stand-in that does as `wish` says: ok, fail or sleep.
+
+    `python -m` looks into the folder of the script first, and finds the stand-in there.
+    """
+    agent = folder / "hyperpod_ext" / "runtime" / "agent.py"
+    agent.parent.mkdir(parents=True)
+    agent.write_text(f"REPORT = {json.dumps(REPORT)!r}\nRECOVERY = {json.dumps(RECOVERY)!r}\n{AGENT}")
+    (folder / "train.py").touch()
+    spec = folder / "job.yaml"
+    spec.write_text(f"name: a\nscript: train.py\nargs: [{wish}]\nnodes: 2\n{more}")
+    return spec

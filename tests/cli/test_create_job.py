@@ -1,0 +1,240 @@
+"""hp-ext create-job, status, logs and cancel, with a stand-in for the agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from command import HP_EXT, hp_ext
+from local_place import LocalPlace
+from stand_in import write_job
+
+
+def job_file(place: LocalPlace) -> dict[str, object]:
+    """The newest submission's spec."""
+    newest = sorted((place.home / "local" / "a").glob("0*"))[-1]
+    spec: dict[str, object] = json.loads((newest / "job.json").read_text())
+    return spec
+
+
+def test_a_dry_run_shows_the_plan_and_starts_nothing(place: LocalPlace, tmp_path: Path) -> None:
+    spec = write_job(tmp_path)
+    plan = hp_ext("create-job", "-f", spec, "--dry-run", "-o", "json").json
+    assert (plan["name"], plan["target"], plan["world_size"]) == ("a", "local", 2)
+    table = hp_ext("create-job", "-f", spec, "--dry-run").stdout
+    assert table.startswith("a on local: 2 nodes x 1 workers = 2 ranks\n")
+    assert plan["files"]["node.sh"].strip() in table
+    assert not place.home.exists()
+
+
+def test_what_is_shown_is_what_is_run(place: LocalPlace, tmp_path: Path) -> None:
+    spec = write_job(tmp_path)
+    shown = hp_ext("create-job", "-f", spec, "--dry-run", "-o", "json").json["files"]["node.sh"]
+    hp_ext("create-job", "-f", spec, "--wait")
+    assert (place.home / "local" / "a" / "0001" / "node.sh").read_text() == shown
+
+
+def test_without_wait_the_handle_comes_back_at_once(place: LocalPlace, tmp_path: Path) -> None:
+    spec = write_job(tmp_path, "sleep")
+    done = hp_ext("create-job", "-f", spec)
+    assert (done.code, done.stdout) == (0, "local://localhost/a\n")
+    assert "hp-ext cancel a" in done.stderr
+    assert hp_ext("cancel", "local://localhost/a").stdout == "a: cancelled\n"
+    assert hp_ext("create-job", "-f", spec, "-o", "name").stdout == "a\n"
+    assert hp_ext("cancel", "a", "-o", "json").json["state"] == "cancelled"
+    handle = hp_ext("create-job", "-f", spec, "-o", "json").json
+    assert handle == {"name": "a", "target": "local", "handle": "local://localhost/a"}
+    hp_ext("cancel", "a")
+    assert place.leftovers() == []
+
+
+def test_wait_ends_with_a_table_and_says_on_stderr_what_happens(place: LocalPlace, tmp_path: Path) -> None:
+    spec = write_job(tmp_path, more="chaos: {}\n")
+    done = hp_ext("create-job", "-f", spec, "--wait")
+    assert done.code == 0
+    assert done.stdout.splitlines() == [
+        "a: succeeded, 2 steps on 2 ranks",
+        "",
+        "rank 1 on node 1, step 2: killed by SIGKILL (9)",
+        "  what happened     seconds",
+        "  fault seen          0.004",
+        "  survivors freed     0.010",
+        "  new member          0.100",
+        "  state back          0.020",
+        "  first new step          -",
+        "  -------------------------",
+        "  total               0.200",
+        "went on at step 1 with state from live peer rank 0; the others kept their processes",
+        "",
+        "steps lost                         0",
+        "loss equal to the undisturbed run  yes",
+        "weights equal                      yes",
+        "share of time kept                 50.0 % (1.0 s of 2.0 s)",
+        "the same, undisturbed              50.0 %",
+        "held-out loss                      3.0000",
+    ]
+    assert done.stderr.splitlines() == [
+        "starting 2 ranks on 2 nodes",
+        "step 1 of 2, loss 5.0000",
+        "rank 1 is gone in step 2: killed by SIGKILL (9)",
+        "recovered: all ranks go on after step 1",
+        "step 2 of 2, loss 5.0000",
+        "the same job once more, undisturbed, to compare with",
+        "starting 2 ranks on 2 nodes",
+        "step 1 of 2, loss 5.0000",
+        "step 2 of 2, loss 5.0000",
+    ]
+    assert place.leftovers() == []
+
+
+def test_wait_under_json_prints_the_result_and_nothing_else(place: LocalPlace, tmp_path: Path) -> None:
+    result = hp_ext("create-job", "-f", write_job(tmp_path, more="chaos: {}\n"), "--wait", "-o", "json").json
+    assert (result["loss_equal"], result["weights_equal"]) == (True, True)
+    assert (result["steps_lost"], result["goodput"]) == (0, 0.5)
+    assert result["recoveries"][0]["phases"]["new_member"] == 0.1
+    assert result == json.loads((place.home / "local" / "a" / "0001" / "result.json").read_text())
+
+
+def test_a_failed_job_exits_7_and_says_why_and_where_to_look(place: LocalPlace, tmp_path: Path) -> None:
+    spec = write_job(tmp_path, "fail")
+    done = hp_ext("create-job", "-f", spec, "--wait")
+    assert done.code == 7
+    assert "error: the script raised\nmend it\nlogs: hp-ext logs a" in done.stderr
+    done = hp_ext("create-job", "-f", spec, "--wait", "-o", "json")
+    assert (done.code, done.json["state"], done.json["error"]["code"]) == (7, "failed", "X")
+    shown = hp_ext("status", "a")
+    assert (shown.code, "the script raised" in shown.stdout) == (0, True)
+
+
+def test_follow_shows_the_workers_on_stderr(place: LocalPlace, tmp_path: Path) -> None:
+    done = hp_ext("create-job", "-f", write_job(tmp_path), "--follow", "-o", "json")
+    assert done.json["state"] == "succeeded"
+    assert "rank 1 | worker 1 speaks" in done.stderr
+
+
+def test_a_wait_that_is_over_exits_8_and_the_job_goes_on(place: LocalPlace, tmp_path: Path) -> None:
+    done = hp_ext("create-job", "-f", write_job(tmp_path, "sleep"), "--wait", "--timeout", "0.3", "-o", "json")
+    assert (done.code, done.json["error"]["code"]) == (8, "WaitTimeoutError")
+    assert "hp-ext status a" in done.stderr
+    assert hp_ext("status", "a", "-o", "json").json["state"] == "running"
+    hp_ext("cancel", "a")
+
+
+def test_a_name_in_use_exits_5(place: LocalPlace, tmp_path: Path) -> None:
+    spec = write_job(tmp_path, "sleep")
+    hp_ext("create-job", "-f", spec)
+    done = hp_ext("create-job", "-f", spec)
+    assert (done.code, done.stdout) == (5, "")
+    assert "hp-ext cancel a" in done.stderr
+    hp_ext("cancel", "a")
+    assert hp_ext("cancel", "a").stdout == "a: had ended already (cancelled)\n"
+
+
+@pytest.mark.parametrize("moment", ["at once", "running"])
+def test_ctrl_c_cancels_and_leaves_nothing(place: LocalPlace, tmp_path: Path, moment: str) -> None:
+    command = [HP_EXT, "create-job", "-f", str(write_job(tmp_path, "sleep")), "--wait", "-o", "json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 20
+    wanted = 1 if moment == "at once" else 6  # keeper, engine, two agents and a child of each
+    while len(place.processes()) < wanted:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    assert moment == "at once" or json.loads(stdout)["error"]["exit_code"] == 130
+    assert hp_ext("status", "a", "-o", "json").json["state"] == "cancelled"
+    assert place.leftovers() == []
+
+
+def test_kill_replaces_the_faults_of_the_spec_and_no_kill_removes_them(place: LocalPlace, tmp_path: Path) -> None:
+    spec = write_job(tmp_path, more="chaos: {faults: [{rank: 1, step: 5}], compare: false}\n")
+    hp_ext("create-job", "-f", spec, "--wait", "--kill", "rank=0@step=2", "--kill", "rank=1@step=1")
+    assert job_file(place)["chaos"] == {
+        "faults": [{"kind": "kill", "rank": 0, "step": 2}, {"kind": "kill", "rank": 1, "step": 1}],
+        "compare": False,
+    }
+    hp_ext("create-job", "-f", spec, "--wait", "--no-kill")
+    assert job_file(place)["chaos"] == {"faults": [], "compare": False}
+
+
+def test_kill_adds_a_rehearsal_to_a_spec_without_one(place: LocalPlace, tmp_path: Path) -> None:
+    spec = write_job(tmp_path)
+    result = hp_ext("create-job", "-f", spec, "--wait", "--kill", "rank=0@step=2", "-o", "json").json
+    assert result["loss_equal"] is True
+    hp_ext("create-job", "-f", spec, "--wait", "--no-kill")
+    assert job_file(place)["chaos"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "text"),
+    [
+        (["--kill", "rank=9@step=1"], 3, "--kill rank=9@step=1: chaos.faults.0.rank: there is no rank 9"),
+        (["--kill", "9@1"], 2, "rank=2@step=13"),
+        (["--kill", "rank=0@step=1", "--no-kill"], 2, "exclude each other"),
+        (["--set", "nodes=x"], 3, "--set nodes=x: nodes"),
+        (["--set", "checkpoint.tiers=[{kind: peer}]"], 3, "no peer tier"),
+    ],
+)
+def test_mistakes_in_options_are_told_before_anything_starts(
+    place: LocalPlace, tmp_path: Path, options: list[str], code: int, text: str
+) -> None:
+    done = hp_ext("create-job", "-f", write_job(tmp_path), *options)
+    assert (done.code, done.stdout) == (code, "")
+    assert text in done.stderr
+    assert not place.home.exists()
+
+
+def test_warnings_go_to_stderr(place: LocalPlace, tmp_path: Path) -> None:
+    done = hp_ext("create-job", "-f", write_job(tmp_path, more="image: torch\n"), "--dry-run", "-o", "json")
+    assert "warning: image is not used on local" in done.stderr
+    assert len(done.json["warnings"]) == 1
+
+
+def test_on_a_terminal_a_bar_moves_and_events_stay_above_it(place: LocalPlace, tmp_path: Path) -> None:
+    leader, follower = os.openpty()
+    command = [HP_EXT, "create-job", "-f", str(write_job(tmp_path, more="chaos: {}\n")), "--wait", "-o", "json"]
+    environ = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=follower, text=True, env=environ)
+    os.close(follower)
+    shown = b""
+    try:
+        while chunk := os.read(leader, 65536):
+            shown += chunk
+    except OSError:  # how a terminal says that nobody writes any more
+        pass
+    os.close(leader)
+    assert process.stdout is not None
+    assert json.loads(process.stdout.read())["state"] == "succeeded"
+    assert process.wait() == 0
+    for text in ("training", "undisturbed", "2/2", "killed by SIGKILL (9)", "recovered"):
+        assert text in shown.decode(), text
+
+
+def test_status_lists_jobs_and_suggests_names(place: LocalPlace, tmp_path: Path) -> None:
+    assert hp_ext("status").stdout == ""
+    assert hp_ext("status", "-o", "json").json == []
+    spec = write_job(tmp_path)
+    hp_ext("create-job", "-f", spec, "--set", "name=tiny-gpt", "--wait")
+    head, row = hp_ext("status").stdout.splitlines()
+    assert head.split() == ["NAME", "STATE", "STEP", "SUBMITTED", "URL"]
+    assert row.split()[:3] == ["tiny-gpt", "succeeded", "2/2"]
+    assert yaml.safe_load(hp_ext("status", "local://localhost/tiny-gpt", "-o", "yaml").stdout)["step"] == 2
+    for command in ("status", "logs", "cancel"):
+        done = hp_ext(command, "tiny-gtp")
+        assert done.code == 6
+        assert "did you mean `tiny-gpt`?" in done.stderr
+
+
+def test_logs_come_with_the_rank_before_each_line(place: LocalPlace, tmp_path: Path) -> None:
+    hp_ext("create-job", "-f", write_job(tmp_path), "--wait")
+    assert hp_ext("logs", "a").stdout == "rank 0 | worker 0 speaks\nrank 1 | worker 1 speaks\n"
+    assert hp_ext("logs", "a", "--rank", "1", "--follow").stdout == "rank 1 | worker 1 speaks\n"
+    assert hp_ext("logs", "a", "--rank", "2").code == 6

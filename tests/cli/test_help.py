@@ -1,0 +1,33 @@
+"""Help, usage errors and the version."""
+
+from __future__ import annotations
+
+import pytest
+from command import call_hp_ext as hp_ext
+
+import hyperpod_ext
+
+COMMANDS = ["init", "validate", "render", "create-job", "status", "logs", "cancel", "schema"]
+
+
+def test_help_lists_every_command() -> None:
+    text = hp_ext("--help").stdout
+    table = text.partition("Commands:\n")[2].partition("\n\n")[0]
+    assert [line.split()[0] for line in table.splitlines()] == COMMANDS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_an_example_in_its_help(command: str) -> None:
+    done = hp_ext(command, "--help")
+    assert done.code == 0
+    assert f"  hp-ext {command}" in done.stdout.partition("Example")[2]
+
+
+@pytest.mark.parametrize("arguments", [["statsu"], ["status", "--nope"], ["logs"], ["create-job", "-o", "xml"]])
+def test_wrong_usage_exits_2_with_nothing_on_stdout(arguments: list[str]) -> None:
+    done = hp_ext(*arguments)
+    assert (done.code, done.stdout) == (2, "")
+
+
+def test_the_version_is_the_packages() -> None:
+    assert hp_ext("--version").stdout == f"hp-ext, version {hyperpod_ext.__version__}\n"

@@ -1,0 +1,58 @@
+"""hp-ext init, render and schema"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from command import call_hp_ext as hp_ext
+
+
+def test_init_writes_a_job_that_is_valid(tmp_path: Path) -> None:
+    done = hp_ext("init", "new/job", "--name", "my-job", cwd=tmp_path)
+    assert done.stdout.split() == ["new/job/job.yaml", "new/job/train.py", "new/job/job.schema.json"]
+    assert "create-job -f new/job/job.yaml" in done.stderr
+    folder = tmp_path / "new" / "job"
+    assert hp_ext("validate", folder / "job.yaml", "--target", "local", "-o", "json").json["name"] == "my-job"
+    assert (folder / "job.schema.json").read_text() == hp_ext("schema").stdout
+    assert (folder / "job.yaml").read_text().startswith("# yaml-language-server: $schema=job.schema.json\n")
+
+
+def test_init_writes_the_example(tmp_path: Path, root: Path) -> None:
+    hp_ext("init", tmp_path)
+    example = root / "examples" / "01-local"
+    assert (tmp_path / "train.py").read_text() == (example / "train.py").read_text()
+    written = (tmp_path / "job.yaml").read_text()
+    assert written.replace("=job.schema", "=../job.schema", 1) == (example / "job.yaml").read_text()
+
+
+def test_init_overwrites_nothing(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("mine")
+    done = hp_ext("init", tmp_path)
+    assert done.code == 5
+    assert "has train.py already" in done.stderr
+    assert [entry.name for entry in tmp_path.iterdir()] == ["train.py"]
+    assert (tmp_path / "train.py").read_text() == "mine"
+
+
+def test_init_refuses_a_name_that_does_not_fit_and_takes_one_of_digits(tmp_path: Path) -> None:
+    done = hp_ext("init", tmp_path / "a", "--name", "My Job")
+    assert done.code == 3
+    assert "`my-job` would do" in done.stderr
+    assert not (tmp_path / "a").exists()
+    assert hp_ext("init", tmp_path, "--name", "12").code == 0
+    assert hp_ext("validate", tmp_path / "job.yaml").code == 0
+
+
+def test_render_shows_and_writes_the_same_bytes(tmp_path: Path, root: Path) -> None:
+    example = root / "examples" / "01-local"
+    wanted = (example / "rendered" / "local" / "node.sh").read_text()
+    assert hp_ext("render", "-f", example / "job.yaml", "--target", "local").stdout == wanted
+    done = hp_ext("render", "-f", example / "job.yaml", "--out", tmp_path / "out")
+    assert done.stdout == f"{tmp_path}/out/node.sh\n"
+    assert (tmp_path / "out" / "node.sh").read_text() == wanted
+    assert hp_ext("render", example / "job.yaml", "-o", "json").json["files"]["node.sh"] == wanted
+
+
+def test_schema_prints_one_for_each_spec() -> None:
+    assert hp_ext("schema").json["title"] == "JobConfig"
+    assert hp_ext("schema", "cluster").json["title"] == "ClusterConfig"

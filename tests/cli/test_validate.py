@@ -1,0 +1,102 @@
+"""hp-ext validate"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from command import call_hp_ext as hp_ext
+
+FIVE_MISTAKES = """\
+name: tiny-gpt
+script: trian.py
+workers_per_nod: 2
+nodes: "2"
+global_batch_size: 15
+checkpoint:
+  tiers:
+    - kind: memroy
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").touch()
+    file = tmp_path / "job.yaml"
+    file.write_text("name: a\nscript: train.py\nnodes: 2\n")
+    return file
+
+
+def test_a_valid_spec_is_said_to_be_valid(spec: Path) -> None:
+    done = hp_ext("validate", "-f", spec)
+    assert (done.code, done.stderr) == (0, "")
+    assert done.stdout == f"{spec}: valid (a: 2 nodes x 1 workers_per_node = 2 ranks)\n"
+    assert hp_ext("validate", spec, "-o", "json").json["world_size"] == 2
+    assert yaml.safe_load(hp_ext("validate", spec, "-o", "yaml").stdout)["valid"] is True
+
+
+def test_five_mistakes_are_five_lines_with_suggestions_and_exit_3(spec: Path) -> None:
+    spec.write_text(FIVE_MISTAKES)
+    done = hp_ext("validate", spec)
+    assert (done.code, done.stdout) == (3, "")
+    lines = done.stderr.splitlines()
+    assert [line.removeprefix(f"{spec}:").split(":")[0] for line in lines] == ["2", "3", "4", "5", "8"]
+    wanted = ["`train.py`?", "`workers_per_node`?", "2 without quotes", "write 12 or 16", "`memory`?"]
+    assert all(hint in line for hint, line in zip(wanted, lines, strict=True)), done.stderr
+
+
+def test_under_json_the_problems_are_on_stdout(spec: Path) -> None:
+    spec.write_text(FIVE_MISTAKES)
+    error = hp_ext("validate", spec, "-o", "json").json["error"]
+    assert (error["code"], error["exit_code"], len(error["problems"])) == ("ConfigError", 3, 5)
+    assert error["problems"][1] == {
+        "message": "is not a field here",
+        "path": "workers_per_nod",
+        "source": str(spec),
+        "line": 3,
+        "hint": "did you mean `workers_per_node`?",
+    }
+
+
+def test_options_change_fields_and_are_named_in_problems(spec: Path) -> None:
+    assert "4 ranks" in hp_ext("validate", spec, "--set", "nodes=4").stdout
+    assert "--set nodes=0: nodes" in hp_ext("validate", spec, "--set", "nodes=0").stderr
+
+
+def test_what_a_target_cannot_do_is_refused_with_its_line(spec: Path) -> None:
+    spec.write_text(spec.read_text() + "checkpoint:\n  tiers:\n    - kind: memory\n    - kind: peer\n")
+    assert hp_ext("validate", spec).code == 0
+    done = hp_ext("validate", spec, "--target", "local")
+    assert done.code == 3
+    assert done.stderr.startswith(f"{spec}:7: checkpoint.tiers.1: target local has no peer tier")
+
+
+def test_a_cluster_that_is_too_small_is_refused(spec: Path, tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    group = "{name: g, instance_type: ml.p5.48xlarge, count: 2, spares: 1}"
+    cluster.write_text(f"name: c\nregion: us-west-2\ninstance_groups:\n  - {group}\n")
+    done = hp_ext("validate", spec, "--cluster", cluster)
+    assert done.code == 3
+    assert f"{spec}:3: nodes: the job wants 2 nodes; cluster c has 1" in done.stderr
+    spec.write_text("name: A\nscript: train.py\n")
+    cluster.write_text("name: c\nregion: nowhere\n")
+    done = hp_ext("validate", spec, "--cluster", cluster)
+    assert f"{spec}:1: name" in done.stderr
+    assert f"{cluster}:2: region" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        ([], 2, "Name one spec"),
+        (["job.yaml", "-f", "job.yaml"], 2, "Name one spec"),
+        (["jobs.yaml"], 6, "did you mean job.yaml"),
+        (["job.yaml", "--target", "locale"], 3, "did you mean `local`"),
+        (["job.yaml", "--target", "sagemaker"], 3, "not in this version"),
+    ],
+)
+def test_other_mistakes_have_their_own_exit_codes(spec: Path, arguments: list[str], code: int, text: str) -> None:
+    done = hp_ext("validate", *arguments, cwd=spec.parent)
+    assert (done.code, done.stdout) == (code, "")
+    assert text in done.stderr

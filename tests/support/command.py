@@ -1,0 +1,54 @@
+"""Runs `hp-ext` as users do: from its entry point, in a process of its own."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+HP_EXT = str(Path(sys.executable).with_name("hp-ext"))
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command left behind."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def json(self) -> Any:
+        """stdout, which must be one JSON value."""
+        return json.loads(self.stdout)
+
+
+def hp_ext(*arguments: str | Path, cwd: Path | None = None) -> Done:
+    """Run to the end."""
+    command = [HP_EXT, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=60, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def call_hp_ext(*arguments: str | Path, cwd: Path | None = None) -> Done:
+    """`hp_ext` without a new process: for commands that read and print, and start nothing."""
+    (entry,) = entry_points(group="console_scripts", name="hp-ext")
+    stdout, stderr = io.StringIO(), io.StringIO()
+    before = sys.argv
+    sys.argv = ["hp-ext", *map(str, arguments)]
+    code: Any = 0
+    try:
+        with redirect_stdout(stdout), redirect_stderr(stderr), chdir(cwd or Path.cwd()):
+            entry.load()()
+    except SystemExit as ended:
+        code = ended.code
+    finally:
+        sys.argv = before
+    return Done(int(code or 0), stdout.getvalue(), stderr.getvalue())

@@ -1,0 +1,85 @@
+"""What is loaded when: exact, by sys.modules; and once by the clock."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command import HP_EXT
+
+HEAVY = {"pydantic", "yaml", "jinja2", "boto3", "torch", "rich", "numpy"}
+
+LOADED_BY_COMMAND = """\
+import json, sys
+from importlib.metadata import entry_points
+(entry,) = entry_points(group="console_scripts", name="hp-ext")
+sys.argv = ["hp-ext", *sys.argv[1:]]
+try:
+    entry.load()()
+except SystemExit:
+    pass
+print("\\n" + json.dumps(sorted(sys.modules)))
+"""
+
+
+def loaded_by(code: str, *arguments: str) -> set[str]:
+    """Top-level packages, and the project's own modules, in sys.modules at the end of `code`."""
+    command = [sys.executable, "-c", code, *arguments]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    modules = json.loads(printed.splitlines()[-1])
+    return {module.partition(".")[0] for module in modules} | {m for m in modules if m.startswith("hyperpod_ext")}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], [], ["create-job", "--help"], ["status", "--help"]])
+def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
+    loaded = loaded_by(LOADED_BY_COMMAND, *arguments)
+    assert "click" in loaded
+    assert loaded & HEAVY == set()
+
+
+def test_help_of_all_loads_no_command() -> None:
+    ours = {module for module in loaded_by(LOADED_BY_COMMAND, "--help") if module.startswith("hyperpod_ext.")}
+    assert ours == {"hyperpod_ext.cli", "hyperpod_ext.cli.lazy_group"}
+
+
+def test_validate_loads_neither_templates_nor_torch(root: Path) -> None:
+    loaded = loaded_by(LOADED_BY_COMMAND, "validate", str(root / "examples" / "01-local" / "job.yaml"))
+    assert {"pydantic", "yaml"} <= loaded
+    assert loaded & {"jinja2", "torch", "rich", "boto3"} == set()
+
+
+@pytest.mark.parametrize("module", ["hyperpod_ext", "hyperpod_ext.runtime", "hyperpod_ext.errors"])
+def test_importing_a_package_costs_nothing(module: str) -> None:
+    loaded = loaded_by(f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))")
+    assert module in loaded
+    assert loaded & (HEAVY | {"click"}) == set()
+
+
+def test_the_local_engine_starts_on_the_standard_library() -> None:
+    engine = "hyperpod_ext.launch.targets.local_engine"
+    assert (
+        loaded_by(f"import json, sys, {engine}; print(json.dumps(sorted(sys.modules)))") & (HEAVY | {"click"}) == set()
+    )
+
+
+@pytest.mark.slow
+def test_help_costs_at_most_three_times_click() -> None:
+    def cpu_seconds(command: list[str]) -> float:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        return usage.ru_utime + usage.ru_stime
+
+    click, ours = [], []
+    for _ in range(15):
+        click.append(cpu_seconds([sys.executable, "-c", "import click"]))
+        ours.append(cpu_seconds([HP_EXT, "--help"]))
+    ratio = statistics.median(ours) / statistics.median(click)
+    print(f"hp-ext --help costs {ratio:.2f} times `python -c 'import click'`")
+    assert ratio <= 3

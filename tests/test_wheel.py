@@ -1,0 +1,46 @@
+"""What is released is what is in the folders: the wheel is built by way of the sdist, as a release is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+FOLDERS = {"hyperpod_ext": "hyperpod_ext", "cli": "hyperpod_ext/cli", "templates": "hyperpod_ext/templates"}
+"""Folder of the repository, and the package it installs as."""
+
+SHIPPED = {".py", ".j2", ".json", ".typed"}
+
+
+def wanted_files(root: Path) -> set[str]:
+    return {
+        f"{package}/{file.relative_to(root / folder)}"
+        for folder, package in FOLDERS.items()
+        for file in (root / folder).rglob("*")
+        if file.suffix in SHIPPED or file.name == "py.typed"
+    }
+
+
+@pytest.mark.slow
+def test_the_wheel_has_every_module_and_template_and_nothing_else(root: Path, tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path), str(root)]
+    built = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as opened:
+        shipped = {name for name in opened.namelist() if ".dist-info/" not in name}
+    assert shipped == wanted_files(root)
+
+
+def test_an_editable_install_finds_its_parts_and_leaks_no_folder(tmp_path: Path) -> None:
+    code = """
+import importlib.util, hyperpod_ext.cli, hyperpod_ext.templates
+from jinja2 import PackageLoader
+assert "local/node.sh.j2" in PackageLoader("hyperpod_ext.templates", "").list_templates()
+for leaked in ("cli", "templates", "tests", "examples"):
+    assert importlib.util.find_spec(leaked) is None, leaked
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
