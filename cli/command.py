@@ -11,7 +11,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Command(click.Command):
-    """Turns the library's errors into a message and an exit code. Other exceptions keep their traceback."""
+    """Turns the library's errors, and places that cannot be written, into a message and an exit code.
+
+    Other exceptions are faults of the program, and keep their traceback.
+    """
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -22,8 +25,13 @@ class Command(click.Command):
         try:
             return super().invoke(ctx)
         except HyperpodExtError as error:
-            print_error(error, ctx.params.get("output"))
-            ctx.exit(error.exit_code)
+            failure = error
+        except (PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError) as error:
+            if error.filename is None:
+                raise
+            failure = HyperpodExtError(f"{error.filename}: {error.strerror}", hint="choose another place")
+        print_error(failure, ctx.params.get("output"))
+        ctx.exit(failure.exit_code)
 
 
 def output_option(*more: str) -> Callable[[F], F]:

@@ -7,6 +7,9 @@ from typing import Any
 
 from .output import columns
 
+_SOURCES = {"live": "a live rank", "memory": "the node's memory"}
+"""Where a state can come back from; other sources are shown as they are."""
+
 
 def describe_result(result: Mapping[str, Any]) -> str:
     """What happened when, what it cost, and whether it made a difference."""
@@ -25,7 +28,8 @@ def _recovery(recovery: Mapping[str, Any]) -> str:
     rows.append(("total", _seconds(recovery["seconds"])))
     table = columns([(name, took.rjust(8)) for name, took in rows]).splitlines()
     kept = "the others kept their processes" if recovery["survivor_pids_kept"] else "other processes were replaced too"
-    tail = f"went on at step {recovery['resumed_step']} with state from {recovery['source']}; {kept}"
+    source = _SOURCES.get(recovery["source"], recovery["source"])
+    tail = f"went on from step {recovery['resumed_step']} with the state of {source}; {kept}"
     return "\n".join([head, *(f"  {line}" for line in [*table[:-1], "-" * len(table[0]), table[-1]]), tail])
 
 

@@ -70,7 +70,7 @@ def test_wait_ends_with_a_table_and_says_on_stderr_what_happens(place: LocalPlac
         "  first new step          -",
         "  -------------------------",
         "  total               0.200",
-        "went on at step 1 with state from live peer rank 0; the others kept their processes",
+        "went on from step 1 with the state of live peer rank 0; the others kept their processes",
         "",
         "steps lost                         0",
         "loss equal to the undisturbed run  yes",

@@ -56,3 +56,11 @@ def test_render_shows_and_writes_the_same_bytes(tmp_path: Path, root: Path) -> N
 def test_schema_prints_one_for_each_spec() -> None:
     assert hp_ext("schema").json["title"] == "JobConfig"
     assert hp_ext("schema", "cluster").json["title"] == "ClusterConfig"
+
+
+def test_a_place_that_cannot_be_written_is_an_error_without_a_traceback(tmp_path: Path, root: Path) -> None:
+    (tmp_path / "file").touch()
+    for arguments in (["init", tmp_path / "file" / "job"], ["render", root / "examples/01-local/job.yaml", "--out"]):
+        done = hp_ext(*arguments, *([tmp_path / "file" / "out"] if arguments[-1] == "--out" else []))
+        assert (done.code, done.stdout) == (1, "")
+        assert str(tmp_path / "file") in done.stderr

@@ -21,7 +21,7 @@ class LocalPlace:
     def leftovers(self) -> list[str]:
         """Processes and temporary folders that outlived their job; waits a moment for the kernel."""
         for _attempt in range(50):
-            found = [f"process {pid}" for pid in self.processes()] + [entry.name for entry in self.scratch.iterdir()]
+            found = [f"process {pid}" for pid in self.processes()] + [entry.name for entry in self.scratch.glob("hpx*")]
             if not found:
                 break
             time.sleep(0.02)

@@ -109,6 +109,7 @@ def _run_once(submission: Submission, run: str, job: Any, secret: Path, cancella
     shared = {
         "HPX_RDZV_ENDPOINT": f"127.0.0.1:{job['rendezvous']['port'] or _free_port()}",
         "HPX_SECRET_FILE": str(secret),
+        "HPX_SOCKET_DIR": str(secret.parent),
         "HPX_RUN_DIR": str(run_dir),
     }
     if run == "undisturbed":

@@ -5,6 +5,7 @@
 #   HPX_SECRET_FILE    the secret that members of this job know each other by
 #   HPX_RUN_DIR        folder for events, report and logs of this run
 #   HPX_SOURCE_DIR     folder of the script
+#   HPX_SOCKET_DIR     private folder for sockets, if not one that the agent makes
 #   HPX_PYTHON         the interpreter, if it is not python3
 set -eu
 export HPX_RUNTIME='{"name":"tiny-gpt","nodes":2,"workers_per_node":2,"global_batch_size":16,"seed":0,"shared_memory_mib":null,"checkpoint":{"tiers":[{"kind":"memory","every_steps":1,"budget_mib":null}],"when_busy":"supersede"},"restart":{"max_restarts":10,"preload":["torch","torch.distributed","torch.nn.parallel","torch._dynamo"]},"chaos":{"faults":[{"kind":"kill","rank":2,"step":13}],"compare":true}}'

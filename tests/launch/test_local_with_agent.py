@@ -1,0 +1,97 @@
+"""Target local with the real agent and real training: whatever ends it, nothing of it is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from command import HP_EXT, Done, hp_ext
+from local_place import LocalPlace
+
+pytestmark = pytest.mark.slow
+
+SMALL = ("--width", "16", "--layers", "1")
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture
+def spec(root: Path, tmp_path: Path) -> Path:
+    """The example, small and too long to end by itself."""
+    for name in ("job.yaml", "train.py"):
+        shutil.copy(root / "examples" / "01-local" / name, tmp_path)
+    return tmp_path / "job.yaml"
+
+
+def create_job(spec: Path, *options: str, steps: int = 100_000) -> subprocess.Popen[str]:
+    arguments = json.dumps(["--steps", str(steps), *SMALL])
+    command = [HP_EXT, "create-job", "-f", str(spec), "--set", f"args={arguments}", "--wait", "-o", "json", *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait(process: subprocess.Popen[str]) -> Done:
+    stdout, stderr = process.communicate(timeout=90)
+    assert "Traceback" not in stderr, stderr
+    return Done(process.returncode, stdout, stderr)
+
+
+def wait_for_step(place: LocalPlace, step: int = 3) -> None:
+    events = place.home / "local" / "tiny-gpt" / "0001" / "main" / "events.jsonl"
+    deadline = time.monotonic() + 60
+    while not events.exists() or f'"event": "step", "rank": 0, "step": {step},' not in _ordered(events):
+        assert time.monotonic() < deadline, "no step was made"
+        time.sleep(0.05)
+
+
+def _ordered(events: Path) -> str:
+    """Events with the fields that are looked for in a fixed order."""
+    lines = [json.loads(line) for line in events.read_text().splitlines()]
+    keys = ("event", "rank", "step", "t")
+    return "\n".join(json.dumps({key: line[key] for key in keys if key in line}) for line in lines)
+
+
+def test_the_example_survives_its_fault_and_is_equal_to_the_undisturbed_run(place: LocalPlace, spec: Path) -> None:
+    before = set(SHARED_MEMORY.iterdir())
+    done = wait(create_job(spec, steps=20))
+    assert done.code == 0, done.stderr
+    result = done.json
+    assert (result["steps"], result["steps_lost"], len(result["recoveries"])) == (20, 0, 1)
+    assert (result["loss_equal"], result["weights_equal"]) == (True, True)
+    assert result["recoveries"][0]["survivor_pids_kept"] is True
+    assert 0 < result["goodput"] < 1
+    assert place.leftovers() == []
+    assert set(SHARED_MEMORY.iterdir()) <= before
+
+
+@pytest.mark.parametrize("how", ["ctrl-c", "cancel", "engine killed"])
+def test_a_job_that_is_ended_in_the_middle_leaves_nothing(place: LocalPlace, spec: Path, how: str) -> None:
+    before = set(SHARED_MEMORY.iterdir())
+    process = create_job(spec, "--no-kill")
+    wait_for_step(place)
+    if how == "ctrl-c":
+        os.kill(process.pid, signal.SIGINT)
+    elif how == "cancel":
+        assert hp_ext("cancel", "tiny-gpt").stdout == "tiny-gpt: cancelled\n"
+    else:
+        keeper = (place.home / "local" / "tiny-gpt" / "0001" / "engine.pid").read_text().strip()
+        engine = Path(f"/proc/{keeper}/task/{keeper}/children").read_text()
+        os.kill(int(engine), signal.SIGKILL)
+    done = wait(process)
+    assert done.code == (130 if how == "ctrl-c" else 7)
+    state = hp_ext("status", "tiny-gpt", "-o", "json").json["state"]
+    assert state == ("failed" if how == "engine killed" else "cancelled")
+    assert place.leftovers() == []
+    assert set(SHARED_MEMORY.iterdir()) <= before
+
+
+def test_a_script_that_raises_fails_the_job_with_its_error(place: LocalPlace, spec: Path) -> None:
+    (spec.parent / "train.py").write_text("raise RuntimeError('no such luck')\n")
+    done = wait(create_job(spec, "--no-kill"))
+    assert (done.code, done.json["state"]) == (7, "failed")
+    assert "no such luck" in done.stderr
+    assert place.leftovers() == []
