@@ -29,6 +29,16 @@ class LazyGroup(click.Group):
         command.short_help = self._help[cmd_name]
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does it, but a name that is not there comes with the nearest one."""
+        import difflib
+
+        if args[0] not in self._help and (near := difflib.get_close_matches(args[0], self._help, n=1)):
+            ctx.fail(f"There is no command {args[0]!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list in `--help`, from the table alone."""
         with formatter.section("Commands"):

@@ -7,7 +7,7 @@ from typing import Any
 
 from .output import columns
 
-_SOURCES = {"live": "a live rank", "memory": "the node's memory"}
+_SOURCES = {"live": "a live rank", "memory": "the node's memory", "self": "each process itself"}
 """Where a state can come back from; other sources are shown as they are."""
 
 

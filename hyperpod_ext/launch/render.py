@@ -23,7 +23,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,
+        autoescape=False,  # shell and YAML, not HTML: the two filters below do it
     )
     environment.filters["json"] = json.dumps
     environment.filters["quote"] = shlex.quote

@@ -29,5 +29,9 @@ def test_wrong_usage_exits_2_with_nothing_on_stdout(arguments: list[str]) -> Non
     assert (done.code, done.stdout) == (2, "")
 
 
+def test_a_misspelt_command_names_the_nearest() -> None:
+    assert "Did you mean 'status'?" in hp_ext("statsu").stderr
+
+
 def test_the_version_is_the_packages() -> None:
     assert hp_ext("--version").stdout == f"hp-ext, version {hyperpod_ext.__version__}\n"

@@ -113,5 +113,5 @@ def _start(node: Node) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            preexec_fn=lambda: die_with_parent(parent),
+            preexec_fn=lambda: die_with_parent(parent),  # no threads here that it could meet
         )
