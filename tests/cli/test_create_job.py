@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from command import HP_EXT, hp_ext
+from command import HP_EXT
+from command import call_hp_ext as hp_ext
 from local_place import LocalPlace
 from stand_in import write_job
 

@@ -38,7 +38,7 @@ def hp_ext(*arguments: str | Path, cwd: Path | None = None) -> Done:
 
 
 def call_hp_ext(*arguments: str | Path, cwd: Path | None = None) -> Done:
-    """`hp_ext` without a new process: for commands that read and print, and start nothing."""
+    """`hp_ext` without a new process, for tests that do not end it before its time."""
     (entry,) = entry_points(group="console_scripts", name="hp-ext")
     stdout, stderr = io.StringIO(), io.StringIO()
     before = sys.argv
