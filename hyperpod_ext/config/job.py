@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from hyperpod_ext.config.base import Config
 from hyperpod_ext.config.chaos import Chaos
@@ -25,6 +25,9 @@ class RestartPolicy(Config):
 
     max_restarts: NonNegativeInt = 10
     """Faults the job recovers from before it gives up. 0: the first fault ends it."""
+    leave_timeout_s: PositiveFloat = 30.0
+    """Seconds a worker has, after a fault elsewhere, to leave the step it is making. One that hangs longer
+    is ended and replaced as if it had died."""
     preload: tuple[str, ...] = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
     """Modules each node imports once, ahead of need: a replacement worker is forked from there and
     skips its imports, which are most of a restart. They must not start threads or touch a GPU."""

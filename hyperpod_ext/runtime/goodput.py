@@ -50,6 +50,15 @@ def kept_steps(events: Iterable[Event]) -> dict[int, tuple[float, float]]:
     return {step: (began, ended) for step, (_, began, ended) in sorted(intervals.items())}
 
 
+def committed_step(events: Iterable[Event], world_size: int) -> int:
+    """Newest step that every rank reported as done, or restored, in one generation."""
+    ranks: dict[tuple[int, int], set[int]] = {}
+    for event in events:
+        if event["event"] in ("step", "begun"):
+            ranks.setdefault((event["step"], event["generation"]), set()).add(event["rank"])
+    return max((step for (step, _), reported in ranks.items() if len(reported) == world_size), default=0)
+
+
 def account(
     events: Sequence[Event], intervals: dict[int, tuple[float, float]], recoveries: Sequence[dict[str, Any]]
 ) -> dict[str, float]:
@@ -92,7 +101,7 @@ def _recovery(
     past: Sequence[Event], leaving: Sequence[Event], coming: Sequence[Event], faults: list[Event], world_size: int
 ) -> dict[str, Any]:
     fault, resumed = faults[0], coming[0]["step"]
-    committed = max((e["step"] for e in past if e["event"] == "step"), default=0)
+    committed = committed_step(past, world_size)
     struck = next((e["t"] for e in _of(leaving, "killed") if e["rank"] == fault["rank"]), None)
     gone = {f["rank"] for f in faults if f["died"]}
     first_new = [e["t"] for e in _of(coming, "step") if e["step"] == resumed + 1]

@@ -111,11 +111,12 @@ async def read(reader: asyncio.StreamReader) -> Message | None:
 # --- who is there -------------------------------------------------------------------------------
 
 
-def check_same_user(sock: socket.socket) -> None:
-    """Refuse a Unix-socket peer of another user."""
-    _pid, uid, _gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+def check_same_user(sock: socket.socket) -> int:
+    """Refuse a Unix-socket peer of another user; returns the peer's process id, as the kernel knows it."""
+    pid, uid, _gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if uid != os.getuid():
         raise WireError(f"a process of user {uid} connected; this socket is for user {os.getuid()}")
+    return int(pid)
 
 
 def _proof(secret: bytes, role: str, first: str, second: str) -> str:

@@ -17,6 +17,7 @@ from hyperpod_ext.errors import ConflictError
 from hyperpod_ext.runtime import wire
 from hyperpod_ext.runtime.checkpoint.choose import Offer
 from hyperpod_ext.runtime.goodput import make_report
+from hyperpod_ext.runtime.listener import Listener
 from hyperpod_ext.runtime.rendezvous import membership as m
 
 
@@ -38,7 +39,7 @@ class Coordinator:
         self._agents: dict[int, asyncio.StreamWriter] = {}
         self._addresses: dict[int, tuple[str, int]] = {}
         self._exit_codes: dict[int, int] = {}
-        self._server: asyncio.Server | None = None
+        self._listener = Listener(self._serve, self._broke)
         self._events: list[dict[str, Any]] = []
         self._log_file = (run_dir / "events.jsonl").open("a", encoding="utf-8", buffering=1)
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -52,7 +53,7 @@ class Coordinator:
             ConflictError: the port is taken.
         """
         try:
-            self._server = await asyncio.start_server(self._serve, host, port)
+            await self._listener.listen_tcp(host, port)
         except OSError as error:
             raise ConflictError(
                 f"cannot listen on {host}:{port}: {error.strerror}",
@@ -61,12 +62,10 @@ class Coordinator:
 
     async def close(self) -> None:
         """Let the agents have their last message, then stop listening."""
+        await self._listener.close()
         for writer in self._agents.values():
-            writer.close()
             with contextlib.suppress(ConnectionError):  # that agent left first
                 await writer.wait_closed()
-        if self._server is not None:
-            self._server.close()
         self._log_file.close()
 
     def cancel(self) -> None:
@@ -85,12 +84,9 @@ class Coordinator:
                     self._welcome(node, message, writer)
                 else:
                     self._take(message)
-        except ConnectionError:
-            pass  # reported below, by what it means
         finally:
-            writer.close()
-        if node is not None and not self.ended.done():
-            self._fail(m.Fail("JobFailedError", f"the agent of node {node} is gone"))
+            if node is not None and not self.ended.done():
+                self._fail(m.Fail("JobFailedError", f"the agent of node {node} is gone"))
 
     def _welcome(self, node: int, hello: wire.Message, writer: asyncio.StreamWriter) -> None:
         self._agents[node] = writer
@@ -105,12 +101,13 @@ class Coordinator:
         membership = self._membership
         match message["type"]:
             case "join":
-                self._log("joined", rank=rank, pid=message["pid"], live_step=message["live_step"])
+                node, live = membership.nodes[rank], message["live"]
+                self._log("joined", rank=rank, pid=message["pid"], live_step=live and live["step"])
+                offer = Offer("live", live["step"], rank, node, live["save_id"], live["own_digest"]) if live else None
                 held = [
-                    Offer("memory", h["step"], h["owner"], membership.nodes[rank], h["save_id"], h["replicated"])
-                    for h in message["held"]
+                    Offer("memory", h["step"], h["owner"], node, h["save_id"], h["own_digest"]) for h in message["held"]
                 ]
-                self._carry_out(membership.join(rank, message["live_step"], held))
+                self._carry_out(membership.join(rank, offer, held))
             case "restored":
                 attempt, error = int(message["attempt"]), str(message["error"])
                 if error:
@@ -180,6 +177,9 @@ class Coordinator:
             self._fail(m.Fail("JobFailedError", f"rank {rank} ended with exit code {code} after its training was done"))
         else:
             self._end("succeeded")
+
+    def _broke(self, why: str) -> None:
+        self._fail(m.Fail("HyperpodExtError", f"the coordinator met an error of its own: {why}"))
 
     def _fail(self, failure: m.Fail) -> None:
         self._end("failed", {"code": failure.code, "message": failure.message, "hint": failure.hint})

@@ -20,6 +20,7 @@ from hyperpod_ext.runtime.agent.chaos import KillOnce
 from hyperpod_ext.runtime.agent.children import Zygote, on_exit, start_memory_server
 from hyperpod_ext.runtime.agent.coordinator import Coordinator
 from hyperpod_ext.runtime.environment import ENV_AGENT_SOCKET, ENV_MEMORY_SOCKET, ENV_SECRET_FILE
+from hyperpod_ext.runtime.listener import Listener
 from hyperpod_ext.runtime.rendezvous.kv import KeyValueServer
 
 _LINE_LOST = "the coordinator is gone"
@@ -51,7 +52,8 @@ class _Worker:
     log: Path
     step: int = 0
     """Step it is making, as far as it has told."""
-    finished: bool = False
+    joined: int = 0
+    """Newest generation it has asked to join."""
     writer: asyncio.StreamWriter | None = None
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -72,7 +74,9 @@ class Node:
         self._tasks: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._coordinator: Coordinator | None = None
-        self._kv = KeyValueServer(settings.secret)
+        self._kv = KeyValueServer(settings.secret, self._break)
+        self._listener = Listener(self._serve_worker, self._break)
+        self._known = asyncio.Condition()
         self._master_port = 0
 
     async def run(self) -> str:
@@ -103,15 +107,16 @@ class Node:
         self._zygote = zygote
         memory_pid = start_memory_server(self._memory_socket, environ)
         on_exit(memory_pid, lambda status: self._break(f"the memory server ended: {describe_exit(status)}"))
-        server = await asyncio.start_unix_server(self._serve_worker, self._agent_socket)
+        await self._listener.listen_unix(self._agent_socket)
         reader, self._line = await self._connect()
         address = str(self._line.get_extra_info("sockname")[0])
         self._tell("hello", node=settings.node, pid=os.getpid(), address=[address, await self._kv.start(address)])
         try:
             return await self._obey(reader)
         finally:
-            server.close()
-            self._kv.close()
+            kill_descendants(os.getpid())
+            await self._listener.close()
+            await self._kv.close()
             if self._coordinator is not None:
                 await self._coordinator.close()
 
@@ -162,6 +167,9 @@ class Node:
             case "abort":
                 self._generation = int(message["generation"])
                 self._to_workers(message)  # first of all: survivors are waiting in their collectives
+                for rank, worker in self._workers.items():
+                    wait_s = self._config.restart.leave_timeout_s
+                    asyncio.get_running_loop().call_later(wait_s, self._end_stuck, rank, worker, self._generation)
                 await self._kv.enter(self._generation)
                 await self._ask_memory({"op": "fence", "generation": self._generation})
             case "finish":
@@ -200,9 +208,17 @@ class Node:
         }
         pid = await self._zygote.fork(argv=self._settings.argv, env=env, cwd=Path.cwd(), log=log)
         worker = _Worker(pid, log)
-        self._workers[rank] = worker
+        async with self._known:
+            self._workers[rank] = worker
+            self._known.notify_all()
         self._event("worker_started", rank=rank, pid=pid)
         on_exit(pid, lambda status: self._spawn(self._worker_ended(rank, worker, status)))
+
+    def _end_stuck(self, rank: int, worker: _Worker, generation: int) -> None:
+        """Kill a worker that was told to leave its generation and has not: its state lives on elsewhere."""
+        if worker.joined < generation and self._workers.get(rank) is worker:
+            self._event("stuck", rank=rank, step=worker.step)
+            os.kill(worker.pid, signal.SIGKILL)
 
     async def _worker_ended(self, rank: int, worker: _Worker, status: int) -> None:
         seen = time.monotonic()
@@ -225,27 +241,27 @@ class Node:
         self._tell("died", rank=rank, cause=cause, step=worker.step, final=code >= 0, hint=hint, t=seen)
 
     async def _serve_worker(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        wire.check_same_user(writer.get_extra_info("socket"))
-        worker: _Worker | None = None
-        rank = -1
+        pid = wire.check_same_user(writer.get_extra_info("socket"))
+        hello = await wire.read(reader) or {}
+        rank = int(hello["rank"])
+        worker = await self._worker_of(rank, pid)
+        worker.writer = writer
         try:
             while (message := await wire.read(reader)) is not None:
-                if message["type"] == "hello":
-                    rank = int(message["rank"])
-                    worker = self._workers[rank]
-                    worker.writer = writer
-                elif worker is not None:
-                    await self._pass_on(rank, worker, message)
-        except ConnectionError:
-            pass  # its exit is noticed and reported by its pidfd
+                await self._pass_on(rank, worker, message)
         finally:
-            writer.close()
-            if worker is not None:
-                worker.hung_up.set()
+            worker.hung_up.set()
+
+    async def _worker_of(self, rank: int, pid: int) -> _Worker:
+        """The worker that connected; it may do so before the zygote has told its process id."""
+        async with self._known:
+            await self._known.wait_for(lambda: rank in self._workers and self._workers[rank].pid == pid)
+            return self._workers[rank]
 
     async def _pass_on(self, rank: int, worker: _Worker, message: wire.Message) -> None:
         if message["type"] == "join":
-            snapshots = await self._ask_memory({"op": "held"})
+            worker.joined = self._generation
+            snapshots = await self._ask_memory({"op": "held", "owner": rank, "pid": worker.pid})
             message |= {"pid": worker.pid, "held": snapshots["snapshots"]}
         elif message["type"] == "event" and message["event"] in ("begun", "step"):
             worker.step = int(message["step"]) + 1

@@ -41,11 +41,13 @@ class Checkpointer:
     def save(
         self,
         step: int,
+        save_id: str,
         generation: int,
         skeleton: Skeleton,
         tensors: list[torch.Tensor],
         extras: dict[str, Any],
         *,
+        own_digest: str = "",
         skip_when_busy: bool = False,
     ) -> bool:
         """Copy the state into the free slot and have it sealed. Returns False when it was skipped.
@@ -59,11 +61,11 @@ class Checkpointer:
         if skip_when_busy and self._client.busy():
             return False
         layout = self._lay_out(tensors)
-        slot = self._client.begin(self._rank, step, f"g{generation}-s{step}", generation)
+        slot = self._client.begin(self._rank, step, save_id, generation)
         copy_all(tensors, self._views[slot])
         record = {
             "generation": generation,
-            "replicated": True,
+            "own_digest": own_digest,
             "nbytes": layout.nbytes,
             "skeleton": skeleton,
             "items": layout.to_json(),

@@ -22,10 +22,10 @@ class Offer:
     """Rank whose state it is."""
     node: int
     """Node where it is."""
-    save_id: str = ""
-    """Names the save it came from; empty for live state."""
-    replicated: bool = True
-    """Whether it is the same on every rank, so that any rank may take it."""
+    save_id: str
+    """Names the commit it is of: generation and step."""
+    own_digest: str = ""
+    """Digest of the part of it that may differ from rank to rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +60,25 @@ def choose_step(offers: Collection[Offer], nodes: Mapping[int, int]) -> Decision
         offers: what is held anywhere, refused candidates already taken out.
         nodes: node of each rank of the new generation.
     """
+    any_will_do = is_replicated(offers)
     for step in sorted({offer.step for offer in offers}, reverse=True):
         at_step = [offer for offer in offers if offer.step == step]
-        # ranks that restore parts of one state must take them from one save: two saves of one step
-        # may come from two generations
-        for save_id in sorted({offer.save_id for offer in at_step if not offer.replicated} | {""}, reverse=True):
-            usable = [offer for offer in at_step if offer.replicated or offer.save_id in ("", save_id)]
-            sources = {rank: _nearest(usable, rank, node) for rank, node in nodes.items()}
+        # parts of one state must be of one commit: two of the same step may come from two generations
+        commits = [""] if any_will_do else sorted({offer.save_id for offer in at_step}, reverse=True)
+        for commit in commits:
+            usable = [offer for offer in at_step if commit in ("", offer.save_id)]
+            sources = {rank: _nearest(usable, rank, node, any_will_do) for rank, node in nodes.items()}
             if all(source is not None for source in sources.values()):
                 return Decision(step, {rank: source for rank, source in sources.items() if source is not None})
     return None
+
+
+def is_replicated(offers: Collection[Offer]) -> bool:
+    """Whether every rank's state is the same, as far as anybody has seen: at no step do two ranks' differ."""
+    digests: dict[int, set[str]] = {}
+    for offer in offers:
+        digests.setdefault(offer.step, set()).add(offer.own_digest)
+    return all(len(at_step) == 1 for at_step in digests.values())
 
 
 def start_fresh(nodes: Mapping[int, int]) -> Decision:
@@ -77,20 +86,20 @@ def start_fresh(nodes: Mapping[int, int]) -> Decision:
     return Decision(0, {rank: Source("fresh", rank) for rank in nodes})
 
 
-def _nearest(offers: Collection[Offer], rank: int, node: int) -> Source | None:
-    """Cheapest place for `rank`: itself, a live peer, its own snapshot, another's on the same node.
+def _nearest(offers: Collection[Offer], rank: int, node: int, any_will_do: bool) -> Source | None:
+    """Cheapest place for `rank`: itself, its own snapshot, another's on its node, a live peer.
 
     Live peers on the same node come before others, and load spreads by rank among equals.
     """
     best: tuple[tuple[int, bool, int], Source] | None = None
     for offer in offers:
-        if offer.rank != rank and not offer.replicated:
+        if offer.rank != rank and not any_will_do:
             continue
         if offer.tier == "live":
-            place = 0 if offer.rank == rank else 1
-            source = Source("self" if offer.rank == rank else "live", offer.rank)
+            place = 0 if offer.rank == rank else 3
+            source = Source("self" if offer.rank == rank else "live", offer.rank, offer.save_id)
         elif offer.node == node:
-            place = 2 if offer.rank == rank else 3
+            place = 1 if offer.rank == rank else 2
             source = Source("memory", offer.rank, offer.save_id)
         else:
             continue  # another node's memory: the peer tier's business

@@ -12,7 +12,7 @@ from hyperpod_ext.processes import die_with_parent
 from hyperpod_ext.runtime.environment import ENV_SECRET_FILE, read_secret
 from hyperpod_ext.runtime.memory_server.capacity import usable_bytes
 from hyperpod_ext.runtime.memory_server.regions import Regions
-from hyperpod_ext.runtime.memory_server.server import serve
+from hyperpod_ext.runtime.memory_server.server import Server
 
 
 def main() -> None:
@@ -27,7 +27,8 @@ def main() -> None:
     tier = config.checkpoint.memory()
     budget = tier.budget_mib << 20 if tier is not None and tier.budget_mib is not None else None
     secret = read_secret(Path(os.environ[ENV_SECRET_FILE]))
-    serve(arguments.socket, Regions(job=config.name, secret=secret, budget=budget, usable_bytes=usable_bytes))
+    regions = Regions(job=config.name, secret=secret, budget=budget, usable_bytes=usable_bytes)
+    Server(arguments.socket, regions).serve()
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ class Regions:
         self._job, self._secret, self._budget, self._usable_bytes = job, secret, budget, usable_bytes
         self._regions: dict[int, list[Region]] = {}  # newest last; an older one lives until a first seal
         self._generation = 0
+        self._saves = 0
         self._lock = threading.Lock()
 
     def map(self, owner: int, slot_bytes: int) -> tuple[Region, int]:
@@ -75,7 +76,8 @@ class Regions:
                 )
             slots = self._newest_region(owner).slots
             index = pick_slot(slots)
-            slots[index] = Slot(State.WRITING, step, save_id)
+            self._saves += 1
+            slots[index] = Slot(State.WRITING, self._saves, step, save_id)
             return index
 
     def seal(self, owner: int, index: int, record: dict[str, Any]) -> Manifest:
@@ -111,7 +113,7 @@ class Regions:
     def held(self) -> list[Manifest]:
         """Manifests of all sealed snapshots, without their item tables."""
         with self._lock:
-            brief = ("owner", "step", "save_id", "nbytes", "crc64nvme", "replicated")
+            brief = ("owner", "step", "save_id", "nbytes", "crc64nvme", "own_digest")
             return [{key: slot.manifest.get(key) for key in brief} for _, _, slot in self._sealed()]
 
     def open(self, owner: int, save_id: str) -> tuple[Manifest, int, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 from hyperpod_ext.errors import HyperpodExtError
@@ -16,42 +15,71 @@ Answer = tuple[wire.Message, int | None]
 """An answer and the descriptor that goes with it, which is closed once sent."""
 
 
-def serve(path: Path, regions: Regions) -> None:
-    """Answer until a `stop` request comes. Only processes of the same user are answered."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(path))
-    path.chmod(0o600)
-    listener.listen(128)
-    stopping = threading.Event()
+class Server:
+    """One node's memory server. Only processes of the same user are answered."""
 
-    def stop() -> None:
-        stopping.set()
-        listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
+    def __init__(self, path: Path, regions: Regions) -> None:
+        self._path, self._regions = path, regions
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._stopping = threading.Event()
+        self._writers: set[tuple[int, int]] = set()  # owner and process id of each open connection that saves
+        self._writers_changed = threading.Condition()
 
-    while not stopping.is_set():
+    def serve(self) -> None:
+        """Answer until a `stop` request comes."""
+        self._listener.bind(str(self._path))
+        self._path.chmod(0o600)
+        self._listener.listen(128)
+        while not self._stopping.is_set():
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                if self._stopping.is_set():
+                    break
+                raise
+            threading.Thread(target=self._converse, args=(connection,), daemon=True).start()
+        self._listener.close()
+        self._path.unlink(missing_ok=True)
+
+    def _converse(self, connection: socket.socket) -> None:
+        writers: set[tuple[int, int]] = set()
+        with connection:
+            try:
+                pid = wire.check_same_user(connection)
+                while (request := wire.receive(connection)) is not None:
+                    if request.get("op") == "stop":
+                        wire.send(connection, {})
+                        self._stopping.set()
+                        self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
+                        return
+                    if request.get("op") == "map":
+                        writers.add((int(request["owner"]), pid))
+                        self._change_writers(self._writers | writers)
+                    _reply(connection, *self._answer(request))
+            except ConnectionError:
+                pass  # the worker died or broke the protocol; what it had not asked to seal stays unsealed
+            finally:
+                self._change_writers(self._writers - writers)
+
+    def _change_writers(self, writers: set[tuple[int, int]]) -> None:
+        with self._writers_changed:
+            self._writers = writers
+            self._writers_changed.notify_all()
+
+    def _wait_drained(self, owner: int, pid: int) -> None:
+        """Until all that earlier processes of `owner` had asked for is done: a dead one's last seal counts."""
+        with self._writers_changed:
+            self._writers_changed.wait_for(lambda: all(o != owner or p == pid for o, p in self._writers))
+
+    def _answer(self, request: wire.Message) -> Answer:
         try:
-            connection, _ = listener.accept()
-        except OSError:
-            if stopping.is_set():
-                break
-            raise
-        threading.Thread(target=_converse, args=(connection, regions, stop), daemon=True).start()
-    listener.close()
-    path.unlink(missing_ok=True)
-
-
-def _converse(connection: socket.socket, regions: Regions, stop: Callable[[], None]) -> None:
-    with connection:
-        try:
-            wire.check_same_user(connection)
-            while (request := wire.receive(connection)) is not None:
-                if request.get("op") == "stop":
-                    wire.send(connection, {})
-                    stop()
-                    return
-                _reply(connection, *_answer(regions, request))
-        except ConnectionError:
-            return  # the worker died or broke the protocol; its slot stays unsealed
+            if request.get("op") == "held":
+                self._wait_drained(int(request["owner"]), int(request["pid"]))
+            return _dispatch(self._regions, request)
+        except HyperpodExtError as error:
+            return {"error": error.to_json()}, None
+        except (KeyError, TypeError, ValueError) as error:
+            return {"error": {"code": "HyperpodExtError", "message": f"malformed request: {error!r}"}}, None
 
 
 def _reply(connection: socket.socket, answer: wire.Message, fd: int | None) -> None:
@@ -60,15 +88,6 @@ def _reply(connection: socket.socket, answer: wire.Message, fd: int | None) -> N
     finally:
         if fd is not None:
             os.close(fd)
-
-
-def _answer(regions: Regions, request: wire.Message) -> Answer:
-    try:
-        return _dispatch(regions, request)
-    except HyperpodExtError as error:
-        return {"error": error.to_json()}, None
-    except (KeyError, TypeError, ValueError) as error:
-        return {"error": {"code": "HyperpodExtError", "message": f"malformed request: {error!r}", "hint": ""}}, None
 
 
 def _dispatch(regions: Regions, request: wire.Message) -> Answer:

@@ -25,6 +25,8 @@ class Slot:
     """One place for one snapshot."""
 
     state: State = State.EMPTY
+    sequence: int = -1
+    """Rises with each save of the owner; a step number may go back after a restore, this does not."""
     step: int = -1
     save_id: str = ""
     manifest: Manifest = field(default_factory=dict)
@@ -34,10 +36,10 @@ def pick_slot(slots: list[Slot]) -> int:
     """Index of the slot to overwrite: never the newest sealed one, unsealed ones first, then the oldest."""
     newest = newest_sealed(slots)
     free = [index for index in range(len(slots)) if index != newest]
-    return min(free, key=lambda index: (slots[index].state is State.SEALED, slots[index].step))
+    return min(free, key=lambda index: (slots[index].state is State.SEALED, slots[index].sequence))
 
 
 def newest_sealed(slots: list[Slot]) -> int | None:
-    """Index of the sealed slot with the highest step, or None."""
+    """Index of the slot sealed last, or None."""
     sealed = [index for index, slot in enumerate(slots) if slot.state is State.SEALED]
-    return max(sealed, key=lambda index: slots[index].step, default=None)
+    return max(sealed, key=lambda index: slots[index].sequence, default=None)

@@ -1,8 +1,14 @@
 """Opening, freeing and closing torch's process groups.
 
 Stock torch cannot abort a gloo operation in flight: a survivor that is not the dead rank's neighbour
-waits out the whole timeout. Shutting down the group's own sockets makes every pending operation
-raise within milliseconds. Listeners must be left alone: gloo terminates the process over them.
+waits out the whole timeout. An end of file on the group's own sockets makes every pending operation
+raise within milliseconds. Three things about it were learned the hard way:
+
+- Listeners must be left alone: gloo terminates the process over them.
+- Only reading is shut down. When a write fails on gloo's event thread, the operation it belonged to is
+  neither pending nor queued at that moment, nobody tells its waiter, and it sleeps out the timeout.
+- For the same reason no survivor may see another's socket close before it was cut itself: each keeps
+  its connections open, through duplicates, until all have left.
 """
 
 from __future__ import annotations
@@ -23,14 +29,19 @@ class ProcessGroups:
 
     def __init__(self) -> None:
         self._inodes: set[int] = set()
+        self._held: list[socket.socket] = []
         self._store: PartitionedStore | None = None
         self._cut = False
         self._lock = threading.Lock()
 
     def open(self, store: PartitionedStore, rank: int, world_size: int) -> None:
-        """`init_process_group` on `store`. May be cut from another thread meanwhile."""
+        """`init_process_group` on `store`. May be cut from another thread meanwhile.
+
+        Call it once every rank has left the former group.
+        """
         with self._lock:
             self._store, self._cut = store, False
+        self._let_go()
         before = set(_sockets())
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
         with self._lock:
@@ -47,11 +58,14 @@ class ProcessGroups:
         if store is not None:
             store.cancel()
         for inode, fd in _sockets().items():
-            if inode in inodes:
-                _shutdown(fd, inode)
+            if inode in inodes and (connection := _duplicate(fd, inode)) is not None:
+                with self._lock:
+                    self._held.append(connection)
+                with contextlib.suppress(OSError):  # the other side is dead, and gloo has heard of it
+                    connection.shutdown(socket.SHUT_RD)
 
-    def close(self) -> None:
-        """Destroy the group. Call with no DDP module or work handle of it alive, or its sockets stay open."""
+    def destroy(self) -> None:
+        """Destroy the group. Call with no DDP module or work handle of it alive, or its threads stay."""
         if dist.is_initialized():
             dist.destroy_process_group()
         with self._lock:
@@ -59,6 +73,17 @@ class ProcessGroups:
             if self._store is not None:
                 self._store.close()
             self._store = None
+
+    def close(self) -> None:
+        """Destroy the group when every rank is done with it."""
+        self.destroy()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        with self._lock:
+            held, self._held = self._held, []
+        for connection in held:
+            connection.close()
 
 
 def _sockets() -> dict[int, int]:
@@ -72,16 +97,14 @@ def _sockets() -> dict[int, int]:
     return found
 
 
-def _shutdown(fd: int, inode: int) -> None:
-    """shutdown(2) on a duplicate whose inode is checked, so that a reused number is never hit."""
+def _duplicate(fd: int, inode: int) -> socket.socket | None:
+    """Another descriptor of the connection, checked by inode so that a reused number is never hit."""
     try:
         duplicate = socket.socket(fileno=os.dup(fd))
     except OSError:
-        return  # closed meanwhile
-    with duplicate:
-        if os.fstat(duplicate.fileno()).st_ino != inode:
-            return
-        if duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            return
-        with contextlib.suppress(OSError):  # not connected any more
-            duplicate.shutdown(socket.SHUT_RDWR)
+        return None  # closed meanwhile
+    is_ours = os.fstat(duplicate.fileno()).st_ino == inode
+    if is_ours and not duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        return duplicate
+    duplicate.close()
+    return None

@@ -8,29 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Callable
 
 from hyperpod_ext.runtime import wire
+from hyperpod_ext.runtime.listener import Listener
 
 
 class KeyValueServer:
     """Keys of one node, over TCP, for processes that hold the job's secret."""
 
-    def __init__(self, secret: bytes) -> None:
+    def __init__(self, secret: bytes, on_error: Callable[[str], None]) -> None:
         self._secret = secret
         self._generation = 0
         self._values: dict[tuple[int, str], str] = {}
         self._changed = asyncio.Condition()
-        self._server: asyncio.Server | None = None
+        self._listener = Listener(self._serve, on_error)
         self.requests = 0
 
     async def start(self, host: str) -> int:
         """Listen on a free port of `host`; returns the port."""
-        self._server = await asyncio.start_server(self._serve, host, 0)
-        return int(self._server.sockets[0].getsockname()[1])
+        return await self._listener.listen_tcp(host, 0)
 
-    def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+    async def close(self) -> None:
+        """Hang up on everybody, waiting or not."""
+        await self.enter(self._generation + 1)
+        await self._listener.close()
 
     async def enter(self, generation: int) -> None:
         """Drop the keys of older generations and free everybody who waits for one."""
@@ -40,16 +42,11 @@ class KeyValueServer:
             self._changed.notify_all()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await wire.accept_peer(reader, writer, self._secret)
-            while (request := await wire.read(reader)) is not None:
-                self.requests += 1
-                writer.write(wire.encode(await self._answer(request)))
-                await writer.drain()
-        except ConnectionError:
-            pass  # the worker is gone, or was never one of ours
-        finally:
-            writer.close()
+        await wire.accept_peer(reader, writer, self._secret)
+        while (request := await wire.read(reader)) is not None:
+            self.requests += 1
+            writer.write(wire.encode(await self._answer(request)))
+            await writer.drain()
 
     async def _answer(self, request: wire.Message) -> wire.Message:
         key = (int(request["generation"]), str(request["key"]))

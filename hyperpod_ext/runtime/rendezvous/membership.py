@@ -110,8 +110,8 @@ class Membership:
     faults: list[Fault] = field(default_factory=list)
     committed: int = 0
     """Newest step that some rank has reported as committed."""
-    joined: dict[int, int | None] = field(default_factory=dict)
-    """Ranks waiting for the generation to begin, each with the step of its live state, if that is whole."""
+    joined: dict[int, Offer | None] = field(default_factory=dict)
+    """Ranks waiting for the generation to begin, each with its live state, if that is whole."""
     restored: set[int] = field(default_factory=set)
     done: dict[int, str] = field(default_factory=dict)
     """Ranks that finished, with the digest of their final state."""
@@ -120,11 +120,11 @@ class Membership:
     _held: dict[int, list[Offer]] = field(default_factory=dict)
     _refused: set[tuple[str, int, str, int]] = field(default_factory=set)
 
-    def join(self, rank: int, live_step: int | None, held: list[Offer]) -> list[Command]:
+    def join(self, rank: int, live: Offer | None, held: list[Offer]) -> list[Command]:
         """`rank` waits for a generation; `held` is what its node's memory server has."""
         if self.phase is not Phase.FORMING:
             return []
-        self.joined[rank] = live_step
+        self.joined[rank] = live
         self._held[self.nodes[rank]] = held
         if len(self.joined) < len(self.nodes):
             return []
@@ -213,9 +213,8 @@ class Membership:
         return None
 
     def _decide(self) -> Decision | Fail:
-        offers = [
-            Offer("live", step, rank, self.nodes[rank]) for rank, step in self.joined.items() if step is not None
-        ] + [offer for held in self._held.values() for offer in held]
+        live = [offer for offer in self.joined.values() if offer is not None]
+        offers = live + [offer for held in self._held.values() for offer in held]
         allowed = [o for o in offers if (o.tier, o.rank, o.save_id, o.step) not in self._refused]
         decided = choose_step(allowed, self.nodes)
         if decided is not None:

@@ -1,70 +1,73 @@
 """DDP whose gradient buckets keep their layout through a fault, so that sums keep their order.
 
-DDP rebuilds its buckets after the first backward, in the order gradients arrived. A ring all-reduce
-adds each element's contributions in an order that depends on where in a bucket it lies. A new DDP
-after a fault would start from the first layout again, and its losses would differ in the last bits.
+DDP lays its buckets out anew after the first backward, in the order gradients arrived. A ring all-reduce
+adds each element's contributions in an order that depends on where in a bucket it lies. A new DDP after
+a fault would start from the first layout, and may meet another order of arrival: its losses would then
+differ in the last bits from those of a run without the fault.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hyperpod_ext.errors import JobFailedError
 
 Buckets = list[list[int]]
-"""Parameter indices of each bucket, in the order buckets are reduced."""
+"""Indices of the module's trained parameters in each bucket, in the order buckets are reduced."""
 
 
 def wrap(module: torch.nn.Module, layout: Buckets | None, **options: Any) -> DistributedDataParallel:
-    """`DistributedDataParallel(module, **options)`, with buckets of `layout` from the first step on."""
-    if layout is None:
-        return DistributedDataParallel(module, **options)
-    with _pinned(layout):
-        return DistributedDataParallel(module, **options)
+    """`DistributedDataParallel(module, **options)`; with a `layout`, that is final from the first step on.
+
+    Collective. Raises JobFailedError when `layout` is not one of this module.
+    """
+    return DistributedDataParallel(module, **options) if layout is None else _PinnedDDP(module, layout, **options)
 
 
 def layout_of(ddp: DistributedDataParallel) -> Buckets | None:
-    """The layout that `ddp` uses from its next step on; collective, call it after a step on every rank.
+    """The layout that `ddp` uses from its next step on. Collective: call it after a step, on every rank.
 
-    None where DDP never rebuilds (unused parameters are looked for): then every layout is the first one.
+    None while DDP has not laid out anew: before its first backward, and for ever where unused parameters
+    are looked for (then the first layout is final, and the same in every DDP of the module).
     """
-    ddp.reducer._rebuild_buckets()  # what the next forward would do first
+    anew = ddp.reducer._rebuild_buckets()  # what the next forward would do first
     logged: Any = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-    text = logged.get("rebuilt_per_bucket_param_indices")
-    return parse(str(text)) if text else None
+    if not anew and not logged.get("has_rebuilt_buckets"):
+        return None
+    # the logged layout is one backward late; the buckets themselves are not
+    trained = [parameter for parameter in ddp.module.parameters() if parameter.requires_grad]
+    index_of = {id(parameter): index for index, parameter in enumerate(trained)}
+    buckets = ddp.reducer._get_zeros_like_grad_buckets()
+    return [[index_of[id(parameter)] for parameter in bucket.parameters()] for bucket in buckets]
 
 
-def parse(text: str) -> Buckets:
-    """Read DDP's `"22 23, 19 18 16"`."""
-    return [[int(index) for index in bucket.split()] for bucket in text.split(",")]
+class _PinnedDDP(DistributedDataParallel):
+    """DDP that is told the order of arrival instead of waiting for it.
 
-
-@contextmanager
-def _pinned(layout: Buckets) -> Iterator[None]:
-    """Within the block, DDP's first assignment of parameters to buckets is `layout`.
-
-    torch has no public way to say this; the function below is the one place DDP asks.
+    It hands its reducer the parameters in that order, and has it lay out its buckets at once: the same
+    reckoning on the same order as after the first backward of the first DDP, and DDP does it only once.
     """
-    torch_dist: Any = dist
-    assign = torch_dist._compute_bucket_assignment_by_size
 
-    def pinned(parameters: Sequence[torch.Tensor], limits: Sequence[int], *_rest: Any) -> tuple[Buckets, list[int]]:
-        if sorted(index for bucket in layout for index in bucket) != list(range(len(parameters))):
+    def __init__(self, module: torch.nn.Module, layout: Buckets, **options: Any) -> None:
+        self._arrival = [index for bucket in layout for index in bucket]
+        super().__init__(module, **options)
+        self.reducer._push_all_rebuilt_params()
+        made = layout_of(self)
+        if made != layout:
             raise JobFailedError(
-                f"data_parallel: the module has {len(parameters)} trained parameters; before the fault it had "
-                f"{sum(map(len, layout))}",
-                hint="Call run.data_parallel for the same modules in the same order each time.",
+                f"data_parallel: gradient buckets cannot be laid out as before the fault: {layout} became {made}",
+                hint="Call run.data_parallel with the same options each time.",
             )
-        return layout[::-1], [max(limits)] * len(layout)  # DDP reverses them again
 
-    torch_dist._compute_bucket_assignment_by_size = pinned
-    try:
-        yield
-    finally:
-        torch_dist._compute_bucket_assignment_by_size = assign
+    def _build_params_for_reducer(self) -> tuple[list[torch.nn.Parameter], list[bool]]:
+        parameters, sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
+        if sorted(self._arrival) != list(range(len(parameters))):
+            raise JobFailedError(
+                f"data_parallel: the module has {len(parameters)} trained parameters; "
+                f"before the fault it had {len(self._arrival)}",
+                hint="Call run.data_parallel for the same modules, in the same order, each time.",
+            )
+        return [parameters[index] for index in self._arrival], [sparse[index] for index in self._arrival]

@@ -95,10 +95,11 @@ class JobLink:
         if mine.kind == "memory":
             return self._load(state, self._checkpointer.load(mine.rank, mine.save_id))
         if receivers:
-            send_state(self._store, key, receivers, decision.step, *state.take(), extras())
+            taken = state.take()
+            send_state(self._store, key, receivers, decision.step, taken.skeleton, taken.tensors, extras())
         return Restored(decision.step, extras() if mine.kind == "self" else {})
 
     @staticmethod
     def _load(state: TrainingState, snapshot: Snapshot) -> Restored:
-        state.load(snapshot.skeleton, snapshot.tensors)
+        state.load(snapshot)
         return Restored(snapshot.step, snapshot.extras)

@@ -35,7 +35,7 @@ def resilient(train: Callable[[Run], Result]) -> Callable[[], Result]:
 
     Under our agent, a fault ends the current call of `train` on every rank; the failed process is
     replaced, the others stay, and `train` is called again with the same `Run`. In plain `python` it
-    runs once, as a job of one rank.
+    runs once, as a job of one rank with batches of one sample: enough to debug a script.
     """
 
     @functools.wraps(train)
@@ -55,18 +55,18 @@ class _Loop:
         self._environment = environment
         self._groups = ProcessGroups()
         self._session = Session(environment, self._groups)
-        checkpointer = Checkpointer(
+        self._checkpointer = Checkpointer(
             MemoryClient(environment.memory_socket),
             environment.rank,
             job=environment.config.name,
             secret=environment.secret,
         )
-        self._link = JobLink(self._session, environment.rank, checkpointer)
-        self._run = Run(environment.config, environment.rank, environment.local_rank, self._link, checkpointer)
+        self._link = JobLink(self._session, environment.rank, self._checkpointer)
+        self._run = Run(environment.config, environment.rank, environment.local_rank, self._link, self._checkpointer)
 
     def until_finished(self, train: Callable[[Run], Result]) -> Result:
         while True:
-            generation = self._session.join(self._run.whole_step())
+            generation = self._session.join(self._run.whole())
             try:
                 self._enter(generation)
                 result = train(self._run)
@@ -97,12 +97,13 @@ class _Loop:
                 hint=error.hint if isinstance(error, HyperpodExtError) else "",
             )
             self._session.wait_aborted(timeout_s=None)
+        self._checkpointer.flush()  # what this rank can offer from memory includes its last save
         self._session.event("freed", rank=self._environment.rank, step=self._run.step)
         # frames of the failed call hold the DDP module, and it the group's sockets and gradient hooks
         _forget_frames(error)
         self._run.leave()
         self._groups.cut()
-        self._groups.close()
+        self._groups.destroy()
 
     def _is_someone_elses(self, error: BaseException) -> bool:
         if self._session.aborted or isinstance(error, AbortedError):
@@ -132,7 +133,7 @@ def _forget_frames(error: BaseException | None) -> None:
 
 
 def _run_alone(train: Callable[[Run], Result]) -> Result:
-    config = RuntimeConfig(name="alone", nodes=1, workers_per_node=1, global_batch_size=None)
+    config = RuntimeConfig(name="alone", nodes=1, workers_per_node=1, global_batch_size=1)
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     try:
         run = Run(config, 0, 0, SoloLink(), None)

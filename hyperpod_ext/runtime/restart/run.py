@@ -16,7 +16,7 @@ from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.restart import buckets
 from hyperpod_ext.runtime.restart.link import Link
 from hyperpod_ext.runtime.restart.randomness import seed_of, seed_step
-from hyperpod_ext.runtime.restart.state import Stateful, TrainingState
+from hyperpod_ext.runtime.restart.state import Stateful, TrainingState, Whole
 
 Kept = TypeVar("Kept")
 
@@ -136,9 +136,9 @@ class Run:
         """A generation is over: let go of everything that holds its process group."""
         self._wrapped = []
 
-    def whole_step(self) -> int | None:
-        """Step of the live state, if it is whole: what this rank can offer to others."""
-        return self._state.whole_step() if self._state is not None else None
+    def whole(self) -> Whole | None:
+        """The live state, if it is whole: what this rank can offer to others."""
+        return self._state.whole() if self._state is not None else None
 
     def digest(self) -> str:
         """SHA-256 of the registered state; empty when nothing was registered."""
@@ -152,13 +152,23 @@ class Run:
             for index, wrapped in enumerate(self._wrapped):
                 if index not in self._layouts and (layout := buckets.layout_of(wrapped)) is not None:
                     self._layouts[index] = layout
-        skeleton, tensors = self._state.take()
-        self._state.commit(step, skeleton, tensors)
+        taken = self._state.take()
+        whole = Whole(step, f"g{self.generation}-s{step}", taken.own_digest())
+        self._state.commit(taken, whole)
         self.step = step
         tier = self.config.checkpoint.memory()
         if self._checkpointer is not None and tier is not None and step % tier.every_steps == 0:
             skip = self.config.checkpoint.when_busy == "skip"
-            self._checkpointer.save(step, self.generation, skeleton, tensors, self._extras(), skip_when_busy=skip)
+            self._checkpointer.save(
+                step,
+                whole.save_id,
+                self.generation,
+                taken.skeleton,
+                taken.tensors,
+                self._extras(),
+                own_digest=whole.own_digest,
+                skip_when_busy=skip,
+            )
 
     def _extras(self) -> dict[str, Any]:
         return {"ddp_buckets": {str(index): layout for index, layout in self._layouts.items()}}

@@ -11,13 +11,14 @@ import queue
 import socket
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from hyperpod_ext.runtime import wire
 from hyperpod_ext.runtime.checkpoint.choose import Decision
 from hyperpod_ext.runtime.environment import WorkerEnvironment
 from hyperpod_ext.runtime.rendezvous.groups import ProcessGroups
+from hyperpod_ext.runtime.restart.state import Whole
 
 
 class AbortedError(Exception):
@@ -48,9 +49,9 @@ class Session:
         self._send({"type": "hello", "rank": environment.rank, "pid": os.getpid()})
         threading.Thread(target=self._listen, name="hpx-session", daemon=True).start()
 
-    def join(self, live_step: int | None) -> Generation:
-        """Wait for the next generation to begin; `live_step` is the step of whole live state, if any."""
-        self._send({"type": "join", "live_step": live_step})
+    def join(self, live: Whole | None) -> Generation:
+        """Wait for the next generation to begin; `live` is what this rank can offer, if anything."""
+        self._send({"type": "join", "live": None if live is None else asdict(live)})
         while True:
             message = self._inbox.get()
             if message["type"] == "begin":

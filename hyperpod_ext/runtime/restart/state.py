@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.checkpoint.checkpointer import Snapshot
+from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme
 from hyperpod_ext.runtime.checkpoint.tree import Skeleton, put_together, take_apart
 
 
@@ -20,6 +24,35 @@ class Stateful(Protocol):
     def state_dict(self) -> Any: ...
 
     def load_state_dict(self, state_dict: Any) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """State of all objects at one moment, by reference."""
+
+    skeleton: Skeleton
+    tensors: list[torch.Tensor]
+    own: list[torch.Tensor]
+    """Those of `tensors` that data parallelism does not keep equal: buffers, and whatever is neither a
+    module nor an optimizer."""
+
+    def versions(self) -> list[int]:
+        """Autograd's version counters: every in-place change raises them, an interrupted optimizer's too."""
+        return [tensor._version for tensor in self.tensors]
+
+    def own_digest(self) -> str:
+        """Digest of what may differ from rank to rank. Equal on all of them: one rank's state serves any other."""
+        text = json.dumps(self.skeleton).encode()
+        return crc64nvme(text + b"".join(bytes(raw_bytes(tensor)) for tensor in self.own))
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A step that live state holds wholly."""
+
+    step: int
+    save_id: str
+    own_digest: str
 
 
 class TrainingState:
@@ -33,21 +66,23 @@ class TrainingState:
                     hint="Pass modules, optimizers, schedulers, or objects with these two methods.",
                 )
         self._objects = dict(objects)
-        self._mark: tuple[Skeleton, list[torch.Tensor], list[int]] | None = None
-        self._step: int | None = None
+        self._mark: tuple[Taken, list[int], Whole] | None = None
 
-    def take(self) -> tuple[Skeleton, list[torch.Tensor]]:
-        """Skeleton and live tensors, by reference."""
-        return take_apart({name: value.state_dict() for name, value in self._objects.items()})
+    def take(self) -> Taken:
+        """Skeleton and live tensors."""
+        tree = {name: value.state_dict() for name, value in self._objects.items()}
+        skeleton, tensors = take_apart(tree)
+        return Taken(skeleton, tensors, [t for name, value in self._objects.items() for t in _own(value, tree[name])])
 
-    def load(self, skeleton: Skeleton, tensors: list[torch.Tensor]) -> None:
-        """Load a state taken on another rank or at another time. `tensors` must not be shared with anyone."""
-        tree = put_together(skeleton, tensors)
+    def load(self, snapshot: Snapshot) -> None:
+        """Load a state taken on another rank or at another time; its tensors must not be shared with anyone."""
+        tree = put_together(snapshot.skeleton, snapshot.tensors)
         if set(tree) != set(self._objects):
             raise JobFailedError(
                 f"the snapshot holds {sorted(tree)}, this rank registered {sorted(self._objects)}",
                 hint="Every rank must call restore() with the same names.",
             )
+        self._mark = None
         for name, value in self._objects.items():
             try:
                 value.load_state_dict(tree[name])
@@ -57,37 +92,46 @@ class TrainingState:
                     hint="Build models and optimizers alike on every rank.",
                 ) from error
 
-    def commit(self, step: int, skeleton: Skeleton, tensors: list[torch.Tensor]) -> None:
-        """What the objects hold now is the whole state of `step`."""
-        self._mark = (skeleton, tensors, [tensor._version for tensor in tensors])
-        self._step = step
+    def commit(self, taken: Taken, whole: Whole) -> None:
+        """What the objects hold now is all of `whole.step`."""
+        self._mark = (taken, taken.versions(), whole)
 
-    def whole_step(self) -> int | None:
-        """Step that the live objects hold, or None when something changed since its commit.
-
-        Autograd's version counters tell: every in-place change raises them, an interrupted optimizer's too.
-        """
+    def whole(self) -> Whole | None:
+        """What was committed last, or None when anything has changed since."""
         if self._mark is None:
             return None
-        skeleton, tensors, versions = self._mark
-        now_skeleton, now = self.take()
+        committed, versions, whole = self._mark
+        now = self.take()
         same = (
-            now_skeleton == skeleton
-            and [tensor._version for tensor in tensors] == versions
-            and [(t.data_ptr(), t.shape) for t in now] == [(t.data_ptr(), t.shape) for t in tensors]
+            now.skeleton == committed.skeleton
+            and committed.versions() == versions
+            and [(t.data_ptr(), t.shape) for t in now.tensors] == [(t.data_ptr(), t.shape) for t in committed.tensors]
         )
-        return self._step if same else None
+        return whole if same else None
 
     def digest(self) -> str:
         """SHA-256 over every value: two ranks, or two runs, with equal digests are bit for bit equal."""
-        skeleton, tensors = self.take()
-        digest = hashlib.sha256(repr(skeleton).encode())
-        for tensor in tensors:
-            digest.update(raw_bytes(tensor.detach().cpu().contiguous()))
+        taken = self.take()
+        digest = hashlib.sha256(json.dumps(taken.skeleton).encode())
+        for tensor in taken.tensors:
+            digest.update(raw_bytes(tensor))
         return digest.hexdigest()
 
 
 def raw_bytes(tensor: torch.Tensor) -> ctypes.Array[ctypes.c_char]:
-    """The bytes of a contiguous CPU tensor, without a copy. Valid while the tensor lives."""
-    nbytes = tensor.numel() * tensor.element_size()
-    return (ctypes.c_char * nbytes).from_address(tensor.data_ptr()) if nbytes else (ctypes.c_char * 0)()
+    """The bytes of a tensor, without a copy where it is contiguous and on the CPU."""
+    flat = tensor.detach().cpu().contiguous()
+    nbytes = flat.numel() * flat.element_size()
+    view = (ctypes.c_char * nbytes).from_address(flat.data_ptr()) if nbytes else (ctypes.c_char * 0)()
+    view._keeps_alive = flat  # type: ignore[attr-defined]  # a copy would be freed under the view
+    return view
+
+
+def _own(value: Stateful, state: Any) -> list[torch.Tensor]:
+    """Tensors of one object's state that each rank may have its own of."""
+    if isinstance(value, torch.optim.Optimizer):
+        return []
+    if isinstance(value, torch.nn.Module):
+        shared = {name for name, _ in value.named_parameters(remove_duplicate=False)}
+        return [entry for name, entry in state.items() if name not in shared and isinstance(entry, torch.Tensor)]
+    return take_apart(state)[1]

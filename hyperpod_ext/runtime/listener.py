@@ -1,0 +1,54 @@
+"""A listening socket whose conversations all end before the event loop does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+Converse = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Listener:
+    """Runs `converse` for each connection. A peer that breaks off or breaks the protocol ends only its own.
+
+    Any other exception is a fault of ours: it goes to `on_error`.
+    """
+
+    def __init__(self, converse: Converse, on_error: Callable[[str], None]) -> None:
+        self._converse, self._on_error = converse, on_error
+        self._server: asyncio.Server | None = None
+        self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+
+    async def listen_tcp(self, host: str, port: int) -> int:
+        """Listen on `host`; returns the port, which is a free one when `port` is 0."""
+        self._server = await asyncio.start_server(self._accept, host, port)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def listen_unix(self, path: Path) -> None:
+        """Listen on a Unix socket that only this user can open."""
+        self._server = await asyncio.start_unix_server(self._accept, path)
+        path.chmod(0o600)
+
+    async def close(self) -> None:
+        """Stop listening, hang up, and wait until every conversation has ended."""
+        if self._server is not None:
+            self._server.close()
+        for writer in self._open.values():
+            writer.close()
+        await asyncio.gather(*self._open)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._run(reader, writer))
+        self._open[task] = writer
+        task.add_done_callback(self._open.pop)
+
+    async def _run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._converse(reader, writer)
+        except ConnectionError:
+            pass  # the other side's business
+        except Exception as error:
+            self._on_error(f"{type(error).__name__}: {error}")
+        finally:
+            writer.close()

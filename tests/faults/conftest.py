@@ -1,0 +1,136 @@
+"""Jobs of real agents and workers, on as many 'nodes' of this machine as a test asks for."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyperpod_ext.config.runtime import ENV_RUNTIME
+from hyperpod_ext.processes import descendants
+
+TINY = Path(__file__).parent / "tiny.py"
+
+
+@dataclass
+class Job:
+    """A job of `nodes` agents started directly, without the launcher."""
+
+    folder: Path
+    nodes: int = 2
+    workers_per_node: int = 2
+    script: Path = TINY
+    settings: dict[str, Any] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    port: int = 0
+    agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self) -> Job:
+        self.folder.mkdir(parents=True)
+        secret = self.folder / "secret"
+        secret.touch(mode=0o600)
+        secret.write_text(secrets.token_hex(16))
+        runtime = {"name": "tiny", "nodes": self.nodes, "workers_per_node": self.workers_per_node, **self.settings}
+        environ = {
+            **os.environ,
+            ENV_RUNTIME: json.dumps(runtime),
+            "HPX_RUN_DIR": str(self.folder),
+            "HPX_SECRET_FILE": str(secret),
+            **self.env,
+        }
+        port = self.port or _free_port()
+        for node in range(self.nodes):
+            command = [sys.executable, "-m", "hyperpod_ext.runtime.agent", "--nnodes", str(self.nodes)]
+            command += ["--nproc-per-node", str(self.workers_per_node), "--node-rank", str(node)]
+            command += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--", str(self.script)]
+            with (self.folder / f"node{node}.log").open("wb") as log:
+                self.agents.append(subprocess.Popen(command, env=environ, stdout=log, stderr=log))
+        return self
+
+    def wait(self) -> dict[str, Any]:
+        """The report, once every agent has ended."""
+        for agent in self.agents:
+            agent.wait()
+        return json.loads((self.folder / "report.json").read_text())
+
+    def codes(self) -> list[int]:
+        return [agent.wait() for agent in self.agents]
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Events as they come, until the job ends."""
+        path = self.folder / "events.jsonl"
+        position = 0
+        while True:
+            ended = all(agent.poll() is not None for agent in self.agents)
+            if path.exists():
+                with path.open() as file:
+                    file.seek(position)
+                    while (line := file.readline()).endswith("\n"):
+                        position = file.tell()
+                        yield json.loads(line)
+            if ended:
+                return
+
+    def until(self, event: str, **fields: Any) -> dict[str, Any]:
+        """Block until the log has such an event."""
+        for entry in self.events():
+            if entry["event"] == event and all(entry.get(key) == value for key, value in fields.items()):
+                return entry
+        raise AssertionError(f"the job ended without {event} {fields}:\n{self.logs()}")
+
+    def processes(self) -> list[int]:
+        """Everything that runs for this job now, agents included."""
+        return [pid for agent in self.agents for pid in (agent.pid, *descendants(agent.pid))]
+
+    def logs(self) -> str:
+        paths = sorted([*self.folder.glob("*.log"), *self.folder.glob("logs/*.log")])
+        return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in paths)
+
+    def stop(self) -> None:
+        for agent in self.agents:
+            agent.send_signal(signal.SIGTERM)
+        for agent in self.agents:
+            agent.wait()
+
+
+@pytest.fixture
+def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A function that makes jobs; they are stopped, and what they said is shown, if the test fails."""
+    made: list[Job] = []
+
+    def make(name: str = "job", *, fault: dict[str, Any] | None = None, **options: Any) -> Job:
+        env = dict(options.pop("env", {}))
+        if fault is not None:
+            env["HPX_TEST_FAULT"] = json.dumps(fault)
+        made.append(Job(tmp_path / name, env=env, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop()
+        print(one.logs())
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Report of the tiny script with nothing going wrong: what every other run must equal bit for bit."""
+    report = Job(tmp_path_factory.mktemp("undisturbed") / "job").start().wait()
+    assert report["state"] == "succeeded", report["error"]
+    assert len(report["losses"]) == 12
+    assert report["weights"]
+    return report
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])

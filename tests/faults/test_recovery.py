@@ -1,0 +1,118 @@
+"""One process dies or raises; training goes on where it was, and ends bit for bit where it would have."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+def assert_equal_to(undisturbed: dict[str, Any], report: dict[str, Any]) -> None:
+    assert report["state"] == "succeeded", report["error"]
+    assert report["losses"] == undisturbed["losses"]
+    assert report["weights"] == undisturbed["weights"]
+    assert report["metrics"] == undisturbed["metrics"]
+    assert report["steps_lost"] == 0
+
+
+@pytest.mark.parametrize(("rank", "step"), [(0, 1), (2, 2), (1, 7), (3, 12)])
+def test_a_rank_killed_by_its_agent_is_replaced_and_no_other_process_is(job, undisturbed, rank, step):
+    report = job(settings={"chaos": {"faults": [{"rank": rank, "step": step}]}}).start().wait()
+    assert_equal_to(undisturbed, report)
+    (recovery,) = report["recoveries"]
+    assert recovery["fault"] == {"rank": rank, "node": rank // 2, "step": step, "cause": "killed by SIGKILL (9)"}
+    assert recovery["survivor_pids_kept"]
+    assert set(recovery["phases"]) == {
+        "fault_seen",
+        "survivors_freed",
+        "new_member",
+        "groups_back",
+        "state_back",
+        "first_new_step",
+    }
+
+
+@pytest.mark.parametrize("place", ["before backward", "before optimizer", "after optimizer"])
+def test_a_death_at_any_point_of_a_step_changes_no_number(job, undisturbed, place):
+    report = job(fault={"what": place, "rank": 1, "step": 6}).start().wait()
+    assert_equal_to(undisturbed, report)
+    assert report["recoveries"][0]["survivor_pids_kept"]
+
+
+def test_a_kill_from_outside_is_seen_without_any_warning(job, undisturbed):
+    running = job(env={"HPX_TEST_STEPS": "12"}).start()
+    pid = running.until("joined", rank=3)["pid"]
+    running.until("step", step=4)
+    os.kill(pid, signal.SIGKILL)
+    report = running.wait()
+    assert_equal_to(undisturbed, report)
+    assert len(report["recoveries"]) == 1
+
+
+def test_two_deaths_one_after_the_other(job, undisturbed):
+    faults = [{"rank": 0, "step": 4}, {"rank": 3, "step": 8}]
+    report = job(settings={"chaos": {"faults": faults}}).start().wait()
+    assert_equal_to(undisturbed, report)
+    assert [recovery["fault"]["rank"] for recovery in report["recoveries"]] == [0, 3]
+
+
+def test_two_deaths_at_once(job, undisturbed):
+    faults = [{"rank": 1, "step": 5}, {"rank": 2, "step": 5}]
+    report = job(settings={"chaos": {"faults": faults}}).start().wait()
+    assert_equal_to(undisturbed, report)
+
+
+def test_an_exception_on_one_rank_is_recovered_in_process(job, undisturbed):
+    report = job(fault={"what": "exception", "rank": 2, "step": 5}).start().wait()
+    assert_equal_to(undisturbed, report)
+    (recovery,) = report["recoveries"]
+    assert recovery["fault"]["cause"].startswith("ValueError: bad sample at step 5 (tiny.py:")
+    assert recovery["survivor_pids_kept"]
+
+
+def test_state_torn_on_every_rank_comes_back_from_memory(job, undisturbed):
+    """All ranks fail between the optimizer and the schedule: nobody's live state is whole."""
+    report = job(fault={"what": "torn", "rank": -1, "ranks": [0, 1, 2, 3], "step": 6}).start().wait()
+    assert_equal_to(undisturbed, report)
+    assert report["recoveries"][0]["source"] == "memory"
+    assert report["recoveries"][0]["resumed_step"] == 5
+
+
+ALL = [0, 1, 2, 3]
+
+
+def corrupt(**more: Any) -> dict[str, Any]:
+    """Nobody's live state is whole, and memory that rank 1 had sealed is damaged."""
+    return {"what": "torn and corrupt", "rank": 1, "ranks": ALL, "step": 6, **more}
+
+
+def test_a_corrupt_snapshot_is_refused_and_an_older_step_is_taken_by_all(job, undisturbed):
+    """State that is partly each rank's own can come from nowhere else."""
+    running = job(fault=corrupt(slots=[0])).start()  # of steps 1 to 5 (0 was smaller, and elsewhere), the newest
+    assert running.until("restore_failed")["rank"] == 1
+    report = running.wait()
+    assert (report["losses"], report["weights"]) == (undisturbed["losses"], undisturbed["weights"])
+    assert report["recoveries"][0]["resumed_step"] == 4
+    assert report["steps_lost"] == 1
+
+
+def test_a_corrupt_snapshot_is_refused_and_another_ranks_is_taken(job):
+    """State that is the same on all ranks comes from a neighbour; no step is lost."""
+    env = {"HPX_TEST_NORM": "LayerNorm"}
+    undisturbed = job("undisturbed", env=env).start().wait()
+    running = job(fault=corrupt(slots=[0, 1]), env=env).start()
+    refused = running.until("restore_failed")
+    assert refused["rank"] == 1
+    assert "CRC64-NVME" in refused["error"]
+    assert_equal_to(undisturbed, running.wait())
+
+
+def test_with_every_copy_corrupt_nothing_is_loaded(job):
+    report = job(fault=corrupt(slots=[0, 1])).start().wait()
+    assert report["state"] == "failed"
+    assert report["error"]["code"] == "NoCheckpointError"
+    assert "CRC64-NVME" in report["error"]["message"]

@@ -1,0 +1,89 @@
+"""The training script of the fault tests: every kind of state, milliseconds a step, faults by order.
+
+HPX_TEST_FAULT is JSON, `{"what": ..., "rank": R, "step": S}`; a fault strikes once per job, unless `always`.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hyperpod_ext.runtime import Run, resilient
+
+STEPS = int(os.environ.get("HPX_TEST_STEPS", "12"))
+FAULT = json.loads(os.environ.get("HPX_TEST_FAULT", "{}"))
+NORM = getattr(nn, os.environ.get("HPX_TEST_NORM", "BatchNorm1d"))  # whose statistics are each rank's own
+HERE = Path(os.environ["HPX_RUN_DIR"])
+
+if FAULT.get("what") == "script":
+    raise ValueError("the script itself is broken")
+
+
+def due(what: str, run: Run, step: int) -> bool:
+    """Whether the fault called `what` strikes this rank now; marks it as spent."""
+    if (
+        FAULT.get("what") != what
+        or FAULT["step"] != step
+        or run.rank not in (FAULT["rank"], -1, *FAULT.get("ranks", []))
+    ):
+        return False
+    spent = HERE / f"spent-{run.rank}"
+    if spent.exists() and not FAULT.get("always"):
+        return False
+    spent.touch()
+    return True
+
+
+def corrupt_own_snapshots(run: Run, slots: list[int]) -> None:
+    """Flip one bit in the middle of each of `slots` of this rank."""
+    mapping = run._checkpointer._mapping
+    for slot in slots:
+        place = slot * mapping.slot_bytes + run._checkpointer._layout.nbytes // 2
+        mapping.memory[place] ^= 1
+
+
+@resilient
+def train(run: Run) -> None:
+    def build() -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+        width = 40 if FAULT.get("what") == "other model" and run.generation > 1 and run.rank == FAULT["rank"] else 32
+        layers = [nn.Linear(16, width), NORM(width), nn.Dropout(0.2), nn.ReLU(), nn.Linear(width, 1)]
+        model = nn.Sequential(*layers)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.7)
+
+    model, optimizer, schedule = run.keep(build)
+    run.restore(model=model, optimizer=optimizer, schedule=schedule)
+    parallel = run.data_parallel(model)
+    for step in run.steps(STEPS):
+        if due("exception", run, step):
+            raise ValueError(f"bad sample at step {step}")
+        x = torch.randn(8, 16)
+        loss = (parallel(x).squeeze() - x.sum(1)).square().mean()
+        optimizer.zero_grad()
+        if due("before backward", run, step):
+            os.kill(os.getpid(), 9)
+        loss.backward()
+        if due("before optimizer", run, step):
+            os.kill(os.getpid(), 9)
+        optimizer.step()
+        if due("after optimizer", run, step):
+            os.kill(os.getpid(), 9)
+        if due("torn", run, step):
+            dist.barrier()  # all of them are past the optimizer before the first one fails
+            raise ValueError("between the optimizer and the schedule")
+        if due("torn and corrupt", run, step):
+            dist.barrier()
+            if run.rank == FAULT["rank"]:
+                corrupt_own_snapshots(run, FAULT["slots"])
+            raise ValueError("between the optimizer and the schedule")
+        schedule.step()
+        mean = loss.detach() / run.world_size
+        dist.all_reduce(mean)
+        run.log(loss=mean)
+    run.log(rate=schedule.get_last_lr()[0])
+
+
+train()
