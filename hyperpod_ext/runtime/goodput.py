@@ -100,7 +100,8 @@ def find_recoveries(events: Sequence[Event], world_size: int) -> list[dict[str, 
 def _recovery(
     past: Sequence[Event], leaving: Sequence[Event], coming: Sequence[Event], faults: list[Event], world_size: int
 ) -> dict[str, Any]:
-    fault, resumed = faults[0], coming[0]["step"]
+    # the first choice may have been refused; what everybody went on from is the last word
+    fault, resumed = faults[0], next((e["step"] for e in reversed(_of(coming, "go"))), coming[0]["step"])
     committed = committed_step(past, world_size)
     struck = next((e["t"] for e in _of(leaving, "killed") if e["rank"] == fault["rank"]), None)
     gone = {f["rank"] for f in faults if f["died"]}

@@ -75,9 +75,9 @@ def train(run: Run) -> None:
             dist.barrier()  # all of them are past the optimizer before the first one fails
             raise ValueError("between the optimizer and the schedule")
         if due("torn and corrupt", run, step):
-            dist.barrier()
             if run.rank == FAULT["rank"]:
                 corrupt_own_snapshots(run, FAULT["slots"])
+            dist.barrier()
             raise ValueError("between the optimizer and the schedule")
         schedule.step()
         mean = loss.detach() / run.world_size
