@@ -1,0 +1,56 @@
+# make run     set up, train the example through a kill -9, and show what it cost
+# make test    set up, and run everything that a change must pass
+# make check   format, types, import floors and the fast tests
+# make soak    20 runs, each with a kill at a random rank and moment
+# make bench   every benchmark; their results are kept in docs/benchmarks/
+
+PYTHON ?= python3
+VENV ?= .venv
+# plain `torch` from PyPI brings gigabytes of CUDA on Linux; name another build here if you want it
+TORCH ?= torch==2.13.0
+JOB ?= examples/01-local/job.yaml
+# for `make run`: --kill rank=1@step=20, --no-kill, --set path=value, -o json ...
+ARGS ?=
+
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup run check static test soak bench bench-recovery golden clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check '$(TORCH)'
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+run: $(READY)
+	$(BIN)/hp-ext create-job -f $(JOB) --target local --wait $(ARGS)
+
+static: $(READY)
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy --no-error-summary hyperpod_ext cli
+
+check: static
+	$(BIN)/pytest -q -m 'not slow and not soak'
+
+test: static
+	$(BIN)/pytest -q -m 'not soak'
+
+soak: $(READY)
+	$(BIN)/pytest -q -m soak
+
+bench: bench-recovery
+
+bench-recovery: $(READY)
+	$(BIN)/python tests/bench/recovery.py $(ARGS)
+
+golden: $(READY)
+	cp examples/01-local/train.py templates/init/train.py.j2
+	$(BIN)/pytest -q -m 'not slow and not soak' --update-golden
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
