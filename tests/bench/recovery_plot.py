@@ -1,0 +1,94 @@
+"""The plot of the recovery benchmark: both sides to one scale, and the shorter one enlarged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.patches import ConnectionPatch
+from recovery_report import LABELS, OURS, TORCHRUN
+
+matplotlib.use("Agg")
+matplotlib.rcParams.update({"svg.hashsalt": "recovery", "font.size": 10, "font.family": "DejaVu Sans"})
+
+COLORS = {
+    "notice and stop": "#8c8c8c",
+    "a new process": "#d9a441",
+    "imports": "#c8553d",
+    "process groups": "#5b8e7d",
+    "build the model": "#8e6c8a",
+    "state back": "#3d7ea6",
+    "first new step": "#274060",
+    "lost steps again": "#a9b4c2",
+}
+KIND = {
+    "fault_seen": "notice and stop",
+    "survivors_freed": "notice and stop",
+    "survivor_exception": "notice and stop",
+    "new_member": "a new process",
+    "python_started": "a new process",
+    "imported": "imports",
+    "groups_back": "process groups",
+    "group_up": "process groups",
+    "built": "build the model",
+    "state_back": "state back",
+    "loaded": "state back",
+    "first_new_step": "first new step",
+    "lost_steps_again": "lost steps again",
+}
+
+
+def draw(medians: Mapping[str, Any], file: Path) -> None:
+    """Write `file`, whose suffix says the format."""
+    from matplotlib import pyplot as plt
+
+    figure, (both, close) = plt.subplots(2, 1, figsize=(9.0, 4.6), height_ratios=[2, 1.25], facecolor="white")
+    totals = {side: medians[side]["past_killed_step"] for side in LABELS}
+    for row, side in enumerate((TORCHRUN, OURS)):
+        end = _bar(both, row, medians[side]["phases"], least_label=0.045 * max(totals.values()))
+        both.text(end + 0.012 * max(totals.values()), row, f"{end:.2f} s", va="center", fontweight="bold")
+    both.set_yticks([0, 1], [TORCHRUN, OURS])
+    both.set_xlim(0, max(totals.values()) * 1.1)
+    both.set_title("From kill -9 until every rank is back past the killed step, in seconds", loc="left", pad=12)
+
+    end = _bar(close, 0, medians[OURS]["phases"], least_label=0.045 * totals[OURS])
+    close.set_yticks([0], [f"{OURS},\nenlarged"])
+    close.set_xlim(0, end * 1.1)
+    for axes in (both, close):
+        _clean(axes)
+    for x in (0.0, end):
+        figure.add_artist(
+            ConnectionPatch((x, 1.33), (x, -0.35), both.transData, close.transData, color="#b0b0b0", lw=0.8, ls=":")
+        )
+    handles = [plt.Rectangle((0, 0), 1, 1, color=color) for color in COLORS.values()]
+    figure.legend(handles, list(COLORS), ncols=4, loc="lower center", frameon=False)
+    figure.tight_layout(rect=(0, 0.12, 1, 1), h_pad=2.0)
+    metadata = {"Date": None} if file.suffix == ".svg" else None
+    figure.savefig(file, facecolor="white", dpi=110, metadata=metadata)
+    plt.close(figure)
+
+
+def _bar(axes: Axes, row: int, phases: Mapping[str, float | None], least_label: float) -> float:
+    """One stacked bar, by kind of phase; returns where it ends."""
+    kinds: dict[str, float] = {}
+    for name, seconds in phases.items():
+        kinds[KIND[name]] = kinds.get(KIND[name], 0.0) + (seconds or 0.0)
+    left = 0.0
+    for kind, seconds in kinds.items():
+        axes.barh(row, seconds, left=left, height=0.62, color=COLORS[kind], edgecolor="white", linewidth=0.6)
+        if seconds >= least_label:
+            axes.text(left + seconds / 2, row, f"{seconds:.2f}", ha="center", va="center", color="white", fontsize=9)
+        left += seconds
+    return left
+
+
+def _clean(axes: Axes) -> None:
+    axes.invert_yaxis()
+    axes.tick_params(length=0)
+    axes.xaxis.grid(True, color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    for spine in axes.spines.values():
+        spine.set_visible(False)

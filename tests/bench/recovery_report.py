@@ -1,0 +1,219 @@
+"""From moments to figures: phases of a recovery, medians over rounds, ratios of rounds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+OURS, TORCHRUN = "hyperpod_ext", "torchrun"
+
+Stamp = dict[str, Any]
+"""`t` (seconds of the machine's monotonic clock), `event`, and fields of its kind."""
+
+LABELS = {
+    OURS: {
+        "fault_seen": "agent sees the death",
+        "survivors_freed": "survivors leave the broken step",
+        "new_member": "new worker, forked with its imports done",
+        "groups_back": "process groups open again",
+        "state_back": "state back, DDP aside",
+        "first_new_step": "first new step done",
+        "lost_steps_again": "lost steps made again",
+    },
+    TORCHRUN: {
+        "survivor_exception": "first exception in a survivor",
+        "python_started": "agent ends all workers, new Pythons start",
+        "imported": "imports",
+        "group_up": "init_process_group",
+        "built": "model, DDP and optimizer built",
+        "loaded": "dcp.load of the newest checkpoint",
+        "first_new_step": "first new step done",
+        "lost_steps_again": "lost steps made again",
+    },
+}
+"""Every phase of each side, in order, as people read it. A phase is named after the moment that ends it."""
+
+RATIOS = {
+    "first_new_step": "kill to first new step",
+    "past_killed_step": "kill to back past the killed step",
+    "first_new_step_less_a_step": "first new step, one ordinary step off",
+    "past_killed_step_less_a_step": "back past the killed step, one ordinary step off",
+}
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """One recovery, in seconds since the kill."""
+
+    phases: dict[str, float | None]
+    first_new_step: float
+    past_killed_step: float
+    ordinary_step: float
+    """Median wall time of the steps before the kill, in the same run; the first one left out."""
+    steps_lost: int
+    """Steps that every rank had made and that were made again. The one the kill interrupted is not among them."""
+    losses: dict[int, float]
+    held_out_loss: float
+    load_average: float = 0.0
+
+    def seconds(self, name: str) -> float:
+        """One of RATIOS."""
+        whole = self.past_killed_step if name.startswith("past") else self.first_new_step
+        return whole - self.ordinary_step if name.endswith("less_a_step") else whole
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is kept among the raw rounds; losses as the last one."""
+        raw = {name: _rounded(value) for name, value in asdict(self).items() if name != "losses"}
+        return raw | {"final_loss": self.losses[max(self.losses)]}
+
+
+Round = Mapping[str, Recovery]
+"""The recoveries of one round, by side."""
+
+
+def phases_between(moments: Mapping[str, float | None], start: float) -> dict[str, float | None]:
+    """Seconds each phase added; one that ended before an earlier one did cost nothing, one not seen is None."""
+    phases: dict[str, float | None] = {}
+    reached = start
+    for name, moment in moments.items():
+        phases[name] = None if moment is None else max(0.0, moment - reached)
+        reached = reached if moment is None else max(reached, moment)
+    return phases
+
+
+def torchrun_recovery(
+    before: Mapping[int, Sequence[Stamp]], after: Mapping[int, Sequence[Stamp]], kill_t: float, killed_step: int
+) -> Recovery:
+    """Read the stamps of each rank, of the attempt that was killed and the one that followed it.
+
+    Raises:
+        ValueError: a rank did not come back past the killed step, or the ranks loaded different checkpoints.
+    """
+    resumed = {stamp["step"] for stamps in after.values() for stamp in stamps if stamp["event"] == "loaded"}
+    if len(resumed) != 1:
+        raise ValueError(f"the ranks went on from different checkpoints, or from none: {sorted(resumed)}")
+    first = min(resumed) + 1
+    moments: dict[str, float | None] = {
+        "survivor_exception": min(_all_of(before, "exception"), default=None),
+        **{name: _last_of(after, event) for name, event in _TORCHRUN_MOMENTS.items()},
+        "first_new_step": _last_of(after, "step_end", first),
+        "lost_steps_again": _last_of(after, "step_end", killed_step),
+    }
+    merged = [stamp for stamps in (*before.values(), *after.values()) for stamp in stamps]
+    losses = {s["step"]: s["loss"] for s in sorted(merged, key=lambda s: float(s["t"])) if s["event"] == "step_end"}
+    committed = min(
+        max((s["step"] for s in stamps if s["event"] == "step_end"), default=0) for stamps in before.values()
+    )
+    return Recovery(
+        phases=phases_between(moments, kill_t),
+        first_new_step=_last_of(after, "step_end", first) - kill_t,
+        past_killed_step=_last_of(after, "step_end", killed_step) - kill_t,
+        ordinary_step=ordinary_step(_torchrun_steps(before), killed_step),
+        steps_lost=max(0, committed - min(resumed)),
+        losses=losses,
+        held_out_loss=next(s["held_out_loss"] for s in merged if s["event"] == "done"),
+    )
+
+
+_TORCHRUN_MOMENTS = {
+    "python_started": "started",
+    "imported": "imported",
+    "group_up": "group_up",
+    "built": "built",
+    "loaded": "loaded",
+}
+
+
+def _all_of(ranks: Mapping[int, Sequence[Stamp]], event: str, step: int | None = None) -> list[float]:
+    return [
+        s["t"] for stamps in ranks.values() for s in stamps if s["event"] == event and step in (None, s.get("step"))
+    ]
+
+
+def _last_of(ranks: Mapping[int, Sequence[Stamp]], event: str, step: int | None = None) -> float:
+    """When the last rank came this far."""
+    moments = _all_of(ranks, event, step)
+    if len(moments) != len(ranks):
+        raise ValueError(f"{len(moments)} of {len(ranks)} ranks came to {event}{'' if step is None else f' {step}'}")
+    return max(moments)
+
+
+def _torchrun_steps(ranks: Mapping[int, Sequence[Stamp]]) -> dict[int, tuple[float, float]]:
+    steps = {s["step"] for stamps in ranks.values() for s in stamps if s["event"] == "step_end"}
+    return {step: (min(_all_of(ranks, "step_begin", step)), max(_all_of(ranks, "step_end", step))) for step in steps}
+
+
+def our_recovery(report: Mapping[str, Any], steps: Mapping[int, tuple[float, float]], killed_step: int) -> Recovery:
+    """Read the job's report; `steps`: when each kept step began and ended, over all ranks.
+
+    Raises:
+        ValueError: the job did not recover exactly once.
+    """
+    if len(report["recoveries"]) != 1:
+        raise ValueError(f"{len(report['recoveries'])} recoveries where one was wanted")
+    (recovery,) = report["recoveries"]
+    first, killed = recovery["resumed_step"] + 1, max(killed_step, recovery["resumed_step"] + 1)
+    again = steps[killed][1] - steps[first][1]
+    return Recovery(
+        phases=recovery["phases"] | {"lost_steps_again": again},
+        first_new_step=recovery["seconds"],
+        past_killed_step=recovery["seconds"] + again,
+        ordinary_step=ordinary_step(steps, min(first, killed_step)),
+        steps_lost=recovery["steps_lost"],
+        losses={int(step): loss for step, loss in report["losses"].items()},
+        held_out_loss=report["metrics"]["held_out_loss"],
+    )
+
+
+def ordinary_step(steps: Mapping[int, tuple[float, float]], until: int) -> float:
+    """Median wall time of the steps before `until`, without the first, which pays for what is made once."""
+    return median(end - begin for step, (begin, end) in steps.items() if 1 < step < until)
+
+
+def summarize(rounds: Sequence[Round]) -> dict[str, Any]:
+    """Medians of each side, and of the ratios of rounds."""
+    ratios = {name: [one[TORCHRUN].seconds(name) / one[OURS].seconds(name) for one in rounds] for name in RATIOS}
+    return {
+        "medians": {side: _medians([one[side] for one in rounds]) for side in LABELS},
+        "ratios": {name: {"median": _rounded(median(of)), "rounds": _rounded(of)} for name, of in ratios.items()},
+        "checks": _checks(rounds),
+    }
+
+
+def _medians(recoveries: Sequence[Recovery]) -> dict[str, Any]:
+    names = list(recoveries[0].phases)
+    return {
+        "phases": {name: _rounded(_median(one.phases[name] for one in recoveries)) for name in names},
+        **{name: _rounded(median(one.seconds(name) for one in recoveries)) for name in RATIOS},
+        "ordinary_step": _rounded(median(one.ordinary_step for one in recoveries)),
+        "steps_lost": median(one.steps_lost for one in recoveries),
+    }
+
+
+def _checks(rounds: Sequence[Round]) -> dict[str, bool]:
+    """What must hold for the figures to mean anything."""
+    ours, theirs = [one[OURS] for one in rounds], [one[TORCHRUN] for one in rounds]
+    wanted = ours[0].losses
+    return {
+        "hyperpod_ext made every step, with equal losses in all rounds": all(one.losses == wanted for one in ours),
+        # DDP lays its gradient buckets out anew after torchrun's restart: sums may differ in their last bits
+        "torchrun made every step, with the losses of hyperpod_ext to one in a thousand": all(
+            one.losses.keys() == wanted.keys()
+            and all(abs(one.losses[step] - loss) <= 1e-3 * abs(loss) for step, loss in wanted.items())
+            for one in theirs
+        ),
+    }
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    return median(known) if (known := [value for value in values if value is not None]) else None
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value
