@@ -20,6 +20,7 @@ class KeyValueServer:
     def __init__(self, secret: bytes, on_error: Callable[[str], None]) -> None:
         self._secret = secret
         self._generation = 0
+        self._closing = False
         self._values: dict[tuple[int, str], str] = {}
         self._changed = asyncio.Condition()
         self._listener = Listener(self._serve, on_error)
@@ -31,7 +32,8 @@ class KeyValueServer:
 
     async def close(self) -> None:
         """Hang up on everybody, waiting or not."""
-        await self.enter(self._generation + 1)
+        self._closing = True
+        await self.enter(self._generation)
         await self._listener.close()
 
     async def enter(self, generation: int) -> None:
@@ -70,7 +72,7 @@ class KeyValueServer:
 
     async def _get(self, key: tuple[int, str], timeout: float) -> wire.Message:
         def settled() -> bool:
-            return key in self._values or key[0] < self._generation
+            return key in self._values or key[0] < self._generation or self._closing
 
         try:
             async with asyncio.timeout(timeout), self._changed:

@@ -201,6 +201,8 @@ class Membership:
         for earlier in reversed(self.faults):
             if (earlier.step, earlier.cause, earlier.died) != (fault.step, fault.cause, fault.died):
                 break
+            if fault.died and earlier.rank != fault.rank:
+                break  # a whole node that goes down is several deaths, not one death several times
             same += 1
         if same >= (_SAME_DEATH if fault.died else _SAME_EXCEPTION):
             hint = "It happens each time, so restarting cannot help; the rank's log has the whole story."
