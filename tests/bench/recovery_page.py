@@ -54,48 +54,39 @@ def make_table(document: Mapping[str, Any]) -> str:
     """Both sides with their phases, then the ratios."""
     lines = []
     for side, labels in LABELS.items():
-        lines += [
-            f"{side:<46}{'seconds':>9}{'since the kill':>16}",
-            *_phase_lines(document["medians"][side], labels),
-            "",
-        ]
-    lines += [
-        f"{'median of ' + _rounds(document):<46}{OURS:>13}{TORCHRUN:>10}{'ratio':>8}",
-        *_ratio_lines(document),
-        "",
-    ]
+        lines.append(f"{side:<52}{'seconds':>9}{'since the kill':>17}")
+        lines += [*_phase_lines(document["medians"][side], labels), ""]
+    lines.append(f"{'median of ' + _rounds(document):<52}{OURS:>12}{TORCHRUN:>10}{'ratio':>8}")
+    lines += [*_ratio_lines(document), ""]
     lines += [f"{'yes' if good else 'NO':<4}{what}" for what, good in document["checks"].items()]
     return "\n".join([*lines, _verdict(document)])
 
 
 def _phase_lines(medians: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:
-    lines, reached = [], 0.0
+    lines = []
     for name, label in labels.items():
-        seconds = medians["phases"][name]
-        if seconds is None:
-            lines.append(f"  {label:<44}{'not seen':>9}")
-            continue
-        reached += seconds
-        lines.append(f"  {label:<44}{seconds:>9.3f}{reached:>16.3f}")
+        seconds, reached = medians["phases"][name], medians["since_kill"][name]
+        figures = f"{'not seen':>9}" if seconds is None else f"{seconds:>9.3f}{reached:>17.3f}"
+        lines.append(f"  {label:<50}{figures}")
     return lines
 
 
 def _ratio_lines(document: Mapping[str, Any]) -> list[str]:
     ours, theirs = document["medians"][OURS], document["medians"][TORCHRUN]
     lines = [
-        f"  {label:<50}{ours[name]:>7.3f} s{theirs[name]:>8.3f} s{document['ratios'][name]['median']:>8.1f}"
+        f"  {label:<50}{ours[name]:>12.3f}{theirs[name]:>10.3f}{document['ratios'][name]['median']:>8.1f}"
         for name, label in RATIOS.items()
     ]
-    lines.append(f"  {'an ordinary step':<50}{ours['ordinary_step']:>7.3f} s{theirs['ordinary_step']:>8.3f} s")
-    lines.append(f"  {'whole steps made again':<50}{ours['steps_lost']:>7g}  {theirs['steps_lost']:>8g}")
+    lines.append(f"  {'an ordinary step':<50}{ours['ordinary_step']:>12.3f}{theirs['ordinary_step']:>10.3f}")
+    lines.append(f"  {'whole steps lost and made again':<50}{ours['steps_lost']:>12g}{theirs['steps_lost']:>10g}")
     return lines
 
 
 def _verdict(document: Mapping[str, Any]) -> str:
     ratio = document["ratios"]["first_new_step"]
-    least = min(ratio["rounds"])
     met = "met" if ratio["median"] >= AIM else "NOT met"
-    return f"aim: at most a fifth of torchrun's time to the first new step: {met} (ratio {ratio['median']:.1f}, least {least:.1f})"
+    figures = f"ratio {ratio['median']:.1f}, least {min(ratio['rounds']):.1f}"
+    return f"Aim, at most a fifth of torchrun's time to the first new step: {met} ({figures})"
 
 
 def _rounds(document: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ COLORS = {
     "build the model": "#8e6c8a",
     "state back": "#3d7ea6",
     "first new step": "#274060",
-    "lost steps again": "#a9b4c2",
+    "back past the killed step": "#a9b4c2",
 }
 KIND = {
     "fault_seen": "notice and stop",
@@ -37,7 +37,7 @@ KIND = {
     "state_back": "state back",
     "loaded": "state back",
     "first_new_step": "first new step",
-    "lost_steps_again": "lost steps again",
+    "back_past": "back past the killed step",
 }
 
 

@@ -20,7 +20,7 @@ LABELS = {
         "groups_back": "process groups open again",
         "state_back": "state back, DDP aside",
         "first_new_step": "first new step done",
-        "lost_steps_again": "lost steps made again",
+        "back_past": "back past the killed step",
     },
     TORCHRUN: {
         "survivor_exception": "first exception in a survivor",
@@ -30,7 +30,7 @@ LABELS = {
         "built": "model, DDP and optimizer built",
         "loaded": "dcp.load of the newest checkpoint",
         "first_new_step": "first new step done",
-        "lost_steps_again": "lost steps made again",
+        "back_past": "back past the killed step",
     },
 }
 """Every phase of each side, in order, as people read it. A phase is named after the moment that ends it."""
@@ -62,6 +62,13 @@ class Recovery:
         """One of RATIOS."""
         whole = self.past_killed_step if name.startswith("past") else self.first_new_step
         return whole - self.ordinary_step if name.endswith("less_a_step") else whole
+
+    def since_kill(self, phase: str) -> float | None:
+        """When `phase` had ended; None if it was not seen."""
+        if self.phases[phase] is None:
+            return None
+        names = list(self.phases)
+        return sum(self.phases[name] or 0.0 for name in names[: names.index(phase) + 1])
 
     def to_json(self) -> dict[str, Any]:
         """As it is kept among the raw rounds; losses as the last one."""
@@ -99,19 +106,17 @@ def torchrun_recovery(
         "survivor_exception": min(_all_of(before, "exception"), default=None),
         **{name: _last_of(after, event) for name, event in _TORCHRUN_MOMENTS.items()},
         "first_new_step": _last_of(after, "step_end", first),
-        "lost_steps_again": _last_of(after, "step_end", killed_step),
+        "back_past": _last_of(after, "step_end", killed_step),
     }
     merged = [stamp for stamps in (*before.values(), *after.values()) for stamp in stamps]
     losses = {s["step"]: s["loss"] for s in sorted(merged, key=lambda s: float(s["t"])) if s["event"] == "step_end"}
-    committed = min(
-        max((s["step"] for s in stamps if s["event"] == "step_end"), default=0) for stamps in before.values()
-    )
+    made = [max((s["step"] for s in stamps if s["event"] == "step_end"), default=0) for stamps in before.values()]
     return Recovery(
         phases=phases_between(moments, kill_t),
         first_new_step=_last_of(after, "step_end", first) - kill_t,
         past_killed_step=_last_of(after, "step_end", killed_step) - kill_t,
         ordinary_step=ordinary_step(_torchrun_steps(before), killed_step),
-        steps_lost=max(0, committed - min(resumed)),
+        steps_lost=max(0, min(made) - min(resumed)),
         losses=losses,
         held_out_loss=next(s["held_out_loss"] for s in merged if s["event"] == "done"),
     )
@@ -127,9 +132,8 @@ _TORCHRUN_MOMENTS = {
 
 
 def _all_of(ranks: Mapping[int, Sequence[Stamp]], event: str, step: int | None = None) -> list[float]:
-    return [
-        s["t"] for stamps in ranks.values() for s in stamps if s["event"] == event and step in (None, s.get("step"))
-    ]
+    stamps = [stamp for of_rank in ranks.values() for stamp in of_rank if stamp["event"] == event]
+    return [stamp["t"] for stamp in stamps if step is None or stamp["step"] == step]
 
 
 def _last_of(ranks: Mapping[int, Sequence[Stamp]], event: str, step: int | None = None) -> float:
@@ -157,7 +161,7 @@ def our_recovery(report: Mapping[str, Any], steps: Mapping[int, tuple[float, flo
     first, killed = recovery["resumed_step"] + 1, max(killed_step, recovery["resumed_step"] + 1)
     again = steps[killed][1] - steps[first][1]
     return Recovery(
-        phases=recovery["phases"] | {"lost_steps_again": again},
+        phases=recovery["phases"] | {"back_past": again},
         first_new_step=recovery["seconds"],
         past_killed_step=recovery["seconds"] + again,
         ordinary_step=ordinary_step(steps, min(first, killed_step)),
@@ -186,6 +190,7 @@ def _medians(recoveries: Sequence[Recovery]) -> dict[str, Any]:
     names = list(recoveries[0].phases)
     return {
         "phases": {name: _rounded(_median(one.phases[name] for one in recoveries)) for name in names},
+        "since_kill": {name: _rounded(_median(one.since_kill(name) for one in recoveries)) for name in names},
         **{name: _rounded(median(one.seconds(name) for one in recoveries)) for name in RATIOS},
         "ordinary_step": _rounded(median(one.ordinary_step for one in recoveries)),
         "steps_lost": median(one.steps_lost for one in recoveries),
