@@ -48,11 +48,11 @@ class Job:
             "HPX_SECRET_FILE": str(secret),
             **self.env,
         }
-        port = self.port or _free_port()
+        self.port = self.port or _free_port()
         for node in range(self.nodes):
             command = [sys.executable, "-m", "hyperpod_ext.runtime.agent", "--nnodes", str(self.nodes)]
             command += ["--nproc-per-node", str(self.workers_per_node), "--node-rank", str(node)]
-            command += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--", str(self.script)]
+            command += ["--rdzv-endpoint", f"127.0.0.1:{self.port}", "--", str(self.script)]
             with (self.folder / f"node{node}.log").open("wb") as log:
                 self.agents.append(subprocess.Popen(command, env=environ, stdout=log, stderr=log))
         return self

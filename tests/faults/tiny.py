@@ -5,6 +5,7 @@ HPX_TEST_FAULT is JSON, `{"what": ..., "rank": R, "step": S}`; a fault strikes o
 
 import json
 import os
+import time
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from hyperpod_ext.runtime import Run, resilient
 STEPS = int(os.environ.get("HPX_TEST_STEPS", "12"))
 FAULT = json.loads(os.environ.get("HPX_TEST_FAULT", "{}"))
 NORM = getattr(nn, os.environ.get("HPX_TEST_NORM", "BatchNorm1d"))  # whose statistics are each rank's own
+WIDTH = int(os.environ.get("HPX_TEST_WIDTH", "32"))
 HERE = Path(os.environ["HPX_RUN_DIR"])
 
 if FAULT.get("what") == "script":
@@ -48,7 +50,7 @@ def corrupt_own_snapshots(run: Run, slots: list[int]) -> None:
 @resilient
 def train(run: Run) -> None:
     def build() -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-        width = 40 if FAULT.get("what") == "other model" and run.generation > 1 and run.rank == FAULT["rank"] else 32
+        width = 40 if FAULT.get("what") == "other model" and run.generation > 1 and run.rank == FAULT["rank"] else WIDTH
         layers = [nn.Linear(16, width), NORM(width), nn.Dropout(0.2), nn.ReLU(), nn.Linear(width, 1)]
         model = nn.Sequential(*layers)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -60,6 +62,15 @@ def train(run: Run) -> None:
     for step in run.steps(STEPS):
         if due("exception", run, step):
             raise ValueError(f"bad sample at step {step}")
+        if due("sleeps", run, step):
+            time.sleep(600)  # a rank that hangs outside of any collective: nothing wakes it but its end
+        if (
+            FAULT.get("what") == "sleeps"
+            and step == FAULT["step"]
+            and run.rank == FAULT["dies"]
+            and run.generation == 1
+        ):
+            os.kill(os.getpid(), 9)
         x = torch.randn(8, 16)
         loss = (parallel(x).squeeze() - x.sum(1)).square().mean()
         optimizer.zero_grad()

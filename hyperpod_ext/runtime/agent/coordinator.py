@@ -39,6 +39,7 @@ class Coordinator:
         self._agents: dict[int, asyncio.StreamWriter] = {}
         self._addresses: dict[int, tuple[str, int]] = {}
         self._exit_codes: dict[int, int] = {}
+        self._joined_once = False
         self._listener = Listener(self._serve, self._broke)
         self._events: list[dict[str, Any]] = []
         self._log_file = (run_dir / "events.jsonl").open("a", encoding="utf-8", buffering=1)
@@ -108,6 +109,8 @@ class Coordinator:
                     Offer("memory", h["step"], h["owner"], node, h["save_id"], h["own_digest"]) for h in message["held"]
                 ]
                 self._carry_out(membership.join(rank, offer, held))
+                self._joined_once = True
+                self._check_exits()
             case "restored":
                 attempt, error = int(message["attempt"]), str(message["error"])
                 if error:
@@ -123,10 +126,11 @@ class Coordinator:
                     membership.step_committed(int(message["step"]))
                 fields = {key: value for key, value in message.items() if key not in ("type", "event", "t")}
                 self._log(message["event"], t=float(message["t"]), **fields)
-            case "workers_exited":
-                self._exit_codes |= {int(rank): int(code) for rank, code in message["codes"].items()}
-                if len(self._exit_codes) == self._config.world_size:
-                    self._all_exited()
+            case "exited":
+                self._exit_codes[rank] = int(message["code"])
+                self._check_exits()
+            case "broken":
+                self._fail(m.Fail("JobFailedError", f"node {message['node']}: {message['cause']}"))
 
     def _fault(self, message: wire.Message, rank: int, generation: int) -> None:
         died = message["type"] == "died"
@@ -170,13 +174,20 @@ class Coordinator:
                 case m.Fail():
                     self._fail(command)
 
-    def _all_exited(self) -> None:
-        bad = {rank: code for rank, code in self._exit_codes.items() if code != 0}
-        if bad:
+    def _check_exits(self) -> None:
+        """What it means that some processes have ended by themselves: all, or only some."""
+        codes, finished = self._exit_codes, self._membership.phase is m.Phase.ENDED
+        if len(codes) == self._config.world_size:
+            bad = {rank: code for rank, code in codes.items() if code != 0}
+            if not bad:
+                self._end("succeeded")
+                return
             rank, code = min(bad.items())
             self._fail(m.Fail("JobFailedError", f"rank {rank} ended with exit code {code} after its training was done"))
-        else:
-            self._end("succeeded")
+        elif codes and self._joined_once and not finished:
+            rank = min(codes)
+            message = f"rank {rank} ended without calling its @resilient function, while others wait in theirs"
+            self._fail(m.Fail("JobFailedError", message, "Every rank of a job must call it."))
 
     def _broke(self, why: str) -> None:
         self._fail(m.Fail("HyperpodExtError", f"the coordinator met an error of its own: {why}"))

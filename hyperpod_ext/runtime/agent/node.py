@@ -24,6 +24,8 @@ from hyperpod_ext.runtime.listener import Listener
 from hyperpod_ext.runtime.rendezvous.kv import KeyValueServer
 
 _LINE_LOST = "the coordinator is gone"
+_LAST_WORD_S = 5.0
+"""How long a node that cannot go on waits for the coordinator to end the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,6 @@ class Node:
         self._workers: dict[int, _Worker] = {}
         self._generation = 1
         self._finishing = False
-        self._exit_codes: dict[int, int] = {}
         self._kill = KillOnce(self._config.chaos.faults if settings.chaos and self._config.chaos else ())
         self._tasks: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -78,6 +79,7 @@ class Node:
         self._listener = Listener(self._serve_worker, self._break)
         self._known = asyncio.Condition()
         self._master_port = 0
+        self._line: asyncio.StreamWriter | None = None
 
     async def run(self) -> str:
         """Returns the job's final state: succeeded, failed or cancelled.
@@ -229,9 +231,7 @@ class Node:
         code = os.waitstatus_to_exitcode(status)
         never_joined = worker.writer is None
         if self._finishing or (code == 0 and never_joined):
-            self._exit_codes[rank] = code
-            if len(self._exit_codes) == self._config.workers_per_node:
-                self._tell("workers_exited", codes=self._exit_codes)
+            self._tell("exited", rank=rank, code=code)
             return
         cause = describe_exit(status)
         if code > 0 and (words := _last_words(worker.log)):
@@ -308,6 +308,7 @@ class Node:
         self._tell("event", event=event, t=time.monotonic(), node=self._settings.node, **fields)
 
     def _tell(self, kind: str, **fields: Any) -> None:
+        assert self._line is not None, "not connected yet"
         self._line.write(wire.encode({"generation": self._generation, **fields, "type": kind}))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -323,8 +324,17 @@ class Node:
         task.add_done_callback(done)
 
     def _break(self, why: str) -> None:
-        if not self._broken.done():
-            self._broken.set_result(why)
+        """This node cannot go on: have the coordinator end the job, and end anyway if it does not."""
+
+        def give_up() -> None:
+            if not self._broken.done():
+                self._broken.set_result(why)
+
+        if self._line is None:
+            give_up()
+        else:
+            self._tell("broken", node=self._settings.node, cause=why)
+            asyncio.get_running_loop().call_later(_LAST_WORD_S, give_up)
 
     def _cancel(self) -> None:
         if self._coordinator is not None:

@@ -1,0 +1,179 @@
+"""What cannot work ends soon, says why, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyperpod_ext.runtime import wire
+
+TINY = Path(__file__).parent / "tiny.py"
+
+pytestmark = pytest.mark.slow
+
+
+def assert_nothing_left(pids: list[int]) -> None:
+    """None of these processes runs any more, and so neither does the shared memory they held."""
+    left = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert not left, [Path(f"/proc/{pid}/cmdline").read_text() for pid in left]
+
+
+def sockets_left() -> list[Path]:
+    return list(Path(tempfile.gettempdir()).glob("hpx-*"))
+
+
+def failed(report: dict[str, Any], code: str = "JobFailedError") -> str:
+    """The message of a job that failed with this error."""
+    assert report["state"] == "failed"
+    assert report["error"]["code"] == code
+    return str(report["error"]["message"])
+
+
+def test_a_script_that_raises_at_once_is_not_tried_again(job):
+    running = job(fault={"what": "script"}).start()
+    report = running.wait()
+    assert "ValueError: the script itself is broken (exit code 1)" in failed(report)
+    assert "rank" in report["error"]["hint"]
+    assert running.codes() == [7, 7]
+    assert report["generations"] == 0
+
+
+def test_an_exception_at_the_first_step_is_tried_once_more(job):
+    report = (
+        job(fault={"what": "exception", "rank": -1, "ranks": [0, 1, 2, 3], "step": 1, "always": True}).start().wait()
+    )
+    message = failed(report)
+    assert "ValueError: bad sample at step 1 (tiny.py:" in message
+    assert "2 times in a row" in message
+    assert report["generations"] == 2
+
+
+def test_a_rank_that_dies_each_time_ends_the_job(job):
+    report = job(fault={"what": "before backward", "rank": 1, "step": 3, "always": True}).start().wait()
+    assert "rank 1 (node 0) at step 3: killed by SIGKILL (9); 3 times in a row" in failed(report)
+
+
+def test_a_fault_budget_of_none_ends_the_job_at_the_first(job):
+    settings = {"chaos": {"faults": [{"rank": 3, "step": 2}]}, "restart": {"max_restarts": 0}}
+    assert "the job recovers from 0" in failed(job(settings=settings).start().wait())
+
+
+def test_a_model_built_differently_on_the_newcomer_is_named(job):
+    settings = {"chaos": {"faults": [{"rank": 2, "step": 4}]}}
+    report = job(settings=settings, fault={"what": "other model", "rank": 2, "step": 0}).start().wait()
+    message = failed(report, "NoCheckpointError")
+    assert "The last try: rank 2: model of this rank does not take the job's state" in message
+
+
+def test_a_memory_tier_that_is_too_small_is_refused_before_a_step_is_made(job):
+    settings = {"checkpoint": {"tiers": [{"kind": "memory", "budget_mib": 1}]}}
+    report = job(settings=settings, nodes=1, workers_per_node=1, env={"HPX_TEST_WIDTH": "40000"}).start().wait()
+    message = failed(report, "MemoryTierFullError")
+    assert "rank 0 needs" in message
+    assert "its budget is 1 MiB a node" in message
+    assert report["steps"] == 0
+
+
+def test_shared_memory_that_is_too_small_is_said_before_a_worker_starts(job):
+    running = job(settings={"shared_memory_mib": 1 << 30}).start()
+    assert "/dev/shm has" in failed(running.wait())
+    assert not (running.folder / "logs").exists()
+
+
+def test_a_port_that_is_taken_is_named(job):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        report = job(nodes=1, port=port).start().wait()
+    assert f"127.0.0.1:{port}" in failed(report, "ConflictError")
+
+
+def test_a_module_that_cannot_be_preloaded_is_named(job):
+    report = job(settings={"restart": {"preload": ["torch", "no_such_module"]}}).start().wait()
+    assert "cannot import 'no_such_module', which restart.preload asks for" in failed(report)
+
+
+def test_a_rank_that_ends_before_the_others_is_named(job, tmp_path):
+    script = tmp_path / "leaves.py"
+    script.write_text(f"import os, runpy\nif os.environ['RANK'] != '1':\n    runpy.run_path({str(TINY)!r})\n")
+    report = job(script=script).start().wait()
+    assert "rank 1 ended without calling its @resilient function" in failed(report)
+
+
+def test_a_script_without_our_loop_runs_as_under_torchrun(job, tmp_path):
+    script = tmp_path / "plain.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "x = torch.ones(1)\n"
+        "dist.all_reduce(x)\n"
+        "assert x.item() == 4\n"
+        "dist.destroy_process_group()\n"
+    )
+    running = job(script=script).start()
+    assert running.wait()["state"] == "succeeded"
+    assert running.codes() == [0, 0]
+
+
+def test_a_rank_that_does_not_leave_in_time_is_replaced(job, undisturbed):
+    """Rank 0 sits in a sleep while rank 2 dies: nobody waits for it longer than the job says."""
+    settings = {"restart": {"leave_timeout_s": 1.5}}
+    report = job(settings=settings, fault={"what": "sleeps", "rank": 0, "step": 5, "dies": 2}).start().wait()
+    assert report["state"] == "succeeded", report["error"]
+    assert report["losses"] == undisturbed["losses"]
+    assert report["weights"] == undisturbed["weights"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_job_that_is_told_to_stop_leaves_nothing_behind(job, signum):
+    before = sockets_left()
+    running = job(env={"HPX_TEST_STEPS": "100000"}).start()
+    running.until("step", step=3)
+    pids = running.processes()
+    assert len(pids) >= 2 + 2 * 4  # two agents, each with a zygote, a memory server and two workers
+    for agent in running.agents:
+        agent.send_signal(signum)
+    assert running.wait()["state"] == "cancelled"
+    assert running.codes()[0] == 130
+    assert_nothing_left(pids)
+    assert sockets_left() == before
+
+
+def test_an_agent_that_is_killed_takes_its_node_and_the_job_with_it(job):
+    running = job(env={"HPX_TEST_STEPS": "100000"}).start()
+    running.until("step", step=3)
+    pids = running.processes()
+    running.agents[1].send_signal(signal.SIGKILL)
+    assert failed(running.wait()) == "the agent of node 1 is gone"
+    assert all(_ended(pid) for pid in pids)
+
+
+def _ended(pid: int) -> bool:
+    """Wait for a process that the kernel was asked to end; False if it still runs after 10 s."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], 10)[0])
+    finally:
+        os.close(handle)
+
+
+def test_who_does_not_have_the_secret_is_not_let_in(job):
+    running = job(env={"HPX_TEST_STEPS": "200"}).start()
+    running.until("step", step=3)
+    with socket.create_connection(("127.0.0.1", running.port)) as intruder:
+        wire.receive(intruder)
+        wire.send(intruder, {"nonce": "n", "proof": "let me in"})
+        wire.send(intruder, {"type": "failed", "rank": 0, "cause": "because I say so", "step": 3, "generation": 1})
+        assert wire.receive(intruder) is None
+    report = running.wait()
+    assert report["state"] == "succeeded"
+    assert report["generations"] == 1
