@@ -30,7 +30,9 @@ from hyperpod_ext.config.load import load
 from hyperpod_ext.processes import become_subreaper, kill_descendants
 
 SIDES: dict[str, Callable[[Setup, Path], Recovery]] = {OURS: measure_ours, TORCHRUN: measure_torchrun}
+RESULTS = EXAMPLE.parents[2] / "docs" / "benchmarks"
 _GRACE_S = 10.0
+"""For what a side started to end by itself, once the side has."""
 
 
 def main() -> int:
@@ -104,7 +106,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=128, help="width of the model (default: 128)")
     parser.add_argument("--layers", type=int, default=4, help="blocks of the model (default: 4)")
     parser.add_argument("--kill", type=KillFault.parse, default="rank=2@step=13", metavar="rank=R@step=S")
-    parser.add_argument("--out", type=Path, default="docs/benchmarks", help="folder of the results")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     args = parser.parse_args()
     if not 2 < args.kill.step <= args.steps:
         parser.error(f"--kill: the step must be one of 3 to {args.steps}")

@@ -6,6 +6,7 @@ import os
 import platform
 import shlex
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +38,13 @@ def make_document(rounds: Sequence[Round], setup: Setup) -> dict[str, Any]:
 
 
 def _describe_machine() -> dict[str, Any]:
-    import torch
-
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
     return {
         "cores": len(os.sched_getaffinity(0)),
         "cpu": model,
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": version("torch"),
         "load_average": [round(value, 2) for value in os.getloadavg()],
     }
 

@@ -15,14 +15,14 @@ matplotlib.use("Agg")
 matplotlib.rcParams.update({"svg.hashsalt": "recovery", "font.size": 10, "font.family": "DejaVu Sans"})
 
 COLORS = {
-    "notice and stop": "#8c8c8c",
-    "a new process": "#d9a441",
+    "notice and stop": "#808080",
+    "a new process": "#b9822b",
     "imports": "#c8553d",
     "process groups": "#5b8e7d",
     "build the model": "#8e6c8a",
     "state back": "#3d7ea6",
     "first new step": "#274060",
-    "back past the killed step": "#a9b4c2",
+    "back past the killed step": "#7f8ea3",
 }
 KIND = {
     "fault_seen": "notice and stop",

@@ -153,11 +153,13 @@ def our_recovery(report: Mapping[str, Any], steps: Mapping[int, tuple[float, flo
     """Read the job's report; `steps`: when each kept step began and ended, over all ranks.
 
     Raises:
-        ValueError: the job did not recover exactly once.
+        ValueError: the job did not recover exactly once, or not from the kill.
     """
     if len(report["recoveries"]) != 1:
         raise ValueError(f"{len(report['recoveries'])} recoveries where one was wanted")
     (recovery,) = report["recoveries"]
+    if recovery["phases"]["fault_seen"] is None:
+        raise ValueError("the report does not say when the worker was killed")
     first, killed = recovery["resumed_step"] + 1, max(killed_step, recovery["resumed_step"] + 1)
     again = steps[killed][1] - steps[first][1]
     return Recovery(
