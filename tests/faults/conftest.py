@@ -30,6 +30,7 @@ class Job:
     nodes: int = 2
     workers_per_node: int = 2
     script: Path = TINY
+    args: list[str] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
     port: int = 0
@@ -52,7 +53,7 @@ class Job:
         for node in range(self.nodes):
             command = [sys.executable, "-m", "hyperpod_ext.runtime.agent", "--nnodes", str(self.nodes)]
             command += ["--nproc-per-node", str(self.workers_per_node), "--node-rank", str(node)]
-            command += ["--rdzv-endpoint", f"127.0.0.1:{self.port}", "--", str(self.script)]
+            command += ["--rdzv-endpoint", f"127.0.0.1:{self.port}", "--", str(self.script), *self.args]
             with (self.folder / f"node{node}.log").open("wb") as log:
                 self.agents.append(subprocess.Popen(command, env=environ, stdout=log, stderr=log))
         return self
