@@ -124,8 +124,12 @@ SIGKILL (`{job["kill"]}`) as soon as it has reported that it makes that step.
   {save_every} steps, `dcp.load` of the newest one on start.
 
 The sides take turns in one run, and who goes first alternates. Ratios are medians of the ratios of rounds.
-Both run with `{environment}`. The last two are for torchrun: its ranks do not find
-each other after a restart over the shared store, and its store asks the resolver for names.
+Both run with this environment; the last two are for torchrun, whose ranks otherwise do not find each other after
+a restart, and whose store asks the resolver for names:
+
+```
+{environment}
+```
 
 Measured on {machine["cores"]} cores ({machine["cpu"]}), Python {machine["python"]}, torch {machine["torch"]},
 load average {min(loads):.1f} to {max(loads):.1f} when the sides started.
@@ -139,7 +143,8 @@ load average {min(loads):.1f} to {max(loads):.1f} when the sides started.
 ## How to read it
 
 A phase ends when the last rank has come that far (an exception: when the first survivor has), and counts only
-what it adds to the phases before it. Medians of phases need not add up to the median of the whole.
+what it adds to the phases before it. Medians of phases need not add up to the median of the whole. Where torchrun's
+agent ends the survivors before one of them has its exception, that phase is not seen and counts to the next.
 The *first new step* is the first that all ranks have made after the kill: for {OURS} the one that was
 interrupted, for torchrun the one after its checkpoint. It is *back past the killed step* when all ranks have made
 the interrupted step. *One ordinary step off* takes the median step of the same run from both sides: what is left
@@ -152,5 +157,6 @@ is the recovery alone.
 - The model is small. Imports dominate torchrun's time; with a larger model, loading and the lost steps would.
 - How many steps torchrun loses depends on how long before the kill it saved; the default kill comes in the
   middle between two saves.
-- All ranks share {machine["cores"]} cores, so four Pythons that import at once wait for each other.
+- All ranks share {machine["cores"]} cores, so four Pythons that import at once wait for each other. Other load makes
+  both sides slower and the ratios of rounds differ; the load average above tells how much of it there was.
 """
