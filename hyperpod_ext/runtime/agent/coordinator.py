@@ -41,8 +41,8 @@ class Coordinator:
         self._exit_codes: dict[int, int] = {}
         self._joined_once = False
         self._listener = Listener(self._serve, self._broke)
-        self._events: list[dict[str, Any]] = []
-        self._log_file = (run_dir / "events.jsonl").open("a", encoding="utf-8", buffering=1)
+        self._log_path = run_dir / "events.jsonl"
+        self._log_file = self._log_path.open("a", encoding="utf-8", buffering=1)
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Final state: succeeded, failed or cancelled."""
         self._log("job_started", world_size=config.world_size, nodes=config.nodes)
@@ -199,7 +199,10 @@ class Coordinator:
         if self.ended.done():
             return
         self._log("job_ended", state=state)
-        report = make_report(self._events, state=state, error=error, world_size=self._config.world_size)
+        # from the file: a job of months has more events than a process should keep
+        with self._log_path.open(encoding="utf-8") as lines:
+            events = [json.loads(line) for line in lines]
+        report = make_report(events, state=state, error=error, world_size=self._config.world_size)
         write_report(self._run_dir, report)
         self.ended.set_result(state)
         self._to_agents({"type": "end", "state": state})
@@ -216,7 +219,6 @@ class Coordinator:
 
     def _log(self, event: str, *, t: float | None = None, **fields: Any) -> None:
         entry = {"t": time.monotonic() if t is None else t, "event": event, **fields}
-        self._events.append(entry)
         self._log_file.write(json.dumps(entry) + "\n")
 
 

@@ -77,6 +77,11 @@ class Run:
         Raises:
             JobFailedError: an object cannot be saved, or was built differently on this rank.
         """
+        if self._restored:
+            raise JobFailedError(
+                "restore() was called twice in one call of the training function",
+                hint="Name all objects in one call: restore(model=..., optimizer=..., scheduler=...).",
+            )
         state = TrainingState(objects)
         restored = self._link.restore(state, self._extras)
         self._state, self.step, self._restored = state, restored.step, True

@@ -1,0 +1,65 @@
+"""A training function run alone, in this process: what it may do, and what it is told when it may not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from hyperpod_ext.errors import HyperpodExtError, JobFailedError
+from hyperpod_ext.runtime import Run, resilient
+
+
+def test_a_script_runs_as_plain_python():
+    made: list[int] = []
+
+    @resilient
+    def train(run: Run) -> str:
+        model = run.keep(lambda: nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        assert run.restore(model=model, optimizer=optimizer) == 0
+        parallel = run.data_parallel(model)
+        for step in run.steps(3):
+            optimizer.zero_grad()
+            parallel(torch.ones(run.batch_size, 2)).sum().backward()
+            optimizer.step()
+            run.log(loss=1.0 / step)
+            made.append(step)
+        return f"rank {run.rank} of {run.world_size}"
+
+    assert train() == "rank 0 of 1"
+    assert made == [1, 2, 3]
+
+
+def alone(body):
+    """Run `body(run)` under the decorator."""
+    return resilient(body)()
+
+
+def test_steps_without_restore_is_refused():
+    with pytest.raises(JobFailedError, match=r"steps\(\) was called before restore\(\)"):
+        alone(lambda run: list(run.steps(1)))
+
+
+def test_a_second_restore_is_refused():
+    def train(run: Run) -> None:
+        model = nn.Linear(1, 1)
+        run.restore(model=model)
+        run.restore(model=model)
+
+    with pytest.raises(JobFailedError, match="called twice"):
+        alone(train)
+
+
+def test_a_number_that_is_none_is_refused():
+    with pytest.raises(HyperpodExtError, match="nan is not a finite number"):
+        alone(lambda run: run.log(loss=float("nan")))
+
+
+def test_random_numbers_repeat_from_step_to_step_and_not_between_steps():
+    def train(run: Run) -> list[float]:
+        run.restore(model=nn.Linear(1, 1))
+        return [torch.rand(1).item() for _ in run.steps(3)]
+
+    assert alone(train) == alone(train)
+    assert len(set(alone(train))) == 3
