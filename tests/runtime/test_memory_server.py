@@ -142,8 +142,19 @@ def test_a_writer_of_an_older_generation_is_refused(server):
     client = MemoryClient(server)
     client.map(0, 100)
     client._call({"op": "fence", "generation": 3})
+    client.begin(0, 5, "g2-s5", 2)
     with pytest.raises(StaleGenerationError, match="rank 0 of generation 2 may not write step 5"):
-        client.begin(0, 5, "g2-s5", 2)
+        client.flush()
+
+
+def test_the_newest_snapshot_is_never_given_up(server):
+    client = MemoryClient(server)
+    save(client, 1, b"a" * 1000)
+    client._next_slot = 0  # a client that has lost count
+    client.begin(0, 2, "g1-s2", 1)
+    with pytest.raises(NotFoundError, match="slot 0 of rank 0 is not free"):
+        client.flush()
+    assert read(client, 1) == b"a" * 1000
 
 
 def test_what_is_not_held_and_what_is_not_understood_are_errors(server):

@@ -22,7 +22,10 @@ class Mapping:
 
 
 class MemoryClient:
-    """Blocking calls, one at a time. A seal is not waited for until the next call.
+    """Calls to the memory server. Beginning and sealing are not waited for until the next call after them.
+
+    A request that was sent counts even if this process dies at once: the server reads it all the same,
+    and answers nobody's question about this rank before it has.
 
     Raises the server's errors as their own types: MemoryTierFullError, StaleGenerationError, ...
     """
@@ -31,6 +34,7 @@ class MemoryClient:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
         self._pending = 0
+        self._next_slot, self._slots = 0, 1
 
     def map(self, owner: int, slot_bytes: int) -> Mapping:
         """Shared memory with two slots of at least `slot_bytes` each."""
@@ -39,34 +43,41 @@ class MemoryClient:
             memory = mmap.mmap(fds[0], answer["slot_bytes"] * answer["slots"])
         finally:
             _close(fds)
+        self._next_slot, self._slots = int(answer["next_slot"]), int(answer["slots"])
         return Mapping(memory, answer["slot_bytes"], answer["slots"])
 
     def begin(self, owner: int, step: int, save_id: str, generation: int) -> int:
-        """Index of the slot to write; waits for a seal in flight first."""
-        answer, _ = self._call(
-            {"op": "begin", "owner": owner, "step": step, "save_id": save_id, "generation": generation}
-        )
-        return int(answer["slot"])
+        """Index of the slot to write from now on. The save before is sealed when this returns."""
+        self.flush()
+        slot, self._next_slot = self._next_slot, (self._next_slot + 1) % self._slots
+        request = {"op": "begin", "owner": owner, "slot": slot, "step": step, "save_id": save_id}
+        self._ask_later({**request, "generation": generation})
+        return slot
 
     def seal(self, owner: int, slot: int, record: dict[str, object]) -> None:
         """Ask for the seal and return at once; its checksum is computed beside the next step."""
-        wire.send(self._socket, {"op": "seal", "owner": owner, "slot": slot, "record": record})
+        self._ask_later({"op": "seal", "owner": owner, "slot": slot, "record": record})
+
+    def _ask_later(self, request: wire.Message) -> None:
+        wire.send(self._socket, request)
         self._pending += 1
 
     def flush(self) -> None:
-        """Wait until every seal asked for is done."""
+        """Wait until everything asked for is done, and raise what went wrong with it."""
         while self._pending:
             self._pending -= 1
             self._answer()
 
     def busy(self) -> bool:
         """Whether a seal is still in flight."""
-        if not self._pending:
-            return False
-        try:
-            return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return True
+        while self._pending:
+            try:
+                self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return True
+            self._pending -= 1
+            self._answer()
+        return False
 
     def read(self, owner: int, save_id: str, *, secret: bytes, job: str) -> tuple[Manifest, memoryview]:
         """Manifest and bytes of a sealed snapshot, both verified before they are returned.

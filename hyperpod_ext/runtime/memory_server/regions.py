@@ -11,7 +11,7 @@ from typing import Any
 
 from hyperpod_ext.errors import MemoryTierFullError, NotFoundError, StaleGenerationError
 from hyperpod_ext.runtime.checkpoint.manifest import FORMAT, Manifest, crc64nvme, sign
-from hyperpod_ext.runtime.memory_server.slots import SLOTS, Slot, State, pick_slot
+from hyperpod_ext.runtime.memory_server.slots import SLOTS, Slot, State, newest_sealed, pick_slot
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; first touch costs ten times the copy that follows
 _MIB = 1 << 20
@@ -66,8 +66,18 @@ class Regions:
                 held.append(Region(owner, slot_bytes))
             return held[-1], os.dup(held[-1].fd)
 
-    def begin(self, owner: int, step: int, save_id: str, generation: int) -> int:
-        """Give `owner` a slot to write; its former content no longer exists."""
+    def next_slot(self, owner: int) -> int:
+        """Slot that `owner` writes first; from there on it takes them in turn."""
+        with self._lock:
+            return pick_slot(self._newest_region(owner).slots)
+
+    def begin(self, owner: int, index: int, step: int, save_id: str, generation: int) -> None:
+        """`owner` writes a slot from now on; its former content no longer exists.
+
+        Raises:
+            StaleGenerationError: a newer generation is at work.
+            NotFoundError: the slot holds the newest snapshot, which is never given up, or does not exist.
+        """
         with self._lock:
             if generation < self._generation:
                 raise StaleGenerationError(
@@ -75,10 +85,10 @@ class Regions:
                     f"the job is at generation {self._generation}"
                 )
             slots = self._newest_region(owner).slots
-            index = pick_slot(slots)
+            if not 0 <= index < len(slots) or index == newest_sealed(slots):
+                raise NotFoundError(f"slot {index} of rank {owner} is not free to be written")
             self._saves += 1
             slots[index] = Slot(State.WRITING, self._saves, step, save_id)
-            return index
 
     def seal(self, owner: int, index: int, record: dict[str, Any]) -> Manifest:
         """Checksum the bytes in the slot and sign their manifest: from here on the snapshot exists."""

@@ -93,12 +93,15 @@ def _reply(connection: socket.socket, answer: wire.Message, fd: int | None) -> N
 def _dispatch(regions: Regions, request: wire.Message) -> Answer:
     match request.get("op"):
         case "map":
-            region, fd = regions.map(int(request["owner"]), int(request["slot_bytes"]))
-            return {"slot_bytes": region.slot_bytes, "slots": len(region.slots)}, fd
+            owner = int(request["owner"])
+            region, fd = regions.map(owner, int(request["slot_bytes"]))
+            next_slot = regions.next_slot(owner)
+            return {"slot_bytes": region.slot_bytes, "slots": len(region.slots), "next_slot": next_slot}, fd
         case "begin":
             generation = int(request["generation"])
-            slot = regions.begin(int(request["owner"]), int(request["step"]), str(request["save_id"]), generation)
-            return {"slot": slot}, None
+            owner, slot, step = int(request["owner"]), int(request["slot"]), int(request["step"])
+            regions.begin(owner, slot, step, str(request["save_id"]), generation)
+            return {}, None
         case "seal":
             manifest = regions.seal(int(request["owner"]), int(request["slot"]), dict(request["record"]))
             return {"crc64nvme": manifest["crc64nvme"]}, None
