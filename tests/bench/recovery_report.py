@@ -18,8 +18,8 @@ LABELS = {
         "survivors_freed": "survivors leave the broken step",
         "new_member": "new worker, forked with its imports done",
         "groups_back": "process groups open again",
-        "state_back": "state back, DDP aside",
-        "first_new_step": "first new step done",
+        "state_back": "state back from memory",
+        "first_new_step": "DDP built again, first new step done",
         "back_past": "back past the killed step",
     },
     TORCHRUN: {
