@@ -142,9 +142,25 @@ def test_a_writer_of_an_older_generation_is_refused(server):
     client = MemoryClient(server)
     client.map(0, 100)
     client._call({"op": "fence", "generation": 3})
-    client.begin(0, 5, "g2-s5", 2)
+    slot = client.begin(0, 5, "g2-s5", 2)
+    client.seal(0, slot, {**RECORD, "nbytes": 100})
     with pytest.raises(StaleGenerationError, match="rank 0 of generation 2 may not write step 5"):
         client.flush()
+    client.flush()  # said once, for all that was asked
+
+
+def test_a_save_after_a_refused_one_goes_to_the_right_slot(server):
+    client = MemoryClient(server)
+    save(client, 1, b"a" * 1000)
+    client._call({"op": "fence", "generation": 2})
+    client.begin(0, 2, "g1-s2", 1)
+    with pytest.raises(StaleGenerationError):
+        client.flush()
+    for step in (2, 3):
+        slot = client.begin(0, step, f"g2-s{step}", 2)
+        client.seal(0, slot, {**RECORD, "nbytes": 1000})
+        client.flush()
+        assert held_steps(server) == [step - 1, step]
 
 
 def test_the_newest_snapshot_is_never_given_up(server):

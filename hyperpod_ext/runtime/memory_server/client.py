@@ -34,7 +34,8 @@ class MemoryClient:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
         self._pending = 0
-        self._next_slot, self._slots = 0, 1
+        self._next_slot: int | None = None
+        self._slots = 1
 
     def map(self, owner: int, slot_bytes: int) -> Mapping:
         """Shared memory with two slots of at least `slot_bytes` each."""
@@ -49,6 +50,8 @@ class MemoryClient:
     def begin(self, owner: int, step: int, save_id: str, generation: int) -> int:
         """Index of the slot to write from now on. The save before is sealed when this returns."""
         self.flush()
+        if self._next_slot is None:
+            self._next_slot = int(self._call({"op": "next_slot", "owner": owner})[0]["next_slot"])
         slot, self._next_slot = self._next_slot, (self._next_slot + 1) % self._slots
         request = {"op": "begin", "owner": owner, "slot": slot, "step": step, "save_id": save_id}
         self._ask_later({**request, "generation": generation})
@@ -63,21 +66,33 @@ class MemoryClient:
         self._pending += 1
 
     def flush(self) -> None:
-        """Wait until everything asked for is done, and raise what went wrong with it."""
-        while self._pending:
-            self._pending -= 1
-            self._answer()
+        """Wait until everything asked for is done, and raise the first thing that went wrong with it."""
+        self._take_answers(wait=True)
 
     def busy(self) -> bool:
-        """Whether a seal is still in flight."""
-        while self._pending:
-            try:
-                self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return True
+        """Whether a save is still in flight."""
+        return not self._take_answers(wait=False)
+
+    def _take_answers(self, *, wait: bool) -> bool:
+        """Read the answers that are due, all or those that are here; returns whether none is due any more."""
+        errors_met = []
+        while self._pending and (wait or self._has_answer()):
             self._pending -= 1
-            self._answer()
-        return False
+            try:
+                self._answer()
+            except errors.HyperpodExtError as error:
+                errors_met.append(error)
+        if errors_met:
+            self._next_slot = None  # what was refused was not written; the server knows which slot is next
+            raise errors_met[0]
+        return not self._pending
+
+    def _has_answer(self) -> bool:
+        try:
+            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        return True
 
     def read(self, owner: int, save_id: str, *, secret: bytes, job: str) -> tuple[Manifest, memoryview]:
         """Manifest and bytes of a sealed snapshot, both verified before they are returned.

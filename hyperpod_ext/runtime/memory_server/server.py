@@ -97,6 +97,8 @@ def _dispatch(regions: Regions, request: wire.Message) -> Answer:
             region, fd = regions.map(owner, int(request["slot_bytes"]))
             next_slot = regions.next_slot(owner)
             return {"slot_bytes": region.slot_bytes, "slots": len(region.slots), "next_slot": next_slot}, fd
+        case "next_slot":
+            return {"next_slot": regions.next_slot(int(request["owner"]))}, None
         case "begin":
             generation = int(request["generation"])
             owner, slot, step = int(request["owner"]), int(request["slot"]), int(request["step"])

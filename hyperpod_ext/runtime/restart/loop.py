@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import traceback
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from hyperpod_ext.config.runtime import RuntimeConfig
-from hyperpod_ext.errors import HyperpodExtError
+from hyperpod_ext.errors import HyperpodExtError, StaleGenerationError
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.environment import WorkerEnvironment
 from hyperpod_ext.runtime.memory_server.client import MemoryClient
@@ -97,7 +98,8 @@ class _Loop:
                 hint=error.hint if isinstance(error, HyperpodExtError) else "",
             )
             self._session.wait_aborted(timeout_s=None)
-        self._checkpointer.flush()  # what this rank can offer from memory includes its last save
+        with contextlib.suppress(StaleGenerationError):  # a save that came too late: it never happened
+            self._checkpointer.flush()  # what this rank can offer from memory includes its last save
         self._session.event("freed", rank=self._environment.rank, step=self._run.step)
         # frames of the failed call hold the DDP module, and it the group's sockets and gradient hooks
         _forget_frames(error)
@@ -108,7 +110,7 @@ class _Loop:
     def _is_someone_elses(self, error: BaseException) -> bool:
         if self._session.aborted or isinstance(error, AbortedError):
             return True
-        broken = isinstance(error, ConnectionError | dist.DistError) or (
+        broken = isinstance(error, ConnectionError | StaleGenerationError | dist.DistError) or (
             isinstance(error, RuntimeError) and any(sign in str(error) for sign in _BROKEN_GROUP)
         )
         return broken and self._session.wait_aborted(_VERDICT_WAIT_S)
