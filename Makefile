@@ -45,8 +45,9 @@ soak: $(READY)
 
 bench: bench-recovery
 
+# kill -9 to the first new step, beside torchrun with DCP checkpoints; about 40 s a round
 bench-recovery: $(READY)
-	$(BIN)/python tests/bench/recovery.py $(ARGS)
+	$(BIN)/python tests/bench/recovery.py --rounds 5 $(ARGS)
 
 golden: $(READY)
 	cp examples/01-local/train.py templates/init/train.py.j2

@@ -43,6 +43,11 @@ def _figures(result: Mapping[str, Any]) -> str:
         ("weights equal", _yes_or_no(result["weights_equal"])),
         ("share of time kept", f"{100 * result['goodput']:.1f} % ({of})"),
     ]
+    if wall:
+        rest = [
+            f"{name.replace('startup', 'start-up')} {seconds[name]:.1f} s" for name in ("startup", "recovery", "other")
+        ]
+        rows.append(("where the rest went", ", ".join(rest)))
     if result["undisturbed"]:
         rows.append(("the same, undisturbed", f"{100 * result['undisturbed']['goodput']:.1f} %"))
     for name, value in result["metrics"].items():

@@ -77,6 +77,7 @@ def test_wait_ends_with_a_table_and_says_on_stderr_what_happens(place: LocalPlac
         "loss equal to the undisturbed run  yes",
         "weights equal                      yes",
         "share of time kept                 50.0 % (1.0 s of 2.0 s)",
+        "where the rest went                start-up 0.5 s, recovery 0.0 s, other 0.5 s",
         "the same, undisturbed              50.0 %",
         "held-out loss                      3.0000",
     ]
