@@ -18,6 +18,8 @@ import os
 import socket
 import stat
 import threading
+import time
+from pathlib import Path
 
 import torch.distributed as dist
 
@@ -67,6 +69,7 @@ class ProcessGroups:
     def destroy(self) -> None:
         """Destroy the group. Call with no DDP module or work handle of it alive, or its threads stay."""
         if dist.is_initialized():
+            _wait_until_idle()
             dist.destroy_process_group()
         with self._lock:
             self._inodes = set()
@@ -84,6 +87,30 @@ class ProcessGroups:
             held, self._held = self._held, []
         for connection in held:
             connection.close()
+
+
+def _wait_until_idle(limit_s: float = 2.0) -> None:
+    """Until no thread of gloo has anything left to clean up.
+
+    The group's destructor joins them and holds the GIL meanwhile; one that still has to let go of a tensor
+    waits for the GIL. Whoever destroys the group right after its last operation then hangs for good.
+    """
+    deadline, calm = time.monotonic() + limit_s, 0
+    while calm < 2 and time.monotonic() < deadline:
+        time.sleep(0.0005)  # gives the GIL to whoever needs it
+        calm = calm + 1 if all(state == "S" for state in _gloo_thread_states()) else 0
+
+
+def _gloo_thread_states() -> list[str]:
+    """Kernel's state of each thread that runs gloo's operations. Read without the GIL, so one that waits
+    for the GIL has got it, and is not asleep."""
+    states = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
+            if name.startswith("pt_gloo"):
+                states.append(rest.split()[0])
+    return states
 
 
 def _sockets() -> dict[int, int]:

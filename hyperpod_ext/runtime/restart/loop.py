@@ -75,6 +75,7 @@ class _Loop:
             except (Exception, SystemExit) as error:
                 self._leave(error)
             else:
+                self._run.leave()
                 self._groups.close()
                 return result
 
