@@ -173,6 +173,9 @@ class Node:
                     wait_s = self._config.restart.leave_timeout_s
                     asyncio.get_running_loop().call_later(wait_s, self._end_stuck, rank, worker, self._generation)
                 await self._kv.enter(self._generation)
+            case "begin":
+                self._to_workers(message)
+                # not at the abort: what ranks saved before they left, or died, is still on its way then
                 await self._ask_memory({"op": "fence", "generation": self._generation})
             case "finish":
                 self._finishing = True

@@ -48,7 +48,7 @@ class Regions:
 
     def __init__(self, *, job: str, secret: bytes, budget: int | None, usable_bytes: Callable[[], int]) -> None:
         self._job, self._secret, self._budget, self._usable_bytes = job, secret, budget, usable_bytes
-        self._regions: dict[int, list[Region]] = {}  # newest last; an older one lives until a first seal
+        self._regions: dict[int, list[Region]] = {}  # newest last; an older one lives until that is full
         self._generation = 0
         self._saves = 0
         self._lock = threading.Lock()
@@ -115,9 +115,10 @@ class Regions:
         )
         with self._lock:
             slot.manifest, slot.state = manifest, State.SEALED
-            for older in self._regions[owner][:-1]:
-                older.close()
-            del self._regions[owner][:-1]
+            if all(other.state is State.SEALED for other in region.slots):
+                for older in self._regions[owner][:-1]:
+                    older.close()
+                del self._regions[owner][:-1]
         return manifest
 
     def held(self) -> list[Manifest]:
