@@ -26,7 +26,7 @@ class Command(click.Command):
             return super().invoke(ctx)
         except HyperpodExtError as error:
             failure = error
-        except (PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError) as error:
+        except OSError as error:
             if error.filename is None:
                 raise
             failure = HyperpodExtError(f"{error.filename}: {error.strerror}", hint="choose another place")

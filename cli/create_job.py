@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -105,12 +106,14 @@ def _submit(plan: Plan, cancel_on_interrupt: bool) -> JobHandle:
 
 
 def _wait(handle: JobHandle, output: str, timeout: float | None, follow: bool) -> None:
-    from hyperpod_ext.errors import UserInterruptError
+    from hyperpod_ext.errors import JobFailedError, UserInterruptError
     from hyperpod_ext.launch.targets import get_target
 
     from .report import describe_result
 
     target = get_target(handle.target)
+    # a CI's or a scheduler's "end now" means the job too, as Ctrl-C does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         folder = _show_progress(handle, timeout, follow)
     except KeyboardInterrupt:
@@ -121,6 +124,12 @@ def _wait(handle: JobHandle, output: str, timeout: float | None, follow: bool) -
     print_result(result, output, handle.name if output == "name" else describe_result(result))
     if result["state"] != "succeeded":
         _exit_as_failed(result, folder)
+    if result["steps"] == 0:
+        say("warning: no step was made; does the script call its @resilient function, and that run.steps()?")
+    if False in (result["loss_equal"], result["weights_equal"]):
+        say("error: the job differs from its undisturbed run, so its steps do not repeat exactly")
+        say("Build models inside run.keep, which is seeded, and draw random numbers inside the steps.")
+        raise click.exceptions.Exit(JobFailedError.exit_code)
 
 
 def _show_progress(handle: JobHandle, timeout: float | None, follow: bool) -> str:

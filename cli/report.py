@@ -7,7 +7,12 @@ from typing import Any
 
 from .output import columns
 
-_SOURCES = {"live": "a live rank", "memory": "the node's memory", "self": "each process itself"}
+_SOURCES = {
+    "live": "a live rank",
+    "memory": "the node's memory",
+    "self": "each process itself",
+    "fresh": "a fresh start",
+}
 """Where a state can come back from; other sources are shown as they are."""
 
 
@@ -29,7 +34,8 @@ def _recovery(recovery: Mapping[str, Any]) -> str:
     table = columns([(name, took.rjust(8)) for name, took in rows]).splitlines()
     kept = "the others kept their processes" if recovery["survivor_pids_kept"] else "other processes were replaced too"
     source = _SOURCES.get(recovery["source"], recovery["source"])
-    tail = f"went on from step {recovery['resumed_step']} with the state of {source}; {kept}"
+    went_on = f"went on from step {recovery['resumed_step']} with the state of {source}; {kept}"
+    tail = went_on if source else "the job ended before it could go on"
     return "\n".join([head, *(f"  {line}" for line in [*table[:-1], "-" * len(table[0]), table[-1]]), tail])
 
 

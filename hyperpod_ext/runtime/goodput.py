@@ -153,19 +153,19 @@ def _same_pids(past: Sequence[Event], leaving: Sequence[Event], survivors: set[i
     return all(before.get(rank) == now.get(rank) for rank in survivors)
 
 
-def _losses(events: Iterable[Event]) -> dict[int, float]:
+def _losses(events: Iterable[Event]) -> dict[int, float | None]:
     """Loss of each step: of its last making, by the lowest rank that reported it."""
-    best: dict[int, tuple[int, int, float]] = {}
+    best: dict[int, tuple[int, int, float | None]] = {}
     for event in events:
         if event["event"] == "step" and "loss" in event:
             entry = (-event["generation"], event["rank"], event["loss"])
-            best[event["step"]] = min(best.get(event["step"], entry), entry)
+            best[event["step"]] = min(best.get(event["step"], entry), entry, key=lambda known: known[:2])
     return {step: loss for step, (_, _, loss) in sorted(best.items())}
 
 
-def _metrics(events: Iterable[Event]) -> dict[str, float]:
+def _metrics(events: Iterable[Event]) -> dict[str, float | None]:
     """Numbers logged outside of steps; the last word counts."""
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float | None] = {}
     for event in events:
         if event["event"] == "metric":
             metrics |= {k: v for k, v in event.items() if k not in ("t", "event", "rank", "generation", "node")}

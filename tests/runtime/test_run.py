@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hyperpod_ext.errors import HyperpodExtError, JobFailedError
+from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime import Run, resilient
 
 
@@ -51,9 +51,17 @@ def test_a_second_restore_is_refused():
         alone(train)
 
 
-def test_a_number_that_is_none_is_refused():
-    with pytest.raises(HyperpodExtError, match="nan is not a finite number"):
-        alone(lambda run: run.log(loss=float("nan")))
+def test_a_loop_left_by_break_commits_the_steps_before():
+    def train(run: Run) -> int:
+        run.restore(model=nn.Linear(1, 1))
+        for step in run.steps(5):
+            run.log(loss=float("nan"))  # is no reason to stop either
+            if step == 3:
+                break
+        run.log(after=1.0)
+        return run.step
+
+    assert alone(train) == 2
 
 
 def test_random_numbers_repeat_from_step_to_step_and_not_between_steps():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -94,7 +95,8 @@ def cancel(handle: JobHandle) -> JobStatus:
     submission = _find(handle)
     deadline = time.monotonic() + _CANCEL_PATIENCE_S
     if submission.is_running():
-        os.kill(int(submission.pid_file.read_text()), signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):  # killed: then the engine is ending the job by itself
+            os.kill(int(submission.pid_file.read_text()), signal.SIGTERM)
     while submission.is_running():
         if time.monotonic() > deadline:
             raise HyperpodExtError(f"{handle.name} does not end", hint=f"see {submission.engine_log}")

@@ -1,8 +1,9 @@
 """The engine of one local job: `python -m hyperpod_ext.launch.targets.local_engine FOLDER LOCK_FD`.
 
 It plays the scheduler, as two processes, so that nothing is left behind even when one is killed with
-SIGKILL. The *keeper* holds the lock of the job's name, and ends everything once the *engine* has died,
-in whatever way; the engine runs the nodes, and is told to end when the keeper dies.
+SIGKILL. The *keeper* ends everything once the *engine* has died,
+in whatever way; the engine runs the nodes, and is told to end when the keeper
+dies. Both hold the lock of the job's name.
 
 WARNING: both fork. Nothing imported here may start a thread.
 """
@@ -34,24 +35,23 @@ _TAIL_LINES = 20
 
 def main(arguments: list[str]) -> int:
     """Detach the keeper; whoever waits for this process learns that it runs."""
-    submission, lock = Submission(Path(arguments[0])), int(arguments[1])
+    submission = Submission(Path(arguments[0]))  # the second argument is the lock, open in all of us
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until there is a handler to take it
     keeper = os.fork()
     if keeper:
         write_whole(submission.pid_file, f"{keeper}\n")
         return 0
-    _keep(submission, lock)
+    _keep(submission)
     return 0
 
 
-def _keep(submission: Submission, lock: int) -> None:
+def _keep(submission: Submission) -> None:
     """Wait for the engine, then leave nothing of the job but its folder."""
     become_subreaper()
     scratch, keeper = _make_scratch(), os.getpid()
     try:
         engine = os.fork()
-        if engine == 0:
-            os.close(lock)
+        if engine == 0:  # it has the lock too: the name is free when both have ended
             _run_and_exit(submission, scratch, keeper)
         signal.signal(signal.SIGTERM, lambda _signum, _frame: _ask_to_end(engine))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

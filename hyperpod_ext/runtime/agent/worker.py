@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hyperpod_ext.processes import die_with_parent
+from hyperpod_ext.runtime.causes import one_line
 
 SCRIPT_RAISED = 1
 
@@ -25,8 +26,9 @@ def main(order: dict[str, Any], agent_pid: int) -> NoReturn:
     try:
         _settle(order, agent_pid)
         code = _run_script(order["argv"])
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
+        print(one_line(error), file=sys.stderr)  # noqa: T201  (the agent quotes the last line of the log)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

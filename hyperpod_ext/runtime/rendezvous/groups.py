@@ -2,11 +2,13 @@
 
 Stock torch cannot abort a gloo operation in flight: a survivor that is not the dead rank's neighbour
 waits out the whole timeout. An end of file on the group's own sockets makes every pending operation
-raise within milliseconds. Three things about it were learned the hard way:
+raise within milliseconds. Four things about it were learned the hard way:
 
 - Listeners must be left alone: gloo terminates the process over them.
 - Only reading is shut down. When a write fails on gloo's event thread, the operation it belonged to is
   neither pending nor queued at that moment, nobody tells its waiter, and it sleeps out the timeout.
+- For the like reason a message in the middle of its transfer is let through first: when its socket ends,
+  gloo tells those who wait in line, and not the one whose bytes were arriving.
 - For the same reason no survivor may see another's socket close before it was cut itself: each keeps
   its connections open, through duplicates, until all have left.
 """
@@ -14,15 +16,19 @@ raise within milliseconds. Three things about it were learned the hard way:
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import socket
 import stat
+import sys
+import termios
 import threading
 import time
 from pathlib import Path
 
 import torch.distributed as dist
 
+from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.rendezvous.store import PartitionedStore
 
 
@@ -41,6 +47,11 @@ class ProcessGroups:
 
         Call it once every rank has left the former group.
         """
+        if dist.is_initialized():
+            raise JobFailedError(
+                "a process group is open already; under @resilient the groups are opened for the script",
+                hint="Remove init_process_group (and destroy_process_group) from the script.",
+            )
         with self._lock:
             self._store, self._cut = store, False
         self._let_go()
@@ -59,12 +70,14 @@ class ProcessGroups:
             inodes, store = self._inodes, self._store
         if store is not None:
             store.cancel()
-        for inode, fd in _sockets().items():
-            if inode in inodes and (connection := _duplicate(fd, inode)) is not None:
-                with self._lock:
-                    self._held.append(connection)
-                with contextlib.suppress(OSError):  # the other side is dead, and gloo has heard of it
-                    connection.shutdown(socket.SHUT_RD)
+        found = [_duplicate(fd, inode) for inode, fd in _sockets().items() if inode in inodes]
+        connections = [connection for connection in found if connection is not None]
+        with self._lock:
+            self._held += connections
+        _wait_until_quiet(connections)
+        for connection in connections:
+            with contextlib.suppress(OSError):  # the other side is dead, and gloo has heard of it
+                connection.shutdown(socket.SHUT_RD)
 
     def destroy(self) -> None:
         """Destroy the group. Call with no DDP module or work handle of it alive, or its threads stay."""
@@ -87,6 +100,23 @@ class ProcessGroups:
             held, self._held = self._held, []
         for connection in held:
             connection.close()
+
+
+def _wait_until_quiet(connections: list[socket.socket], limit_s: float = 0.2) -> None:
+    """Until no byte has been on its way for three looks, a millisecond apart: survivors wait, traffic ends."""
+    deadline, calm = time.monotonic() + limit_s, 0
+    while calm < 3 and time.monotonic() < deadline:
+        time.sleep(0.001)
+        calm = 0 if any(_bytes_on_their_way(connection) for connection in connections) else calm + 1
+
+
+def _bytes_on_their_way(connection: socket.socket) -> bool:
+    """Whether either direction holds bytes that have not been read, or not been acknowledged."""
+    for request in (termios.FIONREAD, termios.TIOCOUTQ):
+        with contextlib.suppress(OSError):  # not connected any more
+            if int.from_bytes(fcntl.ioctl(connection, request, b"\0" * 4), sys.byteorder):
+                return True
+    return False
 
 
 def _wait_until_idle(limit_s: float = 2.0) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import traceback
 from collections.abc import Callable
 from typing import TypeVar
@@ -13,7 +12,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from hyperpod_ext.config.runtime import RuntimeConfig
-from hyperpod_ext.errors import HyperpodExtError, StaleGenerationError
+from hyperpod_ext.errors import HyperpodExtError, JobFailedError, StaleGenerationError
+from hyperpod_ext.runtime.causes import one_line
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.environment import WorkerEnvironment
 from hyperpod_ext.runtime.memory_server.client import MemoryClient
@@ -27,6 +27,9 @@ Result = TypeVar("Result")
 
 _VERDICT_WAIT_S = 30.0
 """How long a rank whose collective broke waits to hear which rank failed, before it takes the blame."""
+
+_finished: list[str] = []
+"""Training functions of this process that have ended."""
 
 _BROKEN_GROUP = ("gloo", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")
 
@@ -44,7 +47,14 @@ def resilient(train: Callable[[Run], Result]) -> Callable[[], Result]:
         environment = WorkerEnvironment.of()
         if environment is None:
             return _run_alone(train)
-        return _Loop(environment).until_finished(train)
+        if _finished:
+            raise JobFailedError(
+                f"{train.__name__}() was called after {_finished[0]}() had ended; a job has one training function",
+                hint="Do everything that needs all ranks in one call.",
+            )
+        result = _Loop(environment).until_finished(train)
+        _finished.append(train.__name__)
+        return result
 
     return resilient_train
 
@@ -92,7 +102,7 @@ class _Loop:
         if not self._is_someone_elses(error):
             traceback.print_exception(error)
             self._session.failed(
-                _one_line(error),
+                one_line(error),
                 self._run.step + 1,
                 final=isinstance(error, HyperpodExtError),
                 code=type(error).__name__ if isinstance(error, HyperpodExtError) else "JobFailedError",
@@ -115,13 +125,6 @@ class _Loop:
             isinstance(error, RuntimeError) and any(sign in str(error) for sign in _BROKEN_GROUP)
         )
         return broken and self._session.wait_aborted(_VERDICT_WAIT_S)
-
-
-def _one_line(error: BaseException) -> str:
-    text = str(error).splitlines()[0] if str(error) else ""
-    place = traceback.extract_tb(error.__traceback__)[-1] if error.__traceback__ else None
-    where = f" ({os.path.basename(place.filename)}:{place.lineno})" if place else ""  # noqa: PTH119
-    return f"{type(error).__name__}: {text}{where}"
 
 
 def _forget_frames(error: BaseException | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -11,7 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from hyperpod_ext.config.runtime import RuntimeConfig
-from hyperpod_ext.errors import HyperpodExtError, JobFailedError
+from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.restart import buckets
 from hyperpod_ext.runtime.restart.link import Link
@@ -48,7 +48,7 @@ class Run:
         self._restored = False
         self._wrapped: list[DistributedDataParallel] = []
         self._layouts: dict[int, buckets.Buckets] = {}
-        self._metrics: dict[str, float] = {}
+        self._metrics: dict[str, float | None] = {}
         self._in_step = False
 
     @property
@@ -101,7 +101,8 @@ class Run:
     def steps(self, total: int) -> Iterator[int]:
         """Yield the steps that are still to be made, counted from 1 to `total`.
 
-        A step is committed when the loop body for it has ended. Before each, the global random generators
+        A step is committed when the loop body for it has ended; one that is left by `break` is not. Before
+        each, the global random generators
         are set from (seed, step, rank).
         """
         if not self._restored:
@@ -115,14 +116,16 @@ class Run:
             began = time.monotonic()
             self._metrics, self._in_step = {}, True
             seed_step(self.config.seed, step, self.rank)
-            yield step
-            self._in_step = False
+            try:
+                yield step
+            finally:
+                self._in_step = False  # also when the loop is left by `break`
             self._commit(step)
             self._link.event("step", rank=self.rank, step=step, of=total, began=began, **self._metrics)
 
     def log(self, **metrics: float | torch.Tensor) -> None:
-        """Record numbers: of the step being made, or, after the loop, of the whole run."""
-        values = {name: _number(name, value) for name, value in metrics.items()}
+        """Record numbers: of the step being made, or, after the loop, of the whole run. NaN becomes null."""
+        values = {name: _number(value) for name, value in metrics.items()}
         if self._in_step:
             self._metrics |= values
         else:
@@ -179,10 +182,7 @@ class Run:
         return {"ddp_buckets": {str(index): layout for index, layout in self._layouts.items()}}
 
 
-def _number(name: str, value: float | torch.Tensor) -> float:
+def _number(value: float | torch.Tensor) -> float | None:
+    """A number as JSON has them: NaN and infinities become null."""
     number = float(value)
-    try:
-        json.dumps(number, allow_nan=False)
-    except ValueError as error:
-        raise HyperpodExtError(f"log({name}=...): {number} is not a finite number") from error
-    return number
+    return number if math.isfinite(number) else None
