@@ -72,6 +72,9 @@ def parse(text: str, source: str) -> Document:
     except yaml.YAMLError as error:
         document.problems.append(_syntax_problem(error, text, source))
         return document
+    except RecursionError:
+        document.problems.append(Problem("the YAML is nested too deep to be read", source=source))
+        return document
     if node is None:
         document.data = {}
         return document

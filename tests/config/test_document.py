@@ -67,3 +67,8 @@ def test_what_json_cannot_hold_is_a_problem_with_its_line(text: str, message: st
     problems = parse(text, "f").problems
     assert message in problems[0].message
     assert problems[0].line == 1
+
+
+def test_yaml_that_is_nested_too_deep_is_one_mistake() -> None:
+    (problem,) = parse("a: " + "[" * 5000, "job.yaml").problems
+    assert str(problem) == "job.yaml: the YAML is nested too deep to be read"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import socket
@@ -39,7 +40,7 @@ def failed(report: dict[str, Any], code: str = "JobFailedError") -> str:
 def test_a_script_that_raises_at_once_is_not_tried_again(job):
     running = job(fault={"what": "script"}).start()
     report = running.wait()
-    assert "ValueError: the script itself is broken (exit code 1)" in failed(report)
+    assert re.search(r"ValueError: the script itself is broken \(tiny\.py:\d+\) \(exit code 1\)", failed(report))
     assert "rank" in report["error"]["hint"]
     assert running.codes() == [7, 7]
     assert report["generations"] == 0
@@ -119,6 +120,23 @@ def test_a_script_without_our_loop_runs_as_under_torchrun(job, tmp_path):
     running = job(script=script).start()
     assert running.wait()["state"] == "succeeded"
     assert running.codes() == [0, 0]
+
+
+def test_a_second_call_of_the_training_function_is_refused(job, tmp_path):
+    script = tmp_path / "twice.py"
+    script.write_text(f"import runpy\nrunpy.run_path({str(TINY)!r})['train']()\n")
+    report = job(script=script).start().wait()
+    assert "ended with exit code 1 after its training was done" in failed(report)
+
+
+def test_a_script_that_opens_a_process_group_itself_is_told_not_to(job, tmp_path):
+    script = tmp_path / "opens.py"
+    script.write_text(
+        f"import runpy, torch.distributed as dist\ndist.init_process_group('gloo')\nrunpy.run_path({str(TINY)!r})\n"
+    )
+    report = job(script=script).start().wait()
+    assert "a process group is open already" in failed(report)
+    assert "Remove init_process_group" in report["error"]["hint"]
 
 
 def test_a_rank_that_does_not_leave_in_time_is_replaced(job, undisturbed):

@@ -1,9 +1,8 @@
 """The engine of one local job: `python -m hyperpod_ext.launch.targets.local_engine FOLDER LOCK_FD`.
 
 It plays the scheduler, as two processes, so that nothing is left behind even when one is killed with
-SIGKILL. The *keeper* ends everything once the *engine* has died,
-in whatever way; the engine runs the nodes, and is told to end when the keeper
-dies. Both hold the lock of the job's name.
+SIGKILL. The *keeper* ends everything once the *engine* has died, in whatever way; the engine runs the
+nodes, and is told to end when the keeper dies. Both hold the lock of the job's name.
 
 WARNING: both fork. Nothing imported here may start a thread.
 """
