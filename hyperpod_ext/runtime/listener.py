@@ -36,7 +36,9 @@ class Listener:
             self._server.close()
         for writer in self._open.values():
             writer.close()
-        await asyncio.gather(*self._open)
+        for task in self._open:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.get_running_loop().create_task(self._run(reader, writer))

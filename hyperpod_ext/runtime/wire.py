@@ -38,7 +38,7 @@ def decode(body: bytes) -> Message:
     """The object in a frame's body."""
     try:
         message = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WireError(f"a frame is not JSON: {error}") from error
     if not isinstance(message, dict):
         raise WireError("a frame is not a JSON object")
@@ -94,7 +94,7 @@ def _receive_exactly(sock: socket.socket, length: int) -> bytes:
     return bytes(body)
 
 
-async def read(reader: asyncio.StreamReader) -> Message | None:
+async def read(reader: asyncio.StreamReader, limit: int = MAX_FRAME_BYTES) -> Message | None:
     """Next frame from an asyncio stream, or None when the peer closed between frames."""
     try:
         header = await reader.readexactly(_LENGTH.size)
@@ -102,8 +102,10 @@ async def read(reader: asyncio.StreamReader) -> Message | None:
         if error.partial:
             raise WireError("the peer closed in the middle of a frame") from error
         return None
+    if (length := body_length(header)) > limit:
+        raise WireError(f"a frame announces {length} bytes; from this peer, now, the limit is {limit}")
     try:
-        return decode(await reader.readexactly(body_length(header)))
+        return decode(await reader.readexactly(length))
     except asyncio.IncompleteReadError as error:
         raise WireError("the peer closed in the middle of a frame") from error
 
@@ -119,17 +121,29 @@ def check_same_user(sock: socket.socket) -> int:
     return int(pid)
 
 
+_HANDSHAKE_S = 10.0
+_HANDSHAKE_BYTES = 1024  # whoever has not proved anything yet may not make us read more
+
+
+def _equal(said: object, expected: str) -> bool:
+    return hmac.compare_digest(str(said).encode(errors="replace"), expected.encode())
+
+
 def _proof(secret: bytes, role: str, first: str, second: str) -> str:
-    return hmac.new(secret, f"{role}:{first}:{second}".encode(), hashlib.sha256).hexdigest()
+    return hmac.new(secret, f"{role}:{first}:{second}".encode(errors="replace"), hashlib.sha256).hexdigest()
 
 
 async def accept_peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:
     """Server's half of the handshake. Raises WireError for a peer without the job's secret."""
     ours = secrets.token_hex(16)
     writer.write(encode({"nonce": ours}))
-    answer = await read(reader) or {}
+    try:
+        async with asyncio.timeout(_HANDSHAKE_S):
+            answer = await read(reader, _HANDSHAKE_BYTES) or {}
+    except TimeoutError as error:
+        raise WireError("a peer did not say who it is") from error
     theirs = str(answer.get("nonce"))
-    if not hmac.compare_digest(str(answer.get("proof")), _proof(secret, "client", ours, theirs)):
+    if not _equal(answer.get("proof"), _proof(secret, "client", ours, theirs)):
         raise WireError("a peer without the job's secret was refused")
     writer.write(encode({"proof": _proof(secret, "server", theirs, ours)}))
 
@@ -156,5 +170,5 @@ def _answer(secret: bytes, ours: str, challenge: Message) -> Message:
 
 def _check_server(secret: bytes, ours: str, challenge: Message, answer: Message) -> None:
     expected = _proof(secret, "server", ours, str(challenge.get("nonce")))
-    if not hmac.compare_digest(str(answer.get("proof")), expected):
+    if not _equal(answer.get("proof"), expected):
         raise WireError("the server does not have the job's secret; this is not our job's endpoint")

@@ -187,6 +187,12 @@ def _ended(pid: int) -> bool:
 def test_who_does_not_have_the_secret_is_not_let_in(job):
     running = job(env={"HPX_TEST_STEPS": "200"}).start()
     running.until("step", step=3)
+    not_ascii = '{"nonce": 1, "proof": "é"}'.encode()
+    for strange in (len(not_ascii).to_bytes(4, "big") + not_ascii, (4096).to_bytes(4, "big") + b"[" * 4096):
+        with socket.create_connection(("127.0.0.1", running.port)) as intruder:
+            wire.receive(intruder)
+            intruder.sendall(strange)
+            assert intruder.recv(1) == b""
     with socket.create_connection(("127.0.0.1", running.port)) as intruder:
         wire.receive(intruder)
         wire.send(intruder, {"nonce": "n", "proof": "let me in"})

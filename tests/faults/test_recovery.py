@@ -116,3 +116,35 @@ def test_with_every_copy_corrupt_nothing_is_loaded(job):
     assert report["state"] == "failed"
     assert report["error"]["code"] == "NoCheckpointError"
     assert "CRC64-NVME" in report["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("variant", "place"),
+    [("HPX_TEST_ZERO_LAST", "before backward"), ("HPX_TEST_FUSED", "after optimizer")],
+)
+def test_other_habits_of_training_loops_are_exact_too(job, variant, place):
+    """Gradients cleared at the end of a step; an optimizer whose changes no counter tells of."""
+    env = {variant: "1", "HPX_TEST_NORM": "LayerNorm"}
+    undisturbed = job("undisturbed", env=env).start().wait()
+    report = job(env=env, fault={"what": place, "rank": 1, "step": 6}).start().wait()
+    assert_equal_to(undisturbed, report)
+
+
+def test_a_replacement_that_dies_while_groups_are_opened_is_replaced_again(job, undisturbed):
+    running = job(settings={"chaos": {"faults": [{"rank": 1, "step": 4}]}}).start()
+    newcomer = 0
+    for event in running.events():
+        if event["event"] == "worker_started" and event["rank"] == 1:
+            newcomer = event["pid"]
+        if event["event"] == "generation" and event["generation"] == 2:
+            os.kill(newcomer, signal.SIGKILL)
+            break
+    report = running.wait()
+    assert_equal_to(undisturbed, report)
+    assert report["generations"] >= 3
+
+
+def test_children_of_a_dead_worker_hold_nothing_up(job, undisturbed):
+    report = job(fault={"what": "leaves a child", "rank": 2, "step": 5}).start().wait()
+    assert_equal_to(undisturbed, report)
+    assert report["recoveries"][0]["seconds"] < 60

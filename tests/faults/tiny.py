@@ -17,6 +17,7 @@ from hyperpod_ext.runtime import Run, resilient
 STEPS = int(os.environ.get("HPX_TEST_STEPS", "12"))
 FAULT = json.loads(os.environ.get("HPX_TEST_FAULT", "{}"))
 NORM = getattr(nn, os.environ.get("HPX_TEST_NORM", "BatchNorm1d"))  # whose statistics are each rank's own
+ZERO_LAST, FUSED = "HPX_TEST_ZERO_LAST" in os.environ, "HPX_TEST_FUSED" in os.environ
 WIDTH = int(os.environ.get("HPX_TEST_WIDTH", "32"))
 HERE = Path(os.environ["HPX_RUN_DIR"])
 
@@ -53,7 +54,10 @@ def train(run: Run) -> None:
         width = 40 if FAULT.get("what") == "other model" and run.generation > 1 and run.rank == FAULT["rank"] else WIDTH
         layers = [nn.Linear(16, width), NORM(width), nn.Dropout(0.2), nn.ReLU(), nn.Linear(width, 1)]
         model = nn.Sequential(*layers)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        if FUSED:  # changes parameters without raising their version counters
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=True)
+        else:
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.7)
 
     model, optimizer, schedule = run.keep(build)
@@ -73,10 +77,15 @@ def train(run: Run) -> None:
             os.kill(os.getpid(), 9)
         x = torch.randn(8, 16)
         loss = (parallel(x).squeeze() - x.sum(1)).square().mean()
-        optimizer.zero_grad()
+        if not ZERO_LAST:
+            optimizer.zero_grad()
         if due("before backward", run, step):
             os.kill(os.getpid(), 9)
         loss.backward()
+        if due("leaves a child", run, step):
+            if os.fork() == 0:
+                time.sleep(600)  # as a data loader's worker would, with the sockets of its parent
+            os.kill(os.getpid(), 9)
         if due("before optimizer", run, step):
             os.kill(os.getpid(), 9)
         optimizer.step()
@@ -91,6 +100,8 @@ def train(run: Run) -> None:
             dist.barrier()
             raise ValueError("between the optimizer and the schedule")
         schedule.step()
+        if ZERO_LAST:
+            optimizer.zero_grad()
         mean = loss.detach() / run.world_size
         dist.all_reduce(mean)
         run.log(loss=mean)

@@ -50,7 +50,7 @@ def save(client: MemoryClient, step: int, data: bytes, owner: int = 0) -> None:
     mapping = client.map(owner, len(data))
     slot = client.begin(owner, step, f"g1-s{step}", 1)
     mapping.memory[slot * mapping.slot_bytes : slot * mapping.slot_bytes + len(data)] = data
-    client.seal(owner, slot, {**RECORD, "nbytes": len(data)})
+    client.seal(owner, slot, {**RECORD, "save_id": f"g1-s{step}", "nbytes": len(data)})
     client.flush()
 
 
@@ -96,7 +96,7 @@ def test_what_a_dead_writer_had_asked_to_seal_is_sealed(server):
         client = MemoryClient(server)
         client.map(0, 5000)
         slot = client.begin(0, 7, "g1-s7", 1)
-        client.seal(0, slot, {**RECORD, "nbytes": 5000})
+        client.seal(0, slot, {**RECORD, "save_id": "g1-s7", "nbytes": 5000})
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
     assert held_steps(server) == [7]
@@ -146,7 +146,7 @@ def test_a_writer_of_an_older_generation_is_refused(server):
     client.map(0, 100)
     client._call({"op": "fence", "generation": 3})
     slot = client.begin(0, 5, "g2-s5", 2)
-    client.seal(0, slot, {**RECORD, "nbytes": 100})
+    client.seal(0, slot, {**RECORD, "save_id": "g2-s5", "nbytes": 100})
     with pytest.raises(StaleGenerationError, match="rank 0 of generation 2 may not write step 5"):
         client.flush()
     client.flush()  # said once, for all that was asked
@@ -161,7 +161,7 @@ def test_a_save_after_a_refused_one_goes_to_the_right_slot(server):
         client.flush()
     for step in (2, 3):
         slot = client.begin(0, step, f"g2-s{step}", 2)
-        client.seal(0, slot, {**RECORD, "nbytes": 1000})
+        client.seal(0, slot, {**RECORD, "save_id": f"g2-s{step}", "nbytes": 1000})
         client.flush()
         assert held_steps(server) == [step - 1, step]
 

@@ -27,6 +27,8 @@ def main() -> None:
     arguments = _parse(sys.argv[1:])
     run_dir = Path(os.environ.get(ENV_RUN_DIR, "hpx-run"))
     run_dir.mkdir(parents=True, exist_ok=True)
+    if arguments.node_rank == 0:
+        (run_dir / "report.json").unlink(missing_ok=True)  # of an earlier run in the same place
     with _socket_dir() as private:
         try:
             state = _run(arguments, run_dir, private)

@@ -42,7 +42,7 @@ class Coordinator:
         self._joined_once = False
         self._listener = Listener(self._serve, self._broke)
         self._log_path = run_dir / "events.jsonl"
-        self._log_file = self._log_path.open("a", encoding="utf-8", buffering=1)
+        self._log_file = self._log_path.open("w", encoding="utf-8", buffering=1)
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Final state: succeeded, failed or cancelled."""
         self._log("job_started", world_size=config.world_size, nodes=config.nodes)
@@ -81,8 +81,8 @@ class Coordinator:
             await wire.accept_peer(reader, writer, self._secret)
             while (message := await wire.read(reader)) is not None:
                 if message["type"] == "hello":
+                    self._welcome(int(message["node"]), message, writer)
                     node = int(message["node"])
-                    self._welcome(node, message, writer)
                 else:
                     self._take(message)
         finally:
@@ -90,7 +90,12 @@ class Coordinator:
                 self._fail(m.Fail("JobFailedError", f"the agent of node {node} is gone"))
 
     def _welcome(self, node: int, hello: wire.Message, writer: asyncio.StreamWriter) -> None:
+        if node in self._agents or not 0 <= node < self._config.nodes:
+            raise wire.WireError(f"node {node} is there already, or is none of this job's {self._config.nodes}")
         self._agents[node] = writer
+        if self.ended.done():  # somebody cancelled before the first node was there
+            self._send(node, {"type": "end", "state": self.ended.result()})
+            return
         self._addresses[node] = (str(hello["address"][0]), int(hello["address"][1]))
         self._log("node_joined", node=node, pid=hello["pid"])
         if len(self._agents) == self._config.nodes:
@@ -129,6 +134,8 @@ class Coordinator:
             case "exited":
                 self._exit_codes[rank] = int(message["code"])
                 self._check_exits()
+            case "cancel":
+                self.cancel()
             case "broken":
                 self._fail(m.Fail("JobFailedError", f"node {message['node']}: {message['cause']}"))
 
@@ -146,6 +153,10 @@ class Coordinator:
             hint=str(message.get("hint", "")),
         )
         node = self._membership.nodes[rank]
+        if died and self._membership.phase is m.Phase.ENDED:
+            self._exit_codes[rank] = int(message["exit_code"]) or 1  # after its training was done, but not by itself
+            self._check_exits()
+            return
         self._log("fault", t=float(message["t"]), rank=rank, node=node, step=step, cause=fault.cause, died=died)
         self._carry_out(self._membership.fault(fault, generation))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -131,6 +132,8 @@ class Node:
                 reader, writer = await asyncio.open_connection(host, port)
                 break
             except OSError as error:
+                if self._broken.done():
+                    raise JobFailedError(f"node {self._settings.node}: {self._broken.result()}") from error
                 if time.monotonic() > deadline:
                     raise JobFailedError(f"no coordinator at {host}:{port}: {error}") from error
                 await asyncio.sleep(0.1)
@@ -227,6 +230,8 @@ class Node:
 
     async def _worker_ended(self, rank: int, worker: _Worker, status: int) -> None:
         seen = time.monotonic()
+        with contextlib.suppress(ProcessLookupError):  # its children, data loaders: they hold its sockets open
+            os.killpg(worker.pid, signal.SIGKILL)
         if worker.writer is not None:
             await worker.hung_up.wait()  # what it said before it died comes before the news of its death
         if self._workers.get(rank) is worker:
@@ -241,11 +246,12 @@ class Node:
             cause = f"{words} ({cause})"
         hint = f"The whole story is in {worker.log}." if code >= 0 else ""
         # a script that exits by itself would do so again; one that was killed may not
-        self._tell("died", rank=rank, cause=cause, step=worker.step, final=code >= 0, hint=hint, t=seen)
+        self._tell("died", rank=rank, exit_code=code, cause=cause, step=worker.step, final=code >= 0, hint=hint, t=seen)
 
     async def _serve_worker(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         pid = wire.check_same_user(writer.get_extra_info("socket"))
-        hello = await wire.read(reader) or {}
+        if (hello := await wire.read(reader)) is None:
+            return  # it died before its first word; its pidfd tells
         rank = int(hello["rank"])
         worker = await self._worker_of(rank, pid)
         worker.writer = writer
@@ -269,7 +275,8 @@ class Node:
         elif message["type"] == "event" and message["event"] in ("begun", "step"):
             worker.step = int(message["step"]) + 1
             if self._kill.due(rank, worker.step):
-                os.kill(worker.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # a real fault was quicker
+                    os.kill(worker.pid, signal.SIGKILL)
                 self._event("killed", rank=rank, step=worker.step)
         elif message["type"] == "failed":
             message["t"] = time.monotonic()
@@ -326,7 +333,7 @@ class Node:
         self._tasks.add(task)
         task.add_done_callback(done)
 
-    def _break(self, why: str) -> None:
+    def _break(self, why: str, tell: str = "broken") -> None:
         """This node cannot go on: have the coordinator end the job, and end anyway if it does not."""
 
         def give_up() -> None:
@@ -336,14 +343,14 @@ class Node:
         if self._line is None:
             give_up()
         else:
-            self._tell("broken", node=self._settings.node, cause=why)
+            self._tell(tell, node=self._settings.node, cause=why)
             asyncio.get_running_loop().call_later(_LAST_WORD_S, give_up)
 
     def _cancel(self) -> None:
         if self._coordinator is not None:
             self._coordinator.cancel()
         else:
-            self._break("cancelled")
+            self._break("cancelled", tell="cancel")
 
 
 def _free_port(host: str) -> int:

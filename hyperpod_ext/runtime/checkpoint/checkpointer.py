@@ -64,6 +64,7 @@ class Checkpointer:
         slot = self._client.begin(self._rank, step, save_id, generation)
         copy_all(tensors, self._views[slot])
         record = {
+            "save_id": save_id,
             "generation": generation,
             "own_digest": own_digest,
             "nbytes": layout.nbytes,

@@ -50,6 +50,11 @@ def send_state(
             dist.send(chunk, receiver)
 
 
+def refuse_state(store: PartitionedStore, key: str, why: str) -> None:
+    """Tell the receivers that nothing will come."""
+    store.set(key, json.dumps({"refused": why}))
+
+
 def receive_state(store: PartitionedStore, key: str, source: int) -> Snapshot:
     """The state that `source` sends to this rank.
 
@@ -57,6 +62,8 @@ def receive_state(store: PartitionedStore, key: str, source: int) -> Snapshot:
         CorruptSnapshotError: what arrived is not what was sent.
     """
     header = json.loads(store.get(key))
+    if "refused" in header:
+        raise CorruptSnapshotError(str(header["refused"]))
     layout = Layout.from_json(header["items"], int(header["nbytes"]))
     image = bytearray(layout.nbytes)
     flat = torch.frombuffer(image, dtype=torch.uint8)

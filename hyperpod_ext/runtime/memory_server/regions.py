@@ -28,7 +28,11 @@ class Region:
         # a worker that truncates its mapping must not take this process down with SIGBUS
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self.memory = mmap.mmap(self.fd, self.nbytes)
-        self.memory.madvise(_MADV_POPULATE_WRITE)
+        try:
+            self.memory.madvise(_MADV_POPULATE_WRITE)
+        except OSError:  # an older kernel: touch the pages ourselves
+            for page in range(0, self.nbytes, mmap.PAGESIZE):
+                self.memory[page] = 0
 
     @property
     def nbytes(self) -> int:
@@ -95,21 +99,21 @@ class Regions:
         with self._lock:
             region = self._newest_region(owner)
             slot = region.slots[index]
-        if slot.state is not State.WRITING:
-            raise NotFoundError(
-                f"slot {index} of rank {owner} is {slot.state.value}; only a slot being written is sealed"
-            )
+        if slot.state is not State.WRITING or slot.save_id != record.get("save_id"):
+            raise NotFoundError(f"slot {index} of rank {owner} is not being written as {record.get('save_id')}")
+        if not 0 < int(record["nbytes"]) <= region.slot_bytes:
+            raise NotFoundError(f"slot {index} of rank {owner} does not hold {record['nbytes']} bytes")
         with region.view(index, int(record["nbytes"])) as data:
             checksum = crc64nvme(data)
         manifest = sign(
             {
+                **record,
                 "format": FORMAT,
                 "job": self._job,
                 "owner": owner,
                 "step": slot.step,
                 "save_id": slot.save_id,
                 "crc64nvme": checksum,
-                **record,
             },
             self._secret,
         )

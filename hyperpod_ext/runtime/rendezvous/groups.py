@@ -84,6 +84,9 @@ class ProcessGroups:
         if dist.is_initialized():
             _wait_until_idle()
             dist.destroy_process_group()
+        # torch numbers groups in a process, and names their keys by it. An init that failed has counted too,
+        # and torch forgets only what it destroyed: survivors would look for a newcomer under another name
+        dist.distributed_c10d._world.group_count = 0
         with self._lock:
             self._inodes = set()
             if self._store is not None:

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from hyperpod_ext.errors import HyperpodExtError
+from hyperpod_ext.errors import HyperpodExtError, JobFailedError
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer, Snapshot
-from hyperpod_ext.runtime.checkpoint.choose import Decision
-from hyperpod_ext.runtime.checkpoint.transfer import receive_state, send_state
+from hyperpod_ext.runtime.checkpoint.choose import Decision, Source
+from hyperpod_ext.runtime.checkpoint.transfer import receive_state, refuse_state, send_state
 from hyperpod_ext.runtime.rendezvous.store import PartitionedStore
 from hyperpod_ext.runtime.restart.session import Session
 from hyperpod_ext.runtime.restart.state import TrainingState
@@ -94,10 +94,22 @@ class JobLink:
             return self._load(state, receive_state(self._store, key, mine.rank))
         if mine.kind == "memory":
             return self._load(state, self._checkpointer.load(mine.rank, mine.save_id))
+        if mine.kind == "self":
+            self._check_own(state, mine, key if receivers else "")
         if receivers:
             taken = state.take()
             send_state(self._store, key, receivers, decision.step, taken.skeleton, taken.tensors, extras())
         return Restored(decision.step, extras() if mine.kind == "self" else {})
+
+    def _check_own(self, state: TrainingState, mine: Source, key: str) -> None:
+        """Refuse to go on from objects that are not those this rank spoke of when it joined."""
+        whole = state.whole()
+        if whole is not None and whole.save_id == mine.save_id:
+            return
+        message = f"the objects given to restore() on rank {self._rank} do not hold {mine.save_id}"
+        if key and self._store is not None:
+            refuse_state(self._store, key, message)
+        raise JobFailedError(message, hint="Build them in run.keep, so that they are the same after a fault.")
 
     @staticmethod
     def _load(state: TrainingState, snapshot: Snapshot) -> Restored:

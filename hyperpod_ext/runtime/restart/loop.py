@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from hyperpod_ext.config.runtime import RuntimeConfig
-from hyperpod_ext.errors import HyperpodExtError, JobFailedError, StaleGenerationError
+from hyperpod_ext.errors import HyperpodExtError, JobFailedError, NotFoundError, StaleGenerationError
 from hyperpod_ext.runtime.causes import one_line
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.environment import WorkerEnvironment
@@ -93,6 +93,8 @@ class _Loop:
         rank, world_size = self._environment.rank, self._environment.world_size
         store = PartitionedStore(generation.addresses, generation.number, self._environment.secret)
         self._groups.open(store, rank, world_size)
+        if self._session.aborted:  # word of it came before there was a group to cut
+            raise AbortedError(f"generation {generation.number} is over")
         self._link.enter(generation.decision, store)
         self._run.enter(generation.number, fresh=generation.decision.sources[rank].kind == "fresh")
         self._session.event("groups_open", rank=rank)
@@ -109,7 +111,7 @@ class _Loop:
                 hint=error.hint if isinstance(error, HyperpodExtError) else "",
             )
             self._session.wait_aborted(timeout_s=None)
-        with contextlib.suppress(StaleGenerationError):  # a save that came too late: it never happened
+        with contextlib.suppress(StaleGenerationError, NotFoundError):  # a save that came too late: it never happened
             self._checkpointer.flush()  # what this rank can offer from memory includes its last save
         self._session.event("freed", rank=self._environment.rank, step=self._run.step)
         # frames of the failed call hold the DDP module, and it the group's sockets and gradient hooks

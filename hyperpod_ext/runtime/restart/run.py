@@ -20,6 +20,8 @@ from hyperpod_ext.runtime.restart.state import Stateful, TrainingState, Whole
 
 Kept = TypeVar("Kept")
 
+_RESERVED = {"t", "type", "event", "rank", "node", "generation", "step", "of", "began", "self"}
+
 
 class Run:
     """One rank's view of the job.
@@ -82,8 +84,9 @@ class Run:
                 "restore() was called twice in one call of the training function",
                 hint="Name all objects in one call: restore(model=..., optimizer=..., scheduler=...).",
             )
-        state = TrainingState(objects)
+        state = TrainingState(objects, before=self._state)
         restored = self._link.restore(state, self._extras)
+        state.clear_gradients()
         self._state, self.step, self._restored = state, restored.step, True
         self._layouts = {int(index): layout for index, layout in restored.extras.get("ddp_buckets", {}).items()}
         return self.step
@@ -122,9 +125,12 @@ class Run:
                 self._in_step = False  # also when the loop is left by `break`
             self._commit(step)
             self._link.event("step", rank=self.rank, step=step, of=total, began=began, **self._metrics)
+        seed_step(self.config.seed, total + 1, self.rank)  # what follows the loop repeats exactly, too
 
     def log(self, **metrics: float | torch.Tensor) -> None:
         """Record numbers: of the step being made, or, after the loop, of the whole run. NaN becomes null."""
+        if taken := sorted(_RESERVED & set(metrics)):
+            raise JobFailedError(f"log({taken[0]}=...): that name is the event log's own", hint="Choose another name.")
         values = {name: _number(value) for name, value in metrics.items()}
         if self._in_step:
             self._metrics |= values

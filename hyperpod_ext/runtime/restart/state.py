@@ -37,7 +37,7 @@ class Taken:
     module nor an optimizer."""
 
     def versions(self) -> list[int]:
-        """Autograd's version counters: every in-place change raises them, an interrupted optimizer's too."""
+        """Autograd's version counters; in-place changes raise them, but for those of fused optimizers and `.data`."""
         return [tensor._version for tensor in self.tensors]
 
     def own_digest(self) -> str:
@@ -58,7 +58,7 @@ class Whole:
 class TrainingState:
     """Named objects of one rank, taken apart on demand."""
 
-    def __init__(self, objects: Mapping[str, Stateful]) -> None:
+    def __init__(self, objects: Mapping[str, Stateful], before: TrainingState | None = None) -> None:
         for name, value in objects.items():
             if not isinstance(value, Stateful):
                 raise JobFailedError(
@@ -66,7 +66,29 @@ class TrainingState:
                     hint="Pass modules, optimizers, schedulers, or objects with these two methods.",
                 )
         self._objects = dict(objects)
-        self._mark: tuple[Taken, list[int], Whole] | None = None
+        self._mark: tuple[Taken, list[int], Whole] | None = before._mark if before is not None else None
+        if before is not None:
+            before.close()
+        # fused optimizers, and those that write through .data, change values that no counter tells of
+        self._hooks = [
+            value.register_step_pre_hook(lambda *_: self._spoil())
+            for value in self._objects.values()
+            if isinstance(value, torch.optim.Optimizer)
+        ]
+
+    def close(self) -> None:
+        """Let go of the objects."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _spoil(self) -> None:
+        self._mark = None
+
+    def clear_gradients(self) -> None:
+        """Forget gradients of a step that a fault interrupted: its repeat would add to them."""
+        for value in self._objects.values():
+            if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+                value.zero_grad(set_to_none=True)
 
     def take(self) -> Taken:
         """Skeleton and live tensors."""
@@ -97,7 +119,7 @@ class TrainingState:
         self._mark = (taken, taken.versions(), whole)
 
     def whole(self) -> Whole | None:
-        """What was committed last, or None when anything has changed since."""
+        """What was committed last, or None when anything may have changed since."""
         if self._mark is None:
             return None
         committed, versions, whole = self._mark
