@@ -210,7 +210,7 @@ class Coordinator:
         if self.ended.done():
             return
         self._log("job_ended", state=state)
-        # from the file: a job of months has more events than a process should keep
+        # read once, now: a process should not keep a month's events while the job runs
         with self._log_path.open(encoding="utf-8") as lines:
             events = [json.loads(line) for line in lines]
         report = make_report(events, state=state, error=error, world_size=self._config.world_size)

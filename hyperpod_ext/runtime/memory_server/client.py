@@ -112,9 +112,6 @@ class MemoryClient:
         check_bytes(manifest, data)
         return manifest, data
 
-    def close(self) -> None:
-        self._socket.close()
-
     def _call(self, request: wire.Message) -> tuple[wire.Message, list[int]]:
         self.flush()
         wire.send(self._socket, request)

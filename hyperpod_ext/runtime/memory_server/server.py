@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from pathlib import Path
+from typing import NoReturn
 
 from hyperpod_ext.errors import HyperpodExtError
 from hyperpod_ext.runtime import wire
@@ -21,25 +22,17 @@ class Server:
     def __init__(self, path: Path, regions: Regions) -> None:
         self._path, self._regions = path, regions
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._stopping = threading.Event()
         self._writers: set[tuple[int, int]] = set()  # owner and process id of each open connection that saves
         self._writers_changed = threading.Condition()
 
-    def serve(self) -> None:
-        """Answer until a `stop` request comes."""
+    def serve(self) -> NoReturn:
+        """Answer until this process is ended."""
         self._listener.bind(str(self._path))
         self._path.chmod(0o600)
         self._listener.listen(128)
-        while not self._stopping.is_set():
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                if self._stopping.is_set():
-                    break
-                raise
+        while True:
+            connection, _ = self._listener.accept()
             threading.Thread(target=self._converse, args=(connection,), daemon=True).start()
-        self._listener.close()
-        self._path.unlink(missing_ok=True)
 
     def _converse(self, connection: socket.socket) -> None:
         writers: set[tuple[int, int]] = set()
@@ -47,11 +40,6 @@ class Server:
             try:
                 pid = wire.check_same_user(connection)
                 while (request := wire.receive(connection)) is not None:
-                    if request.get("op") == "stop":
-                        wire.send(connection, {})
-                        self._stopping.set()
-                        self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
-                        return
                     if request.get("op") == "map":
                         writers.add((int(request["owner"]), pid))
                         self._change_writers(self._writers | writers)

@@ -105,8 +105,7 @@ class Run:
         """Yield the steps that are still to be made, counted from 1 to `total`.
 
         A step is committed when the loop body for it has ended; one that is left by `break` is not. Before
-        each, the global random generators
-        are set from (seed, step, rank).
+        each, the global random generators are set from (seed, step, rank).
         """
         if not self._restored:
             raise JobFailedError(

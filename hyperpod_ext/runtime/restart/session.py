@@ -22,7 +22,7 @@ from hyperpod_ext.runtime.restart.state import Whole
 
 
 class AbortedError(Exception):
-    """The generation is over: a rank failed, maybe another one. Training functions never see this."""
+    """The generation is over: a rank failed, maybe another one. Let it pass: the loop waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
