@@ -15,9 +15,9 @@ ARGS ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup run check static test soak bench bench-recovery golden clean
+.PHONY: setup s3-server run check static test soak bench bench-recovery bench-checkpoint golden clean
 
-setup: $(READY)
+setup: $(READY) s3-server
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
@@ -25,6 +25,10 @@ $(READY): pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check '$(TORCH)'
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
+
+# the S3 server of the tests, in an environment of its own; without it the tests that need it say so
+s3-server: $(READY)
+	-@$(BIN)/python tests/support/s3_server.py
 
 run: $(READY)
 	$(BIN)/hp-ext create-job -f $(JOB) --target local --wait $(ARGS)
@@ -37,21 +41,25 @@ static: $(READY)
 check: static
 	$(BIN)/pytest -q -m 'not slow and not soak'
 
-test: static
+test: static s3-server
 	$(BIN)/pytest -q -m 'not soak'
 
 soak: $(READY)
 	$(BIN)/pytest -q -m soak
 
-bench: bench-recovery
+bench: bench-recovery bench-checkpoint
 
 # kill -9 to the first new step, beside torchrun with DCP checkpoints; about 40 s a round
 bench-recovery: $(READY)
 	$(BIN)/python tests/bench/recovery.py --rounds 5 $(ARGS)
+
+# saves and restores beside torch, DLRover, NVRx, AWS's client and S3 clients, which are installed below $(VENV)/bench
+bench-checkpoint: $(READY)
+	$(BIN)/python tests/bench/checkpointing.py $(ARGS)
 
 golden: $(READY)
 	cp examples/01-local/train.py templates/init/train.py.j2
 	$(BIN)/pytest -q -m 'not slow and not soak' --update-golden
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-s3 build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

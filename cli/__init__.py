@@ -19,6 +19,7 @@ COMMANDS = {
     "status": "Show one job, or all.",
     "logs": "Show what the workers of a job print.",
     "cancel": "End a job, and leave nothing of it running.",
+    "checkpoints": "List, show, verify, copy and prune checkpoints.",
     "schema": "Print the JSON schema of a spec, for editors.",
 }
 

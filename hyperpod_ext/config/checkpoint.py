@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from hyperpod_ext.config.base import Config
 
@@ -16,7 +16,8 @@ class MemoryTier(Config):
     every_steps: PositiveInt = 1
     """Take a snapshot each time this many steps have been made."""
     budget_mib: PositiveInt | None = None
-    """Most memory the tier may take on one node, in MiB. Default: whatever the node has free."""
+    """Most memory the tier may take on one node, in MiB, replicas of other nodes included. Default:
+    whatever the node has free."""
 
 
 class PeerTier(Config):
@@ -27,9 +28,36 @@ class PeerTier(Config):
     """Copy the newest snapshot to peers each time this many steps have been made."""
     replicas: PositiveInt = 1
     """Copies of each snapshot, each on a different node."""
+    streams: PositiveInt = 2
+    """TCP connections that one copy is sent over; a single one is slow on EC2."""
+    max_slowdown: Annotated[PositiveFloat, Field(le=1.0)] = 0.05
+    """How much longer a step may take while a copy is sent, as a share of the step: sending is slowed
+    down until it holds."""
 
 
-class S3Tier(Config):
+class DurableTier(Config):
+    """A place that survives the loss of every node."""
+
+    every_steps: PositiveInt = 100
+    """Write the newest snapshot each time this many steps have been made."""
+    every_seconds: PositiveFloat | None = None
+    """Write one each time this many seconds have passed, instead of every_steps."""
+    keep: PositiveInt = 3
+    """Newest checkpoints that are kept; older ones are deleted, but for those below."""
+    keep_every_steps: PositiveInt | None = None
+    """Keep every checkpoint whose step is a multiple of this, too."""
+    keep_steps: tuple[NonNegativeInt, ...] = ()
+    """Milestones: checkpoints of these steps are never deleted."""
+
+    @model_validator(mode="after")
+    def _one_clock(self) -> Self:
+        default = type(self).model_fields["every_steps"].default  # a job's own dump says both
+        if self.every_seconds is not None and self.every_steps != default:
+            raise ValueError("every_steps and every_seconds are two ways to say the same; give one of them")
+        return self
+
+
+class S3Tier(DurableTier):
     """An S3 prefix: survives the loss of the whole cluster."""
 
     kind: Literal["s3"] = "s3"
@@ -37,23 +65,15 @@ class S3Tier(Config):
         str,
         Field(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$", examples=["s3://bucket/prefix"]),
     ]
-    """Bucket and prefix, `s3://bucket/prefix`."""
-    every_steps: PositiveInt = 100
-    """Upload the newest snapshot each time this many steps have been made."""
-    keep: PositiveInt = 3
-    """Checkpoints kept under the prefix; older ones are deleted."""
+    """Bucket and prefix, `s3://bucket/prefix`. Checkpoints go under `prefix/NAME-OF-THE-JOB/`."""
 
 
-class FileTier(Config):
+class FileTier(DurableTier):
     """A shared POSIX directory, FSx for example: survives the loss of every node."""
 
     kind: Literal["file"] = "file"
     path: Annotated[str, Field(min_length=1, examples=["/fsx/checkpoints"])]
-    """Directory that every node sees under this path."""
-    every_steps: PositiveInt = 100
-    """Write the newest snapshot each time this many steps have been made."""
-    keep: PositiveInt = 3
-    """Checkpoints kept in the directory; older ones are deleted."""
+    """Directory that every node sees under this path. Checkpoints go under `path/NAME-OF-THE-JOB/`."""
 
 
 Tier = Annotated[MemoryTier | PeerTier | S3Tier | FileTier, Field(discriminator="kind")]
@@ -64,11 +84,40 @@ class CheckpointPolicy(Config):
 
     tiers: tuple[Tier, ...] = (MemoryTier(),)
     """Places a snapshot goes to, nearest first; each kind at most once."""
+    overlap: bool = True
+    """Copy a snapshot beside the next forward and backward pass, and wait for it before the next
+    optimizer step. False: copy it at once, before the next step begins."""
     when_busy: Literal["wait", "skip", "supersede"] = "supersede"
-    """When a save is due while the one before is still in flight: `wait` for it, `skip` this one, or
-    `supersede` an older copy that has not been drained. The last whole snapshot is never given up:
-    in the memory tier, which holds two, `supersede` therefore waits for the seal."""
+    """When a save is due while earlier ones are still being copied to slower tiers: `wait` for them,
+    `skip` this one, or `supersede` a copy that has not begun, and one under way only if there is no other.
+    The last whole snapshot is never given up."""
+    grace_s: PositiveFloat = 25.0
+    """When the job is told to end (SIGTERM, pre-emption), seconds in which its newest step is brought to
+    the durable tiers. Kubernetes allows 30 by default, for everything."""
 
     def memory(self) -> MemoryTier | None:
         """The memory tier of this policy, if it has one."""
         return next((tier for tier in self.tiers if isinstance(tier, MemoryTier)), None)
+
+    def peer(self) -> PeerTier | None:
+        """The peer tier of this policy, if it has one."""
+        return next((tier for tier in self.tiers if isinstance(tier, PeerTier)), None)
+
+    def durable(self) -> tuple[S3Tier | FileTier, ...]:
+        """The durable tiers of this policy, nearest first."""
+        return tuple(tier for tier in self.tiers if isinstance(tier, S3Tier | FileTier))
+
+    def due(self, step: int) -> bool:
+        """Whether some tier wants a snapshot of `step`. Tiers that go by time take what the others leave."""
+        every = [tier.every_steps for tier in self.tiers if not self._by_time(tier)]
+        return any(step % steps == 0 for steps in every or [1])
+
+    def next_due(self, step: int) -> int:
+        """The first step from `step` on that is due."""
+        while not self.due(step):
+            step += 1
+        return step
+
+    @staticmethod
+    def _by_time(tier: Tier) -> bool:
+        return isinstance(tier, DurableTier) and tier.every_seconds is not None

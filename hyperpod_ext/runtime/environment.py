@@ -17,6 +17,8 @@ ENV_AGENT_SOCKET = "HPX_AGENT_SOCKET"
 ENV_MEMORY_SOCKET = "HPX_MEMORY_SOCKET"
 ENV_CHAOS = "HPX_CHAOS"
 ENV_SOCKET_DIR = "HPX_SOCKET_DIR"
+ENV_FAILURE_DOMAIN = "HPX_FAILURE_DOMAIN"
+"""What fails together with this node: its rack, its availability zone. Copies go elsewhere where they can."""
 
 
 @dataclass(frozen=True, slots=True)

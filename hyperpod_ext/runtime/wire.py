@@ -60,13 +60,13 @@ def send(sock: socket.socket, message: Message, fds: list[int] | None = None) ->
     sock.sendall(frame[sent:])
 
 
-def receive(sock: socket.socket) -> Message | None:
+def receive(sock: socket.socket, limit: int = MAX_FRAME_BYTES) -> Message | None:
     """Next frame, or None when the peer closed between frames."""
-    message, _ = receive_fds(sock, 0)
+    message, _ = receive_fds(sock, 0, limit)
     return message
 
 
-def receive_fds(sock: socket.socket, max_fds: int) -> tuple[Message | None, list[int]]:
+def receive_fds(sock: socket.socket, max_fds: int, limit: int = MAX_FRAME_BYTES) -> tuple[Message | None, list[int]]:
     """Next frame and the file descriptors that came with it."""
     header, fds = b"", []
     while len(header) < _LENGTH.size:
@@ -80,18 +80,21 @@ def receive_fds(sock: socket.socket, max_fds: int) -> tuple[Message | None, list
                 raise WireError("the peer closed in the middle of a frame")
             return None, fds
         header += data
-    return decode(_receive_exactly(sock, body_length(header))), fds
-
-
-def _receive_exactly(sock: socket.socket, length: int) -> bytes:
+    if (length := body_length(header)) > limit:
+        raise WireError(f"a frame announces {length} bytes; from this peer, now, the limit is {limit}")
     body = bytearray(length)
-    view, filled = memoryview(body), 0
-    while filled < length:
-        count = sock.recv_into(view[filled:])
+    receive_into(sock, memoryview(body))
+    return decode(bytes(body)), fds
+
+
+def receive_into(sock: socket.socket, destination: memoryview) -> None:
+    """Fill `destination` with what comes next."""
+    filled = 0
+    while filled < len(destination):
+        count = sock.recv_into(destination[filled:])
         if count == 0:
             raise WireError("the peer closed in the middle of a frame")
         filled += count
-    return bytes(body)
 
 
 async def read(reader: asyncio.StreamReader, limit: int = MAX_FRAME_BYTES) -> Message | None:
@@ -146,6 +149,24 @@ async def accept_peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     if not _equal(answer.get("proof"), _proof(secret, "client", ours, theirs)):
         raise WireError("a peer without the job's secret was refused")
     writer.write(encode({"proof": _proof(secret, "server", theirs, ours)}))
+
+
+def accept_peer_blocking(sock: socket.socket, secret: bytes) -> None:
+    """Server's half of the handshake, on a blocking socket. Raises WireError for a peer without the secret."""
+    ours = secrets.token_hex(16)
+    before = sock.gettimeout()
+    sock.settimeout(_HANDSHAKE_S)
+    try:
+        send(sock, {"nonce": ours})
+        answer = receive(sock, _HANDSHAKE_BYTES) or {}
+    except TimeoutError as error:
+        raise WireError("a peer did not say who it is") from error
+    finally:
+        sock.settimeout(before)
+    theirs = str(answer.get("nonce"))
+    if not _equal(answer.get("proof"), _proof(secret, "client", ours, theirs)):
+        raise WireError("a peer without the job's secret was refused")
+    send(sock, {"proof": _proof(secret, "server", theirs, ours)})
 
 
 async def join_peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:

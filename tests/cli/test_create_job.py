@@ -182,7 +182,7 @@ def test_kill_adds_a_rehearsal_to_a_spec_without_one(place: LocalPlace, tmp_path
         (["--kill", "9@1"], 2, "rank=2@step=13"),
         (["--kill", "rank=0@step=1", "--no-kill"], 2, "exclude each other"),
         (["--set", "nodes=x"], 3, "--set nodes=x: nodes"),
-        (["--set", "checkpoint.tiers=[{kind: peer}]"], 3, "no peer tier"),
+        (["--set", "checkpoint.tiers=[{kind: tape}]"], 3, "checkpoint.tiers.0"),
     ],
 )
 def test_mistakes_in_options_are_told_before_anything_starts(

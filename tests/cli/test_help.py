@@ -7,7 +7,7 @@ from command import call_hp_ext as hp_ext
 
 import hyperpod_ext
 
-COMMANDS = ["init", "validate", "render", "create-job", "status", "logs", "cancel", "schema"]
+COMMANDS = ["init", "validate", "render", "create-job", "status", "logs", "cancel", "checkpoints", "schema"]
 
 
 def test_help_lists_every_command() -> None:

@@ -80,7 +80,12 @@ checkpoint:
         ("env: {1x: a}", "env.1x", "letters, digits and underscores", ""),
         ("env: {a-b: a}", "env.a-b", "the name `a-b` does not have the right form", "`A_B` would do"),
         ("env: [a]", "env", "fields belong here, not a list", "write one `NAME: value` a line"),
-        ("checkpoint: 3", "checkpoint", "fields belong here, not the number 3", "valid: tiers, when_busy"),
+        (
+            "checkpoint: 3",
+            "checkpoint",
+            "fields belong here, not the number 3",
+            "valid: tiers, overlap, when_busy, grace_s",
+        ),
         ("checkpoint: {tiers: [memory]}", "checkpoint.tiers.0", "fields belong here", "write `kind: memory`"),
         ("checkpoint: {tiers: [{}]}", "checkpoint.tiers.0.kind", "is missing", "add `kind: ...`"),
         ("checkpoint: {when_busy: superseed}", "checkpoint.when_busy", "one of its choices", "`supersede`?"),

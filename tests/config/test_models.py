@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from hyperpod_ext.config.checkpoint import CheckpointPolicy
 from hyperpod_ext.config.cluster import ClusterConfig
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.config.schema import json_schema
@@ -62,3 +63,30 @@ def test_the_schema_describes_fields_and_refuses_unknown_ones() -> None:
 
 def test_the_schema_that_editors_use_is_current(golden: Callable[[Path, str], None], root: Path) -> None:
     golden(root / "examples" / "job.schema.json", json.dumps(json_schema(JobConfig), indent=2) + "\n")
+
+
+def policy(*tiers: dict[str, object]) -> CheckpointPolicy:
+    return CheckpointPolicy.model_validate_json(json.dumps({"tiers": tiers}))
+
+
+def test_a_tier_that_goes_by_time_reaches_the_container_as_it_was_written() -> None:
+    """What is rendered says every field, also every_steps, which this tier does not go by."""
+    written = policy({"kind": "memory"}, {"kind": "file", "path": "/x", "every_seconds": 60})
+    assert CheckpointPolicy.model_validate_json(written.model_dump_json()) == written
+
+
+def test_two_clocks_of_one_tier_are_refused() -> None:
+    with pytest.raises(ValidationError, match="give one of them"):
+        policy({"kind": "file", "path": "/x", "every_seconds": 60, "every_steps": 10})
+
+
+def test_a_snapshot_is_due_when_any_tier_wants_one() -> None:
+    both = policy({"kind": "memory", "every_steps": 4}, {"kind": "peer", "every_steps": 6})
+    assert [step for step in range(1, 14) if both.due(step)] == [4, 6, 8, 12]
+    assert [both.next_due(step) for step in (1, 4, 5, 9)] == [4, 4, 6, 12]
+
+
+def test_a_tier_that_goes_by_time_takes_what_the_others_leave() -> None:
+    timed = {"kind": "file", "path": "/x", "every_seconds": 60}
+    assert [step for step in range(1, 7) if policy({"kind": "memory", "every_steps": 3}, timed).due(step)] == [3, 6]
+    assert all(policy(timed).due(step) for step in range(1, 7))

@@ -20,6 +20,8 @@ from hyperpod_ext.config.runtime import ENV_RUNTIME
 from hyperpod_ext.processes import descendants
 
 TINY = Path(__file__).parent / "tiny.py"
+SHARDED = Path(__file__).parent / "sharded.py"
+SHARDED_PRELOAD = ["torch", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"]
 
 
 @dataclass
@@ -41,7 +43,10 @@ class Job:
         secret = self.folder / "secret"
         secret.touch(mode=0o600)
         secret.write_text(secrets.token_hex(16))
-        runtime = {"name": "tiny", "nodes": self.nodes, "workers_per_node": self.workers_per_node, **self.settings}
+        # at once, not beside the next step: a rank that dies while it copies loses that step
+        policy = {"overlap": False, **self.settings.get("checkpoint", {})}
+        runtime = {"name": "tiny", "nodes": self.nodes, "workers_per_node": self.workers_per_node}
+        runtime |= {**self.settings, "checkpoint": policy}
         environ = {
             **os.environ,
             ENV_RUNTIME: json.dumps(runtime),
@@ -130,6 +135,66 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     assert len(report["losses"]) == 12
     assert report["weights"]
     return report
+
+
+@pytest.fixture
+def sharded(job: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A function that makes jobs of the sharded script; all of one test have the same name and secret."""
+    secret = tmp_path_factory.mktemp("secret") / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text("the same at every start of a job")
+
+    def make(
+        name: str, *faults: dict[str, Any], tiers: Any = ({"kind": "memory"},), steps: int = 12, **more: Any
+    ) -> Job:
+        sockets = tmp_path_factory.mktemp("s")
+        env = {"HPX_SECRET_FILE": str(secret), "HPX_SOCKET_DIR": str(sockets), "HPX_TEST_STEPS": str(steps)}
+        env |= {"HPX_TEST_FAULTS": json.dumps(faults), **more.pop("env", {})}
+        policy = {"tiers": list(tiers), "grace_s": 20.0, **more.pop("policy", {})}
+        settings = {"checkpoint": policy, "restart": {"preload": SHARDED_PRELOAD}}
+        return job(name, script=SHARDED, settings=settings, env=env, **more)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def unharmed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Report of the sharded script with nothing going wrong."""
+    settings = {"restart": {"preload": SHARDED_PRELOAD}}
+    report = Job(tmp_path_factory.mktemp("unharmed") / "job", script=SHARDED, settings=settings).start().wait()
+    assert report["state"] == "succeeded", report["error"]
+    assert len(report["losses"]) == 12
+    return report
+
+
+@pytest.fixture
+def make_job(tmp_path: Path) -> Iterator[Any]:
+    """A function that makes small jobs over real memory servers, without training processes."""
+    from small_job import SmallJob
+
+    made: list[SmallJob] = []
+
+    def make(*tiers: dict[str, Any], **options: Any) -> SmallJob:
+        made.append(SmallJob(tmp_path / f"job{len(made)}", tiers=tiers, **options))
+        return made[-1].start()
+
+    yield make
+    for one in made:
+        one.stop()
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A durable tier: a directory, or with the parameter "s3" a bucket."""
+    from durable_place import Bucket, Directory
+    from s3_server import CREDENTIALS
+
+    if getattr(request, "param", "file") == "file":
+        return Directory(tmp_path / "checkpoints")
+    bucket = Bucket()
+    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": bucket.url}.items():
+        monkeypatch.setenv(name, value)
+    return bucket
 
 
 def _free_port() -> int:

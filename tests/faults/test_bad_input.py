@@ -70,15 +70,14 @@ def test_a_model_built_differently_on_the_newcomer_is_named(job):
     settings = {"chaos": {"faults": [{"rank": 2, "step": 4}]}}
     report = job(settings=settings, fault={"what": "other model", "rank": 2, "step": 0}).start().wait()
     message = failed(report, "NoCheckpointError")
-    assert "The last try: rank 2: model of this rank does not take the job's state" in message
+    assert "The last try: rank 2: model.0.weight has shape (40, 16) here and (32, 16) in the snapshot" in message
 
 
 def test_a_memory_tier_that_is_too_small_is_refused_before_a_step_is_made(job):
     settings = {"checkpoint": {"tiers": [{"kind": "memory", "budget_mib": 1}]}}
     report = job(settings=settings, nodes=1, workers_per_node=1, env={"HPX_TEST_WIDTH": "40000"}).start().wait()
     message = failed(report, "MemoryTierFullError")
-    assert "rank 0 needs" in message
-    assert "its budget is 1 MiB a node" in message
+    assert re.search(r"rank 0 \(2 slots of [\d.]+ MiB, own\) needs [\d.]+ MiB .* its budget is 1 MiB a node", message)
     assert report["steps"] == 0
 
 

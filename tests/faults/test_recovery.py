@@ -92,7 +92,7 @@ def corrupt(**more: Any) -> dict[str, Any]:
 
 def test_a_corrupt_snapshot_is_refused_and_an_older_step_is_taken_by_all(job, undisturbed):
     """State that is partly each rank's own can come from nowhere else."""
-    running = job(fault=corrupt(slots=[0])).start()  # of steps 1 to 5 (0 was smaller, and elsewhere), the newest
+    running = job(fault=corrupt(slots=[1])).start()  # of steps 0 to 5 in turn, the newest
     assert running.until("restore_failed")["rank"] == 1
     report = running.wait()
     assert (report["losses"], report["weights"]) == (undisturbed["losses"], undisturbed["weights"])
@@ -148,3 +148,11 @@ def test_children_of_a_dead_worker_hold_nothing_up(job, undisturbed):
     report = job(fault={"what": "leaves a child", "rank": 2, "step": 5}).start().wait()
     assert_equal_to(undisturbed, report)
     assert report["recoveries"][0]["seconds"] < 60
+
+
+def test_a_tier_that_cannot_be_written_ends_the_job_before_training(sharded, tmp_path):
+    (tmp_path / "tier").write_text("in the way")
+    report = sharded("a", tiers=[{"kind": "memory"}, {"kind": "file", "path": str(tmp_path / "tier")}]).start().wait()
+    assert report["state"] == "failed"
+    assert report["error"]["code"] == "UnreachableError"
+    assert str(tmp_path / "tier") in report["error"]["message"]

@@ -44,7 +44,7 @@ def corrupt_own_snapshots(run: Run, slots: list[int]) -> None:
     """Flip one bit in the middle of each of `slots` of this rank."""
     mapping = run._checkpointer._mapping
     for slot in slots:
-        place = slot * mapping.slot_bytes + run._checkpointer._layout.nbytes // 2
+        place = slot * mapping.slot_bytes + run._checkpointer._layout.plan.nbytes // 2
         mapping.memory[place] ^= 1
 
 

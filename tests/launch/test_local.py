@@ -79,8 +79,8 @@ def test_a_job_that_reports_success_has_succeeded_and_leaves_nothing(place: Loca
 
 def test_nodes_are_told_who_they_are_and_share_a_private_secret(place: LocalPlace) -> None:
     script = (
-        'stat -c "%a" $HPX_SECRET_FILE $(dirname $HPX_SECRET_FILE); wc -c < $HPX_SECRET_FILE\n'
-        "echo $HPX_NODE_RANK $HPX_RDZV_ENDPOINT $HPX_SOURCE_DIR ${#HPX_SECRET_FILE} ${HPX_HOME:-unset}\n" + reporting()
+        'stat -c "%a" $HPX_SECRET_FILE $HPX_SOCKET_DIR; wc -c < $HPX_SECRET_FILE\n'
+        "echo $HPX_NODE_RANK $HPX_RDZV_ENDPOINT $HPX_SOURCE_DIR ${#HPX_SOCKET_DIR} ${HPX_HOME:-unset}\n" + reporting()
     )
     assert run(script).state == "succeeded"
     for node in (0, 1):

@@ -14,6 +14,7 @@ from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.config.load import load
 from hyperpod_ext.config.runtime import RuntimeConfig
 from hyperpod_ext.errors import ConfigError, HyperpodExtError, UnsupportedError
+from hyperpod_ext.launch.capabilities import Capabilities, unsupported
 from hyperpod_ext.launch.plan import make_plan
 from hyperpod_ext.launch.render import check_shell
 from hyperpod_ext.launch.targets import PLANNED, TARGETS, get_target
@@ -70,23 +71,37 @@ def test_rendered_shell_starts_the_agent_with_settings_and_environment_intact(tm
     assert shown["cwd"] == str(tmp_path)
 
 
+TIERS = [
+    {"kind": "memory"},
+    {"kind": "peer"},
+    {"kind": "s3", "uri": "s3://bucket/a"},
+    {"kind": "file", "path": "/x"},
+]
+
+
 def test_everything_a_target_cannot_do_is_refused_at_once() -> None:
-    tiers = [
-        {"kind": "memory"},
-        {"kind": "peer"},
-        {"kind": "s3", "uri": "s3://bucket/a"},
-        {"kind": "file", "path": "/x"},
-    ]
+    spec = job(nodes=3, checkpoint={"tiers": TIERS}, chaos={"faults": [{"rank": 0, "step": 1}]})
+    little = Capabilities(tiers=frozenset({"memory"}), tiers_reason="it has no network")
+    problems = list(unsupported(spec, "islet", little))
+    paths = [problem.path for problem in problems]
+    assert paths == ["checkpoint.tiers.1", "checkpoint.tiers.2", "checkpoint.tiers.3", "chaos"]
+    assert "target islet has no peer tier: it has no network" in str(problems[0])
+    assert all(problem.hint for problem in problems)
+
+
+def test_a_laptop_has_every_tier() -> None:
+    assert make_plan(job(nodes=3, checkpoint={"tiers": TIERS})).world_size == 3
+
+
+def test_a_cluster_that_is_too_small_is_refused() -> None:
     cluster = ClusterConfig(
         name="c",
         region="us-west-2",
         instance_groups=(InstanceGroup(name="g", instance_type="ml.p5.48xlarge", count=3, spares=1),),
     )
     with pytest.raises(UnsupportedError) as caught:
-        make_plan(job(nodes=3, checkpoint={"tiers": tiers}), cluster)
-    paths = [problem.path for problem in caught.value.problems]
-    assert paths == ["checkpoint.tiers.1", "checkpoint.tiers.2", "checkpoint.tiers.3", "nodes"]
-    assert all(problem.hint for problem in caught.value.problems)
+        make_plan(job(nodes=3), cluster)
+    assert [problem.path for problem in caught.value.problems] == ["nodes"]
     assert make_plan(job(nodes=2), cluster).world_size == 2
 
 

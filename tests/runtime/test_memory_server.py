@@ -2,184 +2,280 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from served import JOB, SECRET, Served, Writer, plan_of, serve
 
-from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
-from hyperpod_ext.errors import CorruptSnapshotError, MemoryTierFullError, NotFoundError, StaleGenerationError
-from hyperpod_ext.runtime import wire
+from hyperpod_ext.errors import (
+    CorruptSnapshotError,
+    HyperpodExtError,
+    MemoryTierFullError,
+    NotFoundError,
+    StaleGenerationError,
+)
+from hyperpod_ext.runtime.checkpoint.manifest import check_bytes
 from hyperpod_ext.runtime.memory_server.client import MemoryClient
+from hyperpod_ext.runtime.memory_server.regions import Budget, Regions
 
-SECRET = b"0123456789abcdef0123456789abcdef"
-RECORD = {"generation": 1, "skeleton": {"v": 1}, "items": [], "extras": {}, "own_digest": ""}
+MEMORY = {"kind": "memory", "budget_mib": 8}
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
-    """Path of the socket of a running server with a budget of 8 MiB."""
-    (secret := tmp_path / "secret").touch(mode=0o600)
-    secret.write_bytes(SECRET)
-    policy = {"tiers": [{"kind": "memory", "budget_mib": 8}]}
-    config = RuntimeConfig.model_validate_json(
-        f'{{"name": "j", "nodes": 1, "workers_per_node": 1, "checkpoint": {str(policy).replace(chr(39), chr(34))}}}'
-    )
-    environ = {**os.environ, ENV_RUNTIME: config.model_dump_json(), "HPX_SECRET_FILE": str(secret)}
-    path = tmp_path / "socket"
-    command = [sys.executable, "-m", "hyperpod_ext.runtime.memory_server", "--socket", str(path)]
-    process = subprocess.Popen(command, env=environ)
-    while not path.exists() or not _answers(path):
-        assert process.poll() is None
-    yield str(path)
-    process.send_signal(signal.SIGTERM)
-    process.wait()
+def server(tmp_path) -> Iterator[Served]:
+    """A running server with a budget of 8 MiB and no other tier."""
+    with serve(tmp_path, MEMORY) as served:
+        yield served
 
 
-def _answers(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        return probe.connect_ex(str(path)) == 0
+def read(client: MemoryClient, step: int, owner: int = 0, generation: int = 1, secret=SECRET, job=JOB) -> bytes:
+    held = client.open(owner, f"g{generation}-s{step}", secret=secret, job=job)
+    check_bytes(held.manifest, held.image)
+    return bytes(held.image)
 
 
-def save(client: MemoryClient, step: int, data: bytes, owner: int = 0) -> None:
-    mapping = client.map(owner, len(data))
-    slot = client.begin(owner, step, f"g1-s{step}", 1)
-    mapping.memory[slot * mapping.slot_bytes : slot * mapping.slot_bytes + len(data)] = data
-    client.seal(owner, slot, {**RECORD, "save_id": f"g1-s{step}", "nbytes": len(data)})
-    client.flush()
+def forked(body) -> None:
+    """Run `body` in a process that kills itself after it."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            body()
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
-def read(client: MemoryClient, step: int, owner: int = 0, secret: bytes = SECRET, job: str = "j") -> bytes:
-    return bytes(client.read(owner, f"g1-s{step}", secret=secret, job=job)[1])
-
-
-def held_steps(path: str, owner: int = 0) -> list[int]:
-    with socket.socket(socket.AF_UNIX) as asking:
-        asking.connect(path)
-        wire.send(asking, {"op": "held", "owner": owner, "pid": os.getpid()})
-        answer = wire.receive(asking)
-    assert answer is not None
-    return sorted(snapshot["step"] for snapshot in answer["snapshots"])
+# --- what is held ---------------------------------------------------------------------------------
 
 
 def test_the_last_two_snapshots_are_held(server):
-    client = MemoryClient(server)
+    writer = Writer(server)
+    assert writer.mapping.slots == 2
     for step in (1, 2, 3):
-        save(client, step, bytes([step]) * 1000)
-    assert held_steps(server) == [2, 3]
-    assert read(client, 3) == bytes([3]) * 1000
-    assert read(client, 2) == bytes([2]) * 1000
+        writer.save(step)
+    assert server.held_steps() == [2, 3]
+    assert read(writer.client, 3) == bytes([3]) * 1000
+    assert read(server.client(), 2) == bytes([2]) * 1000
+
+
+def test_a_snapshot_comes_with_its_plan_and_its_values(server):
+    writer = Writer(server)
+    writer.save(1)
+    held = server.client().open(0, "g1-s1", secret=SECRET, job=JOB)
+    assert held.plan == writer.plan
+    assert held.manifest["values"] == [1]
+
+
+def test_what_is_held_is_told_with_what_a_choice_needs(server):
+    Writer(server, owner=0).save(1)
+    Writer(server, owner=1).save(1)
+    first, second = server.ask("held")["snapshots"]
+    assert (first["rank"], first["step"], first["save_id"], first["generation"]) == (0, 1, "g1-s1", 1)
+    assert first["content"] == second["content"]  # the same bytes on both
+    assert (first["state"], first["replica"], first["world_size"]) == ("sealed", False, 1)
 
 
 def test_a_writer_killed_halfway_costs_nothing_that_was_whole(server):
-    save(MemoryClient(server), 1, b"a" * 5000)
-    pid = os.fork()
-    if pid == 0:
-        client = MemoryClient(server)
-        mapping = client.map(0, 5000)
-        slot = client.begin(0, 2, "g1-s2", 1)
-        mapping.memory[slot * mapping.slot_bytes : slot * mapping.slot_bytes + 2500] = b"b" * 2500
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(pid, 0)
-    assert held_steps(server) == [1]
-    assert read(MemoryClient(server), 1) == b"a" * 5000
+    Writer(server).save(1)
+
+    def die_halfway() -> None:
+        writer = Writer(server)
+        slot = writer.begin(2)
+        assert slot is not None
+        writer.fill(slot, 2, share=0.5)
+
+    forked(die_halfway)
+    assert server.held_steps() == [1]
+    assert read(server.client(), 1) == bytes([1]) * 1000
 
 
 def test_what_a_dead_writer_had_asked_to_seal_is_sealed(server):
-    pid = os.fork()
-    if pid == 0:
-        client = MemoryClient(server)
-        client.map(0, 5000)
-        slot = client.begin(0, 7, "g1-s7", 1)
-        client.seal(0, slot, {**RECORD, "save_id": "g1-s7", "nbytes": 5000})
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(pid, 0)
-    assert held_steps(server) == [7]
+    def die_after_asking() -> None:
+        writer = Writer(server)
+        slot = writer.begin(7)
+        assert slot is not None
+        writer.seal(slot, 7)
+
+    forked(die_after_asking)
+    assert server.held_steps() == [7]
 
 
 def test_a_flipped_bit_is_found_before_a_byte_is_used(server):
-    client = MemoryClient(server)
-    save(client, 1, b"a" * 5000)
-    mapping = client.map(0, 5000)
-    mapping.memory[2500] ^= 1
+    writer = Writer(server)
+    writer.save(1)
+    writer.mapping.memory[500] ^= 1
     with pytest.raises(CorruptSnapshotError, match="rank 0 at step 1: CRC64-NVME"):
-        read(client, 1)
+        read(server.client(), 1)
 
 
 def test_a_snapshot_of_another_job_or_secret_is_refused(server):
-    client = MemoryClient(server)
-    save(client, 1, b"a")
+    writer = Writer(server)
+    writer.save(1)
     with pytest.raises(CorruptSnapshotError, match="not signed with this job's secret"):
-        read(client, 1, secret=b"x" * 32)
+        read(writer.client, 1, secret=b"x" * 32)
     with pytest.raises(CorruptSnapshotError, match="belongs to job 'j', not to 'other'"):
-        read(client, 1, job="other")
+        read(writer.client, 1, job="other")
+
+
+def test_what_is_not_held_and_what_is_not_understood_are_errors(server):
+    client = server.client()
+    with pytest.raises(NotFoundError, match="no whole snapshot 'g1-s9' of rank 0"):
+        read(client, 9)
+    with pytest.raises(HyperpodExtError, match="unknown op 'dance'"):
+        client.ask("dance")
+    with pytest.raises(HyperpodExtError, match="malformed request: KeyError"):
+        client.ask("begin")
+    assert server.held_steps() == []
+
+
+# --- memory ---------------------------------------------------------------------------------------
 
 
 def test_more_than_the_budget_is_refused_and_what_is_held_stays(server):
-    client = MemoryClient(server)
-    save(client, 1, b"a" * 1000)
-    with pytest.raises(MemoryTierFullError, match=r"rank 1 needs 8\.0 MiB .* budget is 8 MiB a node"):
-        client.map(1, 4 << 20)
-    assert read(client, 1) == b"a" * 1000
+    writer = Writer(server)
+    writer.save(1)
+    words = r"rank 1 \(2 slots of 4\.0 MiB, own\) needs 8\.0 MiB in the memory tier; its budget is 8 MiB a node"
+    with pytest.raises(MemoryTierFullError, match=words):
+        writer.client.map(1, 4 << 20)
+    assert read(writer.client, 1) == bytes([1]) * 1000
 
 
 def test_a_layout_that_grows_costs_none_of_the_last_two_snapshots(server):
     """Another rank may not have finished the newest step: then everybody needs the one before."""
-    client = MemoryClient(server)
-    save(client, 1, b"a" * 1000)
-    client.map(0, 1 << 20)
-    assert held_steps(server) == [1]
-    save(client, 2, b"b" * (1 << 20))
-    assert held_steps(server) == [1, 2]
-    assert read(client, 1) == b"a" * 1000
-    save(client, 3, b"c" * (1 << 20))
-    assert held_steps(server) == [2, 3]
+    Writer(server).save(1)
+    large = Writer(server, nbytes=1 << 20)
+    assert server.held_steps() == [1]
+    large.save(2)
+    assert server.held_steps() == [1, 2]
+    assert read(large.client, 1) == bytes([1]) * 1000
+    large.save(3)
+    assert server.held_steps() == [2, 3]
+
+
+def test_memory_that_a_smaller_layout_no_longer_needs_can_be_had_again(server):
+    for nbytes in (1 << 20, 2 << 20):  # 2 and 4 of the 8 MiB
+        writer = Writer(server, nbytes=nbytes)
+        for step in (1, 2):
+            writer.save(step)
+    Writer(server, owner=1, nbytes=2 << 20)
+
+
+def test_the_budget_counts_whole_pages_as_memory_does():
+    pages = 4  # two slots for each of two owners
+    budget = Budget(pages * mmap.PAGESIZE, lambda: 1 << 40)
+    regions = Regions(kind="own", job=JOB, secret=SECRET, budget=budget, slots=2)
+    for _ in range(3):
+        for owner in (0, 1):
+            os.close(regions.map(owner, 1)[1])
+        with pytest.raises(MemoryTierFullError):
+            regions.map(2, 1)
+        for owner in (0, 1):
+            regions.drop(owner)
+
+
+def test_a_worker_that_truncates_its_memory_cannot_hurt_the_server(server):
+    writer = Writer(server)
+    descriptors = Path(f"/proc/{server.pid}/fd").iterdir()
+    memory = [one for one in descriptors if "memfd:hpx-own" in str(one.readlink())]
+    with pytest.raises(PermissionError):
+        os.truncate(memory[0], 0)
+    assert writer.save(1)
+
+
+# --- plans ----------------------------------------------------------------------------------------
+
+
+def test_a_plan_that_is_not_what_its_digest_says_is_refused(server):
+    with pytest.raises(CorruptSnapshotError, match="not the one its manifest names"):
+        server.ask("plan", digest="0" * 64, document=plan_of(10).to_json())
+
+
+def test_a_snapshot_without_a_known_plan_never_exists(server):
+    writer = Writer(server)
+    slot = writer.begin(1)
+    assert slot is not None
+    writer.plan = plan_of(999)
+    writer.seal(slot, 1)
+    with pytest.raises(NotFoundError, match=r"plan .* is not known here"):
+        writer.client.flush()
+    assert server.held_steps() == []
+
+
+# --- generations ----------------------------------------------------------------------------------
 
 
 def test_a_writer_of_an_older_generation_is_refused(server):
-    client = MemoryClient(server)
-    client.map(0, 100)
-    client._call({"op": "fence", "generation": 3})
-    slot = client.begin(0, 5, "g2-s5", 2)
-    client.seal(0, slot, {**RECORD, "save_id": "g2-s5", "nbytes": 100})
+    writer = Writer(server)
+    server.ask("fence", generation=3)
+    slot = writer.begin(5, generation=2)
+    assert slot is not None
+    writer.seal(slot, 5, generation=2)
     with pytest.raises(StaleGenerationError, match="rank 0 of generation 2 may not write step 5"):
-        client.flush()
-    client.flush()  # said once, for all that was asked
+        writer.client.flush()
+    writer.client.flush()  # said once, for all that was asked
 
 
 def test_a_save_after_a_refused_one_goes_to_the_right_slot(server):
-    client = MemoryClient(server)
-    save(client, 1, b"a" * 1000)
-    client._call({"op": "fence", "generation": 2})
-    client.begin(0, 2, "g1-s2", 1)
+    writer = Writer(server)
+    writer.save(1)
+    server.ask("fence", generation=2, step=1)
+    writer.begin(2, generation=1)
     with pytest.raises(StaleGenerationError):
-        client.flush()
+        writer.client.flush()
     for step in (2, 3):
-        slot = client.begin(0, step, f"g2-s{step}", 2)
-        client.seal(0, slot, {**RECORD, "save_id": f"g2-s{step}", "nbytes": 1000})
-        client.flush()
-        assert held_steps(server) == [step - 1, step]
+        writer.save(step, generation=2)
+        assert server.held_steps() == [step - 1, step]
+
+
+def test_steps_that_a_generation_gave_up_are_forgotten_and_the_restored_one_is_newest_again(server):
+    """Were step 3 still the newest whole one, the next save would overwrite step 2: all that anybody can restore."""
+    writer = Writer(server)
+    for step in (1, 2, 3):
+        writer.save(step)
+    server.ask("fence", generation=2, step=2)
+    assert server.held_steps() == [2]
+    writer.client.forget_slot()
+    slot = writer.begin(3, generation=2)
+    assert slot is not None
+    writer.client.flush()
+    assert server.held_steps() == [2]  # while it is being written, too
+    writer.seal(slot, 3, generation=2)
+    writer.client.flush()
+    assert server.held_steps() == [2, 3]
+    assert read(writer.client, 3, generation=2) != b""
+
+
+def test_what_the_generation_itself_has_saved_is_not_given_up_by_hearing_of_it_again(server):
+    writer = Writer(server)
+    server.ask("fence", generation=2, step=0)
+    for step in (1, 2):
+        writer.save(step, generation=2)
+    server.ask("fence", generation=2, step=0)
+    assert server.held_steps() == [1, 2]
+
+
+def test_what_was_being_written_when_its_step_was_given_up_never_exists(server):
+    writer = Writer(server)
+    writer.save(1)
+    slot = writer.begin(2)
+    assert slot is not None
+    writer.client.flush()
+    server.ask("fence", generation=2, step=1)
+    writer.seal(slot, 2)
+    with pytest.raises(HyperpodExtError, match="g1-s2"):
+        writer.client.flush()
+    assert server.held_steps() == [1]
 
 
 def test_the_newest_snapshot_is_never_given_up(server):
-    client = MemoryClient(server)
-    save(client, 1, b"a" * 1000)
-    client._next_slot = 0  # a client that has lost count
-    client.begin(0, 2, "g1-s2", 1)
+    writer = Writer(server)
+    writer.save(1)
+    writer.client._next_slot = 0  # a client that has lost count
+    writer.begin(2)
     with pytest.raises(NotFoundError, match="slot 0 of rank 0 is not free"):
-        client.flush()
-    assert read(client, 1) == b"a" * 1000
-
-
-def test_what_is_not_held_and_what_is_not_understood_are_errors(server):
-    client = MemoryClient(server)
-    with pytest.raises(NotFoundError, match="no sealed snapshot 'g1-s9' of rank 0"):
-        read(client, 9)
-    with pytest.raises(Exception, match="unknown op 'dance'"):
-        client._call({"op": "dance"})
-    assert held_steps(server) == []
+        writer.client.flush()
+    assert read(writer.client, 1) == bytes([1]) * 1000

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTier
 from hyperpod_ext.config.runtime import RuntimeConfig
-from hyperpod_ext.errors import HyperpodExtError, JobFailedError
-from hyperpod_ext.runtime.agent.preflight import check_node
+from hyperpod_ext.errors import HyperpodExtError, JobFailedError, UnreachableError
+from hyperpod_ext.runtime.agent.preflight import check_node, check_tiers
 from hyperpod_ext.runtime.environment import read_secret
 from hyperpod_ext.runtime.memory_server.capacity import usable_bytes
 
@@ -31,6 +33,16 @@ def test_everything_that_is_missing_is_said_at_once():
 def test_shared_memory_that_is_not_there_is_said(tmp_path: Path):
     with pytest.raises(JobFailedError, match="does not exist"):
         check_node(CONFIG.model_copy(update={"shared_memory_mib": 1}), THIS, shm=tmp_path / "shm")
+
+
+def test_a_tier_that_cannot_be_written_is_said_before_training(tmp_path: Path):
+    policy = CheckpointPolicy(tiers=(MemoryTier(), FileTier(path=str(tmp_path / "tier"))))
+    config = CONFIG.model_copy(update={"checkpoint": policy})
+    check_tiers(config)
+    shutil.rmtree(tmp_path / "tier")
+    (tmp_path / "tier").write_text("in the way")
+    with pytest.raises(UnreachableError, match="tier/j"):
+        check_tiers(config)
 
 
 def fake_system(root: Path, *, available_kib: int, limits: dict[str, tuple[str, int]]) -> tuple[Path, Path]:

@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.checkpoint.checkpointer import Snapshot
+from hyperpod_ext.runtime.checkpoint.image import Layout, views
+from hyperpod_ext.runtime.checkpoint.snapshot import Snapshot
 from hyperpod_ext.runtime.restart.randomness import seed_of, seed_step
 from hyperpod_ext.runtime.restart.state import TrainingState, Whole
 
-WHOLE = Whole(3, "g1-s3", "")
+WHOLE = Whole(3, "g1-s3", "", "same")
 
 
 class Trained:
@@ -71,8 +72,12 @@ def test_own_digests_differ_only_by_what_is_each_ranks_own(trained):
 
 
 def snapshot_of(state: TrainingState) -> Snapshot:
-    taken = state.take()
-    return Snapshot(3, taken.skeleton, [tensor.detach().clone() for tensor in taken.tensors], {})
+    parts = state.take().parts
+    layout = Layout(parts)
+    image = bytearray(layout.plan.nbytes)
+    for live, view in zip(layout.locals, views(layout.plan, image), strict=True):
+        view.copy_(live)
+    return Snapshot(3, layout.plan, parts.values, lambda: memoryview(image))
 
 
 def test_state_moves_to_another_process_bit_for_bit(trained):
@@ -82,20 +87,20 @@ def test_state_moves_to_another_process_bit_for_bit(trained):
             parameter.fill_(0.5)
     other.schedule.step()
     assert other.state.digest() != trained.state.digest()
-    other.state.load(snapshot_of(trained.state))
+    other.state.load([snapshot_of(trained.state)])
     assert other.state.digest() == trained.state.digest()
 
 
 def test_a_model_built_differently_is_named():
     narrow, wide = nn.Linear(2, 2), nn.Linear(3, 2)
-    with pytest.raises(JobFailedError, match="model of this rank does not take the job's state: Error"):
-        TrainingState({"model": wide}).load(snapshot_of(TrainingState({"model": narrow})))
+    with pytest.raises(JobFailedError, match=r"model\.weight has shape \(2, 3\) here and \(2, 2\) in the snapshot"):
+        TrainingState({"model": wide}).load([snapshot_of(TrainingState({"model": narrow}))])
 
 
 def test_other_names_are_named():
     model = nn.Linear(2, 2)
     with pytest.raises(JobFailedError, match=r"holds \['model'\], this rank registered \['net'\]"):
-        TrainingState({"net": model}).load(snapshot_of(TrainingState({"model": model})))
+        TrainingState({"net": model}).load([snapshot_of(TrainingState({"model": model}))])
 
 
 def test_an_object_without_state_is_refused():
@@ -111,3 +116,35 @@ def test_random_numbers_follow_from_seed_step_and_rank():
     assert draw(0, 5, 1) == draw(0, 5, 1)
     assert len({tuple(draw(seed, step, rank)) for seed in (0, 1) for step in (5, 6) for rank in (0, 1)}) == 8
     assert seed_of(0, 1, 23) != seed_of(0, 12, 3)
+
+
+class Copying(nn.Linear):
+    """A module whose state_dict() gives copies, as adapters and offloaded modules do."""
+
+    def state_dict(self, *args, **kwargs):
+        return {name: tensor.detach().clone() for name, tensor in super().state_dict(*args, **kwargs).items()}
+
+
+def test_a_module_that_gives_copies_of_its_state_is_restored_too():
+    saved, fresh = Copying(2, 2), Copying(2, 2)
+    TrainingState({"model": fresh}).load([snapshot_of(TrainingState({"model": saved}))])
+    assert torch.equal(fresh.weight, saved.weight)
+
+
+def test_state_on_which_a_restore_began_is_offered_to_nobody(trained):
+    narrow = TrainingState({"model": nn.Linear(2, 2)})
+    with pytest.raises(JobFailedError):
+        trained.state.load([snapshot_of(narrow)])
+    following = TrainingState({"model": trained.model}, before=trained.state)
+    with pytest.raises(JobFailedError):
+        following.load([snapshot_of(narrow)])
+    assert following.whole() is None
+
+
+def test_parts_of_a_rank_that_autograd_does_not_follow_are_no_obstacle():
+    model = nn.Linear(2, 2)
+    with torch.inference_mode():
+        model.register_buffer("seen", torch.ones(2))
+    state = TrainingState({"model": model})
+    state.commit(state.take(), WHOLE)
+    assert state.whole() == WHOLE

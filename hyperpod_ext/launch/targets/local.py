@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from hyperpod_ext.launch.plan import Plan
     from hyperpod_ext.launch.targets import Target
 
-_CANCEL_PATIENCE_S = 20.0
+_CANCEL_PATIENCE_S = 60.0
 
 
 def capabilities() -> Capabilities:
     """What this version's runtime does on one machine."""
     return Capabilities(
-        tiers=frozenset({"memory"}),
-        tiers_reason="its runtime does not drain snapshots to other places yet",
+        tiers=frozenset({"memory", "peer", "file", "s3"}),
+        tiers_reason="",
         chaos=True,
         process_restart=True,
     )

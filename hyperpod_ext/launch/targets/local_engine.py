@@ -88,27 +88,29 @@ def _run_and_exit(submission: Submission, scratch: Path, keeper: int) -> None:
 
 def _run_job(submission: Submission, scratch: Path, cancellation: Cancellation) -> None:
     job = json.loads(submission.job_file.read_text())
-    secret = _write_secret(scratch)
+    secret = _secret_of(submission)
     undisturbed = None
     try:
         submission.write_status(state="running", scratch=str(scratch))
-        main = _run_once(submission, "main", job, secret, cancellation)
+        main = _run_once(submission, "main", job, secret, scratch, cancellation)
         if main["state"] == "succeeded" and (job["chaos"] or {}).get("compare"):
             submission.write_status(state="comparing")
-            undisturbed = _run_once(submission, "undisturbed", job, secret, cancellation)
+            undisturbed = _run_once(submission, "undisturbed", job, secret, scratch, cancellation)
     finally:
         kill_descendants(os.getpid())
         shutil.rmtree(scratch, ignore_errors=True)
     submission.end(make_result(submission.name, submission.handle, main, undisturbed))
 
 
-def _run_once(submission: Submission, run: str, job: Any, secret: Path, cancellation: Cancellation) -> Report:
+def _run_once(
+    submission: Submission, run: str, job: Any, secret: Path, scratch: Path, cancellation: Cancellation
+) -> Report:
     """One run of all nodes: `main`, or `undisturbed` without the faults."""
     run_dir = submission.run_dir(run)
     shared = {
         "HPX_RDZV_ENDPOINT": f"127.0.0.1:{job['rendezvous']['port'] or _free_port()}",
         "HPX_SECRET_FILE": str(secret),
-        "HPX_SOCKET_DIR": str(secret.parent),
+        "HPX_SOCKET_DIR": str(scratch),
         "HPX_RUN_DIR": str(run_dir),
     }
     if run == "undisturbed":
@@ -135,11 +137,16 @@ def _make_scratch() -> Path:
     return Path(tempfile.mkdtemp(prefix="hpx-", dir="/tmp"))
 
 
-def _write_secret(scratch: Path) -> Path:
-    file = scratch / "secret"
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+def _secret_of(submission: Submission) -> Path:
+    """The job's secret, the same for every submission of the name: checkpoints are signed with it."""
+    file = submission.folder.parent / "secret"
+    partial = submission.folder / "secret.partial"
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as opened:
         opened.write(secrets.token_hex(32))
+    with contextlib.suppress(FileExistsError):  # an earlier submission's: the one that counts
+        os.link(partial, file)  # whole or not at all
+    partial.unlink()
     return file
 
 

@@ -30,10 +30,10 @@ def on_exit(pid: int, tell: Callable[[int], None]) -> None:
     loop.add_reader(handle, ended)
 
 
-def start_memory_server(path: Path, environ: Mapping[str, str]) -> int:
+def start_memory_server(path: Path, node: int, environ: Mapping[str, str]) -> int:
     """Start this node's memory server; returns its process id."""
     command = [sys.executable, "-m", "hyperpod_ext.runtime.memory_server"]
-    arguments = ["--socket", str(path), "--parent", str(os.getpid())]
+    arguments = ["--socket", str(path), "--node", str(node), "--parent", str(os.getpid())]
     return subprocess.Popen([*command, *arguments], env=dict(environ), start_new_session=True).pid
 
 

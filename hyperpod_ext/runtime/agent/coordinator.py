@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import secrets
 import time
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,11 @@ from hyperpod_ext.runtime.checkpoint.choose import Offer
 from hyperpod_ext.runtime.goodput import make_report
 from hyperpod_ext.runtime.listener import Listener
 from hyperpod_ext.runtime.rendezvous import membership as m
+
+_ASK_AGAIN_S = 1.0
+"""How soon a durable tier that cannot be reached is asked again; twice as long after each time."""
+_UNREACHABLE_S = 60.0
+"""How long it is asked again; the job fails then, as it must not go on from an older step."""
 
 
 class Coordinator:
@@ -35,7 +42,15 @@ class Coordinator:
         self._config, self._secret, self._master_port = config, secret, master_port
         self._run_dir = run_dir
         nodes = {rank: rank // config.workers_per_node for rank in range(config.world_size)}
-        self._membership = m.Membership(nodes, config.restart.max_restarts)
+        self._membership = m.Membership(nodes, config.restart.max_restarts, durable=bool(config.checkpoint.durable()))
+        self._run = secrets.token_hex(8)
+        self._peers: dict[int, tuple[str, int]] = {}
+        self._domains: dict[int, str] = {}
+        self._steps: dict[int, int] = {}
+        self._left: dict[int, list[dict[str, Any]]] = {}
+        self._home: str | None = None
+        self._asked_at, self._wait_s = 0.0, _ASK_AGAIN_S
+        self._started, self._drained_at = time.monotonic(), dict[str, float]()
         self._agents: dict[int, asyncio.StreamWriter] = {}
         self._addresses: dict[int, tuple[str, int]] = {}
         self._exit_codes: dict[int, int] = {}
@@ -86,8 +101,11 @@ class Coordinator:
                 else:
                     self._take(message)
         finally:
-            if node is not None and not self.ended.done():
-                self._fail(m.Fail("JobFailedError", f"the agent of node {node} is gone"))
+            if node is not None:
+                self._left.setdefault(node, [])
+                if not self.ended.done():
+                    self._fail(m.Fail("JobFailedError", f"the agent of node {node} is gone"))
+                self._bring_home()
 
     def _welcome(self, node: int, hello: wire.Message, writer: asyncio.StreamWriter) -> None:
         if node in self._agents or not 0 <= node < self._config.nodes:
@@ -97,25 +115,52 @@ class Coordinator:
             self._send(node, {"type": "end", "state": self.ended.result()})
             return
         self._addresses[node] = (str(hello["address"][0]), int(hello["address"][1]))
+        self._peers[node] = (str(hello["peer"][0]), int(hello["peer"][1]))
+        self._domains[node] = str(hello["domain"])
         self._log("node_joined", node=node, pid=hello["pid"])
         if len(self._agents) == self._config.nodes:
-            self._to_agents({"type": "welcome", "master_port": self._master_port})
+            peers = {"peers": self._peers, "domains": self._domains}
+            self._to_agents({"type": "welcome", "master_port": self._master_port, **peers})
 
     def _take(self, message: wire.Message) -> None:
         """One message of an agent, most of them passed on from its workers."""
         rank, generation = int(message.get("rank", -1)), int(message.get("generation", 0))
         membership = self._membership
+        if message["type"] == "leaving":
+            self._left[int(message["node"])] = message["held"]
+            self._bring_home()
+        if self.ended.done() and message["type"] != "event":
+            return  # what becomes of its processes now is no news
         match message["type"]:
             case "join":
                 node, live = membership.nodes[rank], message["live"]
                 self._log("joined", rank=rank, pid=message["pid"], live_step=live and live["step"])
-                offer = Offer("live", live["step"], rank, node, live["save_id"], live["own_digest"]) if live else None
-                held = [
-                    Offer("memory", h["step"], h["owner"], node, h["save_id"], h["own_digest"]) for h in message["held"]
-                ]
+                offer = Offer("live", rank=rank, node=node, **live) if live else None
+                held = [_held(brief, node) for brief in message["held"]]
                 self._carry_out(membership.join(rank, offer, held))
                 self._joined_once = True
                 self._check_exits()
+            case "durable":
+                stored = [
+                    Offer(
+                        c["tier"],
+                        c["step"],
+                        -1,
+                        -1,
+                        c["save_id"],
+                        world_size=c["world_size"],
+                        url=c["url"],
+                        folder=c["folder"],
+                    )
+                    for c in message["checkpoints"]
+                ]
+                self._log("durable", steps=[offer.step for offer in stored], problems=message["problems"])
+                unreachable = tuple(str(problem) for problem in message["unreachable"])
+                if unreachable and self._ask_again():
+                    return
+                problems = tuple(str(problem) for problem in message["problems"])
+                newest = int(message["newest_generation"])
+                self._carry_out(membership.durable_answered(stored, newest, problems, unreachable))
             case "restored":
                 attempt, error = int(message["attempt"]), str(message["error"])
                 if error:
@@ -129,6 +174,8 @@ class Coordinator:
             case "event":
                 if message["event"] in ("step", "begun"):
                     membership.step_committed(int(message["step"]))
+                    self._steps[rank] = int(message["step"])
+                    self._keep_time()
                 fields = {key: value for key, value in message.items() if key not in ("type", "event", "t")}
                 self._log(message["event"], t=float(message["t"]), **fields)
             case "exited":
@@ -137,7 +184,17 @@ class Coordinator:
             case "cancel":
                 self.cancel()
             case "broken":
-                self._fail(m.Fail("JobFailedError", f"node {message['node']}: {message['cause']}"))
+                code = str(message.get("code", "JobFailedError"))
+                self._fail(m.Fail(code, f"node {message['node']}: {message['cause']}"))
+
+    def _keep_time(self) -> None:
+        """Name the step that tiers which go by time write next. Ahead of it, so that every node hears in time."""
+        for tier in self._config.checkpoint.durable():
+            now, last = time.monotonic(), self._drained_at.get(tier.kind, self._started)
+            if tier.every_seconds is not None and now - last >= tier.every_seconds:
+                self._drained_at[tier.kind] = now
+                step = self._config.checkpoint.next_due(max(self._steps.values()) + 2)
+                self._to_agents({"type": "drain_at", "kind": tier.kind, "step": step})
 
     def _fault(self, message: wire.Message, rank: int, generation: int) -> None:
         died = message["type"] == "died"
@@ -170,9 +227,14 @@ class Coordinator:
                     addresses = [
                         self._addresses[self._membership.nodes[rank]] for rank in range(self._config.world_size)
                     ]
-                    self._to_workers("begin", decision=decision.to_json(), addresses=addresses)
+                    self._steps = {}
+                    more = {"peers": self._peers, "run": self._run}
+                    self._to_workers("begin", decision=decision.to_json(), addresses=addresses, **more)
+                case m.AskDurable():
+                    self._asked_at, self._wait_s = time.monotonic(), _ASK_AGAIN_S
+                    self._ask_durable()
                 case m.Restore(_, decision):
-                    self._to_workers("restore", decision=decision.to_json())
+                    self._to_workers("restore", decision=decision.to_json(), run=self._run)
                 case m.Go(step):
                     self._log("go", step=step)
                     self._to_workers("go", step=step)
@@ -184,6 +246,18 @@ class Coordinator:
                     self._to_workers("finish")
                 case m.Fail():
                     self._fail(command)
+
+    def _ask_durable(self) -> None:
+        if not self.ended.done():
+            self._send(0, {"type": "durable"})
+
+    def _ask_again(self) -> bool:
+        """Ask the durable tiers once more, in a while; False when they have had their time."""
+        if time.monotonic() + self._wait_s > self._asked_at + _UNREACHABLE_S:
+            return False
+        asyncio.get_running_loop().call_later(self._wait_s, self._ask_durable)
+        self._wait_s *= 2
+        return True
 
     def _check_exits(self) -> None:
         """What it means that some processes have ended by themselves: all, or only some."""
@@ -218,6 +292,16 @@ class Coordinator:
         self.ended.set_result(state)
         self._to_agents({"type": "end", "state": state})
 
+    def _bring_home(self) -> None:
+        """Once every node has said what it holds: have the newest step of all ranks brought to the durable tiers."""
+        if self._agents.keys() - self._left.keys() or not self.ended.done() or self.ended.result() == "succeeded":
+            return
+        if self._home is None:
+            self._home = newest_of_all(self._left, self._config.world_size)
+        for node, writer in self._agents.items():
+            if not writer.is_closing():
+                self._send(node, {"type": "bring_home", "save_id": self._home})
+
     def _to_workers(self, kind: str, **fields: Any) -> None:
         self._to_agents({"type": kind, "generation": self._membership.generation, **fields})
 
@@ -231,6 +315,21 @@ class Coordinator:
     def _log(self, event: str, *, t: float | None = None, **fields: Any) -> None:
         entry = {"t": time.monotonic() if t is None else t, "event": event, **fields}
         self._log_file.write(json.dumps(entry) + "\n")
+
+
+def _held(brief: dict[str, Any], node: int) -> Offer:
+    """What a node's memory server says of one snapshot."""
+    keys = ("step", "rank", "save_id", "own_digest", "sharing", "content", "world_size")
+    return Offer("memory", node=node, **{key: brief[key] for key in keys})
+
+
+def newest_of_all(held: Mapping[int, Collection[Mapping[str, Any]]], world_size: int) -> str:
+    """Save id of the newest snapshot that every rank has on its own node; empty: there is none."""
+    ranks: dict[tuple[int, int, str], set[int]] = {}
+    for brief in (brief for briefs in held.values() for brief in briefs):
+        if not brief["replica"] and brief["world_size"] == world_size:
+            ranks.setdefault((brief["step"], brief["generation"], brief["save_id"]), set()).add(brief["rank"])
+    return max((commit for commit, having in ranks.items() if len(having) == world_size), default=(0, 0, ""))[2]
 
 
 def write_report(run_dir: Path, report: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -14,17 +15,29 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
-from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.errors import HyperpodExtError, JobFailedError
 from hyperpod_ext.processes import become_subreaper, describe_exit, kill_descendants
 from hyperpod_ext.runtime import wire
 from hyperpod_ext.runtime.agent.chaos import KillOnce
 from hyperpod_ext.runtime.agent.children import Zygote, on_exit, start_memory_server
 from hyperpod_ext.runtime.agent.coordinator import Coordinator
-from hyperpod_ext.runtime.environment import ENV_AGENT_SOCKET, ENV_MEMORY_SOCKET, ENV_SECRET_FILE
+from hyperpod_ext.runtime.agent.preflight import check_tiers
+from hyperpod_ext.runtime.environment import (
+    ENV_AGENT_SOCKET,
+    ENV_FAILURE_DOMAIN,
+    ENV_MEMORY_SOCKET,
+    ENV_SECRET_FILE,
+)
 from hyperpod_ext.runtime.listener import Listener
 from hyperpod_ext.runtime.rendezvous.kv import KeyValueServer
 
 _LINE_LOST = "the coordinator is gone"
+_FAILED = JobFailedError.__name__
+_DRAIN_S = 3600.0
+"""How long the last checkpoints of a job that succeeded may take to arrive."""
+_MEMORY_START_S = 30.0
+_WATCH_S = 5.0
+"""How often it is looked how copies to other tiers go."""
 _LAST_WORD_S = 5.0
 """How long a node that cannot go on waits for the coordinator to end the job."""
 
@@ -71,11 +84,16 @@ class Node:
         self._memory_socket = settings.socket_dir / f"node{settings.node}.memory"
         self._workers: dict[int, _Worker] = {}
         self._generation = 1
+        self._copying: dict[str, dict[str, Any]] = {}
+        """Of each tier: how copying to it went when it was told last."""
+        self._beginning: dict[str, Any] = {}
+        """Of the decision that ranks restore: the job's run, and whether it is a durable checkpoint."""
         self._finishing = False
         self._kill = KillOnce(self._config.chaos.faults if settings.chaos and self._config.chaos else ())
         self._tasks: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._coordinator: Coordinator | None = None
+        self._memory_ended = False
         self._kv = KeyValueServer(settings.secret, self._break)
         self._listener = Listener(self._serve_worker, self._break)
         self._known = asyncio.Condition()
@@ -108,12 +126,15 @@ class Node:
         zygote = await Zygote.start(self._config.restart.preload, environ)
         on_exit(zygote.pid, lambda status: self._break(f"the process that forks workers {describe_exit(status)}"))
         self._zygote = zygote
-        memory_pid = start_memory_server(self._memory_socket, environ)
-        on_exit(memory_pid, lambda status: self._break(f"the memory server ended: {describe_exit(status)}"))
+        memory_pid = start_memory_server(self._memory_socket, settings.node, environ)
+        on_exit(memory_pid, self._memory_server_ended)
         await self._listener.listen_unix(self._agent_socket)
         reader, self._line = await self._connect()
         address = str(self._line.get_extra_info("sockname")[0])
-        self._tell("hello", node=settings.node, pid=os.getpid(), address=[address, await self._kv.start(address)])
+        peer = [address, (await self._ask_memory({"op": "listen", "host": address}))["port"]]
+        domain = os.environ.get(ENV_FAILURE_DOMAIN, "")
+        store = [address, await self._kv.start(address)]
+        self._tell("hello", node=settings.node, pid=os.getpid(), address=store, peer=peer, domain=domain)
         try:
             return await self._obey(reader)
         finally:
@@ -145,6 +166,7 @@ class Node:
     async def _obey(self, reader: asyncio.StreamReader) -> str:
         while (message := await self._next_order(reader)) is not None:
             if message["type"] == "end":
+                await self._bring_home(str(message["state"]), reader)
                 return str(message["state"])
             await self._follow(message)
         raise JobFailedError(f"node {self._settings.node}: {_LINE_LOST}")
@@ -162,10 +184,53 @@ class Node:
         except ConnectionError:
             return None
 
+    async def _bring_home(self, state: str, reader: asyncio.StreamReader) -> None:
+        """The job is over: see what is in memory to the durable tiers while there is a memory server."""
+        policy = self._config.checkpoint
+        if not policy.durable():
+            return
+        for worker in self._workers.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGKILL)  # from here on nobody writes to the slots
+        if state == "succeeded":
+            await self._held_at_last()  # the last step may not be sealed yet, and so not be due
+            await self._ask_memory({"op": "wait_idle", "timeout_s": _DRAIN_S})
+            await self._tell_copying()
+            return
+        until = time.monotonic() + policy.grace_s
+        with contextlib.suppress(OSError, TimeoutError, JobFailedError):  # then older checkpoints have to do
+            async with asyncio.timeout(policy.grace_s):
+                self._tell("leaving", node=self._settings.node, held=await self._held_at_last())
+                newest = await self._newest_of_all(reader)
+            if newest:
+                left = {"timeout_s": max(0.0, until - time.monotonic())}
+                answer = await self._ask_memory({"op": "drain_now", "save_id": newest, **left})
+                self._event("drained", save_id=newest, in_time=answer["idle"])
+
+    async def _held_at_last(self) -> list[Any]:
+        """Snapshots in this node's memory, once all that its workers had asked for is done."""
+        snapshots: list[Any] = []
+        first = self._settings.node * self._config.workers_per_node
+        for rank in range(first, first + self._config.workers_per_node):
+            if self._memory_ended:
+                return []
+            answer = await self._ask_memory({"op": "held", "owner": rank, "pid": os.getpid()})
+            snapshots = answer["snapshots"]
+        return snapshots
+
+    async def _newest_of_all(self, reader: asyncio.StreamReader) -> str:
+        """Save id of the newest snapshot that every node holds; empty: there is none."""
+        while (message := await wire.read(reader)) is not None:
+            if message["type"] == "bring_home":
+                return str(message["save_id"])
+        return ""
+
     async def _follow(self, message: wire.Message) -> None:
         match message["type"]:
             case "welcome":
                 self._master_port = int(message["master_port"])
+                peers = {"peers": message["peers"], "domains": message["domains"]}
+                await self._ask_memory({"op": "peers", **peers})
                 self._spawn(self._start_workers())
             case "replace":
                 self._spawn(self._start_worker(int(message["rank"])))
@@ -176,10 +241,23 @@ class Node:
                     wait_s = self._config.restart.leave_timeout_s
                     asyncio.get_running_loop().call_later(wait_s, self._end_stuck, rank, worker, self._generation)
                 await self._kv.enter(self._generation)
-            case "begin":
-                self._to_workers(message)
+            case "begin" | "restore":
+                self._generation = int(message["generation"])  # the first one follows those of earlier runs
+                decision = message["decision"]
+                stored = any(s["kind"] in ("file", "s3") for each in decision["sources"].values() for s in each)
+                self._beginning = {"run": message["run"], "stored": stored}
                 # not at the abort: what ranks saved before they left, or died, is still on its way then
                 await self._ask_memory({"op": "fence", "generation": self._generation})
+                self._to_workers(message)
+            case "go":
+                # until now, when everybody has this step, a newer one might have been needed yet
+                fence = {"generation": self._generation, "step": message["step"], **self._beginning}
+                await self._ask_memory({"op": "fence", **fence})
+                self._to_workers(message)
+            case "drain_at":
+                await self._ask_memory({"op": "drain_at", "kind": message["kind"], "step": message["step"]})
+            case "durable":
+                self._spawn(self._look_at_durable())  # a store may take its time, and an abort may not wait for it
             case "finish":
                 self._finishing = True
                 self._to_workers(message)
@@ -195,8 +273,11 @@ class Node:
     # --- workers --------------------------------------------------------------------------------
 
     async def _start_workers(self) -> None:
-        seconds = await self._zygote.ready()
+        checking = asyncio.to_thread(check_tiers, self._config) if self._settings.node == 0 else asyncio.sleep(0)
+        seconds, _ = await asyncio.gather(self._zygote.ready(), checking)
         self._event("imported", seconds=seconds)
+        if self._config.checkpoint.durable() or self._config.checkpoint.peer():
+            self._spawn(self._watch_copying())
         first = self._settings.node * self._config.workers_per_node
         for rank in range(first, first + self._config.workers_per_node):
             await self._start_worker(rank)
@@ -284,6 +365,31 @@ class Node:
         message["generation"] = message.get("generation") or self._generation
         self._tell(message.pop("type"), **{**message, "rank": rank})
 
+    async def _watch_copying(self) -> None:
+        """Tell how copies to other tiers go, for as long as there is a memory server to ask."""
+        with contextlib.suppress(OSError, JobFailedError):
+            while True:
+                await asyncio.sleep(_WATCH_S)
+                await self._tell_copying()
+
+    async def _tell_copying(self) -> None:
+        """What has changed since it was told last; a failure also to whoever reads the log of this node."""
+        for status in (await self._ask_memory({"op": "status"}))["copying"]:
+            fields = copying_event(status)
+            before, self._copying[fields["tier"]] = self._copying.get(fields["tier"], {}), fields
+            if fields == before or not any(fields[key] for key in fields.keys() - {"tier"}):
+                continue
+            self._event("copying", **fields)
+            if fields["failed"] > before.get("failed", 0):
+                sys.stderr.write(f"a copy to {fields['tier']} failed: {fields['last_error']}\n")
+            if status.get("taken_over"):
+                self._break(f"{fields['tier']}: {fields['last_error']}", code="StaleGenerationError")
+
+    async def _look_at_durable(self) -> None:
+        found = await self._ask_memory({"op": "durable"})
+        found["newest_generation"] = found.pop("generation")
+        self._tell("durable", **found)
+
     async def _ask_memory(self, request: wire.Message) -> wire.Message:
         reader, writer = await self._open_memory()
         try:
@@ -296,7 +402,20 @@ class Node:
         return answer
 
     async def _open_memory(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_unix_connection(self._memory_socket)
+        deadline = time.monotonic() + _MEMORY_START_S
+        while True:
+            try:
+                return await asyncio.open_unix_connection(self._memory_socket, limit=wire.MAX_FRAME_BYTES)
+            except (FileNotFoundError, ConnectionRefusedError):  # it is still starting
+                if self._memory_ended:
+                    raise JobFailedError("the memory server of this node is gone") from None
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(0.01)
+
+    def _memory_server_ended(self, status: int) -> None:
+        self._memory_ended = True
+        self._break(f"the memory server ended: {describe_exit(status)}")
 
     # --- odds and ends --------------------------------------------------------------------------
 
@@ -327,13 +446,13 @@ class Node:
         def done(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
             if not task.cancelled() and (error := task.exception()) is not None:
-                self._break(str(error))
+                self._break(str(error), code=type(error).__name__ if isinstance(error, HyperpodExtError) else _FAILED)
 
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(done)
 
-    def _break(self, why: str, tell: str = "broken") -> None:
+    def _break(self, why: str, tell: str = "broken", code: str = _FAILED) -> None:
         """This node cannot go on: have the coordinator end the job, and end anyway if it does not."""
 
         def give_up() -> None:
@@ -343,7 +462,7 @@ class Node:
         if self._line is None:
             give_up()
         else:
-            self._tell(tell, node=self._settings.node, cause=why)
+            self._tell(tell, node=self._settings.node, cause=why, code=code)
             asyncio.get_running_loop().call_later(_LAST_WORD_S, give_up)
 
     def _cancel(self) -> None:
@@ -351,6 +470,13 @@ class Node:
             self._coordinator.cancel()
         else:
             self._break("cancelled", tell="cancel")
+
+
+def copying_event(status: dict[str, Any]) -> dict[str, Any]:
+    """What the event log keeps of how copying to one tier goes."""
+    step = status.get("replicated_step") if status["tier"] == "peer" else status["durable_step"]
+    keys = ("tier", "failed", "skipped", "superseded", "last_error")
+    return {**{key: status[key] for key in keys}, "newest_step": step}
 
 
 def _free_port(host: str) -> int:

@@ -6,10 +6,14 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
+from hyperpod_ext.config.checkpoint import S3Tier
 from hyperpod_ext.config.runtime import RuntimeConfig
 from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.tiers.object_store import open_store
 
 _MIB = 1 << 20
+_TIER_S = 60.0
+"""How long a durable tier may refuse to answer before the job does not start."""
 
 
 def check_node(config: RuntimeConfig, script: Path, *, shm: Path = Path("/dev/shm")) -> None:
@@ -21,6 +25,17 @@ def check_node(config: RuntimeConfig, script: Path, *, shm: Path = Path("/dev/sh
     lacks = [lack for lack in (_script(script), _shared_memory(config, shm), *_packages()) if lack]
     if lacks:
         raise JobFailedError("\n".join(lacks))
+
+
+def check_tiers(config: RuntimeConfig) -> None:
+    """Raise where checkpoints could not be written: a bucket that is not there or denies, a directory that is full.
+
+    Raises:
+        UnreachableError: what the tier says, with what to do.
+    """
+    for tier in config.checkpoint.durable():
+        base = tier.uri if isinstance(tier, S3Tier) else tier.path
+        open_store(f"{base.rstrip('/')}/{config.name}", deadline_s=_TIER_S).check()
 
 
 def _script(script: Path) -> str | None:

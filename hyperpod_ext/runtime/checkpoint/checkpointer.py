@@ -2,100 +2,319 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from hyperpod_ext.runtime.checkpoint.image import Layout, copy_all
-from hyperpod_ext.runtime.checkpoint.tree import Skeleton
-from hyperpod_ext.runtime.memory_server.client import Mapping, MemoryClient
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A state as it was saved: private copies, verified."""
-
-    step: int
-    skeleton: Skeleton
-    tensors: list[torch.Tensor]
-    extras: dict[str, Any]
+from hyperpod_ext.runtime.checkpoint.image import Layout, views
+from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme
+from hyperpod_ext.runtime.checkpoint.snapshot import Snapshot, fill
+from hyperpod_ext.runtime.checkpoint.staging import Background, Stager
+from hyperpod_ext.runtime.checkpoint.tree import Parts
+from hyperpod_ext.runtime.memory_server.client import Mapping as SlotMapping
+from hyperpod_ext.runtime.memory_server.client import MemoryClient
+from hyperpod_ext.runtime.memory_server.peer_client import PeerClient
 
 
 class Checkpointer:
     """Saves by copying into shared memory that outlives this process; the seal runs beside training.
 
     Args:
-        client: line to the node's memory server.
-        rank: owner of the snapshots.
+        client: line to the node's memory server; nobody else uses it.
+        rank, world_size: owner of the snapshots, and how many there are.
         job: the job's name; a snapshot of another job is refused.
         secret: the job's, checks the manifests.
+        overlap: copy beside the caller. The tensors must then not change before `wait_staged` returns.
+        when_busy: `wait`, `skip` or `supersede`, when no slot is free.
     """
 
-    def __init__(self, client: MemoryClient, rank: int, *, job: str, secret: bytes) -> None:
-        self._client, self._rank, self._job, self._secret = client, rank, job, secret
+    def __init__(
+        self,
+        client: MemoryClient,
+        rank: int,
+        *,
+        world_size: int,
+        job: str,
+        secret: bytes,
+        overlap: bool = False,
+        when_busy: str = "wait",
+    ) -> None:
+        self._client, self._rank, self._world_size = client, rank, world_size
+        self._job, self._secret = job, secret
+        self._overlap, self._when_busy = overlap, when_busy
         self._layout: Layout | None = None
-        self._mapping: Mapping | None = None
+        self._live: Parts | None = None
+        self._mapping: SlotMapping | None = client.attach(rank)
         self._views: list[list[torch.Tensor]] = []
+        self._framed: set[int] = set()
+        self._generation = 0
+        self._staged: _Staged | None = None
+        self._now: list[int] = []
+        self._later: list[int] = []
+        self._peers: dict[tuple[str, int], PeerClient] = {}
+        crc64nvme(b"")  # its library is loaded now, not in the middle of a restore
+        self._stager = Stager()
+        self._background = Background("hpx-stage") if overlap else None
+
+    # --- saving ---------------------------------------------------------------------------------
+
+    def reserve(self, nbytes: int) -> None:
+        """Have memory for images of this size made ready, before the first save needs it.
+
+        Raises:
+            MemoryTierFullError: the node's memory tier has no room; what it holds is untouched.
+        """
+        self.wait_staged()
+        if self._mapping is None or self._mapping.slot_bytes < nbytes:
+            self._mapping = self._client.map(self._rank, nbytes)
+            self._layout = None
+
+    def prepare(self, parts: Parts, changing: Callable[[torch.Tensor], bool] = lambda tensor: False) -> None:
+        """Lay this state out ahead of its first save, and have its memory made ready.
+
+        Raises:
+            MemoryTierFullError: the node's memory tier has no room; what it holds is untouched.
+        """
+        self.wait_staged()
+        self._lay_out(parts, changing)
 
     def save(
         self,
         step: int,
         save_id: str,
         generation: int,
-        skeleton: Skeleton,
-        tensors: list[torch.Tensor],
-        extras: dict[str, Any],
+        parts: Parts,
+        extras: Mapping[str, Any] | None = None,
         *,
         own_digest: str = "",
-        skip_when_busy: bool = False,
+        changing: Callable[[torch.Tensor], bool] = lambda tensor: False,
+        at_once: bool = False,
     ) -> bool:
-        """Copy the state into the free slot and have it sealed. Returns False when it was skipped.
+        """Copy the state into a free slot and have it sealed. Returns False when it was skipped.
 
-        Blocks for one copy of the state (and for a seal still in flight, unless `skip_when_busy`).
+        Args:
+            changing: whether a tensor may change before `wait_staged` is called, as buffers do in a
+                forward pass: such are copied at once. Looked at when the layout changes.
+            at_once: copy everything before this returns, this time.
 
         Raises:
             MemoryTierFullError: the node's memory tier has no room; what it holds is untouched.
             StaleGenerationError: a newer generation is at work.
         """
-        if skip_when_busy and self._client.busy():
+        self.wait_staged()
+        if self._when_busy == "skip" and self._client.busy():
             return False
-        layout = self._lay_out(tensors)
-        slot = self._client.begin(self._rank, step, save_id, generation)
-        copy_all(tensors, self._views[slot])
+        layout = self._lay_out(parts, changing)
+        if generation != self._generation:  # what the server promised to an earlier one does not hold any more
+            self._generation = generation
+            self._client.forget_slot()
+        slot = self._client.begin(self._rank, step, save_id, generation, self._when_busy)
+        if slot is None:
+            return False
         record = {
             "save_id": save_id,
-            "generation": generation,
+            "world_size": self._world_size,
             "own_digest": own_digest,
-            "nbytes": layout.nbytes,
-            "skeleton": skeleton,
-            "items": layout.to_json(),
-            "extras": extras,
+            "plan": layout.plan.digest,
+            "nbytes": layout.plan.nbytes,
+            "values": parts.values,
+            "extras": dict(extras or {}),
+            "saved_at": time.time(),  # for people; nothing is decided by a clock
         }
-        self._client.seal(self._rank, slot, record)
+        self._write_frames(layout, slot)
+        destinations = self._views[slot]
+        if self._background is None or not self._overlap or at_once:
+            self._stager.follow()
+            self._stager.copy(layout.locals, destinations)
+            self._client.seal(self._rank, slot, record)
+            return True
+        self._stager.follow()
+        self._stager.copy([layout.locals[i] for i in self._now], [destinations[i] for i in self._now])
+        names = [layout.plan.items[i].fqn for i in self._later]
+        sources, targets = [layout.locals[i] for i in self._later], [destinations[i] for i in self._later]
+        staged = self._staged = _Staged(step, save_id, names, sources)
+
+        def stage() -> None:
+            self._stager.copy(sources, targets)
+            if staged.changed() is None:
+                self._client.seal(self._rank, slot, record | {"provisional": True})
+                staged.sealed = True
+
+        self._background.do(stage)
         return True
 
-    def load(self, owner: int, save_id: str) -> Snapshot:
-        """A snapshot held on this node, verified before a byte of it is used.
+    def wait_staged(self) -> None:
+        """Until the last save has been copied: from then on the state may change, and the snapshot survives
+        the death of this process.
 
-        Raises:
-            NotFoundError: it is not held.
-            CorruptSnapshotError: its manifest or its bytes are not what was sealed.
+        A state that has changed before this is called may be torn in the copy: that snapshot is taken back.
         """
-        manifest, data = self._client.read(owner, save_id, secret=self._secret, job=self._job)
-        layout = Layout.from_json(manifest["items"], int(manifest["nbytes"]))
-        private = bytearray(data)  # the slot may be written again while the state is in use
-        return Snapshot(int(manifest["step"]), manifest["skeleton"], layout.views(private), manifest["extras"])
+        if self._background is None:
+            return
+        self._background.wait()
+        staged, self._staged = self._staged, None
+        if staged is None:
+            return
+        changed = staged.changed(look=True)
+        if staged.sealed:
+            self._client.settle(self._rank, staged.save_id, keep=changed is None)
+        if changed is not None:
+            self._overlap = False
+            self._client.flush()
+            self._client.forget_slot()  # the one that was promised with the seal may hold the newest snapshot now
+            warnings.warn(
+                f"{changed} was changed while step {staged.step} was being copied, outside of the optimizer: this "
+                "snapshot is given up, and later ones are copied before the next step begins "
+                "(checkpoint.overlap: false)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def busy(self) -> bool:
+        """Whether the last save is still being copied or sealed."""
+        return (self._background is not None and not self._background.idle) or self._client.busy()
 
     def flush(self) -> None:
         """Wait until the last save is sealed."""
+        self.wait_staged()
         self._client.flush()
 
-    def _lay_out(self, tensors: list[torch.Tensor]) -> Layout:
+    def _lay_out(self, parts: Parts, changing: Callable[[torch.Tensor], bool]) -> Layout:
         """Layout of these tensors; maps memory and makes views only when it changed."""
-        layout = Layout.of(tensors)
-        if layout != self._layout or self._mapping is None:
-            mapping = self._client.map(self._rank, layout.nbytes)
-            self._views = [layout.views(mapping.memory, slot * mapping.slot_bytes) for slot in range(mapping.slots)]
-            self._layout, self._mapping = layout, mapping
+        if self._layout is not None and self._live is not None and _rebind(self._layout, self._live, parts):
+            self._live = parts
+            return self._layout
+        layout, before = Layout(parts), self._layout
+        if before is None or self._mapping is None or before.plan.digest != layout.plan.digest:
+            if self._mapping is None or self._mapping.slot_bytes < layout.plan.nbytes:
+                self._mapping = self._client.map(self._rank, layout.plan.nbytes)
+            mapping = self._mapping
+            self._client.add_plan(layout.plan)
+            self._stager.register(mapping.memory, len(mapping.memory))
+            starts = [slot * mapping.slot_bytes for slot in range(mapping.slots)]
+            self._views = [views(layout.plan, mapping.memory, start) for start in starts]
+            self._framed = set()
+        self._now = [i for i, item in enumerate(layout.plan.items) if changing(parts.tensors[item.tensor])]
+        now = set(self._now)
+        self._later = [i for i in range(len(layout.plan.items)) if i not in now]
+        self._layout, self._live = layout, parts
         return layout
+
+    def _write_frames(self, layout: Layout, slot: int) -> None:
+        """What surrounds the data in the file; written when a slot is used for the first time."""
+        if slot not in self._framed and self._mapping is not None:
+            layout.write_frames(memoryview(self._mapping.memory)[slot * self._mapping.slot_bytes :])
+            self._framed.add(slot)
+
+    # --- restoring ------------------------------------------------------------------------------
+
+    def load(self, owner: int, save_id: str) -> Snapshot:
+        """A snapshot held on this node, its manifest verified; its bytes are when they are read.
+
+        Raises:
+            NotFoundError: it is not held.
+            CorruptSnapshotError: its manifest is not this job's.
+        """
+        self.wait_staged()
+        self._client.forget_slot()
+        plan = self._layout.plan if self._layout is not None else None
+        secret, job, mapped = self._secret, self._job, self._mapping
+        held = self._client.open(owner, save_id, secret=secret, job=job, mapped=mapped, plan=plan)
+        return Snapshot.of(held.manifest, held.plan, lambda: held.image)
+
+    def restore(self, parts: Parts, snapshots: Sequence[Snapshot]) -> Any:
+        """Fill live tensors from snapshots, verified; returns the tree that was saved (see `fill`)."""
+        known = self._layout is not None and self._live is not None and _rebind(self._layout, self._live, parts)
+        if known:
+            self._live = parts
+        may_populate = self._mapping.may_populate if self._mapping is not None else threading.Event()
+        may_populate.clear()
+        try:
+            return fill(parts, snapshots, self._layout if known else None)
+        finally:
+            may_populate.set()
+
+    def read_peer(self, address: tuple[str, int], owner: int, save_id: str) -> Snapshot:
+        """A snapshot held on another node, read from its memory server."""
+        self.wait_staged()
+        self._client.forget_slot()
+        if address not in self._peers:
+            self._peers[address] = PeerClient(*address, self._secret)
+        peer = self._peers[address]
+        manifest, plan = peer.open(owner, save_id, job=self._job)
+
+        def load() -> memoryview:
+            image = memoryview(bytearray(plan.nbytes))
+            peer.read_scattered(owner, save_id, [(0, image)], plan.nbytes)
+            return image
+
+        def scatter(pieces: Sequence[tuple[int, memoryview]]) -> int:
+            return peer.read_scattered(owner, save_id, pieces, plan.nbytes)
+
+        return Snapshot.of(manifest, plan, load, scatter)
+
+    def fetch(self, url: str, folder: str, rank: int) -> Snapshot:
+        """A snapshot of a durable checkpoint, through this node's memory."""
+        self.wait_staged()
+        self._client.forget_slot()
+        held = self._client.fetch(url, folder, rank, secret=self._secret, job=self._job)
+        return Snapshot.of(held.manifest, held.plan, lambda: held.image)
+
+
+_LOOKED_AT = 32
+"""Tensors of which a few elements are compared: autograd does not count what goes through `.data`."""
+_ELEMENTS = 8
+
+
+class _Staged:
+    """A save that is copied beside the caller."""
+
+    def __init__(self, step: int, save_id: str, names: Sequence[str], sources: Sequence[torch.Tensor]) -> None:
+        self.step, self.save_id, self.sealed = step, save_id, False
+        self._names, self._sources = names, sources
+        self._versions = _versions(sources)
+        every = max(1, -(-len(sources) // _LOOKED_AT))
+        plain = [i for i in range(0, len(sources), every) if sources[i].device.type == "cpu"]
+        self._seen = {i: _few(sources[i]).clone() for i in plain if sources[i].is_contiguous()}
+
+    def changed(self, *, look: bool = False) -> str | None:
+        """Name of a tensor that is not what it was when the save began, as far as can be seen; None: none."""
+        for name, now, was in zip(self._names, _versions(self._sources), self._versions, strict=True):
+            if now != was:
+                return name
+        if look:
+            for index, seen in self._seen.items():
+                if not torch.equal(_few(self._sources[index]), seen):
+                    return self._names[index]
+        return None
+
+
+def _few(tensor: torch.Tensor) -> torch.Tensor:
+    """Bytes of a few elements; NaN equals NaN."""
+    return tensor.view(-1)[:_ELEMENTS].view(torch.uint8)
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Autograd's version counters; in-place changes raise them, but for those of fused optimizers and `.data`."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
+def _rebind(layout: Layout, known: Parts, now: Parts) -> bool:
+    """Whether `now` has the layout of `known`; its tensors are taken in where they are other objects."""
+    if known.shape != now.shape:
+        return False
+    for item_index, item in enumerate(layout.plan.items):
+        tensor, local = now.tensors[item.tensor], layout.locals[item_index]
+        inner = getattr(tensor, "_local_tensor", tensor)  # `.data = ...` gives a tensor other memory, and type
+        if tensor is known.tensors[item.tensor] and inner.dtype == local.dtype and inner.is_set_to(local):
+            continue
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.dtype != local.dtype:
+            return False
+        if tensor.shape != local.shape:
+            return False
+        layout.locals[item_index] = tensor.detach()
+    return True

@@ -1,86 +1,175 @@
-"""One rank's state as one run of bytes: where each tensor lies, and views to copy it in and out.
+"""One rank's state as a `.distcp` file in memory: planned once, then only copied into.
 
-Offsets are 64-byte aligned, so that copies run at memory speed.
+Around each tensor's raw bytes lies the archive that `torch.save` would write, so the image is the file
+that plain `torch.distributed.checkpoint.load` reads.
 """
 
 from __future__ import annotations
 
+import io
+import pickle
+import sys
+from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from hyperpod_ext.errors import CorruptSnapshotError
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.checkpoint.plan import DTYPE_BYTES, Item, Plan
+from hyperpod_ext.runtime.checkpoint.tree import Parts, Path, fqn, leaf_paths
+from hyperpod_ext.runtime.checkpoint.zip_blob import ALIGNMENT, Frame, frame
 
-_ALIGNMENT = 64
 
+class Chunk(NamedTuple):
+    """The part of a tensor that this rank holds."""
 
-@dataclass(frozen=True, slots=True)
-class Item:
-    """Place of one tensor."""
-
-    dtype: str
-    """Name in the torch module: `float32`."""
+    local: torch.Tensor
     shape: tuple[int, ...]
-    offset: int
-    """Byte offset in the image."""
-    nbytes: int
-
-    def to_json(self) -> list[Any]:
-        return [self.dtype, list(self.shape), self.offset, self.nbytes]
+    offsets: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+def chunk_of(tensor: torch.Tensor | Chunk, name: str) -> Chunk | None:
+    """This rank's part; None where it holds nothing of the tensor. A chunk is one already.
+
+    Raises:
+        JobFailedError: a sparse or quantised tensor, or one whose sum is not made yet (Partial).
+    """
+    given, tensor = (tensor, tensor.local) if isinstance(tensor, Chunk) else (None, tensor)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.layout is not torch.strided or dtype not in DTYPE_BYTES:
+        raise JobFailedError(
+            f"{name} is a tensor of type {tensor.dtype} and layout {tensor.layout}; a snapshot holds dense tensors",
+            hint="Convert it in state_dict(), or leave it out.",
+        )
+    if given is not None:
+        return given if tensor.numel() > 0 or 0 in given.shape else None
+    if not is_dtensor(tensor):
+        return Chunk(tensor.detach(), tuple(tensor.shape), (0,) * tensor.dim())
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    if any(placement.is_partial() for placement in tensor.placements):  # type: ignore[attr-defined]
+        raise JobFailedError(
+            f"{name} is placed as {tensor.placements}: its parts are not summed yet",  # type: ignore[attr-defined]
+            hint="Redistribute it to Replicate() or Shard() before it is saved.",
+        )
+    local = tensor.detach().to_local()  # type: ignore[attr-defined]
+    sizes, offsets = compute_local_shape_and_global_offset(
+        tensor.shape,
+        tensor.device_mesh,  # type: ignore[attr-defined]
+        tensor.placements,  # type: ignore[attr-defined]
+    )
+    if local.numel() == 0 and tensor.numel() > 0:
+        return None
+    assert tuple(sizes) == tuple(local.shape), f"{name}: {sizes} is not {local.shape}"
+    return Chunk(local, tuple(tensor.shape), tuple(offsets))
+
+
+def is_dtensor(tensor: Any) -> bool:
+    """Whether it is a DTensor, without importing what defines them."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def _check_names(paths: Sequence[Path]) -> None:
+    """Refuse two tensors of one name, `a.b` and `b` in `a`: a restore could not tell them apart."""
+    seen: set[str] = set()
+    for name in map(fqn, paths):
+        if name in seen:
+            raise JobFailedError(
+                f"two tensors of the state are named {name}", hint="Leave dots out of the keys of its state_dict()."
+            )
+        seen.add(name)
+
+
 class Layout:
-    """Places of all tensors of a state, in order."""
+    """A plan, with the parts of the live tensors that fill it."""
 
-    items: tuple[Item, ...]
-    nbytes: int
+    def __init__(self, parts: Parts) -> None:
+        paths, _ = leaf_paths(parts.shape)
+        _check_names(paths)
+        items, frames, locals_ = [], [], []
+        end, frames_of = 0, {}
+        for index, (tensor, path) in enumerate(zip(parts.tensors, paths, strict=True)):
+            chunk = chunk_of(tensor, fqn(path))
+            if chunk is None:
+                continue
+            key = (chunk.local.dtype, tuple(chunk.local.shape))
+            if key not in frames_of:
+                frames_of[key] = _frame(*key)
+            around = frames_of[key]
+            nbytes = chunk.local.numel() * chunk.local.element_size()
+            start = -(-end // ALIGNMENT) * ALIGNMENT
+            data = start + len(around.prefix)
+            end = data + nbytes + len(around.suffix)
+            dtype = str(chunk.local.dtype).removeprefix("torch.")
+            sizes = tuple(chunk.local.shape)
+            items.append(Item(index, fqn(path), dtype, chunk.shape, chunk.offsets, sizes, start, data, nbytes, end))
+            frames.append(around)
+            locals_.append(chunk.local)
+        self.plan = Plan(parts.shape, tuple(items), max(end, 1))
+        self.locals = locals_
+        """Live tensors, one an item."""
+        self._frames = frames
 
-    @classmethod
-    def of(cls, tensors: Sequence[torch.Tensor]) -> Layout:
-        """Layout for tensors of these types and shapes."""
-        items, end = [], 0
-        for tensor in tensors:
-            offset = -(-end // _ALIGNMENT) * _ALIGNMENT
-            nbytes = tensor.numel() * tensor.element_size()
-            items.append(Item(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset, nbytes))
-            end = offset + nbytes
-        return cls(tuple(items), max(end, 1))
-
-    def to_json(self) -> list[list[Any]]:
-        return [item.to_json() for item in self.items]
-
-    @classmethod
-    def from_json(cls, items: Sequence[Sequence[Any]], nbytes: int) -> Layout:
-        """Layout written by `to_json`; every item is checked to lie inside `nbytes`."""
-        read = tuple(Item(str(i[0]), tuple(int(n) for n in i[1]), int(i[2]), int(i[3])) for i in items)
-        for item in read:
-            dtype = getattr(torch, item.dtype, None)
-            if not isinstance(dtype, torch.dtype):
-                raise CorruptSnapshotError(f"a snapshot's item has the unknown type {item.dtype!r}")
-            if item.nbytes != torch.Size(item.shape).numel() * dtype.itemsize or not (
-                0 <= item.offset <= item.offset + item.nbytes <= nbytes
-            ):
-                raise CorruptSnapshotError(f"a snapshot's item does not fit its image: {item}")
-        return cls(read, nbytes)
-
-    def views(self, buffer: Any, start: int = 0) -> list[torch.Tensor]:
-        """A tensor for each item over `buffer`, from byte `start` on. They share its memory."""
-        whole = torch.frombuffer(buffer, dtype=torch.uint8, count=self.nbytes, offset=start)
-        return [self._view(whole, item) for item in self.items]
-
-    @staticmethod
-    def _view(whole: torch.Tensor, item: Item) -> torch.Tensor:
-        dtype = getattr(torch, item.dtype)
-        if item.nbytes == 0:
-            return torch.empty(item.shape, dtype=dtype)
-        return whole[item.offset : item.offset + item.nbytes].view(dtype).view(item.shape)
+    def write_frames(self, image: memoryview) -> None:
+        """Everything of the file that is not raw data. Needed once for each slot."""
+        end = 0
+        for item, around in zip(self.plan.items, self._frames, strict=True):
+            image[end : item.start] = bytes(item.start - end)  # equal states must make equal images
+            image[item.start : item.data] = around.prefix
+            image[item.data + item.nbytes : item.end] = around.suffix
+            end = item.end
 
 
-def copy_all(sources: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor]) -> None:
-    """Copy tensor by tensor. `Tensor.copy_` frees the GIL while it runs; storage copies do not."""
-    with torch.no_grad():
-        for source, destination in zip(sources, destinations, strict=True):
-            destination.copy_(source)
+def views(plan: Plan, buffer: Any, start: int = 0) -> list[torch.Tensor]:
+    """A tensor for each item over `buffer`, whose image begins at byte `start`. They share its memory."""
+    whole = torch.frombuffer(buffer, dtype=torch.uint8, count=plan.nbytes, offset=start)
+    return [_view(whole, item) for item in plan.items]
+
+
+def _view(whole: torch.Tensor, item: Item) -> torch.Tensor:
+    dtype = getattr(torch, item.dtype)
+    if item.nbytes == 0:
+        return torch.empty(item.sizes, dtype=dtype)
+    return whole[item.data : item.data + item.nbytes].view(dtype).view(item.sizes)
+
+
+# --- the pickle inside each archive ---------------------------------------------------------------
+
+
+class _Storage:
+    """Stands for the storage, which PyTorch keeps outside of the pickle."""
+
+    def __init__(self, persistent_id: tuple[Any, ...]) -> None:
+        self.persistent_id = persistent_id
+
+
+class _Tensor:
+    """Pickles as the tensor of this type and shape that `torch.save` would write."""
+
+    def __init__(self, dtype: torch.dtype, sizes: tuple[int, ...]) -> None:
+        self._dtype, self._sizes = dtype, sizes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        numel = torch.Size(self._sizes).numel()
+        strides = torch.empty(self._sizes, device="meta").stride()
+        # not `OrderedDict[str, Any]()`: that remembers its type in an attribute, which weights_only refuses
+        hooks: OrderedDict[str, Any] = OrderedDict()
+        legacy = torch.storage._dtype_to_storage_type_map().get(self._dtype)
+        if legacy is not None:
+            storage = _Storage(("storage", getattr(torch, legacy), "0", "cpu", numel))
+            return torch._utils._rebuild_tensor_v2, (storage, 0, self._sizes, strides, False, hooks)
+        storage = _Storage(("storage", torch.UntypedStorage, "0", "cpu", numel * self._dtype.itemsize))
+        return torch._utils._rebuild_tensor_v3, (storage, 0, self._sizes, strides, False, hooks, self._dtype)
+
+
+class _Pickler(pickle.Pickler):
+    def persistent_id(self, obj: Any) -> Any:
+        return obj.persistent_id if isinstance(obj, _Storage) else None
+
+
+def _frame(dtype: torch.dtype, sizes: tuple[int, ...]) -> Frame:
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=2).dump(_Tensor(dtype, sizes))
+    return frame(buffer.getvalue(), torch.Size(sizes).numel() * dtype.itemsize)

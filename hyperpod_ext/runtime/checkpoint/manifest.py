@@ -1,4 +1,4 @@
-"""The signed record that makes a snapshot exist. Written last; without one there is no snapshot.
+"""The signed records that make snapshots and checkpoints exist. Written last; without one there is none.
 
 Read leniently, so that an older runtime can read a newer writer's extra fields, and refused when the
 format itself is newer. Never unpickled, never trusted before its signature and the bytes' checksum.
@@ -6,9 +6,11 @@ format itself is newer. Never unpickled, never trusted before its signature and 
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from hyperpod_ext.errors import CorruptSnapshotError
@@ -16,51 +18,106 @@ from hyperpod_ext.errors import CorruptSnapshotError
 FORMAT = 1
 
 Manifest = dict[str, Any]
-"""JSON object: format, job, owner (rank), generation, step, save_id, nbytes, crc64nvme (hex), skeleton,
-tensors (the item table of `image.py`), extras, signature."""
+"""Of a snapshot: format, job, rank, world_size, generation, step, save_id, plan (digest), nbytes,
+crc64nvme (hex), values (plain values in the plan's order), extras, saved_at (Unix seconds), signature.
+
+Of a checkpoint: format, job, generation, step, save_id, world_size, ranks (rank to manifest of its
+snapshot), files (rank to the name of its image), created_at, signature."""
 
 
-def crc64nvme(data: Any) -> str:
-    """CRC64-NVME of a buffer, as 16 hex digits: the checksum S3 computes too."""
+def save_id_of(generation: int, step: int) -> str:
+    """Name of one commit: two of the same step are two commits when a fault lies between them."""
+    return f"g{generation}-s{step}"
+
+
+def generation_of(save_id: str) -> int:
+    """The generation in a save id."""
+    return int(save_id.removeprefix("g").partition("-")[0])
+
+
+def crc64nvme(data: Any, previous: int = 0) -> int:
+    """CRC64-NVME of a buffer: the checksum S3 computes too. Frees the GIL."""
     from awscrt import checksums
 
-    return f"{checksums.crc64nvme(data):016x}"
+    return int(checksums.crc64nvme(data, previous))
 
 
-def sign(manifest: Manifest, secret: bytes) -> Manifest:
+def crc_text(checksum: int) -> str:
+    """A CRC64 as manifests have it: 16 hex digits."""
+    return f"{checksum:016x}"
+
+
+def crc_base64(text: str) -> str:
+    """A CRC64 as S3's headers have it."""
+    return base64.b64encode(bytes.fromhex(text)).decode()
+
+
+def content_of(manifest: Mapping[str, Any]) -> str:
+    """Names what a snapshot holds: two ranks' snapshots with equal names are bit for bit interchangeable."""
+    parts = [manifest["plan"], manifest["crc64nvme"], manifest["nbytes"], manifest["values"]]
+    return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).hexdigest()
+
+
+def sign(manifest: Mapping[str, Any], secret: bytes) -> Manifest:
     """`manifest` with an HMAC-SHA256 over everything else in it."""
     return {**manifest, "signature": _signature(manifest, secret)}
 
 
-def check_manifest(manifest: Manifest, secret: bytes, *, job: str) -> None:
+def check_manifest(manifest: Mapping[str, Any], secret: bytes, *, job: str, where: str = "") -> None:
     """Refuse a manifest that this job's processes did not write.
 
     Raises:
         CorruptSnapshotError: newer format, wrong signature or another job's.
     """
-    where = f"snapshot of rank {manifest.get('owner')} at step {manifest.get('step')}"
+    rank = f" of rank {manifest['rank']}" if "rank" in manifest else ""
+    where = where or f"snapshot{rank} at step {manifest.get('step')}"
     if not isinstance(manifest.get("format"), int) or manifest["format"] > FORMAT:
         raise CorruptSnapshotError(
             f"{where}: format {manifest.get('format')} is newer than {FORMAT}, the newest this version reads",
             hint="Upgrade hyperpod_ext in the container.",
         )
-    if not hmac.compare_digest(str(manifest.get("signature")), _signature(manifest, secret)):
-        raise CorruptSnapshotError(f"{where}: its manifest is not signed with this job's secret")
-    if manifest["job"] != job:
-        raise CorruptSnapshotError(f"{where}: it belongs to job {manifest['job']!r}, not to {job!r}")
-
-
-def check_bytes(manifest: Manifest, data: Any) -> None:
-    """Refuse bytes that are not those the manifest was signed for."""
-    actual = crc64nvme(data)
-    if actual != manifest["crc64nvme"]:
+    if manifest.get("job") != job:
+        raise CorruptSnapshotError(f"{where}: it belongs to job {manifest.get('job')!r}, not to {job!r}")
+    signature = str(manifest.get("signature")).encode(errors="replace")  # text beyond ASCII cannot be compared
+    if not hmac.compare_digest(signature, _signature(manifest, secret).encode()):
         raise CorruptSnapshotError(
-            f"snapshot of rank {manifest['owner']} at step {manifest['step']}: "
-            f"CRC64-NVME is {actual}, the manifest says {manifest['crc64nvme']}"
+            f"{where}: its manifest is not signed with this job's secret",
+            hint="Either it was tampered with, or the job runs with another secret than the one that wrote it.",
         )
 
 
-def _signature(manifest: Manifest, secret: bytes) -> str:
+def check_bytes(manifest: Mapping[str, Any], data: Any, where: str = "") -> None:
+    """Refuse bytes that are not those the manifest was signed for."""
+    check_crc(manifest, len(data), crc64nvme(data), where)
+
+
+def check_crc(manifest: Mapping[str, Any], nbytes: int, checksum: int, where: str = "") -> None:
+    """Refuse a length or checksum that is not what the manifest was signed for."""
+    where = where or f"snapshot of rank {manifest['rank']} at step {manifest['step']}"
+    if nbytes != manifest["nbytes"]:
+        raise CorruptSnapshotError(f"{where}: it is {nbytes} bytes long, the manifest says {manifest['nbytes']}")
+    if crc_text(checksum) != manifest["crc64nvme"]:
+        raise CorruptSnapshotError(
+            f"{where}: CRC64-NVME is {crc_text(checksum)}, the manifest says {manifest['crc64nvme']}"
+        )
+
+
+def read_document(data: bytes, where: str) -> dict[str, Any]:
+    """A JSON object from storage.
+
+    Raises:
+        CorruptSnapshotError: it is empty, cut off, or something else.
+    """
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CorruptSnapshotError(f"{where}: not JSON ({error}); {len(data)} bytes") from error
+    if not isinstance(document, dict):
+        raise CorruptSnapshotError(f"{where}: not a JSON object")
+    return document
+
+
+def _signature(manifest: Mapping[str, Any], secret: bytes) -> str:
     signed = {key: value for key, value in manifest.items() if key != "signature"}
     text = json.dumps(signed, sort_keys=True, separators=(",", ":"))
     return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()

@@ -1,34 +1,78 @@
-"""`python -m hyperpod_ext.runtime.memory_server --socket PATH`: run one node's memory server."""
+"""Run one node's memory server: for workers on a Unix socket, or for scripts written for AWS's client over HTTP.
+
+python -m hyperpod_ext.runtime.memory_server --socket PATH
+python -m hyperpod_ext.runtime.memory_server --listen HOST:PORT --managed-tier-api
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 import signal
+import sys
 from pathlib import Path
 
 from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
+from hyperpod_ext.errors import HyperpodExtError
 from hyperpod_ext.processes import die_with_parent
 from hyperpod_ext.runtime.environment import ENV_SECRET_FILE, read_secret
 from hyperpod_ext.runtime.memory_server.capacity import usable_bytes
-from hyperpod_ext.runtime.memory_server.regions import Regions
+from hyperpod_ext.runtime.memory_server.node_memory import NodeMemory
 from hyperpod_ext.runtime.memory_server.server import Server
+
+_PROG = "python -m hyperpod_ext.runtime.memory_server"
+_API = "--managed-tier-api"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="hyperpod_ext.runtime.memory_server", description=__doc__)
-    parser.add_argument("--socket", type=Path, required=True, help="Unix socket to listen on")
+    try:
+        _serve_api() if _API in sys.argv else _serve_workers()
+    except HyperpodExtError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(error.exit_code)
+
+
+def _serve_api() -> None:
+    from hyperpod_ext.runtime.memory_server.managed_tier.serve import add_arguments, serve
+
+    parser = _parser()
+    parser.add_argument(_API, action="store_true", help="serve the HTTP API of AWS's managed tiered checkpointing")
+    add_arguments(parser)
+    serve(_settle(parser))
+
+
+def _parser() -> argparse.ArgumentParser:
+    shape = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog=_PROG, description=__doc__, formatter_class=shape)
     parser.add_argument("--parent", type=int, help="process id to die with; its memory goes with it")
+    return parser
+
+
+def _settle(parser: argparse.ArgumentParser) -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.parent is not None:
         die_with_parent(arguments.parent)
+    return arguments
+
+
+def _serve_workers() -> None:
+    parser = _parser()
+    parser.add_argument("--socket", type=Path, required=True, help="Unix socket to listen on")
+    parser.add_argument("--node", type=int, default=0, help="number of this node")
+    parser.add_argument(_API, action="store_true", help="see --help with it")
+    arguments = _settle(parser)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's business; it stops us
     config = RuntimeConfig.model_validate_json(os.environ[ENV_RUNTIME])
-    tier = config.checkpoint.memory()
-    budget = tier.budget_mib << 20 if tier is not None and tier.budget_mib is not None else None
-    secret = read_secret(Path(os.environ[ENV_SECRET_FILE]))
-    regions = Regions(job=config.name, secret=secret, budget=budget, usable_bytes=usable_bytes)
-    Server(arguments.socket, regions).serve()
+    memory = NodeMemory(
+        config.checkpoint,
+        job=config.name,
+        secret=read_secret(Path(os.environ[ENV_SECRET_FILE])),
+        node=arguments.node,
+        nodes=config.nodes,
+        owners=config.workers_per_node,
+        usable_bytes=usable_bytes,
+    )
+    Server(arguments.socket, memory).serve()
 
 
 if __name__ == "__main__":

@@ -5,11 +5,15 @@ from __future__ import annotations
 import mmap
 import os
 import socket
+import threading
 from dataclasses import dataclass
+from typing import Any
 
 from hyperpod_ext import errors
 from hyperpod_ext.runtime import wire
-from hyperpod_ext.runtime.checkpoint.manifest import Manifest, check_bytes, check_manifest
+from hyperpod_ext.runtime.checkpoint.manifest import Manifest, check_manifest
+from hyperpod_ext.runtime.checkpoint.plan import Plan, read_plan
+from hyperpod_ext.runtime.memory_server.region import populate
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,24 @@ class Mapping:
     memory: mmap.mmap
     slot_bytes: int
     slots: int
+    inode: int
+    """Tells this memory from other."""
+    may_populate: threading.Event
+    """Cleared while somebody reads: two that make page tables at the same time hinder each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A snapshot as it lies in this node's memory: its manifest is verified, its bytes are not yet."""
+
+    manifest: Manifest
+    plan: Plan
+    memory: mmap.mmap
+    offset: int
+
+    @property
+    def image(self) -> memoryview:
+        return memoryview(self.memory)[self.offset : self.offset + int(self.manifest["nbytes"])]
 
 
 class MemoryClient:
@@ -35,24 +57,57 @@ class MemoryClient:
         self._socket.connect(path)
         self._pending = 0
         self._next_slot: int | None = None
-        self._slots = 1
+
+    def close(self) -> None:
+        self._socket.close()
 
     def map(self, owner: int, slot_bytes: int) -> Mapping:
-        """Shared memory with two slots of at least `slot_bytes` each."""
+        """Shared memory with slots of at least `slot_bytes` each."""
+        mapping = self._map(owner, slot_bytes)
+        assert mapping is not None
+        return mapping
+
+    def attach(self, owner: int) -> Mapping | None:
+        """The slots that an earlier process of this rank has left, if any."""
+        return self._map(owner, 0)
+
+    def _map(self, owner: int, slot_bytes: int) -> Mapping | None:
         answer, fds = self._call({"op": "map", "owner": owner, "slot_bytes": slot_bytes})
+        if not fds:
+            return None
         try:
             memory = mmap.mmap(fds[0], answer["slot_bytes"] * answer["slots"])
+            inode = os.fstat(fds[0]).st_ino
         finally:
             _close(fds)
-        self._next_slot, self._slots = int(answer["next_slot"]), int(answer["slots"])
-        return Mapping(memory, answer["slot_bytes"], answer["slots"])
+        self._next_slot = None
+        # the pages are the server's work; that this process finds them is ours, beside whatever it does now
+        may = threading.Event()
+        may.set()
 
-    def begin(self, owner: int, step: int, save_id: str, generation: int) -> int:
-        """Index of the slot to write from now on. The save before is sealed when this returns."""
+        def wait() -> bool:
+            may.wait()
+            return False
+
+        threading.Thread(target=populate, args=(memory, wait), name="hpx-populate", daemon=True).start()
+        return Mapping(memory, int(answer["slot_bytes"]), int(answer["slots"]), inode, may)
+
+    def add_plan(self, plan: Plan) -> None:
+        """Make a plan known, so that saves can name it."""
+        self._call({"op": "plan", "digest": plan.digest, "document": plan.to_json()})
+
+    def begin(self, owner: int, step: int, save_id: str, generation: int, when_busy: str = "wait") -> int | None:
+        """Index of the slot to write from now on; None when the save is to be skipped.
+
+        The save before is sealed when this returns.
+        """
         self.flush()
         if self._next_slot is None:
-            self._next_slot = int(self._call({"op": "next_slot", "owner": owner})[0]["next_slot"])
-        slot, self._next_slot = self._next_slot, (self._next_slot + 1) % self._slots
+            answer, _ = self._call({"op": "next_slot", "owner": owner, "when_busy": when_busy})
+            self._next_slot = answer["next_slot"]
+        slot, self._next_slot = self._next_slot, None
+        if slot is None:
+            return None
         request = {"op": "begin", "owner": owner, "slot": slot, "step": step, "save_id": save_id}
         self._ask_later({**request, "generation": generation})
         return slot
@@ -60,6 +115,10 @@ class MemoryClient:
     def seal(self, owner: int, slot: int, record: dict[str, object]) -> None:
         """Ask for the seal and return at once; its checksum is computed beside the next step."""
         self._ask_later({"op": "seal", "owner": owner, "slot": slot, "record": record})
+
+    def settle(self, owner: int, save_id: str, *, keep: bool) -> None:
+        """A provisional snapshot is good and may be copied to other tiers, or it is taken back."""
+        self._ask_later({"op": "settle", "owner": owner, "save_id": save_id, "keep": keep})
 
     def _ask_later(self, request: wire.Message) -> None:
         wire.send(self._socket, request)
@@ -73,13 +132,18 @@ class MemoryClient:
         """Whether a save is still in flight."""
         return not self._take_answers(wait=False)
 
+    def forget_slot(self) -> None:
+        """Ask anew which slot is next: a restore may have changed which snapshot counts."""
+        self._next_slot = None
+
     def _take_answers(self, *, wait: bool) -> bool:
         """Read the answers that are due, all or those that are here; returns whether none is due any more."""
         errors_met = []
         while self._pending and (wait or self._has_answer()):
             self._pending -= 1
             try:
-                self._answer()
+                answer, _ = self._answer()
+                self._next_slot = answer.get("next_slot", self._next_slot)
             except errors.HyperpodExtError as error:
                 errors_met.append(error)
         if errors_met:
@@ -94,23 +158,59 @@ class MemoryClient:
             return False
         return True
 
-    def read(self, owner: int, save_id: str, *, secret: bytes, job: str) -> tuple[Manifest, memoryview]:
-        """Manifest and bytes of a sealed snapshot, both verified before they are returned.
+    def open(
+        self,
+        owner: int,
+        save_id: str,
+        *,
+        secret: bytes,
+        job: str,
+        mapped: Mapping | None = None,
+        plan: Plan | None = None,
+    ) -> Held:
+        """A whole snapshot on this node, own or replica, its manifest and plan verified.
+
+        It is read through `mapped` where that is the memory it lies in: its pages are at hand already. `plan`
+        need not be sent again where it is the snapshot's.
 
         Raises:
             NotFoundError: it is not held on this node.
-            CorruptSnapshotError: the manifest is not this job's, or the bytes are not the manifest's.
+            CorruptSnapshotError: the manifest is not this job's.
         """
-        answer, fds = self._call({"op": "open", "owner": owner, "save_id": save_id})
-        manifest, offset = answer["manifest"], int(answer["offset"])
+        request = {"op": "open", "owner": owner, "save_id": save_id, "known": plan.digest if plan else ""}
+        return self._map_image(request, secret, job, mapped, plan)
+
+    def fetch(self, url: str, folder: str, rank: int, *, secret: bytes, job: str) -> Held:
+        """A snapshot of a durable checkpoint, brought into this node's memory first."""
+        return self._map_image({"op": "fetch", "url": url, "folder": folder, "rank": rank}, secret, job)
+
+    def _map_image(
+        self,
+        request: wire.Message,
+        secret: bytes,
+        job: str,
+        mapped: Mapping | None = None,
+        plan: Plan | None = None,
+    ) -> Held:
+        answer, fds = self._call(request)
+        manifest = answer["manifest"]
         try:
             check_manifest(manifest, secret, job=job)
-            memory = mmap.mmap(fds[0], 0, prot=mmap.PROT_READ)
+            if mapped is not None and mapped.inode == os.fstat(fds[0]).st_ino:
+                memory = mapped.memory
+            else:  # private, so that no mistake here can write to what others restore from
+                memory = mmap.mmap(fds[0], 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         finally:
             _close(fds)
-        data = memoryview(memory)[offset : offset + int(manifest["nbytes"])]
-        check_bytes(manifest, data)
-        return manifest, data
+        if plan is None or plan.digest != manifest["plan"]:
+            plan = read_plan(answer["plan"], manifest["plan"])
+        if plan.nbytes != manifest["nbytes"]:
+            raise errors.CorruptSnapshotError(f"the plan of {manifest['save_id']} is for {plan.nbytes} bytes")
+        return Held(manifest, plan, memory, int(answer["offset"]))
+
+    def ask(self, op: str, **fields: Any) -> wire.Message:
+        """Any other request: `held`, `fence`, `status`, `durable`, `wait_drained`."""
+        return self._call({"op": op, **fields})[0]
 
     def _call(self, request: wire.Message) -> tuple[wire.Message, list[int]]:
         self.flush()

@@ -1,158 +1,345 @@
-"""Shared memory of one node: a memfd an owner, cut into slots. Thread-safe; knows no sockets."""
+"""Snapshots of one kind on this node: an owner's region, its slots, and who copies from them. Thread-safe."""
 
 from __future__ import annotations
 
-import fcntl
-import mmap
 import os
 import threading
-from collections.abc import Callable
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
 
 from hyperpod_ext.errors import MemoryTierFullError, NotFoundError, StaleGenerationError
-from hyperpod_ext.runtime.checkpoint.manifest import FORMAT, Manifest, crc64nvme, sign
-from hyperpod_ext.runtime.memory_server.slots import SLOTS, Slot, State, newest_sealed, pick_slot
+from hyperpod_ext.runtime.checkpoint.manifest import (
+    FORMAT,
+    Manifest,
+    content_of,
+    crc64nvme,
+    crc_text,
+    generation_of,
+    sign,
+)
+from hyperpod_ext.runtime.memory_server import slots as s
+from hyperpod_ext.runtime.memory_server.region import Region, whole_pages
 
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; first touch costs ten times the copy that follows
 _MIB = 1 << 20
+WhenBusy = Literal["wait", "skip", "supersede"]
 
 
-class Region:
-    """Slots of one owner in one memfd."""
+class Pin:
+    """Somebody copies a snapshot elsewhere; its slot is not overwritten until it is released."""
 
-    def __init__(self, owner: int, slot_bytes: int) -> None:
-        self.slot_bytes = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        self.slots = [Slot() for _ in range(SLOTS)]
-        self.fd = os.memfd_create(f"hpx-rank-{owner}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.fd, self.nbytes)
-        # a worker that truncates its mapping must not take this process down with SIGBUS
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        self.memory = mmap.mmap(self.fd, self.nbytes)
-        try:
-            self.memory.madvise(_MADV_POPULATE_WRITE)
-        except OSError:  # an older kernel: touch the pages ourselves
-            for page in range(0, self.nbytes, mmap.PAGESIZE):
-                self.memory[page] = 0
+    def __init__(self, who: str, region: Region, index: int, active: bool) -> None:
+        self.who, self.active = who, active
+        self.region, self.index = region, index
+        self.slot = region.slots[index]
+        self.manifest = self.slot.manifest
+        self._cancelled = threading.Event()
 
     @property
-    def nbytes(self) -> int:
-        return self.slot_bytes * SLOTS
+    def data(self) -> memoryview:
+        """The image. Release the view when done with it."""
+        return self.region.view(self.index, int(self.manifest["nbytes"]))
 
-    def view(self, index: int, nbytes: int) -> memoryview:
-        start = index * self.slot_bytes
-        return memoryview(self.memory)[start : start + nbytes]
+    def cancel(self) -> None:
+        """Ask whoever copies to stop: a newer snapshot needs the slot."""
+        self._cancelled.set()
 
-    def close(self) -> None:
-        self.memory.close()
-        os.close(self.fd)
+    def cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+
+class Budget:
+    """How much memory may be taken, over all kinds of snapshots. `usable_bytes`: what the node can spare now."""
+
+    def __init__(self, limit: int | None, usable_bytes: Callable[[], int]) -> None:
+        self._limit, self._usable_bytes = limit, usable_bytes
+        self._taken = 0
+        self._filling: list[Region] = []
+        self._lock = threading.Lock()
+
+    def take(self, needed: int, what: str) -> None:
+        """Reserve memory, or refuse while nothing has been touched.
+
+        Raises:
+            MemoryTierFullError: with what is needed and what there is.
+        """
+        with self._lock:
+            self._filling = [region for region in self._filling if region.untouched]
+            usable = self._usable_bytes() - sum(region.untouched for region in self._filling)
+            if self._limit is not None and self._taken + needed > self._limit:
+                raise MemoryTierFullError(
+                    f"{what} needs {needed / _MIB:.1f} MiB in the memory tier; its budget is "
+                    f"{self._limit / _MIB:.0f} MiB a node, of which {self._taken / _MIB:.1f} MiB are taken",
+                    hint="Raise budget_mib of the memory tier, or run fewer workers on a node.",
+                )
+            if needed > usable:
+                raise MemoryTierFullError(
+                    f"{what} needs {needed / _MIB:.1f} MiB in the memory tier; "
+                    f"the node can spare {usable / _MIB:.1f} MiB",
+                    hint="Use machines or containers with more memory, or run fewer workers on a node.",
+                )
+            self._taken += needed
+
+    def make(self, name: str, slot_bytes: int, slots: int, what: str) -> Region:
+        """A region, its memory reserved: nobody else is promised what it has yet to touch."""
+        needed = slots * whole_pages(slot_bytes)
+        self.take(needed, what)
+        try:
+            region = Region(name, slot_bytes, slots)
+        except OSError as error:
+            self.give_back(needed)
+            raise MemoryTierFullError(f"{what}: the system gives no shared memory: {error.strerror}") from error
+        with self._lock:
+            self._filling.append(region)
+        return region
+
+    def give_back(self, nbytes: int) -> None:
+        with self._lock:
+            self._taken -= nbytes
 
 
 class Regions:
-    """All regions of a node. `usable_bytes` says how much more memory may be taken now."""
+    """All regions of one kind: this node's own snapshots, or replicas of others'."""
 
-    def __init__(self, *, job: str, secret: bytes, budget: int | None, usable_bytes: Callable[[], int]) -> None:
-        self._job, self._secret, self._budget, self._usable_bytes = job, secret, budget, usable_bytes
+    def __init__(self, *, kind: str, job: str, secret: bytes, budget: Budget, slots: int) -> None:
+        self._kind, self._job, self._secret, self._budget, self._slots = kind, job, secret, budget, slots
         self._regions: dict[int, list[Region]] = {}  # newest last; an older one lives until that is full
+        self._pins: list[Pin] = []
         self._generation = 0
-        self._saves = 0
-        self._lock = threading.Lock()
+        self._saves = self._pinned = 0
+        self._changed = threading.Condition()
 
     def map(self, owner: int, slot_bytes: int) -> tuple[Region, int]:
-        """Region of `owner` with room for `slot_bytes` a slot, and a descriptor of its memory for the worker.
+        """Region of `owner` with room for `slot_bytes` a slot, and a descriptor of its memory.
 
         Raises:
             MemoryTierFullError: the node has not that much left; what is held stays as it is.
         """
-        with self._lock:
+        with self._changed:
             held = self._regions.setdefault(owner, [])
             if not held or held[-1].slot_bytes < slot_bytes:
-                self._check_room(owner, slot_bytes)
-                held.append(Region(owner, slot_bytes))
+                what = f"rank {owner} ({self._slots} slots of {slot_bytes / _MIB:.1f} MiB, {self._kind})"
+                held.append(self._budget.make(f"hpx-{self._kind}-{owner}", slot_bytes, self._slots, what))
             return held[-1], os.dup(held[-1].fd)
 
-    def next_slot(self, owner: int) -> int:
-        """Slot that `owner` writes first; from there on it takes them in turn."""
-        with self._lock:
-            return pick_slot(self._newest_region(owner).slots)
+    def attach(self, owner: int) -> tuple[Region, int] | None:
+        """The region that `owner` has already, and a descriptor of its memory."""
+        with self._changed:
+            held = self._regions.get(owner)
+            return (held[-1], os.dup(held[-1].fd)) if held else None
+
+    def next_slot(self, owner: int, when_busy: WhenBusy = "wait", timeout_s: float | None = None) -> int | None:
+        """Slot that `owner` may write, waiting for one as `when_busy` says; None: skip this save."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._changed:
+            while True:
+                slots = self._newest_region(owner).slots
+                index = s.pick_slot(slots)
+                if index is not None:
+                    slots[index].promised = True
+                    return index
+                if when_busy == "skip":
+                    return None
+                if when_busy == "supersede" and self._give_one_up(owner):
+                    continue
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return None
+                self._changed.wait(left)
+
+    def _give_one_up(self, owner: int) -> bool:
+        """Have the copy of one snapshot stopped, never of the newest whole one: one that waits before one under
+        way, which would else never end where it takes longer than the next is due; then the oldest.
+
+        Returns whether its slot is free at once."""
+        slots = self._newest_region(owner).slots
+        newest = s.newest_whole(slots)
+        active = {pin.who for pin in self._pins if pin.active}
+        pinned = [slot for index, slot in enumerate(slots) if slot.pins and index != newest]
+        given_up = min(pinned, key=lambda slot: (bool(slot.pins & active), slot.sequence), default=None)
+        for pin in self._pins:
+            if pin.slot is given_up:
+                pin.cancel()
+                if not pin.active:  # nobody reads it yet, so nobody needs to be waited for
+                    pin.slot.pins.discard(pin.who)
+        return given_up is not None and not given_up.pins
+
+    def activate(self, pin: Pin) -> bool:
+        """Begin to read what was pinned for later; False when its slot has been taken in the meantime."""
+        with self._changed:
+            pin.active = not pin.cancelled()
+            return pin.active
 
     def begin(self, owner: int, index: int, step: int, save_id: str, generation: int) -> None:
         """`owner` writes a slot from now on; its former content no longer exists.
 
         Raises:
             StaleGenerationError: a newer generation is at work.
-            NotFoundError: the slot holds the newest snapshot, which is never given up, or does not exist.
+            NotFoundError: the slot holds the newest snapshot, is being copied, or does not exist.
         """
-        with self._lock:
-            if generation < self._generation:
-                raise StaleGenerationError(
-                    f"rank {owner} of generation {generation} may not write step {step}: "
-                    f"the job is at generation {self._generation}"
-                )
+        with self._changed:
+            self._check_generation(owner, step, generation)
             slots = self._newest_region(owner).slots
-            if not 0 <= index < len(slots) or index == newest_sealed(slots):
+            if not s.may_write(slots, index):
                 raise NotFoundError(f"slot {index} of rank {owner} is not free to be written")
             self._saves += 1
-            slots[index] = Slot(State.WRITING, self._saves, step, save_id)
+            slots[index] = s.Slot(s.State.WRITING, self._saves, step, generation, save_id)
 
-    def seal(self, owner: int, index: int, record: dict[str, Any]) -> Manifest:
+    def _check_generation(self, owner: int, step: int, generation: int) -> None:
+        if generation < self._generation:
+            raise StaleGenerationError(
+                f"rank {owner} of generation {generation} may not write step {step}: "
+                f"the job is at generation {self._generation}"
+            )
+
+    def seal(self, owner: int, index: int, record: Mapping[str, Any]) -> Manifest:
         """Checksum the bytes in the slot and sign their manifest: from here on the snapshot exists."""
-        with self._lock:
+        with self._changed:
             region = self._newest_region(owner)
             slot = region.slots[index]
-        if slot.state is not State.WRITING or slot.save_id != record.get("save_id"):
+        if slot.state is not s.State.WRITING or slot.save_id != record.get("save_id"):
             raise NotFoundError(f"slot {index} of rank {owner} is not being written as {record.get('save_id')}")
-        if not 0 < int(record["nbytes"]) <= region.slot_bytes:
-            raise NotFoundError(f"slot {index} of rank {owner} does not hold {record['nbytes']} bytes")
-        with region.view(index, int(record["nbytes"])) as data:
+        nbytes = int(record["nbytes"])
+        if not 0 < nbytes <= region.slot_bytes:
+            raise NotFoundError(f"slot {index} of rank {owner} does not hold {nbytes} bytes")
+        with region.view(index, nbytes) as data:
             checksum = crc64nvme(data)
-        manifest = sign(
-            {
-                **record,
-                "format": FORMAT,
-                "job": self._job,
-                "owner": owner,
-                "step": slot.step,
-                "save_id": slot.save_id,
-                "crc64nvme": checksum,
-            },
-            self._secret,
-        )
-        with self._lock:
-            slot.manifest, slot.state = manifest, State.SEALED
-            if all(other.state is State.SEALED for other in region.slots):
-                for older in self._regions[owner][:-1]:
-                    older.close()
-                del self._regions[owner][:-1]
+        own = {"format": FORMAT, "job": self._job, "rank": owner, "step": slot.step, "save_id": slot.save_id}
+        known = {"generation": slot.generation, "crc64nvme": crc_text(checksum)}
+        manifest = sign({**record, **own, **known}, self._secret)
+        self.adopt(owner, index, manifest)
         return manifest
 
-    def held(self) -> list[Manifest]:
-        """Manifests of all sealed snapshots, without their item tables."""
-        with self._lock:
-            brief = ("owner", "step", "save_id", "nbytes", "crc64nvme", "own_digest")
-            return [{key: slot.manifest.get(key) for key in brief} for _, _, slot in self._sealed()]
+    def adopt(self, owner: int, index: int, manifest: Manifest) -> None:
+        """The bytes in the slot are those of `manifest`: its snapshot exists here.
+
+        Raises:
+            StaleGenerationError: while it was written, a newer generation began.
+        """
+        with self._changed:
+            region = self._newest_region(owner)
+            slot = region.slots[index]
+            if slot.state is not s.State.WRITING or slot.save_id != manifest["save_id"]:
+                raise StaleGenerationError(f"{manifest['save_id']} of rank {owner} was given up while it was written")
+            slot.manifest, slot.state = manifest, s.State.SEALED
+            if sum(slot.whole for slot in region.slots) >= s.MIN_SLOTS:
+                self._close_older(owner)
+            self._changed.notify_all()
+
+    def _close_older(self, owner: int) -> None:
+        for older in self._regions[owner][:-1]:
+            if not any(slot.pins for slot in older.slots):
+                self._regions[owner].remove(older)
+                older.close()
+                self._budget.give_back(older.nbytes)
+
+    def take_back(self, owner: int, save_id: str) -> None:
+        """A snapshot is not what it should be: it does not exist any more."""
+        with self._changed:
+            for region, slot in self._whole(owner):
+                if slot.save_id == save_id:
+                    slot.state, slot.manifest = s.State.EMPTY, {}
+                    for other in region.slots:  # another one is the newest now, and which is next is asked anew
+                        other.promised = False
+            self._changed.notify_all()
+
+    @contextmanager
+    def pin(self, owner: int, save_id: str, who: str, *, active: bool = True, restoring: bool = False) -> Iterator[Pin]:
+        """Keep a snapshot from being overwritten while it is copied. Not `active`: it will be read later,
+        after `activate`, and may be given up before. `restoring`: nobody writes until that is over.
+
+        Raises:
+            NotFoundError: it is not here any more, or about to be overwritten.
+        """
+        with self._changed:
+            region, index, slot = self._find(owner, save_id)
+            if slot.promised and not restoring:
+                raise NotFoundError(f"{save_id} of rank {owner} is about to be overwritten")
+            self._pinned += 1
+            pin = Pin(f"{who} ({self._pinned})", region, index, active)
+            slot.pins.add(pin.who)
+            self._pins.append(pin)
+        try:
+            yield pin
+        finally:
+            with self._changed:
+                self._pins.remove(pin)
+                slot.pins.discard(pin.who)
+                self._changed.notify_all()
+
+    def mark(self, owner: int, save_id: str, state: s.State) -> None:
+        """A snapshot has come further; one that is gone by now is nobody's loss."""
+        with self._changed:
+            for _, slot in self._whole(owner):
+                if slot.save_id == save_id and slot.state < state:
+                    slot.state = state
+            self._changed.notify_all()
+
+    def held(self) -> list[dict[str, Any]]:
+        """All whole snapshots, in brief."""
+        with self._changed:
+            return [_brief(slot) for owner in self._regions for _, slot in self._whole(owner)]
 
     def open(self, owner: int, save_id: str) -> tuple[Manifest, int, int]:
-        """Manifest, offset and a read-only descriptor of one sealed snapshot."""
-        with self._lock:
-            for region, index, slot in self._sealed():
-                if slot.manifest["owner"] == owner and slot.save_id == save_id:
-                    fd = os.open(f"/proc/self/fd/{region.fd}", os.O_RDONLY | os.O_CLOEXEC)
-                    return slot.manifest, index * region.slot_bytes, fd
-        raise NotFoundError(f"no sealed snapshot {save_id!r} of rank {owner} on this node")
+        """Manifest, offset and a read-only descriptor of one whole snapshot."""
+        with self._changed:
+            region, index, slot = self._find(owner, save_id)
+            fd = os.open(f"/proc/self/fd/{region.fd}", os.O_RDONLY | os.O_CLOEXEC)
+            return slot.manifest, index * region.slot_bytes, fd
 
-    def fence(self, generation: int) -> None:
-        """From now on refuse writers of generations before this one."""
-        with self._lock:
+    def open_manifest(self, owner: int, save_id: str) -> Manifest:
+        """Manifest of one whole snapshot."""
+        with self._changed:
+            return self._find(owner, save_id)[2].manifest
+
+    def fence(self, generation: int, step: int | None) -> None:
+        """A generation begins at `step`: refuse writers of earlier ones, and drop what they saved after it."""
+        with self._changed:
             self._generation = max(self._generation, generation)
+            for regions in self._regions.values():
+                for region in regions:
+                    for slot in region.slots:
+                        slot.promised = False
+                    if step is not None:
+                        s.forget_newer(region.slots, step, generation)
+            self._changed.notify_all()
 
-    def _sealed(self) -> list[tuple[Region, int, Slot]]:
-        return [
-            (region, index, slot)
-            for regions in self._regions.values()
-            for region in regions
-            for index, slot in enumerate(region.slots)
-            if slot.state is State.SEALED
-        ]
+    def drop(self, owner: int) -> None:
+        """Give back all memory of an owner that is somebody else's business now."""
+        with self._changed:
+            for region in self._regions.pop(owner, []):
+                region.close()
+                self._budget.give_back(region.nbytes)
+
+    def owners(self) -> list[int]:
+        with self._changed:
+            return list(self._regions)
+
+    def newest(self, owner: int) -> Manifest | None:
+        """Manifest of the newest whole snapshot."""
+        with self._changed:
+            found = [slot for _, slot in self._whole(owner)]
+            return max(found, key=lambda slot: slot.sequence).manifest if found else None
+
+    def wait_state(self, owner: int, save_id: str, state: s.State, timeout_s: float) -> bool:
+        """Until a snapshot has come as far as `state`; False when it has not after `timeout_s`."""
+
+        def reached() -> bool:
+            return any(slot.save_id == save_id and slot.state >= state for _, slot in self._whole(owner))
+
+        with self._changed:
+            return self._changed.wait_for(reached, timeout_s)
+
+    def _whole(self, owner: int) -> list[tuple[Region, s.Slot]]:
+        return [(region, slot) for region in self._regions.get(owner, []) for slot in region.slots if slot.whole]
+
+    def _find(self, owner: int, save_id: str) -> tuple[Region, int, s.Slot]:
+        for region in self._regions.get(owner, []):
+            for index, slot in enumerate(region.slots):
+                if slot.whole and slot.save_id == save_id:
+                    return region, index, slot
+        raise NotFoundError(f"no whole snapshot {save_id!r} of rank {owner} among the {self._kind} snapshots here")
 
     def _newest_region(self, owner: int) -> Region:
         regions = self._regions.get(owner)
@@ -160,19 +347,14 @@ class Regions:
             raise NotFoundError(f"rank {owner} has no memory on this node; it must map some first")
         return regions[-1]
 
-    def _check_room(self, owner: int, slot_bytes: int) -> None:
-        needed = slot_bytes * SLOTS
-        reserved = sum(region.nbytes for regions in self._regions.values() for region in regions)
-        usable = self._usable_bytes()
-        if self._budget is not None and reserved + needed > self._budget:
-            raise MemoryTierFullError(
-                f"rank {owner} needs {needed / _MIB:.1f} MiB ({SLOTS} slots) in the memory tier; its budget is "
-                f"{self._budget / _MIB:.0f} MiB a node, of which {reserved / _MIB:.1f} MiB are taken",
-                hint="Raise budget_mib of the memory tier, or run fewer workers on a node.",
-            )
-        if needed > usable:
-            raise MemoryTierFullError(
-                f"rank {owner} needs {needed / _MIB:.1f} MiB ({SLOTS} slots) in the memory tier; "
-                f"the node can spare {usable / _MIB:.1f} MiB",
-                hint="Use machines or containers with more memory, or run fewer workers on a node.",
-            )
+
+def _brief(slot: s.Slot) -> dict[str, Any]:
+    manifest = slot.manifest
+    keys = ("rank", "world_size", "step", "save_id", "nbytes", "crc64nvme", "plan", "own_digest", "saved_at")
+    return {
+        **{key: manifest.get(key) for key in keys},
+        "generation": generation_of(slot.save_id),
+        "content": content_of(manifest),
+        "sharing": manifest.get("extras", {}).get("sharing", "shard"),
+        "state": slot.state.name.lower(),
+    }

@@ -1,16 +1,21 @@
-"""Serves `Regions` on a Unix socket, one thread a connection. Requests and answers are frames of wire.py."""
+"""Serves `NodeMemory` on a Unix socket, one thread a connection. Requests and answers are frames of wire.py."""
 
 from __future__ import annotations
 
 import os
 import socket
 import threading
+import time
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hyperpod_ext.errors import HyperpodExtError
 from hyperpod_ext.runtime import wire
-from hyperpod_ext.runtime.memory_server.regions import Regions
+from hyperpod_ext.runtime.checkpoint.plan import Plan
+from hyperpod_ext.runtime.memory_server.node_memory import NodeMemory
+from hyperpod_ext.runtime.memory_server.slots import State
+
+_BREATH_S = 0.05
 
 Answer = tuple[wire.Message, int | None]
 """An answer and the descriptor that goes with it, which is closed once sent."""
@@ -19,8 +24,8 @@ Answer = tuple[wire.Message, int | None]
 class Server:
     """One node's memory server. Only processes of the same user are answered."""
 
-    def __init__(self, path: Path, regions: Regions) -> None:
-        self._path, self._regions = path, regions
+    def __init__(self, path: Path, memory: NodeMemory) -> None:
+        self._path, self._memory = path, memory
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._writers: set[tuple[int, int]] = set()  # owner and process id of each open connection that saves
         self._writers_changed = threading.Condition()
@@ -31,7 +36,11 @@ class Server:
         self._path.chmod(0o600)
         self._listener.listen(128)
         while True:
-            connection, _ = self._listener.accept()
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # out of descriptors: what is held is worth more than who waits outside
+                time.sleep(_BREATH_S)
+                continue
             threading.Thread(target=self._converse, args=(connection,), daemon=True).start()
 
     def _converse(self, connection: socket.socket) -> None:
@@ -42,16 +51,16 @@ class Server:
                 while (request := wire.receive(connection)) is not None:
                     if request.get("op") == "map":
                         writers.add((int(request["owner"]), pid))
-                        self._change_writers(self._writers | writers)
+                        self._change_writers(writers, set())
                     _reply(connection, *self._answer(request))
             except ConnectionError:
                 pass  # the worker died or broke the protocol; what it had not asked to seal stays unsealed
             finally:
-                self._change_writers(self._writers - writers)
+                self._change_writers(set(), writers)
 
-    def _change_writers(self, writers: set[tuple[int, int]]) -> None:
+    def _change_writers(self, come: set[tuple[int, int]], gone: set[tuple[int, int]]) -> None:
         with self._writers_changed:
-            self._writers = writers
+            self._writers = (self._writers | come) - gone
             self._writers_changed.notify_all()
 
     def _wait_drained(self, owner: int, pid: int) -> None:
@@ -61,9 +70,9 @@ class Server:
 
     def _answer(self, request: wire.Message) -> Answer:
         try:
-            if request.get("op") == "held":
+            if request.get("op") == "held" and "pid" in request:
                 self._wait_drained(int(request["owner"]), int(request["pid"]))
-            return _dispatch(self._regions, request)
+            return _dispatch(self._memory, request)
         except HyperpodExtError as error:
             return {"error": error.to_json()}, None
         except (KeyError, TypeError, ValueError) as error:
@@ -72,35 +81,86 @@ class Server:
 
 def _reply(connection: socket.socket, answer: wire.Message, fd: int | None) -> None:
     try:
+        wire.encode(answer)
+    except wire.WireError as error:  # too large: to be told, or the asker waits for ever
+        answer = {"error": {"code": "HyperpodExtError", "message": str(error)}}
+    try:
         wire.send(connection, answer, [fd] if fd is not None else None)
+    except ConnectionError:
+        pass  # whoever asked is dead; what it asked for after this, it still gets
     finally:
         if fd is not None:
             os.close(fd)
 
 
-def _dispatch(regions: Regions, request: wire.Message) -> Answer:
+def _dispatch(memory: NodeMemory, request: wire.Message) -> Answer:
     match request.get("op"):
         case "map":
-            owner = int(request["owner"])
-            region, fd = regions.map(owner, int(request["slot_bytes"]))
-            next_slot = regions.next_slot(owner)
-            return {"slot_bytes": region.slot_bytes, "slots": len(region.slots), "next_slot": next_slot}, fd
+            owner, slot_bytes = int(request["owner"]), int(request["slot_bytes"])
+            mapped = memory.map(owner, slot_bytes) if slot_bytes else memory.own.attach(owner)
+            if mapped is None:
+                return {"slots": 0}, None
+            return {"slot_bytes": mapped[0].slot_bytes, "slots": len(mapped[0].slots)}, mapped[1]
+        case "plan":
+            memory.plans.add(request["document"], str(request["digest"]))
+            return {}, None
         case "next_slot":
-            return {"next_slot": regions.next_slot(int(request["owner"]))}, None
+            return {"next_slot": memory.own.next_slot(int(request["owner"]), request["when_busy"])}, None
         case "begin":
-            generation = int(request["generation"])
             owner, slot, step = int(request["owner"]), int(request["slot"]), int(request["step"])
-            regions.begin(owner, slot, step, str(request["save_id"]), generation)
+            memory.begin(owner, slot, step, str(request["save_id"]), int(request["generation"]))
             return {}, None
         case "seal":
-            manifest = regions.seal(int(request["owner"]), int(request["slot"]), dict(request["record"]))
-            return {"crc64nvme": manifest["crc64nvme"]}, None
-        case "held":
-            return {"snapshots": regions.held()}, None
-        case "open":
-            manifest, offset, fd = regions.open(int(request["owner"]), str(request["save_id"]))
-            return {"manifest": manifest, "offset": offset}, fd
-        case "fence":
-            regions.fence(int(request["generation"]))
+            owner = int(request["owner"])
+            manifest = memory.seal(owner, int(request["slot"]), dict(request["record"]))
+            following = memory.own.next_slot(owner, "skip")
+            return {"crc64nvme": manifest["crc64nvme"], "next_slot": following}, None
+        case "settle":
+            memory.settle(int(request["owner"]), str(request["save_id"]), keep=bool(request["keep"]))
             return {}, None
-    raise ValueError(f"unknown op {request.get('op')!r}")
+        case "open":
+            found = memory.open(int(request["owner"]), str(request["save_id"]))
+            return _image(*found, known=str(request.get("known")))
+        case "fetch":
+            return _image(*memory.fetch(str(request["url"]), str(request["folder"]), int(request["rank"])))
+        case op:
+            return _about_all(memory, op, request), None
+
+
+def _about_all(memory: NodeMemory, op: Any, request: wire.Message) -> wire.Message:
+    """Requests that are not about one rank's slots; the agent's, most of them."""
+    match op:
+        case "held":
+            return {"snapshots": memory.held()}
+        case "fence":
+            step = request.get("step")
+            run, stored = str(request.get("run", "")), bool(request.get("stored"))
+            memory.fence(int(request["generation"]), None if step is None else int(step), run, stored)
+            return {}
+        case "listen":
+            return {"port": memory.listen(str(request["host"]))}
+        case "peers":
+            peers = {int(node): (str(host), int(port)) for node, (host, port) in request["peers"].items()}
+            memory.set_peers(peers, {int(node): str(domain) for node, domain in request["domains"].items()})
+            return {}
+        case "durable":
+            return memory.durable()
+        case "drain_at":
+            for drain in memory.drains:
+                if drain.tier.kind == request.get("kind", drain.tier.kind):
+                    drain.ask(int(request["step"]))
+            return {}
+        case "drain_now":
+            return {"idle": memory.drain_now(str(request["save_id"]), float(request["timeout_s"]))}
+        case "wait_idle":
+            return {"idle": memory.wait_idle(float(request["timeout_s"]))}
+        case "wait_state":
+            rank, save_id, state = int(request["owner"]), str(request["save_id"]), State[request["state"].upper()]
+            return {"reached": memory.own.wait_state(rank, save_id, state, float(request["timeout_s"]))}
+        case "status":
+            return memory.status()
+    raise ValueError(f"unknown op {op!r}")
+
+
+def _image(manifest: dict[str, Any], plan: Plan, offset: int, fd: int, known: str = "") -> Answer:
+    return {"manifest": manifest, "plan": None if plan.digest == known else plan.to_json(), "offset": offset}, fd

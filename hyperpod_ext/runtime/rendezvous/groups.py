@@ -25,15 +25,19 @@ import termios
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.rendezvous.store import PartitionedStore
 
+_make_group = dist.distributed_c10d._new_process_group_helper
+
 
 class ProcessGroups:
-    """The default process group of one generation, and the sockets it opened."""
+    """The default process group of one generation, those that the script makes beside it (a device mesh has
+    some), and the sockets they opened."""
 
     def __init__(self) -> None:
         self._inodes: set[int] = set()
@@ -60,8 +64,20 @@ class ProcessGroups:
         with self._lock:
             self._inodes = set(_sockets()) - before
             late = self._cut
+        dist.distributed_c10d._new_process_group_helper = self._make  # nobody tells us of them otherwise
         if late:
             self.cut()
+
+    def _make(self, *arguments: Any, **options: Any) -> Any:
+        before = set(_sockets())
+        try:
+            return _make_group(*arguments, **options)
+        finally:
+            with self._lock:
+                self._inodes |= set(_sockets()) - before
+                late = self._cut
+            if late:
+                self.cut()
 
     def cut(self) -> None:
         """Make whatever waits in the group raise, now. Safe from any thread, at any time, repeatedly."""
@@ -80,7 +96,8 @@ class ProcessGroups:
                 connection.shutdown(socket.SHUT_RD)
 
     def destroy(self) -> None:
-        """Destroy the group. Call with no DDP module or work handle of it alive, or its threads stay."""
+        """Destroy the groups. Call with no DDP module or work handle of them alive, or their threads stay."""
+        dist.distributed_c10d._new_process_group_helper = _make_group
         if dist.is_initialized():
             _wait_until_idle()
             dist.destroy_process_group()

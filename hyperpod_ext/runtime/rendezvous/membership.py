@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from hyperpod_ext.runtime.checkpoint.choose import Decision, Offer, choose_step, start_fresh
+from hyperpod_ext.runtime.checkpoint.choose import Decision, Offer, Source, choose_step, start_fresh
 
 
 class Phase(Enum):
@@ -46,6 +46,11 @@ class Begin:
 
     generation: int
     decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class AskDurable:
+    """Find out what the durable tiers hold, and tell `durable_answered`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,10 @@ class Fail:
     hint: str = ""
 
 
-Command = Begin | Restore | Go | Abort | Replace | Finish | Fail
+Command = Begin | AskDurable | Restore | Go | Abort | Replace | Finish | Fail
+
+_Place = tuple[str, int, int, str, str]
+"""Tier, rank, node, save id and URL of an offer."""
 
 _SAME_EXCEPTION = 2  # the same exception at the same step is the script's own; once may be bad luck
 _SAME_DEATH = 3  # a process that dies at one step every time: out of memory, or a crash of its own
@@ -105,11 +113,13 @@ class Membership:
     nodes: Mapping[int, int]
     """Node of each rank."""
     max_restarts: int
+    durable: bool = False
+    """Whether there are durable tiers: asked at the very start, and when memory has nothing."""
     generation: int = 1
     phase: Phase = Phase.FORMING
     faults: list[Fault] = field(default_factory=list)
     committed: int = 0
-    """Newest step that some rank has reported as committed."""
+    """Newest step that some rank has reported as committed, of those that are not given up."""
     joined: dict[int, Offer | None] = field(default_factory=dict)
     """Ranks waiting for the generation to begin, each with its live state, if that is whole."""
     restored: set[int] = field(default_factory=set)
@@ -117,8 +127,17 @@ class Membership:
     """Ranks that finished, with the digest of their final state."""
     decision: Decision | None = None
     attempt: int = 0
+    began: dict[int, int] = field(default_factory=dict)
+    """Step at which each generation of this run went on; those that never did are left out."""
     _held: dict[int, list[Offer]] = field(default_factory=dict)
-    _refused: set[tuple[str, int, str, int]] = field(default_factory=set)
+    _stored: list[Offer] | None = None
+    """What the durable tiers hold, once asked."""
+    _problems: tuple[str, ...] = ()
+    _unreachable: tuple[str, ...] = ()
+    """What may be there and could not be asked: no reason to go on from less."""
+    _refused: set[_Place] = field(default_factory=set)
+    _last_try: str = ""
+    """Why a decision could not be carried out, until there is another."""
 
     def join(self, rank: int, live: Offer | None, held: list[Offer]) -> list[Command]:
         """`rank` waits for a generation; `held` is what its node's memory server has."""
@@ -128,7 +147,31 @@ class Membership:
         self._held[self.nodes[rank]] = held
         if len(self.joined) < len(self.nodes):
             return []
+        return self._begin()
+
+    def durable_answered(
+        self, stored: list[Offer], generation: int, problems: tuple[str, ...], unreachable: tuple[str, ...] = ()
+    ) -> list[Command]:
+        """What the durable tiers hold, the newest generation they have seen, and what could not be read of them.
+
+        `unreachable`: of the problems, those that do not tell whether anything is there.
+        """
+        if not self.began:
+            self.generation = max(self.generation, generation + 1)  # writers of earlier runs are older than this one
+        self._stored, self._problems, self._unreachable = stored, problems, unreachable
+        if self.phase is Phase.RESTORING and self._last_try:
+            return self._try_next()
+        everybody = self.phase is Phase.FORMING and len(self.joined) == len(self.nodes)
+        return self._begin() if everybody else []
+
+    def _begin(self) -> list[Command]:
+        if self._unasked and not self.began:
+            return [AskDurable()]
         decided = self._decide()
+        if self._unasked and self._falls_short(decided):
+            return [AskDurable()]
+        if failure := self._blind(decided):
+            return [self._end(failure)]
         if isinstance(decided, Fail):
             return [self._end(decided)]
         self.phase, self.attempt, self.restored = Phase.RESTORING, 1, set()
@@ -145,22 +188,50 @@ class Membership:
             if len(self.restored) < len(self.nodes):
                 return []
             self.phase = Phase.RUNNING
+            self.began[self.generation] = self.decision.step  # not before: a try that failed gives up no steps
+            self.committed = self.decision.step  # what was made after it is given up
             return [Go(self.decision.step)]
-        source = self.decision.sources[rank]
         # whoever loaded something for this try no longer holds the live state it came with
         for loaded, its in self.decision.sources.items():
-            if its.kind != "self":
+            if its[0].kind != "self":
                 self.joined[loaded] = None
-        tier = "memory" if source.kind == "memory" else "live"
-        self._refused.add((tier, source.rank, source.save_id, self.decision.step))
+        self._refused |= {self._place_of(source) for source in self.decision.sources[rank]}
+        asking = bool(self._last_try)
+        self._last_try = f"rank {rank}: {error}"
+        return [] if asking else self._try_next()
+
+    def _try_next(self) -> list[Command]:
+        """The next best after what was refused; the durable tiers are asked once nothing else is left."""
         decided = self._decide()
+        if self._unasked and self._falls_short(decided):
+            return [AskDurable()]
+        if failure := self._blind(decided):
+            return [self._end(failure)]
         if isinstance(decided, Fail):
-            return [
-                self._end(Fail(decided.code, f"{decided.message} The last try: rank {rank}: {error}", decided.hint))
-            ]
+            return [self._end(Fail(decided.code, f"{decided.message} The last try: {self._last_try}", decided.hint))]
         self.attempt += 1
-        self.restored, self.decision = set(), decided
+        self.restored, self.decision, self._last_try = set(), decided, ""
         return [Restore(self.attempt, decided)]
+
+    @property
+    def _unasked(self) -> bool:
+        """Whether there is more to know from durable tiers."""
+        return self.durable and self._stored is None
+
+    def _falls_short(self, decided: Decision | Fail) -> bool:
+        """Whether steps would be lost that a durable tier may have."""
+        return isinstance(decided, Fail) or decided.step < self.committed
+
+    def _blind(self, decided: Decision | Fail) -> Fail | None:
+        """Why the job must not go on from what was decided: a tier that may have a newer step cannot be asked."""
+        if not self._unreachable or (self.began and not self._falls_short(decided)):
+            return None
+        instead = "nothing" if isinstance(decided, Fail) or decided.step == 0 else f"step {decided.step}"
+        return Fail(
+            "UnreachableError",
+            f"{'; '.join(self._unreachable)}. It may have a newer checkpoint than the others, which have {instead}.",
+            "Start the job again when the tier can be read, or without it in checkpoint.tiers to go on from the rest.",
+        )
 
     def step_committed(self, step: int) -> None:
         self.committed = max(self.committed, step)
@@ -179,7 +250,8 @@ class Membership:
             return [Replace(fault.rank)] if fault.died else []
         self.generation += 1
         self.phase, self.joined, self.restored, self.done = Phase.FORMING, {}, set(), {}
-        self._held, self._refused = {}, set()
+        self._held, self._refused, self._stored, self._last_try = {}, set(), None, ""
+        self._problems = self._unreachable = ()
         commands: list[Command] = [Abort(self.generation, fault)]
         return [*commands, Replace(fault.rank)] if fault.died else commands
 
@@ -216,21 +288,40 @@ class Membership:
 
     def _decide(self) -> Decision | Fail:
         live = [offer for offer in self.joined.values() if offer is not None]
-        offers = live + [offer for held in self._held.values() for offer in held]
-        allowed = [o for o in offers if (o.tier, o.rank, o.save_id, o.step) not in self._refused]
-        decided = choose_step(allowed, self.nodes)
+        offers = live + [offer for held in self._held.values() for offer in held] + (self._stored or [])
+        allowed = [o for o in offers if (o.tier, o.rank, o.node, o.save_id, o.url) not in self._refused]
+        # where this generation begins is what is being decided, maybe not for the first time
+        earlier = {generation: step for generation, step in self.began.items() if generation < self.generation}
+        decided = choose_step(allowed, self.nodes, earlier)
         if decided is not None:
             return decided
-        if self.committed == 0 and not self._refused:
+        if self.committed == 0 and not self._unasked and not self._refused and not self._problems:
             return start_fresh(self.nodes)
-        seen = ", ".join(sorted({f"{o.tier} step {o.step} (rank {o.rank})" for o in offers})) or "nothing"
+        seen = ", ".join(sorted({_seen(offer) for offer in offers})) or "nothing"
+        problems = f" Not readable: {'; '.join(self._problems)}." if self._problems else ""
+        newest = f"the newest committed was {self.committed}" if self.committed else "none was committed in this run"
         return Fail(
             "NoCheckpointError",
-            f"No step that all {len(self.nodes)} ranks can restore; the newest committed was {self.committed}. "
-            f"Seen: {seen}.",
-            "Start the job again; add a durable tier to checkpoint.tiers to survive this.",
+            f"No step that all {len(self.nodes)} ranks can restore; {newest}. Seen: {seen}.{problems}",
+            "Look at the tiers with `hp-ext checkpoints list`; to start from nothing, give the job another name."
+            if self.durable
+            else "Start the job again; add a durable tier to checkpoint.tiers to survive this.",
         )
+
+    def _place_of(self, source: Source) -> _Place:
+        """The offer that a source came from."""
+        match source.kind:
+            case "memory" | "peer":
+                return ("memory", source.rank, source.node, source.save_id, "")
+            case "file" | "s3":
+                return (source.kind, -1, -1, source.save_id, source.url)
+            case _:
+                return ("live", source.rank, self.nodes[source.rank], source.save_id, "")
 
     def _end(self, failure: Fail) -> Fail:
         self.phase = Phase.ENDED
         return failure
+
+
+def _seen(offer: Offer) -> str:
+    return f"{offer.tier} step {offer.step}" + (f" (rank {offer.rank})" if offer.rank >= 0 else "")

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError
-from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer, Snapshot
+from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.checkpoint.choose import Decision, Source
+from hyperpod_ext.runtime.checkpoint.snapshot import Snapshot
 from hyperpod_ext.runtime.checkpoint.transfer import receive_state, refuse_state, send_state
 from hyperpod_ext.runtime.rendezvous.store import PartitionedStore
 from hyperpod_ext.runtime.restart.session import Session
@@ -51,10 +52,13 @@ class JobLink:
         self._session, self._rank, self._checkpointer = session, rank, checkpointer
         self._decision: Decision | None = None
         self._store: PartitionedStore | None = None
+        self._peers: Mapping[int, tuple[str, int]] = {}
 
-    def enter(self, decision: Decision, store: PartitionedStore) -> None:
-        """A generation begins."""
-        self._decision, self._store = decision, store
+    def enter(
+        self, decision: Decision, store: PartitionedStore, peers: Mapping[int, tuple[str, int]] | None = None
+    ) -> None:
+        """A generation begins; `peers` are the addresses of the nodes' memory servers."""
+        self._decision, self._store, self._peers = decision, store, peers or {}
 
     def event(self, event: str, **fields: Any) -> None:
         self._session.event(event, **fields)
@@ -67,7 +71,7 @@ class JobLink:
             step, following = self._session.restored(attempt, error)
             if step is not None:
                 assert restored is not None
-                self.event("restored", rank=self._rank, step=step, source=decision.sources[self._rank].kind)
+                self.event("restored", rank=self._rank, step=step, source=decision.source(self._rank).kind)
                 return restored
             assert following is not None
             decision, attempt = following, attempt + 1
@@ -85,21 +89,37 @@ class JobLink:
         self, state: TrainingState, extras: Callable[[], dict[str, Any]], decision: Decision, attempt: int
     ) -> Restored:
         assert self._store is not None
-        mine = decision.sources[self._rank]
+        sources = decision.sources[self._rank]
+        mine = sources[0]
         key = f"state-{attempt}/{mine.rank}"
         receivers = [
-            rank for rank, source in decision.sources.items() if source.kind == "live" and source.rank == self._rank
+            rank
+            for rank, theirs in decision.sources.items()
+            if theirs[0].kind == "live" and theirs[0].rank == self._rank
         ]
         if mine.kind == "live":
-            return self._load(state, receive_state(self._store, key, mine.rank))
-        if mine.kind == "memory":
-            return self._load(state, self._checkpointer.load(mine.rank, mine.save_id))
+            return self._load(state, [receive_state(self._store, key, mine.rank)])
         if mine.kind == "self":
             self._check_own(state, mine, key if receivers else "")
+        elif mine.kind != "fresh":
+            return self._load(state, self._read(sources))
         if receivers:
-            taken = state.take()
-            send_state(self._store, key, receivers, decision.step, taken.skeleton, taken.tensors, extras())
+            send_state(self._store, key, receivers, decision.step, state.take().parts, extras())
         return Restored(decision.step, extras() if mine.kind == "self" else {})
+
+    def _read(self, sources: Sequence[Source]) -> list[Snapshot]:
+        """Snapshots from the sources' tiers; their manifests are verified, their bytes as they are read."""
+        found = []
+        for source in sources:
+            match source.kind:
+                case "memory":
+                    snapshot = self._checkpointer.load(source.rank, source.save_id)
+                case "peer":
+                    snapshot = self._checkpointer.read_peer(self._peers[source.node], source.rank, source.save_id)
+                case _:
+                    snapshot = self._checkpointer.fetch(source.url, source.folder, source.rank)
+            found.append(snapshot)
+        return found
 
     def _check_own(self, state: TrainingState, mine: Source, key: str) -> None:
         """Refuse to go on from objects that are not those this rank spoke of when it joined."""
@@ -112,6 +132,6 @@ class JobLink:
         raise JobFailedError(message, hint="Build them in run.keep, so that they are the same after a fault.")
 
     @staticmethod
-    def _load(state: TrainingState, snapshot: Snapshot) -> Restored:
-        state.load(snapshot)
-        return Restored(snapshot.step, snapshot.extras)
+    def _load(state: TrainingState, snapshots: Sequence[Snapshot]) -> Restored:
+        state.load(snapshots)
+        return Restored(snapshots[0].step, dict(snapshots[0].extras))

@@ -69,8 +69,11 @@ class _Loop:
         self._checkpointer = Checkpointer(
             MemoryClient(environment.memory_socket),
             environment.rank,
+            world_size=environment.world_size,
             job=environment.config.name,
             secret=environment.secret,
+            overlap=environment.config.checkpoint.overlap,
+            when_busy=environment.config.checkpoint.when_busy,
         )
         self._link = JobLink(self._session, environment.rank, self._checkpointer)
         self._run = Run(environment.config, environment.rank, environment.local_rank, self._link, self._checkpointer)
@@ -95,8 +98,8 @@ class _Loop:
         self._groups.open(store, rank, world_size)
         if self._session.aborted:  # word of it came before there was a group to cut
             raise AbortedError(f"generation {generation.number} is over")
-        self._link.enter(generation.decision, store)
-        self._run.enter(generation.number, fresh=generation.decision.sources[rank].kind == "fresh")
+        self._link.enter(generation.decision, store, generation.peers)
+        self._run.enter(generation.number, fresh=generation.decision.source(rank).kind == "fresh")
         self._session.event("groups_open", rank=rank)
 
     def _leave(self, error: Exception | SystemExit) -> None:

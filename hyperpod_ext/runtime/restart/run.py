@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hyperpod_ext.config.runtime import RuntimeConfig
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
+from hyperpod_ext.runtime.checkpoint.manifest import save_id_of
 from hyperpod_ext.runtime.restart import buckets
 from hyperpod_ext.runtime.restart.link import Link
 from hyperpod_ext.runtime.restart.randomness import seed_of, seed_step
@@ -52,6 +53,7 @@ class Run:
         self._layouts: dict[int, buckets.Buckets] = {}
         self._metrics: dict[str, float | None] = {}
         self._in_step = False
+        self._began = 0
 
     @property
     def batch_size(self) -> int:
@@ -78,16 +80,20 @@ class Run:
 
         Raises:
             JobFailedError: an object cannot be saved, or was built differently on this rank.
+            MemoryTierFullError: the memory tier has no room for snapshots of them.
         """
         if self._restored:
             raise JobFailedError(
                 "restore() was called twice in one call of the training function",
                 hint="Name all objects in one call: restore(model=..., optimizer=..., scheduler=...).",
             )
-        state = TrainingState(objects, before=self._state)
+        state = TrainingState(objects, before=self._state, before_change=self._wait_staged)
+        self._state = state  # from here on what was whole before may be half overwritten
         restored = self._link.restore(state, self._extras)
         state.clear_gradients()
-        self._state, self.step, self._restored = state, restored.step, True
+        if self._checkpointer is not None:
+            self._checkpointer.reserve(state.nbytes())
+        self.step, self._restored = restored.step, True
         self._layouts = {int(index): layout for index, layout in restored.extras.get("ddp_buckets", {}).items()}
         return self.step
 
@@ -112,6 +118,7 @@ class Run:
                 "steps() was called before restore()",
                 hint="Call run.restore(model=model, optimizer=optimizer) first, so that a fault costs no step.",
             )
+        self._began = self.step
         self._commit(self.step)
         self._link.event("begun", rank=self.rank, step=self.step, of=total)
         for step in range(self.step + 1, total + 1):
@@ -120,10 +127,14 @@ class Run:
             seed_step(self.config.seed, step, self.rank)
             try:
                 yield step
+            except GeneratorExit:  # the loop was left by `break`: what is done to the state now, nobody tells us of
+                self._wait_staged()
+                raise
             finally:
-                self._in_step = False  # also when the loop is left by `break`
+                self._in_step = False
             self._commit(step)
             self._link.event("step", rank=self.rank, step=step, of=total, began=began, **self._metrics)
+        self._wait_staged()
         seed_step(self.config.seed, total + 1, self.rank)  # what follows the loop repeats exactly, too
 
     def log(self, **metrics: float | torch.Tensor) -> None:
@@ -165,23 +176,28 @@ class Run:
             for index, wrapped in enumerate(self._wrapped):
                 if index not in self._layouts and (layout := buckets.layout_of(wrapped)) is not None:
                     self._layouts[index] = layout
+        at_once = not self._state.tells_of_changes or not (self._state.told or step == self._began)
         taken = self._state.take()
-        whole = Whole(step, f"g{self.generation}-s{step}", taken.own_digest())
+        whole = Whole(step, save_id_of(self.generation, step), taken.own_digest(), taken.sharing())
         self._state.commit(taken, whole)
         self.step = step
-        tier = self.config.checkpoint.memory()
-        if self._checkpointer is not None and tier is not None and step % tier.every_steps == 0:
-            skip = self.config.checkpoint.when_busy == "skip"
+        if self._checkpointer is not None and self.config.checkpoint.due(step):
+            own = {id(tensor) for tensor in taken.own}
             self._checkpointer.save(
                 step,
                 whole.save_id,
                 self.generation,
-                taken.skeleton,
-                taken.tensors,
-                self._extras(),
+                taken.parts,
+                self._extras() | {"sharing": whole.sharing},
                 own_digest=whole.own_digest,
-                skip_when_busy=skip,
+                changing=lambda tensor: id(tensor) in own,
+                at_once=at_once,
             )
+
+    def _wait_staged(self) -> None:
+        """The state is about to change: what is still being copied of it must be copied first."""
+        if self._checkpointer is not None:
+            self._checkpointer.wait_staged()
 
     def _extras(self) -> dict[str, Any]:
         return {"ddp_buckets": {str(index): layout for index, layout in self._layouts.items()}}

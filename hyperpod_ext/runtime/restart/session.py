@@ -33,6 +33,8 @@ class Generation:
     decision: Decision
     addresses: tuple[tuple[str, int], ...]
     """Key-value server of each rank's node."""
+    peers: dict[int, tuple[str, int]]
+    """Memory server of each node, for other nodes."""
 
 
 class Session:
@@ -57,7 +59,8 @@ class Session:
             if message["type"] == "begin":
                 self.generation = int(message["generation"])
                 addresses = tuple((str(host), int(port)) for host, port in message["addresses"])
-                return Generation(self.generation, Decision.from_json(message["decision"]), addresses)
+                peers = {int(node): (str(host), int(port)) for node, (host, port) in message["peers"].items()}
+                return Generation(self.generation, Decision.from_json(message["decision"]), addresses, peers)
 
     def restored(self, attempt: int, error: str) -> tuple[int | None, Decision | None]:
         """Report a restore; returns `(step, None)` to go on from, or `(None, decision)` to try next."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.checkpoint.checkpointer import Snapshot
-from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme
-from hyperpod_ext.runtime.checkpoint.tree import Skeleton, put_together, take_apart
+from hyperpod_ext.runtime.checkpoint.image import Layout, chunk_of, is_dtensor
+from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme, crc_text
+from hyperpod_ext.runtime.checkpoint.snapshot import Snapshot, fill
+from hyperpod_ext.runtime.checkpoint.tree import Parts, leaf_paths, take_apart
+from hyperpod_ext.runtime.restart.sizes import bytes_to_come
 
 
 @runtime_checkable
@@ -26,24 +28,41 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: Any) -> Any: ...
 
 
+Sharing = Literal["same", "alike", "shard"]
+"""How a rank's state relates to the others': `same` on every rank as data parallelism keeps it; `alike`, but
+with parts that no one keeps equal, such as batch norm's statistics; or a `shard` of its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Taken:
     """State of all objects at one moment, by reference."""
 
-    skeleton: Skeleton
-    tensors: list[torch.Tensor]
+    parts: Parts
     own: list[torch.Tensor]
-    """Those of `tensors` that data parallelism does not keep equal: buffers, and whatever is neither a
-    module nor an optimizer."""
+    """Tensors that data parallelism does not keep equal: buffers, and whatever is neither a module nor an
+    optimizer."""
 
     def versions(self) -> list[int]:
         """Autograd's version counters; in-place changes raise them, but for those of fused optimizers and `.data`."""
-        return [tensor._version for tensor in self.tensors]
+        return [0 if tensor.is_inference() else tensor._version for tensor in self.parts.tensors]
 
     def own_digest(self) -> str:
         """Digest of what may differ from rank to rank. Equal on all of them: one rank's state serves any other."""
-        text = json.dumps(self.skeleton).encode()
-        return crc64nvme(text + b"".join(bytes(raw_bytes(tensor)) for tensor in self.own))
+        checksum = crc64nvme(json.dumps(self.parts.values).encode())
+        for tensor in self.own:
+            try:
+                chunk = chunk_of(tensor, "a tensor")
+            except JobFailedError:
+                Layout(self.parts)  # says which one it is
+                raise
+            if chunk is not None:
+                checksum = crc64nvme(raw_bytes(chunk.local), checksum)
+        return crc_text(checksum)
+
+    def sharing(self) -> Sharing:
+        if any(is_dtensor(t) and any(p.is_shard() for p in t.placements) for t in self.parts.tensors):
+            return "shard"
+        return "alike" if self.own else "same"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +72,18 @@ class Whole:
     step: int
     save_id: str
     own_digest: str
+    sharing: Sharing
 
 
 class TrainingState:
     """Named objects of one rank, taken apart on demand."""
 
-    def __init__(self, objects: Mapping[str, Stateful], before: TrainingState | None = None) -> None:
+    def __init__(
+        self,
+        objects: Mapping[str, Stateful],
+        before: TrainingState | None = None,
+        before_change: Callable[[], None] = lambda: None,
+    ) -> None:
         for name, value in objects.items():
             if not isinstance(value, Stateful):
                 raise JobFailedError(
@@ -66,12 +91,16 @@ class TrainingState:
                     hint="Pass modules, optimizers, schedulers, or objects with these two methods.",
                 )
         self._objects = dict(objects)
+        self._before_change = before_change
+        self.told = False
+        """Whether an optimizer has said that it changes the state since it was committed last. One that does not,
+        because its step is replayed from a graph, leaves no time to copy beside it."""
         self._mark: tuple[Taken, list[int], Whole] | None = before._mark if before is not None else None
         if before is not None:
             before.close()
         # fused optimizers, and those that write through .data, change values that no counter tells of
         self._hooks = [
-            value.register_step_pre_hook(lambda *_: self._spoil())
+            value.register_step_pre_hook(lambda *_: self._about_to_change())
             for value in self._objects.values()
             if isinstance(value, torch.optim.Optimizer)
         ]
@@ -81,8 +110,14 @@ class TrainingState:
         for hook in self._hooks:
             hook.remove()
 
-    def _spoil(self) -> None:
-        self._mark = None
+    @property
+    def tells_of_changes(self) -> bool:
+        """Whether an optimizer among the objects says when the state is about to change."""
+        return bool(self._hooks)
+
+    def _about_to_change(self) -> None:
+        self._mark, self.told = None, True
+        self._before_change()
 
     def clear_gradients(self) -> None:
         """Forget gradients of a step that a fault interrupted: its repeat would add to them."""
@@ -91,32 +126,65 @@ class TrainingState:
                 value.zero_grad(set_to_none=True)
 
     def take(self) -> Taken:
-        """Skeleton and live tensors."""
-        tree = {name: value.state_dict() for name, value in self._objects.items()}
-        skeleton, tensors = take_apart(tree)
-        return Taken(skeleton, tensors, [t for name, value in self._objects.items() for t in _own(value, tree[name])])
+        """The state taken apart, by reference."""
+        tree = {name: _state_of(value) for name, value in self._objects.items()}
+        parts = take_apart(tree, torch.Tensor)  # first, because it names what cannot be saved in full
+        own = [t for name, value in self._objects.items() for t in _own(value, tree[name])]
+        return Taken(parts, own)
 
-    def load(self, snapshot: Snapshot) -> None:
-        """Load a state taken on another rank or at another time; its tensors must not be shared with anyone."""
-        tree = put_together(snapshot.skeleton, snapshot.tensors)
-        if set(tree) != set(self._objects):
+    def nbytes(self) -> int:
+        """Size of a snapshot, with what the optimizers have yet to make."""
+        coming = [bytes_to_come(value) for value in self._objects.values() if isinstance(value, torch.optim.Optimizer)]
+        return Layout(self.take().parts).plan.nbytes + sum(coming)
+
+    def load(self, snapshots: Sequence[Snapshot]) -> None:
+        """Bring the objects to a state taken on another rank or at another time, verified already.
+
+        Live tensors are filled in place. One snapshot of this rank, or all of a world of another size.
+        """
+        names = list(snapshots[0].plan.shape[1])
+        if set(names) != set(self._objects):
             raise JobFailedError(
-                f"the snapshot holds {sorted(tree)}, this rank registered {sorted(self._objects)}",
+                f"the snapshot holds {sorted(names)}, this rank registered {sorted(self._objects)}",
                 hint="Every rank must call restore() with the same names.",
             )
         self._mark = None
+        self._match_optimizer_state(snapshots[0])
+        try:
+            tree = fill(self.take().parts, snapshots)
+        except RuntimeError as error:
+            raise self._does_not_take("the state", error) from error
         for name, value in self._objects.items():
+            if isinstance(value, torch.nn.Module) and _is_filled(value, tree[name]):
+                continue
             try:
                 value.load_state_dict(tree[name])
             except (RuntimeError, ValueError, KeyError) as error:
-                raise JobFailedError(
-                    f"{name} of this rank does not take the job's state: {error}",
-                    hint="Build models and optimizers alike on every rank.",
-                ) from error
+                raise self._does_not_take(name, error) from error
+
+    def _does_not_take(self, name: str, error: Exception) -> JobFailedError:
+        return JobFailedError(
+            f"{name} of this rank does not take the job's state: {error}",
+            hint="Build models and optimizers alike on every rank.",
+        )
+
+    def _match_optimizer_state(self, snapshot: Snapshot) -> None:
+        """Optimizers make their state at their first step: forget it for a snapshot that is older than that, and
+        make it ahead where shards need something to be put into."""
+        saved = {path[0] for path in leaf_paths(snapshot.plan.shape)[0]}
+        for name, value in self._objects.items():
+            if not isinstance(value, torch.optim.Optimizer):
+                continue
+            if name not in saved:
+                value.state.clear()
+            elif not value.state and any(is_dtensor(p) for group in value.param_groups for p in group["params"]):
+                from torch.distributed.checkpoint.state_dict import _init_optim_state
+
+                _init_optim_state(value)
 
     def commit(self, taken: Taken, whole: Whole) -> None:
         """What the objects hold now is all of `whole.step`."""
-        self._mark = (taken, taken.versions(), whole)
+        self._mark, self.told = (taken, taken.versions(), whole), False
 
     def whole(self) -> Whole | None:
         """What was committed last, or None when anything may have changed since."""
@@ -125,18 +193,19 @@ class TrainingState:
         committed, versions, whole = self._mark
         now = self.take()
         same = (
-            now.skeleton == committed.skeleton
+            now.parts.shape == committed.parts.shape
+            and now.parts.values == committed.parts.values
             and committed.versions() == versions
-            and [(t.data_ptr(), t.shape) for t in now.tensors] == [(t.data_ptr(), t.shape) for t in committed.tensors]
+            and _places(now) == _places(committed)
         )
         return whole if same else None
 
     def digest(self) -> str:
         """SHA-256 over every value: two ranks, or two runs, with equal digests are bit for bit equal."""
         taken = self.take()
-        digest = hashlib.sha256(json.dumps(taken.skeleton).encode())
-        for tensor in taken.tensors:
-            digest.update(raw_bytes(tensor))
+        digest = hashlib.sha256(json.dumps([taken.parts.shape, taken.parts.values]).encode())
+        for local in Layout(taken.parts).locals:
+            digest.update(raw_bytes(local))
         return digest.hexdigest()
 
 
@@ -156,4 +225,26 @@ def _own(value: Stateful, state: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.nn.Module):
         shared = {name for name, _ in value.named_parameters(remove_duplicate=False)}
         return [entry for name, entry in state.items() if name not in shared and isinstance(entry, torch.Tensor)]
-    return take_apart(state)[1]
+    return list(take_apart(state, torch.Tensor).tensors)
+
+
+def _state_of(value: Stateful) -> Any:
+    """The object's state; a module's own parameters where it can give them, not new tensors over them each time."""
+    if isinstance(value, torch.nn.Module):
+        try:
+            return value.state_dict(keep_vars=True)
+        except TypeError:  # a state_dict() of its own
+            pass
+    return value.state_dict()
+
+
+def _is_filled(module: torch.nn.Module, state: Any) -> bool:
+    """Whether `state` is nothing but the module's own tensors, which have been filled in place; a `state_dict()` of
+    its own may have given copies."""
+    own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    parts = take_apart(state, torch.Tensor)
+    return not parts.values and all(id(tensor) in own for tensor in parts.tensors)
+
+
+def _places(taken: Taken) -> list[tuple[int, torch.Size]]:
+    return [(local.data_ptr(), local.shape) for local in Layout(taken.parts).locals]

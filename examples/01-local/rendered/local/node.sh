@@ -8,7 +8,7 @@
 #   HPX_SOCKET_DIR     private folder for sockets, if not one that the agent makes
 #   HPX_PYTHON         the interpreter, if it is not python3
 set -eu
-export HPX_RUNTIME='{"name":"tiny-gpt","nodes":2,"workers_per_node":2,"global_batch_size":16,"seed":0,"shared_memory_mib":null,"checkpoint":{"tiers":[{"kind":"memory","every_steps":1,"budget_mib":null}],"when_busy":"supersede"},"restart":{"max_restarts":10,"leave_timeout_s":30.0,"preload":["torch","torch.distributed","torch.nn.parallel","torch._dynamo"]},"chaos":{"faults":[{"kind":"kill","rank":2,"step":13}],"compare":true}}'
+export HPX_RUNTIME='{"name":"tiny-gpt","nodes":2,"workers_per_node":2,"global_batch_size":16,"seed":0,"shared_memory_mib":null,"checkpoint":{"tiers":[{"kind":"memory","every_steps":1,"budget_mib":null}],"overlap":true,"when_busy":"supersede","grace_s":25.0},"restart":{"max_restarts":10,"leave_timeout_s":30.0,"preload":["torch","torch.distributed","torch.nn.parallel","torch._dynamo"]},"chaos":{"faults":[{"kind":"kill","rank":2,"step":13}],"compare":true}}'
 cd "$HPX_SOURCE_DIR"
 exec "${HPX_PYTHON:-python3}" -m hyperpod_ext.runtime.agent \
     --nnodes 2 \

@@ -1,0 +1,97 @@
+"""hp-ext checkpoints copy"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..command import Command, output_option
+from ..output import print_result, say
+from .options import secret_option, step_option
+from .place import Place, choose, durable_places, open_place, shown
+from .table import count, size
+
+if TYPE_CHECKING:
+    from hyperpod_ext.runtime.tiers.survey import Seen, Survey
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext checkpoints copy s3://bucket/prefix/my-job ./my-job
+  hp-ext checkpoints copy /fsx/checkpoints/my-job s3://archive/my-job --all
+
+\b
+An interrupted copy is resumed by the same command. Images over 1 GiB go through a file in TMPDIR,
+one at a time. The copy is signed with the secret of the job that wrote it.""",
+)
+@click.argument("place")
+@click.argument("dest")
+@secret_option
+@step_option
+@click.option("--all", "all_steps", is_flag=True, help="Every complete checkpoint, oldest first.")
+@output_option()
+def command(place: str, dest: str, secret_file: str | None, step: int | None, all_steps: bool, output: str) -> None:
+    """Copy checkpoints from PLACE to DEST, a directory or s3://..., verified on the way.
+
+    The manifest goes last: the copy is whole, or it does not count. Other checkpoints are never overwritten.
+    """
+    from .verify import need_checksums
+
+    if all_steps and step is not None:
+        raise click.UsageError("--step and --all exclude each other.")
+    need_checksums()
+    source = durable_places(place, None, ())[0]
+    survey = source.survey(source.secret(secret_file))
+    chosen = [one for one in survey.seen[::-1] if one.state == "complete"] if all_steps else [choose(survey, step)]
+    target = open_place(dest)
+    if target.store.url == survey.store.url:
+        raise click.UsageError("PLACE and DEST are the same.")
+    _check(survey, chosen)
+    done = [_copy(survey, seen, target) for seen in chosen]
+    lines = [_text(one, target) for one in done]
+    print_result({"copied": done}, output, "\n".join(lines) or "no checkpoint is complete: nothing was copied")
+    name = target.shown.rstrip("/").rpartition("/")[2]
+    if done and survey.job is not None and name != survey.job and output == "table":
+        say(f"a job finds them only in a folder of its own name, {survey.job}")
+
+
+def _check(survey: Survey, chosen: list[Seen]) -> None:
+    from hyperpod_ext.errors import CorruptSnapshotError
+
+    for seen in chosen:
+        if seen.state in ("damaged", "foreign"):
+            raise CorruptSnapshotError(
+                f"{shown(survey.store.url)}/{seen.found.folder} is {seen.state}: {seen.detail}",
+                hint="Choose another one with --step; `hp-ext checkpoints list` shows which are complete.",
+            )
+
+
+def _copy(survey: Survey, seen: Seen, target: Place) -> dict[str, Any]:
+    from hyperpod_ext.runtime.tiers.copying import copy
+    from hyperpod_ext.runtime.tiers.survey import survey as look
+
+    from .progress import transfer
+
+    there = look(target.store, job=survey.job)
+    with transfer(f"step {seen.found.step}", seen.nbytes) as on_bytes:
+        copied = copy(survey.store, seen, there, on_bytes)
+    return {
+        "step": seen.found.step,
+        "generation": seen.found.generation,
+        "url": f"{target.store.url}/{seen.found.folder}",
+        "new": copied.new,
+        "files_copied": copied.files,
+        "files_already_there": copied.skipped,
+        "nbytes_copied": copied.nbytes,
+    }
+
+
+def _text(one: dict[str, Any], target: Place) -> str:
+    where = f"step {one['step']}: {target.shown}/{one['url'].rpartition('/')[2]}"
+    if not one["new"]:
+        return f"{where} was there already"
+    skipped = f", {one['files_already_there']} were there already" if one["files_already_there"] else ""
+    return f"{where}: {count(one['files_copied'], 'file')} copied ({size(one['nbytes_copied'])}){skipped}"

@@ -1,0 +1,130 @@
+"""hp-ext checkpoints list"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..command import Command, output_option
+from ..output import columns, print_error, print_result, say
+from .memory import ask_memory, copying_table, snapshot_rows
+from .options import place_options
+from .place import find_places, shown
+from .table import age, size
+
+if TYPE_CHECKING:
+    from hyperpod_ext.errors import HyperpodExtError
+
+    from .place import Place
+
+_HEAD = ("STEP", "GENERATION", "RANKS", "SIZE", "AGE", "TIER", "STATE")
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext checkpoints list s3://bucket/prefix/my-job
+  hp-ext checkpoints list -f job.yaml -o json
+  hp-ext checkpoints list my-local-job
+
+\b
+A checkpoint is complete, or unfinished (nodes are missing), damaged, abandoned (training went on
+from an earlier step), or foreign (another job's, or a newer version's). Only manifests and sizes
+are looked at; `verify` reads everything.""",
+)
+@place_options
+@output_option()
+@click.pass_context
+def command(
+    ctx: click.Context,
+    place: str | None,
+    file: str | None,
+    overrides: tuple[str, ...],
+    secret_file: str | None,
+    output: str,
+) -> None:
+    """Show what lies in each tier, newest first. A running local job's memory is shown, too."""
+    places, submission = find_places(place, file, overrides)
+    memory = ask_memory(submission) if submission is not None else None
+    found: list[dict[str, Any]] = []
+    failure: HyperpodExtError | None = None
+    from hyperpod_ext.errors import HyperpodExtError
+
+    for each in places:
+        try:
+            found.append(_describe(each, each.secret(secret_file)))
+        except HyperpodExtError as error:
+            if len(places) == 1 and memory is None:
+                raise
+            found.append(_head(each) | {"error": error.to_json(), "checkpoints": []})
+            failure = failure or error
+            print_error(error, None)  # the other places are shown all the same
+    if submission is not None and memory is None and output == "table":
+        say(f"{submission.name} does not run: what its memory held is gone")
+    print_result({"places": found, "memory": memory}, output, _table(found, memory))
+    if failure is not None:
+        ctx.exit(failure.exit_code)
+
+
+def _head(place: Place) -> dict[str, Any]:
+    return {"tier": place.kind, "url": place.store.url, "job": place.job, "error": None}
+
+
+def _describe(place: Place, secret: bytes | None) -> dict[str, Any]:
+    from hyperpod_ext.runtime.tiers.survey import select_prunable
+
+    survey = place.survey(secret)
+    tier = place.tier
+    gone = [] if tier is None else select_prunable(survey, tier.keep, tier.keep_every_steps, tier.keep_steps)
+    checkpoints = []
+    for one in survey.seen:
+        manifest = one.manifest or {}
+        checkpoints.append(
+            {
+                "step": one.found.step,
+                "generation": one.found.generation,
+                "folder": one.found.folder,
+                "state": one.state,
+                "detail": one.detail,
+                "ranks": manifest.get("world_size"),
+                "nbytes": one.nbytes,
+                "created_at": manifest.get("created_at"),
+                "kept": None if tier is None else one not in gone,
+            }
+        )
+    return _head(place) | {"job": survey.job, "checkpoints": checkpoints}
+
+
+def _table(places: Sequence[Mapping[str, Any]], memory: Mapping[str, Any] | None) -> str:
+    rows = [(*row[:-1], "", row[-1]) for row in (snapshot_rows(memory) if memory else [])]
+    rows += [_row(place["tier"], one) for place in places for one in place["checkpoints"]]
+    if not any(row[-2] for row in rows):
+        rows = [(*row[:-2], row[-1]) for row in rows]  # nobody said what is to be kept
+    head = _HEAD if rows and len(rows[0]) == len(_HEAD) else (*_HEAD[:-1], "KEPT", _HEAD[-1])
+    parts = [columns([head, *rows])] if rows else []
+    parts += [f"{shown(place['url'])}: none yet" for place in places if not place["checkpoints"] and not place["error"]]
+    if memory is not None:
+        parts += [] if any(node["snapshots"] for node in memory["nodes"]) else ["no snapshot in memory yet"]
+        parts += [copying] if (copying := copying_table(memory)) else []
+    return "\n\n".join(parts) or "no durable tier, nothing in memory"
+
+
+def _row(tier: str, one: Mapping[str, Any]) -> tuple[str, ...]:
+    written = one["created_at"]
+    ago = age(time.time() - written if isinstance(written, int | float) else None)
+    state = f"{one['state']}: {one['detail']}" if one["detail"] else one["state"]
+    kept = {True: "yes", False: "no", None: ""}[one["kept"]]
+    return (
+        str(one["step"]),
+        str(one["generation"]),
+        str(one["ranks"] or "-"),
+        size(one["nbytes"]),
+        ago,
+        tier,
+        kept,
+        state,
+    )

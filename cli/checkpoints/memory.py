@@ -1,0 +1,100 @@
+"""The memory tier of a local job that runs: asked of each node's memory server."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..output import columns
+from .place import shown
+from .table import age, ranks, size
+
+if TYPE_CHECKING:
+    from hyperpod_ext.launch.targets.local_store import Submission
+
+_PATIENCE_S = 5.0
+_SHOWN = ("rank", "step", "generation", "state", "replica", "nbytes", "saved_at", "world_size")
+
+
+def ask_memory(submission: Submission) -> dict[str, Any] | None:
+    """What each node holds; None when the job does not run, and its memory is gone with it."""
+    scratch = submission.read_status().get("scratch")
+    if not submission.is_running() or scratch is None:
+        return None
+    nodes = int(json.loads(submission.job_file.read_text())["nodes"])
+    return {"job": submission.name, "nodes": [_ask(node, Path(scratch)) for node in range(nodes)]}
+
+
+def _ask(node: int, scratch: Path) -> dict[str, Any]:
+    from hyperpod_ext.runtime import wire
+
+    answer: Mapping[str, Any] | None = None
+    problem = "its memory server closed the connection"
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_PATIENCE_S)
+            connection.connect(str(scratch / f"node{node}.memory"))
+            wire.send(connection, {"op": "status"})
+            answer = wire.receive(connection)
+    except FileNotFoundError:
+        problem = "its memory server is not up yet"
+    except OSError as error:
+        problem = f"its memory server does not answer: {error.strerror or error}"
+    if answer is None or "error" in answer:
+        problem = answer["error"]["message"] if answer else problem
+        return {"node": node, "error": problem, "snapshots": [], "copying": []}
+    snapshots = [{key: brief.get(key) for key in _SHOWN} for brief in answer["snapshots"]]
+    return {"node": node, "error": None, "snapshots": snapshots, "copying": answer["copying"]}
+
+
+def snapshot_rows(memory: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """One row for each step: which ranks hold it, and how far each has come."""
+    groups: dict[tuple[int, int, bool], list[Mapping[str, Any]]] = {}
+    for node in memory["nodes"]:
+        for one in node["snapshots"]:
+            groups.setdefault((one["step"], one["generation"], one["replica"]), []).append(one)
+    rows: list[tuple[str, ...]] = []
+    for (step, generation, replica), group in sorted(groups.items(), key=lambda item: (*item[0][:2], not item[0][2]))[
+        ::-1
+    ]:
+        nbytes = size(sum(one["nbytes"] for one in group))
+        newest = age(time.time() - max(one["saved_at"] or 0 for one in group))
+        tier = "peer" if replica else "memory"
+        rows.append((str(step), str(generation), _held_by(group), nbytes, newest, tier, _states(group)))
+    return rows
+
+
+def _held_by(group: Sequence[Mapping[str, Any]]) -> str:
+    return f"{len({one['rank'] for one in group})}/{group[0]['world_size'] or '?'}"
+
+
+def _states(group: Sequence[Mapping[str, Any]]) -> str:
+    by_state: dict[str, list[int]] = {}
+    for one in group:
+        by_state.setdefault(one["state"], []).append(one["rank"])
+    if len(by_state) == 1:
+        return next(iter(by_state))
+    return ", ".join(f"{state} (rank {ranks(held)})" for state, held in by_state.items())
+
+
+def copying_table(memory: Mapping[str, Any]) -> str:
+    """How the copying to other tiers goes, one row a node and tier; empty where there are none."""
+    rows: list[tuple[str, ...]] = [("NODE", "COPIES TO", "STEP", "SENT", "DONE", "SUPERSEDED", "SKIPPED", "FAILED")]
+    problems = []
+    for node in memory["nodes"]:
+        for one in node["copying"]:
+            step = one.get("durable_step", one.get("replicated_step"))
+            done = one.get("done", one.get("copies"))
+            counts = [done, *(one.get(key) for key in ("superseded", "skipped", "failed"))]
+            known = ("-" if value is None else str(value) for value in (step, size(one["bytes_sent"]), *counts))
+            rows.append((str(node["node"]), shown(str(one["tier"])), *known))
+            if one["last_error"]:
+                problems.append(f"node {node['node']}: {one['last_error']}")
+        if node["error"]:
+            problems.append(f"node {node['node']}: {node['error']}")
+    parts = ([columns(rows)] if len(rows) > 1 else []) + problems
+    return "\n".join(parts)

@@ -1,0 +1,199 @@
+"""From what the user wrote to the places that hold checkpoints, and the one checkpoint that is meant."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+import click
+
+if TYPE_CHECKING:
+    from hyperpod_ext.config.checkpoint import CheckpointPolicy, DurableTier
+    from hyperpod_ext.launch.targets.local_store import Submission
+    from hyperpod_ext.runtime.tiers.object_store import ObjectStore
+    from hyperpod_ext.runtime.tiers.survey import Seen, Survey
+
+_PATIENCE_S = 30.0
+"""A person waits; the job's own tiers try for ten minutes."""
+_MOST_FOLDERS = 50
+
+
+@dataclass(frozen=True)
+class Place:
+    """Checkpoints of one job in one durable tier."""
+
+    store: ObjectStore
+    job: str | None = None
+    """Whose they must be, if that is known."""
+    tier: DurableTier | None = None
+    """What the spec says of it: how many it keeps."""
+    secret_file: Path | None = None
+    """Of a local job, whose secret lies beside its folders."""
+
+    @property
+    def kind(self) -> str:
+        return "s3" if self.store.url.startswith("s3:") else "file"
+
+    @property
+    def shown(self) -> str:
+        """As people write it."""
+        return shown(self.store.url)
+
+    def secret(self, named: str | None) -> bytes | None:
+        """The job's secret, from the file that was named or where a local job has it; None: nobody knows it."""
+        from hyperpod_ext.runtime.environment import read_secret
+
+        file = Path(named) if named is not None else self.secret_file
+        return None if file is None else read_secret(file)
+
+    def survey(self, secret: bytes | None = None) -> Survey:
+        """What is there.
+
+        Raises:
+            NotFoundError: nothing that looks like a job's checkpoints, with what may have been meant.
+        """
+        from hyperpod_ext.runtime.tiers.survey import survey
+
+        found = survey(self.store, job=self.job, secret=secret)
+        if not found.seen and self.job is None:
+            _explain_empty(self)
+        return found
+
+
+def shown(url: str) -> str:
+    """A store's URL as people write it: a directory is a path."""
+    return unquote(urlsplit(url).path) if url.startswith("file:") else url
+
+
+def open_place(url: str) -> Place:
+    """The place at a URL or path."""
+    from hyperpod_ext.runtime.tiers.object_store import open_store
+
+    return Place(open_store(url, deadline_s=_PATIENCE_S))
+
+
+def find_places(text: str | None, file: str | None, overrides: Sequence[str]) -> tuple[list[Place], Submission | None]:
+    """What PLACE or `-f` stands for: durable tiers, and a local job where it names one.
+
+    Raises:
+        ConfigError, NotFoundError: nothing that can be looked at.
+    """
+    if (text is None) == (file is None):
+        raise click.UsageError("Name one place, as in: s3://bucket/prefix/my-job, or: -f job.yaml")
+    if text is None:
+        from ..spec import Specs
+
+        job = Specs(file or "", None, overrides).job
+        return _places_of(job.checkpoint, job.name), None
+    if overrides:
+        raise click.UsageError("--set changes a spec; name one with -f")
+    if (submission := _local_job(text)) is not None:
+        return _places_of_local(submission), submission
+    return [open_place(text)], None
+
+
+def durable_places(text: str | None, file: str | None, overrides: Sequence[str]) -> list[Place]:
+    """`find_places` for commands that need a durable tier.
+
+    Raises:
+        NotFoundError: the job has none.
+    """
+    from hyperpod_ext.errors import NotFoundError
+
+    places, submission = find_places(text, file, overrides)
+    if not places:
+        more = " Its memory tier is shown by `hp-ext checkpoints list`." if submission else ""
+        hint = f"Add a tier of kind s3 or file under checkpoint.tiers.{more}"
+        raise NotFoundError(f"{file or text} has no durable tier", hint=hint)
+    return places
+
+
+def _local_job(text: str) -> Submission | None:
+    """The job that a bare name stands for; None for a path. A directory of the same name is written ./name."""
+    from hyperpod_ext.config.nearest import suggest
+    from hyperpod_ext.errors import NotFoundError
+    from hyperpod_ext.launch.targets import local_store
+
+    name = text.removeprefix("local://localhost/")
+    if any(character in name for character in "/:~") or name in (".", ".."):
+        return None
+    found = local_store.latest(name)
+    if found is None and Path(text).is_dir():
+        return None
+    if found is None:
+        hint = suggest(name, local_store.names()) or "write s3://bucket/prefix/my-job, a path, or -f job.yaml"
+        raise NotFoundError(f"{text} is neither a local job nor a directory here", hint=hint)
+    return found
+
+
+def _places_of_local(submission: Submission) -> list[Place]:
+    from hyperpod_ext.config.checkpoint import CheckpointPolicy
+
+    job = json.loads(submission.job_file.read_text())
+    policy = CheckpointPolicy.model_validate_json(json.dumps(job["checkpoint"]))
+    secret = submission.folder.parent / "secret"
+    places = _places_of(policy, str(job["name"]))
+    return [replace(place, secret_file=secret) for place in places] if secret.exists() else places
+
+
+def _places_of(policy: CheckpointPolicy, job: str) -> list[Place]:
+    from hyperpod_ext.runtime.memory_server.drain import url_of
+
+    return [Place(open_place(url_of(tier, job)).store, job, tier) for tier in policy.durable()]
+
+
+def _explain_empty(place: Place) -> None:
+    from hyperpod_ext.config.nearest import nearest
+    from hyperpod_ext.errors import NotFoundError
+
+    where = place.shown
+    parent, _, name = where.rstrip("/").rpartition("/")
+    if step := re.fullmatch(r"step-0*(\d+)-g\d+", name):
+        raise NotFoundError(f"{where} is one checkpoint, not a job's folder", hint=f"write {parent} --step {step[1]}")
+    folders = list(place.store.folders())[:_MOST_FOLDERS]
+    if jobs := [f"{where}/{folder}" for folder in folders if _holds_checkpoints(place.store, folder)]:
+        raise NotFoundError(f"{where} is no checkpoint folder", hint=f"did you mean {' or '.join(jobs[:5])}?")
+    hint = "Checkpoints of a job lie under the tier's place and the job's name, as in s3://bucket/prefix/my-job."
+    if parent not in ("", "s3:/"):
+        above = open_place(parent).store
+        others = [other for other in above.folders() if _holds_checkpoints(above, other)][:_MOST_FOLDERS]
+        if near := nearest(name, others):
+            hint = f"did you mean {parent}/{near}?"
+    raise NotFoundError(f"there are no checkpoints in {where}", hint=hint)
+
+
+def _holds_checkpoints(store: ObjectStore, folder: str) -> bool:
+    return any(name.startswith("step-") for name in store.folders(folder))
+
+
+def choose(survey: Survey, step: int | None) -> Seen:
+    """The checkpoint of one step; by default the newest that counts.
+
+    Raises:
+        NotFoundError: there is none, with the nearest steps.
+    """
+    from hyperpod_ext.errors import NotFoundError
+
+    where = shown(survey.store.url)
+    if step is None:
+        whole = [one for one in survey.seen if one.state in ("complete", "damaged")]
+        if not whole:
+            raise NotFoundError(f"no checkpoint in {where} is complete", hint="`hp-ext checkpoints list` tells why")
+        return whole[0]
+    if found := survey.of_step(step):
+        if found[0].state == "unfinished":
+            raise NotFoundError(f"step {step} in {where} is unfinished: {found[0].detail}", hint=_near(survey, step))
+        return found[0]
+    raise NotFoundError(f"there is no checkpoint of step {step} in {where}", hint=_near(survey, step))
+
+
+def _near(survey: Survey, step: int) -> str:
+    steps = {one.found.step for one in survey.seen if one.state in ("complete", "damaged")} - {step}
+    below, above = max((s for s in steps if s < step), default=None), min((s for s in steps if s > step), default=None)
+    near = [str(each) for each in (below, above) if each is not None]
+    return f"the nearest: {' and '.join(near)}" if near else ""

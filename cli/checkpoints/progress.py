@@ -1,0 +1,43 @@
+"""How far a transfer is, on stderr: a bar on a terminal, and in a log a line now and then when it is long."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ..output import say
+from .table import size
+
+_LINE_S = 30.0
+
+
+@contextmanager
+def transfer(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """What is called gets bytes; any thread may call it."""
+    if not sys.stderr.isatty():
+        yield _Lines(label, total).count
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    shown = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+    with Progress(*shown, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=total)
+        yield lambda nbytes: bar.advance(task, nbytes)
+
+
+class _Lines:
+    def __init__(self, label: str, total: int) -> None:
+        self._label, self._total = label, total
+        self._done, self._said = 0, time.monotonic()
+        self._lock = threading.Lock()
+
+    def count(self, nbytes: int) -> None:
+        with self._lock:
+            self._done += nbytes
+            if time.monotonic() - self._said > _LINE_S:
+                self._said = time.monotonic()
+                say(f"{self._label}: {size(self._done)} of {size(self._total)}")

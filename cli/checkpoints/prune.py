@@ -1,0 +1,129 @@
+"""hp-ext checkpoints prune"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from ..command import Command, output_option
+from ..output import columns, print_result, say
+from .options import keep_options, place_options
+from .place import Place, durable_places, shown
+from .table import count, size
+
+if TYPE_CHECKING:
+    from hyperpod_ext.runtime.tiers.survey import Seen, Survey
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext checkpoints prune s3://bucket/prefix/my-job --keep 3 --keep-every 1000 --dry-run
+  hp-ext checkpoints prune -f job.yaml --yes
+
+\b
+The newest complete checkpoint and what came after it are never deleted, whatever the options say.
+With -f, what the spec says holds where an option is not given.""",
+)
+@place_options
+@keep_options
+@click.option("--damaged", is_flag=True, help="Delete damaged ones, too.")
+@click.option("--verify", is_flag=True, help="First read the newest in full; delete nothing if it is damaged.")
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted, and stop.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@output_option()
+def command(
+    place: str | None,
+    file: str | None,
+    overrides: tuple[str, ...],
+    secret_file: str | None,
+    keep: int | None,
+    keep_every: int | None,
+    keep_steps: tuple[int, ...],
+    damaged: bool,
+    verify: bool,
+    dry_run: bool,
+    yes: bool,
+    output: str,
+) -> None:
+    """Delete checkpoints that need not be kept, and what was left unfinished before the newest."""
+    chosen: list[tuple[Survey, list[Seen]]] = []
+    for each in durable_places(place, file, overrides):
+        secret = each.secret(secret_file)
+        survey = each.survey(secret)
+        chosen.append((survey, _select(each, survey, keep, keep_every, keep_steps, damaged)))
+        if verify:
+            _verify_newest(survey, secret)
+    result = [
+        {
+            "url": f"{survey.store.url}/{seen.found.folder}",
+            "step": seen.found.step,
+            "generation": seen.found.generation,
+            "state": seen.state,
+            "nbytes": seen.nbytes,
+        }
+        for survey, gone in chosen
+        for seen in gone
+    ]
+    if dry_run or not result:
+        print_result({"deleted": [], "would_delete": result}, output, _table(chosen, "would go"))
+        return
+    if not yes:
+        say(_table(chosen, "will go"))
+        if not sys.stdin.isatty():
+            raise click.UsageError("Nobody is here to be asked; say --yes, or --dry-run.")
+        click.confirm("Delete them?", abort=True, err=True)
+    _delete(chosen)
+    print_result({"deleted": result, "would_delete": []}, output, _table(chosen, "deleted"))
+
+
+def _select(
+    place: Place, survey: Survey, keep: int | None, every: int | None, steps: Sequence[int], damaged: bool
+) -> list[Seen]:
+    from hyperpod_ext.runtime.tiers.survey import select_prunable
+
+    tier = place.tier
+    if keep is None and tier is None:
+        raise click.UsageError("Say how many to keep, as in --keep 3, or name the job's spec with -f.")
+    keep = keep if keep is not None or tier is None else tier.keep
+    every = every if every is not None or tier is None else tier.keep_every_steps
+    steps = [*steps, *(tier.keep_steps if tier is not None else ())]
+    if not any(one.state == "complete" for one in survey.seen):
+        say(f"{place.shown}: no checkpoint is complete, so nothing is deleted")
+    return select_prunable(survey, keep or 1, every, steps, with_damaged=damaged)
+
+
+def _verify_newest(survey: Survey, secret: bytes | None) -> None:
+    from hyperpod_ext.errors import CorruptSnapshotError
+
+    from .verify import check, need_checksums
+
+    need_checksums()
+    newest = next((one for one in survey.seen if one.state == "complete"), None)
+    if newest is not None and (problems := check(survey, newest, secret)["problems"]):
+        what = "\n".join(f"{each['file']}: {each['message']}" for each in problems)
+        where = f"{shown(survey.store.url)}/{newest.found.folder}"
+        raise CorruptSnapshotError(f"{where}, the newest, is damaged; nothing was deleted\n{what}")
+
+
+def _delete(chosen: list[tuple[Survey, list[Seen]]]) -> None:
+    from hyperpod_ext.runtime.tiers.durable import remove
+
+    for survey, gone in chosen:
+        for seen in gone:
+            remove(survey.store, [f"{seen.found.folder}/{name}" for name in seen.files])
+
+
+def _table(chosen: list[tuple[Survey, list[Seen]]], what: str) -> str:
+    rows = []
+    for survey, gone in chosen:
+        for seen in gone:
+            rows.append((f"step {seen.found.step}", size(seen.nbytes), seen.state, shown(survey.store.url)))
+    if not rows:
+        return "nothing to delete"
+    nbytes = sum(seen.nbytes for _, gone in chosen for seen in gone)
+    return f"{columns(rows)}\n{count(len(rows), 'checkpoint')}, {size(nbytes)}: {what}"

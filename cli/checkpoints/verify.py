@@ -1,0 +1,115 @@
+"""hp-ext checkpoints verify"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..command import Command, output_option
+from ..output import print_result, say
+from .options import place_options, step_option
+from .place import choose, durable_places, shown
+from .table import size
+
+if TYPE_CHECKING:
+    from hyperpod_ext.runtime.tiers.survey import Seen, Survey
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext checkpoints verify s3://bucket/prefix/my-job
+  hp-ext checkpoints verify -f job.yaml --all --secret-file secret
+
+\b
+Exits with 7 if any checkpoint is damaged.""",
+)
+@place_options
+@step_option
+@click.option("--all", "all_steps", is_flag=True, help="Every checkpoint.")
+@output_option()
+@click.pass_context
+def command(
+    ctx: click.Context,
+    place: str | None,
+    file: str | None,
+    overrides: tuple[str, ...],
+    secret_file: str | None,
+    step: int | None,
+    all_steps: bool,
+    output: str,
+) -> None:
+    """Read every byte, and compare it with the manifest. Everything wrong is told, not only the first."""
+    from hyperpod_ext.errors import CorruptSnapshotError, NotFoundError
+
+    if all_steps and step is not None:
+        raise click.UsageError("--step and --all exclude each other.")
+    need_checksums()
+    found = []
+    for each in durable_places(place, file, overrides):
+        secret = each.secret(secret_file)
+        survey = each.survey(secret)
+        for seen in _all(survey) if all_steps else [choose(survey, step)]:
+            try:
+                found.append(check(survey, seen, secret))
+            except NotFoundError as error:
+                if not all_steps:
+                    raise
+                say(f"left out: {error.message}")
+    print_result({"checkpoints": found}, output, "\n".join(map(_text, found)))
+    if output == "table" and any(one["signature"] == "not checked" for one in found):
+        say("signatures not checked: --secret-file names the job's secret")
+    if any(one["state"] == "damaged" for one in found):
+        ctx.exit(CorruptSnapshotError.exit_code)
+
+
+def need_checksums() -> None:
+    """Say what is missing on a machine that cannot compute CRC64-NVME.
+
+    Raises:
+        HyperpodExtError: with the command that installs it.
+    """
+    from hyperpod_ext.errors import HyperpodExtError
+
+    if importlib.util.find_spec("awscrt") is None:
+        raise HyperpodExtError(
+            "awscrt, which computes checksums, is not here", hint="pip install 'hyperpod-ext[runtime]'"
+        )
+
+
+def _all(survey: Survey) -> Sequence[Seen]:
+    for one in survey.seen:
+        if one.state == "unfinished":
+            say(f"step {one.found.step}: left out, it is unfinished ({one.detail})")
+    return [one for one in survey.seen if one.state != "unfinished"]
+
+
+def check(survey: Survey, seen: Seen, secret: bytes | None) -> dict[str, Any]:
+    """What verifying one checkpoint has shown."""
+    from hyperpod_ext.runtime.tiers.verify import verify
+
+    from .progress import transfer
+
+    with transfer(f"step {seen.found.step}", seen.nbytes) as on_bytes:
+        findings = verify(survey.store, seen, on_bytes)
+    return {
+        "url": f"{survey.store.url}/{seen.found.folder}",
+        "step": seen.found.step,
+        "generation": seen.found.generation,
+        "state": "damaged" if findings else "good",
+        "signature": "not checked" if secret is None else "checked",
+        "files": len(seen.files),
+        "nbytes": seen.nbytes,
+        "problems": [{"file": finding.file, "message": finding.message} for finding in findings],
+    }
+
+
+def _text(one: Mapping[str, Any]) -> str:
+    head = f"{shown(one['url'])}: "
+    if one["state"] == "good":
+        return f"{head}good, {size(one['nbytes'])} in {one['files']} files"
+    return "\n".join([f"{head}DAMAGED", *(f"  {each['file']}: {each['message']}" for each in one["problems"])])

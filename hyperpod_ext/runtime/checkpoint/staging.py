@@ -1,0 +1,102 @@
+"""Copies of live tensors into the slots, in the calling thread or beside it."""
+
+from __future__ import annotations
+
+import ctypes
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hyperpod_ext.errors import HyperpodExtError
+
+
+class Stager:
+    """Copies tensors; on CUDA through pinned memory, on a stream of its own."""
+
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        self._pinned: set[int] = set()
+
+    def register(self, memory: Any, nbytes: int) -> None:
+        """Pin a mapping, once: copies from a GPU into pageable memory are several times slower."""
+        if not _cuda_in_use():
+            return
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        if address in self._pinned:
+            return
+        code = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0))  # type: ignore[no-untyped-call]
+        if code != 0:
+            raise HyperpodExtError(f"the memory tier cannot be pinned for the GPU: CUDA error {code}")
+        self._pinned.add(address)
+
+    def copy(self, sources: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor]) -> None:
+        """Copy, and return when the bytes are there. `Tensor.copy_` frees the GIL; storage copies do not."""
+        on_gpu = any(source.is_cuda for source in sources)
+        if not on_gpu:
+            with torch.no_grad():
+                for source, destination in zip(sources, destinations, strict=True):
+                    destination.copy_(source)
+            return
+        stream = self._side_stream()
+        with torch.no_grad(), torch.cuda.stream(stream):
+            for source, destination in zip(sources, destinations, strict=True):
+                destination.copy_(source, non_blocking=True)
+                if source.is_cuda:
+                    source.record_stream(stream)
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record(stream)
+        done.synchronize()
+
+    def follow(self) -> None:
+        """Have the copies that come next wait for what the current stream is doing now."""
+        if _cuda_in_use():
+            self._side_stream().wait_stream(torch.cuda.current_stream())
+
+    def _side_stream(self) -> torch.cuda.Stream:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        return self._stream
+
+
+def _cuda_in_use() -> bool:
+    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+class Background:
+    """One thread that does one piece of work at a time."""
+
+    def __init__(self, name: str) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._error: Exception | None = None
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Have `work` done; the piece before must have been waited for."""
+        self._idle.clear()
+        self._work.put(work)
+
+    def wait(self) -> None:
+        """Until it is done; raises what it raised."""
+        self._idle.wait()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    @property
+    def idle(self) -> bool:
+        return self._idle.is_set()
+
+    def _run(self) -> None:
+        while True:
+            work = self._work.get()
+            try:
+                work()
+            except Exception as error:  # raised again where it is waited for
+                self._error = error
+            del work
+            self._idle.set()

@@ -1,0 +1,178 @@
+"""Which commit all ranks load, and from where each: agreed, opened and verified together, or refused together."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hyperpod_ext.errors import HyperpodExtError, NoCheckpointError
+from hyperpod_ext.runtime.checkpoint.choose import Decision, Offer, Source, choose_step
+from hyperpod_ext.runtime.checkpoint.image import views
+from hyperpod_ext.runtime.checkpoint.manifest import check_manifest
+from hyperpod_ext.runtime.checkpoint.plan import read_plan
+from hyperpod_ext.runtime.checkpoint.snapshot import Snapshot
+from hyperpod_ext.runtime.dcp.state import Contents, contents_of
+
+if TYPE_CHECKING:
+    from hyperpod_ext.runtime.dcp.tiers import Tiers
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A source that failed one of the ranks, and why."""
+
+    key: tuple[str, int, int, str, str]
+    why: str
+
+
+class Choice:
+    """A commit that is being loaded."""
+
+    def __init__(self, tiers: Tiers, decision: Decision) -> None:
+        self._tiers, self.decision = tiers, decision
+        self._snapshots: dict[int, Snapshot] = {}
+        self._views: dict[int, list[torch.Tensor]] = {}
+        self.contents: Contents
+
+    @property
+    def step(self) -> int:
+        return self.decision.step
+
+    def open(self) -> list[Refused]:
+        """Learn what the commit holds, from all ranks together; returns what could not be opened."""
+        mine: dict[int, Any] = {}
+        failures: list[Refused] = []
+        for rank in self._assigned[self._tiers.rank]:
+            try:
+                snapshot = self._snapshot(rank)
+                assert snapshot.manifest is not None
+                mine[rank] = {"manifest": snapshot.manifest, "plan": snapshot.plan.to_json()}
+            except Exception as error:  # whatever it is, the others wait for this rank's vote
+                failures.append(self._refusal(rank, error))
+        found, failures = self._tiers.gather_found(mine, failures)
+        if not failures:
+            self.contents = self._read(found)
+        return failures
+
+    def _read(self, found: Mapping[int, Any]) -> Contents:
+        parts = {}
+        for rank, one in found.items():
+            manifest = one["manifest"]
+            check_manifest(manifest, self._tiers.secret, job=self._tiers.job)
+            parts[rank] = (read_plan(one["plan"], manifest["plan"]), manifest["values"])
+        return contents_of(parts)
+
+    def verify(self, places: Iterable[tuple[str, tuple[int, ...]]]) -> list[Refused]:
+        """Check every byte of the images that this rank needs for these shards; returns, on all ranks, what failed."""
+        failures: list[Refused] = []
+        for rank in sorted({self._holder(place)[0] for place in places}):
+            try:
+                snapshot = self._snapshot(rank)
+                snapshot.check()
+                self._views[rank] = views(snapshot.plan, snapshot.image)
+            except Exception as error:  # whatever it is, the others wait for this rank's vote
+                failures.append(self._refusal(rank, error))
+        return self._tiers.gather_found({}, failures)[1]
+
+    def shard(self, place: tuple[str, tuple[int, ...]]) -> torch.Tensor:
+        """A shard's bytes, verified before."""
+        rank, item = self._holder(place)
+        return self._views[rank][item]
+
+    def value(self, name: str) -> Any:
+        return self.contents.value(name, self.decision.source(self._tiers.rank).rank)
+
+    # --- where from -----------------------------------------------------------------------------
+
+    @cached_property
+    def _assigned(self) -> dict[int, list[int]]:
+        """Ranks of the commit that each rank of now opens for all: its own, or its share of them."""
+        assigned: dict[int, list[int]] = {rank: [] for rank in self.decision.sources}
+        having: dict[int, list[int]] = {}
+        for rank, sources in sorted(self.decision.sources.items()):
+            for source in sources:
+                having.setdefault(source.rank, []).append(rank)
+        for owner, ranks in having.items():
+            assigned[owner if owner in ranks else ranks[owner % len(ranks)]].append(owner)
+        return assigned
+
+    def _holder(self, place: tuple[str, tuple[int, ...]]) -> tuple[int, int]:
+        """Rank whose image gives a shard: the one that this rank was given, where that has it."""
+        holders = self.contents.holders[place]
+        own = self.decision.source(self._tiers.rank).rank
+        return next((held for held in holders if held[0] == own), holders[0])
+
+    def _snapshot(self, owner: int) -> Snapshot:
+        if owner not in self._snapshots:
+            self._snapshots[owner] = self._tiers.open_source(self._source(owner))
+        return self._snapshots[owner]
+
+    def _source(self, owner: int) -> Source:
+        """Where this rank gets `owner`'s image: as decided, or, for one that it was not given, as others get it."""
+        mine, node = self._tiers.rank, self._tiers.nodes.node_of
+        ranks = sorted(self.decision.sources, key=lambda rank: (rank != mine, node[rank] != node[mine], rank))
+        for rank in ranks:
+            for source in self.decision.sources[rank]:
+                if source.rank == owner:
+                    return self._seen_from(source, node[rank], node[mine])
+        raise NoCheckpointError(f"nobody has the state of rank {owner} at step {self.step}")
+
+    @staticmethod
+    def _seen_from(source: Source, there: int, here: int) -> Source:
+        if source.kind == "memory" and there != here:
+            return replace(source, kind="peer", node=there)
+        if source.kind == "peer" and source.node == here:
+            return replace(source, kind="memory")
+        return source
+
+    def _refusal(self, owner: int, error: Exception) -> Refused:
+        source = self._source(owner)
+        node = self._tiers.nodes.node_of[self._tiers.rank] if source.kind == "memory" else source.node
+        tier = "memory" if source.kind in ("memory", "peer") else source.kind
+        everybody = tier != "memory"
+        key = (tier, -1 if everybody else owner, -1 if everybody else node, source.save_id, source.url)
+        where = {"memory": "memory", "peer": f"memory of node {source.node}"}.get(source.kind, source.url)
+        message = error.message if isinstance(error, HyperpodExtError) else str(error)
+        return Refused(key, f"step {self.step} of rank {owner} in {where}: {message}")
+
+
+def choose(
+    offers: Collection[Offer], refused: Sequence[Refused], nodes: Mapping[int, int], step: int | None
+) -> Decision | str:
+    """The newest commit that nobody refused, or `step`'s; else what there is, in words."""
+    bad = {one.key for one in refused}
+    usable = [offer for offer in offers if _key(offer) not in bad]
+    if (decision := choose_step([o for o in usable if step is None or o.step == step], nodes)) is not None:
+        return decision
+    return explain(offers, usable, refused, nodes, step)
+
+
+def _key(offer: Offer) -> tuple[str, int, int, str, str]:
+    return (offer.tier, offer.rank, offer.node, offer.save_id, offer.url)
+
+
+def explain(
+    offers: Collection[Offer],
+    usable: Collection[Offer],
+    refused: Sequence[Refused],
+    nodes: Mapping[int, int],
+    step: int | None,
+) -> str:
+    """Why there is none, and what there is."""
+    wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
+    lines = [f"No {wanted} that all {len(nodes)} ranks can load."]
+    whole, left = [], list(usable)
+    while left and (decision := choose_step(left, nodes)) is not None:
+        whole.append(decision.step)
+        left = [offer for offer in left if offer.step < decision.step]
+    lines.append("Whole ones: " + (", ".join(map(str, whole)) if whole else "none") + ".")
+    for at in sorted({offer.step for offer in offers} - set(whole), reverse=True):
+        ranks = {offer.rank for offer in offers if offer.step == at}
+        size = max(offer.world_size for offer in offers if offer.step == at)
+        lines.append(f"Step {at}: held of {len(ranks - {-1})} of {size} ranks.")
+    lines += [f"Refused: {one.why}" for one in refused]
+    return " ".join(lines)

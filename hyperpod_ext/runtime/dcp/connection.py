@@ -1,0 +1,155 @@
+"""How the ranks of a script meet: each other, their node's memory server, and the servers of other nodes."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hyperpod_ext.config.checkpoint import CheckpointPolicy
+from hyperpod_ext.config.runtime import RuntimeConfig
+from hyperpod_ext.errors import ConflictError, HyperpodExtError, JobFailedError
+from hyperpod_ext.runtime.dcp.agree import Ranks
+from hyperpod_ext.runtime.dcp.nodes import Nodes
+from hyperpod_ext.runtime.dcp.place import Place, place_of, runtime_dir, secret_file_of, start_server
+from hyperpod_ext.runtime.environment import ENV_FAILURE_DOMAIN, ENV_MEMORY_SOCKET, ENV_SECRET_FILE, read_secret
+from hyperpod_ext.runtime.memory_server.client import MemoryClient
+
+T = TypeVar("T")
+
+_QUIET_S = 15.0
+"""How long what an earlier process had asked for may take to be done."""
+
+
+class Connection:
+    """One rank's line to its node's memory server. Every call is for all ranks together, or says otherwise."""
+
+    def __init__(self, job: str, policy: CheckpointPolicy, secret_file: Path | None, idle_exit_s: float) -> None:
+        self._job, self._policy = job, policy
+        self.ranks = Ranks()
+        if self.ranks.world_size == 1 < int(os.environ.get("WORLD_SIZE", "1")):
+            raise JobFailedError(
+                f"Tiers were made in one of {os.environ['WORLD_SIZE']} processes that do not know each other yet",
+                hint="Call torch.distributed.init_process_group first.",
+            )
+        directory = self.together("directory", runtime_dir)
+        me = {"place": place_of(directory), "node": os.environ.get("GROUP_RANK"), "pid": os.getpid()}
+        said = self.ranks.all_gather("who is where", me)
+        self.nodes = Nodes.of(said)
+        self._pids = [int(each["pid"]) for each in said]
+        self.node = self.nodes.node_of[self.ranks.rank]
+        self.leads = self.nodes.leader(self.node) == self.ranks.rank
+        """Whether this rank speaks for its node."""
+        agent = os.environ.get(ENV_MEMORY_SOCKET)
+        self.ours = agent is None
+        """Whether the memory server is of our starting, and not an agent's."""
+        self._secret_file = self.together("secret file", lambda: self._find_secret(secret_file))
+        self.secret = self.together("secret", lambda: read_secret(self._secret_file))
+        self._check_secrets()
+        place = Place(directory, job, self.nodes.index(self.node))
+        started = self.together(
+            "memory server", lambda: self._start(place, idle_exit_s) if self.ours and self.leads else None
+        )
+        self.client = started or self.together("connect", lambda: MemoryClient(agent or str(place.socket)))
+        if started:
+            self.together("connect", lambda: None)
+        self.addresses = self._meet_peers()
+        """Of the memory servers, by node."""
+
+    def together(self, what: str, act: Callable[[], T]) -> T:
+        """Do something on every rank; where one fails, all raise what it raised."""
+        result, error = None, None
+        try:
+            result = act()
+        except Exception as problem:
+            error = problem
+        self.ranks.vote(what, error)
+        return result  # type: ignore[return-value]  # there was no error
+
+    def for_node(self, what: str, act: Callable[[], T]) -> T | None:
+        """Have the first rank of each node do something; where one fails, all raise. None on the other ranks."""
+        return self.together(what, lambda: act() if self.leads else None)
+
+    def quiet(self) -> None:
+        """What earlier processes had asked for is done, and nobody else trains under the job's name. By one rank.
+
+        Raises:
+            ConflictError: somebody does.
+        """
+        if not self.ours:
+            self.client.ask("held", owner=self.ranks.rank, pid=os.getpid())
+            return
+        others = self.client.ask("quiet", pids=self._pids, timeout_s=_QUIET_S)["others"]
+        if others:
+            raise ConflictError(
+                f"process {others[0]} saves as job {self._job}, too",
+                hint="End it, or choose another name for this job.",
+            )
+
+    def close(self) -> None:
+        self.client.close()
+
+    # --- the secret -----------------------------------------------------------------------------
+
+    def _find_secret(self, given: Path | None) -> Path:
+        if given is not None or ENV_SECRET_FILE in os.environ:
+            return given or Path(os.environ[ENV_SECRET_FILE])
+        if self.nodes.machines > 1:
+            raise HyperpodExtError(
+                f"the {self.nodes.machines} machines of job {self._job} need a secret that all of them have",
+                hint=f"Put at least 16 random bytes into a file of mode 600, the same on each, and name it in "
+                f"{ENV_SECRET_FILE} or secret_file.",
+            )
+        return secret_file_of(self._job)
+
+    def _check_secrets(self) -> None:
+        proof = hmac.new(self.secret, b"hyperpod_ext: one secret", hashlib.sha256).hexdigest()
+        if len(set(self.ranks.all_gather("proof", proof))) > 1:
+            raise HyperpodExtError(f"the ranks of job {self._job} have different secrets", hint="Give all the same.")
+
+    # --- memory servers -------------------------------------------------------------------------
+
+    def _start(self, place: Place, idle_exit_s: float) -> MemoryClient:
+        config = RuntimeConfig(
+            name=self._job,
+            nodes=self.nodes.count,
+            workers_per_node=len(self.nodes.ranks(self.node)),
+            checkpoint=self._policy,
+        )
+        client = start_server(place, config, self.node, self._secret_file, idle_exit_s)
+        answer = client.ask("hello")
+        if answer["config"]["checkpoint"] == self._policy.model_dump(mode="json"):
+            return client
+        client.close()
+        raise ConflictError(
+            f"the memory server of job {self._job} on this node runs with another checkpoint policy",
+            hint=f"Choose another name for the job, or end that server, and with it what only its memory holds: "
+            f"kill {answer['pid']}",
+        )
+
+    def _meet_peers(self) -> dict[int, tuple[str, int]]:
+        if not self.ours or self.nodes.count == 1 or self._policy.peer() is None:
+            return {}
+        mine = self.for_node("listen", self._listen)
+        known = [each for each in self.ranks.all_gather("peers", mine) if each is not None and each[2]]
+        addresses = {int(node): (str(host), int(port)) for node, host, port, _ in known}
+        peers = {str(node): list(address) for node, address in addresses.items()}
+        domains = {str(node): domain for node, _, _, domain in known}
+        self.for_node("meet", lambda: self.client.ask("peers", peers=peers, domains=domains))
+        return addresses
+
+    def _listen(self) -> list[Any]:
+        host = _own_address() if self.nodes.machines > 1 else "127.0.0.1"
+        port = self.client.ask("listen", host=host)["port"]
+        return [self.node, host, port, os.environ.get(ENV_FAILURE_DOMAIN, "")]
+
+
+def _own_address() -> str:
+    """Address of this machine, as the others see it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+        return str(probe.getsockname()[0])

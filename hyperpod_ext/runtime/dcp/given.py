@@ -1,0 +1,52 @@
+"""The checkpoint policy in the forms that scripts give it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from hyperpod_ext.config.checkpoint import CheckpointPolicy
+from hyperpod_ext.config.job import JobConfig
+from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
+from hyperpod_ext.errors import ConfigError, Problem
+
+Policy = CheckpointPolicy | Mapping[str, Any] | str | os.PathLike[str]
+
+
+def policy_of(job: str, given: Policy | None, environ: Mapping[str, str] = os.environ) -> CheckpointPolicy:
+    """The policy, checked, and the job's name with it.
+
+    Raises:
+        ConfigError: with every problem found.
+        NotFoundError: there is no such file.
+    """
+    try:
+        policy = _read(given, environ)
+        RuntimeConfig(name=job, nodes=1, workers_per_node=1, checkpoint=policy)
+    except ValidationError as error:
+        raise ConfigError([_problem(each) for each in error.errors()]) from error
+    return policy
+
+
+def _read(given: Policy | None, environ: Mapping[str, str]) -> CheckpointPolicy:
+    match given:
+        case CheckpointPolicy():
+            return given
+        case None:
+            told = environ.get(ENV_RUNTIME)
+            return RuntimeConfig.model_validate_json(told).checkpoint if told else CheckpointPolicy()
+        case Mapping():
+            return CheckpointPolicy.model_validate_json(json.dumps(given))  # as in a file: lists are tuples
+    # by name, because only who gives a path needs what reads YAML
+    job: JobConfig = import_module("hyperpod_ext.config.load").load(JobConfig, Path(given))
+    return job.checkpoint
+
+
+def _problem(error: Any) -> Problem:
+    return Problem(str(error["msg"]), ".".join(str(part) for part in error["loc"]), source="Tiers")

@@ -1,0 +1,147 @@
+"""Between the items of torch's plans and our images: what a rank writes, and what a checkpoint holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
+
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.checkpoint.image import Chunk
+from hyperpod_ext.runtime.checkpoint.plan import Plan
+from hyperpod_ext.runtime.checkpoint.tree import Parts, put_together, take_apart
+
+Path = tuple[str | int, ...]
+Place = tuple[str, tuple[int, ...]]
+"""A shard: name of its tensor, and its offsets in it."""
+
+
+# --- saving ---------------------------------------------------------------------------------------
+
+
+def parts_of(items: Iterable[WriteItem], planner: SavePlanner, paths: Mapping[str, Path]) -> Parts:
+    """What the items name, as the tree that they were flattened from.
+
+    Raises:
+        JobFailedError: something that can be neither copied as a tensor nor written as JSON, by its name.
+    """
+    leaves: dict[Path, Any] = {}
+    for item in items:
+        name = item.index.fqn
+        leaf = _chunk(item, planner) if item.type is not WriteItemType.BYTE_IO else _value(item, planner)
+        path = paths.get(name, (name,))
+        if path in leaves:
+            raise JobFailedError(f"{name} is given in several shards on one rank; a snapshot holds one of each tensor")
+        leaves[path] = leaf
+    tree = _nest(leaves)
+    if tree is None:  # a list of which this rank holds only some elements: its names will do
+        tree = {".".join(map(str, path)): leaf for path, leaf in leaves.items()}
+    return take_apart(tree, Chunk)
+
+
+def is_whole(parts: Parts) -> bool:
+    """Whether every tensor is here in full, as data parallelism has it."""
+    return all(tuple(chunk.local.shape) == chunk.shape for chunk in parts.tensors)
+
+
+def _chunk(item: WriteItem, planner: SavePlanner) -> Chunk:
+    data = item.tensor_data
+    local = planner.resolve_data(item)
+    if data is None or not isinstance(local, torch.Tensor):
+        raise JobFailedError(f"{item.index.fqn}: the planner gives no tensor for it")
+    local = local.detach()
+    if tuple(local.shape) != tuple(data.chunk.sizes):
+        raise JobFailedError(f"{item.index.fqn} has shape {tuple(local.shape)}, its plan says {data.chunk.sizes}")
+    return Chunk(local, tuple(data.size), tuple(data.chunk.offsets))
+
+
+def _value(item: WriteItem, planner: SavePlanner) -> Any:
+    look_up = getattr(planner, "lookup_object", None)  # of DefaultSavePlanner; what it resolves to is a pickle
+    if look_up is None:
+        raise JobFailedError(
+            f"{item.index.fqn} is no tensor, and {type(planner).__name__} has no lookup_object to get it from",
+            hint="Derive the planner from DefaultSavePlanner.",
+        )
+    return look_up(item.index)
+
+
+def _nest(leaves: Mapping[Path, Any]) -> Any:
+    """The tree with these leaves; a node whose keys are numbers is a list. None: a list has holes."""
+    if () in leaves:
+        return leaves[()]
+    below: dict[str | int, dict[Path, Any]] = {}
+    for (key, *rest), leaf in leaves.items():
+        below.setdefault(key, {})[tuple(rest)] = leaf
+    tree = {key: _nest(inner) for key, inner in below.items()}
+    if any(tree_of_key is None and () not in below[key] for key, tree_of_key in tree.items()):
+        return None
+    if any(isinstance(key, int) for key in tree):
+        return [tree[index] for index in range(len(tree))] if set(tree) == set(range(len(tree))) else None
+    return tree
+
+
+# --- loading --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a commit holds, over all of its ranks."""
+
+    metadata: Metadata
+    holders: Mapping[Place, Sequence[tuple[int, int]]]
+    """Ranks that hold each shard, and which item of their image it is."""
+    values: Mapping[int, Mapping[str, Any]]
+    """Plain values of each rank."""
+
+    def value(self, name: str, rank: int) -> Any:
+        """A plain value as `rank` saved it, or as the first rank did that has it."""
+        ranks = [rank, *sorted(self.values)]
+        return next(self.values[one][name] for one in ranks if name in self.values.get(one, ()))
+
+
+def contents_of(parts: Mapping[int, tuple[Plan, Sequence[Any]]]) -> Contents:
+    """Contents of a commit, from each rank's plan and plain values."""
+    tensors: dict[str, TensorStorageMetadata] = {}
+    holders: dict[Place, list[tuple[int, int]]] = {}
+    values: dict[int, dict[str, Any]] = {}
+    paths: dict[str, Path] = {}
+    for rank, (plan, plain) in sorted(parts.items()):
+        values[rank], found = _values(plan, plain)
+        paths = {**found, **paths}
+        for index, item in enumerate(plan.items):
+            known = holders.setdefault((item.fqn, item.offsets), [])
+            if not known:
+                whole = tensors.setdefault(item.fqn, _tensor(item.dtype, item.shape))
+                whole.chunks.append(ChunkStorageMetadata(torch.Size(item.offsets), torch.Size(item.sizes)))
+            known.append((rank, index))
+    plain_names = {name for each in values.values() for name in each}
+    described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {
+        name: BytesStorageMetadata() for name in sorted(plain_names)
+    }
+    described.update(tensors)
+    return Contents(Metadata(described, planner_data=paths), holders, values)
+
+
+def _tensor(dtype: str, shape: tuple[int, ...]) -> TensorStorageMetadata:
+    return TensorStorageMetadata(TensorProperties(dtype=getattr(torch, dtype)), torch.Size(shape), [])
+
+
+_TENSOR = torch.empty(0)
+
+
+def _values(plan: Plan, plain: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Path]]:
+    """Plain values by the names that torch gives them, and the paths behind all names."""
+    count = sum(1 for node in plan.shape if node == "T")
+    flat, paths = flatten_state_dict(put_together(plan.shape, [_TENSOR] * count, plain))
+    return {name: value for name, value in flat.items() if value is not _TENSOR}, paths

@@ -1,0 +1,264 @@
+"""The tiers as a script under plain torchrun holds them: one object a process, made by all ranks together."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint.planner import SavePlan
+
+from hyperpod_ext.errors import HyperpodExtError, JobFailedError, NoCheckpointError, NotFoundError
+from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
+from hyperpod_ext.runtime.checkpoint.choose import Decision, Offer, Source
+from hyperpod_ext.runtime.checkpoint.snapshot import Snapshot
+from hyperpod_ext.runtime.checkpoint.tree import Parts
+from hyperpod_ext.runtime.dcp.choice import Choice, Refused, choose
+from hyperpod_ext.runtime.dcp.connection import Connection
+from hyperpod_ext.runtime.dcp.given import Policy, policy_of
+from hyperpod_ext.runtime.dcp.state import is_whole
+from hyperpod_ext.runtime.dcp.steps import Entry, History, Save
+
+_BRIEF = ("step", "rank", "save_id", "own_digest", "sharing", "content", "world_size")
+_STORED = ("tier", "step", "save_id", "world_size", "url", "folder")
+
+
+class Tiers:
+    """Where checkpoints go, for the writers and readers of one job.
+
+    Made after `init_process_group`, by every rank; so is every call of a method. The first rank of each node
+    starts the node's memory server if there is none. It outlives this process, whatever ends that.
+
+    Args:
+        job: names the checkpoints; one training at a time uses a name.
+        policy: a `CheckpointPolicy`, the same as a dict, or the path of a job.yaml. Default: memory alone.
+        secret_file: authenticates checkpoints and nodes; at least 16 bytes, closed to other users. Default:
+            HPX_SECRET_FILE, or, on one machine, one that is made in the user's state directory.
+        idle_exit_s: the memory server ends when nobody has been connected for so long and all that was due
+            is in the slower tiers. Until then it keeps its memory.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        policy: Policy | None = None,
+        *,
+        secret_file: str | os.PathLike[str] | None = None,
+        idle_exit_s: float = 600.0,
+    ) -> None:
+        self.job, self.policy = job, policy_of(job, policy)
+        self._node = Connection(job, self.policy, None if secret_file is None else Path(secret_file), idle_exit_s)
+        self._ranks, self._client, self.secret = self._node.ranks, self._node.client, self._node.secret
+        self.rank, self.nodes = self._ranks.rank, self._node.nodes
+        self._checkpointer = self._node.together("attach", self._attach)
+        self._history, self._entry, self._run = History(), Entry(0, None), ""
+        self._by_time = time.monotonic()
+        self._failed: dict[str, int] = {}
+        self._offers: list[Offer] = []
+        self._refused: list[Refused] = []
+        self.local_plan: SavePlan | None = None
+        """This rank's part of the last save as it was planned, before what others hold alike was taken out of it."""
+
+    def _attach(self) -> Checkpointer:
+        return Checkpointer(
+            self._client,
+            self.rank,
+            world_size=self._ranks.world_size,
+            job=self.job,
+            secret=self.secret,
+            # a save that was asked for is made: `skip` is for the copies that follow it
+            when_busy="supersede" if self.policy.when_busy == "supersede" else "wait",
+        )
+
+    # --- for the script ---------------------------------------------------------------------------
+
+    @property
+    def process_group(self) -> ProcessGroup | None:
+        """For `dcp.async_save(..., process_group=...)`: a group that training does not use at the same time."""
+        return self._ranks.group
+
+    def latest(self) -> int | None:
+        """The newest step that all ranks can load, as far as manifests tell; None: there is none."""
+        try:
+            return self.choose(None).step
+        except NoCheckpointError:
+            return None
+
+    def wait_durable(self, timeout_s: float, *, newest: bool = False) -> bool:
+        """Until all that is due has been copied to the slower tiers; False when that took too long.
+
+        Args:
+            newest: bring the newest checkpoint there too, whether it is due by the policy or not.
+
+        Raises:
+            HyperpodExtError: a tier refuses it, with the reason.
+        """
+        step = self._history.complete
+
+        def wait() -> bool:
+            if newest and step is not None:
+                save_id = Save(step, self._history.generation).save_id
+                idle = self._client.ask("drain_now", save_id=save_id, timeout_s=timeout_s)["idle"]
+            else:
+                idle = self._client.ask("wait_idle", timeout_s=timeout_s)["idle"]
+            self._check_copies()
+            return bool(idle)
+
+        idle = self._node.for_node("durable", wait)
+        return all(each is not False for each in self._ranks.all_gather("idle", idle))
+
+    def _check_copies(self) -> None:
+        """Raise for a copy that failed since this was last looked at."""
+        for tier in self._client.ask("status")["copying"]:
+            before = self._failed.get(tier["tier"], 0)
+            self._failed[tier["tier"]] = int(tier["failed"])
+            if tier["failed"] > before:
+                raise HyperpodExtError(f"{tier['tier']}: {tier['last_error']}")
+
+    def close(self) -> None:
+        """Let go of the memory server, which brings what is due to the slower tiers and ends some time later."""
+        self._node.close()
+
+    # --- saving, for the writer -------------------------------------------------------------------
+
+    def begin_save(self, step: int) -> Save:
+        """Agree on what the next save is called; a generation begins where one has to.
+
+        Raises:
+            JobFailedError: the ranks are about to save different steps.
+        """
+        said = self._ranks.all_gather("save", [step, self._is_due_by_time()])
+        if len(steps := {int(each[0]) for each in said}) > 1:
+            raise JobFailedError(f"the ranks save different steps at the same time: {sorted(steps)}")
+        if self._history.needs_new(step):
+            self._enter(step)
+        if said[0][1]:  # by the clock of rank 0; nobody seals before every node knows
+            self._by_time = time.monotonic()
+            self._node.for_node("drain at", lambda: self._client.ask("drain_at", step=step))
+        return Save(step, self._history.generation)
+
+    def _is_due_by_time(self) -> bool:
+        clocks = [tier.every_seconds for tier in self.policy.durable() if tier.every_seconds is not None]
+        return bool(clocks) and time.monotonic() - self._by_time >= min(clocks)
+
+    def _enter(self, step: int) -> None:
+        """Begin a generation: newer than any that is held, or that a durable tier knows of."""
+
+        def newest() -> int:
+            self._node.quiet()
+            held = [int(brief["generation"]) for brief in self._client.ask("held")["snapshots"]]
+            stored = int(self._client.ask("durable")["generation"]) if self.rank == 0 else 0
+            return max([self._history.generation, stored, *held])
+
+        known = self._ranks.all_gather("generations", self._node.for_node("newest", newest))
+        generation = max(each for each in known if each is not None) + 1
+        self._run = self._run or self._ranks.broadcast("run", secrets.token_hex(8))
+        self._entry = self._history.entry(step)
+        self._node.for_node("enter", lambda: self._tell_generation(generation))
+        self._client.forget_slot()  # what was dropped may be written now
+        self._history.enter(generation)
+
+    def _tell_generation(self, generation: int) -> None:
+        entry, node = self._entry, self._node.node
+        if self._node.ours:
+            world = {"node": node, "nodes": self.nodes.count, "owners": len(self.nodes.ranks(node))}
+            self._client.ask("enter", generation=generation, base=entry.base, drop=entry.drop, run=self._run, **world)
+        else:
+            self._client.ask("fence", generation=generation, step=entry.drop, run=self._run)
+
+    def copy(self, save: Save, parts: Parts) -> None:
+        """Copy this rank's state to shared memory; it is sealed when this returns. By each rank for itself."""
+        extras = {"sharing": "alike" if is_whole(parts) else "shard"}
+        self._checkpointer.save(save.step, save.save_id, save.generation, parts, extras)
+        self._checkpointer.flush()
+
+    def end_save(self, save: Save, error: Exception | None) -> None:
+        """All have saved, or none has.
+
+        Raises:
+            HyperpodExtError: what went wrong on some rank, on every rank; the checkpoint before is untouched.
+        """
+        try:
+            self._ranks.vote("saved", error)
+        except HyperpodExtError:
+            self._history.saved(save.step, False)
+            raise
+        whole = self._history.saved(save.step, True)
+        if not self._node.leads:
+            return
+        if whole == 1:
+            self._client.ask("fence", generation=save.generation, step=self._entry.base, run=self._run)
+        elif self._node.ours:
+            self._client.ask("only", ranks=self.nodes.ranks(self._node.node))
+
+    # --- loading, for the reader ------------------------------------------------------------------
+
+    def choose(self, step: int | None, failures: Sequence[Refused] = ()) -> Choice:
+        """A commit that every rank has opened: the newest, or that of `step`.
+
+        Args:
+            failures: what the choice before failed with, the same on every rank; it is chosen among the rest.
+
+        Raises:
+            NoCheckpointError: there is none, with what there is.
+        """
+        if not failures:
+            self._offers, self._refused = self._all_offers(), []
+        while True:
+            self._refused += failures
+            decision = None
+            if self.rank == 0:
+                found = choose(self._offers, self._refused, self.nodes.node_of, step)
+                decision = {"none": found} if isinstance(found, str) else found.to_json()
+            decision = self._ranks.broadcast("decision", decision)
+            if "none" in decision:
+                raise NoCheckpointError(str(decision["none"]))
+            choice = Choice(self, Decision.from_json(decision))
+            if not (failures := choice.open()):
+                return choice
+
+    def _all_offers(self) -> list[Offer]:
+        """What is held anywhere, on rank 0; nothing on the others."""
+
+        def ask() -> dict[str, Any]:
+            self._node.quiet()
+            stored = self._client.ask("durable")["checkpoints"] if self.rank == 0 else []
+            return {"held": self._client.ask("held")["snapshots"], "stored": stored}
+
+        said = self._ranks.all_gather("held", self._node.for_node("offers", ask) or {"held": [], "stored": []})
+        if self.rank != 0:
+            return []
+        of_memory = [
+            Offer("memory", node=self.nodes.node_of[rank], **{key: brief[key] for key in _BRIEF})
+            for rank, each in enumerate(said)
+            for brief in each["held"]
+        ]
+        return of_memory + [Offer(rank=-1, node=-1, **{key: one[key] for key in _STORED}) for one in said[0]["stored"]]
+
+    def gather_found(
+        self, found: Mapping[int, Any], failures: Sequence[Refused]
+    ) -> tuple[dict[int, Any], list[Refused]]:
+        """What each rank has opened, and what failed, from all ranks."""
+        mine = [[list(one) for one in found.items()], [[list(one.key), one.why] for one in failures]]
+        everyones = self._ranks.all_gather("found", mine)
+        refused = [Refused(tuple(key), why) for _, each in everyones for key, why in each]
+        return {int(rank): one for each, _ in everyones for rank, one in each}, refused
+
+    def open_source(self, source: Source) -> Snapshot:
+        """One rank's snapshot; its manifest is verified, its bytes are not yet. By each rank for itself."""
+        match source.kind:
+            case "memory":
+                return self._checkpointer.load(source.rank, source.save_id)
+            case "peer":
+                if source.node not in self._node.addresses:
+                    raise NotFoundError(f"it is in the memory of node {source.node}, which serves no other nodes")
+                return self._checkpointer.read_peer(self._node.addresses[source.node], source.rank, source.save_id)
+        return self._checkpointer.fetch(source.url, source.folder, source.rank)
+
+    def loaded(self, step: int) -> None:
+        """The state is that of `step`: what is saved next follows it. By each rank for itself."""
+        self._history.loaded(step)

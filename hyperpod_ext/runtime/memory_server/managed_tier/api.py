@@ -1,0 +1,269 @@
+"""HTTP/1.1 in front of `Blobs`: the paths, methods and answers of AWS's API; one thread a connection.
+
+Bodies go from the socket into the memory they stay in, and from there back to the socket. Errors are JSON, as
+`{"detail": ...}`. Nobody is authenticated, as AWS's client sends nothing to authenticate with; only the reset of
+everything asks for a token. So listen where only the job's own nodes can come.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import re
+import socket
+import socketserver
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from hyperpod_ext.errors import ConflictError, MemoryTierFullError, NotFoundError
+from hyperpod_ext.runtime.memory_server.managed_tier import shard_meta
+from hyperpod_ext.runtime.memory_server.managed_tier.blobs import Blobs
+
+PIECE = 1 << 20  # received and hashed while still in the cache; one send must end within the timeout
+IDLE_S = 120.0
+MAX_RANKS = 1 << 20
+MAX_STEPS_RETAINED = 1000
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,256}")
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_log = logging.getLogger(__name__)
+
+
+def reset_token(secret: bytes) -> str:
+    """What a reset of everything must carry after `Authorization: Bearer`."""
+    return hmac.new(secret, b"cluster/reset", hashlib.sha256).hexdigest()
+
+
+def holders_of(secret: bytes) -> Callable[[str], bool]:
+    """Tells the token of `secret` from any other."""
+    return lambda token: hmac.compare_digest(token.encode(), reset_token(secret).encode())
+
+
+class ApiServer(socketserver.ThreadingTCPServer):
+    """Serves `blobs` on one address. `may_reset` is asked with the token that a reset of everything carries."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = 1024
+
+    def __init__(self, host: str, port: int, blobs: Blobs, may_reset: Callable[[str], bool]) -> None:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        self.address_family = family
+        self.blobs, self.may_reset = blobs, may_reset
+        self.algorithms = shard_meta.algorithms()
+        super().__init__(address, _Conversation)  # type: ignore[arg-type]  # address of either family
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        _log.debug("%s went away", client_address, exc_info=True)  # between two requests: nothing is lost
+
+
+class _RefusedError(Exception):
+    def __init__(self, status: HTTPStatus, detail: str, **headers: str) -> None:
+        super().__init__(detail)
+        self.status, self.detail, self.headers = status, detail, headers
+
+
+class _Conversation(BaseHTTPRequestHandler):
+    """One connection, kept open from request to request."""
+
+    server: ApiServer
+    protocol_version = "HTTP/1.1"
+    server_version = "hyperpod-ext"
+    sys_version = ""
+    timeout = IDLE_S
+    disable_nagle_algorithm = True
+
+    def do_GET(self) -> None:
+        self._respond()
+
+    do_POST = do_DELETE = do_GET  # noqa: N815
+
+    def handle_expect_100(self) -> bool:
+        return True  # said once there is room for the body
+
+    def log_message(self, *_: Any) -> None:
+        pass  # a line a request would drown the job's own
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the standard library refuses before we see it; it closes the connection after."""
+        status = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else HTTPStatus(code)
+        self._answer({"detail": message or explain or status.phrase}, status, Connection="close")
+
+    def _respond(self) -> None:
+        self._unread = 0  # of the request's body
+        try:
+            self._unread = self._body_length()
+            url = urlsplit(self.path)
+            query = dict(parse_qsl(url.query))
+            self._route([unquote(part) for part in url.path.removesuffix("/").split("/")[1:]], query)
+        except OSError:
+            self.close_connection = True  # whoever asked has gone: there is nobody to answer
+        except _RefusedError as refused:
+            self._answer({"detail": refused.detail}, refused.status, **refused.headers)
+        except NotFoundError as error:
+            self._answer({"detail": error.message}, HTTPStatus.NOT_FOUND)
+        except ConflictError as error:
+            self._answer({"detail": error.message}, HTTPStatus.CONFLICT)
+        except MemoryTierFullError as error:
+            self._answer({"detail": error.message}, HTTPStatus.INSUFFICIENT_STORAGE)
+        except ValueError as error:
+            self._answer({"detail": str(error)}, HTTPStatus.BAD_REQUEST)
+        except Exception:
+            _log.exception("%s %s failed", self.command, self.path)
+            internal = HTTPStatus.INTERNAL_SERVER_ERROR
+            self._answer({"detail": "internal error; the server's log has more"}, internal, Connection="close")
+        self._drain()
+
+    def _route(self, path: list[str], query: dict[str, str]) -> None:
+        routes: dict[str, Callable[[], None]]
+        match path:
+            case ["v1", "cp", "namespaces", name]:
+                routes = {
+                    "GET": lambda: self._describe(_named(name)),
+                    "POST": lambda: self._create(_named(name), query),
+                    "DELETE": lambda: self._delete_namespace(_named(name)),
+                }
+            case ["v1", "cp", "checkpoints", name, "latest"]:
+                routes = {"GET": lambda: self._latest(_named(name), query)}
+            case ["v1", "cp", "checkpoints", name, rank, step]:
+                place = (_named(name), _number("rank", rank), _number("step", step))
+                routes = {
+                    "GET": lambda: self._get(*place),
+                    "POST": lambda: self._put(*place),
+                    "DELETE": lambda: self._delete(*place),
+                }
+            case ["v1", "cp", "cluster", "reset"]:
+                routes = {"POST": self._reset}
+            case ["health"]:
+                routes = {"GET": lambda: self._answer({"status": "healthy"})}
+            case _:
+                raise NotFoundError("no such path; AWS's are below /v1/cp/")
+        if self.command not in routes:
+            raise _RefusedError(
+                HTTPStatus.METHOD_NOT_ALLOWED, f"{self.command} is not for this path", Allow=", ".join(routes)
+            )
+        routes[self.command]()
+
+    def _describe(self, name: str) -> None:
+        found = self.server.blobs.namespace(name)
+        self._answer({"num_ranks": found.num_ranks, "steps_to_retain_per_rank": found.steps_to_retain_per_rank})
+
+    def _create(self, name: str, query: dict[str, str]) -> None:
+        num_ranks = _number("num_ranks", query.get("num_ranks", ""), 1, MAX_RANKS)
+        retained = _number("steps_retained", query.get("steps_retained", "3"), 1, MAX_STEPS_RETAINED)
+        self.server.blobs.create(name, num_ranks, retained)
+        self._answer({"status": "created"})
+
+    def _delete_namespace(self, name: str) -> None:
+        self.server.blobs.delete_namespace(name)
+        self._answer({"status": "deleted"})
+
+    def _latest(self, name: str, query: dict[str, str]) -> None:
+        self._answer(self.server.blobs.latest(name, _number("limit", query.get("limit", "5"), 1)))
+
+    def _put(self, name: str, rank: int, step: int) -> None:
+        header = self.headers.get("Shard-Meta", "")
+        if not header.isprintable():  # it is sent back as it is, so no line may end in it
+            raise ValueError("Shard-Meta has characters that are not printable")
+        algorithm, digest, _ = shard_meta.decode(header) if header else ("", b"", {})
+        checksum = self.server.algorithms[algorithm]() if algorithm in self.server.algorithms else None
+        if "Content-Length" not in self.headers:
+            raise _RefusedError(HTTPStatus.LENGTH_REQUIRED, "a checkpoint needs a Content-Length", Connection="close")
+        with self.server.blobs.arriving(name, rank, self._unread) as blob:
+            if self.headers.get("Expect", "").lower() == "100-continue":
+                self.send_response_only(HTTPStatus.CONTINUE)
+                self.end_headers()
+            self._receive(blob.memory, checksum)
+            if checksum is not None and not hmac.compare_digest(checksum.digest(), digest):
+                raise ValueError(f"the {len(blob.memory)} bytes do not match the {algorithm} of Shard-Meta; not kept")
+            self.server.blobs.keep(name, rank, step, blob, header)
+        self._answer({"status": "ok"})
+
+    def _get(self, name: str, rank: int, step: int) -> None:
+        with self.server.blobs.reading(name, rank, step) as blob:
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Type", "application/octet-stream")
+            self.send_header("Content-Length", str(len(blob.memory)))
+            if blob.shard_meta:
+                self.send_header("Shard-Meta", blob.shard_meta)
+            self.end_headers()
+            for start in range(0, len(blob.memory), PIECE):
+                with blob.memory[start : start + PIECE] as piece:
+                    self.connection.sendall(piece)
+
+    def _delete(self, name: str, rank: int, step: int) -> None:
+        self.server.blobs.delete(name, rank, step)
+        self._answer({"status": "deleted"})
+
+    def _reset(self) -> None:
+        if not self.server.may_reset(self.headers.get("Authorization", "").removeprefix("Bearer ")):
+            raise _RefusedError(
+                HTTPStatus.UNAUTHORIZED,
+                "a reset of everything needs `Authorization: Bearer` and the token of the job's secret",
+                **{"WWW-Authenticate": "Bearer"},
+            )
+        self.server.blobs.reset()
+        self._answer({"status": "reset"})
+
+    def _body_length(self) -> int:
+        if "Transfer-Encoding" in self.headers:
+            self.close_connection = True  # where its body ends is not known to us
+            raise _RefusedError(HTTPStatus.LENGTH_REQUIRED, "chunked bodies are not read; send a Content-Length")
+        lengths = self.headers.get_all("Content-Length", ["0"])
+        if len(lengths) != 1 or not _NUMBER.fullmatch(lengths[0].strip()):
+            self.close_connection = True
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, f"Content-Length is not a number: {', '.join(lengths)!r:.80}")
+        return int(lengths[0])
+
+    def _receive(self, memory: memoryview, checksum: shard_meta.Checksum | None = None) -> None:
+        """Fill `memory` from the body. What the reader has not buffered goes there straight from the socket."""
+        for start in range(0, len(memory), PIECE):
+            with memory[start : start + PIECE] as piece:
+                received = self.rfile.readinto(piece)
+                self._unread -= received
+                if received < len(piece):
+                    raise ConnectionError("the body ended early")
+                if checksum is not None:
+                    checksum.update(piece)
+
+    def _drain(self) -> None:
+        """Read a refused body to its end: a client that is still sending does not hear why it was refused."""
+        if self._unread and self.headers.get("Expect", "").lower() == "100-continue":
+            self.close_connection = True  # it may or may not send its body now
+        scratch = memoryview(bytearray(min(self._unread, PIECE)))
+        try:
+            while self._unread and not self.close_connection:
+                self._receive(scratch[: self._unread])
+        except OSError:
+            self.close_connection = True
+
+    def _answer(self, content: Any, status: HTTPStatus = HTTPStatus.OK, **headers: str) -> None:
+        body = json.dumps(content).encode()
+        try:
+            self.send_response(status)
+            for header, value in headers.items():
+                self.send_header(header, value)
+            if self.close_connection and "Connection" not in headers:
+                self.send_header("Connection", "close")
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+        except OSError:
+            self.close_connection = True
+
+
+def _named(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError(f"namespace {text!r:.80} is not letters, digits, `_`, `-` and `.`, 256 at most")
+    return text
+
+
+def _number(what: str, text: str, least: int = 0, most: int = 10**18) -> int:
+    if not _NUMBER.fullmatch(text) or not least <= int(text) <= most:
+        raise ValueError(f"{what}={text!r:.80} is not a number from {least} to {most}")
+    return int(text)

@@ -1,0 +1,202 @@
+"""Blobs of namespaces, ranks and steps in memory, and which of them are given up. Thread-safe; knows no sockets.
+
+A step is complete once each rank of its namespace has put a blob; AWS's client counts the metadata as one more rank.
+The newest complete step of a namespace is never given up for a newer one that is not complete yet.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from hyperpod_ext.errors import ConflictError, MemoryTierFullError, NotFoundError
+
+MAX_NAMESPACES = 1024
+_MIB = 1 << 20
+
+
+@dataclass(eq=False)
+class Blob:
+    """One rank's bytes at one step. Its memory goes back to the system when the last user lets go."""
+
+    memory: memoryview
+    cost: int
+    """What it takes of the budget: whole pages."""
+    namespace: Namespace
+    shard_meta: str = ""
+    users: int = 1
+    """The store, and each transfer under way."""
+
+
+@dataclass(eq=False)
+class Namespace:
+    """What one job keeps here. The names of the first two fields are those of AWS's API."""
+
+    num_ranks: int
+    steps_to_retain_per_rank: int
+    steps: dict[int, dict[int, Blob]] = field(default_factory=dict)
+
+    def newest_complete(self) -> int | None:
+        return max((step for step, ranks in self.steps.items() if len(ranks) == self.num_ranks), default=None)
+
+    def steps_without(self, rank: int, just_put: int) -> list[int]:
+        """Steps to give up now that `rank` has put one more: the oldest that it has beyond what is retained."""
+        newest = self.newest_complete()
+        held = sorted((step for step, ranks in self.steps.items() if rank in ranks), reverse=True)
+        return [s for s in held[self.steps_to_retain_per_rank :] if s not in (just_put, newest)]
+
+
+class Blobs:
+    """All blobs of one server. `usable_bytes` says how much more memory may be taken now."""
+
+    def __init__(self, *, budget: int | None, usable_bytes: Callable[[], int]) -> None:
+        self._budget, self._usable_bytes = budget, usable_bytes
+        self._namespaces: dict[str, Namespace] = {}
+        self._taken = 0
+        self._arriving = 0  # reserved and perhaps not yet written: the system still counts it as free
+        self._lock = threading.Lock()
+
+    @property
+    def taken_bytes(self) -> int:
+        """Memory of all blobs: those held, those arriving, and those given up while someone reads them."""
+        return self._taken
+
+    def create(self, name: str, num_ranks: int, steps_retained: int) -> None:
+        with self._lock:
+            if name in self._namespaces:
+                raise ConflictError(f"namespace {name!r} already exists")
+            if len(self._namespaces) >= MAX_NAMESPACES:
+                raise MemoryTierFullError(f"there are {MAX_NAMESPACES} namespaces already; delete one first")
+            self._namespaces[name] = Namespace(num_ranks, steps_retained)
+
+    def namespace(self, name: str) -> Namespace:
+        try:
+            return self._namespaces[name]
+        except KeyError:
+            raise NotFoundError(f"no namespace {name!r}") from None
+
+    def delete_namespace(self, name: str) -> None:
+        with self._lock:
+            namespace = self.namespace(name)
+            del self._namespaces[name]
+            self._give_up(namespace, *namespace.steps)
+
+    def reset(self) -> None:
+        """Give up everything."""
+        with self._lock:
+            for namespace in self._namespaces.values():
+                self._give_up(namespace, *namespace.steps)
+            self._namespaces.clear()
+
+    @contextmanager
+    def arriving(self, name: str, rank: int, nbytes: int) -> Iterator[Blob]:
+        """Memory to receive `nbytes` into. Nobody sees it before `keep`; leaving the block without that frees it.
+
+        Raises:
+            MemoryTierFullError: there is no room; what is held stays.
+        """
+        cost = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
+        with self._lock:
+            namespace = self.namespace(name)
+            if not 0 <= rank < namespace.num_ranks:
+                raise ValueError(f"rank {rank} is not below num_ranks={namespace.num_ranks} of namespace {name!r}")
+            self._make_room(namespace, cost)
+            try:
+                pages = mmap.mmap(-1, cost, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            except OSError as error:
+                raise MemoryTierFullError(f"the system has no {cost / _MIB:.1f} MiB left: {error}") from error
+            with suppress(OSError):  # a kernel without them
+                pages.madvise(mmap.MADV_HUGEPAGE)  # halves the time of a put: most of it is page faults
+            blob = Blob(memoryview(pages)[:nbytes], cost, namespace)
+            self._taken += cost
+            self._arriving += cost
+        try:
+            yield blob
+        finally:
+            with self._lock:
+                self._arriving -= cost
+                self._let_go(blob)
+
+    def keep(self, name: str, rank: int, step: int, blob: Blob, shard_meta: str) -> None:
+        """From here on the blob is what `rank` has at `step`."""
+        with self._lock:
+            namespace = blob.namespace
+            if self._namespaces.get(name) is not namespace:
+                raise NotFoundError(f"namespace {name!r} was deleted meanwhile")
+            ranks = namespace.steps.setdefault(step, {})
+            if rank in ranks:
+                self._let_go(ranks[rank])
+            blob.shard_meta = shard_meta
+            blob.users += 1
+            ranks[rank] = blob
+            # a step that lost one rank cannot be restored, so it goes as a whole
+            self._give_up(namespace, *namespace.steps_without(rank, step))
+
+    @contextmanager
+    def reading(self, name: str, rank: int, step: int) -> Iterator[Blob]:
+        """The blob, whose memory stays until the block is left, even if it is given up meanwhile."""
+        with self._lock:
+            blob = self._find(self.namespace(name), name, rank, step)
+            blob.users += 1
+        try:
+            yield blob
+        finally:
+            with self._lock:
+                self._let_go(blob)
+
+    def delete(self, name: str, rank: int, step: int) -> None:
+        with self._lock:
+            namespace = self.namespace(name)
+            self._let_go(self._find(namespace, name, rank, step))
+            del namespace.steps[step][rank]
+            if not namespace.steps[step]:
+                del namespace.steps[step]
+
+    def latest(self, name: str, limit: int) -> list[int]:
+        """The newest steps that any rank has, newest first; the newest complete one is always among them."""
+        with self._lock:
+            namespace = self.namespace(name)
+            newest_first = sorted(namespace.steps, reverse=True)
+            complete = namespace.newest_complete()
+            if complete is None or complete in newest_first[:limit]:
+                return newest_first[:limit]
+            return [*newest_first[: limit - 1], complete]
+
+    def _find(self, namespace: Namespace, name: str, rank: int, step: int) -> Blob:
+        try:
+            return namespace.steps[step][rank]
+        except KeyError:
+            raise NotFoundError(f"rank {rank} has no step {step} in namespace {name!r}") from None
+
+    def _give_up(self, namespace: Namespace, *steps: int) -> None:
+        for step in steps:
+            for blob in namespace.steps.pop(step).values():
+                self._let_go(blob)
+
+    def _let_go(self, blob: Blob) -> None:
+        blob.users -= 1
+        if blob.users == 0:
+            self._taken -= blob.cost
+            blob.memory = memoryview(b"")  # the last reference: its pages are unmapped here
+
+    def _make_room(self, namespace: Namespace, cost: int) -> None:
+        """Give up steps older than the newest complete one, as many as are needed, or none if they do not suffice."""
+        usable = self._usable_bytes() - self._arriving
+        room = usable if self._budget is None else min(usable, self._budget - self._taken)
+        complete = namespace.newest_complete()
+        victims = []
+        for step in sorted(s for s in namespace.steps if complete is not None and s < complete):
+            if room >= cost:
+                break
+            victims.append(step)
+            room += sum(blob.cost for blob in namespace.steps[step].values() if blob.users == 1)
+        if room < cost:
+            limit = "no limit of its own" if self._budget is None else f"a budget of {self._budget / _MIB:.1f} MiB"
+            raise MemoryTierFullError(
+                f"no room for {cost / _MIB:.1f} MiB: the memory tier has {limit}, "
+                f"{self._taken / _MIB:.1f} MiB are taken, and the node can spare {usable / _MIB:.1f} MiB"
+            )
+        self._give_up(namespace, *victims)

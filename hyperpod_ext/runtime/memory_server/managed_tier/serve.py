@@ -1,0 +1,63 @@
+"""Starts the API: its command line, its budget and its secret. Other commands add these arguments to their own."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from hyperpod_ext.errors import ConflictError
+from hyperpod_ext.runtime.environment import ENV_SECRET_FILE, read_secret
+from hyperpod_ext.runtime.memory_server.capacity import usable_bytes
+from hyperpod_ext.runtime.memory_server.managed_tier.api import ApiServer, holders_of
+from hyperpod_ext.runtime.memory_server.managed_tier.blobs import Blobs
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `serve`, but for `--parent`, which every memory server has."""
+    parser.add_argument(
+        "--listen", required=True, type=_address, metavar="HOST:PORT", help="AWS's client asks for port 9200"
+    )
+    parser.add_argument(
+        "--budget-mib", type=_positive, help="memory for all blobs; without it, what the node can spare"
+    )
+    parser.add_argument("--open-reset", action="store_true", help="let anybody reset everything, as AWS's API does")
+
+
+def serve(arguments: argparse.Namespace) -> NoReturn:
+    """Answer until this process is ended."""
+    host, port = arguments.listen
+    budget = None if arguments.budget_mib is None else arguments.budget_mib << 20
+    blobs = Blobs(budget=budget, usable_bytes=usable_bytes)
+    try:
+        server = ApiServer(host, port, blobs, _may_reset(arguments.open_reset))
+    except OSError as error:
+        raise ConflictError(f"cannot listen on {host} port {port}: {error}") from error
+    shown = f"[{host}]" if ":" in host else host
+    sys.stderr.write(f"AWS's managed tier API is served on http://{shown}:{server.server_address[1]}\n")
+    server.serve_forever()
+    raise AssertionError("serve_forever returned")
+
+
+def _may_reset(anybody: bool) -> Callable[[str], bool]:
+    """Without a secret nobody may, so that a forgotten variable opens nothing."""
+    if anybody:
+        return lambda _: True
+    secret_file = os.environ.get(ENV_SECRET_FILE)
+    return holders_of(read_secret(Path(secret_file))) if secret_file else lambda _: False
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)

@@ -1,0 +1,76 @@
+"""The `Shard-Meta` header: the checksum of a blob, as its sender computed it.
+
+AWS's client sends `{"checksum": <base64 of xxh3_128>, "algorithm": "xxh3_128"}`. `xxhash` is not ours to require: where
+it is absent, the header is kept and returned, and the client that wrote it still checks what it reads.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import json
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme
+
+XXH3 = "xxh3_128"
+CRC64 = "crc64nvme"
+
+
+class Checksum(Protocol):
+    """A checksum that grows with the bytes that pass."""
+
+    def update(self, data: Any, /) -> object: ...
+
+    def digest(self) -> bytes: ...
+
+
+class _Crc64:
+    def __init__(self) -> None:
+        self._value = 0
+
+    def update(self, data: Any, /) -> None:
+        self._value = crc64nvme(data, self._value)
+
+    def digest(self) -> bytes:
+        return self._value.to_bytes(8, "big")
+
+
+def _importable(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        return None
+
+
+def algorithms() -> dict[str, Callable[[], Checksum]]:
+    """What can be computed here, best known first."""
+    known: dict[str, Callable[[], Checksum]] = {}
+    if xxhash := _importable("xxhash"):
+        known[XXH3] = xxhash.xxh3_128
+    if _importable("awscrt"):
+        known[CRC64] = _Crc64
+    return known
+
+
+def encode(algorithm: str, digest: bytes, more: dict[str, Any] | None = None) -> str:
+    """The header's value; `more` goes beside what AWS's client reads."""
+    return json.dumps({**(more or {}), "checksum": base64.b64encode(digest).decode(), "algorithm": algorithm})
+
+
+def decode(header: str) -> tuple[str, bytes, dict[str, Any]]:
+    """Algorithm, digest, and all that the header says.
+
+    Raises:
+        ValueError: it is not what AWS's client writes.
+    """
+    try:
+        said = json.loads(header)
+        digest = base64.b64decode(said["checksum"], validate=True)
+        algorithm = said.get("algorithm", XXH3)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise ValueError(f"Shard-Meta is not a JSON object with a base64 `checksum`: {error!r}") from None
+    if not isinstance(algorithm, str):
+        raise ValueError("Shard-Meta's `algorithm` is not a string")
+    return algorithm, digest, said

@@ -1,0 +1,311 @@
+"""All that one memory server holds and does: own snapshots, replicas, plans, and the way to other tiers."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hyperpod_ext.config.checkpoint import CheckpointPolicy
+from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, MemoryTierFullError, NotFoundError
+from hyperpod_ext.runtime.checkpoint.manifest import Manifest
+from hyperpod_ext.runtime.checkpoint.plan import Plan, read_plan
+from hyperpod_ext.runtime.memory_server.drain import Drain
+from hyperpod_ext.runtime.memory_server.peer_server import PeerServer
+from hyperpod_ext.runtime.memory_server.region import Region, whole_pages
+from hyperpod_ext.runtime.memory_server.regions import Budget, Regions
+from hyperpod_ext.runtime.memory_server.replicate import Replicator
+from hyperpod_ext.runtime.memory_server.slots import MIN_SLOTS
+from hyperpod_ext.runtime.tiers.durable import Found
+
+
+class Plans:
+    """Plans by digest."""
+
+    def __init__(self) -> None:
+        self._plans: dict[str, Plan] = {}
+
+    def add(self, document: dict[str, Any], digest: str) -> Plan:
+        """Read and keep a plan.
+
+        Raises:
+            CorruptSnapshotError: it is not what its digest says.
+        """
+        if digest not in self._plans:
+            self._plans[digest] = read_plan(document, digest)
+        return self._plans[digest]
+
+    def get(self, digest: str) -> Plan | None:
+        return self._plans.get(digest)
+
+    def __getitem__(self, digest: str) -> Plan:
+        plan = self._plans.get(digest)
+        if plan is None:
+            raise NotFoundError(f"the plan {digest[:12]}… is not known here")
+        return plan
+
+
+class NodeMemory:
+    """One node's part of every tier.
+
+    Args:
+        policy: what goes where, and when.
+        node, nodes, owners: this node's number, how many there are, and how many ranks each has.
+    """
+
+    def __init__(
+        self,
+        policy: CheckpointPolicy,
+        *,
+        job: str,
+        secret: bytes,
+        node: int,
+        nodes: int,
+        owners: int,
+        usable_bytes: Callable[[], int],
+    ) -> None:
+        self.policy, self._job, self._secret = policy, job, secret
+        memory = policy.memory()
+        limit = memory.budget_mib << 20 if memory is not None and memory.budget_mib is not None else None
+        self._budget = Budget(limit, usable_bytes)
+        self._node, self._nodes = node, nodes
+        slots = slots_of(policy)
+        self.own = Regions(kind="own", job=job, secret=secret, budget=self._budget, slots=slots)
+        self.replicas = Regions(kind="replica", job=job, secret=secret, budget=self._budget, slots=MIN_SLOTS)
+        self.plans = Plans()
+        self.drains = [
+            Drain(
+                tier,
+                self.own,
+                self.plans.get,
+                job=job,
+                secret=secret,
+                node=node,
+                nodes=nodes,
+                owners=owners,
+                when_busy=policy.when_busy,
+            )
+            for tier in policy.durable()
+        ]
+        self.peer_server: PeerServer | None = None
+        self.replicator: Replicator | None = None
+        if (peer := policy.peer()) is not None and nodes > 1:
+            self.replicator = Replicator(
+                self.own, self.plans.__getitem__, peer, node=node, secret=secret, when_busy=policy.when_busy
+            )
+        self._provisional: dict[int, Manifest] = {}
+        self._fetched: dict[tuple[str, str, str], Region] = {}
+        self._fetching = threading.Lock()
+
+    def map(self, owner: int, slot_bytes: int) -> tuple[Region, int]:
+        """Region of a rank, and a descriptor of its memory. What was fetched to restore from gives way to it.
+
+        Raises:
+            MemoryTierFullError: the node has not that much left; what is held stays as it is.
+        """
+        try:
+            return self.own.map(owner, slot_bytes)
+        except MemoryTierFullError:
+            if not self._forget_fetched():
+                raise
+            return self.own.map(owner, slot_bytes)
+
+    def seal(self, owner: int, slot: int, record: dict[str, Any]) -> Manifest:
+        """Seal a snapshot, and send it on where it is due; a provisional one once its writer stands by it."""
+        self.plans[str(record["plan"])]
+        provisional = bool(record.pop("provisional", False))
+        manifest = self.own.seal(owner, slot, record)
+        if provisional:
+            self._provisional[owner] = manifest
+        else:
+            self._send_on(owner, manifest)
+        self._forget_fetched()
+        return manifest
+
+    def settle(self, owner: int, save_id: str, *, keep: bool) -> None:
+        """The writer of a provisional snapshot stands by it, or takes it back."""
+        manifest = self._provisional.pop(owner, None)
+        if manifest is None or manifest["save_id"] != save_id:
+            return
+        if keep:
+            self._send_on(owner, manifest)
+        else:
+            self.own.take_back(owner, save_id)
+
+    def _send_on(self, owner: int, manifest: Manifest) -> None:
+        """To the slower tiers that are due."""
+        for drain in self.drains:
+            drain.sealed(owner, manifest)
+        # what data parallelism keeps equal, every node holds already: its own snapshot is the others' replica
+        if self.replicator is not None and manifest["extras"].get("sharing") != "same":
+            self.replicator.sealed(owner, manifest)
+
+    def begin(self, owner: int, slot: int, step: int, save_id: str, generation: int) -> None:
+        """A rank writes a slot from now on."""
+        if self.replicator is not None:
+            self.replicator.begins(owner)
+        self.own.begin(owner, slot, step, save_id, generation)
+
+    def fence(self, generation: int, step: int | None, run: str, stored: bool = False) -> None:
+        """A generation begins at `step`; `stored`: from a durable checkpoint.
+
+        `step` None: where it begins is not certain yet. Older writers are refused, and nothing is given up.
+        """
+        self.own.fence(generation, step)
+        self.replicas.fence(generation, step)
+        if step is not None:
+            for drain in self.drains:
+                drain.enter(generation, step, run, stored)
+
+    def held(self) -> list[dict[str, Any]]:
+        """Whole snapshots here, own and replicas, in brief."""
+        own = [{**brief, "replica": False} for brief in self.own.held()]
+        return own + [{**brief, "replica": True} for brief in self.replicas.held()]
+
+    def open(self, owner: int, save_id: str) -> tuple[Manifest, Plan, int, int]:
+        """Manifest, plan, offset and a read-only descriptor of a snapshot, own or replica."""
+        try:
+            manifest, offset, fd = self.own.open(owner, save_id)
+        except NotFoundError:
+            manifest, offset, fd = self.replicas.open(owner, save_id)
+        return manifest, self.plans[str(manifest["plan"])], offset, fd
+
+    # --- other nodes ----------------------------------------------------------------------------
+
+    def listen(self, host: str) -> int:
+        """Serve other nodes on a free port of `host`; 0 on a job of one node."""
+        if self._nodes == 1:
+            return 0
+        if self.peer_server is None:
+            self.peer_server = PeerServer(
+                self.own, self.replicas, self.plans, secret=self._secret, job=self._job, host=host
+            )
+            self.peer_server.start()
+        return self.peer_server.port
+
+    def set_peers(self, peers: dict[int, tuple[str, int]], domains: dict[int, str]) -> None:
+        """Who the other nodes are, and what fails together."""
+        if self.replicator is not None:
+            self.replicator.set_peers(peers, domains)
+
+    # --- durable tiers --------------------------------------------------------------------------
+
+    def durable(self, newest: int = 4) -> dict[str, Any]:
+        """The newest checkpoints of each durable tier, verified as far as their manifests go.
+
+        `unreachable` are those of the problems that leave open whether a tier has a newer one.
+        """
+        offers: list[dict[str, Any]] = []
+        problems: list[str] = []
+        unreachable: list[str] = []
+        generation = 0
+        for drain in self.drains:
+            try:
+                generation = max(generation, drain.checkpoints.newest_generation())
+                found = drain.checkpoints.found()
+            except HyperpodExtError as error:
+                problems.append(_in_line(error))
+                unreachable.append(problems[-1])
+                continue
+            for one in found:
+                try:
+                    manifest = drain.checkpoints.read(one)
+                except HyperpodExtError as error:
+                    problems.append(_in_line(error))
+                    if not isinstance(error, CorruptSnapshotError | NotFoundError):
+                        if not any(offer["url"] == drain.url for offer in offers):
+                            unreachable.append(problems[-1])
+                        break
+                    continue
+                keys = ("step", "generation", "save_id", "world_size")
+                brief = {key: manifest[key] for key in keys}
+                offers.append({**brief, "tier": drain.tier.kind, "url": drain.url, "folder": one.folder})
+                if sum(offer["url"] == drain.url for offer in offers) >= newest:
+                    break
+        return {"checkpoints": offers, "generation": generation, "problems": problems, "unreachable": unreachable}
+
+    def fetch(self, url: str, folder: str, rank: int) -> tuple[Manifest, Plan, int, int]:
+        """A rank's snapshot of a durable checkpoint, brought into memory once for all ranks of this node.
+
+        Raises:
+            NotFoundError, CorruptSnapshotError, UnreachableError: it cannot be had; its bytes are not verified yet.
+        """
+        drain = next((drain for drain in self.drains if drain.url == url), None)
+        if drain is None:
+            raise NotFoundError(f"{url} is no tier of this job")
+        step, _, generation = folder.removeprefix("step-").partition("-g")
+        whole = drain.checkpoints.read(Found(int(step), int(generation)))
+        manifest, name = whole["ranks"][str(rank)], whole["files"][str(rank)]
+        plan = self.plans.get(manifest["plan"]) or drain.checkpoints.read_plan(folder, manifest["plan"])
+        self._forget_fetched(but=(url, folder))  # another was refused
+        with self._fetching:
+            region = self._fetched.get((url, folder, name))
+            if region is None:
+                nbytes = int(manifest["nbytes"])
+                self._budget.take(whole_pages(nbytes), f"restoring {folder} from {url}")
+                region = Region(f"hpx-fetched-{rank}", nbytes, 1)
+                try:
+                    with region.view(0, nbytes) as view:
+                        drain.checkpoints.store.read_into(f"{folder}/{name}", view)
+                except BaseException:
+                    region.close()
+                    self._budget.give_back(region.nbytes)
+                    raise
+                self._fetched[url, folder, name] = region
+            fd = os.open(f"/proc/self/fd/{region.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        return manifest, plan, 0, fd
+
+    def _forget_fetched(self, but: tuple[str, str] = ("", "")) -> bool:
+        """Training goes on from what was fetched, so its memory is needed no more, but for that of `but`: URL and
+        folder. Whoever reads it this moment has it mapped. Returns whether there was any."""
+        with self._fetching:
+            gone = [key for key in self._fetched if key[:2] != but]
+            for key in gone:
+                region = self._fetched.pop(key)
+                region.close()
+                self._budget.give_back(region.nbytes)
+        return bool(gone)
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def drain_now(self, save_id: str, timeout_s: float) -> bool:
+        """Bring one commit to every durable tier, whether it is due or not; False when time ran out."""
+        manifests = [
+            self.own.open_manifest(int(brief["rank"]), save_id)
+            for brief in self.own.held()
+            if brief["save_id"] == save_id
+        ]
+        for drain in self.drains:
+            drain.take_now(manifests)
+        return self._wait_drained(time.monotonic() + timeout_s)
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Until everything that is due has arrived somewhere or failed."""
+        deadline = time.monotonic() + timeout_s
+        drained = self._wait_drained(deadline)
+        return (self.replicator is None or self.replicator.wait_idle(_left(deadline))) and drained
+
+    def _wait_drained(self, deadline: float) -> bool:
+        return all(drain.wait_idle(_left(deadline)) for drain in self.drains)
+
+    def status(self) -> dict[str, Any]:
+        """What is held, and how the copying goes."""
+        copying = [self.replicator.status()] if self.replicator is not None else []
+        return {"snapshots": self.held(), "copying": copying + [drain.status for drain in self.drains]}
+
+
+def _left(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
+
+
+def _in_line(error: HyperpodExtError) -> str:
+    """An error's words on one line, without the full stop."""
+    return " ".join(str(error).split()).removesuffix(".")
+
+
+def slots_of(policy: CheckpointPolicy) -> int:
+    """Slots of each rank: one that is whole and one that is written; one more that is copied to a durable tier;
+    with peers, one that is copied and one that has its replicas, so that a node's loss leaves one step whole."""
+    return MIN_SLOTS + 2 * (policy.peer() is not None) + bool(policy.durable())

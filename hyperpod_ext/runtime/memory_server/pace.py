@@ -1,0 +1,98 @@
+"""How fast copies may be sent, so that training steps take little longer for it.
+
+What a copy costs depends on cores, memory and network of the node, so it is not computed but measured:
+the steps beside a copy are compared with those beside none.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+
+_IDLE_STEPS = 16
+_ENOUGH = 3  # steps of a kind before anything is concluded from them
+_LOOK_S = 0.1  # between two looks at whether what is held back is still wanted
+
+
+def next_rate(rate: float, achieved: float, slowdown: float, max_slowdown: float, floor: float) -> float:
+    """Bytes per second to allow from now on; infinite: as fast as it goes.
+
+    `achieved`: what was really sent per second. `slowdown`: how much longer steps took beside it, as a share.
+    """
+    if slowdown > max_slowdown:
+        share = min(0.9, max(0.5, max_slowdown / slowdown))
+        return max(floor, share * min(rate, achieved))
+    faster = rate * (1.5 if slowdown < max_slowdown / 2 else 1.1)
+    return max(floor, faster if faster < 2 * achieved else math.inf)  # then it is not the limit that limits
+
+
+class Pace:
+    """Holds senders back, and learns from the steps by how much. Thread-safe."""
+
+    def __init__(self, max_slowdown: float, now: Callable[[], float] = time.monotonic) -> None:
+        self._max_slowdown, self._now = max_slowdown, now
+        self.rate, self.floor = math.inf, 0.0
+        self._idle: deque[float] = deque(maxlen=_IDLE_STEPS)
+        self._busy: list[float] = []
+        self._free_at = 0.0
+        self._copies = 0
+        self._sending_s, self._sent = 0.0, 0  # since the last decision
+        self._since = 0.0
+        self._last_copy_at = -math.inf
+        self._lock = threading.Lock()
+
+    def copy_begins(self) -> None:
+        with self._lock:
+            self._since = self._now() if not self._copies else self._since
+            self._copies += 1
+
+    def copy_ends(self) -> None:
+        with self._lock:
+            self._copies -= 1
+            self._last_copy_at = self._now()
+            if not self._copies:
+                self._sending_s += self._last_copy_at - self._since
+
+    def sending_since(self, moment: float) -> bool:
+        """Whether a copy was in flight at some time after `moment`."""
+        with self._lock:
+            return self._copies > 0 or self._last_copy_at > moment
+
+    def finish_within(self, nbytes: int, seconds: float) -> None:
+        """Never be so slow that `nbytes` take longer: the next copy is due by then."""
+        with self._lock:
+            self.floor = nbytes / seconds if seconds > 0 else math.inf
+            self.rate = max(self.rate, self.floor)
+
+    def observe_step(self, seconds: float, sending: bool) -> None:
+        """How long a step took, and whether a copy was in flight during it."""
+        with self._lock:
+            if not sending:
+                self._idle.append(seconds)
+                return
+            self._busy.append(seconds)
+            achieved = self._achieved()
+            if len(self._busy) < _ENOUGH or len(self._idle) < _ENOUGH or not achieved:
+                return
+            slowdown = median(self._busy) / median(self._idle) - 1
+            self.rate = next_rate(self.rate, achieved, slowdown, self._max_slowdown, self.floor)
+            self._busy.clear()
+            self._sending_s, self._sent, self._since = 0.0, 0, self._now()
+
+    def _achieved(self) -> float:
+        """Bytes per second since the last decision, while copies were in flight."""
+        now = self._now() - self._since if self._copies else 0.0
+        return self._sent / (self._sending_s + now) if self._sent else 0.0
+
+    def take(self, nbytes: int, stop: Callable[[], bool]) -> None:
+        """Wait until so many bytes may be sent, or `stop` says that they will not be."""
+        with self._lock:
+            self._sent += nbytes
+            start = max(self._now(), self._free_at)
+            self._free_at = start + nbytes / self.rate
+        while (left := start - self._now()) > 0 and not stop():
+            time.sleep(min(left, _LOOK_S))

@@ -1,0 +1,323 @@
+"""Checkpoints in an object store: what lies where, and what makes one exist.
+
+    NAME-OF-THE-JOB/
+      generations/000002.json            claimed once, by one run: fences writers of older ones
+      step-000000100-g000002/
+        __0_0.distcp __1_0.distcp ...    images, byte for byte as they lay in memory
+        plan-3f2a….json                  their layouts, by digest
+        __0_1.distcp .metadata           derived, for plain dcp.load
+        manifest.json                    signed, created only if absent, last: with it the checkpoint exists
+
+Until the manifest is there, `node-N.json` and `done-N.json` tell the nodes of each other; whoever finds
+all of them done writes it, so no single node's death can keep a whole checkpoint from counting.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hyperpod_ext.errors import CorruptSnapshotError, NotFoundError, StaleGenerationError
+from hyperpod_ext.runtime.checkpoint.dcp_metadata import METADATA_FILE, Part, derive
+from hyperpod_ext.runtime.checkpoint.manifest import (
+    FORMAT,
+    Manifest,
+    check_manifest,
+    content_of,
+    crc64nvme,
+    crc_text,
+    read_document,
+    sign,
+)
+from hyperpod_ext.runtime.checkpoint.plan import Plan, read_plan
+from hyperpod_ext.runtime.tiers.object_store import ObjectStore
+
+MANIFEST = "manifest.json"
+VALUES = "__0_1.distcp"
+_FOLDER = re.compile(r"step-(\d{9,})-g(\d{6,})(?:/|$)")
+_NODE = re.compile(r"node-(\d+)\.json")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Found:
+    """A checkpoint that has a manifest; what that says is not verified yet."""
+
+    step: int
+    generation: int
+
+    @property
+    def folder(self) -> str:
+        return folder_of(self.step, self.generation)
+
+
+def folder_of(step: int, generation: int) -> str:
+    return f"step-{step:09d}-g{generation:06d}"
+
+
+def image_of(rank: int) -> str:
+    """Name of the image of one rank, as torch.distributed.checkpoint would call its file."""
+    return f"__{rank}_0.distcp"
+
+
+class Checkpoints:
+    """Checkpoints of one job in one store. Several nodes use it at the same time."""
+
+    def __init__(self, store: ObjectStore, *, job: str, secret: bytes) -> None:
+        self.store, self._job, self._secret = store, job, secret
+
+    # --- what is there --------------------------------------------------------------------------
+
+    def found(self) -> list[Found]:
+        """Every checkpoint with a manifest, newest first; without those whose steps were given up."""
+        names = [entry.name for entry in self.store.list()]
+        folders = [parse_folder(name) for name in names if name.endswith(f"/{MANIFEST}")]
+        with_manifest = [one for one in folders if one is not None]
+        return without_abandoned(with_manifest, self.starts(claimed(names), with_manifest))
+
+    def starts(self, claimed: Collection[int], found: Collection[Found]) -> dict[int, int]:
+        """Step at which each generation began that has saved something.
+
+        The others give nothing up: a run that claimed the place and died has put nothing there to go on from.
+        """
+        saved = {one.generation for one in found}
+        claims = {number: self.claim_of(number) for number in saved.intersection(claimed) - {min(saved, default=0)}}
+        return {number: int(claim["step"]) for number, claim in claims.items() if claim is not None}
+
+    def read(self, found: Found) -> Manifest:
+        """The checkpoint's manifest, verified.
+
+        Raises:
+            NotFoundError: there is none.
+            CorruptSnapshotError: it is not whole, or not this job's.
+        """
+        where = f"{self.store.url}/{found.folder}/{MANIFEST}"
+        manifest = read_document(self.store.get(f"{found.folder}/{MANIFEST}"), where)
+        check_manifest(manifest, self._secret, job=self._job, where=where)
+        if (manifest["step"], manifest["generation"]) != (found.step, found.generation):
+            raise CorruptSnapshotError(f"{where}: it is the manifest of {manifest['save_id']}")
+        return manifest
+
+    def read_plan(self, folder: str, digest: str) -> Plan:
+        """The layout of one rank's image.
+
+        Raises:
+            NotFoundError, CorruptSnapshotError: it is not there, or not what its name says.
+        """
+        name = f"{folder}/{plan_name(digest)}"
+        return read_plan(read_document(self.store.get(name), f"{self.store.url}/{name}"), digest)
+
+    # --- generations ----------------------------------------------------------------------------
+
+    def newest_generation(self) -> int:
+        """Highest generation that has been claimed or has written anything; 0: none."""
+        names = [entry.name for entry in self.store.list()]
+        written = [int(match[2]) for name in names if (match := _FOLDER.match(name))]
+        return max([0, *claimed(names), *written])
+
+    def claim(self, generation: int, step: int, run: str) -> None:
+        """Declare that `generation` begins at `step` and belongs to `run`. Needed before its first write.
+
+        Raises:
+            StaleGenerationError: it belongs to another run, or a later generation of another run exists.
+        """
+        document = {"generation": generation, "step": step, "run": run}
+        if not self.store.put_new(_claim_name(generation), json.dumps(document).encode()):
+            owner = self.claim_of(generation)
+            if owner is None or owner.get("run") != run:
+                raise StaleGenerationError(f"generation {generation} of {self._job} belongs to another run of the job")
+        self.check_not_followed(generation, run)
+
+    def check_not_followed(self, generation: int, run: str) -> None:
+        """Raise when another run has begun a later generation.
+
+        Raises:
+            StaleGenerationError: it has; nothing may be written any more.
+        """
+        for later in claimed([entry.name for entry in self.store.list("generations/")]):
+            if later > generation and (claim := self.claim_of(later)) is not None and claim.get("run") != run:
+                raise StaleGenerationError(f"generation {later} of another run has followed generation {generation}")
+
+    def claim_of(self, generation: int) -> dict[str, Any] | None:
+        """Who claimed a generation, and where it began; None when nobody has, or the claim is damaged."""
+        try:
+            claim = read_document(self.store.get(_claim_name(generation)), _claim_name(generation))
+        except (NotFoundError, CorruptSnapshotError):
+            return None
+        return claim if type(claim.get("step")) is int and isinstance(claim.get("run"), str) else None
+
+    # --- writing one ----------------------------------------------------------------------------
+
+    def put_plan(self, folder: str, plan: Plan) -> None:
+        self.store.put_new(f"{folder}/{plan_name(plan.digest)}", plan.text.encode())
+
+    def put_record(self, folder: str, node: int, manifests: Sequence[Manifest]) -> None:
+        """Tell the other nodes which snapshots this one will bring."""
+        self.store.put_new(f"{folder}/node-{node}.json", json.dumps({"manifests": manifests}).encode())
+
+    def put_done(self, folder: str, node: int) -> None:
+        self.store.put_new(f"{folder}/done-{node}.json", b"{}")
+
+    def records(self, folder: str, known: Collection[int] = ()) -> dict[int, list[Manifest]]:
+        """What each node has announced, verified; without the nodes in `known`."""
+        found: dict[int, list[Manifest]] = {}
+        for entry in self.store.list(f"{folder}/node-"):
+            if (match := _NODE.search(entry.name)) and int(match[1]) not in known:
+                manifests = read_document(self.store.get(entry.name), entry.name).get("manifests")
+                if not isinstance(manifests, list) or not all(isinstance(one, dict) for one in manifests):
+                    raise CorruptSnapshotError(f"{self.store.url}/{entry.name}: not a list of manifests")
+                for manifest in manifests:
+                    check_manifest(manifest, self._secret, job=self._job)
+                found[int(match[1])] = manifests
+        return found
+
+    def progress(self, folder: str) -> tuple[set[int], bool]:
+        """Nodes that are done with their part, and whether the manifest is there."""
+        names = [entry.name.rpartition("/")[2] for entry in self.store.list(f"{folder}/")]
+        done = {int(name[5:-5]) for name in names if re.fullmatch(r"done-\d+\.json", name)}
+        return done, MANIFEST in names
+
+    def commit(
+        self,
+        folder: str,
+        manifests: Mapping[int, Manifest],
+        files: Mapping[int, str],
+        known: Callable[[str], Plan | None] = lambda digest: None,
+    ) -> bool:
+        """Write what makes the checkpoint exist. False: somebody else was quicker, with the same.
+
+        Args:
+            known: plans that need not be read from the store.
+        """
+        digests = {str(manifest["plan"]) for manifest in manifests.values()}
+        plans = {digest: known(digest) or self.read_plan(folder, digest) for digest in digests}
+        parts = [Part(r, plans[str(m["plan"])], m["values"], files[r]) for r, m in sorted(manifests.items())]
+        derived = derive(parts, VALUES)
+        files_of_torch: dict[str, dict[str, object]] = {}
+        for name, data in ((VALUES, derived.values_file), (METADATA_FILE, derived.metadata)):
+            checksum = crc_text(crc64nvme(data))
+            self.store.put(f"{folder}/{name}", memoryview(data), checksum)
+            files_of_torch[name] = {"nbytes": len(data), "crc64nvme": checksum}
+        one = next(iter(manifests.values()))
+        document = {
+            "format": FORMAT,
+            "job": self._job,
+            **{key: one[key] for key in ("generation", "step", "save_id", "world_size")},
+            "ranks": {str(rank): manifest for rank, manifest in sorted(manifests.items())},
+            "files": {str(rank): name for rank, name in sorted(files.items())},
+            "derived": files_of_torch,
+            "nbytes": sum({files[rank]: int(m["nbytes"]) for rank, m in manifests.items()}.values()),
+            "created_at": time.time(),
+        }
+        signed = sign(document, self._secret)
+        created = self.store.put_new(f"{folder}/{MANIFEST}", json.dumps(signed).encode())
+        self._tidy(folder)
+        return created
+
+    def _tidy(self, folder: str) -> None:
+        notes = re.compile(r"(node|done)-\d+\.json")
+        entries = self.store.list(f"{folder}/")
+        self.store.delete([entry.name for entry in entries if notes.fullmatch(entry.name.rpartition("/")[2])])
+
+    # --- retention ------------------------------------------------------------------------------
+
+    def prune(self, keep: int, every_steps: int | None, steps: Collection[int]) -> list[str]:
+        """Delete what need not be kept, and what was left unfinished before the newest; returns the folders."""
+        found = self.found()
+        if not found:
+            return []
+        self.read(found[0])  # nothing is deleted while the newest cannot be trusted
+        kept = {one.folder for one in to_keep(found, keep, every_steps, steps)}
+        entries: dict[str, list[str]] = {}
+        names = [entry.name for entry in self.store.list()]
+        for name in names:
+            entries.setdefault(name.partition("/")[0], []).append(name)
+        gone, left = [], [found[0].generation]
+        for folder, its in entries.items():
+            if (parsed := parse_folder(folder)) is None:
+                continue
+            if folder not in kept and parsed.step < found[0].step:
+                remove(self.store, its)
+                gone.append(folder)
+            else:
+                left.append(parsed.generation)
+        self.store.delete([_claim_name(number) for number in claimed(names) if number < min(left)])
+        return gone
+
+
+def parse_folder(name: str) -> Found | None:
+    """The checkpoint that a folder, or a blob in it, belongs to."""
+    match = _FOLDER.match(name)
+    return Found(int(match[1]), int(match[2])) if match else None
+
+
+def remove(store: ObjectStore, names: Sequence[str]) -> None:
+    """Delete a checkpoint's blobs, its manifest first: a folder half deleted must not look like a checkpoint."""
+    store.delete([name for name in names if name.endswith(f"/{MANIFEST}")])
+    store.delete(names)
+
+
+def claimed(names: Sequence[str]) -> list[int]:
+    """Generations that some run has claimed."""
+    return [int(match[1]) for name in names if (match := re.fullmatch(r"generations/(\d+)\.json", name))]
+
+
+def without_abandoned(found: Collection[Found], starts: Mapping[int, int]) -> list[Found]:
+    """Newest first, without steps that a later generation began before: they are of a history that was given up.
+
+    Args:
+        starts: the step at which each generation began.
+    """
+    alive = [
+        one
+        for one in found
+        if not any(generation > one.generation and step < one.step for generation, step in starts.items())
+    ]
+    return sorted(alive, reverse=True)
+
+
+def to_keep(found: Sequence[Found], keep: int, every_steps: int | None, steps: Collection[int]) -> list[Found]:
+    """What retention leaves: the newest `keep`, every multiple of `every_steps`, and milestones."""
+    newest = sorted(found, reverse=True)[: max(keep, 1)]
+    return [
+        one
+        for one in found
+        if one in newest or one.step in steps or (every_steps is not None and one.step % every_steps == 0)
+    ]
+
+
+def share_out(records: Mapping[int, Sequence[Manifest]]) -> tuple[dict[int, str], dict[int, list[int]]]:
+    """File of each rank, and the ranks whose image each node uploads. Equal on every node that computes it.
+
+    Ranks that hold bit for bit the same (data parallelism) share one file: it is uploaded once, by the
+    node that has least to do.
+    """
+    holders: dict[str, list[tuple[int, int]]] = {}
+    sizes: dict[str, int] = {}
+    for node, manifests in sorted(records.items()):
+        for manifest in manifests:
+            content = content_of(manifest)
+            holders.setdefault(content, []).append((int(manifest["rank"]), node))
+            sizes[content] = int(manifest["nbytes"])
+    files: dict[int, str] = {}
+    uploads: dict[int, list[int]] = {node: [] for node in records}
+    load = dict.fromkeys(records, 0)
+    for content, places in sorted(holders.items(), key=lambda item: (-sizes[item[0]], min(item[1]))):
+        node = min({node for _, node in places}, key=lambda node: (load[node], node))
+        rank = min(rank for rank, where in places if where == node)
+        uploads[node].append(rank)
+        load[node] += sizes[content]
+        files.update({other: image_of(rank) for other, _ in places})
+    return files, uploads
+
+
+def plan_name(digest: str) -> str:
+    """Name of the blob that holds a plan."""
+    return f"plan-{digest[:32]}.json"
+
+
+def _claim_name(generation: int) -> str:
+    return f"generations/{generation:06d}.json"

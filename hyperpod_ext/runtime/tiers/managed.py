@@ -1,0 +1,227 @@
+"""AWS's managed tier, or anything that serves its HTTP API, as a place for snapshots: one blob a rank and step.
+
+AWS's service authenticates nobody: whoever reaches it can read, replace and delete. The checksum here finds damage, not
+malice, so put a signed record at the head of the blob. How copies are placed and when they are lost is the service's.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from hyperpod_ext.errors import (
+    ConflictError,
+    CorruptSnapshotError,
+    HyperpodExtError,
+    MemoryTierFullError,
+    NotFoundError,
+    UnreachableError,
+)
+from hyperpod_ext.runtime.memory_server.managed_tier import shard_meta
+
+AWS_URL = "http://ai-toolkit-gossip-headless.aws-hyperpod.svc.cluster.local:9200"
+"""Where AWS's client looks for the service on HyperPod with EKS."""
+
+PIECE = 1 << 20  # hashed while still in the cache; one send or receive must end within the timeout
+MAX_META = 16 << 10  # of a header line; servers commonly refuse 64 KiB
+MAX_MESSAGE = 1 << 20
+
+
+class ManagedTier:
+    """Blobs of one job. Each call has a connection of its own, so threads may share this."""
+
+    def __init__(
+        self,
+        base_url: str,
+        namespace: str,
+        world_size: int,
+        steps_retained: int = 3,
+        *,
+        timeout: timedelta = timedelta(seconds=60),
+    ) -> None:
+        """`timeout` is how long the service may be silent in the middle of a call."""
+        url = urlsplit(base_url)
+        if url.scheme != "http" or not url.hostname:
+            raise ValueError(f"{base_url!r} is not http://HOST:PORT")
+        self._host, self._port, self._prefix = url.hostname, url.port or 80, url.path.rstrip("/")
+        self._namespace, self._world_size, self._steps_retained = namespace, world_size, steps_retained
+        self._timeout_s = timeout.total_seconds()
+        self._algorithms = shard_meta.algorithms()
+        if not self._algorithms:
+            raise HyperpodExtError("no checksum can be computed here", hint="pip install 'hyperpod-ext[runtime]'")
+
+    def create(self) -> None:
+        """Make the namespace, or find it as it would be made.
+
+        Raises:
+            ConflictError: it exists with another number of ranks or retained steps.
+        """
+        wanted = {"num_ranks": self._world_size, "steps_to_retain_per_rank": self._steps_retained}
+        try:
+            found = self._ask("GET", self._namespace_path())
+        except NotFoundError:
+            query = f"?num_ranks={self._world_size}&steps_retained={self._steps_retained}"
+            with suppress(ConflictError):  # another rank was faster
+                self._ask("POST", self._namespace_path() + query)
+            found = self._ask("GET", self._namespace_path())
+        if not isinstance(found, dict) or {key: found.get(key) for key in wanted} != wanted:
+            raise ConflictError(
+                f"namespace {self._namespace!r} of the managed tier is {found}, and not {wanted}",
+                hint="Give the job another namespace, or delete this one.",
+            )
+
+    def put(
+        self, rank: int, step: int, parts: Sequence[memoryview | bytes], meta: dict[str, Any] | None = None
+    ) -> None:
+        """Store the parts, one after the other, as the blob of `rank` at `step`. They are sent from where they lie.
+
+        `meta` travels in a header, beside the checksum: a few plain values.
+
+        Raises:
+            MemoryTierFullError: the service has no room.
+        """
+        views = [memoryview(part).cast("B") for part in parts]
+        algorithm, new_checksum = next(iter(self._algorithms.items()))
+        checksum = new_checksum()
+        for piece in _pieces(views):
+            checksum.update(piece)
+        header = shard_meta.encode(algorithm, checksum.digest(), meta)
+        if len(header) > MAX_META:
+            raise ValueError(f"meta is {len(header)} bytes of a header; put it into the blob")
+        with self._connection() as connection:
+            connection.putrequest("POST", self._blob_path(rank, step))
+            connection.putheader("Content-Length", str(sum(len(view) for view in views)))
+            connection.putheader("Content-Type", "application/octet-stream")
+            connection.putheader("Shard-Meta", header)
+            connection.endheaders()
+            with suppress(ConnectionError):  # who refuses a blob may close at once; the answer says why
+                for piece in _pieces(views):
+                    connection.send(piece)
+            self._check(connection.getresponse())
+
+    def get(self, rank: int, step: int, into: memoryview | None = None) -> tuple[memoryview, dict[str, Any]]:
+        """The blob of `rank` at `step`, at the start of `into` or in memory of its own, and its `meta`.
+
+        Raises:
+            NotFoundError: there is none.
+            CorruptSnapshotError: the bytes do not match their checksum.
+        """
+        with self._connection() as connection:
+            connection.request("GET", self._blob_path(rank, step))
+            response = self._check(connection.getresponse())
+            try:
+                algorithm, digest, said = shard_meta.decode(response.headers.get("Shard-Meta", ""))
+                checksum = self._algorithms[algorithm]()
+            except ValueError as error:
+                raise CorruptSnapshotError(f"rank {rank}'s step {step} in the managed tier: {error}") from None
+            except KeyError as error:
+                raise HyperpodExtError(
+                    f"rank {rank}'s step {step} in the managed tier cannot be verified here: its checksum is {error}",
+                    hint="Install the Python package that computes it, such as `xxhash`.",
+                ) from None
+            data = _receive(response, into)
+        for piece in _pieces([data]):
+            checksum.update(piece)
+        if checksum.digest() != digest:
+            raise CorruptSnapshotError(f"rank {rank}'s step {step} in the managed tier does not match its {algorithm}")
+        return data, {key: value for key, value in said.items() if key not in ("checksum", "algorithm")}
+
+    def latest(self) -> list[int]:
+        """The newest steps that any rank has put, newest first. Whether all ranks have them is not said."""
+        try:
+            found = self._ask("GET", f"{self._blobs_path()}/latest?limit={self._steps_retained + 2}")
+        except NotFoundError:
+            return []
+        if not isinstance(found, list) or not all(type(step) is int for step in found):
+            raise UnreachableError(f"the managed tier answers {found!r:.100} for a list of steps")
+        return sorted(found, reverse=True)
+
+    def delete(self, rank: int, step: int) -> None:
+        """Have no blob of `rank` at `step`."""
+        with suppress(NotFoundError):
+            self._ask("DELETE", self._blob_path(rank, step))
+
+    @property
+    def _quoted(self) -> str:
+        return quote(self._namespace, safe="")
+
+    def _namespace_path(self) -> str:
+        return f"{self._prefix}/v1/cp/namespaces/{self._quoted}"
+
+    def _blobs_path(self) -> str:
+        return f"{self._prefix}/v1/cp/checkpoints/{self._quoted}"
+
+    def _blob_path(self, rank: int, step: int) -> str:
+        return f"{self._blobs_path()}/{rank}/{step}"
+
+    def _ask(self, method: str, path: str) -> Any:
+        with self._connection() as connection:
+            connection.request(method, path, headers={"Content-Length": "0"} if method == "POST" else {})
+            content = self._check(connection.getresponse()).read(MAX_MESSAGE)
+            try:
+                return json.loads(content) if content else None
+            except ValueError:
+                return content.decode(errors="replace")
+
+    @contextmanager
+    def _connection(self) -> Iterator[http.client.HTTPConnection]:
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        try:
+            yield connection
+        except (OSError, http.client.HTTPException) as error:
+            what = str(error) or type(error).__name__
+            raise UnreachableError(f"the managed tier at {self._host}:{self._port}: {what}") from error
+        finally:
+            connection.close()
+
+    def _check(self, response: http.client.HTTPResponse) -> http.client.HTTPResponse:
+        if response.status == 200:
+            return response
+        said = response.read(MAX_MESSAGE).decode(errors="replace")
+        message = f"the managed tier at {self._host}:{self._port} answers {response.status}: {said:.500}"
+        match response.status:
+            case 404:
+                raise NotFoundError(message)
+            case 409:
+                raise ConflictError(message)
+            case 413 | 507:
+                raise MemoryTierFullError(message)
+        raise UnreachableError(message)
+
+
+def _pieces(views: Sequence[memoryview]) -> Iterator[memoryview]:
+    for view in views:
+        for start in range(0, len(view), PIECE):
+            yield view[start : start + PIECE]
+
+
+def _receive(response: http.client.HTTPResponse, into: memoryview | None) -> memoryview:
+    """All of the body, straight into its place. One that ends early is an error."""
+    length = response.length
+    if length is None:  # chunked: the length shows at the end
+        whole = memoryview(response.read())
+        if into is None:
+            return whole
+        target = _start_of(into, len(whole))
+        target[:] = whole
+        return target
+    target = memoryview(bytearray(length)) if into is None else _start_of(into, length)
+    received = 0
+    while received < length:
+        count = response.readinto(target[received : received + PIECE])
+        if count == 0:
+            raise http.client.HTTPException(f"the answer ended after {received} of {length} bytes")
+        received += count
+    return target
+
+
+def _start_of(into: memoryview, length: int) -> memoryview:
+    view = into.cast("B")
+    if len(view) < length:
+        raise ValueError(f"the blob has {length} bytes, the buffer {len(view)}")
+    return view[:length]

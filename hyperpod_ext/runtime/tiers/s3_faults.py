@@ -1,0 +1,163 @@
+"""What an S3 client's exceptions mean: does it pass, and what is the user told. Pure; imports no client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hyperpod_ext.errors import HyperpodExtError, NotFoundError, UnreachableError
+
+
+class TakenError(Exception):
+    """A create-only put found the name in use."""
+
+
+class UploadGoneError(Exception):
+    """The multipart upload is no more: completed, aborted, or removed by a lifecycle rule."""
+
+
+class WrongChecksumError(Exception):
+    """The bytes that arrived do not match the checksum that came with them."""
+
+
+class CutError(Exception):
+    """A body ended before its length."""
+
+    def __str__(self) -> str:
+        return "the answer was cut off"
+
+
+class SpoiltError(Exception):
+    """A body that arrived does not match its checksum."""
+
+    def __str__(self) -> str:
+        return "the bytes were damaged on their way"
+
+
+class ShortError(Exception):
+    """The object itself ends before the range that is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What to raise, and whether another try may go better."""
+
+    error: Exception
+    passes: bool = False
+
+
+MEANINGS: dict[str, type[Exception]] = {
+    "PreconditionFailed": TakenError,
+    "412": TakenError,
+    "NoSuchUpload": UploadGoneError,
+    "BadDigest": WrongChecksumError,
+    "InvalidDigest": WrongChecksumError,
+    "XAmzContentChecksumMismatch": WrongChecksumError,
+    "InvalidRange": ShortError,
+    "416": ShortError,
+}
+PASSING_CODES = {
+    "InternalError",
+    "OperationAborted",
+    "ConditionalRequestConflict",  # of racing create-only puts: the next try tells who won
+    "RequestTimeout",
+    "RequestTimeTooSlow",
+    "RequestLimitExceeded",
+    "ServiceUnavailable",
+    "SlowDown",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequestsException",
+}
+PASSING_STATUS = {408, 409, 429, 500, 502, 503, 504}
+PASSING_TYPES = {  # names of classes, to import no client
+    "ConnectionError",
+    "HTTPClientError",
+    "ResponseStreamingError",
+    "IncompleteReadError",
+    "FlexibleChecksumError",
+    "CredentialRetrievalError",
+    "MetadataRetrievalError",
+    "HTTPError",  # urllib3's root
+    "CutError",
+    "SpoiltError",
+    "OSError",
+}
+CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "NoAuthTokenError", "TokenRetrievalError"}
+CREDENTIAL_CODES = {
+    "ExpiredToken",
+    "InvalidAccessKeyId",
+    "InvalidToken",
+    "SignatureDoesNotMatch",
+    "TokenRefreshRequired",
+    "RequestTimeTooSkewed",
+}
+
+
+def judge(error: Exception, doing: str, what: str, bucket: str) -> Verdict:
+    """Sort one failed request. `doing` and `what` name it: "write", "s3://bucket/key"."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict) and "Error" in response:
+        return _judge_answer(response, doing, what, bucket)
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if not kinds & (PASSING_TYPES | {"BotoCoreError"}):
+        return Verdict(error)  # a mistake in this program, which deserves its traceback
+    text = " ".join(str(error).split())
+    if kinds & CREDENTIALS:
+        return Verdict(
+            UnreachableError(
+                f"Cannot {doing} {what}: {text}",
+                hint="Give the node a role, or set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
+            )
+        )
+    if "SSLError" in kinds:
+        hint = "Check AWS_CA_BUNDLE and the endpoint's certificate."
+        return Verdict(UnreachableError(f"Cannot {doing} {what}: {text}", hint=hint))
+    hint = "Check AWS_ENDPOINT_URL_S3, AWS_REGION, the S3 VPC endpoint and the security group."
+    return Verdict(UnreachableError(f"Cannot {doing} {what}: {text}", hint=hint), bool(kinds & PASSING_TYPES))
+
+
+def item_error(item: dict[str, Any]) -> Exception:
+    """One line of a DeleteObjects answer as the exception that the request alone would have raised."""
+    error = _ItemError(item.get("Message", ""))
+    error.response = {"Error": item, "ResponseMetadata": {}}
+    return error
+
+
+class _ItemError(Exception):
+    response: dict[str, Any]
+
+
+def _judge_answer(response: dict[str, Any], doing: str, what: str, bucket: str) -> Verdict:
+    code, message = str(response["Error"].get("Code", "")), str(response["Error"].get("Message", ""))
+    metadata = response.get("ResponseMetadata", {})
+    status = metadata.get("HTTPStatusCode", 0)
+    if meaning := MEANINGS.get(code):
+        return Verdict(meaning(message))
+    if status == 400 and "checksum" in message and "invalid" in message.lower():
+        return Verdict(WrongChecksumError(message))  # InvalidRequest: Value for x-amz-checksum-... header is invalid
+    if code in ("NoSuchKey", "404", "NotFound"):
+        return Verdict(NotFoundError(f"There is no {what}"))
+    request = f", request {metadata['RequestId']}" if metadata.get("RequestId") else ""
+    text = f"Cannot {doing} {what}: {message.rstrip('.') or 'refused'} ({code}{request})"
+    passes = code in PASSING_CODES or status in PASSING_STATUS
+    return Verdict(_told(code, status, text, bucket), passes)
+
+
+def _told(code: str, status: int, text: str, bucket: str) -> HyperpodExtError:
+    if code == "NoSuchBucket":
+        return UnreachableError(text, hint=f"Create bucket {bucket!r}, or correct the checkpoint URL.")
+    if code in CREDENTIAL_CODES:
+        return UnreachableError(text, hint="Renew the credentials, and check this machine's clock.")
+    if code in ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"):
+        return UnreachableError(text, hint=f"Set AWS_REGION to the region of bucket {bucket!r}.")
+    if status == 403 or code in ("AccessDenied", "403"):
+        return UnreachableError(
+            text,
+            hint=f"Allow this role s3:ListBucket on arn:aws:s3:::{bucket}, and s3:GetObject, s3:PutObject, "
+            f"s3:DeleteObject and s3:AbortMultipartUpload on arn:aws:s3:::{bucket}/*; "
+            "with SSE-KMS also kms:GenerateDataKey and kms:Decrypt on its key.",
+        )
+    if code in PASSING_CODES or status in PASSING_STATUS:
+        return UnreachableError(text, hint="S3 refused for long; spread saves over prefixes or save less often.")
+    return UnreachableError(text, hint="The code is S3's; its error list says what it stands for.")

@@ -1,0 +1,1 @@
+"""The checkpoint benchmark: our engine and its peers, each in processes of its own, asked in turn."""

@@ -1,0 +1,370 @@
+"""Asks every system in turn, round by round, and keeps a row of each answer. What the rows mean is for report.py."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from checkpoint.group import BenchError, Group, Job
+from checkpoint.peers import Environment
+from checkpoint.processes import MemoryPeak
+from checkpoint.systems import KINDS, MEMCPY, System
+
+Row = dict[str, Any]
+
+SETTLE_S = 2.0
+"""Between the making of a system and its first save: what a script needs at least for its first step."""
+COMPUTE_RATIO = 3.0
+"""Forward and backward last at least this many copies of the state."""
+CLOCKS = ("wall", "adj")
+COPIES_IN_MEMORY = 4.5
+"""States that one rank of one system may have in memory at the same time: its own, the floor's, and the system's."""
+
+
+@dataclass
+class Bench:
+    """One run: what is measured, and what came of it so far."""
+
+    systems: Sequence[System]
+    environments: dict[str, Environment]
+    nbytes: int
+    rounds: int
+    survivals: int
+    """Rounds of kill -9: each is a start of new processes."""
+    window_steps: int = 3
+    """Steps of a window of training; one with a save goes on until nothing of the save is left."""
+    windows: int = 4
+    """Windows with a save in a round."""
+    colds: int = 2
+    """Rounds of first saves in processes made for them."""
+    streams: int = 2
+    rows: list[Row] = field(default_factory=list)
+    failures: list[Row] = field(default_factory=list)
+    states: dict[str, Row] = field(default_factory=dict)
+    """Size and tensors of each kind of state."""
+    tokens: int = 0
+
+    def failed(self, system: System, what: str, why: object) -> None:
+        print(f"  {system.label}, {what}: {why}", file=sys.stderr)
+        self.failures.append({"system": system.name, "what": what, "why": str(why)})
+
+    def keep(self, what: str, kind: str, system: System, number: int, **found: Any) -> None:
+        row = {"what": what, "kind": kind, "system": system.name, "round": number}
+        self.rows.append({**row, "load": round(os.getloadavg()[0], 2), **found})
+
+
+class Members:
+    """The groups of a batch; one that fails leaves it, and the failure is kept."""
+
+    def __init__(self, bench: Bench, what: str) -> None:
+        self._bench, self._what = bench, what
+        self.groups: dict[str, Group] = {}
+
+    def of(self, *has: str) -> list[Group]:
+        return [group for group in self.groups.values() if group.job.system.has.issuperset(has)]
+
+    def each(self, number: int, do: Callable[[Group], None], *has: str) -> None:
+        """Do it with every group in turn; who goes first changes from round to round."""
+        groups = self.of(*has)
+        cut = number % len(groups) if groups else 0
+        for group in groups[cut:] + groups[:cut]:
+            try:
+                do(group)
+            except BenchError as error:
+                self._bench.failed(group.job.system, self._what, error)
+                del self.groups[group.job.system.name]
+                group.__exit__()
+
+
+@contextmanager
+def opened(bench: Bench, what: str, jobs: Sequence[Job]) -> Iterator[Members]:
+    """Start the systems of a batch; those that do not start are told of."""
+    members = Members(bench, what)
+    with ExitStack() as stack:
+        stack.callback(lambda: _end(list(members.groups.values())))
+
+        for job in jobs:
+            environment = bench.environments[job.system.peer] if job.system.peer else None
+            if environment and environment.failure:
+                bench.failed(job.system, what, f"not installed: {environment.failure}")
+            else:
+                members.groups[job.system.name] = Group(job, environment)
+        for phase in (Group.start_host, Group.start_ranks, Group.wait_ready):
+            members.each(0, phase)
+        yield members
+
+
+def _end(groups: Sequence[Group]) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda group: group.__exit__(), groups))
+
+
+def batches(bench: Bench, jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
+    """As many systems together as there is memory for; all take their turns in one round."""
+    free = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
+    room = 0.7 * int(free.split()[1]) * 1024
+    batch: list[Job] = []
+    for job in jobs:
+        need = COPIES_IN_MEMORY * job.nbytes * job.world_size
+        if batch and (len(batch) + 1) * need > room:
+            yield batch
+            batch = []
+        batch.append(job)
+    if batch:
+        yield batch
+
+
+def measure_saves(bench: Bench, kind: str) -> None:
+    """Blocked by saves at once, the first and the later ones; of the plain state also memory, and kill -9."""
+    jobs = [Job(system, kind, bench.nbytes, KINDS[kind]) for system in bench.systems]
+    for members, before in _batches_at_work(bench, f"{kind}, at once", jobs):
+        for number in range(bench.rounds + 1):
+            members.each(number, partial(_save, bench, number))
+        if kind == "plain":
+            members.each(0, partial(_memory, bench, before))
+            for number in range(bench.survivals):
+                members.each(number, partial(_survive, bench, number), "survives")
+
+
+def measure_training(bench: Bench) -> None:
+    """The same model trains: what a save costs it, overlapped where a system can."""
+    jobs = [Job(system, "plain", bench.nbytes, 1, overlapped="overlapped" in system.has) for system in bench.systems]
+    for members, _ in _batches_at_work(bench, "plain, training", jobs):
+        members.each(0, partial(_calibrate, bench))
+        members.each(0, partial(_save, bench, 0))
+        for number in range(bench.rounds):
+            members.each(number, partial(_train, bench, number))
+
+
+def measure_firsts(bench: Bench, kind: str) -> None:
+    """More first saves, each of systems that are made anew."""
+    jobs = [Job(system, kind, bench.nbytes, KINDS[kind]) for system in bench.systems]
+    for number in range(bench.colds):
+        for members, _ in _batches_at_work(bench, f"{kind}, first save, {number + 1} of {bench.colds}", jobs):
+            members.each(number, partial(_save, bench, 0))
+
+
+def measure_replicas(bench: Bench) -> None:
+    """Two ranks, each a node: saves with a copy on the other; then one forgets, and its rank restores from there."""
+    systems = [system for system in bench.systems if "replicates" in system.has]
+    jobs = [Job(system, "plain", bench.nbytes, 2, overlapped=True, replicas=1) for system in systems]
+    for members, _ in _batches_at_work(bench, "replicas", jobs):
+        for number in range(bench.rounds):
+            members.each(number, partial(_replicate, bench, number))
+        for number in range(bench.rounds):
+            members.each(number, partial(_peer_restore, bench, number), "peer_restore")
+
+
+def _batches_at_work(bench: Bench, what: str, jobs: Sequence[Job]) -> Iterator[tuple[Members, dict[str, MemoryPeak]]]:
+    """Each batch, prepared and settled, with the memory of its trainers before they save."""
+    for batch in batches(bench, jobs):
+        with opened(bench, what, batch) as members:
+            print(f"{what}: {', '.join(group.job.system.label for group in members.groups.values())}", file=sys.stderr)
+            before = {name: MemoryPeak([rank.pid for rank in group.ranks]) for name, group in members.groups.items()}
+            members.each(0, partial(_prepare, bench))
+            time.sleep(SETTLE_S)
+            yield members, before
+
+
+def _prepare(bench: Bench, group: Group) -> None:
+    bench.states.setdefault(group.job.kind, {name: group.described[0][name] for name in ("nbytes", "tensors")})
+    group.ask("prepare")
+
+
+def _save(bench: Bench, number: int, group: Group) -> None:
+    """Round 0 is the first save of the process."""
+    answers = group.ask("save", step=number + 1)
+    what = "blocked_overlapped" if group.job.overlapped else "blocked"
+    bench.keep(
+        what if number else f"first_{what}",
+        group.job.kind,
+        group.job.system,
+        number,
+        ratio=max(answer["blocked"]["adj"] / answer["floor"]["adj"] for answer in answers),
+        wall_ratio=max(answer["blocked"]["wall"] / answer["floor"]["wall"] for answer in answers),
+        floor_s=max(answer["floor"]["adj"] for answer in answers),
+        blocked_s=max(answer["blocked"]["adj"] for answer in answers),
+        done_s=max(answer["done"] for answer in answers),
+    )
+
+
+def _memory(bench: Bench, before: Mapping[str, MemoryPeak], group: Group) -> None:
+    """Two saves, watched; the most memory that any of the ranks took beyond what it had before its first save."""
+    with MemoryPeak([rank.pid for rank in group.ranks]) as during:
+        for step in (1, 2):
+            group.ask("save", step=bench.rounds + 1 + step)
+    nbytes, earlier = group.described[0]["nbytes"], before[group.job.system.name].peaks
+    percent = {
+        name: max(100 * (now[name] - then[name]) / nbytes for now, then in zip(during.peaks, earlier, strict=True))
+        for name in ("own", "helpers", "shared")
+    }
+    bench.keep("memory", group.job.kind, group.job.system, 0, **percent)
+
+
+def _survive(bench: Bench, number: int, group: Group) -> None:
+    """Kill every worker at the very moment the system calls the save safe; then ask those who come after."""
+    step = 1000 + number
+    group.ask("fill", step=step)
+    answers = group.ask("safe", step=step)
+    group.kill()
+    group.start()
+    group.ask("prepare")
+    restored = group.ask("restore", step=step)
+    survived = all(answer["equal"] for answer in restored)
+    job, seconds = group.job, max(a["safe"] for a in answers) - min(a["start"] for a in answers)
+    floor = max(answer["floor"]["wall"] for answer in answers)
+    found = {"seconds": seconds, "ratio": seconds / floor, "floor_s": floor}
+    bench.keep("survives", job.kind, job.system, number, survived=survived, **found)
+    if survived:
+        bench.keep("restore", job.kind, job.system, number, **_restore_figures(restored))
+    else:
+        bench.failed(job.system, f"{job.kind}, kill -9", f"step {step} did not survive; found {restored[0]['found']}")
+
+
+def _restore_figures(answers: Sequence[Row]) -> Row:
+    return {
+        "ratio": max(answer["restore"]["adj"] / answer["floor"]["adj"] for answer in answers),
+        "seconds": max(answer["restore"]["wall"] for answer in answers),
+        "floor_s": max(answer["floor"]["adj"] for answer in answers),
+    }
+
+
+def _calibrate(bench: Bench, group: Group) -> None:
+    """The floor is asked first, and tells it for all."""
+    bench.tokens = bench.tokens or _first(group, "calibrate", least_ratio=COMPUTE_RATIO)["tokens"]
+
+
+def _train(bench: Bench, number: int, group: Group) -> None:
+    job, window = group.job, {"steps": bench.window_steps, "tokens": bench.tokens}
+    (floor,) = group.ask("floor")
+    (before,) = group.ask("train", **window)
+    without, saves = [before], []
+    for repeat in range(bench.windows):
+        step = 1000 * (number + 1) + 100 * repeat
+        (with_save,) = group.ask("train", **window, save_steps=[0], first_save=step, until_done=True)
+        (plain,) = group.ask("train", **window)
+        saves.append(with_save | {"lost": {clock: _lost(with_save, [without[-1], plain], clock) for clock in CLOCKS}})
+        without.append(plain)
+    lost = {clock: median(save["lost"][clock] for save in saves) for clock in CLOCKS}
+    bench.keep(
+        "lost",
+        job.kind,
+        job.system,
+        number,
+        ratio=lost["wall"] / floor["wall"],
+        adj_ratio=lost["adj"] / floor["adj"],
+        seconds=lost["wall"],
+        floor_s=floor["wall"],
+        blocked_ratio=median(sum(save["blocked"]) for save in saves) / floor["adj"],
+        steps=[len(save["wall"]) for save in saves],
+        whole=all(save["done"] for save in saves),
+        step_s=median(each for plain in without for each in plain["wall"]),
+        compute_s=median(each for plain in without for each in plain["compute"]),
+    )
+    _train_with_a_save_each_step(bench, number, group)
+
+
+def _train_with_a_save_each_step(bench: Bench, number: int, group: Group) -> None:
+    steps = 2 * bench.window_steps
+    window = {"steps": steps, "tokens": bench.tokens}
+    (before,) = group.ask("train", **window)
+    (every,) = group.ask("train", **window, save_steps=list(range(steps)), first_save=1000 * (number + 1) + 900)
+    (after,) = group.ask("train", **window)
+    ratio = median(every["wall"]) / median(before["wall"] + after["wall"])
+    mean_ratio = 2 * sum(every["wall"]) / sum(before["wall"] + after["wall"])
+    bench.keep("every_step", group.job.kind, group.job.system, number, ratio=mean_ratio, median_ratio=ratio)
+
+
+def _lost(with_save: Row, without: Sequence[Row], clock: str) -> float:
+    """Seconds that the steps with a save took beyond as many without."""
+    step = mean(each for window in without for each in window[clock])
+    return sum(with_save[clock]) - len(with_save[clock]) * step
+
+
+def _replicate(bench: Bench, number: int, group: Group) -> None:
+    _calibrate(bench, group)
+    window = {"steps": bench.window_steps, "tokens": bench.tokens}
+    other = group.ranks[1]
+    before = _first(group, "train", **window)
+    other.ask("follow", step=number + 1)
+    found = _first(group, "replicate", **window, step=number + 1)
+    other.answer(time.monotonic() + 60)
+    after = _first(group, "train", **window)
+    floor = found["floor"]["wall"]
+    lost = _lost(found, [before, after], "wall")
+    bench.keep(
+        "replicate",
+        "plain",
+        group.job.system,
+        number,
+        blocked_ratio=sum(found["blocked"]) / found["floor"]["adj"],
+        lost_ratio=lost / floor,
+        done_ratio=found["replicated"] / floor,
+        done_s=found["replicated"],
+        floor_s=floor,
+    )
+
+
+def _first(group: Group, op: str, **arguments: Any) -> Row:
+    """Ask only the first rank."""
+    group.ranks[0].ask(op, **arguments)
+    return group.ranks[0].answer(time.monotonic() + 120)
+
+
+def _peer_restore(bench: Bench, number: int, group: Group) -> None:
+    step = 1000 + number
+    group.ask("fill", step=step)
+    for process in group.ranks:
+        process.ask("follow", step=step)
+    for process in group.ranks:
+        process.answer(time.monotonic() + 120)
+    group.kill()
+    group.ask_host("lose", rank=0)
+    group.start()
+    group.ask("prepare")
+    restored = group.ask("restore", step=step)
+    raw = _raw_copy(group, bench.streams)
+    if not all(answer["equal"] for answer in restored):
+        bench.failed(group.job.system, "restore from a peer", f"step {step} did not come back")
+        return
+    seconds = restored[0]["restore"]["wall"]
+    found = {"seconds": seconds, "raw_s": raw, "ratio": seconds / raw, "floor_s": restored[0]["floor"]["wall"]}
+    bench.keep("peer_restore", "plain", group.job.system, number, **found)
+
+
+def _raw_copy(group: Group, streams: int) -> float:
+    """Seconds for the same bytes over plain sockets into the same process."""
+    data = memoryview(bytearray(b"\1") * group.described[0]["nbytes"])
+    share = -(-len(data) // streams)
+
+    def send() -> None:
+        line, _ = server.accept()
+        with line:
+            nbytes = int.from_bytes(line.recv(8), "little")
+            line.sendall(data[:nbytes])
+
+    with socket.create_server(("127.0.0.1", 0), backlog=streams) as server:
+        assert share
+        senders = [threading.Thread(target=send) for _ in range(streams)]
+        for sender in senders:
+            sender.start()
+        found = _first(group, "receive", port=server.getsockname()[1], streams=streams)
+        for sender in senders:
+            sender.join()
+    return float(found["wall"])
+
+
+def order(systems: Sequence[System]) -> list[System]:
+    """The floor first, so that it is in the first batch and the length of a step is found with it."""
+    return sorted(systems, key=lambda system: system.name != MEMCPY)

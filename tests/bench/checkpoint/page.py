@@ -1,0 +1,239 @@
+"""What people and programs read of the checkpoint benchmark: the document, the tables, the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from recovery_page import _describe_machine as describe_machine
+
+from checkpoint.group import FAIR
+from checkpoint.measure import COMPUTE_RATIO, SETTLE_S, Bench
+from checkpoint.report import (
+    ALL_FIGURES,
+    DRAIN_FIGURES,
+    FIGURES,
+    Figure,
+    has_none,
+    judge,
+    summarize,
+    survived,
+    with_drain_ratios,
+)
+from checkpoint.systems import KINDS, OURS, SYSTEMS
+
+Document = dict[str, Any]
+
+
+def make_document(bench: Bench, command: str) -> Document:
+    """Everything that is known, as checkpoint.json has it."""
+    summary = summarize(bench.rows)
+    return {
+        "about": "our checkpoint engine beside its peers: same state, one run, systems in turn in each round",
+        "machine": describe_machine(),
+        "command": command,
+        "environment": FAIR,
+        "setup": {
+            "rounds": bench.rounds,
+            "states": bench.states,
+            "tokens_a_step": bench.tokens,
+            "steps_a_window": bench.window_steps,
+            "socket_streams": bench.streams,
+        },
+        "systems": {
+            system.name: {
+                "label": system.label,
+                "about": system.about,
+                "has": sorted(system.has),
+                "shims": system.shims,
+                "packages": list(bench.environments[system.peer].pins) if system.peer else [],
+            }
+            for system in SYSTEMS.values()
+        },
+        "medians": summary,
+        "targets": judge(summary),
+        "survived": survived(bench.rows),
+        "failures": bench.failures,
+        "rounds": [_rounded(row) for row in with_drain_ratios(bench.rows)],
+    }
+
+
+def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in row.items()}
+
+
+def make_tables(document: Document) -> str:
+    """All of it for a terminal, and for the page."""
+    return "\n\n".join([_targets(document), _systems(document), _drains(document)])
+
+
+def _targets(document: Document) -> str:
+    lines = ["| hyperpod_ext | target | measured | n, least to most | |", "|---|---|---|---|---|"]
+    for verdict in document["targets"]:
+        figure, found = ALL_FIGURES[verdict["figure"]], verdict["ours"]
+        target = f"{'>=' if verdict['least'] else '<='} {verdict['target']:g}{_unit(figure)}"
+        measured, spread = (_number(found["median"], figure), _spread(found)) if found else ("not measured", "")
+        met = {True: "met", False: "**not met**", None: ""}[verdict["met"]]
+        label = figure.label if figure not in DRAIN_FIGURES.values() else f"drain: {figure.label}"
+        lines.append(f"| {label} | {target} | {measured} | {spread} | {met} |")
+    return "\n".join(lines)
+
+
+def _unit(figure: Figure) -> str:
+    return {"x": " x", "%": " %", "": ""}[figure.unit]
+
+
+def _systems(document: Document) -> str:
+    """A row a system, a column a figure: first what a save costs, then what it is good for."""
+    names = [name for name in SYSTEMS if name in _measured(document) or _failure(document, name)]
+    figures, tables = list(FIGURES.items()), []
+    cut = list(FIGURES).index("survives")
+    for title, part in (("what a save costs", figures[:cut]), ("what it is good for", figures[cut:])):
+        lines = [
+            f"| {title} | " + " | ".join(figure.label for _, figure in part) + " |",
+            "|---" * (len(part) + 1) + "|",
+        ]
+        for name in names:
+            cells = [_cell(document, name, key, figure) for key, figure in part]
+            lines.append(f"| {SYSTEMS[name].label} | " + " | ".join(cells) + " |")
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
+
+
+def _cell(document: Document, system: str, key: str, figure: Figure) -> str:
+    found = document["medians"][key].get(system)
+    if found:
+        return f"{_number(found['median'], figure)} ({_spread(found)})"
+    if has_none(system, figure):
+        return "has none"
+    return "failed" if _failure(document, system) else "-"
+
+
+def _number(value: float, figure: Figure) -> str:
+    digits = 2 if abs(value) < 10 else (1 if abs(value) < 100 else 0)
+    return f"{value:.{digits}f}{' %' if figure.unit == '%' else ''}"
+
+
+def _spread(found: Mapping[str, float]) -> str:
+    return f"{found['n']:g}: {found['min']:.3g} to {found['max']:.3g}"
+
+
+def _drains(document: Document) -> str:
+    names = list(document["medians"]["drain_gb_per_s"])
+    if not names:
+        return "Drains were not measured."
+    lines = ["| drain to S3 | " + " | ".join(figure.label for figure in DRAIN_FIGURES.values()) + " |"]
+    lines.append("|---" * (len(DRAIN_FIGURES) + 1) + "|")
+    for name in sorted(names, key=lambda name: name != OURS):
+        label = SYSTEMS[name].label if name in SYSTEMS else name
+        found = [(document["medians"][key].get(name), figure) for key, figure in DRAIN_FIGURES.items()]
+        cells = [f"{_number(each['median'], figure)} ({_spread(each)})" if each else "-" for each, figure in found]
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _measured(document: Document) -> set[str]:
+    return {name for found in document["medians"].values() for name in found}
+
+
+def _failure(document: Document, system: str) -> list[str]:
+    return [f"{each['what']}: {each['why']}" for each in document["failures"] if each["system"] == system]
+
+
+def make_page(document: Document) -> str:
+    """checkpoint.md."""
+    machine, setup = document["machine"], document["setup"]
+    loads = [row["load"] for row in document["rounds"]] or [0.0]
+    environment = " ".join(f'{name}="{value}"' if " " in value else f"{name}={value}" for name, value in FAIR.items())
+    return f"""\
+# Checkpoints: what a save costs, when it is safe, how it comes back
+
+`make bench-checkpoint` writes this page, [checkpoint.json](checkpoint.json) with every round, and the plot.
+
+![Blocked and lost time of each system](checkpoint.svg)
+
+Ratios are to `memcpy`: `copy_` of each tensor of the same state into memory that has been touched, in the same
+process and round. In brackets: number of rounds, least to most.
+
+{make_tables(document)}
+
+## What is measured
+
+{_states(setup["states"])}
+All systems of a batch are alive at the same time, each in processes of its own, and are asked in turn, one save each;
+who goes first changes from round to round. A batch has as many systems as the machine has memory for.
+
+- **Blocked**: from the call until the state may be changed, on the calling thread, less the time that thread stood in
+  the run queue. The slowest rank counts. The *first* save comes {SETTLE_S:g} s after the system was made.
+- **Blocked beside a step**: the same of a save that is staged while the model computes: the call, and the wait before
+  the optimizer's step.
+- **Training time lost**: a window of at least {setup["steps_a_window"]} steps that begins with a save and goes on
+  until nothing of it is left in the background, against as many steps without. Forward and backward take at least
+  {COMPUTE_RATIO:g} copies of the state ({setup["tokens_a_step"]} tokens). Staging may overlap them and is waited for
+  before the optimizer's step; systems that cannot overlap are blocked first.
+- **Survives kill -9**: from the call until the system calls the save safe, wall time. At that moment every worker is
+  killed with SIGKILL; new ones restore, and every tensor must be `torch.equal` to what was saved.
+- **More memory**: the most anonymous memory the trainer had during two saves beyond what it had before its first, in
+  percent of the state; then that of the processes it started. Shared memory is in checkpoint.json.
+- **Restore**: into the existing tensors of a fresh process, which are then compared with what was saved.
+- **Copy on a peer**: two ranks, each a node; one trains, the other takes part. Lost time as above. *Restore from a
+  peer*: a node has forgotten what it held; beside the same bytes over {setup["socket_streams"]} plain sockets.
+- **Drain**: to a local S3 that discards what it gets. CPU time is that of the client; the sink has its own process.
+  *Step beside it*: a trainer's mean step while the client goes on, against its median step without.
+
+Survived the kill: {_survived(document) or "not measured"}.
+
+{_about(document)}
+
+{_failures(document)}
+Measured on {machine["cores"]} cores ({machine["cpu"]}), Python {machine["python"]}, torch {machine["torch"]},
+load average {min(loads):.1f} to {max(loads):.1f} during the rounds. Every process runs with
+
+```
+{environment}
+```
+
+```
+{document["command"]}
+```
+
+## Limits
+
+- One machine, CPU and gloo: no GPU, no network between nodes, no TLS, no real S3. The sockets are loopback.
+- Files of peers are in memory (tmpfs): no disk is measured, to their advantage.
+- Systems and ranks share {machine["cores"]} cores; what works in the background takes its core from nobody only while
+  there are no more trainers than cores less one.
+"""
+
+
+def _states(states: Mapping[str, Mapping[str, Any]]) -> str:
+    lines = []
+    for kind, found in states.items():
+        ranks = (
+            "1 rank" if KINDS[kind] == 1 else f"each of {KINDS[kind]} ranks, weights and moments DTensors (fully_shard)"
+        )
+        lines.append(f"- *{kind}*: {found['nbytes'] / 1e6:.0f} MB in {found['tensors']} tensors on {ranks}")
+    return "A GPT with its Adam moments:\n\n" + "\n".join(lines) + "\n"
+
+
+def _survived(document: Document) -> str:
+    return ", ".join(f"{SYSTEMS[name].label} {good} of {of}" for name, (good, of) in document["survived"].items())
+
+
+def _about(document: Document) -> str:
+    lines = ["| system | what | changed so that it runs here |", "|---|---|---|"]
+    for found in document["systems"].values():
+        version = f" ({found['packages'][0]})" if found["packages"] else ""
+        lines.append(f"| {found['label']}{version} | {found['about']} | {found['shims']} |")
+    return "\n".join(lines)
+
+
+def _failures(document: Document) -> str:
+    failures: Sequence[Mapping[str, str]] = document["failures"]
+    if not failures:
+        return ""
+    lines = [
+        f"- {SYSTEMS[f['system']].label if f['system'] in SYSTEMS else f['system']}, {f['what']}" for f in failures
+    ]
+    reasons = [f": {each['why']}" for each in failures]
+    return "Did not run:\n\n" + "\n".join(a + b for a, b in zip(lines, reasons, strict=True)) + "\n"

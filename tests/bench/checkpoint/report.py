@@ -1,0 +1,119 @@
+"""From rows to figures: medians over rounds of ratios within a round, and whether ours meet their targets. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from checkpoint.systems import OURS, SYSTEMS, Has
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One column: which rows it is made of, and what is wanted of ours."""
+
+    label: str
+    what: str
+    key: str
+    kind: str = "plain"
+    has: Has | None = None
+    """What a system must have for it to have this figure."""
+    target: float | None = None
+    least: bool = False
+    """Whether the target is a least, not a most."""
+    unit: str = "x"
+
+    def met(self, value: float) -> bool:
+        assert self.target is not None
+        return value >= self.target if self.least else value <= self.target
+
+
+FIGURES = {
+    "blocked": Figure("blocked by a save", "blocked", "ratio", target=1.10),
+    "blocked_sharded": Figure("the same, DTensors on 2 ranks", "blocked", "ratio", "sharded", target=1.10),
+    "first": Figure("blocked by the first save", "first_blocked", "ratio", target=1.2),
+    "first_sharded": Figure("the same, DTensors on 2 ranks", "first_blocked", "ratio", "sharded", target=1.2),
+    "blocked_overlapped": Figure("blocked, staged beside a step", "lost", "blocked_ratio", has="overlapped"),
+    "lost": Figure("training time lost by a save", "lost", "ratio", target=0.12),
+    "every_step": Figure("step with a save / without", "every_step", "ratio", target=1.10),
+    "survives": Figure("until it survives kill -9", "survives", "ratio", has="survives", target=1.5),
+    "memory": Figure("more memory in the trainer", "memory", "own", target=5.0, unit="%"),
+    "helpers": Figure("and in what it started", "memory", "helpers", unit="%"),
+    "restore": Figure("restore, fresh process", "restore", "ratio", has="restores", target=2.5),
+    "replica_blocked": Figure("copy on a peer: blocked", "replicate", "blocked_ratio", has="replicates", target=0.05),
+    "replica_lost": Figure("copy on a peer: time lost", "replicate", "lost_ratio", has="replicates", target=0.7),
+    "replica_done": Figure("copy on a peer: there after", "replicate", "done_ratio", has="replicates", target=10.0),
+    "peer_restore": Figure("restore from a peer / socket", "peer_restore", "ratio", has="peer_restore", target=1.5),
+}
+DRAIN_FIGURES = {
+    "drain_gb_per_s": Figure("GB/s", "drain", "gb_per_s", unit=""),
+    "drain_speed": Figure("speed / the fastest client", "drain", "speed_ratio", target=0.8, least=True),
+    "drain_cpu_s_per_gb": Figure("client CPU s/GB", "drain", "cpu_s_per_gb", unit=""),
+    "drain_cpu": Figure("CPU / upload_fileobj", "drain", "cpu_ratio", target=0.25),
+    "drain_step": Figure("step beside it / without", "drain", "step_ratio", target=1.15),
+}
+ALL_FIGURES = FIGURES | DRAIN_FIGURES
+
+UPLOAD_FILEOBJ = "boto3 upload_fileobj"
+
+
+def with_drain_ratios(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """The rows; those of drains with their ratios to the fastest client and to upload_fileobj of the same round."""
+    found = [dict(row) for row in rows]
+    rounds: dict[int, list[dict[str, Any]]] = {}
+    for row in found:
+        if row["what"] == "drain":
+            rounds.setdefault(row["round"], []).append(row)
+    for drains in rounds.values():
+        fastest = max((row["gb_per_s"] for row in drains if row["system"] != OURS), default=None)
+        costs = [row["cpu_s"] for row in drains if row["system"] == UPLOAD_FILEOBJ]
+        for row in drains:
+            if fastest:
+                row["speed_ratio"] = row["gb_per_s"] / fastest
+            if costs and costs[0]:
+                row["cpu_ratio"] = row["cpu_s"] / costs[0]
+    return found
+
+
+def summarize(rows: Iterable[Row]) -> dict[str, dict[str, dict[str, float]]]:
+    """n, median, least and most of each figure of each system."""
+    values: dict[str, dict[str, list[float]]] = {name: {} for name in ALL_FIGURES}
+    for row in with_drain_ratios(rows):
+        for name, figure in ALL_FIGURES.items():
+            if (row["what"], row["kind"]) == (figure.what, figure.kind) and figure.key in row:
+                values[name].setdefault(row["system"], []).append(float(row[figure.key]))
+    return {name: {system: _spread(each) for system, each in found.items()} for name, found in values.items()}
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    figures = {"median": median(values), "min": min(values), "max": max(values)}
+    return {"n": len(values), **{name: float(f"{value:.4g}") for name, value in figures.items()}}
+
+
+def survived(rows: Iterable[Row]) -> dict[str, tuple[int, int]]:
+    """Of each system: how many saves were there after the kill, of how many that it had called safe."""
+    found: dict[str, tuple[int, int]] = {}
+    for row in rows:
+        if row["what"] == "survives":
+            good, of = found.get(row["system"], (0, 0))
+            found[row["system"]] = (good + bool(row["survived"]), of + 1)
+    return found
+
+
+def judge(summary: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[dict[str, Any]]:
+    """Each target with what was measured of ours; `met` is None where nothing was."""
+    verdicts = []
+    for name, figure in ALL_FIGURES.items():
+        if figure.target is not None:
+            found = summary[name].get(OURS)
+            met = figure.met(found["median"]) if found else None
+            verdicts.append({"figure": name, "target": figure.target, "least": figure.least, "met": met, "ours": found})
+    return verdicts
+
+
+def has_none(system: str, figure: Figure) -> bool:
+    return figure.has is not None and figure.has not in SYSTEMS[system].has

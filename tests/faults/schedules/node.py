@@ -1,0 +1,360 @@
+"""One node and its ranks, all of them real: a memory server behind a socket, and what a worker does with it."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hyperpod_ext.config.checkpoint import CheckpointPolicy
+from hyperpod_ext.errors import HyperpodExtError, NotFoundError, StaleGenerationError
+from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
+from hyperpod_ext.runtime.checkpoint.choose import Decision
+from hyperpod_ext.runtime.checkpoint.image import Layout, views
+from hyperpod_ext.runtime.checkpoint.manifest import save_id_of
+from hyperpod_ext.runtime.checkpoint.snapshot import Snapshot
+from hyperpod_ext.runtime.checkpoint.staging import Stager
+from hyperpod_ext.runtime.memory_server import drain as drain_module
+from hyperpod_ext.runtime.memory_server import peer_sender
+from hyperpod_ext.runtime.memory_server.client import MemoryClient
+from hyperpod_ext.runtime.memory_server.drain import Drain
+from hyperpod_ext.runtime.memory_server.node_memory import NodeMemory
+from hyperpod_ext.runtime.memory_server.server import Server
+from hyperpod_ext.runtime.restart.state import TrainingState, Whole
+from hyperpod_ext.runtime.tiers.file import FileStore
+from hyperpod_ext.runtime.tiers.object_store import Cancelled, Entry
+
+from .states import START, Kind, Moment, Objects
+
+JOB = "j"
+SECRET = b"0123456789abcdef0123456789abcdef"
+
+
+class Hurried:
+    """The clock of threads that poll and back off, so that seconds of patience pass in milliseconds."""
+
+    FACTOR = 50
+
+    @staticmethod
+    def monotonic() -> float:
+        return Hurried.FACTOR * time.monotonic()
+
+    @staticmethod
+    def sleep(seconds: float) -> None:
+        time.sleep(seconds / Hurried.FACTOR)
+
+
+def hurry(set_attribute: Callable[[Any, str, Any], None] = setattr) -> None:
+    """Give the background threads that clock."""
+    set_attribute(drain_module, "time", Hurried)
+    set_attribute(peer_sender, "time", Hurried)
+
+
+class DyingStore(FileStore):
+    """A directory store that can stand still, and whose user can die just before or after a call of it.
+
+    SystemExit is what ends a thread in the middle of anything, as a kill ends a process.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.open = threading.Event()
+        self.open.set()
+        self.die: tuple[str, re.Pattern[str], str] | None = None
+        """The call, whose name matches what, and `before` or `after`."""
+        self.died = threading.Event()
+
+    def _at(self, call: str, name: str, when: str) -> None:
+        if self.died.is_set():
+            raise SystemExit
+        if self.die is not None and self.die[0] == call and self.die[2] == when and self.die[1].search(name):
+            self.died.set()
+            raise SystemExit
+
+    def _wait(self, cancelled: Callable[[], bool] = lambda: False) -> None:
+        while not self.open.wait(0.002):
+            if self.died.is_set():
+                raise SystemExit
+            if cancelled():
+                raise Cancelled
+
+    def put(self, name: str, data: memoryview, crc64nvme: str, **more: Any) -> None:
+        self._at("put", name, "before")
+        self._wait(more.get("cancelled", lambda: False))
+        super().put(name, data, crc64nvme, **more)
+        self._at("put", name, "after")
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        self._at("put_new", name, "before")
+        self._wait()
+        created = super().put_new(name, data)
+        self._at("put_new", name, "after")
+        return created
+
+    def list(self, prefix: str = "") -> list[Entry]:
+        self._at("list", prefix, "before")
+        return super().list(prefix)
+
+    def delete(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._at("delete", name, "before")
+            super().delete([name])
+            self._at("delete", name, "after")
+
+
+class _End:
+    """Work that ends the thread of a drain."""
+
+    generation, save_id, pins = 0, "", {}
+    stack = ExitStack()
+
+    @property
+    def step(self) -> int:
+        raise SystemExit
+
+
+class SlowServer(Server):
+    """A memory server that may be slow to seal."""
+
+    slow_s = 0.0
+
+    def _answer(self, request: dict[str, Any]) -> Any:
+        if request.get("op") == "seal" and self.slow_s:
+            time.sleep(self.slow_s)
+        return super()._answer(request)
+
+
+class Node:
+    """A node's memory server, and the agent's line to it."""
+
+    def __init__(self, number: int, nodes: int, owners: int, policy: CheckpointPolicy, folder: Path) -> None:
+        self.number = number
+        usable = lambda: 1 << 40  # noqa: E731
+        where: dict[str, Any] = {"node": number, "nodes": nodes, "owners": owners}
+        before = set(threading.enumerate())
+        self.memory = NodeMemory(policy, job=JOB, secret=SECRET, usable_bytes=usable, **where)
+        mine = ("drain", "replicate")
+        self._threads = {t for t in set(threading.enumerate()) - before if t.name.startswith(mine)}
+        self.stores: list[DyingStore] = []
+        for drain in self.memory.drains:
+            store = DyingStore(drain.url)
+            drain.checkpoints.store = store
+            self.stores.append(store)
+        self._path = folder / f"{number}.{os.urandom(4).hex()}"
+        self.server = SlowServer(self._path, self.memory)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(self._path))
+        self._listener.listen(16)
+        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+        self.address = "127.0.0.1", self.memory.listen("127.0.0.1")
+        self.agent = MemoryClient(str(self._path))
+        self.lost = False
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self.server._converse, args=(connection,), daemon=True).start()
+
+    def client(self) -> MemoryClient:
+        return MemoryClient(str(self._path))
+
+    def lose(self) -> None:
+        """The node is gone, with all that it holds and does."""
+        self.lost = True
+        for store in self.stores:
+            store.died.set()
+        for drain in self.memory.drains:
+            _end(drain)
+        if self.memory.replicator is not None:
+            self.memory.replicator.close()
+        if self.memory.peer_server is not None:
+            self.memory.peer_server.close()
+        self.agent.close()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._path.unlink(missing_ok=True)
+
+    def bury(self) -> None:
+        """Give its memory back, once no thread of it is left that might use it."""
+        for thread in self._threads:
+            thread.join(5)
+        for regions in (self.memory.own, self.memory.replicas):
+            for owner in regions.owners():
+                regions.drop(owner)
+        self.memory._forget_fetched()
+
+    def settle(self, timeout_s: float) -> bool:
+        """Until everything due has arrived or failed."""
+        return self.memory.wait_idle(timeout_s)
+
+
+def _end(drain: Drain) -> None:
+    with drain._changed:
+        for work in drain._queue:
+            work.stack.close()
+        drain._queue[:] = [_End()]  # type: ignore[list-item]
+        drain._changed.notify_all()
+
+
+class _HalfStager(Stager):
+    """Copies a part of the state, and its process is dead."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share, self.copied = share, threading.Event()
+
+    def copy(self, sources: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor]) -> None:
+        if not sources:
+            return
+        with torch.no_grad():
+            whole = int(len(sources) * self.share)
+            for source, destination in zip(sources[: whole + 1], destinations, strict=False):
+                count = source.numel() if destination is not destinations[whole] else source.numel() // 2
+                destination.view(-1)[:count].copy_(source.view(-1)[:count])
+        self.copied.set()
+        raise SystemExit
+
+
+def _exit() -> None:
+    raise SystemExit
+
+
+class Worker:
+    """One rank's process, as far as its state goes. What the loop around a training function does, it does."""
+
+    def __init__(self, rank: int, world_size: int, node: Node, kind: Kind, policy: CheckpointPolicy) -> None:
+        self.rank, self.world_size, self.node, self.kind, self.policy = rank, world_size, node, kind, policy
+        self.client = node.client()
+        self.checkpointer = Checkpointer(
+            self.client,
+            rank,
+            world_size=world_size,
+            job=JOB,
+            secret=SECRET,
+            overlap=policy.overlap,
+            when_busy=policy.when_busy,
+        )
+        self.objects = Objects(kind, rank, world_size)
+        self.state = TrainingState(self.objects.named())
+        self.whole: Whole | None = None
+        self.moment: Moment | None = None
+        """What its state is now, if it is whole."""
+        self.generation = 0
+        self.asked: tuple[int, int] | None = None
+        """Step and generation of the save that is on its way."""
+        self.dead = False
+
+    # --- training -------------------------------------------------------------------------------
+
+    def compute(self, moment: Moment) -> None:
+        """Make a step: what is being copied of the one before must be copied first."""
+        self.checkpointer.wait_staged()
+        self.whole = self.moment = None
+        self.objects.write(moment)
+
+    def compute_half(self) -> None:
+        """Be caught in the middle of changing the state."""
+        self.checkpointer.wait_staged()
+        self.whole = self.moment = None
+        self.objects.spoil()
+
+    def commit(self, moment: Moment) -> bool:
+        """Declare the state whole, and save it when that is due; whether a save began."""
+        step = moment.step
+        taken = self.state.take()
+        self.moment = moment
+        self.whole = Whole(step, save_id_of(self.generation, step), taken.own_digest(), taken.sharing())
+        if not self.policy.due(step):
+            return False
+        own = {id(tensor) for tensor in taken.own}
+        return self.checkpointer.save(
+            step,
+            self.whole.save_id,
+            self.generation,
+            taken.parts,
+            {"sharing": self.whole.sharing},
+            own_digest=self.whole.own_digest,
+            changing=lambda tensor: id(tensor) in own,
+        )
+
+    def die_writing(self, moment: Moment, share: float) -> None:
+        """Die when a part of the bytes is in the slot."""
+        stager = self.checkpointer._stager = _HalfStager(share)
+        try:
+            if self.commit(moment):
+                stager.copied.wait(5)
+        except SystemExit:
+            pass
+        self.die()
+
+    def die(self) -> None:
+        """kill -9; what was sent to the memory server before still counts."""
+        self.dead = True
+        self.whole = None
+        if self.checkpointer._background is not None:
+            self.checkpointer._background._work.put(_exit)
+        self.client.close()
+        for peer in self.checkpointer._peers.values():
+            peer.close()
+
+    # --- from generation to generation ------------------------------------------------------------
+
+    def leave(self) -> None:
+        """The generation is over."""
+        with suppress(StaleGenerationError, NotFoundError):
+            self.checkpointer.flush()
+
+    def check_live(self, save_id: str) -> None:
+        if self.whole is None or self.whole.save_id != save_id:
+            raise AssertionError(f"rank {self.rank} is to go on from {save_id} and has {self.whole}")
+
+    def restore(self, decision: Decision, addresses: dict[int, tuple[str, int]], workers: dict[int, Worker]) -> str:
+        """This rank's part of a decision; returns what went wrong."""
+        sources = decision.sources[self.rank]
+        first = sources[0]
+        if first.kind == "self":
+            self.check_live(first.save_id)
+            return ""
+        self.whole = self.moment = None
+        if first.kind == "fresh":
+            self.objects.write(START)
+            return ""
+        try:
+            if first.kind == "live":
+                workers[first.rank].check_live(first.save_id)
+                snapshots = [workers[first.rank].send(decision.step)]
+            else:
+                snapshots = [self._read(source, addresses) for source in sources]
+            self.state.load(snapshots)
+        except HyperpodExtError as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    def _read(self, source: Any, addresses: dict[int, tuple[str, int]]) -> Snapshot:
+        match source.kind:
+            case "memory":
+                return self.checkpointer.load(source.rank, source.save_id)
+            case "peer":
+                return self.checkpointer.read_peer(addresses[source.node], source.rank, source.save_id)
+            case _:
+                return self.checkpointer.fetch(source.url, source.folder, source.rank)
+
+    def send(self, step: int) -> Snapshot:
+        """The live state as another rank receives it."""
+        parts = self.state.take().parts
+        layout = Layout(parts)
+        image = bytearray(layout.plan.nbytes)
+        Stager().copy(layout.locals, views(layout.plan, image))
+        return Snapshot(step, layout.plan, parts.values, lambda: memoryview(image))

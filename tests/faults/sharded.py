@@ -1,0 +1,126 @@
+"""A training script whose state is a shard of each rank: FSDP2 on the CPU; HSDP with HPX_TEST_REPLICAS=2.
+
+Nobody else holds a rank's shard, so after a death it comes from a tier or not at all.
+
+HPX_TEST_FAULTS is a JSON list of `{"what": ..., "rank": R, "step": S}`. Each strikes once, at a moment of the save of
+step S on rank R: `before begin`, `halfway`, `seal asked` (this process is killed), `memory server halfway` (that one
+is), `raises` (the copy fails), `hangs` (it never ends).
+"""
+
+import hashlib
+import json
+import os
+import socket
+import struct
+import threading
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from hyperpod_ext.runtime import Run, resilient
+
+STEPS = int(os.environ.get("HPX_TEST_STEPS", "12"))
+REPLICAS = int(os.environ.get("HPX_TEST_REPLICAS", "1"))
+FAULTS = json.loads(os.environ.get("HPX_TEST_FAULTS", "[]"))
+HERE = Path(os.environ["HPX_RUN_DIR"])
+
+
+def strike(run: Run, step: int, *kinds: str) -> str:
+    """The one of `kinds` that is due on this rank at `step`, now spent; empty: none."""
+    for number, fault in enumerate(FAULTS):
+        spent = HERE / f"spent-{number}-{run.rank}"
+        if fault["what"] in kinds and (fault["rank"], fault["step"]) == (run.rank, step) and not spent.exists():
+            spent.touch()
+            return str(fault["what"])
+    return ""
+
+
+def arm(run: Run) -> None:
+    """Have the faults strike inside of the saves."""
+    checkpointer = run._checkpointer
+    client, stager, at = checkpointer._client, checkpointer._stager, [0]
+    begin, copy, seal = client.begin, stager.copy, client.seal
+
+    def begin_or_die(owner, step, *rest):
+        at[0] = step
+        if strike(run, step, "before begin"):
+            os.kill(os.getpid(), 9)
+        return begin(owner, step, *rest)
+
+    def copy_or_die(sources, destinations):
+        if len(sources) < 2:
+            return copy(sources, destinations)
+        what = strike(run, at[0], "halfway", "memory server halfway", "raises", "hangs")
+        if what == "raises":
+            raise ValueError(f"step {at[0]} cannot be copied")
+        if what:
+            copy(sources[: len(sources) // 2], destinations[: len(sources) // 2])
+        if what == "halfway":
+            os.kill(os.getpid(), 9)
+        if what == "memory server halfway":
+            credentials = client._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            os.kill(struct.unpack("3i", credentials)[0], 9)
+        if what == "hangs":
+            (HERE / f"hangs-{run.rank}").touch()
+            threading.Event().wait()
+        return copy(sources, destinations)
+
+    def seal_and_die(*arguments):
+        seal(*arguments)
+        if strike(run, at[0], "seal asked"):
+            os.kill(os.getpid(), 9)
+
+    client.begin, stager.copy, client.seal = begin_or_die, copy_or_die, seal_and_die
+
+
+def build(world_size: int) -> nn.Module:
+    """The same model whatever the number of ranks. Its sizes are no multiples of any, so shards differ."""
+    if REPLICAS > 1:
+        mesh = init_device_mesh("cpu", (REPLICAS, world_size // REPLICAS), mesh_dim_names=("replicate", "shard"))
+    else:
+        mesh = init_device_mesh("cpu", (world_size,))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 37), nn.ReLU(), nn.LayerNorm(37), nn.Linear(37, 5))
+    for layer in (model[0], model[3]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+    """Names the state of all ranks together, however it is cut: a number that JSON keeps exactly."""
+    together = hashlib.sha256()
+    moments = [value for state in optimizer.state.values() for _, value in sorted(state.items())]
+    for tensor in [*model.parameters(), *moments]:
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        together.update(whole.detach().numpy().tobytes())
+    return float(int.from_bytes(together.digest()[:6], "big"))
+
+
+@resilient
+def train(run: Run) -> None:
+    # not kept: its shards hold the process groups of one generation
+    model = build(run.world_size)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+    if not hasattr(run, "armed"):
+        arm(run)
+        run.armed = True
+    step = run.restore(model=model, optimizer=optimizer)
+    run.log(restored_step=step, restored_digest=digest(model, optimizer))
+    for _ in run.steps(STEPS):
+        x = torch.randn(8, 16)
+        loss = (model(x).sum(1) - x.sum(1)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        mean = loss.detach() / run.world_size
+        dist.all_reduce(mean)
+        run.log(loss=mean, digest=digest(model, optimizer))
+
+
+train()

@@ -1,0 +1,282 @@
+"""kill -9 at every state of a slot, of workers and of memory servers, in jobs whose state nobody holds twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from durable_place import Directory, flip, folder_of
+
+from hyperpod_ext.runtime.memory_server.client import MemoryClient
+
+pytestmark = pytest.mark.slow
+
+MEMORY = {"kind": "memory"}
+PEER = {"kind": "peer", "every_steps": 1, "max_slowdown": 1.0}
+STEPS = 12
+
+
+def assert_same_end(unharmed: dict[str, Any], report: dict[str, Any], first: int = 1) -> None:
+    """Bit for bit, from step `first` on."""
+    assert report["state"] == "succeeded", report["error"]
+    assert report["losses"] == {s: loss for s, loss in unharmed["losses"].items() if int(s) >= first}
+    assert report["weights"] == unharmed["weights"]
+
+
+def digests(job: Any) -> dict[int, float]:
+    """What all ranks together held at the start and after each step, as far as the job came."""
+    step, digest = restored(job)
+    return {step: digest} | {e["step"]: e["digest"] for e in job.events() if e["event"] == "step" and e["rank"] == 0}
+
+
+def restored(job: Any) -> tuple[int, float]:
+    """Step and digest of what the job began with."""
+    entry = next(e for e in job.events() if e["event"] == "metric" and e["rank"] == 0)
+    return int(entry["restored_step"]), entry["restored_digest"]
+
+
+def socket_of(job: Any, node: int) -> Path:
+    return Path(job.env["HPX_SOCKET_DIR"]) / f"node{node}.memory"
+
+
+def memory_pid(job: Any, node: int) -> int:
+    """Process id of a node's memory server."""
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(str(socket_of(job, node)))
+        credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int(struct.unpack("3i", credentials)[0])
+
+
+def held(job: Any, node: int) -> list[dict[str, Any]]:
+    client = MemoryClient(str(socket_of(job, node)))
+    try:
+        return list(client.ask("status")["snapshots"])
+    finally:
+        client.close()
+
+
+def wait_until(condition: Callable[[], Any], job: Any, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, job.logs()
+        assert any(agent.poll() is None for agent in job.agents), job.logs()
+        time.sleep(0.002)
+
+
+def unfinished(place: Directory) -> bool:
+    """Whether node 0 has announced a checkpoint that is not whole yet."""
+    names = place.names()
+    steps = {name.partition("/")[0] for name in names}
+    return any(f"{step}/node-0.json" in names and f"{step}/manifest.json" not in names for step in steps)
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A process that does nothing meanwhile, as one whose machine is busy, or cut off."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+# --- workers --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["synchronous", "overlapped"])
+def test_a_worker_killed_at_any_moment_of_its_save_costs_no_number(sharded, unharmed, overlap):
+    """Before it begins, halfway through the copy, and once the seal was asked for; each time on another rank."""
+    moments = [("before begin", 1, 3), ("halfway", 2, 5), ("seal asked", 0, 7), ("halfway", 3, 12)]
+    faults = [{"what": what, "rank": rank, "step": step} for what, rank, step in moments]
+    report = sharded("job", *faults, policy={"overlap": overlap}).start().wait()
+    assert_same_end(unharmed, report)
+    assert [recovery["fault"]["rank"] for recovery in report["recoveries"]] == [1, 2, 0, 3]
+    assert [recovery["fault"]["cause"] for recovery in report["recoveries"]] == ["killed by SIGKILL (9)"] * 4
+    # what was not sealed on its rank is restored by nobody; what it had asked to seal is, by all
+    assert [recovery["resumed_step"] for recovery in report["recoveries"]] == [2, 4, 7, 11]
+
+
+def test_a_worker_of_a_replicated_and_sharded_model_is_replaced(sharded):
+    """HSDP: its collectives run in groups of their own, which must not keep survivors waiting."""
+    env = {"HPX_TEST_REPLICAS": "2"}
+    unharmed = sharded("unharmed", env=env).start().wait()
+    faults = [{"what": "halfway", "rank": 1, "step": 4}, {"what": "before begin", "rank": 2, "step": 8}]
+    running = sharded("job", *faults, env=env).start()
+    report = running.wait()
+    assert_same_end(unharmed, report)
+    assert [recovery["fault"]["rank"] for recovery in report["recoveries"]] == [1, 2]
+    assert all(recovery["survivor_pids_kept"] for recovery in report["recoveries"])
+    assert "stuck" not in {event["event"] for event in running.events()}
+
+
+def test_a_save_that_fails_on_one_rank_is_restored_by_nobody(sharded, unharmed):
+    report = sharded("job", {"what": "raises", "rank": 1, "step": 5}).start().wait()
+    assert_same_end(unharmed, report)
+    (recovery,) = report["recoveries"]
+    assert recovery["resumed_step"] == 4
+    assert "step 5 cannot be copied" in recovery["fault"]["cause"]
+
+
+def test_a_save_that_never_ends_on_one_rank_is_restored_by_nobody(sharded, unharmed):
+    running = sharded("job", {"what": "hangs", "rank": 1, "step": 5}, tiers=[MEMORY, PEER]).start()
+    wait_until((running.folder / "hangs-1").exists, running)
+    pid = running.until("joined", rank=1)["pid"]
+    running.until("step", step=5, rank=0)
+    os.kill(pid, signal.SIGKILL)
+    report = running.wait()
+    assert_same_end(unharmed, report)
+    assert report["recoveries"][0]["resumed_step"] == 4
+
+
+def test_a_worker_killed_while_its_snapshot_is_replicated_and_drained_costs_no_number(sharded, unharmed, tmp_path):
+    """The other node's memory server is held up, so that both go on while the worker dies."""
+    place = Directory(tmp_path / "checkpoints", "tiny")
+    running = sharded("job", tiers=[MEMORY, PEER, place.tier(every_steps=1)]).start()
+    running.until("step", step=3, rank=0)
+    with stopped(memory_pid(running, 1)):
+
+        def under_way() -> bool:
+            newest = max((one for one in held(running, 0) if one["rank"] == 0), key=lambda one: one["step"])
+            return newest["state"] == "sealed" and unfinished(place)
+
+        wait_until(under_way, running)
+        os.kill(running.until("joined", rank=0)["pid"], signal.SIGKILL)
+        running.until("fault", rank=0)
+    report = running.wait()
+    assert_same_end(unharmed, report)
+    assert len(report["recoveries"]) == 1
+    assert f"{folder_of(place, STEPS)}/manifest.json" in place.names()
+
+
+# --- memory servers -------------------------------------------------------------------------------
+
+
+def test_a_memory_server_killed_in_the_middle_of_a_save_ends_the_job_and_a_relaunch_goes_on(
+    sharded, unharmed, tmp_path
+):
+    place = Directory(tmp_path / "checkpoints", "tiny")
+    tiers = [MEMORY, place.tier(every_steps=3)]
+    fault = {"what": "memory server halfway", "rank": 1, "step": 8}
+    first = sharded("first", fault, tiers=tiers, policy={"grace_s": 2.0}).start()
+    began = time.monotonic()
+    report = first.wait()
+    assert report["state"] == "failed"
+    assert report["error"]["message"] in (
+        "node 0: the memory server ended: killed by SIGKILL (9)",
+        "rank 1 (node 0) at step 8: JobFailedError: the memory server of this node is gone",
+        "rank 0 (node 0) at step 8: JobFailedError: the memory server of this node is gone",
+    )
+    assert time.monotonic() - began < 60
+    assert first.codes() == [7, 7]
+    assert resumes_whole(sharded, unharmed, first, tiers) == 6
+
+
+def test_a_memory_server_killed_in_the_middle_of_a_drain_ends_the_job_and_a_relaunch_goes_on(
+    sharded, unharmed, tmp_path
+):
+    place = Directory(tmp_path / "checkpoints", "tiny")
+    tiers = [MEMORY, place.tier(every_steps=3)]
+    first = sharded("first", tiers=tiers, policy={"grace_s": 2.0}).start()
+    first.until("step", step=3)
+    with stopped(memory_pid(first, 1)):  # so node 0 waits for it with a step that is not whole
+        wait_until(lambda: unfinished(place), first)
+        os.kill(memory_pid(first, 0), signal.SIGKILL)
+        first.until("job_ended")
+    report = first.wait()
+    assert report["state"] == "failed"
+    assert "memory server" in report["error"]["message"]
+    whole = [int(name[5:14]) for name in place.names() if name.endswith("/manifest.json")]
+    assert resumes_whole(sharded, unharmed, first, tiers) == max(whole)
+
+
+def resumes_whole(sharded: Any, unharmed: dict[str, Any], first: Any, tiers: Any) -> int:
+    """Relaunch a job; returns the step it went on from, once it has ended as if nothing had been."""
+    second = sharded("second", tiers=tiers).start()
+    report = second.wait()
+    step, digest = restored(second)
+    assert digest == digests(first)[step]
+    assert_same_end(unharmed, report, first=step + 1)
+    return step
+
+
+# --- the durable tier -----------------------------------------------------------------------------
+
+
+def test_a_relaunch_ends_bit_for_bit_the_same_though_the_newest_step_is_damaged(sharded, unharmed, tmp_path):
+    place = Directory(tmp_path / "checkpoints", "tiny")
+    tiers = [MEMORY, place.tier(every_steps=2)]
+    first = sharded("first", tiers=tiers, steps=6).start()
+    assert first.wait()["state"] == "succeeded"
+    name = f"{folder_of(place, 6)}/__3_0.distcp"
+    place.write(name, flip(len(place.read(name)) // 2)(place.read(name)))
+    assert resumes_whole(sharded, unharmed, first, tiers) == 4
+
+
+def test_with_every_step_damaged_a_relaunch_says_what_it_has_seen(sharded, tmp_path):
+    place = Directory(tmp_path / "checkpoints", "tiny")
+    tiers = [MEMORY, place.tier(every_steps=2)]
+    assert sharded("first", tiers=tiers, steps=4).start().wait()["state"] == "succeeded"
+    for step in (0, 2, 4):
+        name = f"{folder_of(place, step)}/__1_0.distcp"
+        place.write(name, place.read(name)[:-1])
+    before = place.names()
+    report = sharded("second", tiers=tiers).start().wait()
+    assert report["state"] == "failed"
+    assert report["error"]["code"] == "NoCheckpointError"
+    for seen in ("file step 4", "file step 2", "file step 0"):
+        assert seen in report["error"]["message"]
+    assert report["steps"] == 0
+    assert place.names() == before
+
+
+def test_a_relaunch_with_other_numbers_of_nodes_and_workers_begins_with_the_same_state(sharded, tmp_path):
+    """4 ranks on 2 nodes, then 2 on 1, then 3 on 3: the shards are cut anew each time."""
+    place = Directory(tmp_path / "checkpoints", "tiny")
+    tiers = [MEMORY, place.tier(every_steps=1)]
+    last: dict[int, float] = {}
+    for until, nodes, workers in ((4, 2, 2), (7, 1, 2), (9, 3, 1)):
+        running = sharded(f"{nodes}x{workers}", tiers=tiers, steps=until, nodes=nodes, workers_per_node=workers).start()
+        report = running.wait()
+        assert report["state"] == "succeeded", report["error"]
+        if last:
+            assert restored(running) == (max(last), last[max(last)])
+        last = digests(running)
+        assert max(last) == until
+
+
+# --- the end --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["synchronous", "overlapped"])
+def test_a_job_that_is_told_to_end_loses_no_step_that_all_ranks_have(sharded, unharmed, tmp_path, overlap):
+    """The regular checkpoints are far apart; one rank is in the middle of its next save when the signal comes."""
+    place = Directory(tmp_path / "checkpoints", "tiny")
+    tiers = [MEMORY, place.tier(every_steps=100)]
+    fault = {"what": "hangs", "rank": 1, "step": 8}
+    first = sharded("first", fault, tiers=tiers, policy={"overlap": overlap}).start()
+    wait_until((first.folder / "hangs-1").exists, first)
+    first.until("step", step=8 if overlap else 7, rank=1)
+    for agent in first.agents:
+        agent.send_signal(signal.SIGTERM)
+    assert first.wait()["state"] == "cancelled"
+    assert resumes_whole(sharded, unharmed, first, tiers) == 7
+
+
+def test_a_job_that_is_told_to_end_while_it_recovers_loses_no_step(sharded, unharmed, tmp_path):
+    place = Directory(tmp_path / "checkpoints", "tiny")
+    tiers = [MEMORY, place.tier(every_steps=100)]
+    fault = {"what": "before begin", "rank": 1, "step": 8}
+    first = sharded("first", fault, tiers=tiers).start()
+    first.until("fault", rank=1)
+    for agent in first.agents:
+        agent.send_signal(signal.SIGTERM)
+    assert first.wait()["state"] == "cancelled"
+    assert resumes_whole(sharded, unharmed, first, tiers) == 7

@@ -1,0 +1,75 @@
+"""Shards restored by another number of ranks, from every tier: put together again, they are what was saved."""
+
+from __future__ import annotations
+
+import pytest
+from durable_place import flip, folder_of, harmed
+from small_job import MEMORY, PEER, SmallJob, relaunched, trained
+
+PLACES = ["file", pytest.param("s3", marks=pytest.mark.slow)]
+
+
+def resized(job: SmallJob, nodes: int, workers: int) -> SmallJob:
+    """The same servers, with other trainers; nodes that are new get a server of their own."""
+    job.end_trainers()
+    job.nodes, job.workers = nodes, workers
+    if missing := set(range(nodes)) - set(job.servers):
+        for node in missing:
+            job.start_node(node)
+        job.meet()
+    return job
+
+
+@pytest.mark.parametrize("kind", ["sharded", "same"])
+def test_four_ranks_then_two_then_three_from_memory_and_from_peers(make_job, kind):
+    """The servers outlive the trainers. A rank reads what its node does not hold from the nodes that do."""
+    job = trained(make_job(MEMORY, PEER, nodes=2, workers=2, kind=kind), 4)
+    assert resized(job, 2, 1).resume() == 4
+    job.assert_holds(4)
+    job.train(6)
+    assert resized(job, 3, 1).resume() == 6
+    job.assert_holds(6)
+    job.train(7)
+    assert job.resume() == 7
+    job.assert_holds(7)
+
+
+def test_shards_of_two_replicas_are_put_together_by_another_number_of_ranks(make_job):
+    """HSDP: every shard is there twice, and one of the two is enough."""
+    job = trained(make_job(MEMORY, PEER, nodes=2, workers=2, kind="hybrid"), 4)
+    assert resized(job, 2, 1).resume() == 4
+    job.assert_holds(4)
+    job.kind = "sharded"
+    assert resized(job, 3, 1).resume() == 4
+    job.assert_holds(4)
+
+
+@pytest.mark.parametrize("place", PLACES, indirect=True)
+@pytest.mark.parametrize("kind", ["sharded", "hybrid", "same"])
+def test_four_ranks_then_two_then_three_from_a_durable_tier(make_job, place, kind):
+    job = relaunched(make_job, trained(make_job(MEMORY, place.tier(), nodes=2, workers=2, kind=kind), 4), workers=1)
+    assert job.resume() == 4
+    job.assert_holds(4)
+    job.train(6)
+    kind = "sharded" if kind == "hybrid" else kind
+    job = relaunched(make_job, job, nodes=3, kind=kind)
+    assert job.resume() == 6
+    job.assert_holds(6)
+
+
+def test_a_damaged_shard_moves_a_job_of_another_size_to_the_older_step_as_a_whole(make_job, place):
+    """Here every rank reads every shard, so everybody meets it."""
+    job = relaunched(make_job, trained(make_job(MEMORY, place.tier(), nodes=2, workers=2), 4), workers=1)
+    with harmed(place, f"{folder_of(place, 4)}/__3_0.distcp", flip(1)):
+        assert job.resume() == 2
+    job.assert_holds(2)
+
+
+def test_a_shard_that_nobody_holds_any_more_moves_a_job_of_another_size_to_the_durable_step(make_job, place):
+    """A node is lost and no peer has a copy: memory has but some of the shards of the newest step."""
+    job = trained(make_job(MEMORY, place.tier(), nodes=2, workers=2), 5)
+    job.lose_node(1)
+    job.start_node(1)
+    job.meet()
+    assert resized(job, 2, 1).resume() == 4
+    job.assert_holds(4)  # what memory has of that step comes from there, the rest from the directory

@@ -1,0 +1,30 @@
+"""Fixtures of this folder's tests."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the modules that the tests share
+
+from dcp_job import Job, Zygote
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    found = Zygote()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def job(zygote: Zygote) -> Iterator[Job]:
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as scratch:  # short, for the paths of sockets
+        (Path(scratch) / "sockets").mkdir(mode=0o700)
+        found = Job(zygote, Path(scratch))
+        yield found
+        found.close()

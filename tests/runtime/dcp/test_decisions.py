@@ -1,0 +1,168 @@
+"""What is decided without any process: steps, generations, nodes, trees, and words for what is missing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+from hyperpod_ext.errors import ConfigError, HyperpodExtError, JobFailedError
+from hyperpod_ext.runtime.checkpoint.choose import Offer
+from hyperpod_ext.runtime.checkpoint.image import Layout
+from hyperpod_ext.runtime.checkpoint.tree import put_together
+from hyperpod_ext.runtime.dcp.choice import Refused, choose
+from hyperpod_ext.runtime.dcp.given import policy_of
+from hyperpod_ext.runtime.dcp.nodes import Nodes
+from hyperpod_ext.runtime.dcp.place import Place, runtime_dir, secret_file_of
+from hyperpod_ext.runtime.dcp.state import contents_of, parts_of
+from hyperpod_ext.runtime.dcp.steps import Entry, History, step_of
+
+
+@pytest.mark.parametrize("name", ["7", "step_7", "step-7", "step7", "/a/b3/step_7", "s3://b/run-2/step_000007/"])
+def test_a_checkpoint_id_names_its_step(name: str) -> None:
+    assert step_of(name) == 7
+
+
+@pytest.mark.parametrize("name", ["", "latest", "step_", "7b", "step_7/x"])
+def test_a_checkpoint_id_without_a_step_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="names no step"):
+        step_of(name)
+
+
+def test_a_run_that_saves_on_is_one_generation() -> None:
+    history = History()
+    assert history.needs_new(10)
+    assert history.entry(10) == Entry(0, None)
+    history.enter(1)
+    assert [history.saved(step, True) for step in (10, 20)] == [1, 2]
+    assert not history.needs_new(30)
+
+
+def test_after_a_save_that_failed_its_step_is_given_up() -> None:
+    history = History()
+    history.enter(1)
+    history.saved(10, True)
+    history.saved(20, False)
+    assert history.needs_new(20)
+    assert history.entry(20) == Entry(10, 10)
+
+
+def test_what_follows_a_load_begins_where_the_load_was() -> None:
+    history = History()
+    history.loaded(50)
+    assert history.needs_new(60)
+    assert history.entry(60) == Entry(50, 50)
+
+
+def test_a_step_saved_again_does_not_drop_the_first_before_it_is_whole() -> None:
+    history = History()
+    history.enter(1)
+    history.saved(10, True)
+    assert history.needs_new(10)
+    assert history.entry(10) == Entry(9, None)
+
+
+def test_nodes_on_one_machine_are_told_apart_and_a_node_of_its_own_is_always_the_first() -> None:
+    said = [{"place": "a", "node": "1"}, {"place": "a", "node": "1"}, {"place": "b", "node": "0"}]
+    nodes = Nodes.of(said)
+    assert (nodes.node_of, nodes.machines) == ({0: 0, 1: 0, 2: 1}, 2)
+    assert [nodes.index(node) for node in (0, 1)] == [0, 0]
+    assert nodes.leader(1) == 2
+    rehearsal = Nodes.of([{"place": "a", "node": "0"}, {"place": "a", "node": "1"}])
+    assert [rehearsal.index(node) for node in (0, 1)] == [0, 1]
+    assert (rehearsal.count, rehearsal.machines) == (2, 1)
+
+
+TREES = [
+    {"model": {"a.b": torch.ones(2), "n": 3}, "list": [{"lr": 0.1, "p": torch.zeros(1)}, {"lr": 0.2}], "t": (1, 2)},
+    {"x": torch.ones(2), "nested": [[1, 2], [3]], "empty": [], "text": "é", "none": None, "deep": [[torch.ones(1)]]},
+]
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_what_is_saved_has_the_names_and_values_that_torch_knows(tree: dict[str, object]) -> None:
+    planner = DefaultSavePlanner()
+    planner.set_up_planner(tree, is_coordinator=True)
+    plan = planner.create_local_plan()
+    parts = parts_of(plan.items, planner, plan.planner_data)
+    layout = Layout(parts)
+    contents = contents_of({0: (layout.plan, parts.values)})
+    flat, paths = flatten_state_dict(tree)
+    assert set(contents.metadata.state_dict_metadata) == set(flat)
+    assert contents.metadata.planner_data == paths
+    for name, value in flat.items():
+        if isinstance(value, torch.Tensor):
+            assert contents.metadata.state_dict_metadata[name].size == value.shape
+        else:
+            assert contents.value(name, 0) == value
+            assert type(contents.value(name, 0)) is type(value)
+    assert put_together(parts.shape, parts.tensors, parts.values).keys() == tree.keys()
+
+
+def test_a_list_of_which_a_rank_holds_a_part_keeps_its_names() -> None:
+    planner = DefaultSavePlanner()
+    planner.set_up_planner({"l": [torch.ones(1), torch.ones(2)]}, is_coordinator=True)
+    plan = planner.create_local_plan()
+    second = [item for item in plan.items if item.index.fqn == "l.1"]
+    parts = parts_of(second, planner, plan.planner_data)
+    assert [item.fqn for item in Layout(parts).plan.items] == ["l.1"]
+
+
+def test_a_value_that_is_no_json_is_named() -> None:
+    planner = DefaultSavePlanner()
+    planner.set_up_planner({"a": {"b": object()}}, is_coordinator=True)
+    plan = planner.create_local_plan()
+    with pytest.raises(JobFailedError, match=r"a\.b is a value of type object"):
+        parts_of(plan.items, planner, plan.planner_data)
+
+
+def offer(step: int, rank: int) -> Offer:
+    return Offer("memory", step, rank, 0, f"g1-s{step}", world_size=2, sharing="shard")
+
+
+def test_where_nothing_can_be_loaded_it_is_said_what_there_is() -> None:
+    offers = [offer(10, 0), offer(10, 1), offer(20, 0)]
+    bad = Refused(("memory", 1, 0, "g1-s10", ""), "step 10 of rank 1 in memory: CRC64-NVME is wrong")
+    found = choose(offers, [], {0: 0, 1: 0}, None)
+    assert not isinstance(found, str)
+    assert found.step == 10
+    text = choose(offers, [bad], {0: 0, 1: 0}, None)
+    assert text == (
+        "No checkpoint that all 2 ranks can load. Whole ones: none. Step 20: held of 1 of 2 ranks. "
+        "Step 10: held of 2 of 2 ranks. Refused: step 10 of rank 1 in memory: CRC64-NVME is wrong"
+    )
+    assert "No checkpoint of step 20 that all 2 ranks can load. Whole ones: 10." in str(
+        choose(offers, [], {0: 0, 1: 0}, 20)
+    )
+
+
+def test_a_policy_is_given_as_a_dict_a_file_or_not_at_all(root) -> None:
+    assert [tier.kind for tier in policy_of("j", {"tiers": [{"kind": "memory"}, {"kind": "peer"}]}).tiers] == [
+        "memory",
+        "peer",
+    ]
+    assert policy_of("j", root / "examples" / "01-local" / "job.yaml").memory() is not None
+    assert [tier.kind for tier in policy_of("j", None, {}).tiers] == ["memory"]
+    with pytest.raises(ConfigError, match=r"tiers\.0\.memory\.every"):
+        policy_of("j", {"tiers": [{"kind": "memory", "every": 2}]})
+    with pytest.raises(ConfigError, match="name"):
+        policy_of("Not A Name", None, {})
+
+
+def test_sockets_lie_where_nobody_else_can_reach_them(tmp_path) -> None:
+    path = runtime_dir({"HPX_SOCKET_DIR": str(tmp_path / "s")})
+    assert path.stat().st_mode & 0o777 == 0o700
+    path.chmod(0o755)
+    with pytest.raises(HyperpodExtError, match="not a directory of this user alone"):
+        runtime_dir({"HPX_SOCKET_DIR": str(path)})
+    with pytest.raises(HyperpodExtError, match="too long for a socket"):
+        _ = Place(tmp_path / ("x" * 100), "j", 0).socket
+
+
+def test_a_secret_is_made_once(tmp_path) -> None:
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    path = secret_file_of("j", environ)
+    assert (path.stat().st_mode & 0o777, len(path.read_text())) == (0o600, 64)
+    assert secret_file_of("j", environ).read_text() == path.read_text()
+    assert secret_file_of("k", environ).read_text() != path.read_text()

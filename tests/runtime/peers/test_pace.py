@@ -1,0 +1,93 @@
+"""How senders are held back: decisions without time, and a bucket on a clock of its own."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hyperpod_ext.runtime.memory_server.pace import Pace, next_rate
+
+positive = st.floats(1.0, 1e12)
+
+
+@given(positive, positive, st.floats(0.0501, 10), st.floats(0, 1e12))
+def test_too_slow_steps_lower_the_rate_but_not_below_the_floor(rate, achieved, slowdown, floor):
+    after = next_rate(rate, achieved, slowdown, 0.05, floor)
+    assert after == floor or after <= 0.9 * min(rate, achieved)
+
+
+@given(positive, positive, st.floats(-0.5, 0.05), st.floats(0, 1e12))
+def test_steps_that_are_fast_enough_raise_the_rate(rate, achieved, slowdown, floor):
+    assert next_rate(rate, achieved, slowdown, 0.05, floor) > rate
+
+
+def test_a_limit_that_does_not_limit_is_none():
+    assert next_rate(1.9e9, 1e9, 0.0, 0.05, 0) == math.inf
+
+
+class Sending:
+    """A trainer whose steps take longer the more is sent beside them, on a clock that it moves itself."""
+
+    def __init__(self, pace_of: float, cost_s_per_byte: float) -> None:
+        self.now = 0.0
+        self.pace = Pace(pace_of, lambda: self.now)
+        self.cost = cost_s_per_byte
+
+    def step(self, *, sending: bool, link: float = 1e9, idle_s: float = 1.0) -> float:
+        sent = min(link, self.pace.rate) * idle_s if sending else 0.0
+        seconds = idle_s + sent * self.cost
+        if sending:
+            self.pace.copy_begins()
+            self.pace.take(int(sent), lambda: True)
+        self.now += seconds
+        if sending:
+            self.pace.copy_ends()
+        self.pace.observe_step(seconds, sending)
+        return seconds
+
+
+def test_sending_settles_where_steps_take_as_much_longer_as_they_may():
+    trainer = Sending(0.05, cost_s_per_byte=0.5e-9)  # at full speed a step takes half as long again
+    for _ in range(60):
+        trainer.step(sending=False)
+        last = trainer.step(sending=True)
+    assert 1.02 < last < 1.06
+
+
+def test_sending_that_costs_nothing_is_not_held_back():
+    trainer = Sending(0.05, cost_s_per_byte=0)
+    for _ in range(30):
+        trainer.step(sending=False)
+        trainer.step(sending=True)
+    assert trainer.pace.rate == math.inf
+
+
+def test_a_copy_is_done_before_the_next_is_due_whatever_it_costs():
+    trainer = Sending(0.05, cost_s_per_byte=1e-8)
+    trainer.pace.finish_within(400_000_000, 2.0)
+    for _ in range(60):
+        trainer.step(sending=False)
+        trainer.step(sending=True)
+    assert trainer.pace.rate == pytest.approx(2e8)
+
+
+def test_the_bucket_lets_through_what_the_rate_allows():
+    pace = Pace(0.05)
+    pace.rate = 100e6
+    began = time.monotonic()
+    for _ in range(11):
+        pace.take(1_000_000, lambda: False)
+    assert 0.1 <= time.monotonic() - began < 0.5
+
+
+def test_what_is_given_up_waits_no_longer():
+    pace = Pace(0.05)
+    pace.rate = 1.0
+    pace.take(1000, lambda: False)
+    began = time.monotonic()
+    pace.take(1000, lambda: True)
+    assert time.monotonic() - began < 1

@@ -1,0 +1,129 @@
+"""One node's part of the peer tier, small: regions, a peer server and a replicator, over real sockets.
+
+`python peer_node.py` is such a node as a process of its own; it prints its port and serves until it is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+import time
+from typing import Any
+
+from hyperpod_ext.config.checkpoint import PeerTier
+from hyperpod_ext.runtime.checkpoint.manifest import Manifest, save_id_of
+from hyperpod_ext.runtime.checkpoint.plan import Plan
+from hyperpod_ext.runtime.memory_server.node_memory import Plans
+from hyperpod_ext.runtime.memory_server.peer_client import PeerClient
+from hyperpod_ext.runtime.memory_server.peer_server import PeerServer
+from hyperpod_ext.runtime.memory_server.regions import Budget, Regions
+from hyperpod_ext.runtime.memory_server.replicate import Replicator
+
+SECRET = b"0123456789abcdef0123456789abcdef"
+JOB = "j"
+MIB = 1 << 20
+
+
+def plan_of(nbytes: int) -> Plan:
+    """An image without a tensor in it."""
+    return Plan([], (), nbytes)
+
+
+class Node:
+    """Node `number` with room for `budget` bytes of snapshots."""
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        secret: bytes = SECRET,
+        budget: int = 1 << 30,
+        patience_s: float = 10.0,
+        slots: int = 4,
+        **tier: Any,
+    ) -> None:
+        self.number, self.secret = number, secret
+        whole = Budget(budget, lambda: 1 << 40)
+        self.own = Regions(kind="own", job=JOB, secret=secret, budget=whole, slots=slots)
+        self.replicas = Regions(kind="replica", job=JOB, secret=secret, budget=whole, slots=2)
+        self.plans = Plans()
+        self.server = PeerServer(
+            self.own, self.replicas, self.plans, secret=secret, job=JOB, host="127.0.0.1", patience_s=patience_s
+        )
+        self.server.start()
+        when_busy = tier.pop("when_busy", "supersede")
+        self.replicator = Replicator(
+            self.own,
+            self.plans.__getitem__,
+            PeerTier(**{"every_steps": 1, **tier}),
+            node=number,
+            secret=secret,
+            when_busy=when_busy,
+            patience_s=patience_s,
+        )
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", self.server.port
+
+    def client(self, secret: bytes = SECRET) -> PeerClient:
+        return PeerClient(*self.address, secret)
+
+    def save(self, owner: int, step: int, data: bytes, generation: int = 1, when_busy: Any = "supersede") -> Manifest:
+        """What a memory server does for one save of one rank."""
+        plan = plan_of(len(data))
+        self.plans.add(plan.to_json(), plan.digest)
+        region, fd = self.own.map(owner, len(data))
+        os.close(fd)
+        index = self.own.next_slot(owner, when_busy, timeout_s=20)
+        assert index is not None
+        self.replicator.begins(owner)
+        save_id = save_id_of(generation, step)
+        self.own.begin(owner, index, step, save_id, generation)
+        region.view(index, len(data))[:] = data
+        record = {"save_id": save_id, "nbytes": len(data), "plan": plan.digest, "values": [], "world_size": 1}
+        manifest = self.own.seal(owner, index, record)
+        self.replicator.sealed(owner, manifest)
+        return manifest
+
+    def close(self) -> None:
+        self.replicator.close()
+        self.server.close()
+
+
+def steps(regions: Regions, owner: int = 0) -> list[int]:
+    """Steps of the whole snapshots of a rank."""
+    return sorted(brief["step"] for brief in regions.held() if brief["rank"] == owner)
+
+
+def wait_until(condition: Any, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.005)
+
+
+def content(nbytes: int, seed: int = 0) -> bytes:
+    """Bytes in which every position matters."""
+    return random.Random(seed).randbytes(nbytes)
+
+
+def main() -> None:
+    """A node that serves until it is killed. With a port: it replicates step 1 there, and then step 2 slowly."""
+    if not sys.argv[1:]:
+        node = Node(1)
+        print(node.server.port, flush=True)
+    else:
+        node = Node(0)
+        node.replicator.set_peers({1: ("127.0.0.1", int(sys.argv[1]))})
+        node.save(0, 1, content(8 * MIB, 1))
+        assert node.replicator.wait_idle(20)
+        node.replicator.pace.rate = 8 * MIB
+        node.save(0, 2, content(32 * MIB, 2))
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

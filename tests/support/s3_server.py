@@ -1,0 +1,138 @@
+"""A real S3 for tests: LocalStack in a virtual environment of its own, one server for a whole test run.
+
+Its dependencies do not go together with ours, hence the second environment, `.venv-s3`. `make setup` makes it; where
+nobody has, the first test that needs it does (a minute). A machine that cannot install it skips those tests, and says
+why; under CI they fail.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PINS = Path(__file__).with_name("s3-server-pins.txt")
+VENV = PINS.parents[2] / ".venv-s3"
+READY = VENV / ".ready"
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
+# dies with the thread that started it, even if that is killed
+START = """
+import ctypes, runpy
+ctypes.CDLL(None).prctl(1, 9)
+runpy.run_module("localstack.runtime.main", run_name="__main__")
+"""
+SETTINGS = {
+    "SERVICES": "s3",
+    "EAGER_SERVICE_LOADING": "1",
+    "ACTIVATE_PRO": "0",
+    "DISABLE_EVENTS": "1",
+    "DNS_ADDRESS": "0",
+    "OVERRIDE_IN_DOCKER": "0",
+    "PERSISTENCE": "0",
+    "SKIP_SSL_CERT_DOWNLOAD": "1",
+}
+
+
+class UnavailableError(Exception):
+    """This machine has no S3 server, and cannot get one."""
+
+
+def install() -> None:
+    """Make `.venv-s3`, unless it is as the pins want it."""
+    if READY.exists() and READY.read_text() == PINS.read_text():
+        return
+    shutil.rmtree(VENV, ignore_errors=True)
+    pip = [str(VENV / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", "-r", str(PINS)]
+    try:
+        for command in ([sys.executable, "-m", "venv", str(VENV)], pip):
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=600)
+        start()[1].kill()  # byte code and entry points are cached, so that tests do not wait for them
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", "") or str(error)
+        raise UnavailableError(f"the S3 test server cannot be installed: {said.strip()[-300:]}") from error
+    READY.write_text(PINS.read_text())
+
+
+def start() -> tuple[str, subprocess.Popen[bytes]]:
+    """URL and process of a fresh, empty server."""
+    place = Path(tempfile.mkdtemp(prefix="hpx-s3-"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        host = f"127.0.0.1:{free.getsockname()[1]}"
+    own = {
+        "GATEWAY_LISTEN": host,
+        "LOCALSTACK_HOST": host,
+        "FILESYSTEM_ROOT": str(VENV / "cache"),
+        "TMPDIR": str(place),
+    }
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "PYTHON"))}
+    log = place / "log"
+    process = subprocess.Popen(
+        [str(VENV / "bin" / "python"), "-c", START],
+        env=clean | SETTINGS | own | {"XDG_CACHE_HOME": str(VENV / "cache")},
+        stdout=log.open("wb"),
+        stderr=subprocess.STDOUT,
+    )
+    atexit.register(process.kill)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            urllib.request.urlopen(f"http://{host}/_localstack/health", timeout=1).close()
+            return f"http://{host}", process
+        except OSError:
+            time.sleep(0.05)
+    process.kill()
+    raise UnavailableError(f"the S3 test server does not start: {log.read_text()[-500:]}")
+
+
+@cache
+def endpoint() -> str:
+    """URL of the one server of this test run. Skips the test where there can be none, and fails it under CI."""
+    try:
+        install()
+        return start()[0]
+    except UnavailableError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+
+
+def new_bucket(url: str) -> str:
+    """Name of a bucket that nothing else uses."""
+    name = f"test-{secrets.token_hex(6)}"
+    client(url).create_bucket(Bucket=name)
+    return name
+
+
+def client(url: str) -> Any:
+    """A plain client, to see what is there with other eyes."""
+    import boto3
+    from botocore.config import Config
+
+    return boto3.session.Session().client(
+        "s3",
+        endpoint_url=url,
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+        region_name="us-east-1",
+        config=Config(s3={"addressing_style": "path"}),
+    )
+
+
+if __name__ == "__main__":
+    try:
+        install()
+    except UnavailableError as error:
+        raise SystemExit(str(error)) from None

@@ -1,0 +1,174 @@
+"""A memory server as the process that it is in a job.
+
+It is forked from a process that has imported it already: half a second less for each test.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
+from hyperpod_ext.runtime.checkpoint.plan import Item, Plan
+from hyperpod_ext.runtime.environment import ENV_SECRET_FILE
+from hyperpod_ext.runtime.memory_server.client import Mapping, MemoryClient
+
+SECRET = b"0123456789abcdef0123456789abcdef"
+JOB = "j"
+
+
+@dataclass(frozen=True)
+class Served:
+    """One node's memory server."""
+
+    path: Path
+    pid: int
+    clients: list[MemoryClient] = field(default_factory=list)
+
+    def client(self) -> MemoryClient:
+        """A connection of its own."""
+        self.clients.append(MemoryClient(str(self.path)))
+        return self.clients[-1]
+
+    def ask(self, op: str, **fields: Any) -> dict[str, Any]:
+        """One request on a connection of its own."""
+        client = MemoryClient(str(self.path))
+        try:
+            return client.ask(op, **fields)
+        finally:
+            client.close()
+
+    def held_steps(self, owner: int = 0) -> list[int]:
+        """Steps of this rank's whole snapshots, once all that dead processes of the rank had asked for is done."""
+        snapshots = self.ask("held", owner=owner, pid=os.getpid())["snapshots"]
+        return sorted(snapshot["step"] for snapshot in snapshots if snapshot["rank"] == owner)
+
+    def kill(self) -> None:
+        """kill -9, if it has not been already."""
+        try:
+            handle = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        select.select([handle], [], [])
+        os.close(handle)
+
+
+def plan_of(nbytes: int) -> Plan:
+    """The plan of an image of one tensor of bytes, without the archive around it."""
+    return Plan(["{", ("t",), "T"], (Item(0, "t", "uint8", (nbytes,), (0,), (nbytes,), 0, 0, nbytes, nbytes),), nbytes)
+
+
+class Writer:
+    """A rank's process, as far as the server sees it."""
+
+    def __init__(self, server: Served, owner: int = 0, nbytes: int = 1000) -> None:
+        self.client, self.owner, self.nbytes = server.client(), owner, nbytes
+        self.plan = plan_of(nbytes)
+        self.mapping: Mapping = self.client.map(owner, nbytes)
+        self.client.add_plan(self.plan)
+
+    def begin(self, step: int, generation: int = 1, when_busy: str = "wait") -> int | None:
+        return self.client.begin(self.owner, step, f"g{generation}-s{step}", generation, when_busy)
+
+    def fill(self, slot: int, byte: int, share: float = 1.0) -> None:
+        start, nbytes = slot * self.mapping.slot_bytes, int(self.nbytes * share)
+        self.mapping.memory[start : start + nbytes] = bytes([byte]) * nbytes
+
+    def seal(self, slot: int, step: int, generation: int = 1) -> None:
+        record = {"save_id": f"g{generation}-s{step}", "world_size": 1, "own_digest": "", "extras": {}}
+        values = {"plan": self.plan.digest, "nbytes": self.nbytes, "values": [step], "saved_at": 0.0}
+        self.client.seal(self.owner, slot, record | values)
+
+    def save(self, step: int, generation: int = 1, when_busy: str = "wait") -> bool:
+        """A whole save, its bytes all of the step's number; False when it was skipped."""
+        slot = self.begin(step, generation, when_busy)
+        if slot is None:
+            return False
+        self.fill(slot, step)
+        self.seal(slot, step, generation)
+        self.client.flush()
+        return True
+
+
+@contextmanager
+def serve(
+    folder: Path,
+    *tiers: dict[str, Any],
+    node: int = 0,
+    nodes: int = 1,
+    workers: int = 1,
+    env: dict[str, str] | None = None,
+    **policy: Any,
+) -> Iterator[Served]:
+    """A running server that keeps its socket and its secret in `folder`."""
+    folder.mkdir(exist_ok=True)
+    (secret := folder / "secret").touch(mode=0o600)
+    secret.write_bytes(SECRET)
+    checkpoint = {"tiers": tiers, **policy}
+    config = RuntimeConfig.model_validate(
+        {"name": JOB, "nodes": nodes, "workers_per_node": workers, "checkpoint": checkpoint}
+    )
+    environ = {**os.environ, ENV_RUNTIME: config.model_dump_json(exclude_unset=True), ENV_SECRET_FILE: str(secret)}
+    environ |= env or {}
+    path = folder / f"node{node}.memory"
+    helper = _helper()
+    assert helper.stdin is not None
+    assert helper.stdout is not None
+    argv = ["memory_server", "--socket", str(path), "--node", str(node), "--parent", str(helper.pid)]
+    helper.stdin.write(json.dumps({"argv": argv, "environ": environ}) + "\n")
+    served = Served(path, int(helper.stdout.readline()))
+    try:
+        while not _answers(path):
+            os.kill(served.pid, 0)  # raises when it has ended
+        yield served
+    finally:
+        for client in served.clients:
+            client.close()
+        served.kill()
+        path.unlink(missing_ok=True)
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return path.exists() and probe.connect_ex(str(path)) == 0
+
+
+@functools.cache
+def _helper() -> subprocess.Popen[str]:
+    """The process that forks servers. It ends when this one closes its input, by its end at the latest."""
+    command = [sys.executable, __file__]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+
+
+def _fork_servers() -> None:
+    import awscrt.checksums  # noqa: F401, so that no server has to
+
+    from hyperpod_ext.runtime.memory_server.__main__ import main
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps them
+    for line in sys.stdin:
+        order = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.environ.clear()
+            os.environ.update(order["environ"])
+            sys.argv = order["argv"]
+            main()
+        print(pid, flush=True)
+
+
+if __name__ == "__main__":
+    _fork_servers()
