@@ -178,7 +178,6 @@ def test_what_is_cut_off_empty_or_gone_moves_all_ranks_to_the_older_step(make_jo
     job.assert_holds(4)
 
 
-@pytest.mark.xfail(strict=True, reason="NodeMemory.durable offers the newest four of each tier, and is asked once")
 def test_an_old_step_that_is_whole_is_found_behind_many_that_are_not(make_job, place):
     job = trained(make_job(MEMORY, place.tier(every_steps=1, keep=10), nodes=1), 7)
     job = relaunched(make_job, job)

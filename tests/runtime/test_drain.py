@@ -205,14 +205,14 @@ class OtherNode:
     def bring(self, step: int, generation: int = 1) -> None:
         """Do this node's part of a checkpoint whose first part node 0 has announced."""
         folder = folder_of(step, generation)
-        eventually(lambda: 0 in self._checkpoints.records(folder))
-        (manifest,) = self._checkpoints.records(folder)[0]
+        eventually(lambda: 0 in self._checkpoints.progress(folder).announced)
+        (manifest,) = self._checkpoints.record(folder, 0)
         self._checkpoints.put_record(folder, 1, [sign({**manifest, "rank": 1}, SECRET)])
         self._checkpoints.put_done(folder, 1)
 
     def announced(self, step: int, generation: int = 1) -> bool:
         """Whether node 0 has begun with a checkpoint."""
-        return 0 in self._checkpoints.records(folder_of(step, generation))
+        return 0 in self._checkpoints.progress(folder_of(step, generation)).announced
 
 
 @pytest.fixture
@@ -286,6 +286,32 @@ def test_wait_waits_for_a_copy_to_end(serve_two, other, checkpoints):
     assert steps(checkpoints) == [4, 3, 2]  # none was given up; three are kept
 
 
+def test_a_part_that_does_not_come_is_waited_for_by_nobody(serve_two, other, checkpoints):
+    """Else a rank that waits for a copy to end would stand for as long as this node waits for the other."""
+    server = serve_two(every_steps=1, when_busy="wait")
+    writer = full(server, other)
+    checkpoints.put_failed(folder_of(1, 1), 1)
+    assert writer.save(4)
+    assert "step 1: node 1 could not bring its part of step 1" in copying(server)["last_error"]
+    for step in (2, 3, 4):
+        other.bring(step)
+    assert idle(server)
+    assert steps(checkpoints) == [4, 3, 2]
+
+
+def test_a_node_that_fails_tells_the_others_and_may_try_again(tmp_path, serve_two, other, checkpoints):
+    server = serve_two()
+    in_the_way = tmp_path / "tier" / JOB / folder_of(10, 1) / image_of(0)
+    in_the_way.mkdir(parents=True)
+    Writer(server).save(10)
+    other.bring(10)
+    eventually(lambda: checkpoints.progress(folder_of(10, 1)).failed == {0})
+    in_the_way.rmdir()
+    assert server.ask("drain_now", save_id="g1-s10", timeout_s=20)["idle"]
+    assert steps(checkpoints) == [10]
+    assert not checkpoints.progress(folder_of(10, 1)).failed
+
+
 def test_supersede_never_waits_and_brings_the_newest_when_it_can(serve_two, other, checkpoints):
     server = serve_two(every_steps=1, when_busy="supersede")
     writer = full(server, other)
@@ -307,9 +333,9 @@ def test_a_step_that_another_node_left_out_gives_way_to_one_that_both_have(tmp_p
     with first as a, second as b:
         one, two = Writer(a, owner=0), Writer(b, owner=1)
         two.save(10, when_busy=when_busy)
-        eventually(lambda: 1 in checkpoints.records(folder_of(10, 1)))
+        eventually(lambda: 1 in checkpoints.progress(folder_of(10, 1)).announced)
         one.save(20, when_busy=when_busy)
-        eventually(lambda: 0 in checkpoints.records(folder_of(20, 1)))
+        eventually(lambda: 0 in checkpoints.progress(folder_of(20, 1)).announced)
         two.save(20, when_busy=when_busy)
         eventually(lambda: steps(checkpoints) == [20])
 

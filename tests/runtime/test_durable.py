@@ -330,14 +330,14 @@ def test_two_nodes_that_finish_at_once_write_one_manifest(tmp_path):
         checkpoints, mine = store_at(tmp_path), ranks[number]
         checkpoints.put_plan(folder, mine.plan)
         checkpoints.put_record(folder, number, [mine.manifest])
-        while len(records := checkpoints.records(folder)) < 2:
+        while len(checkpoints.progress(folder).announced) < 2:
             pass
-        files, uploads = share_out(records)
+        files, uploads = share_out({node: checkpoints.record(folder, node) for node in (0, 1)})
         for rank in uploads[number]:
             crc = mine.manifest["crc64nvme"]
             checkpoints.store.put(f"{folder}/{files[rank]}", memoryview(mine.image), crc)
         checkpoints.put_done(folder, number)
-        while checkpoints.progress(folder) != ({0, 1}, False):
+        while checkpoints.progress(folder).done != {0, 1}:
             pass
         meet.wait()
         created.append(checkpoints.commit(folder, everyone, files))
@@ -359,10 +359,10 @@ def test_two_nodes_that_finish_at_once_write_one_manifest(tmp_path):
 def test_a_record_that_is_not_of_this_job_is_refused(checkpoints, tmp_path):
     folder, one = folder_of(100, 1), Rank(0, {"t": torch.ones(1)})
     checkpoints.put_record(folder, 0, [one.manifest])
-    assert checkpoints.records(folder) == {0: [one.manifest]}
-    assert checkpoints.records(folder, known={0}) == {}
+    assert checkpoints.progress(folder).announced == {0}
+    assert checkpoints.record(folder, 0) == [one.manifest]
     with pytest.raises(CorruptSnapshotError, match="not signed"):
-        store_at(tmp_path, secret=b"x" * 32).records(folder)
+        store_at(tmp_path, secret=b"x" * 32).record(folder, 0)
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"manifests": 7}', '{"manifests": [7]}'])
@@ -370,7 +370,7 @@ def test_a_record_that_is_none_is_an_error_of_ours(checkpoints, tmp_path, text):
     (tmp_path / folder_of(100, 1)).mkdir()
     (tmp_path / folder_of(100, 1) / "node-1.json").write_text(text)
     with pytest.raises(HyperpodExtError, match=r"node-1\.json"):
-        checkpoints.records(folder_of(100, 1))
+        checkpoints.record(folder_of(100, 1), 1)
 
 
 # --- generations ----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from hyperpod_ext.runtime.checkpoint.choose import Offer
+from hyperpod_ext.runtime.checkpoint.manifest import save_id_of
 from hyperpod_ext.runtime.rendezvous.membership import (
     Abort,
     AskDurable,
@@ -350,7 +351,15 @@ def test_a_durable_candidate_that_is_refused_leads_to_the_next_older():
     (again,) = membership.restore_reported(3, begin.generation, 2, "CRC64-NVME is wrong")
     assert isinstance(again, Restore)
     assert (again.attempt, again.decision.step) == (3, 80)
-    (failure,) = membership.restore_reported(0, begin.generation, 3, "no such blob")
+    refused = tuple(("s3://b/j", save_id_of(1, step)) for step in (100, 80, 90))
+    (ask,) = membership.restore_reported(0, begin.generation, 3, "no such blob")
+    assert isinstance(ask, AskDurable)
+    assert set(ask.besides) == set(refused)  # what they have not named yet, and what has come since
+    (again,) = membership.durable_answered([stored(70)], 1, ())
+    assert isinstance(again, Restore)
+    assert again.decision.step == 70
+    assert kinds(membership.restore_reported(0, begin.generation, 4, "no such blob")) == [AskDurable]
+    (failure,) = membership.durable_answered([], 1, ())
     assert isinstance(failure, Fail)
     assert "The last try: rank 0: no such blob" in failure.message
 

@@ -26,7 +26,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hyperpod_ext.config.runtime import RuntimeConfig
 from hyperpod_ext.errors import HyperpodExtError, NoCheckpointError
-from hyperpod_ext.runtime.agent.coordinator import _held
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.checkpoint.choose import Decision, Offer
 from hyperpod_ext.runtime.checkpoint.image import Layout
@@ -46,8 +45,10 @@ State = dict[str, torch.Tensor]
 class Vote:
     """What stands for the coordinator in one generation, and for every rank's line to it."""
 
-    def __init__(self, membership: m.Membership) -> None:
-        self.membership = membership
+    def __init__(
+        self, membership: m.Membership, answered: Callable[[m.Membership, list[m.Command]], list[m.Command]]
+    ) -> None:
+        self.membership, self._answered = membership, answered
         self.errors: list[tuple[int, str]] = []
         self.events: list[dict[str, Any]] = []
         self._outcomes: dict[int, tuple[int | None, Decision | None] | HyperpodExtError] = {}
@@ -58,7 +59,8 @@ class Vote:
             if error:
                 self.errors.append((rank, error))
             generation = self.membership.generation
-            for command in self.membership.restore_reported(rank, generation, attempt, error):
+            reported = self.membership.restore_reported(rank, generation, attempt, error)
+            for command in self._answered(self.membership, reported):
                 match command:
                     case m.Go(step):
                         self._outcomes[attempt] = (step, None)
@@ -186,7 +188,7 @@ class SmallJob:
                 overlap=config.checkpoint.overlap,
                 when_busy=config.checkpoint.when_busy,
             )
-            link = JobLink(_Line(Vote(m.Membership({}, 0)), number), number, checkpointer)  # type: ignore[arg-type]
+            link = JobLink(_Line(Vote(m.Membership({}, 0), self._answered), number), number, checkpointer)  # type: ignore[arg-type]
             run = Run(config, number, number % self.workers, link, checkpointer)
             self.ranks[number] = Rank(number, model, optimizer, checkpointer, run, link)
 
@@ -215,6 +217,14 @@ class SmallJob:
                 fully_shard(layer, mesh=mesh)
             return fully_shard(model, mesh=mesh)
 
+    def _answered(self, membership: m.Membership, commands: list[m.Command]) -> list[m.Command]:
+        """What follows once the durable tiers have said what they hold, as often as that is asked."""
+        while commands and isinstance(commands[0], m.AskDurable):
+            found = self.servers[0].ask("durable", besides=commands[0].besides)
+            stored = [Offer.of_all(brief) for brief in found["checkpoints"]]
+            commands = membership.durable_answered(stored, found["generation"], tuple(found["problems"]))
+        return commands
+
     def resume(self, *, committed: int = 0) -> int:
         """Fresh trainers agree on a step and restore it; returns the step. `committed`: what ranks had told before.
 
@@ -226,28 +236,12 @@ class SmallJob:
         durable = any(tier["kind"] in ("file", "s3") for tier in self.tiers)
         membership = m.Membership(nodes, 3, durable=durable, generation=self.generation + 1)
         membership.step_committed(committed)
-        self.vote = Vote(membership)
+        self.vote = Vote(membership, self._answered)
         commands: list[m.Command] = []
         for number, node in nodes.items():
             snapshots = self.servers[node].ask("held", owner=number, pid=os.getpid())["snapshots"]
-            commands += membership.join(number, None, [_held(brief, node) for brief in snapshots])
-        while isinstance(commands[0], m.AskDurable):
-            found = self.servers[0].ask("durable")
-            stored = [
-                Offer(
-                    one["tier"],
-                    one["step"],
-                    -1,
-                    -1,
-                    one["save_id"],
-                    world_size=one["world_size"],
-                    url=one["url"],
-                    folder=one["folder"],
-                )
-                for one in found["checkpoints"]
-            ]
-            commands = membership.durable_answered(stored, found["generation"], tuple(found["problems"]))
-        (command,) = commands
+            commands += membership.join(number, None, [Offer.of_memory(brief, node) for brief in snapshots])
+        (command,) = self._answered(membership, commands)
         if isinstance(command, m.Fail):
             raise NoCheckpointError(command.message, hint=command.hint)
         assert isinstance(command, m.Begin)

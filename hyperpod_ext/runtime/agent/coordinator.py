@@ -10,7 +10,7 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,27 +136,15 @@ class Coordinator:
                 node, live = membership.nodes[rank], message["live"]
                 self._log("joined", rank=rank, pid=message["pid"], live_step=live and live["step"])
                 offer = Offer("live", rank=rank, node=node, **live) if live else None
-                held = [_held(brief, node) for brief in message["held"]]
+                held = [Offer.of_memory(brief, node) for brief in message["held"]]
                 self._carry_out(membership.join(rank, offer, held))
                 self._joined_once = True
                 self._check_exits()
             case "durable":
-                stored = [
-                    Offer(
-                        c["tier"],
-                        c["step"],
-                        -1,
-                        -1,
-                        c["save_id"],
-                        world_size=c["world_size"],
-                        url=c["url"],
-                        folder=c["folder"],
-                    )
-                    for c in message["checkpoints"]
-                ]
+                stored = [Offer.of_all(brief) for brief in message["checkpoints"]]
                 self._log("durable", steps=[offer.step for offer in stored], problems=message["problems"])
                 unreachable = tuple(str(problem) for problem in message["unreachable"])
-                if unreachable and self._ask_again():
+                if unreachable and self._ask_again(message["besides"]):
                     return
                 problems = tuple(str(problem) for problem in message["problems"])
                 newest = int(message["newest_generation"])
@@ -230,9 +218,9 @@ class Coordinator:
                     self._steps = {}
                     more = {"peers": self._peers, "run": self._run}
                     self._to_workers("begin", decision=decision.to_json(), addresses=addresses, **more)
-                case m.AskDurable():
+                case m.AskDurable(besides):
                     self._asked_at, self._wait_s = time.monotonic(), _ASK_AGAIN_S
-                    self._ask_durable()
+                    self._ask_durable(besides)
                 case m.Restore(_, decision):
                     self._to_workers("restore", decision=decision.to_json(), run=self._run)
                 case m.Go(step):
@@ -247,15 +235,15 @@ class Coordinator:
                 case m.Fail():
                     self._fail(command)
 
-    def _ask_durable(self) -> None:
+    def _ask_durable(self, besides: Sequence[Sequence[str]]) -> None:
         if not self.ended.done():
-            self._send(0, {"type": "durable"})
+            self._send(0, {"type": "durable", "besides": besides})
 
-    def _ask_again(self) -> bool:
+    def _ask_again(self, besides: Sequence[Sequence[str]]) -> bool:
         """Ask the durable tiers once more, in a while; False when they have had their time."""
         if time.monotonic() + self._wait_s > self._asked_at + _UNREACHABLE_S:
             return False
-        asyncio.get_running_loop().call_later(self._wait_s, self._ask_durable)
+        asyncio.get_running_loop().call_later(self._wait_s, self._ask_durable, besides)
         self._wait_s *= 2
         return True
 
@@ -315,12 +303,6 @@ class Coordinator:
     def _log(self, event: str, *, t: float | None = None, **fields: Any) -> None:
         entry = {"t": time.monotonic() if t is None else t, "event": event, **fields}
         self._log_file.write(json.dumps(entry) + "\n")
-
-
-def _held(brief: dict[str, Any], node: int) -> Offer:
-    """What a node's memory server says of one snapshot."""
-    keys = ("step", "rank", "save_id", "own_digest", "sharing", "content", "world_size")
-    return Offer("memory", node=node, **{key: brief[key] for key in keys})
 
 
 def newest_of_all(held: Mapping[int, Collection[Mapping[str, Any]]], world_size: int) -> str:

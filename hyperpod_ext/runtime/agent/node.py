@@ -257,7 +257,8 @@ class Node:
             case "drain_at":
                 await self._ask_memory({"op": "drain_at", "kind": message["kind"], "step": message["step"]})
             case "durable":
-                self._spawn(self._look_at_durable())  # a store may take its time, and an abort may not wait for it
+                # a store may take its time, and an abort may not wait for it
+                self._spawn(self._look_at_durable(message["besides"]))
             case "finish":
                 self._finishing = True
                 self._to_workers(message)
@@ -385,10 +386,10 @@ class Node:
             if status.get("taken_over"):
                 self._break(f"{fields['tier']}: {fields['last_error']}", code="StaleGenerationError")
 
-    async def _look_at_durable(self) -> None:
-        found = await self._ask_memory({"op": "durable"})
+    async def _look_at_durable(self, besides: list[list[str]]) -> None:
+        found = await self._ask_memory({"op": "durable", "besides": besides})
         found["newest_generation"] = found.pop("generation")
-        self._tell("durable", **found)
+        self._tell("durable", besides=besides, **found)
 
     async def _ask_memory(self, request: wire.Message) -> wire.Message:
         reader, writer = await self._open_memory()

@@ -41,6 +41,20 @@ class Offer:
     folder: str = ""
     """Where a checkpoint of all lies."""
 
+    @classmethod
+    def of_memory(cls, brief: Mapping[str, Any], node: int) -> Offer:
+        """What a node's memory server says of one snapshot."""
+        return cls("memory", node=node, **{key: brief[key] for key in _OF_MEMORY})
+
+    @classmethod
+    def of_all(cls, brief: Mapping[str, Any]) -> Offer:
+        """What a memory server says of one checkpoint in a durable tier."""
+        return cls(rank=-1, node=-1, **{key: brief[key] for key in _OF_ALL})
+
+
+_OF_MEMORY = ("step", "rank", "save_id", "own_digest", "sharing", "content", "world_size")
+_OF_ALL = ("tier", "step", "save_id", "world_size", "url", "folder")
+
 
 @dataclass(frozen=True, slots=True)
 class Source:

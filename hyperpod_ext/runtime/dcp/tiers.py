@@ -23,9 +23,6 @@ from hyperpod_ext.runtime.dcp.given import Policy, policy_of
 from hyperpod_ext.runtime.dcp.state import is_whole
 from hyperpod_ext.runtime.dcp.steps import Entry, History, Save
 
-_BRIEF = ("step", "rank", "save_id", "own_digest", "sharing", "content", "world_size")
-_STORED = ("tier", "step", "save_id", "world_size", "url", "folder")
-
 
 class Tiers:
     """Where checkpoints go, for the writers and readers of one job.
@@ -233,11 +230,9 @@ class Tiers:
         if self.rank != 0:
             return []
         of_memory = [
-            Offer("memory", node=self.nodes.node_of[rank], **{key: brief[key] for key in _BRIEF})
-            for rank, each in enumerate(said)
-            for brief in each["held"]
+            Offer.of_memory(brief, self.nodes.node_of[rank]) for rank, each in enumerate(said) for brief in each["held"]
         ]
-        return of_memory + [Offer(rank=-1, node=-1, **{key: one[key] for key in _STORED}) for one in said[0]["stored"]]
+        return of_memory + [Offer.of_all(brief) for brief in said[0]["stored"]]
 
     def gather_found(
         self, found: Mapping[int, Any], failures: Sequence[Refused]

@@ -18,7 +18,7 @@ from hyperpod_ext.runtime.checkpoint.manifest import Manifest
 from hyperpod_ext.runtime.checkpoint.plan import Plan
 from hyperpod_ext.runtime.memory_server.regions import Pin, Regions, WhenBusy
 from hyperpod_ext.runtime.memory_server.slots import State
-from hyperpod_ext.runtime.tiers.durable import Checkpoints, folder_of, share_out
+from hyperpod_ext.runtime.tiers.durable import Checkpoints, Progress, folder_of, share_out
 from hyperpod_ext.runtime.tiers.object_store import Cancelled, open_store
 
 _POLL_S = (0.02, 1.0)
@@ -88,6 +88,7 @@ class Drain:
         self._committed = self._waiting = False
         self._brought = ""
         self._skipped: set[str] = set()
+        self._failed: set[str] = set()
         self._base, self._entered_at = (0, 0, ""), 0.0
         self._stored = False
         self._changed = threading.Condition()
@@ -216,6 +217,7 @@ class Drain:
                 self.status["taken_over"] |= isinstance(error, StaleGenerationError)
                 said = str(error) if isinstance(error, HyperpodExtError) else repr(error)
                 self.status["last_error"] = f"step {work.step}: {said}"
+                self._tell_failed(work)
             finally:
                 work.stack.close()
                 with self._changed:
@@ -239,6 +241,8 @@ class Drain:
             assert plan is not None, "a snapshot is sealed only with a plan that is known"
             checkpoints.put_plan(folder, plan)
         manifests = [pin.manifest for _, pin in sorted(work.pins.items())]
+        if work.save_id in self._failed:
+            checkpoints.forget_failure(folder, self._node)
         if self._nodes > 1:
             checkpoints.put_record(folder, self._node, manifests)
         records = self._all_records(work, folder)
@@ -253,6 +257,15 @@ class Drain:
         for manifest in manifests:
             self._regions.mark(int(manifest["rank"]), work.save_id, State.DURABLE)
 
+    def _tell_failed(self, work: _Work) -> None:
+        """Let no other node wait for what does not come. Where this does not work either, they wait in vain."""
+        if work.generation in self._entered and work.generation not in self._claimed:
+            return  # the folder may be another run's
+        if self._nodes > 1:
+            with contextlib.suppress(HyperpodExtError):
+                self.checkpoints.put_failed(folder_of(work.step, work.generation), self._node)
+            self._failed.add(work.save_id)
+
     def _claim(self, generation: int) -> None:
         """Also for a generation that another one of this run has followed while its checkpoint waited."""
         if generation in self._entered and generation not in self._claimed:
@@ -265,7 +278,9 @@ class Drain:
         found: dict[int, list[Manifest]] = {}
 
         def complete() -> bool:
-            found.update(self.checkpoints.records(folder, found))
+            progress = self._progress(work, folder)
+            for node in progress.announced - found.keys():
+                found[node] = self.checkpoints.record(folder, node)
             return len(found) >= self._nodes
 
         self._poll(
@@ -287,10 +302,10 @@ class Drain:
 
         def committed() -> bool:
             if self._nodes > 1:
-                done, there = self.checkpoints.progress(folder)
-                if there:
+                progress = self._progress(work, folder)
+                if progress.complete:
                     return True
-                if len(done) < self._nodes or time.monotonic() < patience:
+                if len(progress.done) < self._nodes or time.monotonic() < patience:
                     return False
             if work.generation in self._entered:  # a copy takes its time, and another run may have begun since
                 self.checkpoints.check_not_followed(work.generation, self._entered[work.generation][1])
@@ -303,6 +318,12 @@ class Drain:
             committed,
             f"not every node has brought its part of step {work.step}",
         )
+
+    def _progress(self, work: _Work, folder: str) -> Progress:
+        progress = self.checkpoints.progress(folder)
+        if others := progress.failed - {self._node}:
+            raise HyperpodExtError(f"node {min(others)} could not bring its part of step {work.step}")
+        return progress
 
     def _is_passed(self, work: _Work) -> bool:
         """Whether others need not be waited for any longer: one that was busy may have left this step out, and then

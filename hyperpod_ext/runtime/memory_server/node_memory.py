@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
 from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, MemoryTierFullError, NotFoundError
-from hyperpod_ext.runtime.checkpoint.manifest import Manifest
+from hyperpod_ext.runtime.checkpoint.manifest import Manifest, save_id_of
 from hyperpod_ext.runtime.checkpoint.plan import Plan, read_plan
 from hyperpod_ext.runtime.memory_server.drain import Drain
 from hyperpod_ext.runtime.memory_server.peer_server import PeerServer
@@ -192,8 +192,10 @@ class NodeMemory:
 
     # --- durable tiers --------------------------------------------------------------------------
 
-    def durable(self, newest: int = 4) -> dict[str, Any]:
+    def durable(self, besides: Collection[tuple[str, str]] = (), newest: int = 4) -> dict[str, Any]:
         """The newest checkpoints of each durable tier, verified as far as their manifests go.
+
+        `besides`: URL and save id of those that were refused and need not be named again.
 
         `unreachable` are those of the problems that leave open whether a tier has a newer one.
         """
@@ -210,6 +212,8 @@ class NodeMemory:
                 unreachable.append(problems[-1])
                 continue
             for one in found:
+                if (drain.url, save_id_of(one.generation, one.step)) in besides:
+                    continue
                 try:
                     manifest = drain.checkpoints.read(one)
                 except HyperpodExtError as error:

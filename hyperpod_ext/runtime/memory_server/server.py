@@ -144,7 +144,7 @@ def _about_all(memory: NodeMemory, op: Any, request: wire.Message) -> wire.Messa
             memory.set_peers(peers, {int(node): str(domain) for node, domain in request["domains"].items()})
             return {}
         case "durable":
-            return memory.durable()
+            return memory.durable([(str(url), str(save_id)) for url, save_id in request.get("besides", [])])
         case "drain_at":
             for drain in memory.drains:
                 if drain.tier.kind == request.get("kind", drain.tier.kind):

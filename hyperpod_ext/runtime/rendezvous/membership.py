@@ -52,6 +52,9 @@ class Begin:
 class AskDurable:
     """Find out what the durable tiers hold, and tell `durable_answered`."""
 
+    besides: tuple[tuple[str, str], ...] = ()
+    """URL and save id of checkpoints that have been refused: what else is there?"""
+
 
 @dataclass(frozen=True, slots=True)
 class Restore:
@@ -133,6 +136,8 @@ class Membership:
     _stored: list[Offer] | None = None
     """What the durable tiers hold, once asked."""
     _problems: tuple[str, ...] = ()
+    _asked_besides: frozenset[tuple[str, str]] = frozenset()
+    """Durable checkpoints that were refused already when the durable tiers were last asked."""
     _unreachable: tuple[str, ...] = ()
     """What may be there and could not be asked: no reason to go on from less."""
     _refused: set[_Place] = field(default_factory=set)
@@ -158,7 +163,8 @@ class Membership:
         """
         if not self.began:
             self.generation = max(self.generation, generation + 1)  # writers of earlier runs are older than this one
-        self._stored, self._problems, self._unreachable = stored, problems, unreachable
+        refused = [offer for offer in self._stored or [] if (offer.url, offer.save_id) in self._asked_besides]
+        self._stored, self._problems, self._unreachable = [*stored, *refused], problems, unreachable
         if self.phase is Phase.RESTORING and self._last_try:
             return self._try_next()
         everybody = self.phase is Phase.FORMING and len(self.joined) == len(self.nodes)
@@ -166,10 +172,10 @@ class Membership:
 
     def _begin(self) -> list[Command]:
         if self._unasked and not self.began:
-            return [AskDurable()]
+            return [self._ask()]
         decided = self._decide()
         if self._unasked and self._falls_short(decided):
-            return [AskDurable()]
+            return [self._ask()]
         if failure := self._blind(decided):
             return [self._end(failure)]
         if isinstance(decided, Fail):
@@ -204,7 +210,7 @@ class Membership:
         """The next best after what was refused; the durable tiers are asked once nothing else is left."""
         decided = self._decide()
         if self._unasked and self._falls_short(decided):
-            return [AskDurable()]
+            return [self._ask()]
         if failure := self._blind(decided):
             return [self._end(failure)]
         if isinstance(decided, Fail):
@@ -215,8 +221,16 @@ class Membership:
 
     @property
     def _unasked(self) -> bool:
-        """Whether there is more to know from durable tiers."""
-        return self.durable and self._stored is None
+        """Whether there is more to know from durable tiers: they name their newest few, and what they named may have
+        been pruned since, as newer ones came."""
+        return self.durable and (self._stored is None or bool(self._refused_durable() - self._asked_besides))
+
+    def _refused_durable(self) -> frozenset[tuple[str, str]]:
+        return frozenset((url, save_id) for _, rank, _, save_id, url in self._refused if rank < 0)
+
+    def _ask(self) -> AskDurable:
+        self._asked_besides = self._refused_durable()
+        return AskDurable(tuple(sorted(self._asked_besides)))
 
     def _falls_short(self, decided: Decision | Fail) -> bool:
         """Whether steps would be lost that a durable tier may have."""
@@ -251,7 +265,7 @@ class Membership:
         self.generation += 1
         self.phase, self.joined, self.restored, self.done = Phase.FORMING, {}, set(), {}
         self._held, self._refused, self._stored, self._last_try = {}, set(), None, ""
-        self._problems = self._unreachable = ()
+        self._problems, self._unreachable, self._asked_besides = (), (), frozenset()
         commands: list[Command] = [Abort(self.generation, fault)]
         return [*commands, Replace(fault.rank)] if fault.died else commands
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hyperpod_ext.errors import ConflictError, CorruptSnapshotError, UnreachableError
 from hyperpod_ext.runtime.checkpoint.dcp_metadata import METADATA_FILE
 from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme, crc_text, read_document
-from hyperpod_ext.runtime.tiers.durable import MANIFEST, VALUES, without_abandoned
+from hyperpod_ext.runtime.tiers.durable import MANIFEST, NOTE, VALUES, without_abandoned
 from hyperpod_ext.runtime.tiers.object_store import MIB, ObjectStore, ignore
 from hyperpod_ext.runtime.tiers.survey import Seen, Survey, plans
 from hyperpod_ext.runtime.tiers.verify import CHUNK, Expected, checksum_of, expected
@@ -46,7 +46,7 @@ def check_destination(seen: Seen, destination: Survey) -> None:
     there = next((one for one in destination.seen if one.found == seen.found), None)
     if there is not None and MANIFEST in there.files and there.manifest != seen.manifest:
         raise ConflictError(f"{where} is another checkpoint of step {seen.found.step}", hint="choose another place")
-    if there is not None and any(name.startswith(("node-", "done-")) for name in there.files):
+    if there is not None and any(map(NOTE.fullmatch, there.files)):
         raise ConflictError(
             f"{where} is being written by a job ({there.detail})", hint="wait for it, or choose another place"
         )

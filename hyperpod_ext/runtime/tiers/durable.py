@@ -9,7 +9,8 @@
         manifest.json                    signed, created only if absent, last: with it the checkpoint exists
 
 Until the manifest is there, `node-N.json` and `done-N.json` tell the nodes of each other; whoever finds
-all of them done writes it, so no single node's death can keep a whole checkpoint from counting.
+all of them done writes it, so no single node's death can keep a whole checkpoint from counting. `failed-N.json`
+says that a node's part will not come, so that no other waits for it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from hyperpod_ext.runtime.tiers.object_store import ObjectStore
 MANIFEST = "manifest.json"
 VALUES = "__0_1.distcp"
 _FOLDER = re.compile(r"step-(\d{9,})-g(\d{6,})(?:/|$)")
-_NODE = re.compile(r"node-(\d+)\.json")
+NOTE = re.compile(r"(node|done|failed)-(\d+)\.json")
+"""What nodes tell each other of a checkpoint that is not there yet."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -52,6 +54,17 @@ class Found:
     @property
     def folder(self) -> str:
         return folder_of(self.step, self.generation)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the nodes are with a checkpoint."""
+
+    announced: frozenset[int]
+    done: frozenset[int]
+    failed: frozenset[int]
+    complete: bool
+    """The manifest is there."""
 
 
 def folder_of(step: int, generation: int) -> str:
@@ -161,24 +174,31 @@ class Checkpoints:
     def put_done(self, folder: str, node: int) -> None:
         self.store.put_new(f"{folder}/done-{node}.json", b"{}")
 
-    def records(self, folder: str, known: Collection[int] = ()) -> dict[int, list[Manifest]]:
-        """What each node has announced, verified; without the nodes in `known`."""
-        found: dict[int, list[Manifest]] = {}
-        for entry in self.store.list(f"{folder}/node-"):
-            if (match := _NODE.search(entry.name)) and int(match[1]) not in known:
-                manifests = read_document(self.store.get(entry.name), entry.name).get("manifests")
-                if not isinstance(manifests, list) or not all(isinstance(one, dict) for one in manifests):
-                    raise CorruptSnapshotError(f"{self.store.url}/{entry.name}: not a list of manifests")
-                for manifest in manifests:
-                    check_manifest(manifest, self._secret, job=self._job)
-                found[int(match[1])] = manifests
-        return found
+    def put_failed(self, folder: str, node: int) -> None:
+        self.store.put_new(f"{folder}/failed-{node}.json", b"{}")
 
-    def progress(self, folder: str) -> tuple[set[int], bool]:
-        """Nodes that are done with their part, and whether the manifest is there."""
+    def forget_failure(self, folder: str, node: int) -> None:
+        """This node tries once more."""
+        self.store.delete([f"{folder}/failed-{node}.json"])
+
+    def progress(self, folder: str) -> Progress:
+        """How far the nodes are, by one listing."""
         names = [entry.name.rpartition("/")[2] for entry in self.store.list(f"{folder}/")]
-        done = {int(name[5:-5]) for name in names if re.fullmatch(r"done-\d+\.json", name)}
-        return done, MANIFEST in names
+        notes = [match for name in names if (match := NOTE.fullmatch(name))]
+        nodes = {
+            kind: frozenset(int(note[2]) for note in notes if note[1] == kind) for kind in ("node", "done", "failed")
+        }
+        return Progress(nodes["node"], nodes["done"], nodes["failed"], MANIFEST in names)
+
+    def record(self, folder: str, node: int) -> list[Manifest]:
+        """What a node has announced, verified."""
+        name = f"{folder}/node-{node}.json"
+        manifests = read_document(self.store.get(name), name).get("manifests")
+        if not isinstance(manifests, list) or not all(isinstance(one, dict) for one in manifests):
+            raise CorruptSnapshotError(f"{self.store.url}/{name}: not a list of manifests")
+        for manifest in manifests:
+            check_manifest(manifest, self._secret, job=self._job)
+        return manifests
 
     def commit(
         self,
@@ -218,9 +238,8 @@ class Checkpoints:
         return created
 
     def _tidy(self, folder: str) -> None:
-        notes = re.compile(r"(node|done)-\d+\.json")
         entries = self.store.list(f"{folder}/")
-        self.store.delete([entry.name for entry in entries if notes.fullmatch(entry.name.rpartition("/")[2])])
+        self.store.delete([entry.name for entry in entries if NOTE.fullmatch(entry.name.rpartition("/")[2])])
 
     # --- retention ------------------------------------------------------------------------------
 

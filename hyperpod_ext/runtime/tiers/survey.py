@@ -18,6 +18,7 @@ from hyperpod_ext.runtime.checkpoint.dcp_metadata import METADATA_FILE
 from hyperpod_ext.runtime.checkpoint.manifest import FORMAT, Manifest, check_manifest, read_document, sign
 from hyperpod_ext.runtime.tiers.durable import (
     MANIFEST,
+    NOTE,
     VALUES,
     Checkpoints,
     Found,
@@ -33,7 +34,6 @@ State = Literal["complete", "unfinished", "damaged", "abandoned", "foreign"]
 """Abandoned: a later generation began before this step. Foreign: another job's, or a newer version's."""
 
 _IMAGE = re.compile(r"__\d+_\d+\.distcp")
-_NOTE = re.compile(r"(node|done)-(\d+)\.json")
 _GETS_AT_ONCE = 8
 _UNSIGNED = b"any secret"
 
@@ -224,10 +224,12 @@ def derived(manifest: Manifest) -> dict[str, Any]:
 
 
 def _unfinished(store: ObjectStore, found: Found, files: Mapping[str, int]) -> Seen:
-    notes = [match for name in files if (match := _NOTE.fullmatch(name))]
+    notes = [match for name in files if (match := NOTE.fullmatch(name))]
     announced = {int(match[2]) for match in notes if match[1] == "node"}
     done = {int(match[2]) for match in notes if match[1] == "done"}
-    return Seen(found, "unfinished", files, detail=_missing(announced, done, _nodes(store, found, announced)))
+    failed = {int(match[2]) for match in notes if match[1] == "failed"}
+    detail = _missing(announced, done, failed, _nodes(store, found, announced))
+    return Seen(found, "unfinished", files, detail=detail)
 
 
 def _nodes(store: ObjectStore, found: Found, announced: Collection[int]) -> int | None:
@@ -241,12 +243,12 @@ def _nodes(store: ObjectStore, found: Found, announced: Collection[int]) -> int 
     return None
 
 
-def _missing(announced: Collection[int], done: Collection[int], nodes: int | None) -> str:
-    silent = set(range(nodes)) - set(announced) if nodes is not None else set()
-    parts = []
+def _missing(announced: Collection[int], done: Collection[int], failed: Collection[int], nodes: int | None) -> str:
+    silent = set(range(nodes)) - set(announced) - set(failed) if nodes is not None else set()
+    parts = [f"{_name_nodes(failed)} could not"] if failed else []
     if silent:
         parts.append(f"{_name_nodes(silent)} not begun")
-    if uploading := set(announced) - set(done):
+    if uploading := set(announced) - set(done) - set(failed):
         parts.append(f"{_name_nodes(uploading)} not done")
     return ", ".join(parts) or ("every node is done, no manifest yet" if done else "no manifest")
 

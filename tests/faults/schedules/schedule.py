@@ -6,6 +6,7 @@ the moments at which threads run.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import random
 import sys
@@ -22,6 +23,9 @@ from .faults import FAULTS, Interruptions
 from .node import hurry
 from .states import Kind
 from .world import Ended, Setting, World
+
+STANDING_STILL_S = 120
+"""A schedule takes a fifth of a second, and seconds on a machine with other work."""
 
 
 def setting_of(rng: random.Random) -> Setting:
@@ -103,11 +107,14 @@ def main() -> None:
     counts: Counter[str] = Counter()
     hurry()
     for seed in range(first, last):
+        print(f"seed {seed}", flush=True)
+        faulthandler.dump_traceback_later(STANDING_STILL_S, exit=True, file=sys.stdout)
         try:
             run(seed, counts)
         except Exception:
             failed += 1
             traceback.print_exc()
+        faulthandler.cancel_dump_traceback_later()
     print(f"{last - first} schedules, {failed} failed, {dict(counts)}", flush=True)
     os._exit(bool(failed))  # threads of lost nodes that wait for minutes need not be waited for
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTier, PeerTier
-from hyperpod_ext.runtime.agent.coordinator import _held
 from hyperpod_ext.runtime.checkpoint.choose import Decision, Offer
 from hyperpod_ext.runtime.checkpoint.manifest import generation_of
 from hyperpod_ext.runtime.memory_server.slots import Slot
@@ -227,8 +226,8 @@ class World:
                     self.say(f"restore {decision.step} instead {_kinds(decision)}")
                 case m.Go(step):
                     self._go(step)
-                case m.AskDurable():
-                    self._ask_durable()
+                case m.AskDurable(besides):
+                    self._ask_durable(besides)
                 case m.Fail(code, message, _):
                     self._failed(code, message)
                 case _:
@@ -245,10 +244,9 @@ class World:
         node = self.nodes[rank // self.per_node]
         return list(node.agent.ask("held", owner=rank, pid=pid)["snapshots"])
 
-    def _ask_durable(self) -> None:
-        found = self.nodes[0].agent.ask("durable")
-        keys = ("save_id", "world_size", "url", "folder")
-        stored = [Offer(c["tier"], c["step"], -1, -1, **{k: c[k] for k in keys}) for c in found["checkpoints"]]
+    def _ask_durable(self, besides: Sequence[tuple[str, str]]) -> None:
+        found = self.nodes[0].agent.ask("durable", besides=besides)
+        stored = [Offer.of_all(brief) for brief in found["checkpoints"]]
         problems = tuple(map(str, found["problems"]))
         self.say(f"durable: {[offer.save_id for offer in stored]} {problems}")
         unreachable = tuple(found["unreachable"])
@@ -276,7 +274,7 @@ class World:
             "live", whole.step, rank, worker.node.number, whole.save_id, whole.own_digest, whole.sharing
         )
         node = rank // self.per_node
-        held = [_held(brief, node) for brief in self._held_of(rank, pid=os.getpid())]
+        held = [Offer.of_memory(brief, node) for brief in self._held_of(rank, pid=os.getpid())]
         self.joined.add(rank)
         self.carry_out(self.membership.join(rank, live, held))
 
