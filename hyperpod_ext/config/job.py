@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from hyperpod_ext.config.base import Config
+from hyperpod_ext.config.budgets import LogRule, Relaunch, Timeouts
 from hyperpod_ext.config.chaos import Chaos
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
+from hyperpod_ext.config.elastic import Elastic
+from hyperpod_ext.config.kubernetes import Kubernetes
+from hyperpod_ext.config.names import AbsolutePath, EnvName, LabelKey, LabelValue
+from hyperpod_ext.config.resources import Resources
+from hyperpod_ext.config.sagemaker import SageMaker
+from hyperpod_ext.config.scheduling import NodeGroup, Scheduling
+from hyperpod_ext.config.slurm import Slurm
+from hyperpod_ext.config.volumes import Volume
 
 JobName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
-EnvName = Annotated[
-    str,
-    Field(
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
-        description="letters, digits and underscores, not starting with a digit",
-    ),
-]
 
 
 class RestartPolicy(Config):
@@ -51,8 +53,13 @@ class JobConfig(Config):
     """Arguments of the script. Quote numbers: they reach the script as text."""
     env: dict[EnvName, str] = {}
     """Environment of every worker. No secrets: the spec is stored and shown."""
-    image: str | None = None
-    """Container image, on targets that run containers."""
+    image: Annotated[str, Field(min_length=1, examples=["1.dkr.ecr.us-west-2.amazonaws.com/train:1"])] | None = None
+    """Container image, on targets that run containers. The script must be in it, or on a volume."""
+    working_dir: AbsolutePath | None = None
+    """Folder inside the container that `script` is relative to. Default: the image's own."""
+    mode: Literal["ours", "aws-checkpointless", "aws-managed-tier"] = "ours"
+    """What recovers the job: this project's runtime; AWS's checkpointless container; or AWS's managed tiered
+    checkpointing in the script. AWS's two are for HyperPod on EKS, and do not combine with each other."""
     nodes: PositiveInt = 1
     """Machines the job runs on."""
     workers_per_node: PositiveInt = 1
@@ -65,12 +72,38 @@ class JobConfig(Config):
     shared_memory_mib: PositiveInt | None = None
     """Size /dev/shm must have on each node, in MiB, for data loaders and NCCL. Container targets
     mount it; every node checks it before the workers start."""
+    resources: Resources = Resources()
+    """What each node must have."""
+    scheduling: Scheduling = Scheduling()
+    """When and where the nodes are placed."""
+    node_groups: tuple[NodeGroup, ...] = ()
+    """Nodes that differ from one another, by instance type or priority. Default: all are alike."""
+    volumes: tuple[Volume, ...] = ()
+    """Files and memory that the containers see, besides their image."""
+    elastic: Elastic | None = None
+    """How the job may go on with fewer nodes, or take more. Default: only with exactly `nodes`."""
     rendezvous: Rendezvous = Rendezvous()
     """Where the nodes meet."""
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     """Where snapshots go, and how often."""
     restart: RestartPolicy = RestartPolicy()
     """What happens after a fault."""
+    relaunch: Relaunch = Relaunch()
+    """When the platform starts the whole job anew, and how often."""
+    timeouts: Timeouts = Timeouts()
+    """Limits on the time of the whole job."""
+    log_rules: tuple[LogRule, ...] = ()
+    """Patterns in what rank 0 prints by which the platform tells a hang, a slow job or a fault."""
+    labels: dict[LabelKey, LabelValue] = {}
+    """Labels of the job and its pods; tags, where the platform has those."""
+    annotations: dict[LabelKey, str] = {}
+    """Annotations of the job and its pods, on Kubernetes."""
+    kubernetes: Kubernetes = Kubernetes()
+    """What only Kubernetes has."""
+    slurm: Slurm = Slurm()
+    """What only Slurm has."""
+    sagemaker: SageMaker = SageMaker()
+    """What only SageMaker training jobs have."""
     chaos: Chaos | None = None
     """Faults to rehearse. Only for targets that cost nothing."""
 

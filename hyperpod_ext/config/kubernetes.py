@@ -1,0 +1,61 @@
+"""What only Kubernetes has: the section that targets hyperpod-eks and kubeflow share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt
+
+from hyperpod_ext.config.base import Config
+from hyperpod_ext.config.names import DnsLabel, ObjectName
+
+
+class SecretEnv(Config):
+    """A variable whose value is in a Secret of Kubernetes, and never in a spec."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", examples=["HF_TOKEN"])]
+    """The variable: letters, digits and underscores, not starting with a digit."""
+    secret: Annotated[ObjectName, Field(examples=["hub-token"])]
+    """Name of the Secret, in the job's namespace."""
+    key: Annotated[str, Field(pattern=r"^[-._a-zA-Z0-9]{1,253}$", examples=["token"])]
+    """Key in the Secret."""
+
+
+class Kubernetes(Config):
+    """What only Kubernetes has."""
+
+    context: str | None = None
+    """Context of the kubeconfig to submit with. Default: its current one."""
+    namespace: DnsLabel | None = None
+    """Namespace of the job. Default: that of the context, and `default` where it has none."""
+    kubeflow_api: Literal["pytorchjob", "trainjob"] = "pytorchjob"
+    """Which of its two kinds target kubeflow makes: PyTorchJob (v1) or TrainJob (v2)."""
+    training_runtime: ObjectName = "torch-distributed"
+    """ClusterTrainingRuntime that a TrainJob builds on."""
+    service_account: ObjectName | None = None
+    """Service account of the pods: what they may do in AWS (IRSA, Pod Identity) and in Kubernetes."""
+    secret_env: tuple[SecretEnv, ...] = ()
+    """Variables whose values are in Secrets."""
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    """When a node fetches the image. Default: Kubernetes' own."""
+    pull_secrets: tuple[ObjectName, ...] = ()
+    """Secrets with which the image is fetched."""
+    job_secret: ObjectName | None = None
+    """Secret whose key `secret` members of the job know each other by. Default: `NAME-OF-THE-JOB-hpx`, made with
+    random bytes when the job is first submitted."""
+    privileged: bool = False
+    """Run containers privileged: they can then do anything to the node. Nothing here needs it, but AWS's
+    checkpointless container changes the node's port range if it may."""
+    host_network: bool = False
+    """Use the node's own network: every port that the job opens is then open to all that reach the node."""
+    network_policy: bool = True
+    """Add a NetworkPolicy: only the HyperPod operator reaches the agent's port, and only pods of the job reach
+    each other's."""
+    clean_pods: Literal["all", "completed", "none"] = "all"
+    """Which pods are deleted when the job has ended."""
+    suspend: bool = False
+    """Submit the job without starting it; Kueue, or a person, lets it go."""
+    workload_mode: Annotated[str, Field(min_length=1)] | None = None
+    """The operator's `workloadMode`, passed on as it is."""
+    termination_grace_s: PositiveInt | None = None
+    """Seconds between SIGTERM and SIGKILL of a pod. Default: what checkpoint.grace_s needs."""

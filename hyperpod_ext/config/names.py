@@ -1,0 +1,38 @@
+"""Names as engines and Kubernetes allow them: the types that several parts of a spec share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+# keys of dictionaries carry their own description: no field is there to have one
+EnvName = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        description="letters, digits and underscores, not starting with a digit",
+    ),
+]
+LabelKey = Annotated[
+    str,
+    Field(
+        pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
+        description="a key as Kubernetes allows it, `team` or `example.com/team`",
+    ),
+]
+LabelValue = Annotated[
+    str,
+    Field(
+        pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$",
+        description="letters, digits, dashes, dots and underscores, at most 63 characters",
+    ),
+]
+ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
+"""Name of a Kubernetes object: lower-case letters, digits, dashes and dots."""
+DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
+"""Name that becomes part of a host name: lower-case letters, digits and dashes, at most 63."""
+InstanceType = Annotated[str, Field(pattern=r"^ml\.[a-z0-9-]+\.[a-z0-9-]+$")]
+"""SageMaker instance type, `ml.p5.48xlarge`."""
+AbsolutePath = Annotated[str, Field(pattern=r"^/[^\x00:]*$")]
+"""Path from the root, without colons: they part sources from targets in mounts."""
