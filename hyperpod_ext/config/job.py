@@ -57,9 +57,10 @@ class JobConfig(Config):
     """Container image, on targets that run containers. The script must be in it, or on a volume."""
     working_dir: AbsolutePath | None = None
     """Folder inside the container that `script` is relative to. Default: the image's own."""
-    mode: Literal["ours", "aws-checkpointless", "aws-managed-tier"] = "ours"
-    """What recovers the job: this project's runtime; AWS's checkpointless container; or AWS's managed tiered
-    checkpointing in the script. AWS's two are for HyperPod on EKS, and do not combine with each other."""
+    mode: Literal["ours", "plain", "aws-checkpointless", "aws-managed-tier"] = "ours"
+    """What recovers the job: this project's runtime; nothing but its launcher (`plain`); AWS's checkpointless
+    container; or AWS's managed tiered checkpointing in the script. AWS's two are for HyperPod on EKS, and do not
+    combine with each other."""
     nodes: PositiveInt = 1
     """Machines the job runs on."""
     workers_per_node: PositiveInt = 1
