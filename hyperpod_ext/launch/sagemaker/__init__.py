@@ -1,0 +1,1 @@
+"""SageMaker training jobs: the one neutral CreateTrainingJob request, and what speaks to the service."""

@@ -1,0 +1,70 @@
+"""How the container is started: its entry point, its environment, and the arguments of the script. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from hyperpod_ext.config.job import JobConfig
+from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
+
+ENV_SECRET_ID = "HPX_SECRET_ID"
+LONGEST_VARIABLE = 512
+"""Characters that SageMaker lets a variable have."""
+LONGEST_ARGUMENT = 256
+ENTRY = ("python3", "-m", "hyperpod_ext.runtime.training_job")
+
+
+def environment_of(job: JobConfig) -> dict[str, str]:
+    """Variables of every node. The runtime's settings come in parts where they are too long for one."""
+    if job.mode == "plain":
+        return dict(job.env)
+    settings = RuntimeConfig.of(job).model_dump_json()
+    parts = [settings[at : at + LONGEST_VARIABLE] for at in range(0, len(settings), LONGEST_VARIABLE)]
+    if len(parts) == 1:
+        runtime = {ENV_RUNTIME: settings}
+    else:
+        runtime = {f"{ENV_RUNTIME}_{index}": part for index, part in enumerate(parts)}
+    secret = {ENV_SECRET_ID: secret_id(job)} if needs_secret(job) else {}
+    return {**job.env, **runtime, **secret}
+
+
+def needs_secret(job: JobConfig) -> bool:
+    """Whether nodes must know each other, or checkpoints outlive the job."""
+    return job.mode == "ours" and (job.nodes > 1 or bool(job.checkpoint.durable()))
+
+
+def secret_id(job: JobConfig) -> str:
+    """Name or ARN of the job's secret in Secrets Manager."""
+    return job.sagemaker.secret or f"hyperpod_ext/{job.name}"
+
+
+def entrypoint_of(job: JobConfig) -> dict[str, Any]:
+    """Members of AlgorithmSpecification. In mode `plain` the image's own entry point starts torchrun."""
+    if job.mode == "plain":
+        return {}
+    start = list(ENTRY)
+    if job.sagemaker.install:
+        wanted = " ".join(shlex.quote(name) for name in job.sagemaker.install)
+        start = ["sh", "-c", f'python3 -m pip install -q {wanted} && exec {shlex.join(ENTRY)} "$@"', "sh"]
+    return {"ContainerEntrypoint": start} | ({"ContainerArguments": list(job.args)} if job.args else {})
+
+
+def arguments_of(job: JobConfig) -> dict[str, str]:
+    """`--steps 40` as hyperparameters, which SageMaker's images make arguments of again.
+
+    Raises:
+        ValueError: the arguments are not pairs of an option and its value.
+    """
+    return dict(_pairs(job.args))
+
+
+def _pairs(args: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    rest = list(args)
+    while rest:
+        option = rest.pop(0)
+        name, equals, value = option.removeprefix("--").partition("=")
+        if not option.startswith("--") or not name or (not equals and not rest):
+            raise ValueError(f"`{option}`")
+        yield name, value if equals else rest.pop(0)

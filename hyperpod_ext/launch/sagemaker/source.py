@@ -1,0 +1,45 @@
+"""The folder of the script as one archive: the same bytes for the same files."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from hyperpod_ext.errors import ConfigError, Problem
+
+_LEFT_OUT = frozenset({".git", ".venv", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", "hpx-runs"})
+MOST_BYTES = 512 << 20
+
+
+def pack(folder: Path) -> bytes:
+    """`.tar.gz` of all files below `folder` but caches, environments and what git keeps.
+
+    Raises:
+        ConfigError: there is more than belongs into an archive of code.
+    """
+    files = list(_files(folder))
+    total = sum(file.stat().st_size for file in files)
+    if total > MOST_BYTES:
+        hint = "put data in a channel, or name an archive in sagemaker.code"
+        raise ConfigError([Problem(f"{folder} holds {total >> 20} MiB besides caches", path="script", hint=hint)])
+    packed = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w") as archive,
+    ):
+        for file in files:
+            entry = archive.gettarinfo(file, str(file.relative_to(folder)))
+            entry.mtime, entry.uid, entry.gid, entry.uname, entry.gname = 0, 0, 0, "", ""
+            with file.open("rb") as opened:
+                archive.addfile(entry, opened)
+    return packed.getvalue()
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in _LEFT_OUT)
+        yield from (file for name in sorted(names) if (file := Path(place, name)).is_file() and not file.is_symlink())

@@ -1,0 +1,185 @@
+"""Slurm's own commands, and what they say, as values and as errors."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyperpod_ext.errors import ConfigError, HyperpodExtError, NotFoundError, Problem, UnreachableError
+
+_PATIENCE_S = 60.0
+_TRIES = 4
+_STATES = {
+    "PENDING": "starting",
+    "CONFIGURING": "starting",
+    "REQUEUED": "starting",
+    "REQUEUE_HOLD": "starting",
+    "REQUEUE_FED": "starting",
+    "RESV_DEL_HOLD": "starting",
+    "SPECIAL_EXIT": "starting",
+    "COMPLETED": "succeeded",
+    "CANCELLED": "cancelled",
+    "REVOKED": "cancelled",
+    "FAILED": "failed",
+    "NODE_FAIL": "failed",
+    "BOOT_FAIL": "failed",
+    "DEADLINE": "failed",
+    "OUT_OF_MEMORY": "failed",
+    "PREEMPTED": "failed",
+    "TIMEOUT": "failed",
+}
+"""Slurm's states; those that are not here are of a job that runs."""
+
+_AWAY = (
+    "Unable to contact slurm controller",
+    "Socket timed out",
+    "Zero Bytes were transmitted",
+    "slurm_load_jobs error",
+)
+_REFUSALS = (
+    ("Invalid account", "slurm.account", "the cluster's owner knows which accounts you may use"),
+    ("Invalid qos", "scheduling.priority", "`sacctmgr show qos` lists them"),
+    ("invalid partition", "scheduling.queue", "`sinfo` lists the partitions"),
+    ("Invalid feature specification", "slurm.constraint", "`sinfo -o %f` lists the features of nodes"),
+    ("Requested reservation is invalid", "slurm.reservation", "`scontrol show reservation` lists them"),
+    ("Node count specification invalid", "nodes", "`sinfo` shows how many nodes a partition has"),
+    ("Requested node configuration is not available", "resources", "`sinfo -N -l` shows what nodes have"),
+    ("Invalid generic resource", "slurm.gres", "`sinfo -o %G` lists what nodes have"),
+    ("Requested time limit is invalid", "timeouts.run_s", "`sinfo -o '%P %l'` shows the limits of partitions"),
+    ("Invalid --time specification", "timeouts.run_s", "write a number of seconds that Slurm can take"),
+    (
+        "unrecognized option",
+        "slurm",
+        "this Slurm does not know the option: `auto_resume: false`, or change slurm.sbatch",
+    ),
+    ("Invalid node name", "slurm.exclude", "`sinfo -N` lists the nodes"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """One job, as Slurm knows it."""
+
+    id: str
+    state: str
+    """Slurm's word, `NODE_FAIL`."""
+    submitted_at: str
+    ended_at: str | None
+    reason: str
+
+    @property
+    def our_state(self) -> str:
+        """The state in the words of `JobStatus`."""
+        return _STATES.get(self.state, "running")
+
+
+def submit(script: str, folder: Path) -> tuple[str, str]:
+    """Send `script` as it is, from `folder`; returns the job's id and the cluster's name."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("HPX_", "SBATCH_", "SLURM_JOB"))}
+    said = _ask(
+        ["sbatch", "--parsable"], cwd=folder, text=script, env=clean, tries=1
+    )  # a second try may be a second job
+    return said.strip().splitlines()[-1].partition(";")[0], cluster_name()
+
+
+def cluster_name() -> str:
+    """What the cluster calls itself."""
+    match = re.search(r"^ClusterName\s*=\s*(\S+)", _ask(["scontrol", "show", "config"]), re.MULTILINE)
+    return match[1] if match else "slurm"
+
+
+def active_job(name: str) -> str | None:
+    """Id of a job of this user under `name` that has not ended."""
+    said = _ask(["squeue", "--noheader", "--me", f"--name={name}", "--format=%i"])
+    return next(iter(said.split()), None)
+
+
+def find(job_id: str) -> SlurmJob:
+    """The job, from the queue or, once it has left that, from the accounting.
+
+    Raises:
+        NotFoundError: neither knows it any more.
+    """
+    layout = "%i|%T|%V|%e|%r"
+    try:
+        if said := _ask(["squeue", "--noheader", "--states=all", f"--jobs={job_id}", f"--format={layout}"]).strip():
+            return parse_queue(said.splitlines()[0])
+    except NotFoundError:
+        pass  # it has left the queue
+    command = ["sacct", "-n", "-P", "-X", "-D", "-j", job_id, "-o", "JobID,State,Submit,End"]
+    try:
+        lines = _ask(command).split()
+    except (HyperpodExtError, ConfigError):
+        lines = []  # a cluster without accounting
+    if not lines:
+        raise NotFoundError(f"Slurm does not know job {job_id} any more", hint="its logs and report are still there")
+    return parse_accounting(lines[-1])
+
+
+def parse_queue(line: str) -> SlurmJob:
+    """A line of squeue, `id|state|submitted|ended|reason`."""
+    job_id, state, submitted, ended, reason = line.split("|", 4)
+    job = SlurmJob(job_id, state, submitted, None, "" if reason == "None" else reason)
+    if job.our_state in ("starting", "running"):
+        return job
+    return SlurmJob(job_id, state, submitted, ended, job.reason)
+
+
+def parse_accounting(line: str) -> SlurmJob:
+    """A line of sacct, `id|state|submitted|ended`; the state may be `CANCELLED by 1000`, cut at the blank."""
+    job_id, state, *times = line.split("|")
+    submitted, ended = (*times, "", "")[:2]
+    return SlurmJob(job_id, state.split()[0].rstrip("+"), submitted, ended or None, "")
+
+
+def cancel(job_id: str) -> None:
+    """Ask Slurm to end the job: SIGTERM, and SIGKILL after the cluster's KillWait."""
+    _ask(["scancel", job_id])
+
+
+def _ask(
+    command: Sequence[str],
+    cwd: Path | None = None,
+    text: str = "",
+    env: dict[str, str] | None = None,
+    tries: int = _TRIES,
+) -> str:
+    """What the command prints; a controller that does not answer is asked again."""
+    delay = 0.5
+    for attempt in range(tries):
+        try:
+            done = subprocess.run(
+                command, input=text, capture_output=True, text=True, cwd=cwd, env=env, timeout=_PATIENCE_S, check=False
+            )
+        except FileNotFoundError:
+            hint = "run this where Slurm is: on the login or controller node of the cluster"
+            raise UnreachableError(f"there is no {command[0]} on this machine", hint=hint) from None
+        except subprocess.TimeoutExpired:
+            raise UnreachableError(f"{command[0]} did not answer in {_PATIENCE_S:.0f} s") from None
+        if done.returncode == 0:
+            return done.stdout
+        error = explain(command[0], done.stderr or done.stdout)
+        if not isinstance(error, UnreachableError) or attempt == tries - 1:
+            raise error
+        time.sleep(delay)
+        delay *= 2
+    raise AssertionError("unreachable")
+
+
+def explain(command: str, said: str) -> HyperpodExtError:
+    """The error that Slurm's words mean."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    last = lines[-1] if lines else "it said nothing"
+    if "Invalid job id" in said:
+        return NotFoundError("Slurm does not know the job", hint="`hp-ext status` lists jobs submitted from here")
+    if any(words in said for words in _AWAY):
+        return UnreachableError(f"{command}: {last}", hint="is the controller up? `scontrol ping` asks it")
+    for words, path, hint in _REFUSALS:
+        if words.lower() in said.lower():
+            return ConfigError([Problem(f"Slurm refuses it: {' '.join(lines)}", path=path, hint=hint)])
+    return HyperpodExtError(f"{command}: {' '.join(lines) or last}")

@@ -1,0 +1,141 @@
+"""From a JobConfig to the one file that sbatch takes. Pure."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterator
+
+from hyperpod_ext.config.job import JobConfig
+from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
+from hyperpod_ext.errors import Problem
+from hyperpod_ext.launch.render import render
+
+COMMENT = "hyperpod_ext"
+"""What our jobs carry, so that they can be told from others in the queue."""
+
+OWN_OPTIONS = frozenset(
+    {"job-name", "nodes", "ntasks-per-node", "ntasks", "output", "open-mode", "comment", "chdir", "array", "export"}
+)
+"""Options of sbatch that the file sets itself and stands or falls with."""
+
+_PASSED = ("HPX_NODE_RANK", "HPX_RUN_DIR", "HPX_RDZV_ENDPOINT", "HPX_SOURCE_DIR", "HPX_JOB_DIR", "HPX_SECRET_FILE")
+_SAVE_S = 5
+"""Seconds besides checkpoint.grace_s between the signal and the time limit."""
+
+
+def job_script(job: JobConfig) -> str:
+    """The whole text of `job.sbatch`."""
+    plain = job.mode == "plain"
+    env = dict(job.env) if plain else {ENV_RUNTIME: RuntimeConfig.of(job).model_dump_json(), **job.env}
+    return render(
+        "hyperpod_slurm/job.sbatch.j2",
+        job=job,
+        env=env,
+        options=list(_batch_options(job)),
+        step_options=list(_step_options(job)),
+        enroot=_container(job) == "enroot",
+        mounts=_mounts(job),
+        passed=(*_PASSED, "SLURM_JOB_ID", "SLURM_STEP_ID"),
+        port=job.rendezvous.port or "$((20000 + SLURM_JOB_ID % 10000))",
+        launcher="torchrun" if plain else "agent",
+        folder=_quoted(job.working_dir) if job.working_dir else '"$HPX_SOURCE_DIR"',
+        command=[job.script, *job.args],
+    )
+
+
+def problems(job: JobConfig) -> Iterator[Problem]:
+    """What the spec asks of Slurm that cannot be."""
+    for name in job.slurm.sbatch:
+        if name in OWN_OPTIONS:
+            hint = "remove it: the spec's own fields say what it would"
+            yield Problem(f"--{name} is set by the rendered file itself", path=f"slurm.sbatch.{name}", hint=hint)
+    if _container(job) == "enroot" and not (job.image or "").endswith(".sqsh"):
+        hint = "`enroot import -o /fsx/train.sqsh docker://...` makes one; or use slurm.container: pyxis"
+        yield Problem("enroot starts images that are squashfs files (.sqsh)", path="image", hint=hint)
+    for index, volume in enumerate(job.volumes):
+        if volume.kind not in ("host", "scratch"):
+            hint = "mount it on the nodes, and use a volume of kind host"
+            yield Problem(f"Slurm has no volumes of kind {volume.kind}", path=f"volumes.{index}", hint=hint)
+        elif volume.kind == "scratch":
+            hint = "use a folder of the node: a volume of kind host"
+            yield Problem("Slurm makes no scratch volumes", path=f"volumes.{index}", hint=hint)
+    if job.node_groups:
+        hint = "remove node_groups; one job on Slurm has nodes that are alike"
+        yield Problem("Slurm jobs here have one kind of node", path="node_groups", hint=hint)
+
+
+def warnings(job: JobConfig) -> Iterator[str]:
+    """What will be otherwise than one may think."""
+    options = job.slurm
+    if options.gres and options.auto_resume:
+        yield "slurm.gres: HyperPod queues a job with GRES again from its start, where it would resume the step"
+    if options.requeue and job.mode == "ours" and not job.checkpoint.durable():
+        yield "no durable tier: a job that Slurm queues again, after the loss of a node, begins from step 0"
+    if job.image is None and job.volumes:
+        yield "volumes are not used without an image: the job sees the nodes' own folders"
+    if job.image is None and job.working_dir:
+        yield "working_dir is a folder of the nodes, as there is no image"
+
+
+def _batch_options(job: JobConfig) -> Iterator[str]:
+    slurm, resources = job.slurm, job.resources
+    yield from (f"job-name={job.name}", f"nodes={job.nodes + job.spares}", "ntasks-per-node=1")
+    if slurm.exclusive:
+        yield "exclusive"
+    for name, value in (
+        ("partition", job.scheduling.queue),
+        ("qos", job.scheduling.priority),
+        ("account", slurm.account),
+        ("reservation", slurm.reservation),
+        ("constraint", slurm.constraint),
+        ("exclude", slurm.exclude),
+        ("gres", slurm.gres),
+        ("cpus-per-task", math.ceil(resources.cpus) if resources.cpus else None),
+        ("mem", f"{resources.memory_mib}M" if resources.memory_mib else "0" if slurm.exclusive else None),
+        ("time", _time(job.timeouts.run_s)),
+    ):
+        if value is not None:
+            yield f"{name}={value}"
+    if job.timeouts.run_s is not None:
+        yield f"signal=TERM@{math.ceil(job.checkpoint.grace_s) + _SAVE_S}"  # to the steps, before the limit
+    yield "requeue" if slurm.requeue else "no-requeue"
+    if job.spares:
+        yield "no-kill"  # the nodes that are left go on with a spare
+    yield from ("output=%x-%j.out", "open-mode=append", f"comment={COMMENT}")
+    for name, value in slurm.sbatch.items():
+        yield f"{name}={value}" if value else name
+
+
+def _step_options(job: JobConfig) -> Iterator[str]:
+    if job.slurm.auto_resume:
+        yield "auto-resume=1"
+    yield from ("no-kill", "kill-on-bad-exit=0") if job.spares else ("kill-on-bad-exit=1",)
+    yield "cpu-bind=none"
+    if _container(job) == "pyxis":
+        yield f"container-image={_quoted(job.image or '')}"
+        yield f"container-mounts={','.join(_mounts(job))}"
+        yield "no-container-mount-home"
+
+
+def _container(job: JobConfig) -> str | None:
+    return job.slurm.container if job.image else None
+
+
+def _mounts(job: JobConfig) -> list[str]:
+    """`from:to` for the shell: folders of the job itself, then the spec's volumes."""
+    own = ['"$HPX_SOURCE_DIR:$HPX_SOURCE_DIR"', '"$HPX_RUNS_DIR:$HPX_RUNS_DIR"']
+    volumes = [volume for volume in job.volumes if volume.kind == "host"]
+    return own + [_quoted(f"{v.host_path}:{v.path}{':ro' if v.read_only else ''}") for v in volumes]
+
+
+def _time(seconds: int | None) -> str | None:
+    """As sbatch takes it; it counts whole minutes."""
+    if seconds is None:
+        return None
+    minutes = math.ceil(seconds / 60)
+    return f"{minutes // 1440}-{minutes // 60 % 24:02d}:{minutes % 60:02d}:00"
+
+
+def _quoted(text: str) -> str:
+    return shlex.quote(text)

@@ -1,0 +1,168 @@
+"""`python3 -m hyperpod_ext.runtime.training_job [args]`: one node of a SageMaker training job, as its container.
+
+Reads what SageMaker puts below /opt/ml, gets the script and the job's secret, and starts our agent. What the workers
+print goes to the container's own output too, which is what CloudWatch keeps; the cause of a failure goes where
+SageMaker looks for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
+from hyperpod_ext.errors import HyperpodExtError, UnreachableError
+from hyperpod_ext.runtime.environment import ENV_RUN_DIR, ENV_SECRET_FILE
+from hyperpod_ext.runtime.tiers.object_store import open_store
+
+ENV_SECRET_ID = "HPX_SECRET_ID"
+PORT = 29400
+ARCHIVE = "sourcedir.tar.gz"
+_TICK_S = 0.5
+_MOST_CODE = 1 << 30
+_MOST_CAUSE = 1024
+"""Characters of a cause that SageMaker keeps."""
+
+
+def main() -> None:
+    root = Path(os.environ.get("HPX_ML_ROOT", "/opt/ml"))
+    try:
+        code = _run(root, sys.argv[1:], os.environ)
+    except HyperpodExtError as error:
+        print(f"hyperpod_ext: {error}", file=sys.stderr)  # noqa: T201
+        _tell_cause(root, str(error))
+        code = error.exit_code
+    sys.exit(code)
+
+
+def _run(root: Path, arguments: list[str], environ: MutableMapping[str, str]) -> int:
+    runtime = join_parts(environ)
+    config = RuntimeConfig.model_validate_json(runtime)
+    hosts, here = place_of(json.loads((root / "input/config/resourceconfig.json").read_text()))
+    if len(hosts) != config.nodes:
+        raise HyperpodExtError(f"the job has {len(hosts)} nodes; {ENV_RUNTIME} says {config.nodes}")
+    script, folder = _fetch_code(root)
+    run_dir = root / "output" / "data" / "hpx-run"
+    (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    env = {**environ, ENV_RUNTIME: runtime, ENV_RUN_DIR: str(run_dir)}
+    with tempfile.TemporaryDirectory(prefix="hpx-") as private:
+        if name := environ.get(ENV_SECRET_ID):
+            env[ENV_SECRET_FILE] = str(_fetch_secret(name, Path(private) / "secret"))
+        flags = ["--nnodes", str(config.nodes), "--nproc-per-node", str(config.workers_per_node)]
+        flags += ["--node-rank", str(here), "--rdzv-endpoint", f"{hosts[0]}:{PORT}"]
+        command = [sys.executable, "-m", "hyperpod_ext.runtime.agent", *flags, "--", script, *arguments]
+        code = _watch(subprocess.Popen(command, env=env, cwd=folder), run_dir / "logs")
+    if code != 0:
+        _tell_cause(root, _cause(run_dir, code))
+    return code
+
+
+def join_parts(environ: Mapping[str, str]) -> str:
+    """The runtime's settings; SageMaker's variables have 512 characters at most, so they may come in parts."""
+    if ENV_RUNTIME in environ:
+        return environ[ENV_RUNTIME]
+    parts: list[str] = []
+    while (part := environ.get(f"{ENV_RUNTIME}_{len(parts)}")) is not None:
+        parts.append(part)
+    if not parts:
+        raise HyperpodExtError(f"{ENV_RUNTIME} is not set", hint="was the job made by hyperpod_ext's own helpers?")
+    return "".join(parts)
+
+
+def place_of(resources: Mapping[str, Any]) -> tuple[list[str], int]:
+    """All hosts in the order that every node sees, and which of them this is."""
+    hosts = sorted(resources["hosts"], key=lambda host: (len(host), host))  # algo-2 before algo-10
+    return hosts, hosts.index(resources["current_host"])
+
+
+def _fetch_code(root: Path) -> tuple[str, Path]:
+    """Name of the script, and the folder it is in."""
+    given = json.loads((root / "input/config/hyperparameters.json").read_text())
+    values = {name: json.loads(value) for name, value in given.items() if name.startswith("sagemaker_")}
+    channel = root / "input/data/code"
+    archive, folder = channel / ARCHIVE, root / "code"
+    where = str(values.get("sagemaker_submit_directory", ""))
+    folder.mkdir(parents=True, exist_ok=True)
+    if archive.is_file():
+        data = archive.read_bytes()
+    elif channel.is_dir():
+        return os.environ.get("HPX_SCRIPT") or str(values["sagemaker_program"]), channel
+    else:
+        place, _, name = where.rpartition("/")
+        data = open_store(place).get(name, _MOST_CODE)
+        archive = folder / ARCHIVE
+        archive.write_bytes(data)
+    with tarfile.open(archive) as opened:
+        opened.extractall(folder, filter="data")  # nothing outside the folder, no devices
+    return str(values["sagemaker_program"]), folder
+
+
+def _fetch_secret(name: str, file: Path) -> Path:
+    """The job's secret, in a file that only this user may read."""
+    import boto3
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        answer = boto3.client("secretsmanager").get_secret_value(SecretId=name)
+    except (BotoCoreError, ClientError) as error:
+        hint = "the job's role needs secretsmanager:GetSecretValue for it"
+        raise UnreachableError(f"the job's secret {name} cannot be read: {error}", hint=hint) from error
+    file.touch(mode=0o600)
+    file.write_text(answer["SecretString"])
+    return file
+
+
+def _watch(agent: subprocess.Popen[bytes], logs: Path) -> int:
+    """Print what workers print until the agent has ended; pass on that the job is to end."""
+    signal.signal(signal.SIGTERM, lambda _signum, _frame: agent.send_signal(signal.SIGTERM))
+    ended = threading.Event()
+    printer = threading.Thread(target=_print_logs, args=(logs, ended))
+    printer.start()
+    try:
+        return agent.wait()
+    finally:
+        ended.set()
+        printer.join()
+
+
+def _print_logs(folder: Path, ended: threading.Event) -> None:
+    offsets: dict[Path, int] = {}
+    while True:
+        last = ended.wait(_TICK_S)
+        for file in sorted(folder.glob("*.log")):
+            with file.open("rb") as opened:
+                opened.seek(offsets.get(file, 0))
+                grown = opened.read()
+            whole = grown if last else grown[: grown.rfind(b"\n") + 1]
+            offsets[file] = offsets.get(file, 0) + len(whole)
+            for line in whole.decode(errors="replace").splitlines():
+                print(f"{file.stem[:4]} {file.stem[4:]} | {line}", flush=True)  # noqa: T201
+        if last:
+            return
+
+
+def _cause(run_dir: Path, code: int) -> str:
+    try:
+        error = json.loads((run_dir / "report.json").read_text())["error"] or {}
+    except (FileNotFoundError, json.JSONDecodeError):  # only the first node writes one
+        error = {}
+    return str(error.get("message") or f"the agent ended with exit code {code}")
+
+
+def _tell_cause(root: Path, cause: str) -> None:
+    file = root / "output" / "failure"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(cause[:_MOST_CAUSE])
+
+
+if __name__ == "__main__":
+    main()
