@@ -18,7 +18,9 @@ COMMANDS = {
     "create-job": "Submit a job, and wait for its result if asked to.",
     "status": "Show one job, or all.",
     "logs": "Show what the workers of a job print.",
+    "report": "Show what happened to a job that has ended, and what it cost.",
     "cancel": "End a job, and leave nothing of it running.",
+    "chaos": "Inflict a fault on a job that runs, to see what it does.",
     "checkpoints": "List, show, verify, copy and prune checkpoints.",
     "schema": "Print the JSON schema of a spec, for editors.",
 }

@@ -1,11 +1,14 @@
-"""The result of a job as a table that people can read. Pure."""
+"""hp-ext report, and the result of a job as a table that people can read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from .output import columns
+import click
+
+from .command import Command, output_option
+from .output import columns, print_result
 
 _SOURCES = {
     "live": "a live rank",
@@ -16,18 +19,51 @@ _SOURCES = {
 """Where a state can come back from; other sources are shown as they are."""
 
 
+@click.command(
+    cls=Command,
+    epilog="""\b
+Example:
+  hp-ext report tiny-gpt""",
+)
+@click.argument("job", metavar="NAME|URL")
+@output_option()
+def command(job: str, output: str) -> None:
+    """Show what happened to a job that has ended: its faults, what they cost, and where the time went."""
+    from hyperpod_ext.launch.handle import JobHandle
+    from hyperpod_ext.launch.targets import get_target
+
+    handle = JobHandle.parse(job)
+    result = get_target(handle.target).result(handle)
+    print_result(result, output, describe_result(result))
+
+
 def describe_result(result: Mapping[str, Any]) -> str:
     """What happened when, what it cost, and whether it made a difference."""
     parts = [f"{result['name']}: {result['state']}, {result['steps']} steps on {result['world_size']} ranks"]
     parts += [_recovery(recovery) for recovery in result["recoveries"]]
+    if last := _last_fault(result):
+        parts.append(last)
     if result["steps"]:
         parts.append(_figures(result))
     return "\n\n".join(parts)
 
 
+def _last_fault(result: Mapping[str, Any]) -> str:
+    """The fault that ended the job, which no recovery tells of."""
+    faults = result.get("faults", [])
+    if result["state"] != "failed" or not faults or len(faults) <= len(result["recoveries"]):
+        return ""
+    return f"ended by: {_place(faults[-1])}: {faults[-1]['cause']}"
+
+
+def _place(fault: Mapping[str, Any]) -> str:
+    phase = f" ({fault['phase']})" if fault.get("phase") else ""
+    return f"rank {fault['rank']} on node {fault['node']}, step {fault['step']}{phase}"
+
+
 def _recovery(recovery: Mapping[str, Any]) -> str:
     fault = recovery["fault"]
-    head = f"rank {fault['rank']} on node {fault['node']}, step {fault['step']}: {fault['cause']}"
+    head = f"{_place(fault)}: {fault['cause']}"
     rows = [("what happened", "seconds")]
     rows += [(phase.replace("_", " "), _seconds(took)) for phase, took in recovery["phases"].items()]
     rows.append(("total", _seconds(recovery["seconds"])))

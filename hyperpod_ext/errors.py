@@ -10,6 +10,8 @@
     │   ├── MemoryTierFullError     the memory tier cannot hold what it is asked to
     │   ├── NoCheckpointError       no step that every rank can restore
     │   ├── CorruptSnapshotError    bytes that do not match their manifest
+    │   ├── NonFiniteError          a loss or gradients that are not finite
+    │   ├── ReplicasDifferError     ranks that should hold the same state do not
     │   └── StaleGenerationError    a writer of an older generation was refused
     ├── WaitTimeoutError        8   the job is still running, the wait is over
     └── UserInterruptError    130   the user pressed Ctrl-C
@@ -37,11 +39,14 @@ class Problem:
     """1-based line in `source`."""
     hint: str = ""
     """What to do next: the nearest valid name, a value that works."""
+    rule: str = ""
+    """Id of the rule that found it; `hp-ext explain HPX101` tells more."""
 
     def __str__(self) -> str:
         where = ":".join(str(part) for part in (self.source, self.line) if part not in ("", None))
         text = ": ".join(part for part in (where, self.path, self.message) if part)
-        return f"{text} ({self.hint})" if self.hint else text
+        text = f"{text} ({self.hint})" if self.hint else text
+        return f"{text} [{self.rule}]" if self.rule else text
 
 
 class HyperpodExtError(Exception):
@@ -110,6 +115,14 @@ class NoCheckpointError(JobFailedError):
 
 class CorruptSnapshotError(JobFailedError):
     """Bytes that do not match their manifest; they were not loaded."""
+
+
+class NonFiniteError(JobFailedError):
+    """A loss or gradients that are not finite; the step was not committed on any rank."""
+
+
+class ReplicasDifferError(JobFailedError):
+    """Ranks that should hold the same state do not."""
 
 
 class StaleGenerationError(JobFailedError):

@@ -1,13 +1,115 @@
-"""An exception in one line, with the place in the user's own code. Imports nothing heavy."""
+"""Why a process ended, or an exception came, in one line that names what it means. Imports nothing heavy."""
 
 from __future__ import annotations
 
+import os
+import signal
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import hyperpod_ext
+from hyperpod_ext.processes import describe_exit
 
 _OURS = str(Path(hyperpod_ext.__file__).parent)
+
+FaultKind = Literal["exception", "exit", "signal", "out-of-memory", "hang", "heartbeat", "stuck", "stalled", "lost"]
+"""What a fault is: a training function that raised; a process that exited, was killed, was killed for want of memory;
+one that hung or fell silent and was ended; one that did not leave its generation; ranks that make no progress and
+none of which is behind; a node that is gone."""
+
+_MEANINGS = {
+    signal.SIGSEGV: "a crash in native code",
+    signal.SIGBUS: "a mapped file or /dev/shm ran full, or a bad access in native code",
+    signal.SIGABRT: "native code gave up",
+    signal.SIGFPE: "a division in native code",
+    signal.SIGILL: "an instruction that this processor does not have",
+}
+_OUT_OF_MEMORY = (
+    "OutOfMemoryError",
+    "MemoryError",
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "std::bad_alloc",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """How a process ended."""
+
+    kind: FaultKind
+    cause: str
+    """One line."""
+
+
+def decode_exit(status: int, *, verdict: str = "", last_words: str = "", oom: bool = False) -> Fate:
+    """What the status of `os.wait` means.
+
+    Args:
+        status: as the kernel gives it.
+        verdict: why we ended it ourselves, if we did.
+        last_words: last line that it wrote, which for an exception is its type and message.
+        oom: the kernel has killed some process here for want of memory, at about that time.
+    """
+    if verdict:
+        return Fate("heartbeat" if verdict.startswith("no heartbeat") else "hang", verdict)
+    how = describe_exit(status)
+    if not os.WIFSIGNALED(status):
+        cause = f"{last_words} ({how})" if last_words and os.waitstatus_to_exitcode(status) > 0 else how
+        return Fate("out-of-memory" if is_out_of_memory(last_words) else "exit", cause)
+    number = os.WTERMSIG(status)
+    if number == signal.SIGKILL and oom:
+        return Fate("out-of-memory", f"{how}: by the kernel, which had no memory left for it")
+    meaning = _MEANINGS.get(signal.Signals(number)) if number in set(signal.Signals) else None
+    return Fate("signal", f"{how}: {meaning}" if meaning else how)
+
+
+def is_out_of_memory(text: str) -> bool:
+    """Whether an exception's line says that memory ran out, of the machine or of a device."""
+    return any(sign in text for sign in _OUT_OF_MEMORY)
+
+
+class OomKills:
+    """How often the kernel has killed a process of this container for want of memory."""
+
+    def __init__(self, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> None:
+        self._proc, self._cgroup = proc, cgroup
+        self._known = read_oom_kills(proc, cgroup)
+
+    def since_last(self) -> bool:
+        """Whether there were more since this was asked last."""
+        before, self._known = self._known, read_oom_kills(self._proc, self._cgroup)
+        return self._known > before
+
+
+def read_oom_kills(proc: Path, cgroup: Path) -> int:
+    """Kills counted by our own memory cgroup, of version 2 or 1; where it counts none, by the whole machine."""
+    for line in _lines(proc / "self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        place = path.lstrip("/")
+        if not controllers:
+            files = [cgroup / place / "memory.events", cgroup / "memory.events"]
+        elif "memory" in controllers.split(","):
+            files = [cgroup / "memory" / place / "memory.oom_control", cgroup / "memory/memory.oom_control"]
+        else:
+            continue
+        for file in files:
+            if (count := _field(file, "oom_kill")) is not None:
+                return count
+    return _field(proc / "vmstat", "oom_kill") or 0
+
+
+def _field(file: Path, name: str) -> int | None:
+    return next((int(line.split()[1]) for line in _lines(file) if line.split()[:1] == [name]), None)
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text().splitlines()
+    except OSError:
+        return []
 
 
 def one_line(error: BaseException) -> str:

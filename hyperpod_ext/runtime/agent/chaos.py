@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Collection
 
-from hyperpod_ext.config.chaos import KillFault
+from hyperpod_ext.config.chaos import KillFault, NodeFault
+from hyperpod_ext.processes import descendants
 
 
 class KillOnce:
@@ -18,3 +22,16 @@ class KillOnce:
         due = {fault for fault in self._left if fault.rank == rank and fault.step == step}
         self._left -= due
         return bool(due)
+
+
+def strike_node(fault: NodeFault, hang_up: Callable[[], None]) -> None:
+    """Inflict `fault` on the node that this process is the agent of; `hang_up` ends its line to the coordinator."""
+    match fault.kind:
+        case "sigkill":
+            os.kill(os.getpid(), signal.SIGKILL)  # the kernel ends the children of a dead agent
+        case "hang":
+            for pid in (*descendants(os.getpid()), os.getpid()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+        case "cut-network":
+            hang_up()

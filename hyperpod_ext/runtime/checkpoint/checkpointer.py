@@ -183,6 +183,13 @@ class Checkpointer:
         self.wait_staged()
         self._client.flush()
 
+    def own_slots(self) -> tuple[memoryview, int, int] | None:
+        """This rank's slots, writable: their bytes, the bytes of one, and how many of those an image fills. None:
+        nothing was saved yet."""
+        if self._mapping is None or self._layout is None:
+            return None
+        return memoryview(self._mapping.memory), self._mapping.slot_bytes, self._layout.plan.nbytes
+
     def _lay_out(self, parts: Parts, changing: Callable[[torch.Tensor], bool]) -> Layout:
         """Layout of these tensors; maps memory and makes views only when it changed."""
         if self._layout is not None and self._live is not None and _rebind(self._layout, self._live, parts):

@@ -1,0 +1,179 @@
+"""An agent's eye on its workers: reads pulses, times steps, and ends who hangs, with its stacks in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.config.chaos import NodeFault
+from hyperpod_ext.config.runtime import RuntimeConfig
+from hyperpod_ext.runtime.causes import Fate, OomKills, decode_exit
+from hyperpod_ext.runtime.chaos_orders import read_orders, take
+from hyperpod_ext.runtime.hangs import Sign, StepTimes, silent_too_long
+from hyperpod_ext.runtime.pulse import ENV_PULSE, IN_STEP, Phase, Pulse
+from hyperpod_ext.runtime.stacks import dump_stacks, state_of
+
+_LOOK_S = 0.25
+_SIGNALS = {"sigkill": signal.SIGKILL, "sigsegv": signal.SIGSEGV, "hang": signal.SIGSTOP}
+"""Ordered faults that need no place in a step: inflicted from outside, at once."""
+
+Tell = Callable[..., None]
+
+
+@dataclass(slots=True)
+class _Watched:
+    """One worker's process."""
+
+    pid: int
+    log: Path
+    pulse: Pulse
+    collectives: int = 0
+    collectives_at: float = 0.0
+    steps: int = 0
+    """Steps it has made in its generation."""
+    verdict: str = ""
+    """Why it is being ended by us."""
+    ending: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+class Watch:
+    """Watches the workers of one node.
+
+    Args:
+        tell, event: messages and events for the coordinator.
+        last_words: what a process wrote last, for one that exited by itself.
+    """
+
+    def __init__(
+        self, config: RuntimeConfig, run_dir: Path, socket_dir: Path, node: int, tell: Tell, event: Tell
+    ) -> None:
+        self._policy = config.restart.hang
+        self._run_dir, self._socket_dir, self._node = run_dir, socket_dir, node
+        self._tell, self._event = tell, event
+        self._times = StepTimes(self._policy)
+        self._pulses: dict[int, Pulse] = {}
+        self._workers: dict[int, _Watched] = {}
+        self._oom_kills = OomKills()
+        self.on_node_fault: Callable[[NodeFault], None] = lambda fault: None
+        """Carries out a fault of the whole node that was ordered."""
+
+    # --- what happens to workers ----------------------------------------------------------------
+
+    def environ(self, rank: int) -> dict[str, str]:
+        """Variables for a worker that is about to be started, and a fresh page for its pulse."""
+        path = self._socket_dir / f"rank{rank}.pulse"
+        self._pulses[rank] = Pulse.create(path)
+        if read_orders(self._run_dir):
+            self._pulses[rank].order()
+        return {ENV_PULSE: str(path)}
+
+    def started(self, rank: int, pid: int, log: Path) -> None:
+        self._workers[rank] = _Watched(pid, log, self._pulses[rank])
+
+    def heard(self, rank: int, message: Mapping[str, Any]) -> None:
+        """A worker told of a step, or that it begins to make steps."""
+        worker = self._workers.get(rank)
+        if worker is None or message["type"] != "event":
+            return
+        if message["event"] == "begun":
+            worker.steps = 0
+        elif message["event"] == "step":
+            self._times.add(float(message["t"]) - float(message["began"]), first=worker.steps == 0)
+            worker.steps += 1
+
+    def phase(self, rank: int) -> str:
+        """What a rank is doing, or did last; empty when it never told."""
+        pulse = self._pulses.get(rank)
+        reading = pulse.read() if pulse is not None else None
+        return reading.phase.word if reading is not None and reading.marks else ""
+
+    def fate(self, rank: int, status: int, last_words: str) -> Fate:
+        """Why a worker's process has ended."""
+        worker = self._workers.pop(rank, None)
+        verdict = worker.verdict if worker is not None else ""
+        return decode_exit(status, verdict=verdict, last_words=last_words, oom=self._oom_kills.since_last())
+
+    # --- what is looked at, a few times a second --------------------------------------------------
+
+    async def run(self) -> None:
+        """Look for as long as the node lives."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self._carry_out_orders()
+            if self._policy.enabled:
+                self._look()
+
+    def signs(self) -> list[Sign]:
+        """What is known of each worker now."""
+        return [sign for rank in self._workers if (sign := self._sign(rank)) is not None]
+
+    def _sign(self, rank: int) -> Sign | None:
+        worker, now = self._workers[rank], time.monotonic()
+        reading = worker.pulse.read()
+        if not reading.marks:
+            return None  # it has not come to the training function yet
+        if reading.collectives != worker.collectives:
+            worker.collectives, worker.collectives_at = reading.collectives, reading.beat_at
+        since = max(reading.marked_at, worker.collectives_at)
+        return Sign.of(rank, reading, quiet_since=since, stopped=state_of(worker.pid) == "T", now=now)
+
+    def _look(self) -> None:
+        for sign in self.signs():
+            worker = self._workers[sign.rank]
+            if worker.verdict:
+                continue
+            if cause := silent_too_long(sign, self._policy):
+                self.end(sign.rank, cause)
+            elif sign.phase in IN_STEP or sign.phase is Phase.DONE:
+                limit_s = self._times.limit_s(sign.phase, first=worker.steps == 0)
+                if sign.quiet_s > limit_s:
+                    self._tell("stalled", rank=sign.rank, limit_s=limit_s, node=self._node)
+                    return  # one is enough: everybody is asked
+
+    def answer(self) -> None:
+        """Tell what is known of every worker here; the coordinator has asked all agents."""
+        self._tell("signs", node=self._node, signs=[sign.to_json() for sign in self.signs()])
+
+    def end(self, rank: int, cause: str) -> None:
+        """End a worker that hangs, its stacks first. Its death is then told like any other, with this cause."""
+        worker = self._workers.get(rank)
+        if worker is None or worker.verdict:
+            return
+        worker.verdict = cause
+        task = asyncio.get_running_loop().create_task(self._end(rank, worker))
+        worker.ending.add(task)
+        task.add_done_callback(worker.ending.discard)
+
+    async def _end(self, rank: int, worker: _Watched) -> None:
+        self._event("hung", rank=rank, cause=worker.verdict, phase=self.phase(rank))
+        dumped = await dump_stacks(worker.pid, worker.log, self._policy.dump_s)
+        self._event("stacks", rank=rank, dumped=dumped, log=str(worker.log))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker.pid, signal.SIGKILL)
+
+    # --- faults that are ordered while the job runs -----------------------------------------------
+
+    def _carry_out_orders(self) -> None:
+        for name, fault in read_orders(self._run_dir).items():
+            if isinstance(fault, NodeFault):
+                if fault.node == self._node and take(self._run_dir, name):
+                    self._event("injected", kind=fault.kind, node_fault=True)
+                    self.on_node_fault(fault)
+                continue
+            worker = self._workers.get(fault.rank)
+            if worker is None:
+                continue
+            at_once = fault.step is None and fault.phase is None and fault.how == "stop" and fault.kind in _SIGNALS
+            if not at_once:
+                worker.pulse.order()  # the worker looks for itself, at its next change of phase
+            elif take(self._run_dir, name):
+                self._event("injected", rank=fault.rank, kind=fault.kind, phase=self.phase(fault.rank))
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker.pid, _SIGNALS[fault.kind])

@@ -1,0 +1,138 @@
+"""Steps whose loss or gradients are not finite: noticed before the optimizer changes anything, by all ranks alike.
+
+One pass over the gradients, and one all-reduce of three numbers. A skipped step changes nothing: neither
+parameters nor the optimizer's state nor buffers such as batch norm's statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from hyperpod_ext.config.detection import NanPolicy
+from hyperpod_ext.errors import JobFailedError, NonFiniteError
+
+
+class _Hook(Protocol):
+    def remove(self) -> None: ...
+
+
+class Report(Protocol):
+    def __call__(self, event: str, **fields: Any) -> None: ...
+
+
+class NanGuard:
+    """Watches the optimizers of one rank."""
+
+    def __init__(self, policy: NanPolicy, rank: int, report: Report) -> None:
+        self._policy, self._rank, self._report = policy, rank, report
+        self._hooks: list[_Hook] = []
+        self._names: dict[int, str] = {}
+        self._losses: list[torch.Tensor] = []
+        self._buffers: list[torch.Tensor] = []
+        self._kept: list[torch.Tensor] = []
+        self._step, self._in_a_row, self._skipped = 0, 0, False
+
+    def attach(self, objects: Mapping[str, object]) -> None:
+        """Guard these optimizers, and no longer those of earlier calls.
+
+        Raises:
+            JobFailedError: steps are to be skipped, and there is more than one optimizer.
+        """
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if self._policy.action == "off":
+            return
+        optimizers = [value for value in objects.values() if isinstance(value, torch.optim.Optimizer)]
+        modules = {name: value for name, value in objects.items() if isinstance(value, torch.nn.Module)}
+        if self._policy.action == "skip":
+            if len(optimizers) > 1:
+                raise JobFailedError(
+                    f"restart.nan: action `skip` needs one optimizer, and {len(optimizers)} are registered",
+                    hint="One of them may have made its step before another meets the numbers. Use action `raise`.",
+                )
+            self._buffers = [buffer for module in modules.values() for buffer in module.buffers()]
+            self._kept = []
+        self._names = {
+            id(parameter): f"{name}.{inner}" for name, m in modules.items() for inner, parameter in m.named_parameters()
+        }
+        self._hooks = [optimizer.register_step_pre_hook(self._before_step) for optimizer in optimizers]
+
+    def begin_step(self, step: int) -> None:
+        """A step begins; what it may spoil is kept."""
+        if self._policy.action == "off":
+            return
+        self._step, self._losses, self._skipped = step, [], False
+        if self._buffers:
+            if not self._kept:
+                self._kept = [torch.empty_like(buffer) for buffer in self._buffers]
+            with torch.no_grad():
+                for kept, buffer in zip(self._kept, self._buffers, strict=True):
+                    kept.copy_(buffer)
+
+    def end_step(self) -> None:
+        """A step is over, skipped or made."""
+        self._in_a_row = self._in_a_row + 1 if self._skipped else 0
+
+    def see(self, loss: torch.Tensor) -> None:
+        """Have `loss` looked at too, so that the rank it went wrong on can be named."""
+        if self._policy.action != "off":
+            self._losses.append(loss.detach())
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        ranks = dist.get_world_size()
+        device = parameters[0].grad.device if parameters else torch.device("cpu")
+        bad_gradient = ~finite([_local(p.grad) for p in parameters], device)
+        bad_loss = ~finite(self._losses, device)
+        # the largest number wins: of several ranks, the lowest is named
+        flags = torch.stack([bad_gradient, bad_gradient * (ranks - self._rank), bad_loss * (ranks - self._rank)])
+        flags = flags.to(torch.int32)
+        dist.all_reduce(flags, dist.ReduceOp.MAX)
+        bad, gradient, loss = flags.tolist()
+        if not bad and not loss:
+            return
+        why = self._describe(parameters, ranks - gradient if gradient else None, ranks - loss if loss else None)
+        if self._policy.action == "raise" or self._in_a_row >= self._policy.max_skips:
+            raise NonFiniteError(
+                why + (f", after {self._in_a_row} skipped steps in a row" if self._in_a_row else ""),
+                hint="Lower the learning rate, clip gradients, or look at the batch of this step.",
+            )
+        self._skip(parameters)
+        self._report("skipped", rank=self._rank, step=self._step, cause=why)
+
+    def _skip(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Leave the optimizer nothing to do, and undo what the forward pass did to buffers."""
+        self._skipped = True
+        for parameter in parameters:
+            parameter.grad = None  # every torch optimizer passes over those, its own state untouched
+        with torch.no_grad():
+            for kept, buffer in zip(self._kept, self._buffers, strict=True):
+                buffer.copy_(kept)
+
+    def _describe(self, parameters: Iterable[torch.nn.Parameter], gradient: int | None, loss: int | None) -> str:
+        found = [f"the loss of rank {loss}"] if loss is not None else []
+        if gradient is not None:
+            own = next((p for p in parameters if not finite([_local(p.grad)], _local(p.grad).device)), None)
+            where = f" (here first that of {self._names.get(id(own), 'a parameter')})" if own is not None else ""
+            found.append(f"a gradient on rank {gradient}{where}")
+        return f"step {self._step}: {' and '.join(found)} {'is' if len(found) == 1 else 'are'} not finite"
+
+
+def finite(tensors: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Whether the norm of all of them is a finite number, as a tensor: nothing is waited for."""
+    floating = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
+    if not floating:
+        return torch.tensor(True, device=device)
+    norms = torch._foreach_norm(floating)
+    return torch.isfinite(torch.stack([norm.to(device, torch.float32) for norm in norms]).sum())
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    """This rank's part of a DTensor; any other tensor as it is."""
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    return local

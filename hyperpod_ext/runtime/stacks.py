@@ -1,0 +1,70 @@
+"""The stack of every thread of a process that hangs, in its log, before it is ended.
+
+`faulthandler` writes it from a signal handler, in C: it needs neither Python's lock nor the main thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+DUMP_SIGNAL = signal.SIGRTMIN + 7
+"""Asks a worker for its stacks. A real-time signal, so that it is nobody's: Slurm and Lightning use SIGUSR1."""
+_LOOK_S = 0.02
+
+
+def state_of(pid: int) -> str:
+    """The kernel's state of a process: R runs, S sleeps, D waits for a device, T is stopped, Z has ended; or ""."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError, IndexError):
+        return ""
+
+
+async def dump_stacks(pid: int, log: Path, limit_s: float) -> bool:
+    """Have process `pid` write the stacks of its threads to its log; a stopped one is let go for it.
+
+    Returns whether they came within `limit_s`. Where they do not, the log says so, and where the kernel has it.
+    """
+    before = _size(log)
+    with contextlib.suppress(ProcessLookupError), log.open("a") as file:
+        stopped = state_of(pid) == "T"
+        file.write(f"--- stack of every thread of process {pid}, which is to be ended because it hangs\n")
+        file.flush()
+        before = _size(log)
+        os.kill(pid, DUMP_SIGNAL)  # waits for a stopped process until it goes on, and comes first then
+        if stopped:
+            os.kill(pid, signal.SIGCONT)
+    deadline, known = time.monotonic() + limit_s, before
+    while time.monotonic() < deadline:
+        await asyncio.sleep(_LOOK_S)
+        size = _size(log)
+        if size == known and size > before:
+            return True  # it has come, and nothing more does
+        known = size
+    if known > before:
+        return True
+    with log.open("a") as file:
+        file.write(f"--- no stack of process {pid} within {limit_s:g} s: {_whereabouts(pid)}\n")
+    return False
+
+
+def _whereabouts(pid: int) -> str:
+    try:
+        where = Path(f"/proc/{pid}/wchan").read_text().strip()
+    except OSError:
+        where = ""
+    return f"it is in state {state_of(pid) or 'gone'}" + (
+        f", in the kernel's {where}" if where not in ("", "0") else ""
+    )
+
+
+def _size(log: Path) -> int:
+    try:
+        return log.stat().st_size
+    except FileNotFoundError:
+        return 0
