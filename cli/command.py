@@ -47,8 +47,12 @@ def output_option(*more: str) -> Callable[[F], F]:
 
 
 def spec_options(function: F) -> F:
-    """The job's spec as option or argument, `--cluster` and `--set`."""
+    """The job's spec as option or argument, `--cluster`, `--set`, `--strict` and `--ignore`."""
     for decorate in (
+        click.option(
+            "--ignore", "ignored", multiple=True, metavar="HPX101", help="Leave this rule out; may come again."
+        ),
+        click.option("--strict", is_flag=True, help="Warnings are errors."),
         click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a field; may come again."),
         click.option("--cluster", type=click.Path(), metavar="FILE", help="Cluster that the job must fit."),
         click.option("-f", "--file", type=click.Path(), metavar="FILE", help="The job's spec."),

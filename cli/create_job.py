@@ -29,7 +29,9 @@ Examples:
 )
 @spec_options
 @click.option("--target", default="local", show_default=True, help="Where the job runs.")
+@click.option("--templates", type=click.Path(), metavar="DIR", help="Take templates from there, where it has them.")
 @click.option("--dry-run", is_flag=True, help="Show the plan, and stop.")
+@click.option("--server-dry-run", is_flag=True, help="Have the target's server check it all, and stop.")
 @click.option("--wait", is_flag=True, help="Show progress until the job has ended, then its result.")
 @click.option("--follow", is_flag=True, help="Show what the workers print, too. Implies --wait.")
 @click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer; the job goes on.")
@@ -41,8 +43,12 @@ def command(
     file: str | None,
     cluster: str | None,
     overrides: tuple[str, ...],
+    strict: bool,
+    ignored: tuple[str, ...],
     target: str,
+    templates: str | None,
     dry_run: bool,
+    server_dry_run: bool,
     wait: bool,
     follow: bool,
     timeout: float | None,
@@ -55,12 +61,19 @@ def command(
 
     if kills and no_kill:
         raise click.UsageError("--kill and --no-kill exclude each other.")
-    specs = Specs(spec_path(file, spec), cluster, [*overrides, *_faults(kills)])
+    specs = Specs(spec_path(file, spec), cluster, [*overrides, *_faults(kills)], strict, ignored)
     if no_kill:
         specs.without_faults()
-    plan = specs.plan(target)
+    plan = specs.plan(target, templates)
     if dry_run:
         print_result(plan.to_json(), output, _plan_text(plan))
+        return
+    if server_dry_run:
+        from hyperpod_ext.launch.submit import rehearse
+
+        checked = {"name": plan.name, "target": target, "accepted": True}
+        rehearse(plan)
+        print_result(checked, output, f"{plan.name}: {target} would accept it; nothing was submitted")
         return
     handle = _submit(plan, cancel_on_interrupt=wait or follow)
     if wait or follow:
@@ -68,7 +81,8 @@ def command(
         return
     result = {"name": handle.name, "target": handle.target, "handle": str(handle)}
     print_result(result, output, handle.name if output == "name" else str(handle))
-    say(f"next: hp-ext status {handle.name}, hp-ext logs {handle.name} --follow, hp-ext cancel {handle.name}")
+    known_as = handle.name if handle.target == "local" else f"'{handle}'"
+    say(f"next: hp-ext status {known_as}, hp-ext logs {known_as} --follow, hp-ext cancel {known_as}")
 
 
 def _faults(kills: tuple[str, ...]) -> list[Override]:
@@ -121,12 +135,13 @@ def _wait(handle: JobHandle, output: str, timeout: float | None, follow: bool) -
         target.cancel(handle)
         raise UserInterruptError(f"{handle.name} was cancelled; nothing of it is left running") from None
     result = target.result(handle)
-    print_result(result, output, handle.name if output == "name" else describe_result(result))
+    text = describe_result(result) if "recoveries" in result else f"{handle.name}: {result['state']}"
+    print_result(result, output, handle.name if output == "name" else text)
     if result["state"] != "succeeded":
         _exit_as_failed(result, folder)
-    if result["steps"] == 0:
+    if result.get("steps") == 0:
         say("warning: no step was made; does the script call its @resilient function, and that run.steps()?")
-    if False in (result["loss_equal"], result["weights_equal"]):
+    if False in (result.get("loss_equal"), result.get("weights_equal")):
         say("error: the job differs from its undisturbed run, so its steps do not repeat exactly")
         say("Build models inside run.keep, which is seeded, and draw random numbers inside the steps.")
         raise click.exceptions.Exit(JobFailedError.exit_code)
@@ -159,7 +174,10 @@ def _exit_as_failed(result: Mapping[str, Any], folder: str) -> None:
     say(f"error: {error['message']}")
     if error["hint"]:
         say(str(error["hint"]))
-    say(f"logs: hp-ext logs {result['name']}, or the files in {folder}")
+    if folder:
+        say(f"logs: hp-ext logs {result['name']}, or the files in {folder}")
+    else:
+        say(f"logs: hp-ext logs '{result['handle']}'")
     raise click.exceptions.Exit(JobFailedError.exit_code)
 
 

@@ -13,10 +13,12 @@ from .output import print_result, say
     epilog="""\b
 Examples:
   hp-ext render -f job.yaml --target local
-  hp-ext render -f job.yaml --target local --out rendered""",
+  hp-ext render -f job.yaml --target local --out rendered
+  hp-ext render -f job.yaml --target hyperpod-eks --templates my-templates""",
 )
 @spec_options
 @click.option("--target", default="local", show_default=True, help="Where the job would run.")
+@click.option("--templates", type=click.Path(), metavar="DIR", help="Take templates from there, where it has them.")
 @click.option("--out", type=click.Path(file_okay=False), metavar="DIR", help="Write the files there.")
 @output_option()
 def command(
@@ -24,7 +26,10 @@ def command(
     file: str | None,
     cluster: str | None,
     overrides: tuple[str, ...],
+    strict: bool,
+    ignored: tuple[str, ...],
     target: str,
+    templates: str | None,
     out: str | None,
     output: str,
 ) -> None:
@@ -33,7 +38,7 @@ def command(
 
     from .spec import Specs
 
-    plan = Specs(spec_path(file, spec), cluster, overrides).plan(target)
+    plan = Specs(spec_path(file, spec), cluster, overrides, strict, ignored).plan(target, templates)
     if out is None:
         print_result(plan.to_json(), output, "".join(plan.files.values()).rstrip("\n"))
         return

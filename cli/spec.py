@@ -24,13 +24,22 @@ class Specs:
         ConfigError: with the problems of both files.
     """
 
-    def __init__(self, job_file: str, cluster_file: str | None, overrides: Sequence[str | Override]) -> None:
+    def __init__(
+        self,
+        job_file: str,
+        cluster_file: str | None,
+        overrides: Sequence[str | Override],
+        strict: bool = False,
+        ignored: Sequence[str] = (),
+    ) -> None:
         from hyperpod_ext.config.cluster import ClusterConfig
         from hyperpod_ext.config.job import JobConfig
         from hyperpod_ext.config.load import read
         from hyperpod_ext.errors import ConfigError
 
         self._file = job_file
+        self._strict = strict
+        self._ignored = _known(ignored)
         problems: list[Problem] = []
         loaded: Loaded[JobConfig] | None = None
         self.cluster: ClusterConfig | None = None
@@ -53,16 +62,26 @@ class Specs:
         from hyperpod_ext.errors import UnsupportedError
         from hyperpod_ext.launch.plan import find_problems
 
-        problems = find_problems(self.job, self.cluster, target)
+        problems = find_problems(self.job, self.cluster, target, self._ignored)
+        if self._strict:
+            problems += self.warnings(target)
         if problems:
             raise UnsupportedError(self._loaded.locate(problems))
 
-    def plan(self, target: str) -> Plan:
-        """The checked plan; its warnings are said at once."""
+    def warnings(self, target: str | None) -> list[Problem]:
+        """What will work, and is probably not what was meant; each with its line."""
+        from hyperpod_ext.launch.plan import find_warnings
+
+        return self._loaded.locate(find_warnings(self.job, self.cluster, target, self._ignored))
+
+    def plan(self, target: str, templates: str | None = None) -> Plan:
+        """The checked plan; its warnings are said at once. `templates`: a folder with templates of the user's own."""
         from hyperpod_ext.launch.plan import make_plan
+        from hyperpod_ext.launch.render import own_templates
 
         self.check(target)
-        plan = make_plan(self.job, self.cluster, target, Path(self._file).parent)
+        with own_templates(Path(templates) if templates else None):
+            plan = make_plan(self.job, self.cluster, target, Path(self._file).parent, self._ignored)
         for warning in plan.warnings:
             say(f"warning: {warning}")
         return plan
@@ -72,3 +91,20 @@ class Specs:
         if self.job.chaos is not None:
             calm = self.job.chaos.model_copy(update={"faults": ()})
             self.job = self.job.model_copy(update={"chaos": calm})
+
+
+def _known(ignored: Sequence[str]) -> tuple[str, ...]:
+    """Ids of rules, each checked: a misspelt one would ignore nothing, and nobody would notice."""
+    import click
+
+    if not ignored:
+        return ()
+    from hyperpod_ext.config.nearest import suggest
+    from hyperpod_ext.launch.rules import all_rules
+
+    rules = all_rules()
+    for name in ignored:
+        if name not in rules:
+            hint = suggest(name, rules)
+            raise click.BadParameter(f"there is no rule {name}: {hint if len(hint) < 80 else 'see hp-ext explain'}")
+    return tuple(ignored)

@@ -64,5 +64,3 @@ class LogRule(Config):
     """Matches in a row that must be so."""
     fault_on_match: bool = False
     """A match is a fault by itself."""
-
-

@@ -43,6 +43,8 @@ def script_is_python(job: JobConfig, _files: ListFiles | None) -> Iterator[Findi
 
 
 def script_is_beside_the_spec(job: JobConfig, files: ListFiles | None) -> Iterator[Finding]:
+    if job.working_dir is not None:
+        return  # it is in the image, or on a volume
     script = PurePosixPath(job.script)
     if script.is_absolute() or ".." in script.parts:
         hint = "put it in the folder of this file or below, and write its path from here"

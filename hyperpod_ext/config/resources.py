@@ -33,3 +33,12 @@ class Resources(Config):
     """Memory in pages of 2 MiB, in MiB, which EFA uses. Default: 5120 on Kubernetes with EFA."""
     ephemeral_storage_mib: PositiveInt | None = None
     """Space on the node's own disk, in MiB."""
+
+
+class Libraries(Config):
+    """Versions in the image that decide which variables EFA needs. Default: as new as AWS's images of 2024."""
+
+    ofi_nccl: Annotated[str, Field(pattern=r"^\d+\.\d+(\.\d+)*$", examples=["1.16.0"])] | None = None
+    """aws-ofi-nccl, NCCL's way to EFA. Before 1.6 and 1.7 it needed variables that hurt newer ones."""
+    libfabric: Annotated[str, Field(pattern=r"^\d+\.\d+(\.\d+)*$", examples=["1.22.0"])] | None = None
+    """libfabric, of the EFA installer. Before 1.18 it needed a variable to use EFA at all."""

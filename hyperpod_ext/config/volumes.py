@@ -70,6 +70,4 @@ class SecretVolume(Config):
     """Name of the Secret, in the job's namespace."""
 
 
-Volume = Annotated[
-    ClaimVolume | HostVolume | ScratchVolume | ConfigVolume | SecretVolume, Field(discriminator="kind")
-]
+Volume = Annotated[ClaimVolume | HostVolume | ScratchVolume | ConfigVolume | SecretVolume, Field(discriminator="kind")]

@@ -8,6 +8,12 @@ from dataclasses import dataclass
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.errors import Problem
 
+_OPTIONAL = (
+    *("working_dir", "resources", "libraries", "scheduling", "node_groups", "volumes", "relaunch", "timeouts"),
+    *("log_rules", "labels", "annotations", "kubernetes", "slurm", "sagemaker"),
+)
+"""Parts of a spec that only some targets read, and that do no harm to the others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
@@ -31,6 +37,8 @@ class Capabilities:
     """AWS's own checkpointless recovery."""
     managed_tier: bool = False
     """AWS's own tiered checkpointing."""
+    reads: frozenset[str] = frozenset()
+    """Which of the optional parts of a spec it acts on; a job that says another is warned."""
 
 
 def unsupported(job: JobConfig, target: str, can: Capabilities) -> Iterator[Problem]:
@@ -48,9 +56,25 @@ def unsupported(job: JobConfig, target: str, can: Capabilities) -> Iterator[Prob
             path="chaos",
             hint="remove chaos, or rehearse with --target local",
         )
+    modes = {"aws-checkpointless": can.aws_checkpointless, "aws-managed-tier": can.managed_tier}
+    if not modes.get(job.mode, True):
+        yield Problem(
+            f"target {target} has no {job.mode}: AWS offers it on HyperPod with EKS alone",
+            path="mode",
+            hint="write `ours`, or use --target hyperpod-eks",
+        )
+    if job.elastic is not None and not can.elastic:
+        yield Problem(
+            f"target {target} cannot change the number of nodes of a running job",
+            path="elastic",
+            hint="remove elastic; the job then runs on exactly `nodes`",
+        )
 
 
 def unused(job: JobConfig, target: str, can: Capabilities) -> Iterator[str]:
     """What `job` says that makes no difference on `target`, as warnings."""
     if job.image is not None and not can.image:
         yield f"image is not used on {target}: workers run in this Python environment"
+    for name in _OPTIONAL:
+        if name not in can.reads and getattr(job, name) != type(job).model_fields[name].default:
+            yield f"{name} is not used on {target}"

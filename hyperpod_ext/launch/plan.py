@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hyperpod_ext.config.cluster import ClusterConfig
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.errors import Problem, UnsupportedError
 from hyperpod_ext.launch.capabilities import unsupported, unused
+from hyperpod_ext.launch.rules import Context, findings
 from hyperpod_ext.launch.targets import get_target
 
 
@@ -45,6 +47,7 @@ def make_plan(
     cluster: ClusterConfig | None = None,
     target: str = "local",
     source_dir: Path = Path(),
+    ignore: Collection[str] = (),
 ) -> Plan:
     """Check what only job, cluster and target together show, then render.
 
@@ -52,9 +55,10 @@ def make_plan(
         UnsupportedError: holds every reason why this target cannot run this job.
         ConfigError: there is no such target.
     """
-    if problems := find_problems(job, cluster, target):
+    if problems := find_problems(job, cluster, target, ignore):
         raise UnsupportedError(problems)
     module = get_target(target)
+    warned = (str(problem) for problem in find_warnings(job, cluster, target, ignore))
     return Plan(
         target=target,
         name=job.name,
@@ -62,18 +66,34 @@ def make_plan(
         files=module.render(job, cluster),
         world_size=job.world_size,
         source_dir=source_dir,
-        warnings=tuple(unused(job, target, module.capabilities())),
+        warnings=(*unused(job, target, module.capabilities()), *_of_target(target, "warnings", job), *warned),
     )
 
 
-def find_problems(job: JobConfig, cluster: ClusterConfig | None, target: str | None) -> list[Problem]:
-    """What only job, cluster and target together show to be wrong."""
+def find_problems(
+    job: JobConfig, cluster: ClusterConfig | None, target: str | None, ignore: Collection[str] = ()
+) -> list[Problem]:
+    """What only job, cluster and target together show to be wrong, but for the rules that are ignored."""
     problems: list[Problem] = []
     if target is not None:
         problems += unsupported(job, target, get_target(target).capabilities())
+        problems += _of_target(target, "problems", job)
     if cluster is not None:
         problems += _cluster_problems(job, cluster)
-    return problems
+    return problems + [one for one in findings(Context(job, cluster, target), "error") if one.rule not in ignore]
+
+
+def find_warnings(
+    job: JobConfig, cluster: ClusterConfig | None, target: str | None, ignore: Collection[str] = ()
+) -> list[Problem]:
+    """What will work, and is probably not what was meant."""
+    return [one for one in findings(Context(job, cluster, target), "warning") if one.rule not in ignore]
+
+
+def _of_target(target: str, function: str, job: JobConfig) -> list[Any]:
+    """What a target itself finds: `problems(job)` and `warnings(job)`, where its module has them."""
+    find = getattr(get_target(target), function, None)
+    return [] if find is None else list(find(job))
 
 
 def _cluster_problems(job: JobConfig, cluster: ClusterConfig) -> Iterator[Problem]:

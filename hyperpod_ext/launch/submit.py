@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hyperpod_ext.errors import Problem, UnsupportedError
 from hyperpod_ext.launch.handle import JobHandle
 from hyperpod_ext.launch.plan import Plan
 from hyperpod_ext.launch.render import check_shell
@@ -14,7 +15,26 @@ def submit(plan: Plan) -> JobHandle:
     Raises:
         ConflictError: its name, or a port it must have, is in use.
     """
+    _read_back(plan)
+    return get_target(plan.target).submit(plan)
+
+
+def rehearse(plan: Plan) -> None:
+    """Have the target's server check the plan; nothing is kept.
+
+    Raises:
+        UnsupportedError: the target has no server that could.
+    """
+    _read_back(plan)
+    ask = getattr(get_target(plan.target), "rehearse", None)
+    if ask is None:
+        hint = "`--dry-run` shows what would be submitted"
+        raise UnsupportedError([Problem(f"target {plan.target} has no server that checks without submitting", hint=hint)])
+    ask(plan)
+
+
+def _read_back(plan: Plan) -> None:
+    """Nothing rendered is used before it was parsed."""
     for name, text in plan.files.items():
         if name.endswith(".sh"):
             check_shell(name, text)
-    return get_target(plan.target).submit(plan)

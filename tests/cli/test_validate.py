@@ -56,6 +56,7 @@ def test_under_json_the_problems_are_on_stdout(spec: Path) -> None:
         "source": str(spec),
         "line": 3,
         "hint": "did you mean `workers_per_node`?",
+        "rule": "",
     }
 
 

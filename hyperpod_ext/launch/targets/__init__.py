@@ -16,10 +16,14 @@ if TYPE_CHECKING:
     from hyperpod_ext.launch.job_status import JobStatus, Moment
     from hyperpod_ext.launch.plan import Plan
 
-TARGETS: dict[str, str] = {"local": "hyperpod_ext.launch.targets.local"}
+TARGETS: dict[str, str] = {
+    "local": "hyperpod_ext.launch.targets.local",
+    "hyperpod-eks": "hyperpod_ext.launch.targets.hyperpod_eks",
+    "hyperpod-slurm": "hyperpod_ext.launch.targets.hyperpod_slurm",
+}
 """Name of each target and the module that is it."""
 
-PLANNED = ("hyperpod-eks", "hyperpod-slurm", "sagemaker", "kubeflow")
+PLANNED = ("sagemaker", "kubeflow")
 """Targets of the design that this version does not have."""
 
 

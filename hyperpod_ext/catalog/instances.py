@@ -1,0 +1,77 @@
+"""Instance types that HyperPod and SageMaker training offer, and what of one a pod can have."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_FILE = Path(__file__).with_name("instance_types.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One instance type."""
+
+    name: str
+    """`ml.p5.48xlarge`."""
+    vcpus: int
+    memory_gib: int
+    arch: str
+    """x86_64 or arm64."""
+    accelerator: str | None
+    """`H100`, or None where there is none."""
+    accelerators: int
+    """Accelerators of one machine."""
+    accelerator_memory_mib: int
+    """Of each accelerator."""
+    accelerator_resource: str | None
+    """What Kubernetes calls them, `nvidia.com/gpu`."""
+    neuron_cores: int
+    efa: int | None
+    """EFA interfaces of one machine; None: not known for sure."""
+    network: str
+    """As EC2 words it, `3200 Gigabit`."""
+    nvme_gb: int
+    """Local disks, in GB together."""
+
+
+@functools.cache
+def instances() -> Mapping[str, Instance]:
+    """All types by name."""
+    found = json.loads(_FILE.read_text())["types"]
+    return {name: Instance(name=name, **fields) for name, fields in sorted(found.items())}
+
+
+def instance(name: str) -> Instance | None:
+    """The type of this name, or None for one that is not known here: AWS adds types all the time."""
+    return instances().get(name)
+
+
+def usable_cpus(machine: Instance) -> float:
+    """CPUs that pods can have: the rest is for the kubelet and the daemons of the node.
+
+    Kubernetes' usual reservation (6 % of the first core, 1 % of the second, 0.5 % of the next two, 0.25 % of
+    the others) and one core for daemons, down to a tenth of a core.
+    """
+    cores = machine.vcpus
+    reserved = 0.06 + 0.01 * min(max(cores - 1, 0), 1) + 0.005 * min(max(cores - 2, 0), 2) + 0.0025 * max(cores - 4, 0)
+    return max(int((cores - reserved - 1) * 10) / 10, 0.1)
+
+
+def usable_memory_mib(machine: Instance) -> int:
+    """Memory that pods can have, in MiB, by the usual reservation of Kubernetes.
+
+    A machine has less than its nominal memory (Karpenter counts on 7.5 % less). Of the rest go 25 % of the first
+    4 GiB, 20 % of the next 4, 10 % of the next 8, 6 % of the next 112, 2 % of what is above, 100 MiB for eviction
+    and 1 GiB for daemons.
+    """
+    there = machine.memory_gib * 0.925
+    left, reserved = there, 0.0
+    for size, share in ((4, 0.25), (4, 0.2), (8, 0.1), (112, 0.06), (left, 0.02)):
+        part = min(left, size)
+        reserved += part * share
+        left -= part
+    return max(int((there - reserved - 1) * 1024) - 100, 256)

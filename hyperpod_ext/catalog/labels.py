@@ -1,0 +1,41 @@
+"""Labels, annotations and resource names that HyperPod, Kueue and Kubernetes give a meaning to."""
+
+from __future__ import annotations
+
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+"""Of a node; on HyperPod its value is `ml.p5.48xlarge`."""
+NODE_HEALTH = "sagemaker.amazonaws.com/node-health-status"
+"""Schedulable, Unschedulable, UnschedulablePendingReplacement or UnschedulablePendingReboot."""
+DEEP_HEALTH = "sagemaker.amazonaws.com/deep-health-check-status"
+"""InProgress, Passed or Failed; nodes that were not checked have none."""
+COMPUTE_TYPE = "sagemaker.amazonaws.com/compute-type"
+"""Of a node: `hyperpod`."""
+
+QUEUE = "kueue.x-k8s.io/queue-name"
+PRIORITY = "kueue.x-k8s.io/priority-class"
+TOPOLOGY_REQUIRED = "kueue.x-k8s.io/podset-required-topology"
+TOPOLOGY_PREFERRED = "kueue.x-k8s.io/podset-preferred-topology"
+TOPOLOGY_LEVELS = (
+    "topology.k8s.aws/ultraserver-id",
+    "topology.k8s.aws/network-node-layer-1",
+    "topology.k8s.aws/network-node-layer-2",
+    "topology.k8s.aws/network-node-layer-3",
+)
+"""Labels that AWS puts on nodes, loosest last but for the ultraserver; layer 3 is the closest."""
+
+AUTO_RESUME = "sagemaker.amazonaws.com/enable-job-auto-resume"
+MAX_RETRIES = "sagemaker.amazonaws.com/job-max-retry-count"
+
+HPJOB = "HPJob"
+"""Of the pods of a HyperPodPyTorchJob: its name."""
+OPERATOR_NAMESPACE = "aws-hyperpod"
+OPERATOR_POD = "hp-training-control-plane"
+KUBEFLOW_JOB = "training.kubeflow.org/job-name"
+KUBEFLOW_RANK = "training.kubeflow.org/replica-index"
+JOBSET = "jobset.sigs.k8s.io/jobset-name"
+MANAGED_BY = "app.kubernetes.io/managed-by"
+JOB = "hyperpod-ext/job"
+"""Ours, on everything that belongs to a job: its name."""
+
+EFA = "vpc.amazonaws.com/efa"
+HUGEPAGES = "hugepages-2Mi"

@@ -1,0 +1,1 @@
+"""What targets hyperpod-eks and kubeflow share: pods, their sizes and text, and a client of the Kubernetes API."""

@@ -1,0 +1,48 @@
+"""The job's own spec, kept as an annotation: what `hp-ext import` and `hp-ext diff` read back, letter for letter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from hyperpod_ext.config.base import Config
+from hyperpod_ext.config.job import JobConfig
+
+ANNOTATION = "hyperpod-ext/spec"
+
+
+def note_of(job: JobConfig) -> dict[str, str]:
+    """The annotation for `job`: only what differs from the defaults."""
+    return {ANNOTATION: json.dumps(brief(job))}
+
+
+def brief(config: Config) -> dict[str, Any]:
+    """What of `config` differs from the defaults, as JSON; `kind` is always said, for it tells models apart."""
+    found: dict[str, Any] = {}
+    for name, info in type(config).model_fields.items():
+        value = getattr(config, name)
+        if name == "kind" or info.is_required() or value != info.default:
+            found[name] = _plain(value)
+    return found
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, Config):
+        return brief(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return dict(value) if isinstance(value, dict) else value
+
+
+def read_note(metadata: Mapping[str, Any]) -> JobConfig | None:
+    """The spec that an object was made from, or None where there is none that this version can read."""
+    text = (metadata.get("annotations") or {}).get(ANNOTATION)
+    if not isinstance(text, str):
+        return None
+    try:
+        return JobConfig.model_validate_json(text)
+    except ValidationError:
+        return None  # of another version, or not ours: the object itself is then what is read

@@ -1,0 +1,134 @@
+"""Features that do not combine, with one another or with what runs the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hyperpod_ext.catalog.instances import instance
+from hyperpod_ext.config.checks import Finding
+from hyperpod_ext.launch.kubernetes.sizes import instance_type_of
+from hyperpod_ext.launch.rules import KUBERNETES, Context, rule
+
+
+@rule(
+    "HPX101",
+    "error",
+    "elastic does not combine with AWS's own recovery",
+    "AWS says of elastic training that it does not currently support checkpointless training or managed tiered "
+    "checkpointing; the operator would accept the job, and it would fail when it scales.",
+    "Remove elastic, or use mode `ours` or `plain`. If AWS has changed this: --ignore HPX101.",
+)
+def elastic_with_aws_recovery(context: Context) -> Iterator[Finding]:
+    job = context.job
+    if job.elastic is not None and job.mode.startswith("aws-"):
+        yield Finding(("elastic",), f"AWS does not support elastic training with {job.mode}", "remove one of the two")
+
+
+@rule(
+    "HPX102",
+    "error",
+    "this runtime begins with exactly `nodes`",
+    "The runtime inside the container (mode `ours`) refuses to start on another number of nodes than the spec says; "
+    "after the operator has scaled the job, it would not come up again.",
+    "Use mode `plain` with a script that handles elastic events itself, or remove elastic.",
+)
+def elastic_with_our_runtime(context: Context) -> Iterator[Finding]:
+    if context.job.elastic is not None and context.job.mode == "ours" and context.may_be(*KUBERNETES):
+        yield Finding(("elastic",), "mode `ours` runs on exactly `nodes` in this version", "write mode: plain")
+
+
+@rule(
+    "HPX103",
+    "error",
+    "numbers of an elastic job contradict each other",
+    "The operator refuses a job whose first number of nodes, or whose sizes, lie outside of its bounds.",
+    "Have min_nodes <= nodes <= max_nodes, and all sizes between the two, `nodes` among them.",
+)
+def elastic_bounds(context: Context) -> Iterator[Finding]:
+    job, elastic = context.job, context.job.elastic
+    if elastic is None:
+        return
+    if elastic.min_nodes > elastic.max_nodes:
+        yield Finding(("elastic", "min_nodes"), f"{elastic.min_nodes} is more than max_nodes", "exchange the two")
+    elif not elastic.min_nodes <= job.nodes <= elastic.max_nodes:
+        hint = f"write a number from {elastic.min_nodes} to {elastic.max_nodes}"
+        yield Finding(("nodes",), f"an elastic job cannot begin with {job.nodes} nodes", hint)
+    for index, size in enumerate(elastic.sizes):
+        if not elastic.min_nodes <= size <= elastic.max_nodes:
+            yield Finding(("elastic", "sizes", index), f"{size} lies outside of min_nodes and max_nodes", "remove it")
+    if elastic.sizes and list(elastic.sizes) != sorted(set(elastic.sizes)):
+        listed = ", ".join(map(str, sorted(set(elastic.sizes))))
+        yield Finding(("elastic", "sizes"), "sizes go from small to large, each once", f"write [{listed}]")
+    elif elastic.sizes and job.nodes not in elastic.sizes:
+        yield Finding(("nodes",), f"{job.nodes} is not one of elastic.sizes", "begin with one of them")
+
+
+@rule(
+    "HPX104",
+    "error",
+    "spares need a queue",
+    "The operator reserves spare pods through Kueue; without it, a HyperPodPyTorchJob with spares fails.",
+    "Set scheduling.queue to the local queue of the namespace, or remove the spares.",
+)
+def spares_need_a_queue(context: Context) -> Iterator[Finding]:
+    job = context.job
+    asked = job.spares or sum(group.spares for group in job.node_groups)
+    if context.target == "hyperpod-eks" and asked and job.scheduling.queue is None:
+        hint = "add scheduling.queue: NAMESPACE-localqueue, or remove the spares"
+        yield Finding(("spares",), f"{asked} spares, but no queue of Kueue that would reserve them", hint)
+
+
+@rule(
+    "HPX105",
+    "error",
+    "checkpointless training needs GPUs of NVIDIA",
+    "AWS's checkpointless container moves the state between GPUs with NCCL.",
+    "Choose an instance type with NVIDIA GPUs; AWS's own recipes use ml.p5.48xlarge.",
+)
+def checkpointless_needs_gpus(context: Context) -> Iterator[Finding]:
+    job = context.job
+    machine = instance(instance_type_of(job) or "")
+    if job.mode == "aws-checkpointless" and machine and machine.accelerator_resource != "nvidia.com/gpu":
+        path = ("resources", "instance_type")
+        yield Finding(path, f"{machine.name} has no NVIDIA GPUs", "write ml.p5.48xlarge, for example")
+
+
+@rule(
+    "HPX106",
+    "error",
+    "checkpointless training needs two copies of the model",
+    "A lost rank takes its state from another copy. With one data-parallel replica there is none.",
+    "Use at least two times as many ranks as one copy of the model takes.",
+)
+def checkpointless_needs_replicas(context: Context) -> Iterator[Finding]:
+    job = context.job
+    copies = job.world_size // job.parallelism.ranks_per_copy
+    if job.mode == "aws-checkpointless" and copies < 2:
+        ranks = f"{job.world_size} ranks hold {copies} copy of the model"
+        yield Finding(("nodes",), ranks, f"use at least {2 * job.parallelism.ranks_per_copy} ranks")
+
+
+@rule(
+    "HPX107",
+    "warning",
+    "checkpoint policy that nothing reads",
+    "Only the runtime of this project reads `checkpoint`; in other modes the script must write its own checkpoints.",
+    "Remove checkpoint, or use mode `ours`.",
+)
+def checkpoint_is_read(context: Context) -> Iterator[Finding]:
+    job = context.job
+    if job.mode != "ours" and job.checkpoint != type(job).model_fields["checkpoint"].default:
+        yield Finding(("checkpoint",), f"is not read in mode {job.mode}", "the script must save by itself")
+
+
+@rule(
+    "HPX108",
+    "warning",
+    "an elastic job loses its pace when Karpenter feeds it",
+    "With node autoscaling, an elastic job takes every machine that the autoscaler can buy, up to max_nodes.",
+    "Give the namespace a ResourceQuota, or max_nodes that you are ready to pay for.",
+)
+def elastic_with_autoscaling(context: Context) -> Iterator[Finding]:
+    scaling = getattr(context.cluster, "auto_scaling", None)
+    if context.job.elastic is not None and scaling is not None:
+        yield Finding(("elastic", "max_nodes"), "the cluster buys machines until there are this many", "set a quota")

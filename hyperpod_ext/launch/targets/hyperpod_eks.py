@@ -1,0 +1,86 @@
+"""Target `hyperpod-eks`: a HyperPodPyTorchJob for the HyperPod training operator on Amazon EKS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hyperpod_ext.config.cluster import ClusterConfig
+from hyperpod_ext.config.job import JobConfig
+from hyperpod_ext.launch.capabilities import Capabilities
+from hyperpod_ext.launch.handle import JobHandle
+from hyperpod_ext.launch.job_status import JobStatus, Moment
+from hyperpod_ext.launch.kubernetes import jobs
+from hyperpod_ext.launch.kubernetes.kinds import HYPERPOD
+from hyperpod_ext.launch.kubernetes.pod import READS
+from hyperpod_ext.launch.targets.hyperpod_eks_render import render_files
+
+if TYPE_CHECKING:
+    from hyperpod_ext.launch.plan import Plan
+    from hyperpod_ext.launch.targets import Target
+
+
+def capabilities() -> Capabilities:
+    """What the operator and the runtime under it can do."""
+    return Capabilities(
+        tiers=frozenset({"memory", "peer", "file", "s3"}),
+        tiers_reason="",
+        image=True,
+        elastic=True,
+        spares=True,
+        process_restart=True,
+        aws_checkpointless=True,
+        managed_tier=True,
+        reads=READS | {"log_rules"},
+    )
+
+
+def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
+    """`network-policy.yaml` and `job.yaml`."""
+    return render_files(job, cluster)
+
+
+def submit(plan: Plan) -> JobHandle:
+    """Create the objects of the plan, and the job's secret if there is none."""
+    return jobs.submit(HYPERPOD, plan.job, plan.files)
+
+
+def rehearse(plan: Plan) -> None:
+    """Have the server check the objects of the plan; nothing is kept."""
+    jobs.submit(HYPERPOD, plan.job, plan.files, dry_run=True)
+
+
+def list_jobs() -> list[JobStatus]:
+    """The jobs in the namespace of the current context."""
+    return jobs.list_jobs(HYPERPOD)
+
+
+def status(handle: JobHandle) -> JobStatus:
+    """As the operator sees it."""
+    return jobs.status(HYPERPOD, handle)
+
+
+def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[Moment]:
+    """A moment every two seconds."""
+    return jobs.watch(HYPERPOD, handle, with_lines)
+
+
+def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
+    """What the pods print."""
+    return jobs.logs(HYPERPOD, handle, rank, follow)
+
+
+def cancel(handle: JobHandle) -> JobStatus:
+    """Delete the job."""
+    return jobs.cancel(HYPERPOD, handle)
+
+
+def result(handle: JobHandle) -> Mapping[str, Any]:
+    """What the operator says of a job that has ended."""
+    return jobs.result(HYPERPOD, handle)
+
+
+if TYPE_CHECKING:
+    import hyperpod_ext.launch.targets.hyperpod_eks as this_module
+
+    _checked: Target = this_module
