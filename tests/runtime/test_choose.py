@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.checkpoint.choose import Decision, Offer, Source, choose_step, is_replicated, start_fresh
 
 NODES = {0: 0, 1: 0, 2: 1, 3: 1}
@@ -58,13 +59,13 @@ def test_survivors_keep_what_they_have_and_the_newcomer_takes_its_own_snapshot()
 
 def test_without_its_own_snapshot_the_newcomer_takes_a_live_peer_on_its_node():
     decision = chosen([live(0, 7), live(1, 7), live(3, 7), memory(2, 6)])
-    assert decision.sources[2] == (Source("live", 3, "g1-s7"),)
+    assert decision.sources[2] == tuple(Source("live", rank, "g1-s7") for rank in (3, 0, 1))
 
 
 def test_a_laggard_rolls_forward_and_nobody_rolls_back():
     decision = chosen([live(0, 8), live(1, 7), live(3, 8)])
     assert decision.step == 8
-    assert decision.sources[1] == (Source("live", 0, "g1-s8"),)
+    assert decision.sources[1] == tuple(Source("live", rank, "g1-s8") for rank in (0, 3))
 
 
 def test_a_lost_node_is_restored_from_its_replicas_in_another_nodes_memory():
@@ -195,6 +196,37 @@ def test_contents_that_differ_although_digests_agree_are_not_interchangeable():
     assert chosen([memory(0, 8, content="aa"), memory(1, 8, content="aa")]).step == 8
 
 
+def test_an_hsdp_shard_comes_live_from_the_rank_that_holds_the_same_one():
+    offers = [live(0, 8, own="a", sharing="same:0,2"), live(1, 8, own="b", sharing="same:1,3")]
+    decision = chosen([*offers, live(3, 8, own="b", sharing="same:1,3"), memory(2, 7, own="a", sharing="same:0,2")])
+    assert decision.step == 8
+    assert decision.sources[2] == (Source("live", 0, "g1-s8"),)
+
+
+def test_both_ranks_of_an_hsdp_shard_lost_go_back_to_what_memory_has():
+    offers = [live(1, 8, sharing="same:1,3"), live(3, 8, sharing="same:1,3")]
+    offers += [memory(rank, 7, sharing=f"same:{rank % 2},{rank % 2 + 2}") for rank in NODES]
+    decision = chosen(offers)
+    assert decision.step == 7
+    assert kinds(decision) == dict.fromkeys(NODES, "memory")
+
+
+def test_replicas_that_differ_serve_nobody_but_themselves():
+    offers = [live(0, 8, own="a", sharing="alike:0,2"), live(1, 8, sharing="alike:1,3")]
+    offers += [live(3, 8, sharing="alike:1,3")]
+    assert choose_step(offers, NODES) is None  # of rank 2's part only rank 0 speaks
+    assert chosen([*offers, memory(2, 8, own="a", sharing="alike:0,2")]).step == 8
+    apart = [memory(0, 7, own="x", sharing="same:0,2"), memory(2, 7, own="y", sharing="same:0,2")]
+    offers = [live(rank, 8, sharing=f"same:{rank % 2},{rank % 2 + 2}") for rank in (0, 1, 3)]
+    assert choose_step([*offers, *apart], NODES) is None
+    assert chosen(offers).step == 8
+
+
+def test_a_word_for_sharing_that_means_nothing_is_refused():
+    with pytest.raises(JobFailedError, match="does not say how state is shared"):
+        choose_step([live(0, 8, sharing="same:0,x")], NODES)
+
+
 # --- commits and generations ----------------------------------------------------------------------
 
 
@@ -273,7 +305,8 @@ def test_every_decision_is_whole_and_the_newest_there_is(offers: list[Offer], be
         return
     step, newest = max(possible)
     assert decision.step == step
-    for rank, (source,) in decision.sources.items():
+    for rank, (source, *others) in decision.sources.items():
+        assert {other.kind for other in others} <= {"live"}
         assert source.save_id == f"g{newest}-s{step}"
         given_by = [o for o in commits[step, newest] if o.rank in (source.rank, -1)]
         match source.kind:

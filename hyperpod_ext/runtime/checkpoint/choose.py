@@ -11,8 +11,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from hyperpod_ext.runtime.checkpoint.manifest import generation_of
+from hyperpod_ext.runtime.checkpoint.sharing import Sharing
 
 Tier = Literal["live", "memory", "file", "s3"]
+
+_AT_ONCE = 4
+"""Live ranks that one newcomer takes parts from at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class Offer:
     own_digest: str = ""
     """Digest of the part of it that may differ from rank to rank."""
     sharing: str = "same"
-    """How it relates to other ranks' state: `same`, `alike` or a `shard`."""
+    """How it relates to other ranks' state: `same`, `alike`, a `shard`, or among whom (see `sharing.py`)."""
     content: str = ""
     """Digest of all of it, where that is known."""
     world_size: int = 0
@@ -75,7 +79,8 @@ class Decision:
 
     step: int
     sources: dict[int, tuple[Source, ...]]
-    """Of each rank: one source, or, when the world size changes, one for each rank of the commit."""
+    """Of each rank: one source; several `live` ones, of which each sends a part; or, when the world size changes, one
+    for each rank of the commit."""
 
     def source(self, rank: int) -> Source:
         """The first source of a rank."""
@@ -104,33 +109,39 @@ def choose_step(
         began: step at which each generation began: what an earlier one did after it was given up.
     """
     alive = [offer for offer in offers if not _given_up(offer, began or {})]
-    agree = _agree(alive)
+    differing = _differing(alive)
     # parts of one state must be of one commit: two of the same step may come from two generations
-    commits = {(offer.step, generation_of(offer.save_id), offer.save_id) for offer in alive}
-    for step, _, save_id in sorted(commits, reverse=True):
-        usable = [offer for offer in alive if offer.save_id == save_id]
+    commits: dict[tuple[int, int, str], list[Offer]] = {}
+    for offer in alive:
+        commits.setdefault((offer.step, generation_of(offer.save_id), offer.save_id), []).append(offer)
+    for key in sorted(commits, reverse=True):
+        usable = commits[key]
         world_sizes = {offer.world_size or len(nodes) for offer in usable}
         for world_size in sorted(world_sizes, key=lambda size: size != len(nodes)):
             of_this = [offer for offer in usable if (offer.world_size or len(nodes)) == world_size]
-            sources = _sources(of_this, nodes, world_size, agree)
+            sources = _sources(of_this, nodes, world_size, differing)
             if sources is not None:
-                return Decision(step, sources)
+                return Decision(key[0], sources)
     return None
 
 
 def _sources(
-    offers: Sequence[Offer], nodes: Mapping[int, int], world_size: int, agree: bool
+    offers: Sequence[Offer], nodes: Mapping[int, int], world_size: int, differing: Collection[_Holders]
 ) -> dict[int, tuple[Source, ...]] | None:
     """Sources of every rank at one commit, or None when one of them has none."""
-    any_will_do = agree and _interchangeable(offers)
+    commit = _Commit(offers, differing)
+    any_will_do = None in commit.serving
     resized = world_size != len(nodes)
     sources: dict[int, tuple[Source, ...]] = {}
     for rank, node in nodes.items():
         wanted = range(world_size) if resized and not any_will_do else [rank]
-        found = [_nearest(offers, rank, one, node, any_will_do, resized) for one in wanted]
-        if any(source is None for source in found):
+        found = [commit.nearest(rank, one, node, resized, any_will_do) for one in wanted]
+        if not all(found):
             return None
-        sources[rank] = tuple(source for source in found if source is not None)
+        if len(found) == 1 and found[0][0].kind == "live":  # each sends a part, all at once
+            sources[rank] = tuple(found[0][:_AT_ONCE])
+        else:
+            sources[rank] = tuple(one[0] for one in found)
     return sources
 
 
@@ -139,30 +150,31 @@ def _given_up(offer: Offer, began: Mapping[int, int]) -> bool:
     return any(later > generation and step < offer.step for later, step in began.items())
 
 
-def _agree(offers: Collection[Offer]) -> bool:
-    """Whether nobody has ever seen two ranks differ at one commit."""
-    digests: dict[str, set[str]] = {}
-    contents: dict[str, set[str]] = {}
+_Holders = frozenset[int] | None
+"""Ranks that are said to hold the same state; None: all of them."""
+
+
+def _holders(offer: Offer) -> _Holders:
+    sharing = Sharing.of(offer.sharing)
+    return frozenset([offer.rank]) if sharing.kind == "shard" else sharing.ranks
+
+
+def _differing(offers: Collection[Offer]) -> set[_Holders]:
+    """Of ranks that are said to hold the same state, those of which two were ever seen to differ at one commit."""
+    digests: dict[tuple[str, _Holders], set[str]] = {}
+    contents: dict[tuple[str, _Holders], set[str]] = {}
     for offer in offers:
         if offer.rank >= 0:
-            digests.setdefault(offer.save_id, set()).add(offer.own_digest)
+            key = offer.save_id, _holders(offer)
+            digests.setdefault(key, set()).add(offer.own_digest)
             if offer.content:
-                contents.setdefault(offer.save_id, set()).add(offer.content)
-    return all(len(each) == 1 for each in (*digests.values(), *contents.values()))
-
-
-def _interchangeable(offers: Collection[Offer]) -> bool:
-    """Whether one rank's state serves any other. What no one keeps equal needs two ranks to show that it is."""
-    each = [offer for offer in offers if offer.rank >= 0]
-    kinds = {offer.sharing for offer in each}
-    if not each or "shard" in kinds:
-        return False
-    return kinds == {"same"} or len({offer.rank for offer in each}) > 1
+                contents.setdefault(key, set()).add(offer.content)
+    return {holders for each in (digests, contents) for (_, holders), seen in each.items() if len(seen) > 1}
 
 
 def is_replicated(offers: Collection[Offer]) -> bool:
     """Whether every rank's state is the same, as far as anybody has seen."""
-    return _agree(offers) and not any(offer.sharing == "shard" for offer in offers)
+    return not _differing(offers) and all(_holders(offer) is None for offer in offers if offer.rank >= 0)
 
 
 def start_fresh(nodes: Mapping[int, int]) -> Decision:
@@ -170,34 +182,66 @@ def start_fresh(nodes: Mapping[int, int]) -> Decision:
     return Decision(0, {rank: (Source("fresh", rank),) for rank in nodes})
 
 
-def _nearest(
-    offers: Collection[Offer], rank: int, wanted: int, node: int, any_will_do: bool, resized: bool
-) -> Source | None:
-    """Cheapest place where `rank` can get the state of rank `wanted`.
+class _Commit:
+    """What is held of one commit, by the rank that it serves."""
 
-    In order: itself, memory of its node, a live peer, memory of another node, a shared directory, S3. Its own
-    state comes before another's that is equal, and load spreads by rank among equals.
-    """
-    best: tuple[tuple[int, bool, bool, int], Source] | None = None
-    for offer in offers:
-        everybody = offer.rank < 0
-        if not everybody and offer.rank != wanted and not any_will_do:
-            continue
-        own = offer.rank == wanted
-        near = offer.node == node
-        if offer.tier == "live":
-            if resized and not any_will_do:
-                continue  # a live rank sends all of its state or nothing
-            itself = own and wanted == rank and not resized
-            source = Source("self" if itself else "live", offer.rank, offer.save_id)
-            place = 0 if itself else 2
-        elif offer.tier == "memory":
-            source = Source("memory" if near else "peer", offer.rank, offer.save_id, node=offer.node)
-            place = 1 if near else 3
+    def __init__(self, offers: Sequence[Offer], differing: Collection[_Holders]) -> None:
+        self._everybody = [offer for offer in offers if offer.rank < 0]
+        self._own: dict[int, list[Offer]] = {}
+        together: dict[_Holders, list[Offer]] = {}
+        for offer in offers:
+            if offer.rank >= 0:
+                self._own.setdefault(offer.rank, []).append(offer)
+                together.setdefault(_holders(offer), []).append(offer)
+        self.serving = {
+            holders: theirs
+            for holders, theirs in together.items()
+            if holders not in differing and _interchangeable(theirs) and (holders is not None or len(together) == 1)
+        }
+        """Offers of ranks whose state serves all that hold the same."""
+        self._others: dict[int, list[Offer]] = {}
+        for holders, theirs in self.serving.items():
+            for rank in holders or ():
+                self._others.setdefault(rank, []).extend(theirs)
+
+    def nearest(self, rank: int, wanted: int, node: int, resized: bool, any_will_do: bool) -> list[Source]:
+        """Where `rank` can get the state of rank `wanted`, the cheapest place first.
+
+        In order: itself, memory of its node, a live peer, memory of another node, a shared directory, S3. Its own
+        state comes before another's that is equal, and load spreads by rank among equals.
+        """
+        own = [*self._own.get(wanted, ()), *self._everybody]
+        if wanted == rank and not resized and any(offer.tier == "live" for offer in own):
+            others: list[Offer] = []  # it has what it needs
         else:
-            source = Source(offer.tier, wanted, offer.save_id, url=offer.url, folder=offer.folder)
-            place = 4 if offer.tier == "file" else 5
-        cost = (place, not own, not near, (offer.rank - rank) % 1_000_000)
-        if best is None or cost < best[0]:
-            best = (cost, source)
-    return best[1] if best else None
+            others = self.serving.get(None) or self._others.get(wanted, [])
+        found: dict[Source, tuple[int, bool, bool, int]] = {}
+        for offer in (*own, *others):
+            if offer.tier == "live" and resized and not any_will_do:
+                continue  # a live rank sends all of its state or nothing
+            source, place = _source(offer, rank, wanted, node, resized)
+            cost = (place, offer.rank != wanted, offer.node != node, (offer.rank - rank) % 1_000_000)
+            found[source] = min(cost, found.get(source, cost))
+        ordered = sorted(found, key=found.__getitem__)
+        return [source for source in ordered if source.kind == ordered[0].kind]
+
+
+def _source(offer: Offer, rank: int, wanted: int, node: int, resized: bool) -> tuple[Source, int]:
+    """An offer as `rank` sees it that needs the state of rank `wanted`, and how far away that is."""
+    near = offer.node == node
+    if offer.tier == "live":
+        itself = offer.rank == wanted == rank and not resized
+        return Source("self" if itself else "live", offer.rank, offer.save_id), 0 if itself else 2
+    if offer.tier == "memory":
+        kind: Literal["memory", "peer"] = "memory" if near else "peer"
+        return Source(kind, offer.rank, offer.save_id, node=offer.node), 1 if near else 3
+    return Source(
+        offer.tier, wanted, offer.save_id, url=offer.url, folder=offer.folder
+    ), 4 if offer.tier == "file" else 5
+
+
+def _interchangeable(offers: Collection[Offer]) -> bool:
+    """Whether one rank's state serves the others that hold the same. What no one keeps equal needs two ranks to show
+    that it is."""
+    kinds = {Sharing.of(offer.sharing).kind for offer in offers}
+    return kinds == {"same"} or ("shard" not in kinds and len({offer.rank for offer in offers}) > 1)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.checkpoint.plan import DTYPE_BYTES, Item, Plan
@@ -69,6 +70,26 @@ def is_dtensor(tensor: Any) -> bool:
     """Whether it is a DTensor, without importing what defines them."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
+
+
+def holders_of(tensors: Sequence[Any]) -> frozenset[int] | None:
+    """Ranks that hold the same part of each of these tensors as this one, as their meshes say; None: all ranks."""
+    held: frozenset[int] | None = None
+    seen: set[tuple[int, Any]] = set()
+    for tensor in tensors:
+        if not is_dtensor(tensor):
+            continue
+        mesh, placements = tensor.device_mesh, tensor.placements
+        if (id(mesh), placements) in seen:
+            continue
+        seen.add((id(mesh), placements))
+        here = mesh.get_coordinate()
+        if here is None:
+            return frozenset([dist.get_rank()])
+        alike = tuple(slice(None) if p.is_replicate() else at for p, at in zip(placements, here, strict=True))
+        ranks = frozenset(mesh.mesh[alike].flatten().tolist())
+        held = ranks if held is None else held & ranks
+    return held
 
 
 def _check_names(paths: Sequence[Path]) -> None:

@@ -95,7 +95,7 @@ _CACHED = 1 << 20
 def _copy_whole(snapshot: Snapshot, layout: Layout) -> None:
     """Verify and copy in one pass, in the order of the image."""
     if snapshot.scatter is not None and snapshot.manifest is not None and all(map(_plain, layout.locals)):
-        places = [(i.data, _bytes_of(t)) for i, t in zip(snapshot.plan.items, layout.locals, strict=True) if i.nbytes]
+        places = [(i.data, bytes_of(t)) for i, t in zip(snapshot.plan.items, layout.locals, strict=True) if i.nbytes]
         check_crc(snapshot.manifest, snapshot.plan.nbytes, snapshot.scatter(places))
         return
     image, sources = snapshot.image, views(snapshot.plan, snapshot.image)
@@ -123,7 +123,7 @@ def _plain(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and tensor.device.type == "cpu"
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
+def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a tensor, writable."""
     nbytes = tensor.numel() * tensor.element_size()
     return memoryview((ctypes.c_char * nbytes).from_address(tensor.data_ptr())).cast("B")

@@ -13,7 +13,7 @@ from hyperpod_ext.errors import HyperpodExtError, JobFailedError
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.checkpoint.choose import Decision, Source
 from hyperpod_ext.runtime.checkpoint.snapshot import Snapshot
-from hyperpod_ext.runtime.checkpoint.transfer import receive_state, refuse_state, send_state
+from hyperpod_ext.runtime.checkpoint.transfer import Order, receive_state, refuse_state, send_state
 from hyperpod_ext.runtime.rendezvous.store import PartitionedStore
 from hyperpod_ext.runtime.restart.session import Session
 from hyperpod_ext.runtime.restart.state import TrainingState
@@ -34,6 +34,10 @@ class Link(Protocol):
 
     def event(self, event: str, **fields: Any) -> None: ...
 
+    @property
+    def over(self) -> bool:
+        """Whether the generation has ended, though the training function may not have noticed."""
+
 
 class SoloLink:
     """One process, no agent: starts fresh, reports to nobody."""
@@ -43,6 +47,10 @@ class SoloLink:
 
     def event(self, event: str, **fields: Any) -> None:
         return
+
+    @property
+    def over(self) -> bool:
+        return False
 
 
 class JobLink:
@@ -62,6 +70,10 @@ class JobLink:
 
     def event(self, event: str, **fields: Any) -> None:
         self._session.event(event, **fields)
+
+    @property
+    def over(self) -> bool:
+        return self._session.aborted
 
     def restore(self, state: TrainingState, extras: Callable[[], dict[str, Any]]) -> Restored:
         assert self._decision is not None, "restore() outside of a generation"
@@ -89,22 +101,16 @@ class JobLink:
         self, state: TrainingState, extras: Callable[[], dict[str, Any]], decision: Decision, attempt: int
     ) -> Restored:
         assert self._store is not None
-        sources = decision.sources[self._rank]
-        mine = sources[0]
-        key = f"state-{attempt}/{mine.rank}"
-        receivers = [
-            rank
-            for rank, theirs in decision.sources.items()
-            if theirs[0].kind == "live" and theirs[0].rank == self._rank
-        ]
+        sources, key = decision.sources[self._rank], f"state-{attempt}"
+        mine, orders = sources[0], orders_for(self._rank, decision)
         if mine.kind == "live":
-            return self._load(state, [receive_state(self._store, key, mine.rank)])
+            return self._load(state, [receive_state(self._store, key, [source.rank for source in sources])])
         if mine.kind == "self":
-            self._check_own(state, mine, key if receivers else "")
+            self._check_own(state, mine, key, orders)
         elif mine.kind != "fresh":
             return self._load(state, self._read(sources))
-        if receivers:
-            send_state(self._store, key, receivers, decision.step, state.take().parts, extras())
+        if orders:
+            send_state(self._store, key, orders, decision.step, state.take().parts, extras())
         return Restored(decision.step, extras() if mine.kind == "self" else {})
 
     def _read(self, sources: Sequence[Source]) -> list[Snapshot]:
@@ -121,17 +127,37 @@ class JobLink:
             found.append(snapshot)
         return found
 
-    def _check_own(self, state: TrainingState, mine: Source, key: str) -> None:
-        """Refuse to go on from objects that are not those this rank spoke of when it joined."""
-        whole = state.whole()
-        if whole is not None and whole.save_id == mine.save_id:
+    def _check_own(self, state: TrainingState, mine: Source, key: str, orders: Sequence[Order]) -> None:
+        """Refuse to go on from objects that are not what this rank spoke of when it joined, and cannot be made so."""
+        why = ""
+        if not _holds(state, mine):
+            try:
+                state.adopt()  # built anew: what they replace is still in this process
+            except JobFailedError as error:
+                why = f" ({error})"
+        if _holds(state, mine):
             return
-        message = f"the objects given to restore() on rank {self._rank} do not hold {mine.save_id}"
-        if key and self._store is not None:
-            refuse_state(self._store, key, message)
+        message = f"the objects given to restore() on rank {self._rank} do not hold {mine.save_id}{why}"
+        if orders and self._store is not None:
+            refuse_state(self._store, key, orders, message)
         raise JobFailedError(message, hint="Build them in run.keep, so that they are the same after a fault.")
 
     @staticmethod
     def _load(state: TrainingState, snapshots: Sequence[Snapshot]) -> Restored:
         state.load(snapshots)
         return Restored(snapshots[0].step, dict(snapshots[0].extras))
+
+
+def _holds(state: TrainingState, mine: Source) -> bool:
+    whole = state.whole()
+    return whole is not None and whole.save_id == mine.save_id
+
+
+def orders_for(rank: int, decision: Decision) -> list[Order]:
+    """Which parts of its live state `rank` sends to whom."""
+    return [
+        Order(receiver, part, len(sources))
+        for receiver, sources in decision.sources.items()
+        for part, source in enumerate(sources)
+        if source.kind == "live" and source.rank == rank
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -14,12 +15,21 @@ from hyperpod_ext.config.runtime import RuntimeConfig
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.checkpoint.manifest import save_id_of
-from hyperpod_ext.runtime.restart import buckets
+from hyperpod_ext.runtime.restart import buckets, meshes
 from hyperpod_ext.runtime.restart.link import Link
 from hyperpod_ext.runtime.restart.randomness import seed_of, seed_step
 from hyperpod_ext.runtime.restart.state import Stateful, TrainingState, Whole
 
 Kept = TypeVar("Kept")
+
+
+@dataclass
+class _Kept:
+    """What a call of `run.keep` returned, and the process groups it made."""
+
+    value: Any
+    made: meshes.Made
+
 
 _RESERVED = {"t", "type", "event", "rank", "node", "generation", "step", "of", "began", "self"}
 
@@ -45,8 +55,9 @@ class Run:
         """Newest step that is committed on this rank."""
         self._link = link
         self._checkpointer = checkpointer
-        self._kept: list[Any] = []
+        self._kept: list[_Kept] = []
         self._cursor = 0
+        self._held: list[meshes.Place] = []
         self._state: TrainingState | None = None
         self._restored = False
         self._wrapped: list[DistributedDataParallel] = []
@@ -65,13 +76,23 @@ class Run:
     def keep(self, build: Callable[[], Kept]) -> Kept:
         """What `build` returns, built once in this process and kept through faults.
 
-        Random numbers drawn in it follow from the job's seed alone, so every rank builds the same.
+        Random numbers drawn in it follow from the job's seed alone, so every rank builds the same. Process groups
+        and device meshes that it makes are made again after a fault, behind the objects that hold them. A `build`
+        that communicates is called again on every rank, and what it returns takes over the state of what it made
+        before.
         """
-        if self._cursor == len(self._kept):
+        known = self._kept[self._cursor] if self._cursor < len(self._kept) else None
+        if known is None or known.made.talked or not meshes.can_keep_fsdp():
             torch.manual_seed(seed_of(self.config.seed, 0, -1))
-            self._kept.append(build())
+            with meshes.recording() as made:
+                value = build()
+            self._kept[self._cursor : self._cursor + 1] = [_Kept(value, made)]
+        else:
+            meshes.repeat(known.made)
+            known.value = meshes.of_now(known.value)
+        self._held = meshes.give_back(self._held)
         self._cursor += 1
-        return self._kept[self._cursor - 1]  # type: ignore[no-any-return]  # the list holds what build returned
+        return self._kept[self._cursor - 1].value  # type: ignore[no-any-return]  # what build returned
 
     def restore(self, **objects: Stateful) -> int:
         """Name the objects that make up the state, and bring them to the step the job goes on from.
@@ -87,6 +108,7 @@ class Run:
                 "restore() was called twice in one call of the training function",
                 hint="Name all objects in one call: restore(model=..., optimizer=..., scheduler=...).",
             )
+        self._held = meshes.give_back(self._held)
         state = TrainingState(objects, before=self._state, before_change=self._wait_staged)
         self._state = state  # from here on what was whole before may be half overwritten
         restored = self._link.restore(state, self._extras)
@@ -154,11 +176,12 @@ class Run:
         self.generation = generation
         self._cursor, self._restored, self._in_step = 0, False, False
         if fresh:
-            self._kept, self._state, self.step = [], None, 0
+            self._kept, self._held, self._state, self.step = [], [], None, 0
 
     def leave(self) -> None:
-        """A generation is over: let go of everything that holds its process group."""
+        """A generation is over: let go of its process groups, wherever they are held."""
         self._wrapped = []
+        self._held += meshes.let_go()
 
     def whole(self) -> Whole | None:
         """The live state, if it is whole: what this rank can offer to others."""
@@ -170,7 +193,7 @@ class Run:
 
     def _commit(self, step: int) -> None:
         """Declare `step` whole on this rank, and snapshot it when one is due."""
-        if self._state is None:
+        if self._state is None or self._state.accumulates:
             return
         if step > 0:
             for index, wrapped in enumerate(self._wrapped):

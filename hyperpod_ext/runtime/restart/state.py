@@ -7,15 +7,17 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
+import torch.distributed as dist
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.checkpoint.image import Layout, chunk_of, is_dtensor
+from hyperpod_ext.runtime.checkpoint.image import Layout, chunk_of, holders_of, is_dtensor
 from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme, crc_text
+from hyperpod_ext.runtime.checkpoint.sharing import Sharing
 from hyperpod_ext.runtime.checkpoint.snapshot import Snapshot, fill
-from hyperpod_ext.runtime.checkpoint.tree import Parts, leaf_paths, take_apart
+from hyperpod_ext.runtime.checkpoint.tree import Parts, leaf_paths, put_together, take_apart
 from hyperpod_ext.runtime.restart.sizes import bytes_to_come
 
 
@@ -26,11 +28,6 @@ class Stateful(Protocol):
     def state_dict(self) -> Any: ...
 
     def load_state_dict(self, state_dict: Any) -> Any: ...
-
-
-Sharing = Literal["same", "alike", "shard"]
-"""How a rank's state relates to the others': `same` on every rank as data parallelism keeps it; `alike`, but
-with parts that no one keeps equal, such as batch norm's statistics; or a `shard` of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +56,12 @@ class Taken:
                 checksum = crc64nvme(raw_bytes(chunk.local), checksum)
         return crc_text(checksum)
 
-    def sharing(self) -> Sharing:
-        if any(is_dtensor(t) and any(p.is_shard() for p in t.placements) for t in self.parts.tensors):
-            return "shard"
-        return "alike" if self.own else "same"
+    def sharing(self) -> str:
+        """How this rank's state relates to the others': see `checkpoint/sharing.py`."""
+        kind = "alike" if self.own else "same"
+        holders = holders_of(self.parts.tensors)
+        world_size = dist.get_world_size() if dist.is_initialized() else 0
+        return str(Sharing.among(kind, holders, world_size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ class Whole:
     step: int
     save_id: str
     own_digest: str
-    sharing: Sharing
+    sharing: str
 
 
 class TrainingState:
@@ -120,10 +119,24 @@ class TrainingState:
         self._before_change()
 
     def clear_gradients(self) -> None:
-        """Forget gradients of a step that a fault interrupted: its repeat would add to them."""
+        """Forget what a step that a fault interrupted has left behind: its repeat would add to it, or stumble on it."""
         for value in self._objects.values():
             if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
                 value.zero_grad(set_to_none=True)
+            elif isinstance(value, torch.amp.GradScaler):  # it remembers whose gradients it has unscaled
+                value._per_optimizer_states.clear()
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether gradients wait for an optimizer that has not stepped since the last commit: they are no part of
+        the state, so this is no moment to go on from."""
+        optimizers = [value for value in self._objects.values() if isinstance(value, torch.optim.Optimizer)]
+        if self.told or not optimizers:
+            return False
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        if any(group.get("capturable") for group in groups):
+            return False  # its steps may be replayed from a graph, and nobody hears of them
+        return any(parameter.grad is not None for group in groups for parameter in group["params"])
 
     def take(self) -> Taken:
         """The state taken apart, by reference."""
@@ -161,6 +174,28 @@ class TrainingState:
                 value.load_state_dict(tree[name])
             except (RuntimeError, ValueError, KeyError) as error:
                 raise self._does_not_take(name, error) from error
+
+    def adopt(self) -> None:
+        """Bring the objects to what was committed last in those that they replace, in this process.
+
+        Raises:
+            JobFailedError: they were built otherwise, or what they replace has changed since.
+        """
+        if self._mark is None:
+            return
+        committed, versions, _ = self._mark
+        if committed.versions() != versions:
+            return
+        tree = put_together(committed.parts.shape, committed.parts.tensors, committed.parts.values)
+        for name, value in self._objects.items():
+            if name in tree:
+                try:
+                    value.load_state_dict(tree[name])
+                except (RuntimeError, ValueError, KeyError) as error:
+                    raise self._does_not_take(name, error) from error
+        now = self.take()
+        if (now.parts.shape, now.parts.values) == (committed.parts.shape, committed.parts.values):
+            self.commit(now, self._mark[2])
 
     def _does_not_take(self, name: str, error: Exception) -> JobFailedError:
         return JobFailedError(
