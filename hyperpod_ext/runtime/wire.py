@@ -136,6 +136,18 @@ def _proof(secret: bytes, role: str, first: str, second: str) -> str:
     return hmac.new(secret, f"{role}:{first}:{second}".encode(errors="replace"), hashlib.sha256).hexdigest()
 
 
+def admit(secret: bytes, ours: str, answer: Message) -> Message:
+    """What a server says to a client that has answered its nonce `ours`.
+
+    Raises:
+        WireError: the client does not have the job's secret.
+    """
+    theirs = str(answer.get("nonce"))
+    if not _equal(answer.get("proof"), _proof(secret, "client", ours, theirs)):
+        raise WireError("a peer without the job's secret was refused")
+    return {"proof": _proof(secret, "server", theirs, ours)}
+
+
 async def accept_peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:
     """Server's half of the handshake. Raises WireError for a peer without the job's secret."""
     ours = secrets.token_hex(16)
@@ -145,10 +157,7 @@ async def accept_peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
             answer = await read(reader, _HANDSHAKE_BYTES) or {}
     except TimeoutError as error:
         raise WireError("a peer did not say who it is") from error
-    theirs = str(answer.get("nonce"))
-    if not _equal(answer.get("proof"), _proof(secret, "client", ours, theirs)):
-        raise WireError("a peer without the job's secret was refused")
-    writer.write(encode({"proof": _proof(secret, "server", theirs, ours)}))
+    writer.write(encode(admit(secret, ours, answer)))
 
 
 def accept_peer_blocking(sock: socket.socket, secret: bytes) -> None:
@@ -163,10 +172,7 @@ def accept_peer_blocking(sock: socket.socket, secret: bytes) -> None:
         raise WireError("a peer did not say who it is") from error
     finally:
         sock.settimeout(before)
-    theirs = str(answer.get("nonce"))
-    if not _equal(answer.get("proof"), _proof(secret, "client", ours, theirs)):
-        raise WireError("a peer without the job's secret was refused")
-    send(sock, {"proof": _proof(secret, "server", theirs, ours)})
+    send(sock, admit(secret, ours, answer))
 
 
 async def join_peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,125 +11,212 @@ from datetime import timedelta
 import pytest
 
 from hyperpod_ext.runtime import wire
-from hyperpod_ext.runtime.rendezvous.kv import KeyValueServer
-from hyperpod_ext.runtime.rendezvous.store import GenerationOverError, PartitionedStore, owner_of
+from hyperpod_ext.runtime.rendezvous.store import Endpoint, GenerationOverError, PartitionedStore, owner_of
 
 SECRET = b"0123456789abcdef"
 
 
-class Servers:
-    """Two nodes' key-value servers, in an event loop of their own."""
+class Job:
+    """Four ranks' parts of the store."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
         self.errors: list[str] = []
-        self.thread = threading.Thread(target=self.loop.run_forever)
-        self.thread.start()
-        self.nodes = [self.run(self._start()) for _ in range(2)]
+        self.ranks = [Endpoint(rank, SECRET, self.errors.append) for rank in range(4)]
+        self.addresses = [("127.0.0.1", rank.port) for rank in self.ranks]
 
-    async def _start(self) -> tuple[KeyValueServer, tuple[str, int]]:
-        server = KeyValueServer(SECRET, self.errors.append)
-        return server, ("127.0.0.1", await server.start("127.0.0.1"))
+    def store(self, rank: int = 0, generation: int = 1) -> PartitionedStore:
+        return self.ranks[rank].open(self.addresses, generation)
 
-    def run(self, coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(10)
-
-    def store(self, generation: int = 1, secret: bytes = SECRET) -> PartitionedStore:
-        """Ranks 0 and 1 are on the first node, 2 and 3 on the second."""
-        first, second = (address for _, address in self.nodes)
-        return PartitionedStore([first, first, second, second], generation, secret)
-
-    def enter(self, generation: int) -> None:
-        for server, _ in self.nodes:
-            self.run(server.enter(generation))
-
-    def stop(self) -> None:
-        for server, _ in self.nodes:
-            self.run(server.close())
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join()
-        self.loop.close()
+    def strange(self, secret: bytes) -> PartitionedStore:
+        """Of a process that is none of the ranks."""
+        return PartitionedStore(self.addresses, 1, secret)
 
 
 @pytest.fixture
-def servers() -> Iterator[Servers]:
-    found = Servers()
+def job() -> Iterator[Job]:
+    found = Job()
     yield found
-    found.stop()
+    for rank in found.ranks:
+        rank.close()
     assert found.errors == []
+    assert not [thread for thread in threading.enumerate() if thread.name == "hpx-store"]
 
 
-def test_what_one_rank_sets_another_gets(servers):
-    servers.store().set("0//cpu//0/2", b"\x00address\xff")
-    assert servers.store().get("0//cpu//0/2") == b"\x00address\xff"
-    assert servers.store().check(["0//cpu//0/2"])
-    assert not servers.store().check(["0//cpu//0/3"])
+@pytest.mark.parametrize("reader", range(4))
+def test_what_one_rank_sets_another_gets(job, reader):
+    job.store(1).set("0//cpu//0/2", b"\x00address\xff")
+    assert job.store(reader).get("0//cpu//0/2") == b"\x00address\xff"
+    assert job.store(reader).check(["0//cpu//0/2"])
+    assert not job.store(reader).check(["0//cpu//0/3"])
 
 
-def test_keys_live_on_the_node_of_the_rank_they_name(servers):
-    store = servers.store()
+def test_a_value_may_be_larger_than_sockets_hold(job):
+    big = bytes(range(256)) * (20 << 12)
+    job.store(1).set("big/2", big)
+    assert job.store(3).get("big/2") == big
+
+
+def test_many_threads_of_many_ranks_get_what_comes_late(job):
+    got: list[bytes] = []
+    stores = [job.store(rank) for rank in range(4)]
+    waiting = [
+        threading.Thread(target=lambda s=store, k=f"late/{owner}": got.append(s.get(k)))
+        for store in stores
+        for owner in range(4)
+        for _ in range(4)
+    ]
+    for thread in waiting:
+        thread.start()
+    for owner in range(4):
+        stores[owner].set(f"late/{3 - owner}", b"there")
+    for thread in waiting:
+        thread.join(10)
+    assert got == [b"there"] * 64
+
+
+def test_keys_live_on_the_rank_they_name(job):
+    store = job.store()
     for rank in range(4):
         store.set(f"x/{rank}", b"")
-    assert [server.requests for server, _ in servers.nodes] == [2, 2]
+    assert [rank.requests for rank in job.ranks] == [1, 1, 1, 1]
     assert owner_of("x/3", 4) == 3
     assert owner_of("x/7", 4) == owner_of("x/7", 4) < 4
 
 
-def test_a_get_waits_for_the_set(servers):
+def test_keys_of_a_subgroup_live_on_its_members():
+    members = {"3": [5, 9], "a1b2": [7]}
+    assert owner_of("0//3//cpu//0/1", 16, members) == 9
+    assert owner_of("0//a1b2//cpu//0/0", 16, members) == 7
+    assert owner_of("0//cpu//0/11", 16, members) == 11
+    assert owner_of("0//4//cpu//0/1", 16, members) == 1
+
+
+def test_lines_to_ranks_that_stay_are_kept(job):
+    job.store(0).set("x/1", b"")
+    before = dict(job.ranks[0]._connections._idle)
+    assert [len(lines) for lines in before.values()] == [1]
+    job.store(0, generation=2).set("x/1", b"")
+    assert job.ranks[0]._connections._idle == before
+
+
+def test_a_rank_that_came_anew_is_found(job):
+    job.store(0).set("x/1", b"old")
+    job.ranks[1].close()
+    job.ranks[1] = Endpoint(1, SECRET, job.errors.append)
+    job.addresses[1] = ("127.0.0.1", job.ranks[1].port)
+    job.store(0, generation=2).set("x/1", b"new")
+    assert job.store(2, generation=2).get("x/1") == b"new"
+
+
+def test_a_line_that_broke_while_idle_is_made_again(job):
+    store = job.store(0)
+    store.set("x/1", b"old")
+    for lines in job.ranks[0]._connections._idle.values():
+        lines[0].shutdown(socket.SHUT_RDWR)
+    store.set("x/1", b"new")
+    assert store.get("x/1") == b"new"
+
+
+def test_a_dead_rank_is_an_error_not_a_wait(job):
+    job.ranks[3].close()
+    with pytest.raises(ConnectionError):
+        job.store(0).get("x/3")
+
+
+def test_a_get_waits_for_the_set(job):
     got: list[bytes] = []
-    waiting = threading.Thread(target=lambda: got.append(servers.store().get("later/1")))
+    waiting = threading.Thread(target=lambda: got.append(job.store().get("later/1")))
     waiting.start()
-    servers.store().set("later/1", b"now")
+    job.store().set("later/1", b"now")
     waiting.join(10)
     assert got == [b"now"]
 
 
-def test_a_get_that_nobody_answers_ends_after_its_timeout(servers):
-    store = servers.store()
+def test_a_get_that_nobody_answers_ends_after_its_timeout(job):
+    store = job.store()
     store.set_timeout(timedelta(seconds=0.2))
     with pytest.raises(GenerationOverError, match="nobody set 'never/1'"):
         store.get("never/1")
+    with pytest.raises(GenerationOverError, match="nobody set 'never/0'"):
+        store.get("never/0")  # its own
 
 
-def test_a_counter_counts_and_reads_as_text(servers):
-    assert servers.store().add("count", 2) == 2
-    assert servers.store().add("count", 3) == 5
-    assert servers.store().get("count") == b"5"
+def test_a_counter_counts_and_reads_as_text(job):
+    assert job.store().add("count", 2) == 2
+    assert job.store().add("count", 3) == 5
+    assert job.store().get("count") == b"5"
 
 
-def test_generations_do_not_see_each_other(servers):
-    servers.store(1).set("a/0", b"old")
-    assert not servers.store(2).check(["a/0"])
+def test_generations_do_not_see_each_other(job):
+    job.store(generation=1).set("a/0", b"old")
+    assert not job.store(generation=2).check(["a/0"])
 
 
-@pytest.mark.parametrize("how", ["the next generation", "a cancel"])
-def test_whoever_waits_is_freed_by(servers, how):
-    store = servers.store(1)
-    store.check(["a/0"])  # it is connected from here on
+def test_keys_of_a_generation_that_is_over_are_refused(job):
+    old = job.store(1)
+    job.store(0, generation=2)
+    with pytest.raises(GenerationOverError, match="generation 1 is over"):
+        old.set("a/0", b"late")
+
+
+@pytest.mark.parametrize("key", ["a/0", "a/1"], ids=["own key", "another's key"])
+@pytest.mark.parametrize("how", ["the owner's next generation", "a cancel"])
+def test_whoever_waits_is_freed_by(job, how, key):
+    store = job.store()
+    served = [rank.requests for rank in job.ranks]
     failed: list[Exception] = []
 
     def wait() -> None:
         try:
-            store.get("a/0")
+            store.get(key)
         except GenerationOverError as error:
             failed.append(error)
 
     waiting = threading.Thread(target=wait)
     waiting.start()
+    while [rank.requests for rank in job.ranks] == served:
+        pass
     if how == "a cancel":
-        while not store._lock.locked():
-            pass
         store.cancel()
     else:
-        servers.enter(2)
+        job.store(owner_of(key, 4), generation=2)
     waiting.join(10)
     assert len(failed) == 1
 
 
-def test_a_peer_without_the_secret_gets_nothing(servers):
-    servers.store().set("a/0", b"private")
+def test_a_cancelled_store_takes_no_more_calls(job):
+    store = job.store()
+    store.cancel()
+    for key in ("a/0", "a/1"):
+        with pytest.raises(GenerationOverError):
+            store.set(key, b"")
+
+
+def test_no_name_is_looked_up(job, monkeypatch):
+    def look_up(*_: object) -> None:
+        raise AssertionError("a name was looked up")
+
+    for name in ("getaddrinfo", "gethostbyname", "gethostbyaddr"):
+        monkeypatch.setattr(socket, name, look_up)
+    job.store().set("a/1", b"found")
+    assert job.store(2).get("a/1") == b"found"
+
+
+def test_a_peer_without_the_secret_gets_nothing(job):
+    job.store().set("a/0", b"private")
     with pytest.raises(ConnectionError):
-        servers.store(secret=b"wrong" * 4).get("a/0")
+        job.strange(b"wrong" * 4).get("a/0")
+
+
+@pytest.mark.parametrize("sent", [b"\xff\xff\xff\xff", b"\x00\x00\x08\x00" + b"x" * 2048, b"\x00\x00\x00\x02[]"])
+def test_a_stranger_that_sends_something_else_is_hung_up_on(job, sent):
+    with socket.create_connection(job.addresses[0]) as stranger:
+        stranger.settimeout(5)
+        wire.receive(stranger)
+        stranger.sendall(sent)
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+    job.store().set("a/0", b"")
 
 
 def test_a_server_without_the_secret_is_not_believed():

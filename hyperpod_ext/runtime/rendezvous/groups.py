@@ -1,16 +1,19 @@
 """Opening, freeing and closing torch's process groups.
 
 Stock torch cannot abort a gloo operation in flight: a survivor that is not the dead rank's neighbour
-waits out the whole timeout. An end of file on the group's own sockets makes every pending operation
-raise within milliseconds. Four things about it were learned the hard way:
+waits out the whole timeout. An end of file on the group's own sockets makes pending operations raise within
+milliseconds. Five things about it were learned the hard way:
 
 - Listeners must be left alone: gloo terminates the process over them.
 - Only reading is shut down. When a write fails on gloo's event thread, the operation it belonged to is
   neither pending nor queued at that moment, nobody tells its waiter, and it sleeps out the timeout.
-- For the like reason a message in the middle of its transfer is let through first: when its socket ends,
-  gloo tells those who wait in line, and not the one whose bytes were arriving.
+- The like happens to a message in the middle of its transfer, when its sender dies or its socket is cut: gloo tells
+  those who wait in line, and not the one whose bytes were arriving. `gloo_waits.py` finds who still sleeps, and
+  tells him. Where torch lacks what that needs, transfers are given a moment to end before the cut.
 - For the same reason no survivor may see another's socket close before it was cut itself: each keeps
   its connections open, through duplicates, until all have left.
+- Connections are made when they are first used, where torch can: a full mesh costs the more the more ranks there
+  are, to open and to close. Sockets are therefore looked for at the cut, where gloo keeps them, not before it.
 """
 
 from __future__ import annotations
@@ -19,32 +22,40 @@ import contextlib
 import fcntl
 import os
 import socket
-import stat
 import sys
 import termios
 import threading
 import time
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import torch.distributed as dist
 
 from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.rendezvous import gloo_waits, torch_names
+from hyperpod_ext.runtime.rendezvous.gloo_sockets import duplicate, event_loops
 from hyperpod_ext.runtime.rendezvous.store import PartitionedStore
 
-_make_group = dist.distributed_c10d._new_process_group_helper
+_LAZY = "TORCH_GLOO_LAZY_INIT"
+_LOOK_S, _SLOWER, _SLOWEST_LOOK_S = 0.002, 1.2, 0.05
+"""How often it is looked for waits that gloo has forgotten, once a generation is over."""
+_NOTICE_S = 0.02
+"""How long gloo may take to notice that a connection has ended."""
 
 
 class ProcessGroups:
-    """The default process group of one generation, those that the script makes beside it (a device mesh has
-    some), and the sockets they opened."""
+    """The default process group of one generation, and those that the script makes beside it (a device mesh has
+    some)."""
 
     def __init__(self) -> None:
-        self._inodes: set[int] = set()
-        self._held: list[socket.socket] = []
+        torch_names.check()
+        self._waits = gloo_waits.LostWaits.find()
+        self._held: dict[int, tuple[socket.socket, float]] = {}
         self._store: PartitionedStore | None = None
         self._cut = False
+        self._watcher: threading.Thread | None = None
+        self._left = threading.Event()
         self._lock = threading.Lock()
+        self._cutting = threading.Lock()
 
     def open(self, store: PartitionedStore, rank: int, world_size: int) -> None:
         """`init_process_group` on `store`. May be cut from another thread meanwhile.
@@ -56,59 +67,87 @@ class ProcessGroups:
                 "a process group is open already; under @resilient the groups are opened for the script",
                 hint="Remove init_process_group (and destroy_process_group) from the script.",
             )
+        if self._waits is not None:  # a connection that the other side never makes can be given up
+            os.environ.setdefault(_LAZY, "1")
         with self._lock:
             self._store, self._cut = store, False
         self._let_go()
-        before = set(_sockets())
+        torch_names.on_new_group(self._route)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-        with self._lock:
-            self._inodes = set(_sockets()) - before
-            late = self._cut
-        dist.distributed_c10d._new_process_group_helper = self._make  # nobody tells us of them otherwise
-        if late:
+        if self._cut:  # it was too early to find all sockets
             self.cut()
 
-    def _make(self, *arguments: Any, **options: Any) -> Any:
-        before = set(_sockets())
-        try:
-            return _make_group(*arguments, **options)
-        finally:
-            with self._lock:
-                self._inodes |= set(_sockets()) - before
-                late = self._cut
-            if late:
-                self.cut()
+    def _route(self, group_name: str, ranks: Sequence[int]) -> None:
+        """Torch is about to make a group of `ranks`, empty for the default one."""
+        if self._store is not None and ranks:
+            self._store.route(group_name, ranks)
 
     def cut(self) -> None:
-        """Make whatever waits in the group raise, now. Safe from any thread, at any time, repeatedly."""
+        """Make whatever waits in the groups raise, now. Safe from any thread, at any time, repeatedly.
+
+        Until `destroy` is called, a thread looks after operations that come too late to be cut.
+        """
         with self._lock:
-            self._cut = True
-            inodes, store = self._inodes, self._store
+            self._cut, store = True, self._store
         if store is not None:
             store.cancel()
-        found = [_duplicate(fd, inode) for inode, fd in _sockets().items() if inode in inodes]
-        connections = [connection for connection in found if connection is not None]
+        self._cut_reading()
         with self._lock:
-            self._held += connections
-        _wait_until_quiet(connections)
-        for connection in connections:
-            with contextlib.suppress(OSError):  # the other side is dead, and gloo has heard of it
-                connection.shutdown(socket.SHUT_RD)
+            if self._waits is not None and self._watcher is None and self._store is not None:
+                self._left.clear()
+                self._watcher = threading.Thread(target=self._watch, args=(self._waits,), name="hpx-free", daemon=True)
+                self._watcher.start()
+
+    def _cut_reading(self) -> bool:
+        """Cut what is open; whether gloo may still be about to notice."""
+        with self._cutting:
+            loops = event_loops()
+            found = []
+            for loop in loops:
+                for inode, fd in loop.connections.items():
+                    if inode not in self._held and (connection := duplicate(fd, inode)) is not None:
+                        self._held[inode] = connection, time.monotonic()
+                        found.append(connection)
+            if self._waits is None:
+                _wait_until_quiet(found)
+            for connection in found:
+                with contextlib.suppress(OSError):  # not connected yet, or the other side is dead, and gloo knows
+                    connection.shutdown(socket.SHUT_RD)
+            since = time.monotonic() - _NOTICE_S
+            return any(self._held[inode][1] > since for loop in loops for inode in loop.armed & self._held.keys())
+
+    def _watch(self, waits: gloo_waits.LostWaits) -> None:
+        """Until the rank has left its groups: cut what is opened late, and end waits that gloo has forgotten.
+
+        One that is seen twice, when gloo has had the time to notice that its connections have ended, is forgotten.
+        """
+        before: list[gloo_waits.Lost] = []
+        pause_s = _LOOK_S
+        while not self._left.wait(pause_s):
+            noticing = self._cut_reading()
+            asleep = waits.look()
+            for lost in asleep:
+                if not noticing and lost in before:
+                    waits.end(lost, "Connection closed by peer: this generation of the job is over")
+            before = [] if noticing else asleep
+            pause_s = min(pause_s * _SLOWER, _SLOWEST_LOOK_S)
 
     def destroy(self) -> None:
         """Destroy the groups. Call with no DDP module or work handle of them alive, or their threads stay."""
-        dist.distributed_c10d._new_process_group_helper = _make_group
+        torch_names.on_new_group(None)
+        with self._lock:
+            watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            self._left.set()
+            watcher.join()
         if dist.is_initialized():
             _wait_until_idle()
             dist.destroy_process_group()
-        # torch numbers groups in a process, and names their keys by it. An init that failed has counted too,
-        # and torch forgets only what it destroyed: survivors would look for a newcomer under another name
-        dist.distributed_c10d._world.group_count = 0
+        torch_names.forget_groups()
         with self._lock:
-            self._inodes = set()
-            if self._store is not None:
-                self._store.close()
-            self._store = None
+            store, self._store = self._store, None
+        if store is not None:
+            store.close()
 
     def close(self) -> None:
         """Destroy the group when every rank is done with it."""
@@ -116,16 +155,16 @@ class ProcessGroups:
         self._let_go()
 
     def _let_go(self) -> None:
-        with self._lock:
-            held, self._held = self._held, []
-        for connection in held:
-            connection.close()
+        with self._cutting:
+            for connection, _ in self._held.values():
+                connection.close()
+            self._held.clear()
 
 
-def _wait_until_quiet(connections: list[socket.socket], limit_s: float = 0.2) -> None:
+def _wait_until_quiet(connections: Sequence[socket.socket], limit_s: float = 0.2) -> None:
     """Until no byte has been on its way for three looks, a millisecond apart: survivors wait, traffic ends."""
     deadline, calm = time.monotonic() + limit_s, 0
-    while calm < 3 and time.monotonic() < deadline:
+    while connections and calm < 3 and time.monotonic() < deadline:
         time.sleep(0.001)
         calm = 0 if any(_bytes_on_their_way(connection) for connection in connections) else calm + 1
 
@@ -142,46 +181,12 @@ def _bytes_on_their_way(connection: socket.socket) -> bool:
 def _wait_until_idle(limit_s: float = 2.0) -> None:
     """Until no thread of gloo has anything left to clean up.
 
-    The group's destructor joins them and holds the GIL meanwhile; one that still has to let go of a tensor
-    waits for the GIL. Whoever destroys the group right after its last operation then hangs for good.
+    The group's destructor joins them and holds the GIL meanwhile; one that still has to let go of a tensor, or to
+    come back from our store, waits for the GIL. Whoever destroys the group right after its last operation then hangs
+    for good. A thread without work sleeps until it is woken, with no time set; whoever waits for the GIL sets one.
     """
     deadline, calm = time.monotonic() + limit_s, 0
     while calm < 2 and time.monotonic() < deadline:
         time.sleep(0.0005)  # gives the GIL to whoever needs it
-        calm = calm + 1 if all(state == "S" for state in _gloo_thread_states()) else 0
-
-
-def _gloo_thread_states() -> list[str]:
-    """Kernel's state of each thread that runs gloo's operations. Read without the GIL, so one that waits
-    for the GIL has got it, and is not asleep."""
-    states = []
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
-            name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
-            if name.startswith("pt_gloo"):
-                states.append(rest.split()[0])
-    return states
-
-
-def _sockets() -> dict[int, int]:
-    """Open sockets of this process: inode to descriptor."""
-    found: dict[int, int] = {}
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (names only, no Path objects on this path)
-        with contextlib.suppress(OSError):  # the descriptor of the listing itself is gone by now
-            status = os.fstat(int(name))
-            if stat.S_ISSOCK(status.st_mode):
-                found[status.st_ino] = int(name)
-    return found
-
-
-def _duplicate(fd: int, inode: int) -> socket.socket | None:
-    """Another descriptor of the connection, checked by inode so that a reused number is never hit."""
-    try:
-        duplicate = socket.socket(fileno=os.dup(fd))
-    except OSError:
-        return None  # closed meanwhile
-    is_ours = os.fstat(duplicate.fileno()).st_ino == inode
-    if is_ours and not duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        return duplicate
-    duplicate.close()
-    return None
+        sleeps = [gloo_waits.sleeping(thread) for thread in gloo_waits.threads("pt_gloo")]
+        calm = calm + 1 if all(sleep is not None and not sleep.timed for sleep in sleeps) else 0

@@ -1,0 +1,89 @@
+"""The sockets that gloo has open, found where gloo itself keeps them: in the epoll sets of its event threads.
+
+With connections that are made when they are first used, there is no moment at which a group has all of its
+sockets. What is registered with a group's event thread is exactly what the group uses, now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class EventLoop:
+    """One group's event thread, as the kernel sees it."""
+
+    connections: dict[int, int]
+    """Its connections, those that are being made included: inode to descriptor."""
+    armed: frozenset[int]
+    """Inodes of those that it waits for."""
+
+
+def event_loops() -> list[EventLoop]:
+    """Of every gloo group in this process: an epoll set that holds a pipe and one listening socket."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (names only, no Path objects on this path)
+        with contextlib.suppress(OSError):  # closed since it was listed
+            if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":  # noqa: PTH115
+                loop = _read(Path(f"/proc/self/fdinfo/{name}").read_text())
+                if loop is not None:
+                    found.append(loop)
+    return found
+
+
+def _read(fdinfo: str) -> EventLoop | None:
+    """An epoll set's descriptors by kind; None for one that is not gloo's."""
+    pipes, listeners = 0, 0
+    connections: dict[int, int] = {}
+    armed = set()
+    for fd, events in _registered(fdinfo):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            status = os.fstat(fd)
+            if stat.S_ISFIFO(status.st_mode):
+                pipes += 1
+            elif stat.S_ISSOCK(status.st_mode):
+                if _listens(fd):
+                    listeners += 1
+                else:
+                    connections[status.st_ino] = fd
+                    if events & (select.EPOLLIN | select.EPOLLOUT):
+                        armed.add(status.st_ino)
+    if pipes != 1 or listeners != 1:
+        return None
+    return EventLoop(connections, frozenset(armed))
+
+
+def _registered(fdinfo: str) -> list[tuple[int, int]]:
+    """Descriptors and events of an epoll set, from lines like `tfd: 29 events: 19 data: 7f12ac0 pos:0 ...`."""
+    found = []
+    for line in fdinfo.splitlines():
+        if line.startswith("tfd:"):
+            words = line.split()
+            fd, events, data = int(words[1]), int(words[3], 16), int(words[5], 16)
+            if data & 0xFFFFFFFF != fd:  # a pointer; Python and libuv put the descriptor there
+                found.append((fd, events))
+    return found
+
+
+def _listens(fd: int) -> bool:
+    duplicate = socket.socket(fileno=os.dup(fd))
+    with duplicate:
+        return bool(duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def duplicate(fd: int, inode: int) -> socket.socket | None:
+    """Another descriptor of the connection, checked by inode so that a reused number is never hit."""
+    try:
+        copy = socket.socket(fileno=os.dup(fd))
+    except OSError:
+        return None  # closed meanwhile, or no socket any more
+    if os.fstat(copy.fileno()).st_ino == inode:
+        return copy
+    copy.close()
+    return None

@@ -1,0 +1,149 @@
+"""Threads that wait in gloo for what will never come, and how they are told.
+
+When a connection ends, gloo tells the operations that stand in its queues. It forgets the one whose bytes were just
+on their way, in or out, and its thread sleeps out the group's timeout, half an hour unless set. The same happens to
+a thread that waits for a connection which the other side will not make. Both wait on a condition variable inside of
+an object of gloo's. The kernel says on which address a thread sleeps; the object around it is known by its table of
+virtual functions, and gloo's own functions, which libtorch exports, are then called on it as gloo would have.
+
+Nothing here depends on the layout of gloo's objects. Where a name is missing, `LostWaits.find()` gives None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import struct
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+_FUTEX = 202 if os.uname().machine == "x86_64" else 98
+_GLOO = "N4gloo9transport3tcp"
+_BUFFER, _PAIR = f"_ZTV{_GLOO}13UnboundBufferE", f"_ZTV{_GLOO}4PairE"
+_TELL_BUFFER = f"_Z{_GLOO}13UnboundBuffer15signalExceptionENSt15__exception_ptr13exception_ptrE"
+_CLOSE_PAIR = f"_Z{_GLOO}4Pair5closeEv"
+_RUNTIME_ERROR_BYTES = 16
+_BUFFER_BYTES, _PAIR_BYTES = 256, 1024
+"""How far inside of an object its condition variable may be: 120 and 528 bytes in torch 2.13."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """A thread that sleeps, until it is woken or a time has come."""
+
+    thread: int
+    address: int
+    """Of the word it sleeps on."""
+    timed: bool
+
+
+def sleeping(thread: int) -> Sleep | None:
+    """On what a thread of this process waits; None while it does anything else."""
+    try:
+        words = Path(f"/proc/self/task/{thread}/syscall").read_text().split()
+    except OSError:  # it has just ended
+        return None
+    if len(words) < 5 or words[0] != str(_FUTEX):
+        return None
+    return Sleep(thread, int(words[1], 16), timed=int(words[4], 16) != 0)
+
+
+def threads(name: str = "") -> list[int]:
+    """Threads of this process whose name begins with `name`."""
+    found = []
+    for task in os.listdir("/proc/self/task"):  # noqa: PTH208  (names only, no Path objects on this path)
+        with contextlib.suppress(OSError):  # it has just ended
+            if not name or Path(f"/proc/self/task/{task}/comm").read_text().startswith(name):
+                found.append(int(task))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A thread that sleeps inside of one of gloo's objects."""
+
+    sleep: Sleep
+    object: int
+    """Address of the object."""
+    is_pair: bool
+    """Whether the object is a connection that is being made; else a buffer that is being sent or filled."""
+
+
+class LostWaits:
+    """Finds and ends such waits in this process."""
+
+    def __init__(self, torch: ctypes.CDLL, cpp: ctypes.CDLL) -> None:
+        # an object's first word points behind two words of the table: its offset and its type
+        self._buffer, self._pair = _address(torch, _BUFFER) + 16, _address(torch, _PAIR) + 16
+        self._tell = torch[_TELL_BUFFER]
+        self._close = torch[_CLOSE_PAIR]
+        self._type = _address(cpp, "_ZTISt13runtime_error")
+        self._allocate, self._prepare = cpp["__cxa_allocate_exception"], cpp["__cxa_init_primary_exception"]
+        self._allocate.restype = self._prepare.restype = ctypes.c_void_p
+        self._construct, self._destruct = cpp["_ZNSt13runtime_errorC1EPKc"], cpp["_ZNSt13runtime_errorD1Ev"]
+        self._point = cpp["_ZNSt15__exception_ptr13exception_ptrC1EPv"]
+        self._let_go = cpp["_ZNSt15__exception_ptr13exception_ptrD1Ev"]
+
+    @classmethod
+    def find(cls) -> LostWaits | None:
+        """With the functions of this process's torch; None where one is missing."""
+        if os.uname().machine not in ("x86_64", "aarch64"):
+            return None
+        import torch
+
+        try:
+            library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+            return cls(library, ctypes.CDLL("libstdc++.so.6"))
+        except (OSError, AttributeError, ValueError):
+            return None
+
+    def look(self) -> list[Lost]:
+        """Threads that sleep in gloo at this moment; most of them will be woken in the ordinary way."""
+        found = []
+        own = threading.get_native_id()
+        with Path("/proc/self/mem").open("rb", buffering=0) as memory:
+            for thread in threads():
+                sleep = sleeping(thread) if thread != own else None
+                if sleep is not None and sleep.timed and (lost := self._object_around(sleep, memory.fileno())):
+                    found.append(lost)
+        return found
+
+    def end(self, lost: Lost, why: str) -> None:
+        """Have the wait raise. Only for one that was seen twice, when all connections were closed: a thread that
+        might go on by itself could free the object meanwhile."""
+        if sleeping(lost.sleep.thread) != lost.sleep:
+            return
+        if lost.is_pair:
+            self._close(ctypes.c_void_p(lost.object))
+            return
+        pointer = self._exception(why)
+        self._tell(ctypes.c_void_p(lost.object), ctypes.byref(pointer))
+        self._let_go(ctypes.byref(pointer))
+
+    def _object_around(self, sleep: Sleep, memory: int) -> Lost | None:
+        """The nearest object of gloo's that begins before the address the thread sleeps on."""
+        place, words = sleep.address & ~7, b""
+        for start in (place - _PAIR_BYTES, max(place - _PAIR_BYTES, place & ~4095)):
+            with contextlib.suppress(OSError):  # the page before may not be mapped
+                words = words or os.pread(memory, place - start, start)
+        values = struct.unpack(f"{len(words) // 8}Q", words)
+        for index, value in reversed(list(enumerate(values))):
+            found = place - len(words) + index * 8
+            if value == self._pair or (value == self._buffer and place - found < _BUFFER_BYTES):
+                return Lost(sleep, found, value == self._pair)
+        return None
+
+    def _exception(self, why: str) -> ctypes.c_void_p:
+        """A `std::exception_ptr` that holds a `std::runtime_error`."""
+        error = ctypes.c_void_p(self._allocate(ctypes.c_size_t(_RUNTIME_ERROR_BYTES)))
+        self._prepare(error, ctypes.c_void_p(self._type), ctypes.cast(self._destruct, ctypes.c_void_p))
+        self._construct(error, ctypes.c_char_p(why.encode()))
+        pointer = ctypes.c_void_p()
+        self._point(ctypes.byref(pointer), error)
+        return pointer
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    return ctypes.addressof(ctypes.c_char.in_dll(library, name))

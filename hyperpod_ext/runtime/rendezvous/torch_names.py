@@ -1,0 +1,58 @@
+"""The few private names of torch that process groups need, in one place, and what is said where one is missing."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hyperpod_ext.errors import HyperpodExtError
+
+GroupObserver = Callable[[str, Sequence[int]], None]
+
+_OLDEST = (2, 6)
+_c10d: Any = getattr(dist, "distributed_c10d", None)
+_make_group: Any = getattr(_c10d, "_new_process_group_helper", None)
+
+
+def check() -> None:
+    """Raise HyperpodExtError where this torch cannot do what recovery needs."""
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version < _OLDEST:
+        raise HyperpodExtError(f"torch {torch.__version__} is too old", hint="Recovery needs torch 2.6 or newer.")
+    if not dist.is_available() or not dist.is_gloo_available():
+        raise HyperpodExtError("this build of torch has no torch.distributed with gloo", hint="Use another build.")
+    missing = [name for name in ("_new_process_group_helper", "_world") if not hasattr(_c10d, name)]
+    if not missing and not hasattr(_c10d._world, "group_count"):
+        missing = ["_world.group_count"]
+    if missing:
+        raise HyperpodExtError(
+            f"torch {torch.__version__} has no torch.distributed.distributed_c10d.{missing[0]}",
+            hint="This version of hyperpod_ext was tested with torch 2.6 to 2.13; use one of these, or report it.",
+        )
+
+
+def on_new_group(observer: GroupObserver | None) -> None:
+    """Have `observer` told of each group before torch makes it: its name and ranks, no ranks for the default group."""
+    if observer is None:
+        _c10d._new_process_group_helper = _make_group
+        return
+
+    @functools.wraps(_make_group)
+    def make_group(*arguments: Any, **options: Any) -> Any:
+        observer(str(arguments[5]), list(arguments[2]))  # its group_name and global_ranks_in_group
+        return _make_group(*arguments, **options)
+
+    _c10d._new_process_group_helper = make_group
+
+
+def forget_groups() -> None:
+    """Count groups from the start again.
+
+    Torch numbers groups in a process, and names their keys by it. An init that failed has counted too, and torch
+    forgets only what it destroyed: survivors would look for a newcomer under another name.
+    """
+    _c10d._world.group_count = 0
