@@ -16,6 +16,7 @@ COMMANDS = {
     "validate": "Check a job spec, and tell every mistake at once.",
     "render": "Show or write the files that would be submitted.",
     "create-job": "Submit a job, and wait for its result if asked to.",
+    "list": "List the jobs of a target.",
     "status": "Show one job, or all.",
     "logs": "Show what the workers of a job print.",
     "report": "Show what happened to a job that has ended, and what it cost.",
@@ -23,6 +24,10 @@ COMMANDS = {
     "chaos": "Inflict a fault on a job that runs, to see what it does.",
     "checkpoints": "List, show, verify, copy and prune checkpoints.",
     "schema": "Print the JSON schema of a spec, for editors.",
+    "explain": "Tell what a rule or a field means.",
+    "instances": "List instance types, and what pods can have of each.",
+    "templates": "List, show and hand over the templates of what is submitted.",
+    "completion": "Print what a shell needs to complete commands.",
 }
 
 

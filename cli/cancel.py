@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from .command import Command, output_option
+from .command import Command, output_option, target_option
 from .output import print_result
 
 
@@ -15,13 +15,14 @@ Example:
   hp-ext cancel tiny-gpt""",
 )
 @click.argument("job", metavar="NAME|URL")
+@target_option
 @output_option()
-def command(job: str, output: str) -> None:
+def command(job: str, target: str, output: str) -> None:
     """End a job. Returns when nothing of it is left; a job that had ended stays as it was."""
     from hyperpod_ext.launch.handle import JobHandle
     from hyperpod_ext.launch.targets import get_target
 
-    handle = JobHandle.parse(job)
+    handle = JobHandle.parse(job, target)
     target = get_target(handle.target)
     ended_before = target.status(handle).ended
     status = target.cancel(handle)

@@ -46,6 +46,12 @@ def output_option(*more: str) -> Callable[[F], F]:
     )
 
 
+def target_option(function: F) -> F:
+    """`--target`, for jobs that are named without a URL."""
+    help = "Where a job is that is named without its URL."
+    return click.option("--target", default="local", show_default=True, help=help)(function)
+
+
 def spec_options(function: F) -> F:
     """The job's spec as option or argument, `--cluster`, `--set`, `--strict` and `--ignore`."""
     for decorate in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from .command import Command
+from .command import Command, target_option
 
 
 @click.command(
@@ -16,12 +16,13 @@ Examples:
 )
 @click.argument("job", metavar="NAME|URL")
 @click.option("--rank", type=click.IntRange(min=0), help="Only of this rank.")
-@click.option("--follow", is_flag=True, help="Go on until the job has ended.")
-def command(job: str, rank: int | None, follow: bool) -> None:
+@target_option
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
+def command(job: str, target: str, rank: int | None, follow: bool) -> None:
     """Show what the workers of a job print, each line with its rank before it."""
     from hyperpod_ext.launch.handle import JobHandle
     from hyperpod_ext.launch.targets import get_target
 
-    handle = JobHandle.parse(job)
+    handle = JobHandle.parse(job, target)
     for line in get_target(handle.target).logs(handle, rank, follow):
         click.echo(line)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .command import Command, output_option
+from .command import Command, output_option, target_option
 from .output import columns, print_result, say
 
 if TYPE_CHECKING:
@@ -18,31 +18,36 @@ if TYPE_CHECKING:
     epilog="""\b
 Examples:
   hp-ext status
-  hp-ext status tiny-gpt -o json""",
+  hp-ext status tiny-gpt -o json
+  hp-ext status gpt-7b --target hyperpod-eks""",
 )
 @click.argument("job", required=False, metavar="[NAME|URL]")
+@target_option
 @output_option()
-def command(job: str | None, output: str) -> None:
-    """Show one job, or all of them."""
+def command(job: str | None, target: str, output: str) -> None:
+    """Show one job, or all of a target."""
     from hyperpod_ext.launch.handle import JobHandle
-    from hyperpod_ext.launch.targets import TARGETS, get_target
+    from hyperpod_ext.launch.targets import get_target
 
     if job is None:
-        found = [status for name in TARGETS for status in get_target(name).list_jobs()]
+        found = get_target(target).list_jobs()
         if not found and output == "table":
             say("no jobs yet: `hp-ext create-job` makes one")
             return
-        print_result([status.to_json() for status in found], output, _table(found))
+        print_result([status.to_json() for status in found], output, table(found))
         return
-    handle = JobHandle.parse(job)
+    handle = JobHandle.parse(job, target)
     status = get_target(handle.target).status(handle)
-    table = _table([status])
+    text = table([status])
     if status.error is not None:
-        table += f"\n\n{status.error['message']}"
-    print_result(status.to_json(), output, f"{table}\n\nfiles: {status.folder}")
+        text += f"\n\n{status.error['message']}"
+    if status.folder:
+        text += f"\n\nfiles: {status.folder}"
+    print_result(status.to_json(), output, text)
 
 
-def _table(jobs: list[JobStatus]) -> str:
+def table(jobs: list[JobStatus]) -> str:
+    """One line a job."""
     rows = [("NAME", "STATE", "STEP", "SUBMITTED", "URL")]
     for job in jobs:
         step = "-" if job.step is None else f"{job.step}/{job.of or '?'}"

@@ -52,7 +52,7 @@ def expected_at(model: type[BaseModel], location: tuple[str | int, ...]) -> Expe
         if info is not None:
             annotation, description, examples = info.annotation, info.description, info.examples
         else:
-            annotation, examples = _item_type(annotation), None
+            annotation, examples = item_type(annotation), None
             description = _documented(annotation) or found.description
         found = Expected(
             path=(*found.path, part),
@@ -93,7 +93,7 @@ def _tags(member: type[BaseModel]) -> set[object]:
     return {tag for info in fields if get_origin(info.annotation) is Literal for tag in get_args(info.annotation)}
 
 
-def _item_type(annotation: Any) -> Any:
+def item_type(annotation: Any) -> Any:
     """What a list, tuple or dictionary holds."""
     arguments = [part for part in get_args(_bare(annotation)) if part is not Ellipsis]
     return arguments[-1] if arguments else None

@@ -23,14 +23,14 @@ class JobHandle:
         return f"{self.target}://{self.place}/{self.name}"
 
     @classmethod
-    def parse(cls, text: str) -> JobHandle:
-        """Read a URL, or the bare name of a local job.
+    def parse(cls, text: str, target: str = "local") -> JobHandle:
+        """Read a URL, or the bare name of a job of `target`; its place is then the usual one there, `-`.
 
         Raises:
             ConfigError: the text is neither.
         """
         if _NAME.fullmatch(text):
-            return cls("local", "localhost", text)
+            return cls(target, "localhost" if target == "local" else "-", text)
         match = _URL.fullmatch(text)
         if match is None:
             hint = "write its name, or its URL as in local://localhost/tiny-gpt"

@@ -129,6 +129,6 @@ def checkpoint_is_read(context: Context) -> Iterator[Finding]:
     "Give the namespace a ResourceQuota, or max_nodes that you are ready to pay for.",
 )
 def elastic_with_autoscaling(context: Context) -> Iterator[Finding]:
-    scaling = getattr(context.cluster, "auto_scaling", None)
-    if context.job.elastic is not None and scaling is not None:
+    scaling = context.cluster.auto_scaling if context.cluster else None
+    if context.job.elastic is not None and scaling is not None and scaling.enabled:
         yield Finding(("elastic", "max_nodes"), "the cluster buys machines until there are this many", "set a quota")

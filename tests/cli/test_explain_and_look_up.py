@@ -1,0 +1,119 @@
+"""hp-ext explain, instances, list, templates and completion"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command import call_hp_ext as hp_ext
+from command import hp_ext as run_hp_ext
+from local_place import LocalPlace
+
+from hyperpod_ext.config.explain import explain
+from hyperpod_ext.config.job import JobConfig
+from hyperpod_ext.config.shape import field_paths
+from hyperpod_ext.launch.rules import all_rules
+
+
+def test_a_rule_is_explained_with_cause_and_fix() -> None:
+    rule = all_rules()["HPX104"]
+    assert hp_ext("explain", "hpx104").stdout == f"HPX104 (error): {rule.title}\n\n{rule.cause}\n\n{rule.fix}\n"
+    assert hp_ext("explain", "HPX104", "-o", "json").json["fix"] == rule.fix
+    assert [one["id"] for one in hp_ext("explain", "-o", "json").json] == list(all_rules())
+
+
+def test_a_rule_that_is_not_there() -> None:
+    done = hp_ext("explain", "HPX999")
+    assert (done.code, done.stdout) == (6, "")
+
+
+@pytest.mark.parametrize("path", [".".join(map(str, path)) for path in field_paths(JobConfig)])
+def test_every_field_is_explained(path: str) -> None:
+    told = explain(JobConfig, path)
+    assert told["path"] == path
+    assert told["description"]
+    assert told["type"]
+
+
+def test_fields_in_lists_and_unions_are_found() -> None:
+    assert hp_ext("explain", "checkpoint.tiers.0.uri").stdout.startswith("checkpoint.tiers.uri\n\nBucket and prefix")
+    assert hp_ext("explain", "job.log_rules.pattern", "-o", "json").json["path"] == "log_rules.pattern"
+    assert hp_ext("explain", "cluster.instance_groups.count", "-o", "json").json["path"] == "instance_groups.count"
+
+
+def test_a_misspelt_field_names_the_nearest() -> None:
+    done = hp_ext("explain", "job.elastic.min_node")
+    assert done.code == 6
+    assert "did you mean `min_nodes`?" in done.stderr
+
+
+def test_instances_are_found_by_name_and_by_accelerator() -> None:
+    assert [one["name"] for one in hp_ext("instances", "h100", "-o", "json").json] == [
+        "ml.p5.48xlarge",
+        "ml.p5.4xlarge",
+    ]
+    (one,) = hp_ext("instances", "ml.p5.48xlarge", "-o", "json").json
+    assert (one["accelerators"], one["efa"], one["vcpus"], one["memory_gib"]) == (8, 32, 192, 2048)
+    assert one["usable_cpus"] < 192
+    assert one["usable_memory_mib"] < 2048 * 1024
+    everything = hp_ext("instances", "--all", "-o", "json").json
+    assert len(everything) == 209
+    assert all(0 < one["usable_cpus"] < one["vcpus"] for one in everything)
+    assert hp_ext("instances", "ml.p5.49xlarge").code == 6
+
+
+def test_ejected_templates_render_the_same_until_they_are_changed(tmp_path: Path, root: Path) -> None:
+    spec = root / "examples" / "04-hyperpod-eks" / "elastic.yaml"
+    done = hp_ext("templates", "eject", tmp_path / "mine")
+    assert "--templates" in done.stderr
+    assert hp_ext("templates", "list").stdout.split() == sorted(
+        str(file.relative_to(tmp_path / "mine")) for file in (tmp_path / "mine").rglob("*.j2")
+    )
+    arguments = ("render", spec, "--target", "hyperpod-eks")
+    shipped = hp_ext(*arguments).stdout
+    assert hp_ext(*arguments, "--templates", tmp_path / "mine").stdout == shipped
+    own = tmp_path / "mine" / "hyperpod_eks" / "job.yaml.j2"
+    own.write_text(own.read_text().replace("kind: HyperPodPyTorchJob", "kind: HyperPodPyTorchJob # mine"))
+    assert "# mine" in hp_ext(*arguments, "--templates", tmp_path / "mine").stdout
+    own.write_text("{% if %}")
+    broken = hp_ext(*arguments, "--templates", tmp_path / "mine")
+    assert (broken.code, broken.stdout) == (3, "")
+    assert f"{own}:1: cannot be filled" in broken.stderr
+    assert hp_ext(*arguments, "--templates", tmp_path / "none").code == 6
+
+
+def test_eject_overwrites_nothing(tmp_path: Path) -> None:
+    name = "hyperpod_eks/start.sh.j2"
+    assert hp_ext("templates", "eject", tmp_path, name).code == 0
+    (tmp_path / name).write_text("mine")
+    assert hp_ext("templates", "eject", tmp_path).code == 5
+    assert [file.name for file in tmp_path.rglob("*.j2")] == ["start.sh.j2"]
+    assert hp_ext("templates", "show", "hyperpod_eks/strat.sh.j2").code == 6
+
+
+def test_list_without_jobs(place: LocalPlace) -> None:
+    done = hp_ext("list")
+    assert (done.code, done.stdout) == (0, "")
+    assert hp_ext("list", "-o", "json").json == []
+
+
+def test_strict_and_ignore(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    spec = tmp_path / "job.yaml"
+    spec.write_text("name: a\nscript: train.py\nimage: repo/train\n")
+    arguments = ("validate", spec, "--target", "hyperpod-eks")
+    done = hp_ext(*arguments)
+    assert done.code == 0
+    assert f"warning: {spec}:3: image: `no tag`" in done.stderr
+    assert "[HPX134]" in done.stderr
+    strict = hp_ext(*arguments, "--strict", "-o", "json")
+    assert strict.code == 3
+    assert [one["rule"] for one in strict.json["error"]["problems"]] == ["HPX134"]
+    ignored = hp_ext(*arguments, "--strict", "--ignore", "HPX134")
+    assert (ignored.code, ignored.stderr) == (0, "")
+    assert hp_ext(*arguments, "--ignore", "HPX13").code == 2
+
+
+def test_the_shell_scripts_complete_commands() -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert "_HP_EXT_COMPLETE" in run_hp_ext("completion", shell).stdout
