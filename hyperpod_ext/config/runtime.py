@@ -27,6 +27,8 @@ class RuntimeConfig(Config):
     """Machines the job runs on."""
     workers_per_node: PositiveInt
     """Processes on each machine."""
+    spares: NonNegativeInt = 0
+    """Machines beside them that wait for one to be lost."""
     global_batch_size: PositiveInt | None = None
     """Samples in one optimizer step over all ranks."""
     seed: NonNegativeInt = 0

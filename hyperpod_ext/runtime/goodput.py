@@ -28,6 +28,9 @@ def make_report(events: Sequence[Event], *, state: str, error: Any, world_size: 
         "goodput": round(seconds["steps"] / seconds["wall"], 4) if seconds["wall"] else 0.0,
         "seconds": {name: round(value, 4) for name, value in seconds.items()},
         "recoveries": recoveries,
+        "nodes_lost": sorted({e["node"] for e in events if e["event"] == "node_lost"}),
+        "faults": [{"t": round(e["t"] - events[0]["t"], 4), **_typed(e)} for e in events if e["event"] == "fault"],
+        "skipped": sorted({e["step"] for e in events if e["event"] == "skipped"}),
         "losses": {str(step): value for step, value in _losses(events).items()},
         "metrics": _metrics(events),
         "weights": _weights(events, world_size),
@@ -103,7 +106,8 @@ def _recovery(
     # the first choice may have been refused; what everybody went on from is the last word
     fault, resumed = faults[0], next((e["step"] for e in reversed(_of(coming, "go"))), coming[0]["step"])
     committed = committed_step(past, world_size)
-    struck = next((e["t"] for e in _of(leaving, "killed") if e["rank"] == fault["rank"]), None)
+    inflicted = [*_of(leaving, "killed"), *_of(leaving, "injected")]
+    struck = next((e["t"] for e in inflicted if e.get("rank") == fault["rank"]), None)
     gone = {f["rank"] for f in faults if f["died"]}
     first_new = [e["t"] for e in _of(coming, "step") if e["step"] == resumed + 1]
     milestones = {
@@ -128,7 +132,8 @@ def _recovery(
     restored = {e["rank"]: e["source"] for e in _of(coming, "restored")}
     return {
         "generation": coming[0]["generation"],
-        "fault": {key: fault[key] for key in ("rank", "node", "step", "cause")},
+        "fault": _typed(fault),
+        "rung": fault.get("rung", ""),
         "resumed_step": resumed,
         "steps_lost": max(0, committed - resumed),
         "source": restored.get(fault["rank"], ""),
@@ -136,6 +141,12 @@ def _recovery(
         "phases": phases,
         "seconds": round(reached - begin, 4),
     }
+
+
+def _typed(fault: Event) -> dict[str, Any]:
+    """A fault as the report has it. `phase` is empty where the process could not tell."""
+    known = {key: fault[key] for key in ("rank", "node", "step", "cause")}
+    return {**known, "phase": fault.get("phase", ""), "kind": fault.get("kind", "")}
 
 
 def _of(events: Iterable[Event], kind: str) -> list[Event]:

@@ -31,6 +31,7 @@ class Job:
     folder: Path
     nodes: int = 2
     workers_per_node: int = 2
+    spares: int = 0
     script: Path = TINY
     args: list[str] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
@@ -46,6 +47,7 @@ class Job:
         # at once, not beside the next step: a rank that dies while it copies loses that step
         policy = {"overlap": False, **self.settings.get("checkpoint", {})}
         runtime = {"name": "tiny", "nodes": self.nodes, "workers_per_node": self.workers_per_node}
+        runtime |= {"spares": self.spares}
         runtime |= {**self.settings, "checkpoint": policy}
         environ = {
             **os.environ,
@@ -55,7 +57,7 @@ class Job:
             **self.env,
         }
         self.port = self.port or _free_port()
-        for node in range(self.nodes):
+        for node in range(self.nodes + self.spares):
             command = [sys.executable, "-m", "hyperpod_ext.runtime.agent", "--nnodes", str(self.nodes)]
             command += ["--nproc-per-node", str(self.workers_per_node), "--node-rank", str(node)]
             command += ["--rdzv-endpoint", f"127.0.0.1:{self.port}", "--", str(self.script), *self.args]
@@ -134,6 +136,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     assert report["state"] == "succeeded", report["error"]
     assert len(report["losses"]) == 12
     assert report["weights"]
+    return report
+
+
+@pytest.fixture(scope="session")
+def alike(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """As `undisturbed`, where all state is the same on every rank, so that each node's is the others' copy."""
+    job = Job(tmp_path_factory.mktemp("alike") / "job", env={"HPX_TEST_NORM": "LayerNorm"})
+    report = job.start().wait()
+    assert report["state"] == "succeeded", report["error"]
     return report
 
 

@@ -21,9 +21,8 @@ import pytest
 from served import JOB, SECRET, Served, Writer, serve
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier
-from hyperpod_ext.config.runtime import RuntimeConfig
 from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFoundError
-from hyperpod_ext.runtime.agent.node import Node, NodeSettings
+from hyperpod_ext.runtime.agent.memory import CopyWatch
 from hyperpod_ext.runtime.checkpoint.manifest import check_bytes, sign
 from hyperpod_ext.runtime.memory_server.drain import Drain
 from hyperpod_ext.runtime.memory_server.node_memory import NodeMemory
@@ -444,19 +443,20 @@ def test_memory_that_changed_after_it_was_sealed_never_becomes_a_checkpoint(serv
 
 async def _told(statuses: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Events that an agent makes of what its memory server says."""
-    settings = NodeSettings(
-        RuntimeConfig(name=JOB, nodes=1, workers_per_node=1), 0, "", 0, [], Path(), Path(), Path(), SECRET
-    )
-    node, told = Node(settings), []
+    told: list[dict[str, Any]] = []
 
     async def ask(request: dict[str, Any]) -> dict[str, Any]:
         return {"copying": [statuses.pop(0)]}
 
-    node._ask_memory = ask  # type: ignore[method-assign]
-    node._tell = lambda kind, **fields: told.append({"kind": kind, **fields})  # type: ignore[method-assign]
-    node._line = cast("Any", object())
+    def event(kind: str, **fields: Any) -> None:
+        told.append({"kind": kind, **fields})
+
+    def broken(why: str, *, code: str = "") -> None:
+        told.append({"kind": "broken", "why": why, "code": code})
+
+    watch = CopyWatch(ask, event, broken)
     while statuses:
-        await node._tell_copying()
+        await watch.tell()
     return told
 
 

@@ -39,6 +39,7 @@ def capabilities() -> Capabilities:
         tiers_reason="",
         chaos=True,
         process_restart=True,
+        spares=True,
     )
 
 

@@ -22,7 +22,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ext.launch.targets.local_nodes import Cancellation, Node, run_nodes
+from hyperpod_ext.launch.targets.local_nodes import Cancellation, Node, Patience, run_nodes
 from hyperpod_ext.launch.targets.local_result import Report, lost_result, make_result, settle
 from hyperpod_ext.launch.targets.local_store import Submission, write_whole
 from hyperpod_ext.processes import become_subreaper, describe_exit, die_with_parent, kill_descendants
@@ -121,12 +121,20 @@ def _run_once(
             env=os.environ | shared | {"HPX_NODE_RANK": str(rank)},
             log=run_dir / "logs" / f"node{rank}.log",
         )
-        for rank in range(job["nodes"])
+        for rank in range(job["nodes"] + job["spares"])
     ]
-    exit_codes = run_nodes(nodes, cancellation)
+    exit_codes = run_nodes(nodes, cancellation, _patience(job))
     kill_descendants(os.getpid())
     failed = next((node for node, code in zip(nodes, exit_codes, strict=True) if code != 0), nodes[0])
-    return settle(_read_report(run_dir), exit_codes, cancellation.requested, _tail(failed.log))
+    return settle(_read_report(run_dir, len(nodes)), exit_codes, cancellation.requested, _tail(failed.log))
+
+
+def _patience(job: Any) -> Patience:
+    """A lost node is the agents' business for as long as enough of them are left."""
+    restart = job["restart"]
+    waits_s = restart["lease_s"] + restart["node_wait_s"] if job["spares"] else 0.0
+    restarts = restart["max_node_losses"] if job["nodes"] > 1 else 0
+    return Patience(after_failure_s=10.0 + waits_s, needed=job["nodes"], restarts=restarts)
 
 
 def _make_scratch() -> Path:
@@ -156,12 +164,15 @@ def _free_port() -> int:
     return port
 
 
-def _read_report(run_dir: Path) -> Report | None:
-    try:
-        report: Report = json.loads((run_dir / "report.json").read_text())
-    except (FileNotFoundError, json.JSONDecodeError):  # none, or cut off: the exit codes speak then
-        return None
-    return report
+def _read_report(run_dir: Path, nodes: int) -> Report | None:
+    """The job's report; where nobody could write one, what a node that had to stop has left."""
+    for name in ("report.json", *(f"report.node{node}.json" for node in range(nodes))):
+        try:
+            report: Report = json.loads((run_dir / name).read_text())
+        except (FileNotFoundError, json.JSONDecodeError):  # none, or cut off
+            continue
+        return report
+    return None  # the exit codes speak then
 
 
 def _tail(log: Path) -> str:

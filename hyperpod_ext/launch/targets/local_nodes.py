@@ -37,6 +37,10 @@ class Patience:
     """For the others to end by themselves, once one has failed."""
     after_asking_s: float = 5.0
     """Between SIGTERM and SIGKILL."""
+    needed: int | None = None
+    """Nodes without which the others cannot go on. Default: all of them."""
+    restarts: int = 0
+    """How often a node that was killed is started again, when fewer than `needed` are left."""
 
 
 class Cancellation:
@@ -76,21 +80,31 @@ def next_action(
 
 
 def run_nodes(nodes: list[Node], cancellation: Cancellation, patience: Patience | None = None) -> list[int]:
-    """Run all nodes to their end; returns their exit codes, negative for a signal."""
+    """Run all nodes to their end; returns their exit codes, negative for a signal, of the last time each was run."""
     patience = patience or Patience()
-    running = {os.pidfd_open(process.pid): process for process in [_start(node) for node in nodes]}
-    processes = list(running.values())
+    needed = len(nodes) if patience.needed is None else patience.needed
+    codes = [0] * len(nodes)
+    running: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
     poll = select.poll()
-    for descriptor in (*running, cancellation.fileno()):
+
+    def start(index: int, *, again: bool = False) -> None:
+        process = _start(nodes[index], again=again)
+        descriptor = os.pidfd_open(process.pid)
+        running[descriptor] = index, process
         poll.register(descriptor, select.POLLIN)
+
+    poll.register(cancellation.fileno(), select.POLLIN)
+    for index in range(len(nodes)):
+        start(index)
     failed_at: float | None = None
     asked_at: float | None = None
+    restarts, ended_well = patience.restarts, 0
     while running:
         now = time.monotonic()
         action, wait_s = next_action(now, failed_at, asked_at, cancellation.requested, patience)
         if action != "wait":
             asked_at = asked_at or now
-            for process in running.values():
+            for _, process in running.values():
                 process.send_signal(signal.SIGTERM if action == "terminate" else signal.SIGKILL)
         for descriptor, _events in poll.poll(None if wait_s is None else int(wait_s * 1000) + 1):
             if descriptor == cancellation.fileno():
@@ -98,18 +112,26 @@ def run_nodes(nodes: list[Node], cancellation: Cancellation, patience: Patience 
                 continue
             poll.unregister(descriptor)
             os.close(descriptor)
-            if running.pop(descriptor).wait() != 0:
-                failed_at = failed_at or time.monotonic()
-    return [process.returncode for process in processes]
+            index, process = running.pop(descriptor)
+            codes[index] = process.wait()
+            ended_well += codes[index] == 0
+            if codes[index] == 0 or len(running) + ended_well >= needed or failed_at or asked_at:
+                continue
+            if codes[index] < 0 and restarts and not ended_well:
+                restarts -= 1
+                start(index, again=True)
+            else:
+                failed_at = time.monotonic()
+    return codes
 
 
-def _start(node: Node) -> subprocess.Popen[bytes]:
+def _start(node: Node, *, again: bool) -> subprocess.Popen[bytes]:
     node.log.parent.mkdir(parents=True, exist_ok=True)
     parent = os.getpid()
     with node.log.open("ab") as log:
         return subprocess.Popen(
             node.command,
-            env=node.env,
+            env={**node.env, "HPX_REJOIN": "1"} if again else node.env,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

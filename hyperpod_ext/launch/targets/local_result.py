@@ -20,6 +20,7 @@ EMPTY_REPORT: Report = {
     "goodput": 0.0,
     "seconds": {},
     "recoveries": [],
+    "nodes_lost": [],
     "losses": {},
     "metrics": {},
     "weights": "",
@@ -31,7 +32,8 @@ def settle(report: Report | None, exit_codes: Sequence[int], cancelled: bool, lo
     settled = EMPTY_REPORT | (report or {})
     if cancelled:
         return settled | {"state": "cancelled"}
-    failed = [(node, code) for node, code in enumerate(exit_codes) if code != 0]
+    lost = (report or {}).get("nodes_lost", [])  # the agents went on without those
+    failed = [(node, code) for node, code in enumerate(exit_codes) if code != 0 and node not in lost]
     if report is not None and (report.get("state") != "succeeded" or not failed):
         return settled
     node, code = failed[0] if failed else (0, 0)

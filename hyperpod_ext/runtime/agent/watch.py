@@ -14,7 +14,7 @@ from typing import Any
 
 from hyperpod_ext.config.chaos import NodeFault
 from hyperpod_ext.config.runtime import RuntimeConfig
-from hyperpod_ext.runtime.causes import Fate, OomKills, decode_exit
+from hyperpod_ext.runtime.causes import OomKills, decode_exit
 from hyperpod_ext.runtime.chaos_orders import read_orders, take
 from hyperpod_ext.runtime.hangs import Sign, StepTimes, silent_too_long
 from hyperpod_ext.runtime.pulse import ENV_PULSE, IN_STEP, Phase, Pulse
@@ -40,6 +40,8 @@ class _Watched:
     """Steps it has made in its generation."""
     verdict: str = ""
     """Why it is being ended by us."""
+    place: tuple[int, str] | None = None
+    """Step and phase it was in when that was decided; a process that was stopped runs on for a moment."""
     ending: set[asyncio.Task[None]] = field(default_factory=set)
 
 
@@ -94,11 +96,13 @@ class Watch:
         reading = pulse.read() if pulse is not None else None
         return reading.phase.word if reading is not None and reading.marks else ""
 
-    def fate(self, rank: int, status: int, last_words: str) -> Fate:
-        """Why a worker's process has ended."""
+    def fate(self, rank: int, status: int, step: int, last_words: str) -> dict[str, Any]:
+        """Why a worker's process has ended, and where: fields of the news of its death. `step`: as it told last."""
         worker = self._workers.pop(rank, None)
         verdict = worker.verdict if worker is not None else ""
-        return decode_exit(status, verdict=verdict, last_words=last_words, oom=self._oom_kills.since_last())
+        fate = decode_exit(status, verdict=verdict, last_words=last_words, oom=self._oom_kills.since_last())
+        step, phase = worker.place if worker is not None and worker.place else (step, self.phase(rank))
+        return {"cause": fate.cause, "kind": fate.kind, "step": step, "phase": phase}
 
     # --- what is looked at, a few times a second --------------------------------------------------
 
@@ -147,6 +151,8 @@ class Watch:
         if worker is None or worker.verdict:
             return
         worker.verdict = cause
+        if (step := worker.pulse.read().step) > 0:
+            worker.place = (step, self.phase(rank))
         task = asyncio.get_running_loop().create_task(self._end(rank, worker))
         worker.ending.add(task)
         task.add_done_callback(worker.ending.discard)

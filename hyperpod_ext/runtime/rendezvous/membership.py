@@ -10,103 +10,51 @@ Every message carries the generation its sender believes in; older ones are igno
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Self
 
 from hyperpod_ext.runtime.checkpoint.choose import Decision, Offer, Source, choose_step, start_fresh
+from hyperpod_ext.runtime.rendezvous.commands import (
+    Abort,
+    AskDurable,
+    AwaitNode,
+    Begin,
+    Command,
+    Fail,
+    Fault,
+    Finish,
+    Go,
+    Phase,
+    Replace,
+    Restore,
+    Retire,
+    Rung,
+    TakeOver,
+)
+from hyperpod_ext.runtime.rendezvous.ladder import Budgets, give_up, no_node, rung_of
 
-
-class Phase(Enum):
-    FORMING = "forming"
-    RESTORING = "restoring"
-    RUNNING = "running"
-    ENDED = "ended"
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """Why a rank left the generation."""
-
-    rank: int
-    cause: str
-    """`killed by SIGKILL (9)`, `ValueError: ...`: one line."""
-    step: int
-    """Step it was making."""
-    died: bool
-    """Whether its process is gone and needs a replacement."""
-    final: bool = False
-    """Whether trying again cannot help: a wrong configuration, a script that does not start."""
-    code: str = "JobFailedError"
-    hint: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """Open process groups of this generation, then restore."""
-
-    generation: int
-    decision: Decision
-
-
-@dataclass(frozen=True, slots=True)
-class AskDurable:
-    """Find out what the durable tiers hold, and tell `durable_answered`."""
-
-    besides: tuple[tuple[str, str], ...] = ()
-    """URL and save id of checkpoints that have been refused: what else is there?"""
-
-
-@dataclass(frozen=True, slots=True)
-class Restore:
-    """The first choice could not be restored by all; here is the next."""
-
-    attempt: int
-    decision: Decision
-
-
-@dataclass(frozen=True, slots=True)
-class Go:
-    """Everybody has the state of this step: train."""
-
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """Leave the process groups, keep everything else, and join this generation."""
-
-    generation: int
-    fault: Fault
-
-
-@dataclass(frozen=True, slots=True)
-class Replace:
-    """Start a new process for this rank."""
-
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """Everybody is done."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """The job cannot go on."""
-
-    code: str
-    message: str
-    hint: str = ""
-
-
-Command = Begin | AskDurable | Restore | Go | Abort | Replace | Finish | Fail
+__all__ = [
+    "Abort",
+    "AskDurable",
+    "AwaitNode",
+    "Begin",
+    "Budgets",
+    "Command",
+    "Fail",
+    "Fault",
+    "Finish",
+    "Go",
+    "Membership",
+    "Phase",
+    "Replace",
+    "Restore",
+    "Retire",
+    "Rung",
+    "TakeOver",
+]
 
 _Place = tuple[str, int, int, str, str]
 """Tier, rank, node, save id and URL of an offer."""
-
-_SAME_EXCEPTION = 2  # the same exception at the same step is the script's own; once may be bad luck
-_SAME_DEATH = 3  # a process that dies at one step every time: out of memory, or a crash of its own
 
 
 @dataclass(slots=True)
@@ -114,7 +62,7 @@ class Membership:
     """State machine of one job's membership."""
 
     nodes: Mapping[int, int]
-    """Node of each rank."""
+    """Node of each rank; another one after that node was lost."""
     max_restarts: int
     durable: bool = False
     """Whether there are durable tiers: asked at the very start, and when memory has nothing."""
@@ -132,6 +80,17 @@ class Membership:
     attempt: int = 0
     began: dict[int, int] = field(default_factory=dict)
     """Step at which each generation of this run went on; those that never did are left out."""
+    budgets: Budgets | None = None
+    """What each rung of the ladder may take, where it is not the usual."""
+    spares: set[int] = field(default_factory=set)
+    """Healthy nodes without a rank."""
+    vacant: set[int] = field(default_factory=set)
+    """Ranks that wait for a node to come."""
+    losses: dict[int, int] = field(default_factory=dict)
+    """How often each node was lost, or given up."""
+    spares_used: int = 0
+    _retiring: set[int] = field(default_factory=set)
+    """Nodes that were given up and have not said yet what their memory holds."""
     _held: dict[int, list[Offer]] = field(default_factory=dict)
     _stored: list[Offer] | None = None
     """What the durable tiers hold, once asked."""
@@ -144,15 +103,27 @@ class Membership:
     _last_try: str = ""
     """Why a decision could not be carried out, until there is another."""
 
+    def __post_init__(self) -> None:
+        self.nodes = dict(self.nodes)
+        self.budgets = self.budgets or Budgets(self.max_restarts)
+
     def join(self, rank: int, live: Offer | None, held: list[Offer]) -> list[Command]:
         """`rank` waits for a generation; `held` is what its node's memory server has."""
         if self.phase is not Phase.FORMING:
             return []
         self.joined[rank] = live
         self._held[self.nodes[rank]] = held
-        if len(self.joined) < len(self.nodes):
-            return []
-        return self._begin()
+        return self._begin() if self._everybody else []
+
+    @property
+    def _everybody(self) -> bool:
+        """Whether all ranks wait for the generation, and all is known that can be restored."""
+        return self.phase is Phase.FORMING and len(self.joined) == len(self.nodes) and not self._retiring
+
+    def missing(self) -> list[int]:
+        """Ranks with a node that the forming generation waits for."""
+        forming = self.phase is Phase.FORMING
+        return sorted(self.nodes.keys() - self.joined.keys() - self.vacant) if forming else []
 
     def durable_answered(
         self, stored: list[Offer], generation: int, problems: tuple[str, ...], unreachable: tuple[str, ...] = ()
@@ -167,8 +138,7 @@ class Membership:
         self._stored, self._problems, self._unreachable = [*stored, *refused], problems, unreachable
         if self.phase is Phase.RESTORING and self._last_try:
             return self._try_next()
-        everybody = self.phase is Phase.FORMING and len(self.joined) == len(self.nodes)
-        return self._begin() if everybody else []
+        return self._begin() if self._everybody else []
 
     def _begin(self) -> list[Command]:
         if self._unasked and not self.began:
@@ -255,19 +225,152 @@ class Membership:
         left_already = generation < self.generation
         if self.phase is Phase.ENDED or (left_already and not fault.died):
             return []  # what a rank met on its way out of an older generation is no news
-        self.faults.append(fault)
-        if failure := self._give_up(fault):
-            return [self._end(failure)]
-        if left_already or self.phase is Phase.FORMING:
-            # nobody trains, so there is nothing to abort: the others go on waiting for this rank
-            self.joined.pop(fault.rank, None)
-            return [Replace(fault.rank)] if fault.died else []
+        met = self._meet(replace(fault, node=self.nodes[fault.rank]))
+        if isinstance(met, Fail):
+            return [self._end(met)]
+        commands: list[Command] = []
+        if not left_already and self.phase is not Phase.FORMING:
+            commands.append(self._leave(fault))
+        # else nobody trains, so there is nothing to abort: the others go on waiting for this rank
+        self.joined.pop(fault.rank, None)
+        if met is Rung.NODE:
+            node = self.nodes[fault.rank]
+            self._retiring.add(node)
+            return [*commands, Retire(node), *self._move(node)]
+        return [*commands, Replace(fault.rank)] if met is Rung.PROCESS else commands
+
+    def _meet(self, fault: Fault) -> Rung | Fail:
+        """Write the fault down; how far up it is taken, or why the job ends with it."""
+        assert self.budgets is not None
+        failure, rung = give_up(fault, self.faults, self.budgets), rung_of(fault, self.faults, self.budgets)
+        if rung is Rung.NODE and not fault.whole_node and not self.spares:
+            rung = Rung.PROCESS  # a node that fails often is better than none
+        self.faults.append(replace(fault, rung=rung))
+        return failure or rung
+
+    def _leave(self, fault: Fault) -> Abort:
         self.generation += 1
         self.phase, self.joined, self.restored, self.done = Phase.FORMING, {}, set(), {}
         self._held, self._refused, self._stored, self._last_try = {}, set(), None, ""
         self._problems, self._unreachable, self._asked_besides = (), (), frozenset()
-        commands: list[Command] = [Abort(self.generation, fault)]
-        return [*commands, Replace(fault.rank)] if fault.died else commands
+        return Abort(self.generation, fault)
+
+    # --- nodes come and go ----------------------------------------------------------------------
+
+    def node_came(self, node: int) -> list[Command]:
+        """A node is there that has no rank: it takes those that have none, or waits as a spare."""
+        self.spares.add(node)
+        if not self.vacant or self.phase is Phase.ENDED:
+            return []
+        return self._give(min(self.nodes[rank] for rank in self.vacant))
+
+    def is_shut_out(self, node: int) -> bool:
+        """Whether a node has been lost so often that it is not taken again."""
+        assert self.budgets is not None
+        return self.losses.get(node, 0) >= self.budgets.quarantine_after
+
+    def node_lost(self, node: int, cause: str) -> list[Command]:
+        """All processes of `node` are gone, or nobody can tell any more what they do."""
+        self.spares.discard(node)
+        self._retiring.discard(node)
+        self._held.pop(node, None)
+        ranks = self._ranks_on(node)
+        if self.phase is Phase.ENDED:
+            return []
+        if not ranks:
+            return self._begin() if self._everybody else []
+        fault = Fault(ranks[0], cause, self.committed + 1, died=True, node=node, whole_node=True)
+        met = self._meet(fault)
+        if isinstance(met, Fail):
+            return [self._end(met)]
+        left = [] if self.phase is Phase.FORMING else [self._leave(fault)]
+        return [*left, *self._move(node)]
+
+    def retired(self, node: int, held: list[Offer]) -> list[Command]:
+        """A node that was given up has ended its workers; its memory still serves what it holds."""
+        if node not in self._retiring:
+            return []
+        self._retiring.discard(node)
+        self._held[node] = held
+        return self._begin() if self._everybody else []
+
+    def no_node_came(self, node: int, waited_s: float) -> list[Command]:
+        """The time is over in which another node could have taken the place of `node`."""
+        if self.phase is Phase.ENDED or not any(self.nodes[rank] == node for rank in self.vacant):
+            return []
+        fault = next(fault for fault in reversed(self.faults) if fault.whole_node and fault.node == node)
+        earlier = self.faults[: self.faults.index(fault)]
+        return [self._end(no_node(fault, earlier, waited_s, self.spares_used))]
+
+    def _ranks_on(self, node: int) -> list[int]:
+        return sorted(rank for rank, its in self.nodes.items() if its == node and rank not in self.vacant)
+
+    def _move(self, node: int) -> list[Command]:
+        """All ranks of `node` to a spare, or to whoever comes."""
+        self.losses[node] = self.losses.get(node, 0) + 1
+        for rank in self._ranks_on(node):
+            self.vacant.add(rank)
+            self.joined.pop(rank, None)
+        return self._give(node) if self.spares else [AwaitNode(node)]
+
+    def _give(self, lost: int) -> list[Command]:
+        """The ranks that `lost` had, to the first spare."""
+        spare = min(self.spares)
+        ranks = tuple(sorted(rank for rank in self.vacant if self.nodes[rank] == lost))
+        self.spares.discard(spare)
+        self.spares_used += 1
+        self.vacant -= set(ranks)
+        self.nodes = {**self.nodes, **dict.fromkeys(ranks, spare)}
+        return [TakeOver(spare, ranks), *(Replace(rank) for rank in ranks)]
+
+    # --- what another coordinator needs to go on ------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """What must not be lost with the coordinator."""
+        return {
+            "nodes": {str(rank): node for rank, node in self.nodes.items()},
+            "generation": self.generation,
+            "ended": self.phase is Phase.ENDED,
+            "committed": self.committed,
+            "began": {str(generation): step for generation, step in self.began.items()},
+            "faults": [asdict(fault) | {"rung": fault.rung and fault.rung.value} for fault in self.faults],
+            "spares": sorted(self.spares),
+            "spares_used": self.spares_used,
+            "vacant": sorted(self.vacant),
+            "losses": {str(node): count for node, count in self.losses.items()},
+        }
+
+    @classmethod
+    def revived(
+        cls, data: Mapping[str, Any], budgets: Budgets, *, durable: bool, generation: int, committed: int
+    ) -> tuple[Self, list[Command]]:
+        """The membership under a new coordinator, and what everybody is told first.
+
+        Args:
+            data: newest state that any member had been told of.
+            generation, committed: the newest that any member has heard of.
+        """
+        faults = [Fault(**(fault | {"rung": Rung(fault["rung"])})) for fault in data["faults"]]
+        membership = cls(
+            {int(rank): int(node) for rank, node in data["nodes"].items()},
+            budgets.max_restarts,
+            durable=durable,
+            generation=max(generation, int(data["generation"])),
+            phase=Phase.ENDED if data["ended"] else Phase.FORMING,
+            faults=faults,
+            committed=max(committed, int(data["committed"])),
+            began={int(its): int(step) for its, step in data["began"].items()},
+            budgets=budgets,
+            spares=set(data["spares"]),
+            vacant=set(data["vacant"]),
+            losses={int(node): int(count) for node, count in data["losses"].items()},
+            spares_used=int(data["spares_used"]),
+        )
+        if data["ended"]:
+            return membership, []
+        note = Fault(-1, "another node coordinates now", membership.committed + 1, died=False)
+        waiting: list[Command] = [AwaitNode(node) for node in {membership.nodes[rank] for rank in membership.vacant}]
+        return membership, [membership._leave(note), *waiting]
 
     def finished(self, rank: int, generation: int, digest: str) -> list[Command]:
         """`rank` has returned from its training function."""
@@ -278,27 +381,6 @@ class Membership:
             return []
         self.phase = Phase.ENDED
         return [Finish()]
-
-    def _give_up(self, fault: Fault) -> Fail | None:
-        who = f"rank {fault.rank} (node {self.nodes[fault.rank]}) at step {fault.step}: {fault.cause}"
-        if fault.final:
-            return Fail(fault.code, who, fault.hint)
-        same = 0
-        for earlier in reversed(self.faults):
-            if (earlier.step, earlier.cause, earlier.died) != (fault.step, fault.cause, fault.died):
-                break
-            if fault.died and earlier.rank != fault.rank:
-                break  # a whole node that goes down is several deaths, not one death several times
-            same += 1
-        if same >= (_SAME_DEATH if fault.died else _SAME_EXCEPTION):
-            hint = "It happens each time, so restarting cannot help; the rank's log has the whole story."
-            return Fail(fault.code, f"{who}; {same} times in a row", fault.hint or hint)
-        if len(self.faults) > self.max_restarts:
-            hint = "Raise restart.max_restarts, or find out why ranks fail; the logs of the ranks have their words."
-            return Fail(
-                fault.code, f"{who}; this was fault {len(self.faults)}, the job recovers from {self.max_restarts}", hint
-            )
-        return None
 
     def _decide(self) -> Decision | Fail:
         live = [offer for offer in self.joined.values() if offer is not None]

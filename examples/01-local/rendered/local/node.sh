@@ -6,13 +6,15 @@
 #   HPX_RUN_DIR        folder for events, report and logs of this run
 #   HPX_SOURCE_DIR     folder of the script
 #   HPX_SOCKET_DIR     private folder for sockets, if not one that the agent makes
+#   HPX_REJOIN         set when the node is started again while the job runs
 #   HPX_PYTHON         the interpreter, if it is not python3
 set -eu
-export HPX_RUNTIME='{"name":"tiny-gpt","nodes":2,"workers_per_node":2,"global_batch_size":16,"seed":0,"shared_memory_mib":null,"checkpoint":{"tiers":[{"kind":"memory","every_steps":1,"budget_mib":null}],"overlap":true,"when_busy":"supersede","grace_s":25.0},"restart":{"max_restarts":10,"leave_timeout_s":30.0,"preload":["torch","torch.distributed","torch.nn.parallel","torch._dynamo"]},"chaos":{"faults":[{"kind":"kill","rank":2,"step":13}],"compare":true}}'
+export HPX_RUNTIME='{"name":"tiny-gpt","nodes":2,"workers_per_node":2,"spares":0,"global_batch_size":16,"seed":0,"shared_memory_mib":null,"checkpoint":{"tiers":[{"kind":"memory","every_steps":1,"budget_mib":null}],"overlap":true,"when_busy":"supersede","grace_s":25.0},"restart":{"max_restarts":10,"leave_timeout_s":30.0,"lease_s":6.0,"node_wait_s":30.0,"form_timeout_s":600.0,"max_in_process":3,"max_on_node":3,"max_node_losses":3,"quarantine_after":2,"calm_steps":20,"hang":{"enabled":true,"floor_s":30.0,"factor":10.0,"first_step_s":1800.0,"heartbeat_s":60.0,"dump_s":2.0},"nan":{"action":"off","max_skips":10},"health":{"checks":["shared-memory","disk","network","gpu"],"disk_mib":64,"timeout_s":10.0},"compare_replicas_every":100,"preload":["torch","torch.distributed","torch.nn.parallel","torch._dynamo"]},"chaos":{"faults":[{"kind":"kill","rank":2,"step":13}],"inject":[],"compare":true}}'
 cd "$HPX_SOURCE_DIR"
 exec "${HPX_PYTHON:-python3}" -m hyperpod_ext.runtime.agent \
     --nnodes 2 \
     --nproc-per-node 2 \
     --node-rank "$HPX_NODE_RANK" \
     --rdzv-endpoint "$HPX_RDZV_ENDPOINT" \
+    ${HPX_REJOIN:+--rejoin} \
     -- train.py --steps 40

@@ -1,0 +1,93 @@
+"""What an agent is started with: torchrun's flags, and the job's settings in the environment."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+from pathlib import Path
+
+from hyperpod_ext.config.checkpoint import DurableTier
+from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.agent.preflight import check_node
+from hyperpod_ext.runtime.agent.settings import NodeSettings
+from hyperpod_ext.runtime.environment import ENV_CHAOS, ENV_SECRET_FILE, read_secret
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    description = "`python -m hyperpod_ext.runtime.agent [flags] -- script.py [args]`: run one node of a job."
+    parser = argparse.ArgumentParser(prog="python -m hyperpod_ext.runtime.agent", description=description)
+    parser.add_argument("--nnodes", type=int, default=1, help="nodes of the job, without spares")
+    parser.add_argument("--nproc-per-node", "--nproc_per_node", type=int, default=1, help="workers on each node")
+    parser.add_argument(
+        "--node-rank", "--node_rank", type=int, default=0, help="number of this node, from 0; from nnodes on: a spare"
+    )
+    parser.add_argument(
+        "--rdzv-endpoint", "--rdzv_endpoint", default="127.0.0.1:29400", metavar="HOST:PORT", help="where node 0 is"
+    )
+    parser.add_argument(
+        "--rdzv-timeout", type=float, default=600.0, metavar="SECONDS", help="how long to look for node 0"
+    )
+    parser.add_argument(
+        "--rejoin",
+        action="store_true",
+        help="the job runs already: take the place of a lost node; the endpoint is that of any agent that coordinates",
+    )
+    parser.add_argument("script", help="training script")
+    parser.add_argument("script_args", nargs=argparse.REMAINDER, help="its arguments")
+    return parser.parse_args(argv)
+
+
+def read_settings(arguments: argparse.Namespace, run_dir: Path, private: Path) -> NodeSettings:
+    """What this agent is to do.
+
+    Raises:
+        JobFailedError: flags contradict the job's settings, or this node lacks something.
+    """
+    config = _config(arguments)
+    check_node(config, Path(arguments.script))
+    if ENV_SECRET_FILE in os.environ:
+        secret_file = Path(os.environ[ENV_SECRET_FILE])
+    elif arguments.nnodes == 1 and not config.spares and not config.checkpoint.durable():
+        secret_file = private / "secret"
+        secret_file.touch(mode=0o600)
+        secret_file.write_text(secrets.token_hex(32))
+    else:
+        raise JobFailedError(
+            f"{ENV_SECRET_FILE} is not set; several nodes, and checkpoints that outlive them, need the job's secret",
+            hint="Write at least 16 random bytes to a file of mode 600, the same on every node and at every start.",
+        )
+    host, _, port = arguments.rdzv_endpoint.rpartition(":")
+    return NodeSettings(
+        config=config,
+        node=arguments.node_rank,
+        host=host,
+        port=int(port),
+        argv=[arguments.script, *arguments.script_args],
+        run_dir=run_dir,
+        socket_dir=private,
+        secret_file=secret_file,
+        secret=read_secret(secret_file),
+        chaos=os.environ.get(ENV_CHAOS) != "off",
+        join_timeout_s=config.restart.node_wait_s if arguments.rejoin else arguments.rdzv_timeout,
+        rejoin=arguments.rejoin,
+    )
+
+
+def _config(arguments: argparse.Namespace) -> RuntimeConfig:
+    """The job's settings, or defaults for a script started by hand; flags that contradict them are refused."""
+    shape = {"nodes": arguments.nnodes, "workers_per_node": arguments.nproc_per_node}
+    if ENV_RUNTIME not in os.environ:
+        return RuntimeConfig(name="job", **shape)
+    config = RuntimeConfig.model_validate_json(os.environ[ENV_RUNTIME])
+    if os.environ.get(ENV_CHAOS) == "off":  # the run to compare with: it begins from nothing, and leaves nothing
+        passing = tuple(tier for tier in config.checkpoint.tiers if not isinstance(tier, DurableTier))
+        config = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"tiers": passing})})
+    if (config.nodes, config.workers_per_node) != tuple(shape.values()):
+        raise JobFailedError(
+            f"--nnodes {arguments.nnodes} --nproc-per-node {arguments.nproc_per_node} contradicts {ENV_RUNTIME}, "
+            f"which says {config.nodes} nodes of {config.workers_per_node} workers"
+        )
+    return config

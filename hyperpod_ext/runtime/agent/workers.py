@@ -1,0 +1,205 @@
+"""The workers of one node: started, listened to, passed on to the coordinator, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.runtime import wire
+from hyperpod_ext.runtime.agent.chaos import KillOnce
+from hyperpod_ext.runtime.agent.children import Zygote, on_exit
+from hyperpod_ext.runtime.agent.memory import MemoryLine
+from hyperpod_ext.runtime.agent.settings import NodeSettings
+from hyperpod_ext.runtime.agent.watch import Watch
+from hyperpod_ext.runtime.causes import is_out_of_memory
+
+Tell = Callable[..., None]
+Spawn = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A worker process on this node."""
+
+    pid: int
+    log: Path
+    step: int = 0
+    """Step it is making, as far as it has told."""
+    joined: int = 0
+    """Newest generation it has asked to join."""
+    waiting: wire.Message | None = None
+    """What it asked with, until that generation begins."""
+    writer: asyncio.StreamWriter | None = None
+    hung_up: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Workers:
+    """Worker processes of this node, by rank.
+
+    Args:
+        tell, event: messages and events for the coordinator.
+        spawn: runs work beside everything else.
+    """
+
+    def __init__(self, settings: NodeSettings, memory: MemoryLine, *, tell: Tell, event: Tell, spawn: Spawn) -> None:
+        self._settings, self._config, self._memory = settings, settings.config, memory
+        self._tell, self._event, self._spawn = tell, event, spawn
+        self._kill = KillOnce(self._config.chaos.faults if settings.chaos and self._config.chaos else ())
+        self.watch = Watch(settings.config, settings.run_dir, settings.socket_dir, settings.node, tell, event)
+        self._workers: dict[int, _Worker] = {}
+        self._known = asyncio.Condition()
+        self.generation = 1
+        self.finishing = False
+        self.exited: dict[int, int] = {}
+        """Exit codes of those that ended when their training was done."""
+        self.master_port = 0
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted(self._workers)
+
+    def brief(self) -> dict[str, Any]:
+        """What a coordinator that does not know these workers must be told of them."""
+        return {
+            "generation": self.generation,
+            "workers": {str(rank): {"pid": worker.pid, "step": worker.step} for rank, worker in self._workers.items()},
+            "committed": max((worker.step - 1 for worker in self._workers.values()), default=0),
+            "exited": {str(rank): code for rank, code in self.exited.items()},
+        }
+
+    def send(self, message: wire.Message) -> None:
+        """To all workers here."""
+        frame = wire.encode(message)
+        for worker in self._workers.values():
+            if worker.writer is not None:
+                worker.writer.write(frame)
+                if message["type"] == "begin":
+                    worker.waiting = None
+
+    def leave(self, message: wire.Message) -> None:
+        """A generation is over: tell everybody, and end those that do not come out of it in time."""
+        self.generation = int(message["generation"])
+        self.send(message)
+        for rank, worker in self._workers.items():
+            if worker.waiting is not None:  # it waits for a generation that never began; let it wait for this one
+                self._spawn(self._join(rank, worker, worker.waiting))
+            wait_s = self._config.restart.leave_timeout_s
+            asyncio.get_running_loop().call_later(wait_s, self._end_stuck, rank, worker, self.generation)
+
+    def kill_all(self) -> None:
+        """SIGKILL to each; nobody is told of these deaths."""
+        for worker in self._workers.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGKILL)
+        self._workers = {}
+
+    async def start(self, rank: int, zygote: Zygote) -> None:
+        """Fork a worker for `rank`; one that is there already is ended."""
+        if (old := self._workers.pop(rank, None)) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(old.pid, signal.SIGKILL)
+        log = self._settings.run_dir / "logs" / f"rank{rank}.log"
+        each = self._config.workers_per_node
+        env = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank % each),
+            "WORLD_SIZE": str(self._config.world_size),
+            "LOCAL_WORLD_SIZE": str(each),
+            "GROUP_RANK": str(rank // each),
+            "GROUP_WORLD_SIZE": str(self._config.nodes),
+            "MASTER_ADDR": self._settings.host,
+            "MASTER_PORT": str(self.master_port),
+            **self.watch.environ(rank),
+        }
+        pid = await zygote.fork(argv=self._settings.argv, env=env, cwd=Path.cwd(), log=log)
+        worker = _Worker(pid, log)
+        async with self._known:
+            self._workers[rank] = worker
+            self._known.notify_all()
+        self.watch.started(rank, pid, log)
+        self._event("worker_started", rank=rank, pid=pid)
+        on_exit(pid, lambda status: self._spawn(self._ended(rank, worker, status)))
+
+    def _end_stuck(self, rank: int, worker: _Worker, generation: int) -> None:
+        """Kill a worker that was told to leave its generation and has not: its state lives on elsewhere."""
+        if worker.joined < generation and self._workers.get(rank) is worker:
+            self._event("stuck", rank=rank, step=worker.step)
+            limit_s = self._config.restart.leave_timeout_s
+            self.watch.end(rank, f"did not leave generation {generation - 1} within {limit_s:g} s of a fault elsewhere")
+
+    async def _ended(self, rank: int, worker: _Worker, status: int) -> None:
+        seen = time.monotonic()
+        with contextlib.suppress(ProcessLookupError):  # its children, data loaders: they hold its sockets open
+            os.killpg(worker.pid, signal.SIGKILL)
+        if worker.writer is not None:
+            await worker.hung_up.wait()  # what it said before it died comes before the news of its death
+        if self._workers.get(rank) is not worker:
+            return  # ended by us, for another one
+        del self._workers[rank]
+        code = os.waitstatus_to_exitcode(status)
+        never_joined = worker.writer is None
+        if self.finishing or (code == 0 and never_joined):
+            self.exited[rank] = code
+            self._tell("exited", rank=rank, code=code)
+            return
+        fate = self.watch.fate(rank, status, worker.step, _last_words(worker.log) if code > 0 else "")
+        hint = f"The whole story is in {worker.log}." if code >= 0 else ""
+        # a script that exits by itself would do so again; one that was killed may not
+        self._tell("died", rank=rank, exit_code=code, final=code >= 0, hint=hint, t=seen, **fate)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One worker's line, for as long as it lives."""
+        pid = wire.check_same_user(writer.get_extra_info("socket"))
+        if (hello := await wire.read(reader)) is None:
+            return  # it died before its first word; its pidfd tells
+        rank = int(hello["rank"])
+        worker = await self._worker_of(rank, pid)
+        worker.writer = writer
+        try:
+            while (message := await wire.read(reader)) is not None:
+                await self._pass_on(rank, worker, message)
+        finally:
+            worker.hung_up.set()
+
+    async def _worker_of(self, rank: int, pid: int) -> _Worker:
+        """The worker that connected; it may do so before the zygote has told its process id."""
+        async with self._known:
+            await self._known.wait_for(lambda: rank in self._workers and self._workers[rank].pid == pid)
+            return self._workers[rank]
+
+    async def _pass_on(self, rank: int, worker: _Worker, message: wire.Message) -> None:
+        if message["type"] == "join":
+            await self._join(rank, worker, message)
+            return
+        self.watch.heard(rank, message)
+        if message["type"] == "event" and message["event"] in ("begun", "step"):
+            worker.step = int(message["step"]) + 1
+            if self._kill.due(rank, worker.step):
+                with contextlib.suppress(ProcessLookupError):  # a real fault was quicker
+                    os.kill(worker.pid, signal.SIGKILL)
+                self._event("killed", rank=rank, step=worker.step)
+        elif message["type"] == "failed":
+            kind = "out-of-memory" if is_out_of_memory(str(message["cause"])) else "exception"
+            message |= {"t": time.monotonic(), "kind": kind, "phase": self.watch.phase(rank)}
+        # a worker that has joined no generation yet speaks for the one its agent is in
+        message["generation"] = message.get("generation") or self.generation
+        self._tell(message.pop("type"), **{**message, "rank": rank})
+
+    async def _join(self, rank: int, worker: _Worker, message: wire.Message) -> None:
+        worker.joined, worker.waiting = self.generation, message
+        snapshots = await self._memory.ask({"op": "held", "owner": rank, "pid": worker.pid})
+        if self._workers.get(rank) is worker and worker.waiting is message:
+            self._tell("join", **{**message, "rank": rank, "pid": worker.pid, "held": snapshots["snapshots"]})
+
+
+def _last_words(log: Path) -> str:
+    """Last line that a worker wrote, which for an exception is its type and message."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

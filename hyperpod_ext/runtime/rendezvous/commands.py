@@ -1,0 +1,135 @@
+"""What a membership is told of faults, and what it wants done. Plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from hyperpod_ext.runtime.checkpoint.choose import Decision
+
+
+class Phase(Enum):
+    FORMING = "forming"
+    RESTORING = "restoring"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+class Rung(Enum):
+    """How far up a fault had to be taken."""
+
+    IN_PROCESS = "in process"
+    """Every process stays; the training function is called again."""
+    PROCESS = "process"
+    """The rank's process is replaced, on its node."""
+    NODE = "node"
+    """All ranks of the node go to another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a rank, or a whole node, left the generation."""
+
+    rank: int
+    """Of a node: its lowest."""
+    cause: str
+    """`killed by SIGKILL (9)`, `ValueError: ...`: one line."""
+    step: int
+    """Step it was making."""
+    died: bool
+    """Whether its process is gone and needs a replacement."""
+    final: bool = False
+    """Whether trying again cannot help: a wrong configuration, a script that does not start."""
+    code: str = "JobFailedError"
+    hint: str = ""
+    node: int = -1
+    """Where it was."""
+    whole_node: bool = False
+    """Whether the node is lost with all its ranks."""
+    rung: Rung | None = None
+    """How far up it was taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Open process groups of this generation, then restore."""
+
+    generation: int
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class AskDurable:
+    """Find out what the durable tiers hold, and tell `durable_answered`."""
+
+    besides: tuple[tuple[str, str], ...] = ()
+    """URL and save id of checkpoints that have been refused: what else is there?"""
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """The first choice could not be restored by all; here is the next."""
+
+    attempt: int
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """Everybody has the state of this step: train."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Leave the process groups, keep everything else, and join this generation."""
+
+    generation: int
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Start a new process for this rank, on the node that has it now; end the one that is there."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """A spare has the ranks of a lost node from now on."""
+
+    node: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """A node that fails again and again: end its workers, and say what its memory holds (`retired`)."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitNode:
+    """No spare is left: give another node some time to come, then call `no_node_came`."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Everybody is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The job cannot go on."""
+
+    code: str
+    message: str
+    hint: str = ""
+
+
+Command = Begin | AskDurable | Restore | Go | Abort | Replace | TakeOver | Retire | AwaitNode | Finish | Fail

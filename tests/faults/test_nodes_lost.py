@@ -1,0 +1,79 @@
+"""All processes of a node die at once; a spare takes its place, and the job ends bit for bit where it would have."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from hyperpod_ext.processes import descendants
+
+pytestmark = pytest.mark.slow
+
+
+LIVE = {"HPX_TEST_NORM": "LayerNorm"}
+"""All state is the same on every rank, so that each node's is the others' copy."""
+
+
+def kill_node(running: Any, node: int) -> None:
+    """SIGKILL to every process of a node, its agent first."""
+    agent = running.agents[node]
+    for pid in (agent.pid, *descendants(agent.pid)):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def report_of(running: Any, node: int) -> dict[str, Any]:
+    return json.loads((running.folder / f"report.node{node}.json").read_text())
+
+
+def events(running: Any, kind: str) -> list[dict[str, Any]]:
+    lines = (running.folder / "events.jsonl").read_text().splitlines()
+    return [entry for entry in map(json.loads, lines) if entry["event"] == kind]
+
+
+def assert_equal_to(alike: dict[str, Any], report: dict[str, Any]) -> None:
+    assert report["state"] == "succeeded", report["error"]
+    assert report["losses"] == alike["losses"]
+    assert report["weights"] == alike["weights"]
+    assert report["metrics"] == alike["metrics"]
+    assert report["steps_lost"] == 0
+
+
+@pytest.mark.parametrize("node", [1, 0])
+def test_a_spare_takes_the_place_of_a_node_that_is_killed(job, alike, node):
+    running = job(spares=1, env=LIVE).start()
+    running.until("imported", node=2)
+    running.until("step", step=5)
+    kill_node(running, node)
+    report = running.wait()
+    assert_equal_to(alike, report)
+    (recovery,) = report["recoveries"]
+    assert recovery["fault"]["node"] == node
+    assert recovery["rung"] == "node"
+    assert recovery["survivor_pids_kept"]
+    assert report["nodes_lost"] == [node]
+    assert [(its["node"], its["ranks"]) for its in events(running, "node_replaced")] == [(2, [2 * node, 2 * node + 1])]
+    assert [agent.returncode for agent in running.agents] == [-9 if its == node else 0 for its in range(3)]
+    coordinators = [its["node"] for its in events(running, "coordinator")]
+    assert coordinators == ([1] if node == 0 else [])
+
+
+def test_two_nodes_in_turn_the_first_one_and_its_successor(job, alike):
+    running = job(spares=2, env=LIVE).start()
+    for spare in (2, 3):
+        running.until("imported", node=spare)
+    running.until("step", step=4)
+    kill_node(running, 0)
+    running.until("step", step=7)
+    kill_node(running, 1)
+    report = running.wait()
+    assert_equal_to(alike, report)
+    assert [recovery["fault"]["node"] for recovery in report["recoveries"]] == [0, 1]
+    assert [its["node"] for its in events(running, "coordinator")] == [1, 2]
+    assert report["nodes_lost"] == [0, 1]
