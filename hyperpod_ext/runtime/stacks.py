@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import signal
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 DUMP_SIGNAL = signal.SIGRTMIN + 7
 """Asks a worker for its stacks. A real-time signal, so that it is nobody's: Slurm and Lightning use SIGUSR1."""
 _LOOK_S = 0.02
+_libc = ctypes.CDLL(None)
 
 
 def state_of(pid: int) -> str:
@@ -36,9 +38,11 @@ async def dump_stacks(pid: int, log: Path, limit_s: float) -> bool:
         file.write(f"--- stack of every thread of process {pid}, which is to be ended because it hangs\n")
         file.flush()
         before = _size(log)
-        os.kill(pid, DUMP_SIGNAL)  # waits for a stopped process until it goes on, and comes first then
-        if stopped:
+        if stopped:  # the main thread gets it before anything else when the process goes on
+            _libc.tgkill(pid, pid, DUMP_SIGNAL)
             os.kill(pid, signal.SIGCONT)
+        else:
+            os.kill(pid, DUMP_SIGNAL)
     deadline, known = time.monotonic() + limit_s, before
     while time.monotonic() < deadline:
         await asyncio.sleep(_LOOK_S)

@@ -43,6 +43,7 @@ class Progress:
         self.watcher: Watcher | None = None
         """Set where faults are rehearsed; nothing is asked of it otherwise."""
         if ENV_PULSE in os.environ:
+            self._pulse.beat(0)
             faulthandler.register(DUMP_SIGNAL, file=sys.stderr, all_threads=True)
             faulthandler.enable(file=sys.stderr)  # a crash in native code leaves the Python stack in the log, too
             threading.Thread(target=self._beat, name="hpx-pulse", daemon=True).start()

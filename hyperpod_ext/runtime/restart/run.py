@@ -19,6 +19,7 @@ from hyperpod_ext.runtime.restart import buckets, meshes
 from hyperpod_ext.runtime.restart.link import Link
 from hyperpod_ext.runtime.restart.randomness import seed_of, seed_step
 from hyperpod_ext.runtime.restart.state import Stateful, TrainingState, Whole
+from hyperpod_ext.runtime.restart.watchdog import Watchdog
 
 Kept = TypeVar("Kept")
 
@@ -55,6 +56,7 @@ class Run:
         """Newest step that is committed on this rank."""
         self._link = link
         self._checkpointer = checkpointer
+        self._watchdog = Watchdog(config, rank, link, checkpointer)
         self._kept: list[_Kept] = []
         self._cursor = 0
         self._held: list[meshes.Place] = []
@@ -113,6 +115,7 @@ class Run:
         self._state = state  # from here on what was whole before may be half overwritten
         restored = self._link.restore(state, self._extras)
         state.clear_gradients()
+        self._watchdog.attach(objects)
         if self._checkpointer is not None:
             self._checkpointer.reserve(state.nbytes())
         self.step, self._restored = restored.step, True
@@ -147,6 +150,7 @@ class Run:
             began = time.monotonic()
             self._metrics, self._in_step = {}, True
             seed_step(self.config.seed, step, self.rank)
+            self._watchdog.begin_step(step)
             try:
                 yield step
             except GeneratorExit:  # the loop was left by `break`: what is done to the state now, nobody tells us of
@@ -154,10 +158,16 @@ class Run:
                 raise
             finally:
                 self._in_step = False
+            self._watchdog.end_step()
             self._commit(step)
             self._link.event("step", rank=self.rank, step=step, of=total, began=began, **self._metrics)
         self._wait_staged()
+        self._watchdog.end_steps()
         seed_step(self.config.seed, total + 1, self.rank)  # what follows the loop repeats exactly, too
+
+    def guard(self, loss: torch.Tensor) -> None:
+        """Have the NaN guard look at `loss` too, before its backward pass, so that it can name the rank."""
+        self._watchdog.see(loss)
 
     def log(self, **metrics: float | torch.Tensor) -> None:
         """Record numbers: of the step being made, or, after the loop, of the whole run. NaN becomes null."""
@@ -174,12 +184,14 @@ class Run:
     def enter(self, generation: int, *, fresh: bool) -> None:
         """A generation begins. `fresh`: no state anywhere, so what was kept may be half-changed; build it anew."""
         self.generation = generation
+        self._watchdog.enter(generation)
         self._cursor, self._restored, self._in_step = 0, False, False
         if fresh:
             self._kept, self._held, self._state, self.step = [], [], None, 0
 
     def leave(self) -> None:
         """A generation is over: let go of its process groups, wherever they are held."""
+        self._watchdog.leave()
         self._wrapped = []
         self._held += meshes.let_go()
 
@@ -189,6 +201,7 @@ class Run:
 
     def digest(self) -> str:
         """SHA-256 of the registered state; empty when nothing was registered."""
+        self._watchdog.done()
         return self._state.digest() if self._state is not None else ""
 
     def _commit(self, step: int) -> None:
@@ -201,6 +214,7 @@ class Run:
                     self._layouts[index] = layout
         at_once = not self._state.tells_of_changes or not (self._state.told or step == self._began)
         taken = self._state.take()
+        self._watchdog.compare(step, taken)
         whole = Whole(step, save_id_of(self.generation, step), taken.own_digest(), taken.sharing())
         self._state.commit(taken, whole)
         self.step = step
