@@ -23,6 +23,7 @@ ARCHIVE = "sourcedir.tar.gz"
 CODE_CHANNEL = "code"
 DEFAULT_RUN_S = 86400
 _LOG_LEVEL = "20"
+_TRAINER_SCRIPT = "/opt/ml/input/data/sm_drivers/sm_train.sh"
 
 
 def training_job_request(job: JobConfig, job_name: str | None = None) -> Request:
@@ -58,7 +59,8 @@ def training_job_request(job: JobConfig, job_name: str | None = None) -> Request
         "CheckpointConfig": checkpoint(job),
         "RetryStrategy": {"MaximumRetryAttempts": job.relaunch.max_times} if job.relaunch.max_times else None,
         "ExperimentConfig": experiment(job),
-        "ProfilerConfig": {"DisableProfiler": False} if options.profiler else {"DisableProfiler": True},
+        "ProfilerConfig": {"DisableProfiler": not options.profiler}
+        | ({"S3OutputPath": options.output} if options.profiler else {}),
         "RemoteDebugConfig": {"EnableRemoteDebug": True} if options.remote_debug else None,
         "InfraCheckConfig": {"EnableInfraCheck": True} if options.infra_check else None,
     }
@@ -80,6 +82,40 @@ def submitted_as(request: Mapping[str, Any], job_name: str) -> Request:
         source = channel["DataSource"].get("S3DataSource", {})
         if source.get("S3Uri") == old:
             source["S3Uri"] = new
+    return changed
+
+
+def as_model_trainer_sends_it(request: Mapping[str, Any], job: JobConfig, job_name: str, inputs: str) -> Request:
+    """`request` in the form that sagemaker 3.x gives it: its own entry point, and the code as channels.
+
+    Args:
+        job_name: the name, which ModelTrainer makes of `base_job_name` and the time.
+        inputs: the prefix on S3 that it puts channels under.
+    """
+    changed: Request = copy.deepcopy(dict(request))
+    changed["TrainingJobName"] = job_name
+    changed["HyperParameters"] = dict(arguments_of(job)) if job.mode == "plain" else {}
+    changed["AlgorithmSpecification"] |= {
+        "ContainerEntrypoint": ["/bin/bash"],
+        "ContainerArguments": ["-c", f"chmod +x {_TRAINER_SCRIPT} && {_TRAINER_SCRIPT}"],
+    }
+    own = [
+        {
+            "ChannelName": name,
+            "DataSource": {
+                "S3DataSource": {
+                    "S3DataType": "S3Prefix",
+                    "S3Uri": f"{inputs}/{name}",
+                    "S3DataDistributionType": "FullyReplicated",
+                }
+            },
+            "InputMode": "File",
+        }
+        for name in (CODE_CHANNEL, "sm_drivers")
+    ]
+    given = [one for one in changed.get("InputDataConfig", []) if one["ChannelName"] != CODE_CHANNEL]
+    changed["InputDataConfig"] = [*given, *own]
+    changed.pop("ProfilerConfig", None)
     return changed
 
 
@@ -168,7 +204,7 @@ def _channels(job: JobConfig, job_name: str) -> list[Request]:
             "S3Uri": _code(job, job_name),
             "S3DataDistributionType": "FullyReplicated",
         }
-        found.append({"ChannelName": CODE_CHANNEL, "DataSource": {"S3DataSource": source}, "InputMode": "File"})
+        found.append({"ChannelName": CODE_CHANNEL, "DataSource": {"S3DataSource": source}})
     return found
 
 

@@ -110,7 +110,10 @@ def _batch_options(job: JobConfig) -> Iterator[str]:
 def _step_options(job: JobConfig) -> Iterator[str]:
     if job.slurm.auto_resume:
         yield "auto-resume=1"
-    yield from ("no-kill", "kill-on-bad-exit=0") if job.spares else ("kill-on-bad-exit=1",)
+    if job.spares:
+        yield "no-kill"
+    # our agents end by themselves, and then the exit code is the job's own; workers of torchrun may wait for ever
+    yield f"kill-on-bad-exit={int(job.mode == 'plain')}"
     yield "cpu-bind=none"
     if _container(job) == "pyxis":
         yield f"container-image={_quoted(job.image or '')}"

@@ -1,0 +1,209 @@
+"""Target hyperpod-slurm on a real Slurm: two nodes, real sbatch, the rendered file unchanged."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import HP_EXT, Done
+from slurm_cluster import SlurmCluster, slurm_cluster
+
+pytestmark = pytest.mark.slow
+
+TARGET = ("--target", "hyperpod-slurm")
+URL = "hyperpod-slurm://test/tiny-gpt"
+SMALL = ("--width", "16", "--layers", "1")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SlurmCluster]:
+    with tempfile.TemporaryDirectory(prefix="hpx-slurm-") as place, slurm_cluster(Path(place), 2) as running:
+        yield running
+
+
+@dataclass
+class Place:
+    """A folder with a job in it, and the command line in front of the cluster."""
+
+    cluster: SlurmCluster
+    folder: Path
+
+    def write_job(self, steps: int = 20, **more: Any) -> None:
+        spec = {
+            "name": "tiny-gpt",
+            "script": "train.py",
+            "args": ["--steps", str(steps), *SMALL],
+            "nodes": 2,
+            "global_batch_size": 16,
+            "checkpoint": {
+                "tiers": [{"kind": "memory"}, {"kind": "file", "path": str(self.folder / "kept"), "every_steps": 2}]
+            },
+            "slurm": {"python": sys.executable},
+        }
+        (self.folder / "job.yaml").write_text(json.dumps(spec | more))
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        env = os.environ | {"SLURM_CONF": str(self.cluster.conf), "HPX_HOME": str(self.folder / "home")}
+        command = [HP_EXT, *arguments]
+        return subprocess.Popen(
+            command, env=env, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def hp_ext(self, *arguments: str) -> Done:
+        return done(self.start(*arguments))
+
+    def create(self, *more: str) -> Done:
+        return self.hp_ext("create-job", "-f", "job.yaml", *TARGET, "-o", "json", *more)
+
+    def start_dir(self, job: str, name: str = "0.0") -> Path:
+        return self.folder / "hpx-runs" / "tiny-gpt" / job / name
+
+
+def done(process: subprocess.Popen[str]) -> Done:
+    stdout, stderr = process.communicate(timeout=100)
+    assert "Traceback" not in stderr, stderr
+    return Done(process.returncode, stdout, stderr)
+
+
+@pytest.fixture
+def place(cluster: SlurmCluster, tmp_path: Path, root: Path) -> Iterator[Place]:
+    shutil.copy(root / "examples" / "01-local" / "train.py", tmp_path)
+    yield Place(cluster, tmp_path)
+    with suppress(subprocess.CalledProcessError):
+        cluster.ask("scancel", "--me")
+    wait_until(lambda: not cluster.ask("squeue", "-h", "--me").strip())
+
+
+def wait_until(true: Callable[[], Any], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.05)
+
+
+def made_step(events: Path, step: int) -> bool:
+    lines = events.read_text().splitlines() if events.exists() else []
+    return any(
+        event.get("event") == "step" and event["step"] >= step
+        for event in map(json.loads, lines[:-1])  # the last may not be whole
+    )
+
+
+def agents_in(folder: Path) -> dict[str, int]:
+    """Process of each node's agent, by the node's number."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):
+                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                if "hyperpod_ext.runtime.agent" in words and str(folder) in str((entry / "cwd").readlink()):
+                    found[words[words.index("--node-rank") + 1]] = int(entry.name)
+    return found
+
+
+def test_a_job_runs_to_its_end_and_again_through_a_killed_step_with_the_same_losses(place: Place) -> None:
+    place.write_job()
+    whole = place.create("--wait")
+    assert whole.code == 0, whole.stderr
+    assert (whole.json["state"], whole.json["steps"], whole.json["starts"]) == ("succeeded", 20, 1)
+    assert len(whole.json["losses"]) == 20
+
+    shutil.rmtree(place.folder / "kept")  # the second job starts from nothing, too
+    place.write_job(relaunch={"max_times": 2})
+    waiting = place.start("create-job", "-f", "job.yaml", *TARGET, "--wait", "-o", "json")
+    job = str(int(whole.json["slurm_job_id"]) + 1)
+    wait_until(lambda: made_step(place.start_dir(job) / "events.jsonl", 7))
+    for agent in agents_in(place.folder).values():
+        os.kill(agent, signal.SIGKILL)
+    killed = done(waiting)
+    assert killed.code == 0, killed.stderr
+    assert (killed.json["state"], killed.json["starts"]) == ("succeeded", 2)
+    assert killed.json["losses"] == whole.json["losses"]
+    assert killed.json["weights"] == whole.json["weights"]
+    assert min(map(int, report(place.start_dir(job, "0.1"))["losses"])) > 1, "the second start began anew"
+
+
+def report(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    return found
+
+
+def test_a_running_job_is_shown_followed_refused_a_second_time_and_cancelled(place: Place) -> None:
+    place.write_job(steps=100_000)
+    submitted = place.create()
+    assert (submitted.code, submitted.json["handle"]) == (0, URL), submitted.stderr
+    job = place.cluster.ask("squeue", "-h", "--me", "-o", "%i").strip()
+    wait_until(lambda: made_step(place.start_dir(job) / "events.jsonl", 3))
+
+    status = place.hp_ext("status", URL, "-o", "json").json
+    assert (status["state"], status["of"]) == ("running", 100_000)
+    assert status["step"] >= 3
+    second = place.create()
+    assert (second.code, f"job {job} of the queue" in second.stderr) == (5, True)
+    late = place.hp_ext("create-job", "-f", "job.yaml", *TARGET, "--set", "name=other", "--dry-run")
+    assert "#SBATCH --job-name=other" in late.stdout
+
+    following = place.start("logs", URL, "--rank", "0", "--follow")
+    cancelled = place.hp_ext("cancel", URL, "-o", "json")
+    assert cancelled.json["state"] == "cancelled"
+    assert all(line.startswith("rank 0 | ") for line in done(following).stdout.splitlines())
+    assert not agents_in(place.folder)
+    assert place.hp_ext("cancel", URL).stdout == "tiny-gpt: had ended already (cancelled)\n"
+    assert place.hp_ext("logs", URL, "--rank", "2").code == 6
+
+
+def test_a_script_that_raises_fails_the_job_once_with_its_error(place: Place) -> None:
+    place.write_job(relaunch={"max_times": 2})
+    (place.folder / "train.py").write_text("raise RuntimeError('no such luck')\n")
+    failed = place.create("--wait")
+    assert (failed.code, failed.json["state"], failed.json["starts"]) == (7, "failed", 1)
+    assert "no such luck" in failed.stderr
+    assert place.hp_ext("status", URL, "-o", "json").json["error"]["message"]
+
+
+REFUSED = {
+    "scheduling.queue": {"scheduling": {"queue": "nope"}},
+    "nodes": {"nodes": 9, "global_batch_size": None},
+    "slurm": {"slurm": {"sbatch": {"no-such-option": "1"}}},
+}
+
+
+@pytest.mark.parametrize(("path", "fields"), REFUSED.items())
+def test_what_slurm_refuses_is_told_with_its_field(place: Place, path: str, fields: dict[str, Any]) -> None:
+    place.write_job(**fields)
+    refused = place.create()
+    assert refused.code == 3
+    assert [problem["path"] for problem in refused.json["error"]["problems"]] == [path]
+
+
+def test_a_controller_that_is_away_is_said_so(place: Place, tmp_path: Path) -> None:
+    place.write_job()
+    text = place.cluster.conf.read_text()
+    text = text.replace("SlurmctldPort=", "MessageTimeout=1\nSlurmctldPort=1\n#")
+    (tmp_path / "away.conf").write_text(text)
+    env = os.environ | {"SLURM_CONF": str(tmp_path / "away.conf"), "HPX_HOME": str(tmp_path / "home")}
+    command = [HP_EXT, "create-job", "-f", "job.yaml", *TARGET]
+    away = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
+    assert (away.returncode, "scontrol ping" in away.stderr) == (4, True), away.stderr
+
+
+def test_a_machine_without_slurm_is_said_so(place: Place) -> None:
+    place.write_job()
+    (place.folder / "bin").mkdir()
+    (place.folder / "bin" / "sh").symlink_to("/bin/sh")
+    env = {"PATH": str(place.folder / "bin"), "HPX_HOME": str(place.folder / "home")}
+    command = [HP_EXT, "create-job", "-f", "job.yaml", *TARGET]
+    nowhere = subprocess.run(command, env=env, cwd=place.folder, capture_output=True, text=True, check=False)
+    assert (nowhere.returncode, "login" in nowhere.stderr) == (4, True), nowhere.stderr
