@@ -71,3 +71,20 @@ def test_random_numbers_repeat_from_step_to_step_and_not_between_steps():
 
     assert alone(train) == alone(train)
     assert len(set(alone(train))) == 3
+
+
+def test_a_step_without_its_optimizer_is_committed_with_the_one_that_has_it():
+    def train(run: Run) -> list[int]:
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        run.restore(model=model, optimizer=optimizer)
+        committed = []
+        for step in run.steps(6):
+            committed.append(run.step)
+            model(torch.ones(1, 2)).sum().backward()
+            if step % 3 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        return [*committed, run.step]
+
+    assert alone(train) == [0, 0, 0, 3, 3, 3, 6]

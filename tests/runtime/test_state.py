@@ -148,3 +148,100 @@ def test_parts_of_a_rank_that_autograd_does_not_follow_are_no_obstacle():
     state = TrainingState({"model": model})
     state.commit(state.take(), WHOLE)
     assert state.whole() == WHOLE
+
+
+OPTIMIZERS = {
+    "SGD": {"lr": 0.1, "momentum": 0.9, "nesterov": True},
+    "Adam": {"amsgrad": True},
+    "AdamW": {},
+    "Adamax": {},
+    "NAdam": {},
+    "RAdam": {},
+    "Adagrad": {},
+    "Adadelta": {},
+    "Adafactor": {},
+    "ASGD": {},
+    "RMSprop": {"momentum": 0.9, "centered": True},
+    "Rprop": {},
+    "LBFGS": {"max_iter": 3},
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_any_optimizer_goes_on_from_another_ranks_state_bit_for_bit(name):
+    def make() -> tuple[nn.Module, torch.optim.Optimizer, TrainingState]:
+        torch.manual_seed(0)
+        model = nn.Linear(5, 3)
+        optimizer = getattr(torch.optim, name)(model.parameters(), **OPTIMIZERS[name])
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        return model, optimizer, TrainingState({"model": model, "optimizer": optimizer, "schedule": schedule})
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
+        x = torch.full((4, 5), float(number))
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = (model(x) - 1).square().mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    model, optimizer, state = make()
+    for number in range(3):
+        step(model, optimizer, number)
+    newcomer, its_optimizer, its_state = make()
+    its_state.load([snapshot_of(state)])
+    assert its_state.digest() == state.digest()
+    state.commit(state.take(), WHOLE)
+    for number in (3, 4):
+        step(model, optimizer, number)
+        step(newcomer, its_optimizer, number)
+    assert its_state.digest() == state.digest()
+    assert state.told
+    assert state.whole() is None
+
+
+def test_a_step_that_a_fault_cut_short_is_made_again_with_loss_scaling():
+    model = nn.Linear(2, 1)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+    state = TrainingState({"model": model, "optimizer": optimizer, "scaler": scaler})
+    scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    scaler.unscale_(optimizer)  # here the fault comes
+    state.clear_gradients()
+    assert model.weight.grad is None
+    scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def test_gradients_that_wait_for_the_optimizer_are_no_moment_to_go_on_from(trained):
+    trained.state.clear_gradients()
+    trained.state.commit(trained.state.take(), WHOLE)
+    trained.model.eval()
+    trained.backward()
+    assert trained.state.accumulates
+    trained.optimizer.step()
+    assert not trained.state.accumulates
+
+
+def test_objects_built_anew_take_over_what_they_replace(trained):
+    digest = trained.state.digest()
+    anew = Trained.__new__(Trained)
+    anew.model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.AdamW(anew.model.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    objects = {"model": anew.model, "optimizer": optimizer, "schedule": schedule}
+    state = TrainingState(objects, before=trained.state)
+    assert state.whole() is None
+    state.adopt()
+    assert state.whole() == WHOLE
+    assert state.digest() == digest
+
+
+def test_objects_built_anew_take_over_nothing_that_has_changed(trained):
+    trained.optimizer.step()
+    state = TrainingState({"model": nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))}, before=trained.state)
+    state.adopt()
+    assert state.whole() is None

@@ -1,0 +1,116 @@
+"""Objects that hold process groups, through the end of their groups: one rank, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+PRELUDE = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.restart import meshes
+
+def open_groups():
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+
+def close_groups():
+    places = meshes.let_go()
+    dist.destroy_process_group()
+    dist.distributed_c10d._world.group_count = 0
+    return places
+
+open_groups()
+"""
+
+
+def run(body: str) -> str:
+    """What `body` prints."""
+    program = PRELUDE + textwrap.dedent(body)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def kept() -> str:
+    return run("""
+        def build():
+            mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"))
+            model = fully_shard(nn.Linear(4, 4), mesh=mesh)
+            return model, mesh, dist.new_group([0])
+
+        with meshes.recording() as made:
+            model, mesh, group = build()
+        print("made", [name for _, _, name in made.calls], "talked", made.talked)
+        before = model(torch.ones(2, 4)).sum()
+        old = group
+        model(torch.ones(2, 4)).sum()  # a forward that no backward follows
+        places = close_groups()
+        info = model._get_fsdp_state()._fsdp_param_groups[0].mesh_info
+        try:
+            info.shard_process_group.size()
+        except JobFailedError as error:
+            print("gone", error)
+        open_groups()
+        meshes.repeat(made)
+        print("missing", len(meshes.give_back(places)))
+        group = meshes.of_now(group)
+        print("another group", group is not old, group.group_name == old.group_name)
+        print("equal", torch.equal(before, model(torch.ones(2, 4)).sum()))
+        loss = model(torch.ones(2, 4)).sum()
+        loss.backward()
+        print("gradients", model.weight.grad.full_tensor().sum().item())
+        print("mesh", mesh.get_group("shard").size(), mesh["shard"].get_group().size())
+
+        close_groups()
+        open_groups()
+        dist.new_group([0])  # one more than before
+        try:
+            meshes.repeat(made)
+        except JobFailedError as error:
+            print("order", error)
+
+        with meshes.recording() as made:
+            dist.all_reduce(torch.ones(1))
+        print("talked", made.talked)
+
+        kept = {"history": [1, 2], "pair": (dist.group.WORLD, 3)}
+        history = kept["history"]
+        same = meshes.of_now(kept)
+        print("same", same is kept, same["history"] is history, same["pair"][0] is dist.group.WORLD)
+    """)
+
+
+def test_what_a_build_made_is_recorded(kept):
+    assert "made ['1'] talked False" in kept
+
+
+def test_a_group_that_is_gone_says_so(kept):
+    assert "gone process group 0 was not made again after the fault" in kept
+
+
+def test_model_mesh_and_group_are_whole_again(kept):
+    assert "missing 0" in kept
+    assert "another group True True" in kept
+    assert "equal True" in kept
+    assert "gradients 32.0" in kept
+    assert "mesh 1 1" in kept
+
+
+def test_groups_made_in_another_order_are_refused(kept):
+    assert "order process group 1 became 2 after the fault" in kept
+
+
+def test_a_build_that_communicates_is_seen(kept):
+    assert "talked True" in kept
+
+
+def test_lists_and_dicts_that_are_kept_stay_the_same_objects(kept):
+    assert "same True True True" in kept
