@@ -24,7 +24,9 @@ def test_a_rank_killed_by_its_agent_is_replaced_and_no_other_process_is(job, und
     report = job(settings={"chaos": {"faults": [{"rank": rank, "step": step}]}}).start().wait()
     assert_equal_to(undisturbed, report)
     (recovery,) = report["recoveries"]
-    assert recovery["fault"] == {"rank": rank, "node": rank // 2, "step": step, "cause": "killed by SIGKILL (9)"}
+    fault = {name: recovery["fault"][name] for name in ("rank", "node", "step", "kind", "cause")}
+    killed = {"kind": "signal", "cause": "killed by SIGKILL (9)"}
+    assert fault == {"rank": rank, "node": rank // 2, "step": step, **killed}
     assert recovery["survivor_pids_kept"]
     assert set(recovery["phases"]) == {
         "fault_seen",

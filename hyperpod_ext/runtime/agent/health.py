@@ -64,6 +64,8 @@ def disk(context: HealthContext) -> str | None:
             status = os.statvfs(folder)
         except OSError as error:
             return f"{folder}: {error.strerror}"
+        if not folder.is_dir():
+            return f"{folder} is not a folder"
         if not os.access(folder, os.W_OK):
             return f"{folder} cannot be written"
         if (free := status.f_bavail * status.f_frsize / _MIB) < needed:
