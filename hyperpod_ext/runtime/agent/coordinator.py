@@ -57,6 +57,8 @@ class Coordinator:
         self._roster = Roster(node, agreed={node})
         self._begun = term > 1
         self._steps: dict[int, int] = {}
+        self._stores: dict[int, tuple[str, int]] = {}
+        """Where each rank serves its keys, as it said when it joined."""
         self._left: dict[int, list[dict[str, Any]]] = {}
         self._home: str | None = None
         self._durable = DurableQuestion(self._ask_durable)
@@ -325,6 +327,8 @@ class Coordinator:
                 self._log("joined", rank=rank, pid=message["pid"], live_step=live and live["step"])
                 offer = Offer("live", rank=rank, node=node, **live) if live else None
                 held = [Offer.of_memory(brief, node) for brief in message["held"]]
+                if "store_port" in message:
+                    self._stores[rank] = self._roster.table("peer")[node][0], int(message["store_port"])
                 self._carry_out(membership.join(rank, offer, held))
                 self._joined_once = True
                 self._check_exits()
@@ -436,7 +440,7 @@ class Coordinator:
             case m.Begin(generation, decision):
                 self._log("generation", generation=generation, step=decision.step)
                 stores, nodes = self._roster.table("address"), self._membership.nodes
-                addresses = [stores[nodes[rank]] for rank in range(self._config.world_size)]
+                addresses = [self._stores.get(rank, stores[nodes[rank]]) for rank in range(self._config.world_size)]
                 self._steps = {}
                 more = {"peers": self._roster.table("peer"), "run": self._run}
                 self._to_workers("begin", decision=decision.to_json(), addresses=addresses, **more)

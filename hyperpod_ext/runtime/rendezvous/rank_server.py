@@ -151,15 +151,18 @@ class RankServer:
         self.requests = 0
         """Requests served, this rank's own included."""
 
-    def start(self, host: str = "") -> int:
-        """Listen on a free port of `host`, a numeric address, or of all this machine has; returns the port."""
+    def start(self, host: str = "", port: int = 0) -> int:
+        """Listen on `port`, 0: a free one, of `host`, a numeric address, or of all that this machine has.
+
+        Returns the port.
+        """
         if host:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+            self._listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         else:
             both = socket.has_dualstack_ipv6()
             family = socket.AF_INET6 if both else socket.AF_INET
-            self._listener = socket.create_server(("", 0), family=family, backlog=_BACKLOG, dualstack_ipv6=both)
+            self._listener = socket.create_server(("", port), family=family, backlog=_BACKLOG, dualstack_ipv6=both)
         self._listener.setblocking(False)
         self._wake_read.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
