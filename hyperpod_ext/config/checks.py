@@ -90,10 +90,11 @@ def peer_copies_fit_the_nodes(job: JobConfig, _files: ListFiles | None) -> Itera
 
 
 def faults_hit_ranks_that_exist(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
-    for index, fault in enumerate(job.chaos.faults if job.chaos else ()):
-        if fault.rank >= job.world_size:
-            hint = f"ranks go from 0 to {job.world_size - 1}"
-            yield Finding(("chaos", "faults", index, "rank"), f"there is no rank {fault.rank}", hint)
+    for field in ("faults", "inject"):
+        for index, fault in enumerate(getattr(job.chaos, field) if job.chaos else ()):
+            if fault.rank >= job.world_size:
+                hint = f"ranks go from 0 to {job.world_size - 1}"
+                yield Finding(("chaos", field, index, "rank"), f"there is no rank {fault.rank}", hint)
 
 
 def own_variables_are_left_alone(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
@@ -130,7 +131,7 @@ CHECKS: dict[type, tuple[Check, ...]] = {
         Check((("global_batch_size",), *_WORLD), batch_divides_among_ranks),
         Check((_TIER_KINDS,), each_tier_once),
         Check((("checkpoint", "tiers", "*", "replicas"), _TIER_KINDS, ("nodes",)), peer_copies_fit_the_nodes),
-        Check((("chaos", "faults", "*", "rank"), *_WORLD), faults_hit_ranks_that_exist),
+        Check((("chaos", "*", "*", "rank"), *_WORLD), faults_hit_ranks_that_exist),
         Check((("env",),), own_variables_are_left_alone),
     ),
     ClusterConfig: (

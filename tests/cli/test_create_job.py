@@ -164,7 +164,7 @@ def test_kill_replaces_the_faults_of_the_spec_and_no_kill_removes_them(place: Lo
         "compare": False,
     }
     hp_ext("create-job", "-f", spec, "--wait", "--no-kill")
-    assert job_file(place)["chaos"] == {"faults": [], "compare": False}
+    assert job_file(place)["chaos"] == {"faults": [], "inject": [], "compare": False}
 
 
 def test_kill_adds_a_rehearsal_to_a_spec_without_one(place: LocalPlace, tmp_path: Path) -> None:
