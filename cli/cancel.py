@@ -23,8 +23,8 @@ def command(job: str, target: str, output: str) -> None:
     from hyperpod_ext.launch.targets import get_target
 
     handle = JobHandle.parse(job, target)
-    target = get_target(handle.target)
-    ended_before = target.status(handle).ended
-    status = target.cancel(handle)
+    place = get_target(handle.target)
+    ended_before = place.status(handle).ended
+    status = place.cancel(handle)
     text = f"{status.name}: had ended already ({status.state})" if ended_before else f"{status.name}: {status.state}"
     print_result(status.to_json(), output, text)

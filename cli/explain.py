@@ -54,12 +54,14 @@ def _explain_rule(name: str, rules: dict[str, Rule], output: str) -> None:
 
 
 def _explain_field(what: str, output: str) -> None:
+    from hyperpod_ext.config.base import Config
     from hyperpod_ext.config.cluster import ClusterConfig
     from hyperpod_ext.config.explain import explain
     from hyperpod_ext.config.job import JobConfig
 
     spec, _, path = what.partition(".")
-    model = {"job": JobConfig, "cluster": ClusterConfig}.get(spec)
+    specs: dict[str, type[Config]] = {"job": JobConfig, "cluster": ClusterConfig}
+    model = specs.get(spec)
     told = explain(model, path) if model else explain(JobConfig, what)
     rows = [
         (label, str(told[key]))

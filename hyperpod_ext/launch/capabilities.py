@@ -56,6 +56,12 @@ def unsupported(job: JobConfig, target: str, can: Capabilities) -> Iterator[Prob
             path="chaos",
             hint="remove chaos, or rehearse with --target local",
         )
+    if job.spares and not can.spares:
+        yield Problem(
+            f"target {target} keeps no spare nodes",
+            path="spares",
+            hint="remove spares",
+        )
     modes = {"aws-checkpointless": can.aws_checkpointless, "aws-managed-tier": can.managed_tier}
     if not modes.get(job.mode, True):
         yield Problem(

@@ -29,7 +29,9 @@ def rehearse(plan: Plan) -> None:
     ask = getattr(get_target(plan.target), "rehearse", None)
     if ask is None:
         hint = "`--dry-run` shows what would be submitted"
-        raise UnsupportedError([Problem(f"target {plan.target} has no server that checks without submitting", hint=hint)])
+        raise UnsupportedError(
+            [Problem(f"target {plan.target} has no server that checks without submitting", hint=hint)]
+        )
     ask(plan)
 
 
@@ -38,3 +40,7 @@ def _read_back(plan: Plan) -> None:
     for name, text in plan.files.items():
         if name.endswith(".sh"):
             check_shell(name, text)
+        if name.endswith(".yaml"):
+            from hyperpod_ext.launch.kubernetes.schemas import check_yaml
+
+            check_yaml(name, text)

@@ -17,7 +17,7 @@ from hyperpod_ext.errors import ConfigError, HyperpodExtError, UnsupportedError
 from hyperpod_ext.launch.capabilities import Capabilities, unsupported
 from hyperpod_ext.launch.plan import make_plan
 from hyperpod_ext.launch.render import check_shell
-from hyperpod_ext.launch.targets import PLANNED, TARGETS, get_target
+from hyperpod_ext.launch.targets import TARGETS, get_target
 
 SHOW = """\
 import json, os, sys
@@ -109,12 +109,6 @@ def test_an_image_on_a_laptop_is_a_warning_not_a_refusal() -> None:
     plan = make_plan(job(image="pytorch:2"))
     assert ["image is not used" in warning for warning in plan.warnings] == [True]
     assert make_plan(job()).warnings == ()
-
-
-@pytest.mark.parametrize("name", PLANNED)
-def test_a_target_of_a_later_version_says_so(name: str) -> None:
-    with pytest.raises(UnsupportedError, match="not in this version"):
-        get_target(name)
 
 
 def test_an_unknown_target_names_the_nearest() -> None:

@@ -209,7 +209,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ),
     ("HPX173", ELASTIC | {"global_batch_size": 4}, ELASTIC | {"global_batch_size": 12}, "global_batch_size"),
 ]
-OTHERS = {"HPX108", "HPX119", "HPX132", "HPX133", "HPX153"}
+OTHERS = {"HPX108", "HPX109", "HPX110", "HPX119", "HPX132", "HPX133", "HPX153", "HPX154"}
 """Rules that look at more than the spec: their tests are below."""
 
 
@@ -266,7 +266,23 @@ def test_an_elastic_job_on_a_cluster_that_buys_machines_is_warned() -> None:
     seen = context(ELASTIC, region="us-west-2")
     assert found("HPX108", seen) == []
     assert seen.cluster is not None
-    buying = ClusterConfig.model_validate_json(
-        json.dumps(seen.cluster.model_dump(mode="json") | {"auto_scaling": {}})
-    )
+    buying = ClusterConfig.model_validate_json(json.dumps(seen.cluster.model_dump(mode="json") | {"auto_scaling": {}}))
     assert found("HPX108", Context(seen.job, buying, seen.target)) == ["elastic.max_nodes"]
+
+
+TRAINJOB = {"kubeflow_api": "trainjob"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "wrong", "path"),
+    [
+        ("HPX109", ELASTIC | {"kubernetes": TRAINJOB}, "elastic"),
+        ("HPX110", {"node_groups": [{"name": "g", "nodes": 1}]}, "node_groups"),
+        ("HPX154", {"kubernetes": TRAINJOB | {"host_network": True}}, "kubernetes.host_network"),
+        ("HPX154", {"kubernetes": TRAINJOB, "timeouts": {"keep_s": 1}}, "timeouts.keep_s"),
+    ],
+)
+def test_what_kubeflow_cannot_say(rule: str, wrong: dict[str, Any], path: str) -> None:
+    assert found(rule, context(wrong, "kubeflow")) == [path]
+    assert found(rule, context(wrong, "hyperpod-eks")) == []
+    assert found(rule, context(ELASTIC, "kubeflow")) == []

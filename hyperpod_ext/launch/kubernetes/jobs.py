@@ -76,6 +76,37 @@ def list_jobs(kind: Kind, context: str | None = None) -> list[JobStatus]:
     return [_status(kind, client, found) for found in client.items(kind.path(client.access.namespace))]
 
 
+def known_kinds(kinds: tuple[Kind, ...], client: Client | None = None) -> list[Kind]:
+    """Those of `kinds` that the cluster knows.
+
+    Raises:
+        NotFoundError: it knows none of them.
+    """
+    client = client or Client(load_access())
+    known: list[Kind] = []
+    for kind in kinds:
+        try:
+            client.get(kind.path(client.access.namespace), limit="1")
+        except NotFoundError as error:
+            missing = error
+        else:
+            known.append(kind)
+    if not known:
+        raise missing
+    return known
+
+
+def kind_of(kinds: tuple[Kind, ...], handle: JobHandle) -> Kind:
+    """The kind that has a job of this name; the first that the cluster knows, if none has."""
+    client = client_of(handle)
+    known = known_kinds(kinds, client)
+    for kind in known:
+        with suppress(NotFoundError):
+            client.get(kind.path(client.access.namespace, handle.name))
+            return kind
+    return known[0]
+
+
 def status(kind: Kind, handle: JobHandle) -> JobStatus:
     """How one job is."""
     client = client_of(handle)

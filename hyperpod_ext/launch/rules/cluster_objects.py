@@ -218,6 +218,28 @@ def text_has_no_nul(context: Context) -> Iterator[Finding]:
 
 
 @rule(
+    "HPX154",
+    "error",
+    "a TrainJob cannot say this",
+    "What a TrainJob may change of its runtime's pods is limited; these settings belong into the TrainingRuntime.",
+    "Set them in a TrainingRuntime of your own and name it in kubernetes.training_runtime, or use a PyTorchJob.",
+)
+def trainjob_has_no_field(context: Context) -> Iterator[Finding]:
+    job, only = context.job, context.job.kubernetes
+    if context.target != "kubeflow" or only.kubeflow_api != "trainjob":
+        return
+    asked = {
+        ("kubernetes", "host_network"): only.host_network,
+        ("kubernetes", "pull_policy"): only.pull_policy,
+        ("scheduling", "pod_priority_class"): job.scheduling.pod_priority_class,
+        ("timeouts", "keep_s"): job.timeouts.keep_s,
+    }
+    for path, value in asked.items():
+        if value:
+            yield Finding(path, "is not among what a TrainJob may change", "set it in the TrainingRuntime")
+
+
+@rule(
     "HPX153",
     "warning",
     "auto-resume works only in some namespaces",

@@ -122,6 +122,31 @@ def checkpoint_is_read(context: Context) -> Iterator[Finding]:
 
 
 @rule(
+    "HPX109",
+    "error",
+    "elastic is not for a TrainJob",
+    "TrainJob has no fields for it: the number of nodes is fixed when it is made.",
+    "Write kubernetes.kubeflow_api: pytorchjob, or remove elastic.",
+)
+def elastic_needs_a_pytorchjob(context: Context) -> Iterator[Finding]:
+    job = context.job
+    if context.target == "kubeflow" and job.elastic is not None and job.kubernetes.kubeflow_api == "trainjob":
+        yield Finding(("elastic",), "a TrainJob has a fixed number of nodes", "write kubeflow_api: pytorchjob")
+
+
+@rule(
+    "HPX110",
+    "error",
+    "groups of nodes are not for Kubeflow",
+    "A PyTorchJob has one master and workers that are all alike; a TrainJob has nodes that are all alike.",
+    "Remove node_groups, or use --target hyperpod-eks.",
+)
+def groups_need_the_operator(context: Context) -> Iterator[Finding]:
+    if context.target == "kubeflow" and context.job.node_groups:
+        yield Finding(("node_groups",), "the nodes of a Kubeflow job are all alike", "remove node_groups")
+
+
+@rule(
     "HPX108",
     "warning",
     "an elastic job loses its pace when Karpenter feeds it",

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from hyperpod_ext.errors import ConfigError, Problem, UnsupportedError
+from hyperpod_ext.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from hyperpod_ext.config.cluster import ClusterConfig
@@ -19,12 +19,11 @@ if TYPE_CHECKING:
 TARGETS: dict[str, str] = {
     "local": "hyperpod_ext.launch.targets.local",
     "hyperpod-eks": "hyperpod_ext.launch.targets.hyperpod_eks",
+    "kubeflow": "hyperpod_ext.launch.targets.kubeflow",
     "hyperpod-slurm": "hyperpod_ext.launch.targets.hyperpod_slurm",
+    "sagemaker": "hyperpod_ext.launch.targets.sagemaker",
 }
 """Name of each target and the module that is it."""
-
-PLANNED = ("sagemaker", "kubeflow")
-"""Targets of the design that this version does not have."""
 
 
 class Target(Protocol):
@@ -63,13 +62,9 @@ def get_target(name: str) -> Target:
 
     Raises:
         ConfigError: there is no such target.
-        UnsupportedError: there will be one, but this version does not have it.
     """
     from hyperpod_ext.config.nearest import suggest
 
     if name in TARGETS:
         return cast(Target, importlib.import_module(TARGETS[name]))
-    if name in PLANNED:
-        hint = f"targets here: {', '.join(TARGETS)}"
-        raise UnsupportedError([Problem(f"target {name} is not in this version", hint=hint)])
     raise ConfigError([Problem(f"there is no target `{name}`", hint=suggest(name, TARGETS))])

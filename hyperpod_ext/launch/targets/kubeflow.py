@@ -1,0 +1,96 @@
+"""Target `kubeflow`: a PyTorchJob (v1) or a TrainJob (v2), for any Kubernetes with Kubeflow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hyperpod_ext.config.cluster import ClusterConfig
+from hyperpod_ext.config.job import JobConfig
+from hyperpod_ext.launch.capabilities import Capabilities
+from hyperpod_ext.launch.handle import JobHandle
+from hyperpod_ext.launch.job_status import JobStatus, Moment
+from hyperpod_ext.launch.kubernetes import jobs
+from hyperpod_ext.launch.kubernetes.kinds import PYTORCH, TRAIN, Kind
+from hyperpod_ext.launch.kubernetes.pod import READS
+from hyperpod_ext.launch.targets.kubeflow_render import render_files
+
+if TYPE_CHECKING:
+    from hyperpod_ext.launch.plan import Plan
+    from hyperpod_ext.launch.targets import Target
+
+
+_KINDS = (PYTORCH, TRAIN)
+
+
+def capabilities() -> Capabilities:
+    """What the operators and the runtime under them can do."""
+    return Capabilities(
+        tiers=frozenset({"memory", "peer", "file", "s3"}),
+        tiers_reason="",
+        image=True,
+        elastic=True,
+        process_restart=True,
+        reads=READS,
+    )
+
+
+def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
+    """`network-policy.yaml` and `job.yaml`."""
+    del cluster  # nothing depends on it
+    return render_files(job)
+
+
+def submit(plan: Plan) -> JobHandle:
+    """Create the objects of the plan, and the job's secret if there is none."""
+    return jobs.submit(_kind_of(plan.job), plan.job, plan.files)
+
+
+def rehearse(plan: Plan) -> None:
+    """Have the server check the objects of the plan; nothing is kept."""
+    jobs.submit(_kind_of(plan.job), plan.job, plan.files, dry_run=True)
+
+
+def list_jobs() -> list[JobStatus]:
+    """The jobs of both kinds in the namespace of the current context."""
+    return [found for kind in jobs.known_kinds(_KINDS) for found in jobs.list_jobs(kind)]
+
+
+def status(handle: JobHandle) -> JobStatus:
+    """As the operator sees it."""
+    return jobs.status(_kind_at(handle), handle)
+
+
+def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[Moment]:
+    """A moment every two seconds."""
+    return jobs.watch(_kind_at(handle), handle, with_lines)
+
+
+def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
+    """What the pods print."""
+    return jobs.logs(_kind_at(handle), handle, rank, follow)
+
+
+def cancel(handle: JobHandle) -> JobStatus:
+    """Delete the job."""
+    return jobs.cancel(_kind_at(handle), handle)
+
+
+def result(handle: JobHandle) -> Mapping[str, Any]:
+    """What the operator says of a job that has ended."""
+    return jobs.result(_kind_at(handle), handle)
+
+
+def _kind_of(job: JobConfig) -> Kind:
+    return TRAIN if job.kubernetes.kubeflow_api == "trainjob" else PYTORCH
+
+
+def _kind_at(handle: JobHandle) -> Kind:
+    """Which of the two kinds has a job of this name."""
+    return jobs.kind_of(_KINDS, handle)
+
+
+if TYPE_CHECKING:
+    import hyperpod_ext.launch.targets.kubeflow as this_module
+
+    _checked: Target = this_module
