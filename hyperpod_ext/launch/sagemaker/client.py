@@ -19,7 +19,7 @@ from hyperpod_ext.errors import (
 
 T = TypeVar("T")
 
-TRIES = 6
+TRIES = 5
 _FIRST_DELAY_S = 0.5
 _LONGEST_DELAY_S = 8.0
 _AGAIN = frozenset(
