@@ -161,6 +161,7 @@ def test_kill_replaces_the_faults_of_the_spec_and_no_kill_removes_them(place: Lo
     hp_ext("create-job", "-f", spec, "--wait", "--kill", "rank=0@step=2", "--kill", "rank=1@step=1")
     assert job_file(place)["chaos"] == {
         "faults": [{"kind": "kill", "rank": 0, "step": 2}, {"kind": "kill", "rank": 1, "step": 1}],
+        "inject": [],
         "compare": False,
     }
     hp_ext("create-job", "-f", spec, "--wait", "--no-kill")

@@ -1,0 +1,68 @@
+"""hp-ext chaos against a job that runs, and hp-ext report after it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from command import HP_EXT, hp_ext
+from local_place import LocalPlace
+
+SMALL = ["--width", "16", "--layers", "1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["tiny-gpt", "--rank", "1"], 2, "Name one fault"),
+        (["tiny-gpt", "--sigkill"], 2, "either --rank or --node"),
+        (["tiny-gpt", "--sigkill", "--rank", "1", "--node", "1"], 2, "either --rank or --node"),
+        (["tiny-gpt", "--oom", "--node", "1"], 2, "A whole node takes"),
+        (["tiny-gpt", "--sigkill", "--rank", "1", "--phase", "lunch"], 2, "lunch"),
+        (["tiny-gpt", "--sigkill", "--rank", "1"], 6, "no local job named tiny-gpt"),
+        (["hyperpod-eks://ns/tiny-gpt", "--sigkill", "--rank", "1"], 3, "cost money"),
+        (["sagemaker://us-west-2/tiny-gpt", "--sigkill", "--rank", "1"], 3, "cost money"),
+    ],
+)
+def test_what_cannot_be_is_told(place: LocalPlace, arguments: list[str], code: int, told: str) -> None:
+    done = hp_ext("chaos", *arguments)
+    assert done.code == code
+    assert told in done.stderr
+
+
+@pytest.fixture
+def spec(root: Path, tmp_path: Path) -> Path:
+    for name in ("job.yaml", "train.py"):
+        shutil.copy(root / "examples" / "01-local" / name, tmp_path)
+    return tmp_path / "job.yaml"
+
+
+@pytest.mark.slow
+def test_faults_are_inflicted_while_the_job_runs_and_told_afterwards(place: LocalPlace, spec: Path) -> None:
+    arguments = json.dumps(["--steps", "250", *SMALL])
+    command = [HP_EXT, "create-job", "-f", str(spec), "--set", f"args={arguments}", "--no-kill", "--wait"]
+    command += ["--set", "chaos.compare=false"]
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    events = place.home / "local" / "tiny-gpt" / "0001" / "main" / "events.jsonl"
+    deadline = time.monotonic() + 60
+    while not events.exists() or '"event": "step"' not in events.read_text():
+        assert time.monotonic() < deadline, "no step was made"
+        time.sleep(0.05)
+    refused = hp_ext("chaos", "tiny-gpt", "--sigkill", "--rank", "4")
+    assert (refused.code, "ranks: 0 to 3" in refused.stderr) == (3, True)
+    assert hp_ext("chaos", "tiny-gpt", "--sigkill", "--rank", "1").stdout == "sigkill ordered for rank 1\n"
+    later = hp_ext("chaos", "tiny-gpt", "--exception", "--rank", "2", "--step", "200", "--phase", "backward")
+    assert later.stdout == "exception ordered for rank 2 in step 200\n"
+    _, stderr = job.communicate(timeout=90)
+    assert job.returncode == 0, stderr
+    faults = hp_ext("report", "tiny-gpt", "-o", "json").json["faults"]
+    assert [(fault["rank"], fault["kind"]) for fault in faults] == [(1, "signal"), (2, "exception")]
+    assert (faults[1]["step"], faults[1]["phase"]) == (200, "backward")
+    told = hp_ext("report", "tiny-gpt").stdout
+    assert "rank 2 on node 1, step 200 (backward): InjectedError: an injected exception in backward of step 200" in told
+    ended = hp_ext("chaos", "tiny-gpt", "--sigkill", "--rank", "1")
+    assert (ended.code, "does not run" in ended.stderr) == (5, True)
