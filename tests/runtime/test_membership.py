@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +13,9 @@ from hyperpod_ext.runtime.checkpoint.manifest import save_id_of
 from hyperpod_ext.runtime.rendezvous.membership import (
     Abort,
     AskDurable,
+    AwaitNode,
     Begin,
+    Budgets,
     Command,
     Fail,
     Fault,
@@ -21,6 +25,9 @@ from hyperpod_ext.runtime.rendezvous.membership import (
     Phase,
     Replace,
     Restore,
+    Retire,
+    Rung,
+    TakeOver,
 )
 
 NODES = {0: 0, 1: 0, 2: 1, 3: 1}
@@ -525,3 +532,171 @@ def test_random_histories_end_with_everybody_in_one_generation(seed: int):
             state[rank] = "done"
             obey(membership.finished(rank, generation[rank], "digest"))
     assert all(s == "finished" for s in state.values()), (state, membership)
+
+
+# --- nodes come and go --------------------------------------------------------------------------
+
+
+def with_spares(*spares: int, **budgets: int) -> Membership:
+    membership = Membership(NODES, 10, budgets=Budgets(10, **budgets))
+    start(membership)
+    membership.spares = set(spares)
+    return membership
+
+
+def test_a_lost_node_is_left_by_all_and_its_ranks_go_to_the_lowest_spare():
+    membership = with_spares(2, 3)
+    membership.step_committed(5)
+    abort, take_over, *replaced = membership.node_lost(1, "gone")
+    assert isinstance(abort, Abort)
+    assert (abort.generation, abort.fault.step, abort.fault.whole_node) == (2, 6, True)
+    assert take_over == TakeOver(2, (2, 3))
+    assert replaced == [Replace(2), Replace(3)]
+    assert membership.nodes == {0: 0, 1: 0, 2: 2, 3: 2}
+    assert membership.spares == {3}
+    for rank in (0, 1, 2):
+        assert membership.join(rank, offer(rank, 5) if rank < 2 else None, []) == []
+    (begin,) = membership.join(3, None, [])
+    assert isinstance(begin, Begin)
+    assert begin.decision.step == 5
+    assert [begin.decision.source(rank).kind for rank in NODES] == ["self", "self", "live", "live"]
+    assert NODES == {0: 0, 1: 0, 2: 1, 3: 1}
+
+
+def test_while_a_generation_forms_a_lost_node_aborts_nobody_and_what_it_held_is_forgotten():
+    membership = with_spares(2)
+    membership.fault(died(0), 1)
+    membership.join(2, offer(2, 5), held_by(1, 5))
+    assert kinds(membership.node_lost(1, "gone")) == [TakeOver, Replace, Replace]
+    assert membership.missing() == [0, 1, 2, 3]
+    assert membership.generation == 2
+
+
+def test_without_a_spare_the_ranks_wait_for_a_node_and_then_the_job_ends():
+    membership = with_spares()
+    assert membership.node_lost(1, "gone")[1:] == [AwaitNode(1)]
+    for rank in (0, 1):
+        membership.join(rank, offer(rank, 5), [])
+    assert membership.missing() == []
+    (failure,) = membership.no_node_came(1, 30.0)
+    assert isinstance(failure, Fail)
+    assert (
+        "node 1 is lost at step 1: gone; the job has no spares, and no other node came within 30 s" in failure.message
+    )
+    assert membership.node_came(2) == []
+
+
+def test_a_node_that_comes_takes_what_waits_for_it():
+    membership = with_spares()
+    membership.node_lost(1, "gone")
+    assert membership.node_came(1) == [TakeOver(1, (2, 3)), Replace(2), Replace(3)]
+    assert membership.no_node_came(1, 30.0) == []
+    assert not membership.vacant
+
+
+def test_a_lost_spare_is_nobodys_fault():
+    membership = with_spares(2)
+    assert membership.node_lost(2, "gone") == []
+    assert (membership.spares, membership.phase, membership.faults) == (set(), Phase.RUNNING, [])
+
+
+def test_a_node_whose_processes_die_again_and_again_is_given_up_for_a_spare_and_its_memory_still_counts():
+    membership = with_spares(2, max_on_node=1)
+    membership.fault(died(2, step=3), 1)
+    for rank in NODES:
+        membership.join(rank, offer(rank, 2), [])
+    for rank in NODES:
+        membership.restore_reported(rank, 2, 1, "")
+    commands = membership.fault(died(3, step=4), 2)
+    assert kinds(commands) == [Abort, Retire, TakeOver, Replace, Replace]
+    held = [replace(one, save_id="g2-s3") for one in (*held_by(0, 3), *held_by(1, 3))]
+    for rank in NODES:
+        assert membership.join(rank, None, held[:2] if rank < 2 else []) == []
+    (begin,) = membership.retired(1, held[2:])
+    assert isinstance(begin, Begin)
+    assert begin.decision.step == 3
+    assert {begin.decision.source(rank).kind for rank in (2, 3)} == {"peer"}
+    assert [fault.rung for fault in membership.faults] == [Rung.PROCESS, Rung.NODE]
+
+
+def test_without_a_spare_a_node_that_fails_often_is_kept():
+    membership = with_spares(max_on_node=0)
+    assert kinds(membership.fault(died(3, step=4), 1)) == [Abort, Replace]
+
+
+def test_an_exception_that_comes_again_and_again_costs_the_process():
+    membership = with_spares(max_in_process=1)
+    assert kinds(membership.fault(raised(2, step=3), 1)) == [Abort]
+    assert kinds(membership.fault(raised(2, step=4, cause="KeyError: y"), 2)) == [Replace]
+
+
+def test_a_node_that_is_lost_too_often_is_not_taken_again():
+    membership = with_spares(2, 3, quarantine_after=2)
+    membership.node_lost(1, "gone")
+    assert not membership.is_shut_out(1)
+    membership.losses[1] += 1
+    assert membership.is_shut_out(1)
+
+
+def revived(membership: Membership, **heard: int) -> tuple[Membership, list[Command]]:
+    data = json.loads(json.dumps(membership.to_json()))
+    heard = {"generation": 1, "committed": 0, **heard}
+    return Membership.revived(data, Budgets(10), durable=False, **heard)
+
+
+def test_another_coordinator_begins_a_generation_above_all_that_anybody_has_heard_of():
+    membership = with_spares(2)
+    membership.fault(raised(0, step=2), 1)
+    again, (abort,) = revived(membership, generation=7, committed=9)
+    assert isinstance(abort, Abort)
+    assert (abort.generation, again.generation, again.committed) == (8, 8, 9)
+    assert (again.phase, again.nodes, again.spares, again.began) == (Phase.FORMING, NODES, {2}, {1: 0})
+    assert again.faults == membership.faults
+    assert kinds(again.node_lost(0, "gone")) == [TakeOver, Replace, Replace]
+    assert again.nodes == {0: 2, 1: 2, 2: 1, 3: 1}
+
+
+def test_ranks_without_a_node_wait_under_another_coordinator_too():
+    membership = with_spares()
+    membership.node_lost(1, "gone")
+    again, commands = revived(membership)
+    assert commands[1:] == [AwaitNode(1)]
+    assert again.vacant == {2, 3}
+    assert isinstance(again.no_node_came(1, 5.0)[0], Fail)
+
+
+def test_a_job_that_was_done_stays_done_under_another_coordinator():
+    membership = with_spares()
+    for rank in NODES:
+        membership.finished(rank, 1, "")
+    again, commands = revived(membership)
+    assert (again.phase, commands) == (Phase.ENDED, [])
+    assert again.node_lost(0, "gone") == []
+
+
+def test_nodes_and_ranks_that_fail_in_any_order_leave_nobody_behind():
+    for seed in range(300):
+        rng = random.Random(seed)
+        membership = Membership(NODES, 1000, budgets=Budgets(1000, max_node_losses=1000, max_on_node=2))
+        membership.spares = {2, 3, 4}
+        alive = {0, 1, 2, 3, 4}
+        for _ in range(rng.randint(1, 30)):
+            rank = rng.choice(list(NODES))
+            match rng.randrange(6):
+                case 0:
+                    membership.fault(died(rank, rng.randint(1, 1000)), membership.generation)
+                case 1 if len(alive) > 1:
+                    node = rng.choice(sorted(alive))
+                    alive.discard(node)
+                    membership.node_lost(node, f"gone {rng.random()}")
+                case 2 if len(alive) < 5:
+                    node = min({0, 1, 2, 3, 4} - alive)
+                    alive.add(node)
+                    membership.node_came(node)
+                case _ if rank not in membership.vacant:
+                    membership.join(rank, offer(rank, 1), [])
+            assert {membership.nodes[rank] for rank in NODES if rank not in membership.vacant} <= alive
+            assert not (membership.spares & {membership.nodes[r] for r in NODES if r not in membership.vacant})
+            assert not (membership.vacant & membership.joined.keys()) or membership.phase is not Phase.FORMING
+            if membership.vacant:
+                assert not membership.spares

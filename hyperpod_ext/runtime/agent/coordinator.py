@@ -54,7 +54,7 @@ class Coordinator:
     ) -> None:
         self._config, self._node, self._run_dir = config, node, run_dir
         self._membership, self._master_port, self._run, self._term = membership, master_port, run, term
-        self._roster = Roster(node, agreed={node})
+        self._roster = Roster(node, standing=[{node}])
         self._begun = term > 1
         self._steps: dict[int, int] = {}
         self._stores: dict[int, tuple[str, int]] = {}
@@ -113,7 +113,7 @@ class Coordinator:
         lost = int(record["coordinator"])
         roster, until = made._roster, time.monotonic() + config.restart.lease_s / 2
         roster.members = {int(its): member for its, member in record["members"].items()}
-        roster.agreed = set(roster.members)
+        roster.standing = [set(roster.members)]
         # who voted is as good as there; the others get their time
         roster.expected = {its: until for its in roster.members if its not in (node, lost)}
         made._log("coordinator", node=node, before=lost, term=made._term)

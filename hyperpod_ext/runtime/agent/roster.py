@@ -34,8 +34,8 @@ class Roster:
     """Lines that are open."""
     expected: dict[int, float] = field(default_factory=dict)
     """Members of an earlier coordinator that have not come to this one yet, and until when they may."""
-    agreed: set[int] = field(default_factory=set)
-    """The members that all of them last knew of."""
+    standing: list[set[int]] = field(default_factory=list)
+    """Every membership that some member may go by: what all knew of last, and what was told since."""
     number: int = 0
     """Of the newest record."""
 
@@ -45,22 +45,24 @@ class Roster:
         self.members[node] = {key: hello[key] for key in keys}
         self.agents[node] = agent
         self.expected.pop(node, None)
+        self.standing.append(set(self.members))
 
     def leave(self, node: int) -> bool:
         """A node is lost; whether the others are enough to go on without it."""
         self.agents.pop(node, None)
         self.expected.pop(node, None)
         reached = {*self.agents, *self.expected, self.node}
-        enough = may_go_on(self.agreed, reached, self.node) and may_go_on(set(self.members), reached, self.node)
+        enough = all(may_go_on(members, reached, self.node) for members in self.standing)
         self.members.pop(node, None)
+        self.standing.append(set(self.members))
         return enough
 
     def noted(self, node: int, number: int) -> None:
-        """A node has the record with that number. What all have is agreed."""
+        """A node has the record with that number. What all have replaces what stood before."""
         if node in self.agents:
             self.agents[node].noted = number
         if not self.expected and all(agent.noted == self.number for agent in self.agents.values()):
-            self.agreed = set(self.members)
+            self.standing = [set(self.members)]
 
     def table(self, key: str) -> dict[int, Any]:
         """One thing that each member said of itself, by node."""

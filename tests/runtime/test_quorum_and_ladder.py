@@ -1,0 +1,110 @@
+"""Who may go on without whom, and how far up a fault is taken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain, combinations
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hyperpod_ext.config.job import RestartPolicy
+from hyperpod_ext.runtime.agent.roster import Agent, Roster
+from hyperpod_ext.runtime.rendezvous.commands import Fail, Fault, Rung
+from hyperpod_ext.runtime.rendezvous.ladder import Budgets, give_up, rung_of, tried
+from hyperpod_ext.runtime.rendezvous.quorum import candidates, may_go_on, may_take_over, newest
+
+BUDGETS = Budgets.of(RestartPolicy())
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_of_two_sides_that_cannot_see_each_other_one_at_most_goes_on(count: int) -> None:
+    members = set(range(count))
+    for side in map(set, chain.from_iterable(combinations(members, size) for size in range(count + 1))):
+        if 0 in side:
+            goes_on = may_go_on(members, side, 0)
+            takes_over = may_take_over(members, members - side)
+            assert not (goes_on and takes_over)
+            assert goes_on or takes_over  # and one does, if nobody on it is lost
+
+
+def test_the_newest_record_of_the_latest_term_is_the_one_to_go_on_with() -> None:
+    records = [{"term": 1, "number": 9}, {"term": 2, "number": 1}, {"term": 2, "number": 3}]
+    assert newest(records) == {"term": 2, "number": 3}
+    assert candidates([2, 0, 1], 0) == [1, 2]
+
+
+def roster(*nodes: int, me: int = 0) -> Roster:
+    made = Roster(me, standing=[{me}])
+    for node in nodes:
+        hello = dict.fromkeys(("id", "pid", "door", "peer", "domain", "address"), "")
+        agent: Any = Agent(SimpleNamespace(), 0.0)  # type: ignore[arg-type]
+        made.enter(node, hello, agent)
+        made.number += 1
+    for node in nodes:
+        made.noted(node, made.number)
+    return made
+
+
+def test_a_smaller_membership_counts_only_when_all_that_are_left_know_of_it() -> None:
+    known = roster(0, 1, 2)
+    assert known.leave(1)
+    assert not known.leave(2)  # 2 had not heard that 1 is out: they may be together on the other side
+
+
+def test_a_membership_that_everybody_left_knows_of_is_the_new_measure() -> None:
+    known = roster(0, 1, 2)
+    assert known.leave(1)
+    known.number += 1
+    for node in (0, 2):
+        known.noted(node, known.number)
+    assert known.standing == [{0, 2}]
+    assert known.leave(2)
+
+
+def test_nodes_that_have_just_come_count_before_everybody_knows_of_them() -> None:
+    known = roster(0)
+    for node in (1, 2):
+        known.enter(node, dict.fromkeys(("id", "pid", "door", "peer", "domain", "address"), ""), None)  # type: ignore[arg-type]
+    known.leave(1)
+    assert not known.leave(2)
+
+
+def raised(rank: int, step: int) -> Fault:
+    return Fault(rank, f"ValueError: {step}", step, died=False, node=rank // 2)
+
+
+def died(rank: int, step: int, node: int | None = None) -> Fault:
+    return Fault(rank, "killed by SIGKILL (9)", step, died=True, node=rank // 2 if node is None else node)
+
+
+def lost(node: int, step: int) -> Fault:
+    return Fault(2 * node, "gone", step, died=True, node=node, whole_node=True)
+
+
+def test_each_rung_is_left_when_its_budget_is_spent() -> None:
+    assert rung_of(raised(1, 5), [], BUDGETS) is Rung.IN_PROCESS
+    assert rung_of(raised(1, 8), [raised(1, step) for step in (5, 6, 7)], BUDGETS) is Rung.PROCESS
+    assert rung_of(raised(0, 8), [raised(1, step) for step in (5, 6, 7)], BUDGETS) is Rung.IN_PROCESS
+    assert rung_of(died(1, 8), [died(0, 5), died(1, 6)], BUDGETS) is Rung.PROCESS
+    assert rung_of(died(1, 8), [died(0, 5), died(1, 6), died(0, 7)], BUDGETS) is Rung.NODE
+    assert rung_of(died(2, 8), [died(0, 5), died(1, 6), died(0, 7)], BUDGETS) is Rung.PROCESS
+    assert rung_of(lost(1, 5), [], BUDGETS) is Rung.NODE
+
+
+def test_faults_far_apart_do_not_add_up() -> None:
+    assert rung_of(raised(1, 400), [raised(1, step) for step in range(0, 400, 20)], BUDGETS) is Rung.IN_PROCESS
+    assert rung_of(died(1, 400), [died(1, step) for step in range(0, 400, 20)], BUDGETS) is Rung.PROCESS
+
+
+def test_too_many_lost_nodes_end_the_job_and_the_error_says_what_was_tried() -> None:
+    earlier = [lost(1, 5), lost(2, 6), lost(3, 7)]
+    earlier = [replace(raised(0, 3), rung=Rung.IN_PROCESS), *(replace(fault, rung=Rung.NODE) for fault in earlier)]
+    failure = give_up(lost(4, 9), earlier, BUDGETS)
+    assert isinstance(failure, Fail)
+    assert "node 4 is lost at step 9: gone; this was node loss 4, the job goes on after 3." in failure.message
+    assert "Tried before: 1 x in process, 3 x node." in failure.message
+    assert "durable" in failure.hint
+    assert give_up(lost(4, 9), earlier[:-1], BUDGETS) is None
+    assert tried([]) == ""
