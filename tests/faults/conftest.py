@@ -37,7 +37,11 @@ class Job:
     settings: dict[str, Any] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
     port: int = 0
+    host: str = "127.0.0.1"
+    namespaces: list[str] = field(default_factory=list)
+    """Network namespace of each node, where they do not share one."""
     agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    environ: dict[str, str] = field(default_factory=dict)
 
     def start(self) -> Job:
         self.folder.mkdir(parents=True)
@@ -57,13 +61,18 @@ class Job:
             **self.env,
         }
         self.port = self.port or _free_port()
+        self.environ = environ
         for node in range(self.nodes + self.spares):
-            command = [sys.executable, "-m", "hyperpod_ext.runtime.agent", "--nnodes", str(self.nodes)]
-            command += ["--nproc-per-node", str(self.workers_per_node), "--node-rank", str(node)]
-            command += ["--rdzv-endpoint", f"127.0.0.1:{self.port}", "--", str(self.script), *self.args]
-            with (self.folder / f"node{node}.log").open("wb") as log:
-                self.agents.append(subprocess.Popen(command, env=environ, stdout=log, stderr=log))
+            self.agents.append(self.start_agent(node))
         return self
+
+    def start_agent(self, node: int, *flags: str) -> subprocess.Popen[bytes]:
+        inside = ["ip", "netns", "exec", self.namespaces[node]] if self.namespaces else []
+        command = [*inside, sys.executable, "-m", "hyperpod_ext.runtime.agent", "--nnodes", str(self.nodes), *flags]
+        command += ["--nproc-per-node", str(self.workers_per_node), "--node-rank", str(node)]
+        command += ["--rdzv-endpoint", f"{self.host}:{self.port}", "--", str(self.script), *self.args]
+        with (self.folder / f"node{node}.log").open("ab") as log:
+            return subprocess.Popen(command, env=self.environ, stdout=log, stderr=log)
 
     def wait(self) -> dict[str, Any]:
         """The report, once every agent has ended."""
@@ -127,6 +136,12 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
     for one in made:
         one.stop()
         print(one.logs())
+
+
+@pytest.fixture(scope="session")
+def job_class() -> type[Job]:
+    """For fixtures that outlive a test."""
+    return Job
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,119 @@
+"""A node is lost and there is no spare, or its agent stands still; who goes on, who stops, and what is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyperpod_ext.processes import descendants
+
+pytestmark = pytest.mark.slow
+
+LIVE = {"HPX_TEST_NORM": "LayerNorm"}
+LONG = {**LIVE, "HPX_TEST_STEPS": "100000"}
+
+
+def kill_node(running: Any, node: int) -> None:
+    agent = running.agents[node]
+    for pid in (agent.pid, *descendants(agent.pid)):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def events(running: Any, kind: str) -> list[dict[str, Any]]:
+    lines = (running.folder / "events.jsonl").read_text().splitlines()
+    return [entry for entry in map(json.loads, lines) if entry["event"] == kind]
+
+
+def test_without_a_spare_the_job_waits_for_another_node_and_then_says_what_was_tried(job):
+    running = job(env=LONG, settings={"restart": {"node_wait_s": 1.0}}).start()
+    running.until("step", step=3)
+    pids = running.processes()
+    kill_node(running, 1)
+    killed = time.monotonic()
+    report = running.wait()
+    assert time.monotonic() - killed < 10
+    assert report["error"]["message"].startswith("node 1 is lost at step ")
+    assert "the job has no spares, and no other node came within 1 s" in report["error"]["message"]
+    assert "`spares`" in report["error"]["hint"]
+    assert not any(runs(pid) for pid in pids)
+
+
+def test_an_agent_that_is_started_again_takes_the_place_of_the_lost_node(job, alike):
+    running = job(env=LIVE).start()
+    running.until("step", step=5)
+    kill_node(running, 1)
+    running.agents[1].wait()
+    running.until("awaiting_node", node=1)
+    running.agents[1] = running.start_agent(1, "--rejoin")
+    report = running.wait()
+    assert report["state"] == "succeeded", report["error"]
+    assert (report["losses"], report["weights"]) == (alike["losses"], alike["weights"])
+    assert report["steps_lost"] == 0
+    assert running.codes() == [0, 0]
+
+
+def test_when_no_majority_is_left_the_rest_stops_within_its_lease_and_says_so(job):
+    running = job(env=LONG, settings={"restart": {"lease_s": 2.0}}).start()
+    running.until("step", step=3)
+    pids = running.processes()
+    kill_node(running, 0)
+    killed = time.monotonic()
+    running.agents[1].wait()
+    assert time.monotonic() - killed < 2.0 + 1.0  # the lease, and the end of its processes
+    report = json.loads((running.folder / "report.node1.json").read_text())
+    assert "node 1 stops: the coordinator, node 0, is lost" in report["error"]["message"]
+    assert "no majority" in report["error"]["message"]
+    assert "Three nodes or more" in report["error"]["hint"]
+    assert not (running.folder / "report.json").exists()
+    assert not any(runs(pid) for pid in pids if pid != running.agents[0].pid)
+
+
+@pytest.mark.parametrize("node", [1, 0])
+def test_a_node_whose_agent_stands_still_is_lost_and_stops_when_it_runs_again(job, alike, node):
+    running = job(spares=1, env=LIVE, settings={"restart": {"lease_s": 2.0}}).start()
+    running.until("imported", node=2)
+    running.until("step", step=5)
+    agent = running.agents[node]
+    agent.send_signal(signal.SIGSTOP)
+    stopped = time.monotonic()
+    try:
+        running.until("node_replaced", node=2)
+        assert time.monotonic() - stopped < 2.0
+        running.until("done", rank=3)
+    finally:
+        agent.send_signal(signal.SIGCONT)
+    report = running.wait()
+    assert report["state"] == "succeeded", report["error"]
+    assert (report["losses"], report["weights"], report["steps_lost"]) == (alike["losses"], alike["weights"], 0)
+    assert "silent for" in events(running, "node_lost")[0]["cause"] or node == 0
+    assert agent.returncode == 7
+    assert "stops:" in (running.folder / f"node{node}.log").read_text()
+
+
+def test_a_memory_server_that_dies_costs_its_node_where_there_is_a_spare(job, alike):
+    running = job(spares=1, env=LIVE).start()
+    running.until("imported", node=2)
+    running.until("step", step=5)
+    for pid in descendants(running.agents[1].pid):
+        if "memory_server" in Path(f"/proc/{pid}/cmdline").read_text():
+            os.kill(pid, signal.SIGKILL)
+    report = running.wait()
+    assert report["state"] == "succeeded", report["error"]
+    assert (report["losses"], report["weights"], report["steps_lost"]) == (alike["losses"], alike["weights"], 0)
+    assert report["nodes_lost"] == [1]
