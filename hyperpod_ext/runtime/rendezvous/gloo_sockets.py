@@ -11,6 +11,7 @@ import os
 import select
 import socket
 import stat
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,8 @@ class EventLoop:
     """Its connections, those that are being made included: inode to descriptor."""
     armed: frozenset[int]
     """Inodes of those that it waits for."""
+    address: tuple[str, int]
+    """Where it listens."""
 
 
 def event_loops() -> list[EventLoop]:
@@ -39,7 +42,8 @@ def event_loops() -> list[EventLoop]:
 
 def _read(fdinfo: str) -> EventLoop | None:
     """An epoll set's descriptors by kind; None for one that is not gloo's."""
-    pipes, listeners = 0, 0
+    pipes = 0
+    listeners: list[tuple[str, int]] = []
     connections: dict[int, int] = {}
     armed = set()
     for fd, events in _registered(fdinfo):
@@ -48,15 +52,15 @@ def _read(fdinfo: str) -> EventLoop | None:
             if stat.S_ISFIFO(status.st_mode):
                 pipes += 1
             elif stat.S_ISSOCK(status.st_mode):
-                if _listens(fd):
-                    listeners += 1
+                if (address := _listens_at(fd)) is not None:
+                    listeners.append(address)
                 else:
                     connections[status.st_ino] = fd
                     if events & (select.EPOLLIN | select.EPOLLOUT):
                         armed.add(status.st_ino)
-    if pipes != 1 or listeners != 1:
+    if pipes != 1 or len(listeners) != 1:
         return None
-    return EventLoop(connections, frozenset(armed))
+    return EventLoop(connections, frozenset(armed), listeners[0])
 
 
 def _registered(fdinfo: str) -> list[tuple[int, int]]:
@@ -71,10 +75,27 @@ def _registered(fdinfo: str) -> list[tuple[int, int]]:
     return found
 
 
-def _listens(fd: int) -> bool:
-    duplicate = socket.socket(fileno=os.dup(fd))
-    with duplicate:
-        return bool(duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+def _listens_at(fd: int) -> tuple[str, int] | None:
+    """Address of a listening socket."""
+    with socket.socket(fileno=os.dup(fd)) as copy:
+        if not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return None
+        address = copy.getsockname()
+        return str(address[0]), int(address[1])
+
+
+def answer_for(loop: EventLoop, places: int) -> None:
+    """Connect to a group as each of its other members would, and hang up.
+
+    Whoever waits for a connection that its member will not make any more gets this one, and finds it closed. What
+    comes later is put aside. A member says which one it is by its place in the group, in eight bytes.
+    """
+    family = socket.AF_INET6 if ":" in loop.address[0] else socket.AF_INET
+    for place in range(places):
+        with contextlib.suppress(OSError), socket.socket(family) as connection:  # the group is being destroyed
+            connection.settimeout(1.0)
+            connection.connect(loop.address)
+            connection.sendall(struct.pack("q", place))
 
 
 def duplicate(fd: int, inode: int) -> socket.socket | None:

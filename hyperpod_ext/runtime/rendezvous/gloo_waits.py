@@ -3,8 +3,9 @@
 When a connection ends, gloo tells the operations that stand in its queues. It forgets the one whose bytes were just
 on their way, in or out, and its thread sleeps out the group's timeout, half an hour unless set. The same happens to
 a thread that waits for a connection which the other side will not make. Both wait on a condition variable inside of
-an object of gloo's. The kernel says on which address a thread sleeps; the object around it is known by its table of
-virtual functions, and gloo's own functions, which libtorch exports, are then called on it as gloo would have.
+an object of gloo's. The kernel says on which address a thread sleeps, and the object around it is known by its table
+of virtual functions. A buffer is then told by gloo's own function, which libtorch exports, as gloo would have. For
+connections there is a way through the front door (`gloo_sockets.answer_for`).
 
 Nothing here depends on the layout of gloo's objects. Where a name is missing, `LostWaits.find()` gives None.
 """
@@ -23,7 +24,6 @@ _FUTEX = 202 if os.uname().machine == "x86_64" else 98
 _GLOO = "N4gloo9transport3tcp"
 _BUFFER, _PAIR = f"_ZTV{_GLOO}13UnboundBufferE", f"_ZTV{_GLOO}4PairE"
 _TELL_BUFFER = f"_Z{_GLOO}13UnboundBuffer15signalExceptionENSt15__exception_ptr13exception_ptrE"
-_CLOSE_PAIR = f"_Z{_GLOO}4Pair5closeEv"
 _RUNTIME_ERROR_BYTES = 16
 _BUFFER_BYTES, _PAIR_BYTES = 256, 1024
 """How far inside of an object its condition variable may be: 120 and 528 bytes in torch 2.13."""
@@ -78,7 +78,6 @@ class LostWaits:
         # an object's first word points behind two words of the table: its offset and its type
         self._buffer, self._pair = _address(torch, _BUFFER) + 16, _address(torch, _PAIR) + 16
         self._tell = torch[_TELL_BUFFER]
-        self._close = torch[_CLOSE_PAIR]
         self._type = _address(cpp, "_ZTISt13runtime_error")
         self._allocate, self._prepare = cpp["__cxa_allocate_exception"], cpp["__cxa_init_primary_exception"]
         self._allocate.restype = self._prepare.restype = ctypes.c_void_p
@@ -111,12 +110,9 @@ class LostWaits:
         return found
 
     def end(self, lost: Lost, why: str) -> None:
-        """Have the wait raise. Only for one that was seen twice, when all connections were closed: a thread that
-        might go on by itself could free the object meanwhile."""
+        """Have the wait for a buffer raise. Only for one that was seen twice, when all connections were closed: a
+        thread that might go on by itself could free the object meanwhile."""
         if sleeping(lost.sleep.thread) != lost.sleep:
-            return
-        if lost.is_pair:
-            self._close(ctypes.c_void_p(lost.object))
             return
         pointer = self._exception(why)
         self._tell(ctypes.c_void_p(lost.object), ctypes.byref(pointer))

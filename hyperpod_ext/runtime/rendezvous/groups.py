@@ -32,7 +32,7 @@ import torch.distributed as dist
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.rendezvous import gloo_waits, torch_names
-from hyperpod_ext.runtime.rendezvous.gloo_sockets import duplicate, event_loops
+from hyperpod_ext.runtime.rendezvous.gloo_sockets import answer_for, duplicate, event_loops
 from hyperpod_ext.runtime.rendezvous.store import PartitionedStore
 
 _LAZY = "TORCH_GLOO_LAZY_INIT"
@@ -51,6 +51,7 @@ class ProcessGroups:
         self._waits = gloo_waits.LostWaits.find()
         self._held: dict[int, tuple[socket.socket, float]] = {}
         self._store: PartitionedStore | None = None
+        self._world_size = 0
         self._cut = False
         self._watcher: threading.Thread | None = None
         self._left = threading.Event()
@@ -70,7 +71,7 @@ class ProcessGroups:
         if self._waits is not None:  # a connection that the other side never makes can be given up
             os.environ.setdefault(_LAZY, "1")
         with self._lock:
-            self._store, self._cut = store, False
+            self._store, self._world_size, self._cut = store, world_size, False
         self._let_go()
         torch_names.on_new_group(self._route)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
@@ -122,13 +123,20 @@ class ProcessGroups:
         One that is seen twice, when gloo has had the time to notice that its connections have ended, is forgotten.
         """
         before: list[gloo_waits.Lost] = []
+        answered: set[tuple[str, int]] = set()
         pause_s = _LOOK_S
         while not self._left.wait(pause_s):
             noticing = self._cut_reading()
             asleep = waits.look()
-            for lost in asleep:
-                if not noticing and lost in before:
+            forgotten = [] if noticing else [lost for lost in asleep if lost in before]
+            for lost in forgotten:
+                if not lost.is_pair:
                     waits.end(lost, "Connection closed by peer: this generation of the job is over")
+            if any(lost.is_pair for lost in forgotten):
+                for loop in event_loops():
+                    if loop.address not in answered:
+                        answered.add(loop.address)
+                        answer_for(loop, self._world_size)
             before = [] if noticing else asleep
             pause_s = min(pause_s * _SLOWER, _SLOWEST_LOOK_S)
 

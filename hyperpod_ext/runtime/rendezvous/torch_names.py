@@ -31,7 +31,7 @@ def check() -> None:
     if missing:
         raise HyperpodExtError(
             f"torch {torch.__version__} has no torch.distributed.distributed_c10d.{missing[0]}",
-            hint="This version of hyperpod_ext was tested with torch 2.6 to 2.13; use one of these, or report it.",
+            hint="This version of hyperpod_ext knows torch 2.6 to 2.13 and is tested with 2.13; use one of these.",
         )
 
 
