@@ -1,0 +1,110 @@
+"""A rank that hangs is found out, tells where it hung, and is replaced; those that wait for it stay."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+SOON = {"floor_s": 1.5, "factor": 3.0, "first_step_s": 20.0, "heartbeat_s": 20.0}
+"""The script's steps take milliseconds, so this is the limit."""
+
+
+def injected(text: str, **hang: Any) -> dict[str, Any]:
+    return {"env": {"HPX_CHAOS": text}, "settings": {"restart": {"hang": {**SOON, **hang}}}}
+
+
+def assert_recovered(undisturbed: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
+    """The one recovery of a run that is equal to the undisturbed one."""
+    assert report["state"] == "succeeded", report["error"]
+    assert report["losses"] == undisturbed["losses"]
+    assert report["weights"] == undisturbed["weights"]
+    assert report["steps_lost"] == 0
+    (recovery,) = report["recoveries"]
+    return dict(recovery)
+
+
+@pytest.mark.parametrize(
+    ("how", "phase"),
+    [("stop", "forward"), ("deadlock", "backward"), ("loop", "optimizer"), ("gil", "data"), ("deadlock", "checkpoint")],
+)
+def test_a_rank_that_hangs_is_replaced_and_no_other_is(job, undisturbed, how, phase):
+    running = job(**injected(f"hang:rank=2,step=6,phase={phase},how={how}")).start()
+    report = running.wait()
+    recovery = assert_recovered(undisturbed, report)
+    fault = recovery["fault"]
+    assert (fault["rank"], fault["node"], fault["step"], fault["phase"], fault["kind"]) == (2, 1, 6, phase, "hang")
+    assert fault["cause"].startswith(f"hung in {phase} of step 6, no progress for ")
+    assert recovery["survivor_pids_kept"]
+    assert SOON["floor_s"] < recovery["phases"]["fault_seen"] < SOON["floor_s"] + 2.0
+    log = (running.folder / "logs/rank2.log").read_text()
+    assert "to be ended because it hangs" in log
+    assert "injector.py" in log.partition("to be ended because it hangs")[2]  # the very line it hung in
+    assert "Traceback" not in log
+
+
+def test_a_job_of_one_rank_is_watched_too(job):
+    running = job(nodes=1, workers_per_node=1, **injected("hang:rank=0,step=6,how=deadlock")).start()
+    report = running.wait()
+    assert report["state"] == "succeeded", report["error"]
+    assert report["recoveries"][0]["fault"]["kind"] == "hang"
+
+
+def test_a_process_that_is_silent_outside_of_a_step_is_replaced(job, undisturbed):
+    """Stopped while it starts, where no step says how long it may take."""
+    running = job(**injected("", heartbeat_s=3.0)).start()
+    pid = running.until("groups_open", rank=1)
+    pid = next(e["pid"] for e in running.events() if e["event"] == "joined" and e["rank"] == 1)
+    os.kill(pid, signal.SIGSTOP)
+    report = running.wait()
+    recovery = assert_recovered(undisturbed, report)
+    assert recovery["fault"]["rank"] == 1
+    assert recovery["fault"]["kind"] in ("heartbeat", "hang")
+
+
+def test_a_slow_rank_is_not_taken_for_one_that_hangs(job, undisturbed):
+    report = job(**injected("slow:rank=1,step=4,seconds=0.4,steps=2")).start().wait()
+    assert report["state"] == "succeeded", report["error"]
+    assert report["recoveries"] == []
+    assert report["weights"] == undisturbed["weights"]
+
+
+def test_two_ranks_that_hang_at_once_are_both_replaced(job, undisturbed):
+    report = job(**injected("hang:rank=0,step=6;hang:rank=3,step=6")).start().wait()
+    assert report["state"] == "succeeded", report["error"]
+    assert report["losses"] == undisturbed["losses"]
+    assert {fault["rank"] for fault in report["faults"]} == {0, 3}
+
+
+def test_a_rank_whose_connections_end_does_not_stop_the_job(job, undisturbed):
+    report = job(**injected("cut-network:rank=1,step=6,phase=backward")).start().wait()
+    assert report["state"] == "succeeded", report["error"]
+    assert report["losses"] == undisturbed["losses"]
+    assert report["weights"] == undisturbed["weights"]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "cause"),
+    [
+        ("exception:rank=1,step=5,phase=backward", "exception", "InjectedError: an injected exception in backward"),
+        ("sigkill:rank=1,step=5,phase=optimizer", "signal", "killed by SIGKILL (9)"),
+        ("sigsegv:rank=1,step=5,phase=rest", "signal", "killed by SIGSEGV (11): a crash in native code"),
+        ("oom:rank=1,step=5,phase=forward", "out-of-memory", "allocate memory"),
+    ],
+)
+def test_a_fault_tells_rank_node_step_phase_and_cause(job, undisturbed, text, kind, cause):
+    report = job(env={"HPX_CHAOS": text}).start().wait()
+    fault = assert_recovered(undisturbed, report)["fault"]
+    assert (fault["rank"], fault["node"], fault["step"], fault["kind"]) == (1, 0, 5, kind)
+    assert fault["phase"] == text.partition("phase=")[2]
+    assert cause in fault["cause"]
+
+
+def test_a_crash_leaves_its_python_stack_in_the_log(job):
+    running = job(env={"HPX_CHAOS": "sigsegv:rank=1,step=5"}).start()
+    assert running.wait()["state"] == "succeeded"
+    assert "Fatal Python error: Segmentation fault" in (running.folder / "logs/rank1.log").read_text()
