@@ -70,7 +70,7 @@ class InstanceGroup(Config):
     """When their software is renewed."""
     auto_patch: AutoPatch | None = None
     """How patches reach them."""
-    labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=50)] = {}
+    labels: Annotated[dict[LabelKey, Annotated[LabelValue, Field(min_length=1)]], Field(max_length=50)] = {}
     """Labels of the nodes, on EKS."""
     taints: Annotated[tuple[Taint, ...], Field(max_length=50)] = ()
     """Taints of the nodes, on EKS."""

@@ -128,7 +128,7 @@ class Taint(Config):
 
     key: Annotated[LabelKey, Field(examples=["nvidia.com/gpu"])]
     """Its key."""
-    value: LabelValue | None = None
+    value: Annotated[LabelValue, Field(min_length=1)] | None = None
     """Its value."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
     """What it does to pods."""

@@ -95,7 +95,7 @@ class Metric(Config):
 class Experiment(Config):
     """Where the job is filed in SageMaker Experiments."""
 
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,119}$")]
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,119}$", examples=["tiny-gpt"])]
     """The experiment."""
     trial: Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,119}$")] | None = None
     """The trial in it."""
