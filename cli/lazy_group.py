@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import keyword
 from typing import Any
 
 import click
@@ -24,7 +25,8 @@ class LazyGroup(click.Group):
         """The command, imported now."""
         if cmd_name not in self._help:
             return None
-        module = importlib.import_module(f".{cmd_name.replace('-', '_')}", self._package)
+        name = cmd_name.replace("-", "_")
+        module = importlib.import_module(f".{name}_" if keyword.iskeyword(name) else f".{name}", self._package)
         command: click.Command = module.command
         command.short_help = self._help[cmd_name]
         return command

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import shlex
 import subprocess
@@ -32,7 +33,7 @@ def render(template: str, **values: object) -> str:
     Raises:
         ConfigError: a template of the user's own cannot be filled.
     """
-    environment = _environment()
+    environment = _environment(_own.get())
     try:
         return environment.get_template(template).render(**values)
     except TemplateError as error:
@@ -75,14 +76,14 @@ def _shipped() -> PackageLoader:
     return PackageLoader("hyperpod_ext.templates", "")
 
 
-def _loader() -> BaseLoader:
-    folder = _own.get()
+def _loader(folder: Path | None) -> BaseLoader:
     return _shipped() if folder is None else ChoiceLoader([FileSystemLoader(folder), _shipped()])
 
 
-def _environment() -> Environment:
+@functools.cache
+def _environment(folder: Path | None) -> Environment:
     environment = Environment(
-        loader=_loader(),
+        loader=_loader(folder),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

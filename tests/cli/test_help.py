@@ -8,7 +8,17 @@ from command import call_hp_ext as hp_ext
 import hyperpod_ext
 
 COMMANDS = ["init", "validate", "render", "create-job", "list", "status", "logs", "report", "cancel", "chaos"]
-COMMANDS += ["checkpoints", "schema", "explain", "instances", "templates", "completion"]
+COMMANDS += [
+    "checkpoints",
+    "create-cluster",
+    "update-cluster",
+    "schema",
+    "import",
+    "explain",
+    "instances",
+    "templates",
+    "completion",
+]
 
 
 def test_help_lists_every_command() -> None:

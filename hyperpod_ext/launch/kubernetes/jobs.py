@@ -9,8 +9,6 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import quote, unquote
 
-import yaml
-
 from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.errors import ConflictError, HyperpodExtError, NotFoundError
@@ -22,6 +20,7 @@ from hyperpod_ext.launch.kubernetes.kubeconfig import load_access
 from hyperpod_ext.launch.kubernetes.mounts import secret_name
 from hyperpod_ext.launch.kubernetes.pod_logs import PodLogs
 from hyperpod_ext.launch.kubernetes.spec_note import read_note
+from hyperpod_ext.launch.kubernetes.text import read_all
 
 POLL_S = 2.0
 _CANCEL_PATIENCE_S = 120.0
@@ -36,7 +35,7 @@ def submit(kind: Kind, job: JobConfig, files: Mapping[str, str], dry_run: bool =
         ConflictError: a job of this name exists; nothing of it was changed.
     """
     client = Client(load_access(job.kubernetes.context, job.kubernetes.namespace))
-    objects = [found for text in files.values() for found in yaml.safe_load_all(text) if found]
+    objects = [found for text in files.values() for found in read_all(text) if found]
     query = {"fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
     handle = handle_of(kind, client, job.name)
     namespace = client.access.namespace

@@ -15,6 +15,7 @@ from pydantic.alias_generators import to_camel
 from hyperpod_ext.config.document import dotted
 from hyperpod_ext.config.nearest import suggest
 from hyperpod_ext.errors import ConfigError, Problem
+from hyperpod_ext.launch.kubernetes.text import read_all
 
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -220,7 +221,7 @@ def check_yaml(name: str, text: str) -> list[dict[str, Any]]:
         ConfigError: every field that its operator would refuse or drop.
     """
     try:
-        objects = [found for found in yaml.safe_load_all(text) if found is not None]
+        objects = [found for found in read_all(text) if found is not None]
     except yaml.YAMLError as error:
         raise ConfigError([Problem(f"is not YAML: {error}", source=name)]) from None
     problems = [problem for found in objects for problem in find_problems(name, found)]

@@ -1,0 +1,36 @@
+"""hp-ext import"""
+
+from __future__ import annotations
+
+import click
+
+from .command import Command, output_option
+from .output import print_result, say
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext import hyperpod-job.yaml > job.yaml
+  kubectl get hyperpodpytorchjob NAME -o yaml | hp-ext import -""",
+)
+@click.argument("file", type=click.Path(dir_okay=False, allow_dash=True), metavar="FILE")
+@output_option()
+def command(file: str, output: str) -> None:
+    """Turn a HyperPodPyTorchJob or PyTorchJob into a job's spec, and tell what a spec cannot say of it."""
+    import sys
+    from pathlib import Path
+
+    from hyperpod_ext.errors import NotFoundError
+    from hyperpod_ext.launch.kubernetes.import_job import import_job
+    from hyperpod_ext.launch.kubernetes.spec_note import brief
+
+    if file != "-" and not Path(file).is_file():
+        raise NotFoundError(f"there is no file {file}")
+    text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    found = import_job(text, file)
+    for part in found.left_out:
+        say(f"not carried over: {part}")
+    result = {"target": found.target, "job": brief(found.job), "left_out": found.left_out}
+    print_result(result, "table" if output == "table" else output, found.to_yaml().rstrip("\n"))
