@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Examples:
   hp-ext create-job -f job.yaml --target local --wait
   hp-ext create-job -f job.yaml --wait --kill rank=1@step=20 -o json
+  hp-ext create-job -f job.yaml --wait --set spares=1 --kill node=1@step=20
   hp-ext create-job -f job.yaml --set nodes=4 --dry-run""",
 )
 @spec_options
@@ -35,7 +36,9 @@ Examples:
 @click.option("--wait", is_flag=True, help="Show progress until the job has ended, then its result.")
 @click.option("--follow", is_flag=True, help="Show what the workers print, too. Implies --wait.")
 @click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer; the job goes on.")
-@click.option("--kill", "kills", multiple=True, metavar="rank=R@step=S", help="Rehearse this fault, not the spec's.")
+@click.option(
+    "--kill", "kills", multiple=True, metavar="rank=R@step=S|node=N@step=S", help="Rehearse this fault, not the spec's."
+)
 @click.option("--no-kill", is_flag=True, help="Rehearse no fault.")
 @output_option("name")
 def command(
@@ -99,7 +102,7 @@ def _faults(kills: tuple[str, ...]) -> list[Override]:
             raise click.BadParameter(str(error), param_hint="--kill") from None
         if index == 0:
             changes.append(Override("chaos.faults", "[]", source))
-        changes.append(Override(f"chaos.faults.{index}", fault.model_dump_json(), source))
+        changes.append(Override(f"chaos.faults.{index}", fault.model_dump_json(exclude_none=True), source))
     return changes
 
 

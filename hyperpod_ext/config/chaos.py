@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from hyperpod_ext.config.base import Config
 
-_KILL = re.compile(r"rank=(\d+)@step=(\d+)")
+_KILL = re.compile(r"(rank|node)=(\d+)@step=(\d+)")
 
 InjectedKind = Literal[
     "exception", "sigkill", "sigsegv", "hang", "slow", "oom", "cut-network", "corrupt-memory", "corrupt-weights"
@@ -23,25 +23,36 @@ ORDERS = "chaos/orders"
 
 
 class KillFault(Config):
-    """`kill -9` of one worker while it is making one step."""
+    """`kill -9` of one worker, or of everything on one node, while a step is being made."""
 
     kind: Literal["kill"] = "kill"
-    rank: Annotated[NonNegativeInt, Field(examples=[0])]
+    rank: Annotated[NonNegativeInt, Field(examples=[0])] | None = None
     """Rank whose process is killed."""
+    node: Annotated[NonNegativeInt, Field(examples=[1])] | None = None
+    """Or: node that is lost, its agent, memory and workers."""
     step: Annotated[PositiveInt, Field(examples=[10])]
-    """Step (counted from 1) that the rank is making when it dies."""
+    """Step (counted from 1) that is being made when it happens."""
+
+    @model_validator(mode="after")
+    def _one_victim(self) -> Self:
+        if (self.rank is None) == (self.node is None):
+            raise ValueError("a kill needs either a rank or a node")
+        return self
 
     @classmethod
     def parse(cls, text: str) -> KillFault:
-        """Read the command line's short form, `rank=2@step=13`.
+        """Read the command line's short form, `rank=2@step=13` or `node=1@step=13`.
 
         Raises:
             ValueError: the text has another form.
         """
         match = _KILL.fullmatch(text)
-        if match is None or match[2] == "0":
-            raise ValueError(f"{text!r} is not of the form rank=R@step=S, with S from 1, as in rank=2@step=13")
-        return cls(rank=int(match[1]), step=int(match[2]))
+        if match is None or match[3] == "0":
+            raise ValueError(
+                f"{text!r} is not of the form rank=R@step=S or node=N@step=S, with S from 1, as in rank=2@step=13"
+            )
+        victim, step = int(match[2]), int(match[3])
+        return cls(rank=victim, step=step) if match[1] == "rank" else cls(node=victim, step=step)
 
 
 class InjectedFault(Config):
@@ -123,7 +134,7 @@ class Chaos(Config):
     """A rehearsal: which faults, and whether to check the result against a run without them."""
 
     faults: tuple[KillFault, ...] = ()
-    """Each happens once, in the first process of that rank to reach the step."""
+    """Each happens once, when the first process of that rank, or on that node, reaches the step."""
     inject: tuple[InjectedFault, ...] = ()
     """Faults that workers inflict on themselves. Each strikes once in a job."""
     compare: bool = True

@@ -92,9 +92,12 @@ def peer_copies_fit_the_nodes(job: JobConfig, _files: ListFiles | None) -> Itera
 def faults_hit_ranks_that_exist(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
     for field in ("faults", "inject"):
         for index, fault in enumerate(getattr(job.chaos, field) if job.chaos else ()):
-            if fault.rank >= job.world_size:
+            if fault.rank is not None and fault.rank >= job.world_size:
                 hint = f"ranks go from 0 to {job.world_size - 1}"
                 yield Finding(("chaos", field, index, "rank"), f"there is no rank {fault.rank}", hint)
+            if (node := getattr(fault, "node", None)) is not None and node >= job.nodes:
+                hint = f"nodes go from 0 to {job.nodes - 1}"
+                yield Finding(("chaos", field, index, "node"), f"there is no node {node}", hint)
 
 
 def own_variables_are_left_alone(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:

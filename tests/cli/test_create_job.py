@@ -160,7 +160,10 @@ def test_kill_replaces_the_faults_of_the_spec_and_no_kill_removes_them(place: Lo
     spec = write_job(tmp_path, more="chaos: {faults: [{rank: 1, step: 5}], compare: false}\n")
     hp_ext("create-job", "-f", spec, "--wait", "--kill", "rank=0@step=2", "--kill", "rank=1@step=1")
     assert job_file(place)["chaos"] == {
-        "faults": [{"kind": "kill", "rank": 0, "step": 2}, {"kind": "kill", "rank": 1, "step": 1}],
+        "faults": [
+            {"kind": "kill", "rank": 0, "node": None, "step": 2},
+            {"kind": "kill", "rank": 1, "node": None, "step": 1},
+        ],
         "inject": [],
         "compare": False,
     }
@@ -180,6 +183,7 @@ def test_kill_adds_a_rehearsal_to_a_spec_without_one(place: LocalPlace, tmp_path
     ("options", "code", "text"),
     [
         (["--kill", "rank=9@step=1"], 3, "--kill rank=9@step=1: chaos.faults.0.rank: there is no rank 9"),
+        (["--kill", "node=9@step=1"], 3, "--kill node=9@step=1: chaos.faults.0.node: there is no node 9"),
         (["--kill", "9@1"], 2, "rank=2@step=13"),
         (["--kill", "rank=0@step=1", "--no-kill"], 2, "exclude each other"),
         (["--set", "nodes=x"], 3, "--set nodes=x: nodes"),

@@ -19,7 +19,13 @@ class KillOnce:
 
     def due(self, rank: int, step: int) -> bool:
         """Whether `rank`, which now makes `step`, is to die; a fault that is due is spent."""
-        due = {fault for fault in self._left if fault.rank == rank and fault.step == step}
+        return self._spend({fault for fault in self._left if fault.rank == rank and fault.step == step})
+
+    def due_node(self, node: int, step: int) -> bool:
+        """Whether `node`, where `step` is now made, is to be lost; a fault that is due is spent."""
+        return self._spend({fault for fault in self._left if fault.node == node and fault.step == step})
+
+    def _spend(self, due: set[KillFault]) -> bool:
         self._left -= due
         return bool(due)
 

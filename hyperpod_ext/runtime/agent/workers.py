@@ -12,13 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ext.config.chaos import NodeFault
 from hyperpod_ext.runtime import wire
-from hyperpod_ext.runtime.agent.chaos import KillOnce
+from hyperpod_ext.runtime.agent.chaos import KillOnce, strike_node
 from hyperpod_ext.runtime.agent.children import Zygote, on_exit
 from hyperpod_ext.runtime.agent.memory import MemoryLine
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.agent.watch import Watch
 from hyperpod_ext.runtime.causes import is_out_of_memory
+
+_LAST_EVENT_S = 0.02
+"""How long the word of a rehearsed end of this node has to get away."""
 
 Tell = Callable[..., None]
 Spawn = Callable[[Coroutine[Any, Any, None]], None]
@@ -51,7 +55,8 @@ class Workers:
     def __init__(self, settings: NodeSettings, memory: MemoryLine, *, tell: Tell, event: Tell, spawn: Spawn) -> None:
         self._settings, self._config, self._memory = settings, settings.config, memory
         self._tell, self._event, self._spawn = tell, event, spawn
-        self._kill = KillOnce(self._config.chaos.faults if settings.chaos and self._config.chaos else ())
+        rehearsing = settings.chaos and not settings.rejoin and self._config.chaos is not None
+        self._kill = KillOnce(self._config.chaos.faults if rehearsing and self._config.chaos else ())
         self.watch = Watch(settings.config, settings.run_dir, settings.socket_dir, settings.node, tell, event)
         self._workers: dict[int, _Worker] = {}
         self._known = asyncio.Condition()
@@ -185,12 +190,21 @@ class Workers:
                 with contextlib.suppress(ProcessLookupError):  # a real fault was quicker
                     os.kill(worker.pid, signal.SIGKILL)
                 self._event("killed", rank=rank, step=worker.step)
+            if self._kill.due_node(self._settings.node, worker.step):
+                self._lose_node(worker.step)
         elif message["type"] == "failed":
             kind = "out-of-memory" if is_out_of_memory(str(message["cause"])) else "exception"
             message |= {"t": time.monotonic(), "kind": kind, "phase": self.watch.phase(rank)}
         # a worker that has joined no generation yet speaks for the one its agent is in
         message["generation"] = message.get("generation") or self.generation
         self._tell(message.pop("type"), **{**message, "rank": rank})
+
+    def _lose_node(self, step: int) -> None:
+        """A rehearsal: everything on this node dies, as soon as the event log has been told."""
+        for rank in self._workers:
+            self._event("killed", rank=rank, step=step, t=time.monotonic() + _LAST_EVENT_S)
+        fault = NodeFault(kind="sigkill", node=self._settings.node)
+        asyncio.get_running_loop().call_later(_LAST_EVENT_S, strike_node, fault, lambda: None)
 
     async def _join(self, rank: int, worker: _Worker, message: wire.Message) -> None:
         worker.joined, worker.waiting = self.generation, message
