@@ -36,6 +36,17 @@ class Story:
                 self._faulty = True
                 what = "is gone" if event.get("died", True) else "failed"
                 lines.append(f"rank {event['rank']} {what} in step {event['step']}: {_first_line(event['cause'])}")
+            case "node_lost":
+                lines.append(f"node {event['node']} is lost: {_first_line(event['cause'])}")
+            case "node_replaced":
+                ranks = ", ".join(str(rank) for rank in event["ranks"])
+                lines.append(f"node {event['node']} takes ranks {ranks}")
+            case "awaiting_node":
+                lines.append(
+                    f"no spare is left; waiting {event['seconds']:g} s for another node in place of {event['node']}"
+                )
+            case "coordinator":
+                lines.append(f"node {event['node']} coordinates the job from here on")
             case "go" if self._faulty:
                 self._faulty = False
                 lines.append(f"recovered: all ranks go on after step {event['step']}")
