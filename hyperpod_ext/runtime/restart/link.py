@@ -15,7 +15,7 @@ from hyperpod_ext.runtime.checkpoint.choose import Decision, Source
 from hyperpod_ext.runtime.checkpoint.snapshot import Snapshot
 from hyperpod_ext.runtime.checkpoint.transfer import Order, receive_state, refuse_state, send_state
 from hyperpod_ext.runtime.rendezvous.store import PartitionedStore
-from hyperpod_ext.runtime.restart.session import Session
+from hyperpod_ext.runtime.restart.session import ControlPlane
 from hyperpod_ext.runtime.restart.state import TrainingState
 
 
@@ -56,7 +56,7 @@ class SoloLink:
 class JobLink:
     """Restores what the coordinator decided, generation after generation."""
 
-    def __init__(self, session: Session, rank: int, checkpointer: Checkpointer) -> None:
+    def __init__(self, session: ControlPlane, rank: int, checkpointer: Checkpointer) -> None:
         self._session, self._rank, self._checkpointer = session, rank, checkpointer
         self._decision: Decision | None = None
         self._store: PartitionedStore | None = None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -16,12 +18,12 @@ from hyperpod_ext.errors import HyperpodExtError, JobFailedError, NotFoundError,
 from hyperpod_ext.runtime.causes import one_line
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.environment import WorkerEnvironment
+from hyperpod_ext.runtime.launchers import Launcher, find_launcher, open_control_plane
 from hyperpod_ext.runtime.memory_server.client import MemoryClient
 from hyperpod_ext.runtime.rendezvous.groups import ProcessGroups
-from hyperpod_ext.runtime.rendezvous.store import PartitionedStore
 from hyperpod_ext.runtime.restart.link import JobLink, SoloLink
 from hyperpod_ext.runtime.restart.run import Run
-from hyperpod_ext.runtime.restart.session import AbortedError, Generation, Session
+from hyperpod_ext.runtime.restart.session import AbortedError, ControlPlane, Generation
 
 Result = TypeVar("Result")
 
@@ -37,91 +39,134 @@ _BROKEN_GROUP = ("gloo", "Connection closed by peer", "Connection reset by peer"
 def resilient(train: Callable[[Run], Result]) -> Callable[[], Result]:
     """Make `train(run)` survive faults of any rank. The decorated function takes no argument.
 
-    Under our agent, a fault ends the current call of `train` on every rank; the failed process is
-    replaced, the others stay, and `train` is called again with the same `Run`. In plain `python` it
-    runs once, as a job of one rank with batches of one sample: enough to debug a script.
+    A fault ends the current call of `train` on every rank; a process that died is replaced, the others stay, and
+    `train` is called again with the same `Run`. Which faults are met so depends on what started the processes: see
+    `launchers`. In plain `python` it runs once, as a job of one rank with batches of one sample: enough to debug a
+    script.
     """
 
     @functools.wraps(train)
     def resilient_train() -> Result:
-        environment = WorkerEnvironment.of()
-        if environment is None:
+        launcher = find_launcher()
+        if launcher is None:
             return _run_alone(train)
         if _finished:
             raise JobFailedError(
                 f"{train.__name__}() was called after {_finished[0]}() had ended; a job has one training function",
                 hint="Do everything that needs all ranks in one call.",
             )
-        result = _Loop(environment).until_finished(train)
+        groups = ProcessGroups()
+        try:
+            result = _Loop(open_control_plane(launcher, groups), groups).until_finished(train)
+        except HyperpodExtError as error:
+            if launcher is Launcher.AGENT:  # which quotes it
+                raise
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")
+            raise SystemExit(error.exit_code) from None
         _finished.append(train.__name__)
         return result
 
     return resilient_train
 
 
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A process as one rank of the job, and what goes with that."""
+
+    environment: WorkerEnvironment
+    client: MemoryClient
+    checkpointer: Checkpointer
+    link: JobLink
+    run: Run
+
+    @classmethod
+    def of(cls, environment: WorkerEnvironment, session: ControlPlane) -> _Member:
+        rank, config = environment.rank, environment.config
+        client = MemoryClient(environment.memory_socket)
+        checkpointer = Checkpointer(
+            client,
+            rank,
+            world_size=environment.world_size,
+            job=config.name,
+            secret=environment.secret,
+            overlap=config.checkpoint.overlap,
+            when_busy=config.checkpoint.when_busy,
+        )
+        link = JobLink(session, rank, checkpointer)
+        return cls(
+            environment, client, checkpointer, link, Run(config, rank, environment.local_rank, link, checkpointer)
+        )
+
+
 class _Loop:
     """One worker's life: join, open groups, train, and after a fault again."""
 
-    def __init__(self, environment: WorkerEnvironment) -> None:
-        self._environment = environment
-        self._groups = ProcessGroups()
-        self._session = Session(environment, self._groups)
-        self._checkpointer = Checkpointer(
-            MemoryClient(environment.memory_socket),
-            environment.rank,
-            world_size=environment.world_size,
-            job=environment.config.name,
-            secret=environment.secret,
-            overlap=environment.config.checkpoint.overlap,
-            when_busy=environment.config.checkpoint.when_busy,
-        )
-        self._link = JobLink(self._session, environment.rank, self._checkpointer)
-        self._run = Run(environment.config, environment.rank, environment.local_rank, self._link, self._checkpointer)
+    def __init__(self, session: ControlPlane, groups: ProcessGroups) -> None:
+        self._session, self._groups = session, groups
+        self._member: _Member | None = None
+        if session.environment is not None:  # known already: what takes time is done before others wait for this rank
+            self._become(session.environment)
 
     def until_finished(self, train: Callable[[Run], Result]) -> Result:
         while True:
-            generation = self._session.join(self._run.whole())
+            generation = self._session.join(self._member.run.whole() if self._member else None)
+            environment = self._session.environment
+            assert environment is not None, "it has joined"
+            member = self._become(environment)
             try:
-                self._enter(generation)
-                result = train(self._run)
-                self._session.finished(self._run.digest())
+                self._enter(generation, member)
+                result = train(member.run)
+                self._session.finished(member.run.digest())
             except (Exception, SystemExit) as error:
-                self._leave(error)
+                if not self._leave(error, member):
+                    raise
             else:
-                self._run.leave()
+                member.run.leave()
                 self._groups.close()
                 return result
 
-    def _enter(self, generation: Generation) -> None:
-        rank, world_size = self._environment.rank, self._environment.world_size
-        store = PartitionedStore(generation.addresses, generation.number, self._environment.secret)
-        self._groups.open(store, rank, world_size)
+    def _become(self, environment: WorkerEnvironment) -> _Member:
+        """This process as the rank it has now. One that is given another rank begins anew: what it kept was the
+        former's."""
+        if self._member is None or self._member.environment != environment:
+            if self._member is not None:
+                self._member.client.close()
+            self._member = _Member.of(environment, self._session)
+        return self._member
+
+    def _enter(self, generation: Generation, member: _Member) -> None:
+        rank, store = member.environment.rank, self._session.open_store(generation)
+        self._groups.open(store, rank, member.environment.world_size)
         if self._session.aborted:  # word of it came before there was a group to cut
             raise AbortedError(f"generation {generation.number} is over")
-        self._link.enter(generation.decision, store, generation.peers)
-        self._run.enter(generation.number, fresh=generation.decision.source(rank).kind == "fresh")
+        member.link.enter(generation.decision, store, generation.peers)
+        member.run.enter(generation.number, fresh=generation.decision.source(rank).kind == "fresh")
         self._session.event("groups_open", rank=rank)
 
-    def _leave(self, error: Exception | SystemExit) -> None:
-        """Find out whose fault it was, say so if it was ours, and let go of the generation."""
+    def _leave(self, error: Exception | SystemExit, member: _Member) -> bool:
+        """Find out whose fault it was, say so if it was ours, and let go of the generation. False: this process must
+        end of it."""
         if not self._is_someone_elses(error):
             traceback.print_exception(error)
-            self._session.failed(
+            stays = self._session.failed(
                 one_line(error),
-                self._run.step + 1,
+                member.run.step + 1,
                 final=isinstance(error, HyperpodExtError),
                 code=type(error).__name__ if isinstance(error, HyperpodExtError) else "JobFailedError",
                 hint=error.hint if isinstance(error, HyperpodExtError) else "",
             )
+            if not stays:
+                return False
             self._session.wait_aborted(timeout_s=None)
         with contextlib.suppress(StaleGenerationError, NotFoundError):  # a save that came too late: it never happened
-            self._checkpointer.flush()  # what this rank can offer from memory includes its last save
-        self._session.event("freed", rank=self._environment.rank, step=self._run.step)
+            member.checkpointer.flush()  # what this rank can offer from memory includes its last save
+        self._session.event("freed", rank=member.environment.rank, step=member.run.step)
         # frames of the failed call hold the DDP module, and it the group's sockets and gradient hooks
         _forget_frames(error)
-        self._run.leave()
+        member.run.leave()
         self._groups.cut()
         self._groups.destroy()
+        return True
 
     def _is_someone_elses(self, error: BaseException) -> bool:
         if self._session.aborted or isinstance(error, AbortedError):

@@ -1,4 +1,4 @@
-"""A worker's line to its node's agent: what it reports, and what it is told.
+"""Who tells a worker which generation it is in, and hears what becomes of it: under our agent, a line to that.
 
 A thread listens, so that an abort reaches a rank whose main thread hangs in a collective.
 """
@@ -9,15 +9,17 @@ import contextlib
 import os
 import queue
 import socket
+import sys
 import threading
 import time
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from hyperpod_ext.runtime import wire
 from hyperpod_ext.runtime.checkpoint.choose import Decision
 from hyperpod_ext.runtime.environment import WorkerEnvironment
 from hyperpod_ext.runtime.rendezvous.groups import ProcessGroups
+from hyperpod_ext.runtime.rendezvous.store import Endpoint, PartitionedStore
 from hyperpod_ext.runtime.restart.state import Whole
 
 
@@ -37,23 +39,58 @@ class Generation:
     """Memory server of each node, for other nodes."""
 
 
+class ControlPlane(Protocol):
+    """What `@resilient` needs of whatever started its process: our agent, `hyperpodrun` or `torchrun`."""
+
+    @property
+    def environment(self) -> WorkerEnvironment | None:
+        """Who this process is. Where nobody knows before it joins a generation: None until then."""
+
+    @property
+    def aborted(self) -> bool:
+        """Whether the generation this rank is in is over."""
+
+    def join(self, live: Whole | None) -> Generation:
+        """Wait for the next generation to begin; `live` is what this rank can offer, if anything."""
+
+    def open_store(self, generation: Generation) -> PartitionedStore:
+        """Where the process groups of `generation` meet."""
+
+    def restored(self, attempt: int, error: str) -> tuple[int | None, Decision | None]:
+        """Report a restore; returns `(step, None)` to go on from, or `(None, decision)` to try next."""
+
+    def finished(self, digest: str) -> None:
+        """Report the end of training and wait until every rank has come this far."""
+
+    def event(self, event: str, **fields: Any) -> None:
+        """Tell the event log."""
+
+    def failed(self, cause: str, step: int, *, final: bool, code: str, hint: str) -> bool:
+        """Report that the training function raised; False when the process has to end of it."""
+
+    def wait_aborted(self, timeout_s: float | None) -> bool:
+        """Wait until the generation is over (None: for ever); False when it still is not after `timeout_s`."""
+
+
 class Session:
     """Open line to the agent. Messages go out from any thread; answers are waited for in the main one."""
 
     def __init__(self, environment: WorkerEnvironment, groups: ProcessGroups) -> None:
-        self._groups = groups
+        self.environment, self._groups = environment, groups
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(environment.agent_socket)
         self._inbox: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
         self._sending = threading.Lock()
         self._newest = 1
         self.generation = 0
+        self._endpoint = Endpoint(environment.rank, environment.secret, _end)
         self._send({"type": "hello", "rank": environment.rank, "pid": os.getpid()})
         threading.Thread(target=self._listen, name="hpx-session", daemon=True).start()
 
     def join(self, live: Whole | None) -> Generation:
         """Wait for the next generation to begin; `live` is what this rank can offer, if anything."""
-        self._send({"type": "join", "live": None if live is None else asdict(live)})
+        live_brief = None if live is None else asdict(live)
+        self._send({"type": "join", "live": live_brief, "store_port": self._endpoint.port})
         while True:
             message = self._inbox.get()
             if message["type"] == "begin":
@@ -61,6 +98,9 @@ class Session:
                 addresses = tuple((str(host), int(port)) for host, port in message["addresses"])
                 peers = {int(node): (str(host), int(port)) for node, (host, port) in message["peers"].items()}
                 return Generation(self.generation, Decision.from_json(message["decision"]), addresses, peers)
+
+    def open_store(self, generation: Generation) -> PartitionedStore:
+        return self._endpoint.open(generation.addresses, generation.number)
 
     def restored(self, attempt: int, error: str) -> tuple[int | None, Decision | None]:
         """Report a restore; returns `(step, None)` to go on from, or `(None, decision)` to try next."""
@@ -79,9 +119,10 @@ class Session:
         """Tell the job's event log."""
         self._send({"type": "event", "event": event, "t": time.monotonic(), **fields})
 
-    def failed(self, cause: str, step: int, *, final: bool, code: str, hint: str) -> None:
-        """Report that the training function raised."""
+    def failed(self, cause: str, step: int, *, final: bool, code: str, hint: str) -> bool:
+        """Report that the training function raised. The agent ends this process where it has to end."""
         self._send({"type": "failed", "cause": cause, "step": step, "final": final, "code": code, "hint": hint})
+        return True
 
     @property
     def aborted(self) -> bool:
@@ -128,3 +169,9 @@ class Session:
     def _send(self, message: wire.Message) -> None:
         with self._sending:
             wire.send(self._socket, {"generation": self.generation, **message})
+
+
+def _end(why: str) -> None:
+    """A rank that cannot serve its keys would leave others waiting: its agent replaces it."""
+    sys.stderr.write(f"{why}\n")
+    os._exit(1)

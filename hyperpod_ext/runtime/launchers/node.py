@@ -1,0 +1,117 @@
+"""The memory server of this node, where no agent of ours keeps one: the node's first rank starts it and speaks for it.
+
+It outlives the workers, and ends by itself some time after the last of them has left for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hyperpod_ext.errors import ConflictError
+from hyperpod_ext.runtime.checkpoint.choose import Decision
+from hyperpod_ext.runtime.dcp.place import Place, runtime_dir, start_server
+from hyperpod_ext.runtime.environment import ENV_FAILURE_DOMAIN
+from hyperpod_ext.runtime.launchers.settings import Settings
+from hyperpod_ext.runtime.memory_server.client import MemoryClient
+
+_IDLE_EXIT_S = 600.0
+"""Longer than the launchers take to start workers again."""
+_QUIET_S = 15.0
+"""How long what a dead worker had asked for may take to be done."""
+_DRAIN_S = 3600.0
+"""How long the last checkpoints of a job that succeeded may take to arrive."""
+
+
+class NodeMemory:
+    """This rank's word to the memory server, for its whole node. Only a node's first rank uses it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._client: MemoryClient | None = None
+        self._place: Place | None = None
+        self._pid = 0
+
+    def place(self, index: int) -> Place:
+        """Where the server of the `index`-th node on this machine is reached."""
+        return Place(runtime_dir(), self._settings.config.name, index)
+
+    def connect(self, place: Place, node: int) -> None:
+        """Start the server if there is none.
+
+        Raises:
+            ConflictError: the one that is there was started with another policy.
+            UnreachableError: it does not come up.
+        """
+        if self._place == place:
+            return
+        config = self._settings.config
+        client = start_server(place, config, node, self._settings.secret_file, _IDLE_EXIT_S)
+        answer = client.ask("hello")
+        if answer["config"]["checkpoint"] != config.checkpoint.model_dump(mode="json"):
+            client.close()
+            raise ConflictError(
+                f"the memory server of job {config.name} on this node runs with another checkpoint policy",
+                hint=f"Choose another name for the job, or end that server, and with it what only its memory holds: "
+                f"kill {answer['pid']}",
+            )
+        self._client, self._place, self._pid = client, place, int(answer["pid"])
+
+    def held(self, pids: Sequence[int]) -> list[dict[str, Any]]:
+        """Whole snapshots, once all that earlier processes had asked for is done. `pids`: the workers of now.
+
+        Raises:
+            ConflictError: somebody else trains under the job's name.
+        """
+        others = self._ask("quiet", pids=list(pids), timeout_s=_QUIET_S)["others"]
+        if others:
+            raise ConflictError(
+                f"process {others[0]} saves as job {self._settings.config.name}, too",
+                hint="End it, or choose another name for this job.",
+            )
+        return list(self._ask("held")["snapshots"])
+
+    def listen(self, host: str) -> list[Any]:
+        """Where other nodes reach the server, and what fails together with this one: host, port, domain."""
+        return [host, int(self._ask("listen", host=host)["port"]), os.environ.get(ENV_FAILURE_DOMAIN, "")]
+
+    def durable(self, besides: Sequence[tuple[str, str]]) -> Mapping[str, Any]:
+        return self._ask("durable", besides=[list(one) for one in besides])
+
+    def begin(self, generation: int, peers: Mapping[int, Sequence[Any]]) -> None:
+        """Refuse writers of older generations; tell who the other nodes are."""
+        self._ask("fence", generation=generation)
+        if self._settings.config.checkpoint.peer() is not None and len(peers) > 1:
+            addresses = {str(node): [host, port] for node, (host, port, _) in peers.items()}
+            self._ask("peers", peers=addresses, domains={str(node): domain for node, (_, _, domain) in peers.items()})
+
+    def go(self, generation: int, decision: Decision, run: str, node: int, nodes: int, owners: int) -> None:
+        """All have the decided step: what older generations made after it is given up."""
+        world = {"node": node, "nodes": nodes, "owners": owners}
+        self._ask("enter", generation=generation, base=decision.step, drop=decision.step, run=run, **world)
+        stored = any(source.kind in ("file", "s3") for sources in decision.sources.values() for source in sources)
+        self._ask("fence", generation=generation, step=decision.step, run=run, stored=stored)
+
+    def newest_durable(self) -> tuple[int, str] | None:
+        """Step and URL of the newest checkpoint that this node has brought to a durable tier."""
+        found = [
+            (int(each["durable_step"]), str(each.get("url", each["tier"])))
+            for each in self._ask("status")["copying"]
+            if each.get("durable_step")
+        ]
+        return max(found, default=None)
+
+    def end(self) -> None:
+        """The job has succeeded: bring what is due to the durable tiers, and give the memory back."""
+        self._ask("wait_idle", timeout_s=_DRAIN_S)
+        assert self._client is not None
+        self._client.close()
+        with contextlib.suppress(ProcessLookupError):  # it ended by itself
+            os.kill(self._pid, signal.SIGTERM)
+
+    def _ask(self, op: str, **fields: Any) -> Mapping[str, Any]:
+        assert self._client is not None, "not connected yet"
+        return self._client.ask(op, **fields)
