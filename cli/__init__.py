@@ -15,6 +15,7 @@ COMMANDS = {
     "init": "Write a job spec and a training script to start from.",
     "validate": "Check a job spec, and tell every mistake at once.",
     "render": "Show or write the files that would be submitted.",
+    "diff": "Show what a spec would change in a job on Kubernetes.",
     "create-job": "Submit a job, and wait for its result if asked to.",
     "list": "List the jobs of a target.",
     "status": "Show one job, or all.",
@@ -30,6 +31,7 @@ COMMANDS = {
     "explain": "Tell what a rule or a field means.",
     "instances": "List instance types, and what pods can have of each.",
     "templates": "List, show and hand over the templates of what is submitted.",
+    "doctor": "Tell what is installed and reachable.",
     "completion": "Print what a shell needs to complete commands.",
 }
 

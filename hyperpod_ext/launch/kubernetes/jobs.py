@@ -112,10 +112,10 @@ def status(kind: Kind, handle: JobHandle) -> JobStatus:
     return _status(kind, client, client.get(kind.path(client.access.namespace, handle.name)))
 
 
-def live(kind: Kind, handle: JobHandle) -> dict[str, Any]:
-    """The object itself, as the server has it."""
-    client = client_of(handle)
-    return client.get(kind.path(client.access.namespace, handle.name))
+def live(kind: Kind, job: JobConfig) -> dict[str, Any]:
+    """The object of `job`, as the server has it."""
+    client = Client(load_access(job.kubernetes.context, job.kubernetes.namespace))
+    return client.get(kind.path(client.access.namespace, job.name))
 
 
 def watch(kind: Kind, handle: JobHandle, with_lines: bool, poll_s: float = POLL_S) -> Iterator[Moment]:
