@@ -219,4 +219,5 @@ def _cut_connections() -> None:
 
 def _flip_a_bit(parameter: torch.Tensor) -> None:
     local = getattr(parameter, "_local_tensor", parameter).detach()
-    local.view(-1)[:1].view(torch.uint8)[0] ^= 1
+    first = local.view(-1)[:1].view(torch.uint8)
+    first[-2:-1].bitwise_xor_(16)  # a high bit of the mantissa: no later rounding may hide it

@@ -143,6 +143,7 @@ class Run:
                 "steps() was called before restore()",
                 hint="Call run.restore(model=model, optimizer=optimizer) first, so that a fault costs no step.",
             )
+        self._watchdog.begin_steps()
         self._began = self.step
         self._commit(self.step)
         self._link.event("begun", rank=self.rank, step=self.step, of=total)

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import torch
 
 from hyperpod_ext.config.runtime import RuntimeConfig
-from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.checkpoint.sharing import Sharing
 from hyperpod_ext.runtime.pulse import Phase
@@ -70,11 +69,16 @@ class Watchdog:
         """A loss, before its backward pass."""
         self._nan.see(loss)
 
+    def begin_steps(self) -> None:
+        """The loop begins. Raises like `begin_step`."""
+        self._check_over()
+
     def begin_step(self, step: int) -> None:
         """A step begins.
 
         Raises:
-            AbortedError, JobFailedError: the generation is over, and the training function did not let go of it.
+            AbortedError: the generation is over, and the training function has not noticed.
+            SystemExit: it has been told so before, and went on.
         """
         self._check_over()
         self._arm()
@@ -124,19 +128,16 @@ class Watchdog:
         if not self._line.over:
             return
         self._progress.watcher = None
+        why = f"generation {self._generation} is over"
         if self._swallowed_in == self._generation:
-            raise JobFailedError(
-                f"rank {self._rank}: the training function goes on although generation {self._generation} is over: it "
-                "catches exceptions that are not its own, around run.steps() too",
-                hint="Catch only what you expect inside a step, or let AbortedError and errors of collectives pass.",
-            )
+            raise SystemExit(why)  # passes through `except Exception`, and the loop takes it for what it is
         self._swallowed_in = self._generation
         self._line.event("swallowed", rank=self._rank, step=self._progress.step)
         sys.stderr.write(
-            f"hyperpod_ext: the training function of rank {self._rank} caught an exception that told of a fault, and "
-            "went on; its step is given up\n"
+            f"hyperpod_ext: the training function of rank {self._rank} caught an exception that told of a fault and "
+            f"went on; its step {self._progress.step} is given up. Let AbortedError and errors of collectives pass.\n"
         )
-        raise AbortedError(f"generation {self._generation} is over")
+        raise AbortedError(why)
 
     # --- what injected faults need ----------------------------------------------------------------
 
