@@ -7,7 +7,6 @@ operator plans). A thread listens, so that a fault reaches a rank whose main thr
 
 from __future__ import annotations
 
-import os
 import queue
 import socket
 import threading
@@ -28,13 +27,20 @@ class AgentLine:
     Args:
         path: the agent's socket.
         on_start, on_fault: called by the listening thread, in the order of the messages.
+        on_gone: called by it when the agent is gone, or has given this worker up.
     """
 
     def __init__(
-        self, path: str, local_rank: int, on_start: Callable[[wire.Message], None], on_fault: Callable[[], None]
+        self,
+        path: str,
+        local_rank: int,
+        *,
+        on_start: Callable[[wire.Message], None],
+        on_fault: Callable[[], None],
+        on_gone: Callable[[], None],
     ) -> None:
         self._me = {"local_rank": local_rank, "client_id": str(uuid.uuid4())}
-        self._on_start, self._on_fault = on_start, on_fault
+        self._on_start, self._on_fault, self._on_gone = on_start, on_fault, on_gone
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.connect(path)
@@ -87,7 +93,7 @@ class AgentLine:
             else:
                 continue  # `job_rank_info` is what is planned; `job_start` says what is
             self._inbox.put(message)
-        os._exit(1)  # the agent is gone, or has given this worker up
+        self._on_gone()
 
     def _receive(self) -> wire.Message | None:
         try:

@@ -45,7 +45,13 @@ class HyperpodMembers(Members):
         self._settings = Settings.of(int(os.environ.get("NNODES", "1")), self._local_size, os.environ)
         self._keys = OwnKeys(self._settings.secret)
         self._warm_up()
-        self._line = AgentLine(os.environ[ENV_HYPERPOD_SOCKET], self._local_rank, self._on_start, self._on_fault)
+        self._line = AgentLine(
+            os.environ[ENV_HYPERPOD_SOCKET],
+            self._local_rank,
+            on_start=self._on_start,
+            on_fault=self._on_fault,
+            on_gone=lambda: os._exit(1),  # nobody would ever start it again
+        )
 
     def _warm_up(self) -> None:
         """What takes time is done before the barrier: a spare waits there, and others will wait for it."""
