@@ -7,6 +7,7 @@ sockets. What is registered with a group's event thread is exactly what the grou
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import socket
@@ -15,15 +16,39 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+_EPOLL_CTL_MOD = 3
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Event(ctypes.Structure):
+    """`struct epoll_event`."""
+
+    _pack_ = 1 if os.uname().machine == "x86_64" else 8
+    _fields_ = (("events", ctypes.c_uint32), ("data", ctypes.c_uint64))
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """One of a group's sockets, as it is registered; those that are being made included."""
+
+    fd: int
+    events: int
+    data: int
+    """A pointer to whatever of gloo's takes the events."""
+
+    @property
+    def armed(self) -> bool:
+        """Whether gloo waits for something on it."""
+        return bool(self.events & (select.EPOLLIN | select.EPOLLOUT))
+
 
 @dataclass(frozen=True, slots=True)
 class EventLoop:
     """One group's event thread, as the kernel sees it."""
 
-    connections: dict[int, int]
-    """Its connections, those that are being made included: inode to descriptor."""
-    armed: frozenset[int]
-    """Inodes of those that it waits for."""
+    epoll: int
+    connections: dict[int, Connection]
+    """By inode."""
     address: tuple[str, int]
     """Where it listens."""
 
@@ -34,45 +59,54 @@ def event_loops() -> list[EventLoop]:
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (names only, no Path objects on this path)
         with contextlib.suppress(OSError):  # closed since it was listed
             if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":  # noqa: PTH115
-                loop = _read(Path(f"/proc/self/fdinfo/{name}").read_text())
+                loop = _read(int(name), Path(f"/proc/self/fdinfo/{name}").read_text())
                 if loop is not None:
                     found.append(loop)
     return found
 
 
-def _read(fdinfo: str) -> EventLoop | None:
+def _read(epoll: int, fdinfo: str) -> EventLoop | None:
     """An epoll set's descriptors by kind; None for one that is not gloo's."""
     pipes = 0
     listeners: list[tuple[str, int]] = []
-    connections: dict[int, int] = {}
-    armed = set()
-    for fd, events in _registered(fdinfo):
+    connections: dict[int, Connection] = {}
+    for registered in _registered(fdinfo):
         with contextlib.suppress(OSError):  # closed meanwhile
-            status = os.fstat(fd)
+            status = os.fstat(registered.fd)
             if stat.S_ISFIFO(status.st_mode):
                 pipes += 1
             elif stat.S_ISSOCK(status.st_mode):
-                if (address := _listens_at(fd)) is not None:
+                if (address := _listens_at(registered.fd)) is not None:
                     listeners.append(address)
                 else:
-                    connections[status.st_ino] = fd
-                    if events & (select.EPOLLIN | select.EPOLLOUT):
-                        armed.add(status.st_ino)
+                    connections[status.st_ino] = registered
     if pipes != 1 or len(listeners) != 1:
         return None
-    return EventLoop(connections, frozenset(armed), listeners[0])
+    return EventLoop(epoll, connections, listeners[0])
 
 
-def _registered(fdinfo: str) -> list[tuple[int, int]]:
-    """Descriptors and events of an epoll set, from lines like `tfd: 29 events: 19 data: 7f12ac0 pos:0 ...`."""
+def _registered(fdinfo: str) -> list[Connection]:
+    """What is in an epoll set, from lines like `tfd: 29 events: 19 data: 7f12ac0 pos:0 ...`."""
     found = []
     for line in fdinfo.splitlines():
         if line.startswith("tfd:"):
             words = line.split()
             fd, events, data = int(words[1]), int(words[3], 16), int(words[5], 16)
             if data & 0xFFFFFFFF != fd:  # a pointer; Python and libuv put the descriptor there
-                found.append((fd, events))
+                found.append(Connection(fd, events, data))
     return found
+
+
+def quieten(loop: EventLoop) -> None:
+    """Have gloo told once more at most of what is still armed.
+
+    A message whose buffer has gone is never read to its end, nor is the end of its connection: the event thread turns
+    in circles over it, and whoever destroys the group waits for that thread for ever.
+    """
+    for connection in loop.connections.values():
+        if connection.armed:
+            event = _Event(select.EPOLLONESHOT, connection.data)
+            _libc.epoll_ctl(loop.epoll, _EPOLL_CTL_MOD, connection.fd, ctypes.byref(event))  # fails if closed by now
 
 
 def _listens_at(fd: int) -> tuple[str, int] | None:

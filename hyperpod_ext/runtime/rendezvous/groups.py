@@ -32,7 +32,7 @@ import torch.distributed as dist
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.rendezvous import gloo_waits, torch_names
-from hyperpod_ext.runtime.rendezvous.gloo_sockets import answer_for, duplicate, event_loops
+from hyperpod_ext.runtime.rendezvous.gloo_sockets import answer_for, duplicate, event_loops, quieten
 from hyperpod_ext.runtime.rendezvous.store import PartitionedStore
 
 _LAZY = "TORCH_GLOO_LAZY_INIT"
@@ -105,17 +105,21 @@ class ProcessGroups:
             loops = event_loops()
             found = []
             for loop in loops:
-                for inode, fd in loop.connections.items():
-                    if inode not in self._held and (connection := duplicate(fd, inode)) is not None:
-                        self._held[inode] = connection, time.monotonic()
-                        found.append(connection)
+                for inode, connection in loop.connections.items():
+                    if inode not in self._held and (copy := duplicate(connection.fd, inode)) is not None:
+                        self._held[inode] = copy, time.monotonic()
+                        found.append(copy)
             if self._waits is None:
                 _wait_until_quiet(found)
-            for connection in found:
+            for copy in found:
                 with contextlib.suppress(OSError):  # not connected yet, or the other side is dead, and gloo knows
-                    connection.shutdown(socket.SHUT_RD)
+                    copy.shutdown(socket.SHUT_RD)
             since = time.monotonic() - _NOTICE_S
-            return any(self._held[inode][1] > since for loop in loops for inode in loop.armed & self._held.keys())
+            return any(
+                connection.armed and inode in self._held and self._held[inode][1] > since
+                for loop in loops
+                for inode, connection in loop.connections.items()
+            )
 
     def _watch(self, waits: gloo_waits.LostWaits) -> None:
         """Until the rank has left its groups: cut what is opened late, and end waits that gloo has forgotten.
@@ -150,6 +154,9 @@ class ProcessGroups:
             watcher.join()
         if dist.is_initialized():
             _wait_until_idle()
+            if self._cut:
+                for loop in event_loops():
+                    quieten(loop)
             dist.destroy_process_group()
         torch_names.forget_groups()
         with self._lock:
