@@ -15,9 +15,9 @@ ARGS ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup s3-server run check static test soak bench bench-recovery bench-checkpoint golden clean
+.PHONY: setup s3-server sdks run check static test soak bench bench-recovery bench-rendezvous bench-checkpoint golden clean
 
-setup: $(READY) s3-server
+setup: $(READY) s3-server sdks
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
@@ -30,6 +30,10 @@ $(READY): pyproject.toml
 s3-server: $(READY)
 	-@$(BIN)/python tests/support/s3_server.py
 
+# both SageMaker SDKs and moto, for the tests, in environments of their own below $(VENV)/sdk
+sdks: $(READY)
+	-@$(BIN)/python tests/support/sdk_venvs.py
+
 run: $(READY)
 	$(BIN)/hp-ext create-job -f $(JOB) --target local --wait $(ARGS)
 
@@ -41,17 +45,21 @@ static: $(READY)
 check: static
 	$(BIN)/pytest -q -m 'not slow and not soak'
 
-test: static s3-server
+test: static s3-server sdks
 	$(BIN)/pytest -q -m 'not soak'
 
 soak: $(READY)
 	$(BIN)/pytest -q -m soak
 
-bench: bench-recovery bench-checkpoint
+bench: bench-recovery bench-rendezvous bench-checkpoint
 
 # kill -9 to the first new step, beside torchrun with DCP checkpoints; about 40 s a round
 bench-recovery: $(READY)
 	$(BIN)/python tests/bench/recovery.py --rounds 5 $(ARGS)
+
+# process groups opened again, closed and cut, at 4 to 64 ranks, beside TCPStore; about two minutes
+bench-rendezvous: $(READY)
+	$(BIN)/python tests/bench/rendezvous.py $(ARGS)
 
 # saves and restores beside torch, DLRover, NVRx, AWS's client and S3 clients, which are installed below $(VENV)/bench
 bench-checkpoint: $(READY)
