@@ -10,7 +10,7 @@ from hyperpod_ext.config.base import Config
 
 SlurmWord = Annotated[str, Field(pattern=r"^[A-Za-z0-9][-A-Za-z0-9_.]{0,252}$")]
 """A name as Slurm's own options take it, without anything a shell or sbatch would read otherwise."""
-SlurmPhrase = Annotated[str, Field(pattern=r"^[A-Za-z0-9][-A-Za-z0-9_.,:=&|*()\[\]]{0,252}$")]
+SlurmPhrase = Annotated[str, Field(pattern=r"^[A-Za-z0-9(\[][-A-Za-z0-9_.,:=&|*()\[\]]{0,252}$")]
 """A list or an expression of such names: no blanks, no quotes."""
 SbatchOption = Annotated[
     str,
