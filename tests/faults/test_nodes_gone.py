@@ -117,3 +117,51 @@ def test_a_memory_server_that_dies_costs_its_node_where_there_is_a_spare(job, al
     assert report["state"] == "succeeded", report["error"]
     assert (report["losses"], report["weights"], report["steps_lost"]) == (alike["losses"], alike["weights"], 0)
     assert report["nodes_lost"] == [1]
+
+
+def test_a_node_whose_processes_die_too_often_is_given_up_and_its_memory_is_read_from_afar(job, undisturbed):
+    """Statistics of batch norm are each rank's own: nobody else has those of the dead rank at its last step."""
+    chaos = {"faults": [{"rank": 2, "step": 5}]}
+    running = job(spares=1, settings={"restart": {"max_on_node": 0}, "chaos": chaos}).start()
+    report = running.wait()
+    assert report["state"] == "succeeded", report["error"]
+    assert (report["losses"], report["weights"]) == (undisturbed["losses"], undisturbed["weights"])
+    assert report["steps_lost"] == 0
+    (recovery,) = report["recoveries"]
+    assert (recovery["rung"], recovery["source"]) == ("node", "peer")
+    assert [its["node"] for its in events(running, "node_retired")] == [1]
+    assert running.codes() == [0, 0, 0]
+
+
+def test_copies_in_other_nodes_memory_survive_the_loss_of_a_node_and_are_made_again(job, undisturbed):
+    tiers = [{"kind": "memory"}, {"kind": "peer", "replicas": 1, "every_steps": 1}]
+    running = job(spares=2, settings={"checkpoint": {"tiers": tiers, "when_busy": "wait"}}).start()
+    for spare in (2, 3):
+        running.until("imported", node=spare)
+    running.until("step", step=4)
+    kill_node(running, 1)
+    running.until("step", step=8)
+    kill_node(running, 2)  # which has them since
+    report = running.wait()
+    assert report["state"] == "succeeded", report["error"]
+    assert (report["losses"], report["weights"]) == (undisturbed["losses"], undisturbed["weights"])
+    assert [recovery["source"] for recovery in report["recoveries"]] == ["peer", "peer"]
+
+
+def test_a_rank_that_is_not_ready_in_time_is_named_and_replaced(job, alike, tmp_path):
+    script = tmp_path / "late.py"
+    tiny = Path(__file__).parent / "tiny.py"
+    script.write_text(
+        "import os, pathlib, runpy, time\n"
+        f"first = pathlib.Path({str(tmp_path / 'first')!r})\n"
+        "if os.environ['RANK'] == '1' and not first.exists():\n"
+        "    first.touch()\n"
+        "    time.sleep(600)\n"
+        f"runpy.run_path({str(tiny)!r})\n"
+    )
+    running = job(script=script, env=LIVE, settings={"restart": {"form_timeout_s": 12.0}}).start()
+    report = running.wait()
+    assert report["state"] == "succeeded", report["error"]
+    assert (report["losses"], report["weights"]) == (alike["losses"], alike["weights"])
+    (fault,) = events(running, "fault")
+    assert (fault["rank"], fault["cause"]) == (1, "was not ready for generation 1 within 12 s")

@@ -202,7 +202,7 @@ class Line:
         """
         me, members = self._settings.node, {int(node) for node in record["members"]}
         silent = time.monotonic() - self._heard_at
-        deadline = time.monotonic() + max(self._lease_s - silent, self._lease_s / 2)
+        deadline = time.monotonic() + max(self._lease_s - silent, self._lease_s / 4)
         reached: set[int] = {me}
         while (left := deadline - time.monotonic()) > 0:
             for node in candidates(members, int(record["coordinator"])):

@@ -1,0 +1,197 @@
+"""What a coordinator does: commands of the membership become messages to agents, events, and in the end the report."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.config.runtime import RuntimeConfig
+from hyperpod_ext.runtime import wire
+from hyperpod_ext.runtime.agent.durable import DurableQuestion
+from hyperpod_ext.runtime.agent.event_log import EventLog, write_report
+from hyperpod_ext.runtime.agent.homecoming import newest_of_all
+from hyperpod_ext.runtime.agent.inquest import Inquest
+from hyperpod_ext.runtime.agent.roster import Roster
+from hyperpod_ext.runtime.goodput import make_report
+from hyperpod_ext.runtime.rendezvous import membership as m
+
+
+class Commander:
+    """State of one job's coordinator, and what follows from the membership's commands.
+
+    Args:
+        config: the job's runtime settings.
+        node: the node it is on.
+        run_dir: where events.jsonl and report.json go.
+        master_port: free port for scripts that open process groups on their own.
+        run: names this run of the job.
+        term: rises with each coordinator.
+    """
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        node: int,
+        run_dir: Path,
+        *,
+        membership: m.Membership,
+        master_port: int,
+        run: str,
+        term: int = 1,
+    ) -> None:
+        self._config, self._node, self._run_dir = config, node, run_dir
+        self._membership, self._master_port, self._run, self._term = membership, master_port, run, term
+        self._roster = Roster(node, standing=[{node}])
+        self._begun = term > 1
+        self._steps: dict[int, int] = {}
+        self._stores: dict[int, tuple[str, int]] = {}
+        """Where each rank serves its keys, as it said when it joined."""
+        self._left: dict[int, list[dict[str, Any]]] = {}
+        self._home: str | None = None
+        self._durable = DurableQuestion(self._ask_durable)
+        self._inquest = Inquest(config.world_size)
+        self._asked = -1
+        self._started, self._drained_at = time.monotonic(), dict[str, float]()
+        self._exit_codes: dict[int, int] = {}
+        self._joined_once = False
+        self._waits: dict[int, asyncio.TimerHandle] = {}
+        self._forming_since = time.monotonic()
+        self._stood_down = False
+        self._log_file = EventLog(run_dir, fresh=term == 1)
+        self._log = self._log_file.write
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Final state: succeeded, failed or cancelled."""
+
+    def _carry_out(self, commands: Sequence[m.Command]) -> None:
+        for command in commands:
+            self._do(command)
+        if commands and not self.ended.done():
+            self._tell_record()
+
+    def _do(self, command: m.Command) -> None:
+        match command:
+            case m.Begin(generation, decision):
+                self._log("generation", generation=generation, step=decision.step)
+                stores, nodes = self._roster.table("address"), self._membership.nodes
+                addresses = [self._stores.get(rank, stores[nodes[rank]]) for rank in range(self._config.world_size)]
+                self._steps = {}
+                more = {"peers": self._roster.table("peer"), "run": self._run}
+                self._to_workers("begin", decision=decision.to_json(), addresses=addresses, **more)
+            case m.AskDurable(besides):
+                self._durable.ask(besides)
+            case m.Restore(_, decision):
+                self._to_workers("restore", decision=decision.to_json(), run=self._run)
+            case m.Go(step):
+                self._log("go", step=step)
+                self._to_workers("go", step=step)
+            case m.Abort(_, fault):
+                self._forming_since = time.monotonic()
+                self._to_workers("abort", rank=fault.rank)
+            case m.Replace(rank):
+                self._send(self._membership.nodes[rank], {"type": "replace", "rank": rank})
+            case m.TakeOver(node, ranks):
+                self._log("node_replaced", node=node, ranks=list(ranks))
+                for timer in self._waits.values():
+                    timer.cancel()
+                self._waits = {}
+                vacant = {self._membership.nodes[rank] for rank in self._membership.vacant}
+                for other in vacant:
+                    self._do(m.AwaitNode(other))
+            case m.Retire(node):
+                self._log("node_retired", node=node)
+                self._send(node, {"type": "retire"})
+            case m.AwaitNode(node):
+                wait_s = self._config.restart.node_wait_s
+                self._log("awaiting_node", node=node, seconds=wait_s)
+                self._waits[node] = asyncio.get_running_loop().call_later(wait_s, self._no_node_came, node)
+            case m.Finish():
+                self._to_workers("finish")
+            case m.Fail():
+                self._fail(command)
+
+    def _no_node_came(self, node: int) -> None:
+        self._carry_out(self._membership.no_node_came(node, self._config.restart.node_wait_s))
+
+    def _ask_durable(self, besides: Sequence[Sequence[str]]) -> None:
+        if not self.ended.done() and self._roster.agents:
+            self._asked = min(self._roster.agents)
+            self._send(self._asked, {"type": "durable", "besides": besides})
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def _check_exits(self) -> None:
+        """What it means that some processes have ended by themselves: all, or only some."""
+        codes, finished = self._exit_codes, self._membership.phase is m.Phase.ENDED
+        if len(codes) == self._config.world_size:
+            bad = {rank: code for rank, code in codes.items() if code != 0}
+            if not bad:
+                self._end("succeeded")
+                return
+            rank, code = min(bad.items())
+            self._fail(m.Fail("JobFailedError", f"rank {rank} ended with exit code {code} after its training was done"))
+        elif codes and self._joined_once and not finished:
+            rank = min(codes)
+            message = f"rank {rank} ended without calling its @resilient function, while others wait in theirs"
+            self._fail(m.Fail("JobFailedError", message, "Every rank of a job must call it."))
+
+    def cancel(self) -> None:
+        """End the job because somebody asked for it."""
+        self._end("cancelled")
+
+    def broke(self, why: str) -> None:
+        """An error of our own."""
+        self._fail(m.Fail("HyperpodExtError", f"the coordinator met an error of its own: {why}"))
+
+    def _fail(self, failure: m.Fail) -> None:
+        self._end("failed", {"code": failure.code, "message": failure.message, "hint": failure.hint})
+
+    def _end(self, state: str, error: dict[str, str] | None = None) -> None:
+        if self.ended.done():
+            return
+        self._log("job_ended", state=state)
+        report = make_report(self._log_file.read(), state=state, error=error, world_size=self._config.world_size)
+        write_report(self._run_dir, report)
+        self.ended.set_result(state)
+        self._to_agents({"type": "end", "state": state})
+
+    def _bring_home(self) -> None:
+        """Once every node has said what it holds: have the newest step of all ranks brought to the durable tiers."""
+        agents = self._roster.agents
+        if agents.keys() - self._left.keys() or not self.ended.done() or self.ended.result() == "succeeded":
+            return
+        if self._home is None:
+            self._home = newest_of_all(self._left, self._config.world_size)
+        for node, agent in agents.items():
+            if not agent.writer.is_closing():
+                self._send(node, {"type": "bring_home", "save_id": self._home})
+
+    # --- messages to agents ---------------------------------------------------------------------
+
+    def _tell_record(self) -> None:
+        """To every agent: all that another coordinator needs."""
+        self._roster.number += 1
+        record = {
+            "term": self._term,
+            "number": self._roster.number,
+            "coordinator": self._node,
+            "members": self._roster.members,
+            "master_port": self._master_port,
+            "run": self._run,
+            "membership": self._membership.to_json(),
+        }
+        self._to_agents({"type": "record", "record": record})
+
+    def _to_workers(self, kind: str, **fields: Any) -> None:
+        self._to_agents({"type": kind, "generation": self._membership.generation, **fields})
+
+    def _to_agents(self, message: wire.Message) -> None:
+        for node in list(self._roster.agents):
+            self._send(node, message)
+
+    def _send(self, node: int, message: wire.Message) -> None:
+        """To one agent; one that is not there yet hears what it must when it comes."""
+        if (agent := self._roster.agents.get(node)) is not None:
+            agent.writer.write(wire.encode(message))

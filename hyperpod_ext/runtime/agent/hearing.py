@@ -1,0 +1,139 @@
+"""What agents report, most of it passed on from their workers, and what the membership makes of it."""
+
+from __future__ import annotations
+
+import time
+
+from hyperpod_ext.runtime import wire
+from hyperpod_ext.runtime.agent.commander import Commander
+from hyperpod_ext.runtime.causes import FaultKind
+from hyperpod_ext.runtime.checkpoint.choose import Offer
+from hyperpod_ext.runtime.hangs import Hang
+from hyperpod_ext.runtime.rendezvous import membership as m
+
+
+class Hearing(Commander):
+    """Takes reports."""
+
+    def _act(self, node: int, rank: int, generation: int, message: wire.Message) -> None:
+        membership = self._membership
+        match message["type"]:
+            case "join" if membership.nodes[rank] == node:
+                live = message["live"]
+                self._log("joined", rank=rank, pid=message["pid"], live_step=live and live["step"])
+                offer = Offer("live", rank=rank, node=node, **live) if live else None
+                held = [Offer.of_memory(brief, node) for brief in message["held"]]
+                if "store_port" in message:
+                    self._stores[rank] = self._roster.table("peer")[node][0], int(message["store_port"])
+                self._carry_out(membership.join(rank, offer, held))
+                self._joined_once = True
+                self._check_exits()
+            case "retired":
+                held = [Offer.of_memory(brief, node) for brief in message["held"]]
+                self._carry_out(membership.retired(node, held))
+            case "durable":
+                self._durable_answered(message)
+            case "restored":
+                attempt, error = int(message["attempt"]), str(message["error"])
+                if error:
+                    self._log("restore_failed", rank=rank, attempt=attempt, error=error)
+                self._carry_out(membership.restore_reported(rank, generation, attempt, error))
+            case "finished":
+                self._log("done", rank=rank, digest=message["digest"])
+                self._carry_out(membership.finished(rank, generation, message["digest"]))
+            case "failed" | "died" if membership.nodes[rank] == node:
+                self._fault(message, rank, generation)
+            case "event":
+                if message["event"] in ("step", "begun"):
+                    membership.step_committed(int(message["step"]))
+                    self._steps[rank] = int(message["step"])
+                    self._keep_time()
+                fields = {key: value for key, value in message.items() if key not in ("type", "event", "t")}
+                self._log(message["event"], t=float(message["t"]), **fields)
+            case "stalled":
+                if self._inquest.stalled(message):
+                    self._to_agents({"type": "look"})
+            case "signs":
+                if (hang := self._inquest.heard(message)) is not None:
+                    self._end_hung(hang, generation)
+            case "exited":
+                self._exit_codes[rank] = int(message["code"])
+                self._check_exits()
+            case "cancel":
+                self.cancel()
+            case "broken" if message["lost"] and membership.spares and self._begun:
+                self._give_way(node, str(message["cause"]))
+            case "broken":
+                code = str(message.get("code", "JobFailedError"))
+                self._fail(m.Fail(code, f"node {node}: {message['cause']}"))
+
+    def _give_way(self, node: int, cause: str) -> None:
+        """A node cannot go on, and says so itself."""
+        raise NotImplementedError
+
+    def _durable_answered(self, message: wire.Message) -> None:
+        stored = [Offer.of_all(brief) for brief in message["checkpoints"]]
+        self._log("durable", steps=[offer.step for offer in stored], problems=message["problems"])
+        unreachable = tuple(str(problem) for problem in message["unreachable"])
+        if unreachable and self._durable.again():
+            return
+        self._asked = -1
+        problems = tuple(str(problem) for problem in message["problems"])
+        newest_generation = int(message["newest_generation"])
+        self._carry_out(self._membership.durable_answered(stored, newest_generation, problems, unreachable))
+
+    def _keep_time(self) -> None:
+        """Name the step that tiers which go by time write next. Ahead of it, so that every node hears in time."""
+        for tier in self._config.checkpoint.durable():
+            now, last = time.monotonic(), self._drained_at.get(tier.kind, self._started)
+            if tier.every_seconds is not None and now - last >= tier.every_seconds:
+                self._drained_at[tier.kind] = now
+                step = self._config.checkpoint.next_due(max(self._steps.values()) + 2)
+                self._to_agents({"type": "drain_at", "kind": tier.kind, "step": step})
+
+    def _fault(self, message: wire.Message, rank: int, generation: int) -> None:
+        died = message["type"] == "died"
+        if died and self._membership.phase is m.Phase.ENDED:
+            self._exit_codes[rank] = int(message["exit_code"]) or 1  # after its training was done, but not by itself
+            self._check_exits()
+            return
+        fault = m.Fault(
+            rank,
+            str(message["cause"]),
+            # what a process was making when it died, nobody knows better than its own last report
+            int(message["step"]),
+            died,
+            final=bool(message["final"]),
+            code=str(message.get("code", "JobFailedError")),
+            hint=str(message.get("hint", "")),
+        )
+        self._meet(fault, generation, float(message["t"]), str(message.get("phase", "")), message.get("kind", "exit"))
+
+    def _end_hung(self, hang: Hang, generation: int) -> None:
+        """Have those that hang ended, or, where nobody is to blame, all leave the generation."""
+        membership = self._membership
+        for rank in hang.ranks:
+            self._send(membership.nodes[rank], {"type": "end_hung", "rank": rank, "cause": hang.cause})
+        if not hang.ranks and generation == membership.generation:
+            fault = m.Fault(min(membership.nodes), hang.cause, membership.committed + 1, died=False)
+            self._meet(fault, generation, time.monotonic(), kind="stalled")
+
+    def _meet(self, fault: m.Fault, generation: int, seen: float, phase: str = "", kind: FaultKind = "lost") -> None:
+        membership = self._membership
+        node, before = membership.nodes[fault.rank], len(membership.faults)
+        commands = membership.fault(fault, generation)
+        met = membership.faults[-1].rung if len(membership.faults) > before else None
+        fields = {"rank": fault.rank, "node": node, "step": fault.step, "cause": fault.cause, "died": fault.died}
+        self._log("fault", t=seen, **fields, phase=phase, kind=kind, rung=met.value if met else "")
+        self._carry_out(commands)
+
+    def _look_for_late_ranks(self, now: float) -> None:
+        """A generation that does not form is a fault of those that are missing."""
+        limit = self._config.restart.form_timeout_s
+        if not self._begun or self.ended.done() or now - self._forming_since < limit:
+            return
+        self._forming_since = now
+        generation = self._membership.generation
+        for rank in self._membership.missing():
+            cause = f"was not ready for generation {generation} within {limit:g} s"
+            self._meet(m.Fault(rank, cause, self._membership.committed + 1, died=True), generation, now)

@@ -1,0 +1,201 @@
+"""A coordinator and its line to agents over real connections; the agents here are only their messages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyperpod_ext.config.job import RestartPolicy
+from hyperpod_ext.config.runtime import RuntimeConfig
+from hyperpod_ext.runtime import wire
+from hyperpod_ext.runtime.agent.coordinator import Coordinator
+from hyperpod_ext.runtime.agent.door import Door
+
+SECRET = b"the secret of this test's job"
+LEASE_S = 3.0
+
+
+class Agent:
+    """One agent's end of its line."""
+
+    def __init__(self, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.node, self._reader, self._writer = node, reader, writer
+        self.record: dict[str, Any] | None = None
+        self.hello: dict[str, Any] = {}
+        self.beating: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def come(cls, door: Door, node: int, **said: Any) -> Agent:
+        reader, writer = await asyncio.open_connection(*door.address)
+        await wire.join_peer(reader, writer, SECRET)
+        agent = cls(node, reader, writer)
+        known = {"id": f"agent {node}", "pid": 1, "address": ["", 1], "peer": ["", 2], "door": ["", 3], "domain": ""}
+        state = {"generation": 1, "committed": 0, "workers": {}, "exited": {}, "record": None}
+        agent.hello = {"type": "hello", "node": node, **known, **state, **said}
+        agent.say(**agent.hello)
+        return agent
+
+    def say(self, **message: Any) -> None:
+        self._writer.write(wire.encode(message))
+
+    async def hears(self, kind: str) -> dict[str, Any]:
+        """Next message of a kind; records are noted, as an agent does."""
+        async with asyncio.timeout(10):
+            while (message := await wire.read(self._reader)) is not None:
+                if message["type"] == "record":
+                    self.record = message["record"]
+                    self.say(type="noted", number=message["record"]["number"])
+                if message["type"] == kind:
+                    return message
+        raise AssertionError(f"node {self.node} never heard {kind}")
+
+    def hang_up(self) -> None:
+        if self.beating is not None:
+            self.beating.cancel()
+        self._writer.close()
+
+    async def beats(self) -> None:
+        while True:
+            self.say(type="beat")
+            await asyncio.sleep(LEASE_S / 6)
+
+
+@contextlib.asynccontextmanager
+async def coordinating(tmp_path: Path, node: int = 0, spares: int = 1, **policy: Any) -> AsyncIterator[Any]:
+    config = RuntimeConfig(
+        name="a", nodes=2, workers_per_node=1, spares=spares, restart=RestartPolicy(lease_s=LEASE_S, **policy)
+    )
+    door = Door(SECRET, lambda why: pytest.fail(why))
+    await door.open("127.0.0.1", 0)
+    coordinator = Coordinator.first(config, node, tmp_path, 1)
+    door.lead_to(coordinator)
+    try:
+        yield door, coordinator
+    finally:
+        await door.close()
+        coordinator._watching.cancel()
+
+
+def events(tmp_path: Path, kind: str) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    return [event for event in found if event["event"] == kind]
+
+
+async def three(door: Door) -> list[Agent]:
+    """Nodes 2 (a spare), 1 and 0, all with the first record, 0 and 1 with a worker to start."""
+    agents = [await Agent.come(door, node) for node in (2, 1, 0)][::-1]
+    for agent in agents:
+        agent.beating = asyncio.create_task(agent.beats())
+    for agent in agents[:2]:
+        assert (await agent.hears("replace"))["rank"] == agent.node
+    await agents[2].hears("record")
+    return agents
+
+
+def test_when_a_line_ends_the_ranks_go_to_the_spare_and_everybody_hears_of_it(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path) as (door, _):
+            zero, one, two = await three(door)
+            one.hang_up()
+            assert (await two.hears("replace"))["rank"] == 1
+            while zero.record is None or zero.record["membership"]["nodes"] != {"0": 0, "1": 2}:
+                await zero.hears("record")
+            assert set(zero.record["members"]) == {"0", "2"}
+
+    asyncio.run(run())
+    lost = events(tmp_path, "node_lost")[0]  # the others are hung up on when the test ends
+    assert (lost["node"], lost["cause"]) == (1, "the connection to its agent closed")
+    fault = events(tmp_path, "fault")[0]
+    assert (fault["rank"], fault["rung"]) == (1, "node")
+
+
+def test_a_silent_node_is_lost_after_half_of_the_lease_and_told_to_stop_when_it_speaks_again(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path) as (door, _):
+            _, one, two = await three(door)
+            assert one.beating is not None
+            one.beating.cancel()
+            await two.hears("replace")
+            stop = await one.hears("stop")
+            assert "was silent for" in stop["why"]
+            again = await Agent.come(door, 1, record=one.record)
+            assert "was given up" in (await again.hears("stop"))["why"]
+
+    asyncio.run(run())
+    lost = events(tmp_path, "node_lost")[0]  # the others are hung up on when the test ends
+    assert LEASE_S / 2 <= float(lost["cause"].split()[-2]) < LEASE_S
+
+
+def test_a_coordinator_that_reaches_too_few_has_all_of_them_stop_and_writes_no_report(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path) as (door, coordinator):
+            zero, one, two = await three(door)
+            one.hang_up()
+            two.hang_up()
+            assert "no majority" in (await zero.hears("stop"))["why"]
+            assert not coordinator.ended.done()
+
+    asyncio.run(run())
+    assert events(tmp_path, "stood_down")
+    assert not (tmp_path / "report.json").exists()
+
+
+def test_without_a_spare_the_time_for_another_node_ends_the_job(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path, spares=0, node_wait_s=0.2) as (door, _):
+            zero, one = await Agent.come(door, 0), await Agent.come(door, 1)
+            await zero.hears("replace")
+            one.hang_up()
+            assert (await zero.hears("end"))["state"] == "failed"
+
+    asyncio.run(run())
+    error = json.loads((tmp_path / "report.json").read_text())["error"]
+    assert "node 1 is lost at step 1: the connection to its agent closed; the job has no spares" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [({"node": 3}, "none of this job's 2 nodes and 1 spares"), ({"node": 1}, "is this node, and is there")],
+)
+def test_who_does_not_belong_is_told_why(tmp_path: Path, said: dict[str, Any], why: str) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path) as (door, _):
+            await three(door)
+            other = await Agent.come(door, said["node"], id="another")
+            assert why in (await other.hears("stop"))["why"]
+
+    asyncio.run(run())
+
+
+def test_a_successor_goes_on_with_what_the_voters_know(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path) as (door, _):
+            _, one, two = await three(door)
+        config = RuntimeConfig(name="a", nodes=2, workers_per_node=1, spares=1, restart=RestartPolicy(lease_s=LEASE_S))
+        door = Door(SECRET, lambda why: pytest.fail(why))
+        await door.open("127.0.0.1", 0)
+        assert two.record is not None
+        known = {"record": two.record, "generation": 4, "committed": 7}
+        voter = await Agent.come(door, 2, **known)
+        assert await door.wait_for_majority({0, 1, 2}, 1, 5.0)
+        assert not await door.wait_for_majority({0, 1, 2, 3}, 1, 0.05)
+        own = {**one.hello, **known, "workers": {"1": {}}}
+        door.lead_to(Coordinator.successor(config, 1, tmp_path, own, list(door.votes.values())))
+        me = await Agent.come(door, 1, **{**known, "workers": {"1": {"pid": 1, "step": 8}}})
+        for agent in (me, voter):
+            assert (await agent.hears("abort"))["generation"] == 5
+        assert (await voter.hears("replace"))["rank"] == 0
+        assert (me.record or voter.record or {})["term"] == 2
+        await door.close()
+
+    asyncio.run(run())
+    (took,) = events(tmp_path, "coordinator")
+    assert (took["node"], took["before"], took["term"]) == (1, 0, 2)
+    assert len(events(tmp_path, "job_started")) == 1
+    assert events(tmp_path, "fault")[0]["step"] == 8
