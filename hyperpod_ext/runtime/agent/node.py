@@ -34,7 +34,6 @@ from hyperpod_ext.runtime.environment import (
     ENV_SECRET_FILE,
 )
 from hyperpod_ext.runtime.listener import Listener
-from hyperpod_ext.runtime.rendezvous.kv import KeyValueServer
 
 __all__ = ["Node", "NodeSettings"]
 
@@ -67,7 +66,6 @@ class Node:
         self._broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._coordinator: Coordinator | None = None
         self._ready: asyncio.Task[None] | None = None
-        self._kv = KeyValueServer(settings.secret, self._break)
         self._listener = Listener(self._workers.serve, self._break)
         self._door = Door(settings.secret, self._coordinator_broke)
         self._line = Line(settings, self._door, self._who, self._take_over)
@@ -108,7 +106,7 @@ class Node:
         self._hello = {
             "node": settings.node,
             "pid": os.getpid(),
-            "address": [address, await self._kv.start(address)],
+            "address": [address, 0],
             "peer": [address, (await self._memory.ask({"op": "listen", "host": address}))["port"]],
             "door": list(self._door.address),
             "domain": os.environ.get(ENV_FAILURE_DOMAIN, ""),
@@ -119,7 +117,6 @@ class Node:
         finally:
             kill_descendants(os.getpid())
             await self._listener.close()
-            await self._kv.close()
             await self._line.close()
             await self._door.close()
             if self._coordinator is not None:
@@ -240,7 +237,6 @@ class Node:
                 self._spawn(self._retire())
             case "abort":
                 self._workers.leave(message)  # first of all: survivors are waiting in their collectives
-                await self._kv.enter(self._workers.generation)
             case "begin" | "restore":
                 self._workers.generation = int(message["generation"])  # the first one follows those of earlier runs
                 decision = message["decision"]
