@@ -17,6 +17,7 @@ COMMANDS = {
     "render": "Show or write the files that would be submitted.",
     "diff": "Show what a spec would change in a job on Kubernetes.",
     "create-job": "Submit a job, and wait for its result if asked to.",
+    "wait": "Wait until a job has ended, and show its result.",
     "list": "List the jobs of a target.",
     "status": "Show one job, or all.",
     "logs": "Show what the workers of a job print.",

@@ -80,7 +80,7 @@ def command(
         return
     handle = _submit(plan, cancel_on_interrupt=wait or follow)
     if wait or follow:
-        _wait(handle, output, timeout, follow)
+        wait_for_end(handle, output, timeout, follow)
         return
     result = {"name": handle.name, "target": handle.target, "handle": str(handle)}
     print_result(result, output, handle.name if output == "name" else str(handle))
@@ -122,7 +122,10 @@ def _submit(plan: Plan, cancel_on_interrupt: bool) -> JobHandle:
     return handle
 
 
-def _wait(handle: JobHandle, output: str, timeout: float | None, follow: bool) -> None:
+def wait_for_end(
+    handle: JobHandle, output: str, timeout: float | None, follow: bool, cancel_on_interrupt: bool = True
+) -> None:
+    """Show progress until the job has ended, then its result; a job that failed is an exit code."""
     from hyperpod_ext.errors import JobFailedError, UserInterruptError
     from hyperpod_ext.launch.targets import get_target
 
@@ -134,6 +137,8 @@ def _wait(handle: JobHandle, output: str, timeout: float | None, follow: bool) -
     try:
         folder = _show_progress(handle, timeout, follow)
     except KeyboardInterrupt:
+        if not cancel_on_interrupt:
+            raise
         say(f"\ncancelling {handle.name} ...")
         target.cancel(handle)
         raise UserInterruptError(f"{handle.name} was cancelled; nothing of it is left running") from None

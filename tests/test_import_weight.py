@@ -82,3 +82,11 @@ def test_help_costs_at_most_three_times_click() -> None:
     ratio = statistics.median(ours) / statistics.median(click)
     print(f"hp-ext --help costs {ratio:.2f} times `python -c 'import click'`")
     assert ratio <= 3
+
+
+@pytest.mark.parametrize("target", ["hyperpod-eks", "kubeflow"])
+def test_checking_a_spec_for_a_cluster_loads_no_client_and_no_templates(root: Path, target: str) -> None:
+    spec = root / "examples" / "06-kubeflow" / "job.yaml"
+    loaded = loaded_by(LOADED_BY_COMMAND, "validate", str(spec), "--target", target)
+    assert "hyperpod_ext.launch.rules.machines" in loaded
+    assert loaded & {"jinja2", "torch", "rich", "boto3", "ssl", "kubernetes"} == set()

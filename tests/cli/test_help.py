@@ -7,7 +7,20 @@ from command import call_hp_ext as hp_ext
 
 import hyperpod_ext
 
-COMMANDS = ["init", "validate", "render", "diff", "create-job", "list", "status", "logs", "report", "cancel", "chaos"]
+COMMANDS = [
+    "init",
+    "validate",
+    "render",
+    "diff",
+    "create-job",
+    "wait",
+    "list",
+    "status",
+    "logs",
+    "report",
+    "cancel",
+    "chaos",
+]
 COMMANDS += [
     "checkpoints",
     "create-cluster",

@@ -272,3 +272,11 @@ def test_a_wait_that_is_over_leaves_the_job_alone(api: KubernetesApi, spec: Path
     done = hp_ext("create-job", "-f", spec, "--target", "hyperpod-eks", "--wait", "--timeout", "0")
     assert done.code == 8
     assert jobs.list_jobs(HYPERPOD)[0].name == "a"
+
+
+def test_waiting_for_a_job_that_was_submitted_before(api: KubernetesApi, spec: Path) -> None:
+    hp_ext("create-job", "-f", spec, "--target", "hyperpod-eks")
+    assert hp_ext("wait", "a", "--target", "hyperpod-eks", "--timeout", "0").code == 8
+    api.condition(f"{JOBS}/a", "Failed", reason="WorkerCrash")
+    assert hp_ext("wait", "a", "--target", "hyperpod-eks", "-o", "json").code == 7
+    assert hp_ext("wait", "b", "--target", "hyperpod-eks").code == 6

@@ -19,13 +19,6 @@ from hyperpod_ext.launch.kubernetes.mounts import Mounts, job_mounts
 from hyperpod_ext.launch.kubernetes.sizes import NodeShare, instance_type_of, node_share, spans_nodes
 from hyperpod_ext.launch.kubernetes.text import literal
 
-READS = frozenset(
-    {
-        *("working_dir", "resources", "libraries", "scheduling", "node_groups", "volumes", "relaunch", "timeouts"),
-        *("labels", "annotations", "kubernetes"),
-    }
-)
-"""Optional parts of a spec that pods are made from."""
 CONTAINER = "worker"
 RUN_DIR = "/tmp/hyperpod-ext"
 SECRET_DIR = "/var/run/hyperpod-ext"

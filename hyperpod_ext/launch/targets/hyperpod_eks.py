@@ -10,10 +10,8 @@ from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.launch.capabilities import Capabilities
 from hyperpod_ext.launch.handle import JobHandle
 from hyperpod_ext.launch.job_status import JobStatus, Moment
-from hyperpod_ext.launch.kubernetes import jobs
 from hyperpod_ext.launch.kubernetes.kinds import HYPERPOD
-from hyperpod_ext.launch.kubernetes.pod import READS
-from hyperpod_ext.launch.targets.hyperpod_eks_render import render_files
+from hyperpod_ext.launch.kubernetes.reads import READS
 
 if TYPE_CHECKING:
     from hyperpod_ext.launch.plan import Plan
@@ -37,46 +35,64 @@ def capabilities() -> Capabilities:
 
 def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
     """`network-policy.yaml` and `job.yaml`."""
+    from hyperpod_ext.launch.targets.hyperpod_eks_render import render_files
+
     return render_files(job, cluster)
 
 
 def submit(plan: Plan) -> JobHandle:
     """Create the objects of the plan, and the job's secret if there is none."""
+    from hyperpod_ext.launch.kubernetes import jobs
+
     return jobs.submit(HYPERPOD, plan.job, plan.files)
 
 
 def rehearse(plan: Plan) -> None:
     """Have the server check the objects of the plan; nothing is kept."""
+    from hyperpod_ext.launch.kubernetes import jobs
+
     jobs.submit(HYPERPOD, plan.job, plan.files, dry_run=True)
 
 
 def list_jobs() -> list[JobStatus]:
     """The jobs in the namespace of the current context."""
+    from hyperpod_ext.launch.kubernetes import jobs
+
     return jobs.list_jobs(HYPERPOD)
 
 
 def status(handle: JobHandle) -> JobStatus:
     """As the operator sees it."""
+    from hyperpod_ext.launch.kubernetes import jobs
+
     return jobs.status(HYPERPOD, handle)
 
 
 def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[Moment]:
     """A moment every two seconds."""
+    from hyperpod_ext.launch.kubernetes import jobs
+
     return jobs.watch(HYPERPOD, handle, with_lines)
 
 
 def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
     """What the pods print."""
+    from hyperpod_ext.launch.kubernetes import jobs
+
     return jobs.logs(HYPERPOD, handle, rank, follow)
 
 
 def cancel(handle: JobHandle) -> JobStatus:
     """Delete the job."""
+    from hyperpod_ext.launch.kubernetes import jobs
+
     return jobs.cancel(HYPERPOD, handle)
 
 
 def result(handle: JobHandle) -> Mapping[str, Any]:
     """What the operator says of a job that has ended."""
+    from hyperpod_ext.launch.kubernetes import jobs
+
     return jobs.result(HYPERPOD, handle)
 
 

@@ -10,10 +10,8 @@ from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.launch.capabilities import Capabilities
 from hyperpod_ext.launch.handle import JobHandle
 from hyperpod_ext.launch.job_status import JobStatus, Moment
-from hyperpod_ext.launch.kubernetes import jobs
 from hyperpod_ext.launch.kubernetes.kinds import PYTORCH, TRAIN, Kind
-from hyperpod_ext.launch.kubernetes.pod import READS
-from hyperpod_ext.launch.targets.kubeflow_render import render_files
+from hyperpod_ext.launch.kubernetes.reads import READS
 
 if TYPE_CHECKING:
     from hyperpod_ext.launch.plan import Plan
@@ -38,46 +36,64 @@ def capabilities() -> Capabilities:
 def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
     """`network-policy.yaml` and `job.yaml`."""
     del cluster  # nothing depends on it
+    from hyperpod_ext.launch.targets.kubeflow_render import render_files
+
     return render_files(job)
 
 
 def submit(plan: Plan) -> JobHandle:
     """Create the objects of the plan, and the job's secret if there is none."""
+    from hyperpod_ext.launch.kubernetes import jobs
+
     return jobs.submit(_kind_of(plan.job), plan.job, plan.files)
 
 
 def rehearse(plan: Plan) -> None:
     """Have the server check the objects of the plan; nothing is kept."""
+    from hyperpod_ext.launch.kubernetes import jobs
+
     jobs.submit(_kind_of(plan.job), plan.job, plan.files, dry_run=True)
 
 
 def list_jobs() -> list[JobStatus]:
     """The jobs of both kinds in the namespace of the current context."""
+    from hyperpod_ext.launch.kubernetes import jobs
+
     return [found for kind in jobs.known_kinds(_KINDS) for found in jobs.list_jobs(kind)]
 
 
 def status(handle: JobHandle) -> JobStatus:
     """As the operator sees it."""
+    from hyperpod_ext.launch.kubernetes import jobs
+
     return jobs.status(_kind_at(handle), handle)
 
 
 def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[Moment]:
     """A moment every two seconds."""
+    from hyperpod_ext.launch.kubernetes import jobs
+
     return jobs.watch(_kind_at(handle), handle, with_lines)
 
 
 def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
     """What the pods print."""
+    from hyperpod_ext.launch.kubernetes import jobs
+
     return jobs.logs(_kind_at(handle), handle, rank, follow)
 
 
 def cancel(handle: JobHandle) -> JobStatus:
     """Delete the job."""
+    from hyperpod_ext.launch.kubernetes import jobs
+
     return jobs.cancel(_kind_at(handle), handle)
 
 
 def result(handle: JobHandle) -> Mapping[str, Any]:
     """What the operator says of a job that has ended."""
+    from hyperpod_ext.launch.kubernetes import jobs
+
     return jobs.result(_kind_at(handle), handle)
 
 
@@ -87,6 +103,8 @@ def _kind_of(job: JobConfig) -> Kind:
 
 def _kind_at(handle: JobHandle) -> Kind:
     """Which of the two kinds has a job of this name."""
+    from hyperpod_ext.launch.kubernetes import jobs
+
     return jobs.kind_of(_KINDS, handle)
 
 
