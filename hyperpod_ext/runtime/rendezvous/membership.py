@@ -4,7 +4,8 @@
        ▲                        │ a source failed: next best      │
        └──────── fault: the generation rises, everybody leaves ◀──┘
 
-Every message carries the generation its sender believes in; older ones are ignored.
+Every message carries the generation its sender believes in; older ones are ignored. A lost node's ranks go to a spare,
+or wait for a node to come; how far up a fault is taken is in `ladder.py`.
 """
 
 from __future__ import annotations
