@@ -1,0 +1,206 @@
+"""What people and programs read of the rendezvous benchmark: the document, the tables, the page, the plot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from recovery_page import _describe_machine as describe_machine
+from rendezvous_sides import OURS, SIDES, TORCH, TORCH_LAZY
+
+REINIT, DESTROY, CONNECT_S, SHARE, FREED_S = 0.25, 0.15, 0.1, 2.0, 0.05
+"""The aims, at the largest size: ratios to torch, seconds, times a rank's equal share, seconds."""
+PHASES = ("connect", "first_init", "reinit", "first_sum", "destroy")
+_LABELS = {
+    "connect": "store ready",
+    "first_init": "first init",
+    "reinit": "init again",
+    "first_sum": "first all-reduce",
+    "destroy": "destroy blocks",
+}
+
+
+def make_document(
+    opened: Sequence[Mapping[str, Any]],
+    freed: Sequence[Mapping[str, Any]],
+    stock_s: float,
+    stock_timeout_s: float,
+    command: str,
+) -> dict[str, Any]:
+    """Everything that is known, as rendezvous.json has it."""
+    sizes = sorted({one["size"] for one in opened})
+    medians = {side: {str(size): _medians(opened, side, size) for size in sizes} for side in SIDES}
+    shares = [
+        max(one["requests"]) * one["size"] / sum(one["requests"]) for one in opened if one["side"] == OURS
+    ]  # 1: served evenly
+    survivors = {str(size): _freed([one for one in freed if one["size"] == size]) for size in sizes}
+    most, largest = str(sizes[-1]), medians[OURS][str(sizes[-1])]
+    aims = {
+        f"init again at {most} ranks, to torch: at most {REINIT}": _ratio(medians, "reinit", most) <= REINIT,
+        f"destroy at {most} ranks, to torch: at most {DESTROY}": _ratio(medians, "destroy", most) <= DESTROY,
+        f"store ready at {most} ranks: at most {CONNECT_S * 1000:.0f} ms": largest["connect"] <= CONNECT_S,
+        "no name looked up by the store": all(one["look_ups"] == 0 for one in opened if one["side"] == OURS),
+        f"no rank serves more than {SHARE:.0f}/N of the requests": max(shares) <= SHARE,
+        f"median survivor out within {FREED_S * 1000:.0f} ms, at every size": all(
+            one[kind]["median"] <= FREED_S for one in survivors.values() for kind in ("neighbours", "others")
+        ),
+        f"slowest survivor of 4 out within {FREED_S * 1000:.0f} ms": "4" not in survivors
+        or max(survivors["4"][kind]["most"] for kind in ("neighbours", "others")) <= FREED_S,
+    }
+    return {
+        "about": "process groups of N processes on one machine: seconds of the slowest rank",
+        "machine": describe_machine(),
+        "command": command,
+        "sizes": sizes,
+        "medians": medians,
+        "largest_share_of_requests": max(shares),
+        "survivors": survivors,
+        "stock": {"timeout_s": stock_timeout_s, "slowest_survivor_s": stock_s},
+        "aims": aims,
+        "opened": list(opened),
+        "freed": list(freed),
+    }
+
+
+def _medians(opened: Sequence[Mapping[str, Any]], side: str, size: int) -> dict[str, float]:
+    mine = [one for one in opened if one["side"] == side and one["size"] == size]
+    values = {phase: [v for one in mine for v in _list(one[phase])] for phase in PHASES}
+    values["reinit_and_sum"] = [a + b for one in mine for a, b in zip(one["reinit"], one["first_sum"], strict=True)]
+    return {name: median(found) for name, found in values.items()}
+
+
+def _list(value: Any) -> list[float]:
+    return value if isinstance(value, list) else [value]
+
+
+def _freed(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    found = {}
+    for kind in ("neighbours", "others"):
+        times = sorted(max(0.0, t) for one in runs for t in one[kind])
+        found[kind] = {
+            "median": median(times), "p95": times[int(0.95 * (len(times) - 1))], "most": times[-1], "count": len(times)
+        }  # fmt: skip
+    return found
+
+
+def _ratio(medians: Mapping[str, Any], phase: str, size: str) -> float:
+    return float(medians[OURS][size][phase] / medians[TORCH][size][phase])
+
+
+def make_tables(document: Mapping[str, Any]) -> str:
+    """Opening and closing by size, then how survivors came free, then the aims."""
+    medians, sizes = document["medians"], [str(size) for size in document["sizes"]]
+    lines = [f"{'milliseconds, medians':<44}" + "".join(f"{size + ' ranks':>10}" for size in sizes)]
+    for phase in (*PHASES, "reinit_and_sum"):
+        for side in SIDES:
+            label = f"{_LABELS.get(phase, 'init again and all-reduce')}, {side}"
+            lines.append(f"{label:<44}" + "".join(f"{medians[side][size][phase] * 1000:>10.1f}" for size in sizes))
+    for phase in ("reinit", "destroy", "reinit_and_sum"):
+        label = f"ratio to torch, {_LABELS.get(phase, 'init and all-reduce')}"
+        lines.append(f"{label:<44}" + "".join(f"{_ratio(medians, phase, size):>10.2f}" for size in sizes))
+    lines += ["", f"{'survivors out, ms after the death':<44}{'median':>10}{'95 %':>10}{'slowest':>10}{'of':>8}"]
+    for size in sizes:
+        for kind, label in (("neighbours", "the dead rank's neighbours"), ("others", "the others")):
+            one = document["survivors"][size][kind]
+            figures = "".join(f"{one[name] * 1000:>10.1f}" for name in ("median", "p95", "most"))
+            lines.append(f"{size + ' ranks, ' + label:<44}{figures}{one['count']:>8}")
+    stock = document["stock"]
+    lines += [
+        "",
+        f"stock torch, 4 ranks: the slowest survivor came out after {stock['slowest_survivor_s']:.2f} s,"
+        f" of a group timeout of {stock['timeout_s']:.0f} s",
+        f"largest share of the store's requests that one rank served: {document['largest_share_of_requests']:.2f}/N"
+        " (TCPStore: all in one)",
+        "",
+        *(f"{'met    ' if met else 'NOT met'} {aim}" for aim, met in document["aims"].items()),
+    ]
+    return "\n".join(lines)
+
+
+def make_page(document: Mapping[str, Any]) -> str:
+    """rendezvous.md."""
+    machine = document["machine"]
+    most = str(document["sizes"][-1])
+    loads = [one["load"] for one in document["opened"]]
+    medians = document["medians"]
+    return f"""\
+# Process groups without a central store
+
+`make bench-rendezvous` writes this page, [rendezvous.json](rendezvous.json) with every round, and the plot.
+
+![Opening again and closing, by number of ranks](rendezvous.svg)
+
+At {most} ranks, opening the groups again takes **{_ratio(medians, "reinit", most):.2f}** of torch's time, and
+destroying them **{_ratio(medians, "destroy", most):.2f}**.
+
+```
+{make_tables(document)}
+```
+
+## What is measured
+
+N processes on one machine, forked with their imports done, one thread each, gloo on the loopback interface. A phase
+begins for all at once; it is over when the last rank is through. *Destroy blocks* is the slowest rank's call.
+
+- **{OURS}**: a key-value server in each rank; gloo connects two ranks when they first have something to say.
+  *Store ready*: the server made, another rank's reached, proved and asked. Lines stay open for later generations.
+- **{TORCH}**: `TCPStore` with torch's defaults on rank 0, kept for all generations with a prefix for each, which
+  favours it; every rank is connected with every other at once.
+- **{TORCH_LAZY}**: the same with `TORCH_GLOO_LAZY_INIT=1`, which torch has from 2.8 on.
+
+*First all-reduce* makes what connections it needs; where they are made at once, it finds them. *Survivors out*: from
+the moment the death of a rank in the middle of the ring is seen, half of them in all-reduces of 4 bytes, half of 4 MB,
+until the exception in the survivor's main thread. 0 ms: it had one before the death was seen.
+
+Measured on {machine["cores"]} cores ({machine["cpu"]}), Python {machine["python"]}, torch {machine["torch"]}, load
+average {min(loads):.1f} to {max(loads):.1f} when the sides started.
+
+```
+{document["command"]}
+```
+
+## Limits
+
+- All ranks share {machine["cores"]} cores, so at 64 ranks it is the work of all of them together that is measured,
+  more than what one rank waits for.
+- One machine: connections cost no round trip. Over a network, the mesh that is not made costs more than here.
+- The advantage over lazily connecting torch is not speed: it is that no process serves the store for the others.
+- Requests are counted where they are served, a rank's own included. Names are counted where Python asks for them; the
+  store is all Python.
+"""
+
+
+def draw(document: Mapping[str, Any], file: Path) -> None:
+    """Write `file`, whose suffix says the format."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    matplotlib.rcParams.update({"svg.hashsalt": "rendezvous", "font.size": 10, "font.family": "DejaVu Sans"})
+    from matplotlib import pyplot as plt
+
+    colors = {OURS: "#274060", TORCH: "#c8553d", TORCH_LAZY: "#b9822b"}
+    figure, axes = plt.subplots(1, 3, figsize=(10.0, 3.6), facecolor="white")
+    titles = {
+        "reinit": "init again, ms",
+        "reinit_and_sum": "with the first all-reduce, ms",
+        "destroy": "destroy blocks, ms",
+    }
+    for plot, (phase, title) in zip(axes, titles.items(), strict=True):
+        for side in SIDES:
+            values = [document["medians"][side][str(size)][phase] * 1000 for size in document["sizes"]]
+            plot.plot(document["sizes"], values, marker="o", color=colors[side], label=side)
+        plot.set_xscale("log", base=2)
+        plot.set_yscale("log")
+        plot.set_xticks(document["sizes"], [str(size) for size in document["sizes"]])
+        plot.set_title(title, loc="left")
+        plot.set_xlabel("ranks")
+        plot.grid(True, color="#e6e6e6", linewidth=0.8)
+        for spine in plot.spines.values():
+            spine.set_visible(False)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, ncols=3, loc="lower center", frameon=False)
+    figure.tight_layout(rect=(0, 0.08, 1, 1))
+    figure.savefig(file, facecolor="white", metadata={"Date": None} if file.suffix == ".svg" else None)
+    plt.close(figure)
