@@ -18,18 +18,18 @@ Examples:
 @click.argument("file", type=click.Path(dir_okay=False, allow_dash=True), metavar="FILE")
 @output_option()
 def command(file: str, output: str) -> None:
-    """Turn a HyperPodPyTorchJob or PyTorchJob into a job's spec, and tell what a spec cannot say of it."""
+    """Turn a job for Kubernetes, an sbatch file or a CreateTrainingJob request into a spec, and tell what is lost."""
     import sys
     from pathlib import Path
 
     from hyperpod_ext.errors import NotFoundError
-    from hyperpod_ext.launch.kubernetes.import_job import import_job
+    from hyperpod_ext.launch.import_file import import_file
     from hyperpod_ext.launch.kubernetes.spec_note import brief
 
     if file != "-" and not Path(file).is_file():
         raise NotFoundError(f"there is no file {file}")
     text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-    found = import_job(text, file)
+    found = import_file(text, file)
     for part in found.left_out:
         say(f"not carried over: {part}")
     result = {"target": found.target, "job": brief(found.job), "left_out": found.left_out}

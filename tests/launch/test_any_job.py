@@ -17,7 +17,9 @@ from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.config.runtime import RuntimeConfig
 from hyperpod_ext.config.sagemaker import SageMaker
 from hyperpod_ext.config.slurm import Slurm
+from hyperpod_ext.launch.import_file import import_file
 from hyperpod_ext.launch.plan import find_problems, make_plan
+from hyperpod_ext.launch.sagemaker.request import training_job_request
 from hyperpod_ext.launch.sagemaker.strict import check_request
 from hyperpod_ext.runtime.training_job import join_parts
 
@@ -101,6 +103,7 @@ def slurm_takes(job: JobConfig, folder: Path) -> None:
     """The shell parses it, options stand before the first command, and the node gets settings and environment whole."""
     script = make_plan(job, target="hyperpod-slurm").files["job.sbatch"]
     assert f"#SBATCH --nodes={job.nodes + job.spares}\n" in script.partition("\nfirst_host")[0]
+    assert import_file(script, "job.sbatch").job == job
     python = shlex.quote(job.slurm.python)
     assert f"exec {python} -m" in script
     # the node's own part, with an interpreter and a folder that are there
@@ -125,6 +128,7 @@ def sagemaker_takes(job: JobConfig, _folder: Path) -> None:
     request = json.loads(make_plan(job, target="sagemaker").files["create_training_job.json"])
     assert check_request("CreateTrainingJob", request) == []
     assert request["Environment"].items() >= job.env.items()
+    assert training_job_request(import_file(json.dumps(request), "request.json").job) == request
     assert RuntimeConfig.model_validate_json(join_parts(request["Environment"])) == RuntimeConfig.of(job)
     assert tuple(request["AlgorithmSpecification"].get("ContainerArguments", ())) == job.args
 
@@ -171,6 +175,6 @@ def test_any_job_is_rendered_and_read_back(target: str, folder: Path) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("target", TARGETS)
 def test_two_thousand_jobs_are_rendered_and_read_back(target: str, folder: Path) -> None:
-    accepted = count_accepted(target, folder, 2000)
+    accepted = count_accepted(target, folder, 2600)
     print(f"{target}: {accepted} jobs rendered and read back")
-    assert accepted >= 1000
+    assert accepted >= 2000

@@ -1,156 +1,91 @@
-"""Jobs that others wrote, as specs: what a spec can say of them is taken over, the rest is told."""
+"""sbatch files and CreateTrainingJob requests become specs again: ours letter for letter, others as far as it goes."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-import yaml
-from command import call_hp_ext as hp_ext
+from command import call_hp_ext
+from training_jobs import CASES, V2_ALONE
 
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.config.load import load_text
 from hyperpod_ext.errors import ConfigError
-from hyperpod_ext.launch.kubernetes.import_job import import_job
+from hyperpod_ext.launch.import_file import import_file
+from hyperpod_ext.launch.sagemaker.request import submitted_as, training_job_request
+from hyperpod_ext.launch.targets.hyperpod_slurm_script import job_script
 
 FOREIGN = """\
-apiVersion: sagemaker.amazonaws.com/v1
-kind: HyperPodPyTorchJob
-metadata:
-  name: &name llama
-  namespace: hyperpod-ns-team
-  labels: {kueue.x-k8s.io/queue-name: hyperpod-ns-team-localqueue, kueue.x-k8s.io/priority-class: high, team: nlp}
-  annotations: {kueue.x-k8s.io/podset-required-topology: topology.k8s.aws/network-node-layer-3}
-spec:
-  nprocPerNode: "8"
-  replicaSpecs:
-    - name: pods
-      replicas: 16
-      spares: 1
-      template:
-        spec:
-          hostNetwork: true
-          schedulerName: special
-          nodeSelector: {beta.kubernetes.io/instance-type: ml.p5.48xlarge, rack: a}
-          tolerations: [{key: gpu, value: "yes", effect: NoSchedule}]
-          containers:
-            - name: train
-              image: repo/train:1
-              imagePullPolicy: Always
-              securityContext: {privileged: true}
-              livenessProbe: {exec: {command: [true]}}
-              ports: [{containerPort: 8080}]
-              resources:
-                limits: {nvidia.com/gpu: 8, hugepages-2Mi: 5120Mi, vpc.amazonaws.com/efa: 32}
-                requests: {nvidia.com/gpu: 8, hugepages-2Mi: 5120Mi, memory: 32000Mi, cpu: 500m}
-              env:
-                - {name: JOB, value: *name}
-                - {name: DIR, value: "/data/$(JOB)"}
-                - {name: COST, value: "5$$"}
-                - {name: TOKEN, valueFrom: {secretKeyRef: {name: hub, key: token}}}
-                - {name: POD, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
-              command: ["/bin/sh"]
-              args:
-                - "-c"
-                - |
-                  mkdir -p /logs
-                  exec hyperpodrun --nproc_per_node=8 --log_dir /logs \\
-                    train.py --config 'a b' --steps=4
-              volumeMounts:
-                - {name: data, mountPath: /data, readOnly: true}
-                - {name: dshm, mountPath: /dev/shm}
-                - {name: odd, mountPath: /odd}
-          volumes:
-            - {name: data, persistentVolumeClaim: {claimName: fsx-claim}}
-            - {name: dshm, emptyDir: {medium: Memory, sizeLimit: 64Gi}}
-            - {name: odd, nfs: {server: x}}
-  runPolicy:
-    cleanPodPolicy: None
-    jobMaxRetryCount: 50
-    restartPolicy: {numRestartBeforeFullJobRestart: 3, evalPeriodSeconds: 21600, maxFullJobRestarts: 1}
-    ttlSecondsAfterFinished: 60
-    someNewField: 1
-    logMonitoringConfiguration:
-      - {name: Loss, logPattern: ".*loss: (.*)", metricThreshold: 2.5, operator: gt, faultOnMatch: true}
+#!/bin/bash
+#SBATCH --job-name=My_Train
+#SBATCH -N 4
+#SBATCH -p dev --exclusive
+#SBATCH --time=1-02:00:00
+#SBATCH --mail-type=END
+#SBATCH --output=logs/%x.out
+source setup.sh
+srun --auto-resume=1 -l --container-image /fsx/a.sqsh torchrun --nnodes=4 --nproc_per_node=8 \\
+    --rdzv_id=1 train.py --steps 40
 """
 
 
-def test_what_a_spec_can_say_is_taken_over() -> None:
-    job = import_job(FOREIGN, "job.yaml").job
-    assert (job.name, job.nodes, job.workers_per_node, job.spares, job.mode) == ("llama", 16, 8, 1, "plain")
-    assert (job.script, job.args) == ("train.py", ("--config", "a b", "--steps=4"))
-    assert job.scheduling.queue == "hyperpod-ns-team-localqueue"
-    assert job.scheduling.priority == "high"
-    assert job.scheduling.topology is not None
-    assert job.scheduling.topology.required
-    assert job.scheduling.node_selector == {"rack": "a"}
-    assert job.scheduling.tolerations[0].operator == "Equal"
-    asked = job.resources
-    assert (asked.instance_type, asked.accelerators, asked.efa) == ("ml.p5.48xlarge", 8, 32)
-    assert (asked.cpus, asked.memory_mib, asked.hugepages_mib) == (0.5, 32000, 5120)
-    assert job.env == {"JOB": "llama", "DIR": "/data/$(JOB)", "COST": "5$"}
-    assert job.kubernetes.secret_env[0].secret == "hub"
-    assert (job.kubernetes.privileged, job.kubernetes.host_network, job.kubernetes.clean_pods) == (True, True, "none")
-    assert job.kubernetes.namespace == "hyperpod-ns-team"
-    assert (job.shared_memory_mib, job.volumes[0].path) == (65536, "/data")
-    assert (job.relaunch.max_process_restarts, job.relaunch.after_restarts, job.relaunch.max_times) == (50, 3, 1)
-    assert (job.timeouts.keep_s, job.log_rules[0].threshold, job.log_rules[0].fault_on_match) == (60, 2.5, True)
-    assert job.labels == {"team": "nlp"}
-
-
-def test_what_a_spec_cannot_say_is_told() -> None:
-    assert import_job(FOREIGN, "job.yaml").left_out == [
-        "spec.runPolicy.someNewField",
-        "what the shell does before it starts the script",
-        "variable DIR: it refers to others, which are not replaced any more",
-        "variable POD: its value comes from fieldRef",
-        "volume odd",
-        "pod.schedulerName",
-        "container.livenessProbe",
-    ]
-
-
-def test_the_command_prints_a_spec_that_is_valid(tmp_path: Path) -> None:
-    file = tmp_path / "foreign.yaml"
-    file.write_text(FOREIGN)
-    done = hp_ext("import", file)
-    assert done.code == 0
-    assert "not carried over: volume odd" in done.stderr
-    assert load_text(JobConfig, done.stdout) == import_job(FOREIGN, "job.yaml").job
-
-
-def test_ours_comes_back_letter_for_letter_until_it_is_changed(root: Path) -> None:
-    file = root / "examples" / "04-hyperpod-eks" / "rendered" / "elastic" / "job.yaml"
-    found = import_job(file.read_text(), "job.yaml")
+@pytest.mark.parametrize("name", CASES | V2_ALONE)
+def test_a_request_becomes_the_job_that_it_was_made_from(name: str) -> None:
+    job = JobConfig.model_validate_json(json.dumps((CASES | V2_ALONE)[name]))
+    request = submitted_as(training_job_request(job), "tiny-gpt-20261121-130000")
+    found = import_file(json.dumps(request), "request.json")
     assert found.left_out == []
-    assert found.job.node_groups[1].pod_priority_class == "low-priority"
-    changed = file.read_text().replace("minReplicas: 2", "minReplicas: 1")
-    again = import_job(changed, "job.yaml")
-    assert again.job.elastic is not None
-    assert again.job.elastic.min_nodes == 1
-    assert again.left_out[-1].startswith("the spec in the annotations: the file was changed")
+    again = submitted_as(training_job_request(found.job), "tiny-gpt-20261121-130000")
+    assert again == request
+    if not job.labels and not job.node_groups and job.mode == "ours":
+        assert found.job == job
 
 
-def test_a_kubeflow_job_of_others() -> None:
-    replica = {
-        "template": {"spec": {"containers": [{"name": "pytorch", "image": "i:1", "command": ["python", "a.py", "x"]}]}}
-    }
-    roles = {"Master": {"replicas": 1} | replica, "Worker": {"replicas": 3} | replica}
-    document = {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "a"}}
-    found = import_job(yaml.safe_dump(document | {"spec": {"pytorchReplicaSpecs": roles}}), "job.yaml")
-    assert (found.job.nodes, found.job.script, found.job.args, found.target) == (4, "a.py", ("x",), "kubeflow")
+def test_a_request_of_others_says_what_is_lost() -> None:
+    request = training_job_request(JobConfig.model_validate_json(json.dumps(CASES["torchrun alone"])))
+    request |= {"MlflowConfig": {"MlflowResourceArn": "x"}}
+    found = import_file(json.dumps(request), "request.json")
+    assert found.left_out == ["MlflowConfig.MlflowResourceArn"]
+    assert found.job.args == ("--steps", "40", "--lr", "0.1")
+
+
+def test_our_sbatch_becomes_the_job_that_it_was_made_from(root: Path) -> None:
+    job = load_text(JobConfig, (root / "examples" / "05-slurm" / "job.yaml").read_text())
+    found = import_file(job_script(job), "job.sbatch")
+    assert (found.job, found.left_out, found.target) == (job, [], "hyperpod-slurm")
+
+
+def test_our_sbatch_that_was_changed_is_read_as_it_is_now(root: Path) -> None:
+    job = load_text(JobConfig, (root / "examples" / "05-slurm" / "job.yaml").read_text())
+    found = import_file(job_script(job).replace("--nodes=2", "--nodes=3"), "job.sbatch")
+    assert found.job.nodes == 3
+    assert "changed after it was written" in found.left_out[0]
+
+
+def test_an_sbatch_of_others_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    (tmp_path / "train.sbatch").write_text(FOREIGN)
+    done = call_hp_ext("import", "train.sbatch", cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    job = load_text(JobConfig, done.stdout)
+    assert (job.name, job.nodes, job.workers_per_node, job.image) == ("my-train", 4, 8, "/fsx/a.sqsh")
+    assert (job.script, job.args, job.mode) == ("train.py", ("--steps", "40"), "plain")
+    assert (job.scheduling.queue, job.timeouts.run_s) == ("dev", 93600)
+    assert job.slurm.sbatch == {"mail-type": "END"}
+    assert "not carried over: --output=logs/%x.out" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("a: [", "is not YAML"),
-        ("kind: Pod", "holds no training job, but Pod"),
-        ("", "but nothing"),
-        (FOREIGN.replace("replicas: 16", "replicas: 0"), "nodes"),
-        (FOREIGN.replace("name: &name llama", "name: &name Llama_"), "name"),
-    ],
+    ("time", "seconds"), [("90", 5400), ("1:30", 90), ("1:30:00", 5400), ("2-1", 176400), ("2-01:30", None)]
 )
-def test_what_is_no_job_is_an_error_that_says_so(text: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        import_job(text, "job.yaml")
+def test_times_are_read_as_sbatch_reads_them(time: str, seconds: int | None) -> None:
+    found = import_file(f"#!/bin/sh\n#SBATCH --time={time}\n", "a.sbatch")
+    if seconds is not None:
+        assert found.job.timeouts.run_s == seconds
+
+
+def test_what_is_no_job_is_told() -> None:
+    with pytest.raises(ConfigError):
+        import_file('{"a": 1}', "a.json")
+    with pytest.raises(ConfigError, match="script"):
+        import_file('{"TrainingJobName": "a"}', "a.json")

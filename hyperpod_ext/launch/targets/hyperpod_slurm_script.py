@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from collections.abc import Iterator
@@ -9,8 +10,11 @@ from collections.abc import Iterator
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.errors import Problem
+from hyperpod_ext.launch.kubernetes.spec_note import brief
 from hyperpod_ext.launch.render import render
 
+NOTE = "# spec: "
+"""Before the job's own spec in the file: what `hp-ext import` reads back."""
 COMMENT = "hyperpod_ext"
 """What our jobs carry, so that they can be told from others in the queue."""
 
@@ -31,6 +35,7 @@ def job_script(job: JobConfig) -> str:
     return render(
         "hyperpod_slurm/job.sbatch.j2",
         job=job,
+        note=NOTE + json.dumps(brief(job)),
         env=env,
         options=list(_batch_options(job)),
         step_options=list(_step_options(job)),
