@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.restart import meshes
+from hyperpod_ext.runtime.restart.state import raw_bytes
 
 def open_groups():
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
@@ -69,6 +70,8 @@ def kept() -> str:
         print("gradients", model.weight.grad.full_tensor().sum().item())
         print("mesh", mesh.get_group("shard").size(), mesh["shard"].get_group().size())
 
+        print("bytes", bytes(raw_bytes(model.weight)) == bytes(raw_bytes(model.weight.full_tensor())))
+
         close_groups()
         open_groups()
         dist.new_group([0])  # one more than before
@@ -114,3 +117,7 @@ def test_a_build_that_communicates_is_seen(kept):
 
 def test_lists_and_dicts_that_are_kept_stay_the_same_objects(kept):
     assert "same True True True" in kept
+
+
+def test_the_bytes_of_a_dtensor_are_those_of_its_part(kept):
+    assert "bytes True" in kept

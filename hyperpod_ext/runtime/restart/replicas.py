@@ -14,7 +14,7 @@ import torch.distributed as dist
 from hyperpod_ext.errors import ReplicasDifferError
 from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme
 from hyperpod_ext.runtime.checkpoint.tree import leaf_paths
-from hyperpod_ext.runtime.restart.state import Taken, raw_bytes
+from hyperpod_ext.runtime.restart.state import Taken, local_of, raw_bytes
 
 _SIGN = 1 << 63
 _WRAP = 1 << 64
@@ -55,7 +55,7 @@ def checksum(tensor: torch.Tensor) -> int:
     """64 bits over the values; on a GPU a sum of its words, which any one flipped bit changes."""
     if tensor.device.type == "cpu":
         return crc64nvme(raw_bytes(tensor))
-    words = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    words = local_of(tensor).contiguous().view(-1).view(torch.uint8)
     total = words[: words.numel() // 4 * 4].view(torch.int32).sum(dtype=torch.int64)
     return int(total + words[words.numel() // 4 * 4 :].sum(dtype=torch.int64)) % _WRAP
 

@@ -244,9 +244,15 @@ class TrainingState:
         return digest.hexdigest()
 
 
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a tensor."""
+    plain = tensor.detach()
+    return plain.to_local() if is_dtensor(plain) else plain  # type: ignore[attr-defined]
+
+
 def raw_bytes(tensor: torch.Tensor) -> ctypes.Array[ctypes.c_char]:
-    """The bytes of a tensor, without a copy where it is contiguous and on the CPU."""
-    flat = tensor.detach().cpu().contiguous()
+    """The bytes of a tensor, of a DTensor this rank's; without a copy where it is contiguous and on the CPU."""
+    flat = local_of(tensor).cpu().contiguous()
     nbytes = flat.numel() * flat.element_size()
     view = (ctypes.c_char * nbytes).from_address(flat.data_ptr()) if nbytes else (ctypes.c_char * 0)()
     view._keeps_alive = flat  # type: ignore[attr-defined]  # a copy would be freed under the view
