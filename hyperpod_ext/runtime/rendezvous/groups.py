@@ -147,8 +147,9 @@ class ProcessGroups:
     def destroy(self) -> None:
         """Destroy the groups. Call with no DDP module or work handle of them alive, or their threads stay."""
         torch_names.on_new_group(None)
-        with self._lock:
+        with self._lock:  # a cut that comes later finds nothing to look after
             watcher, self._watcher = self._watcher, None
+            store, self._store = self._store, None
         if watcher is not None:
             self._left.set()
             watcher.join()
@@ -159,8 +160,6 @@ class ProcessGroups:
                     quieten(loop)
             dist.destroy_process_group()
         torch_names.forget_groups()
-        with self._lock:
-            store, self._store = self._store, None
         if store is not None:
             store.close()
 
