@@ -17,7 +17,7 @@ from typing import Any
 from hyperpod_ext.errors import UnreachableError
 from hyperpod_ext.runtime import wire
 
-_CHECKPOINTS = "model"
+_CHECKPOINTS = "model_checkpoint"
 """The agent's name for what a checkpoint is of."""
 
 
@@ -73,7 +73,7 @@ class AgentLine:
         self.send("rank_labels", labels=labels)
 
     def announce_checkpoints(self, prefix: str) -> None:
-        """Checkpoints will be told of, one for each of this node's."""
+        """Checkpoints will be told of, each by one rank of this node."""
         self.send("ckpt_init", prefix=prefix, checkpoint_types={_CHECKPOINTS: 1})
 
     def checkpoint(self, step: int, path: str) -> None:

@@ -129,12 +129,16 @@ class HyperpodMembers(Members):
 
     def event(self, event: str, **fields: Any) -> None:
         super().event(event, **fields)
-        if event == "step" and self._node is not None and self.settings.config.checkpoint.durable():
+        if event == "step":
             self._tell_durable()
 
+    def _settled(self) -> None:
+        self._tell_durable()
+
     def _tell_durable(self) -> None:
-        """The newest durable checkpoint, for whoever watches the job through the operator."""
-        assert self._node is not None
+        """The newest durable checkpoint of this node, for whoever watches the job through the operator."""
+        if self._node is None or not self.settings.config.checkpoint.durable():
+            return
         newest = self._node.newest_durable()
         if newest is None or newest == self._told:
             return

@@ -97,8 +97,8 @@ class Members(ABC):
     def _going(self, step: int) -> None:  # noqa: B027  (most launchers need not be told)
         """All ranks go on after `step`."""
 
-    def _left(self) -> None:  # noqa: B027
-        """Training is over on every rank."""
+    def _settled(self) -> None:  # noqa: B027
+        """Training is over on every rank, and what is due of this node is in the durable tiers."""
 
     # --- joining ----------------------------------------------------------------------------------
 
@@ -254,8 +254,9 @@ class Members(ABC):
         self._finishing = True
         self.event("done", rank=self.rank, digest=digest)
         self._ask("finished", None, lambda said: None, _LONG_S)
-        self._left()
         if self._node is not None:
+            self._node.settle()
+            self._settled()
             self._node.end()
 
     def _ask(self, what: str, value: Any, decide: Any, timeout_s: float | None = None) -> Any:

@@ -104,9 +104,12 @@ class NodeMemory:
         ]
         return max(found, default=None)
 
-    def end(self) -> None:
-        """The job has succeeded: bring what is due to the durable tiers, and give the memory back."""
+    def settle(self) -> None:
+        """Until what is due has been brought to the durable tiers."""
         self._ask("wait_idle", timeout_s=_DRAIN_S)
+
+    def end(self) -> None:
+        """The job has succeeded: give the memory back."""
         assert self._client is not None
         self._client.close()
         with contextlib.suppress(ProcessLookupError):  # it ended by itself

@@ -4,7 +4,7 @@ Pods are processes of this machine, each at a loopback address of its own (127.0
 one does: `/status` of every agent; `/update` with ranks and addresses; `/start` when all are ready; after a fault
 `/stop`, a spare in the place of a pod that is lost, and `/start` with a higher fault count.
 
-Not `operator.py`: scripts beside it would find it in the place of Python's own module.
+Not called `operator.py`: scripts beside it would find it in the place of Python's own module.
 """
 
 from __future__ import annotations
@@ -100,6 +100,8 @@ class Operator:
     faults: list[dict[str, Any]] = field(default_factory=list)
     """What the agents reported at each fault, and how they were told to restart."""
     max_faults: int = 3
+    last: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """What each active agent said last."""
 
     def run(self) -> None:
         """Until every rank has finished.
@@ -115,7 +117,7 @@ class Operator:
             pod.ask("/update", self._info(self.nodes + place) | {"spare": True})
         self._start()
         while True:
-            status = {pod.number: pod.status() for pod in self.active}
+            self.last = status = {pod.number: pod.status() for pod in self.active}
             said = [one["status"] for one in status.values()]
             if all(one == "completed" for one in said):
                 return

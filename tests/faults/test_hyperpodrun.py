@@ -1,0 +1,96 @@
+"""The real `hyperpodrun` 1.1.3 in every pod, a stand-in for the operator, and the three kinds of faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import hyperpod_operator as operators
+import launched
+import pytest
+from hyperpodrun_env import hyperpodrun
+
+WORKERS = ["--nnodes", "2", "--nproc-per-node", "2", "--tee", "3", "--redirect", "3", "--server-log-level", "warning"]
+
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., tuple[Any, Any]]]:
+    """A function that runs a job on pods to its end, and gives what the ranks and the operator saw of it."""
+    made: list[Any] = []
+
+    def run_job(
+        *flags: str,
+        fault: Any = None,
+        norm: str = "BatchNorm1d",
+        pods: int = 2,
+        each_poll: Any = None,
+        durable: bool = False,
+    ) -> tuple[Any, Any]:
+        folder = tmp_path_factory.mktemp("h", numbered=True)  # short, for the paths of sockets
+        job = launched.Launched(folder / "job", fault or {}, norm, durable)
+        env = {**job.env(), "NNODES": "2", "HPX_PORT_BASE": str(launched.free_ports())}
+        command = [str(hyperpodrun()), *flags, *WORKERS, str(launched.TINY)]
+        port = launched.free_ports() + 10
+        places = [operators.Pod(number, folder / f"p{number}", command, port, env) for number in range(pods)]
+        operator = operators.Operator(places, nodes=2)
+        if each_poll is not None:
+            operator.each_poll = lambda its, status: each_poll(job, its)
+        made.append(operator)
+        operator.run()
+        return job, operator
+
+    yield run_job
+    for operator in made:
+        operator.end()
+        for pod in operator.pods:
+            print(f"--- pod {pod.number}\n{(pod.folder / 'agent.log').read_text()[-6000:]}")
+
+
+def test_an_exception_is_met_in_process_at_the_operators_word(run, undisturbed):
+    job, operator = run("--inprocess-restart", fault={"what": "exception", "rank": 2, "step": 5}, durable=True)
+    launched.assert_equal(job, undisturbed)
+    assert job.went_on_from() == [0, 4]
+    (fault,) = operator.faults
+    assert fault["mode"] == "in_process_restart"
+    assert "rank 2, step 5: ValueError: bad sample at step 5" in fault["status"][1]["message"]
+    assert all(len(set(job.pids(rank))) == 1 for rank in range(4)), "every process stayed"
+    assert [one["progress"]["tiny"]["progressCount"] for one in operator.last.values()] == [12, 12]
+
+
+def test_a_killed_rank_costs_its_node_the_processes_and_nobody_a_step(run, undisturbed):
+    job, operator = run("--inprocess-restart", fault={"what": "before backward", "rank": 2, "step": 5})
+    launched.assert_equal(job, undisturbed)
+    assert job.went_on_from() == [0, 4]
+    assert "SIGKILL" in operator.faults[0]["status"][1]["message"]
+    assert [len(set(job.pids(rank))) for rank in range(4)] == [1, 1, 2, 2]
+
+
+def test_a_lost_node_is_replaced_by_the_spare(run, job):
+    """Its memory is lost with it: what all ranks hold alike comes from those that live."""
+    wanted = job("undisturbed", env={"HPX_TEST_NORM": "LayerNorm"}).start().wait()
+    lost: list[int] = []
+
+    def lose_node(its: Any, operator: Any) -> None:
+        if not lost and any(event["event"] == "step" and event["step"] == 3 for event in its.events()):
+            lost.append(operator.active[1].number)
+            operator.active[1].kill()
+
+    found, operator = run("--inprocess-restart", norm="LayerNorm", pods=3, each_poll=lose_node)
+    launched.assert_equal(found, wanted)
+    assert lost == [1]
+    assert operator.faults[0]["status"][1]["status"] == "unreachable"
+    assert operator.active[1].number == 2, "the spare"
+    assert found.went_on_from()[1] >= found.committed(1) >= 3, "no step was lost"
+    assert [len(set(found.pids(rank))) for rank in range(4)] == [1, 1, 2, 2]
+
+
+@pytest.mark.soak
+def test_without_in_process_restarts_all_processes_begin_again_from_memory(run, undisturbed):
+    job, operator = run(fault={"what": "before backward", "rank": 2, "step": 5})
+    launched.assert_equal(job, undisturbed)
+    assert job.went_on_from() == [0, 4]
+    assert operator.faults[0]["mode"] == "process_level_restart"
+    assert [len(set(job.pids(rank))) for rank in range(4)] == [2, 2, 2, 2]

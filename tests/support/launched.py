@@ -1,0 +1,94 @@
+"""Jobs that another launcher than our agent starts: the tiny script, and what its ranks wrote down of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.runtime.goodput import committed_step, make_report
+
+TINY = Path(__file__).parents[1] / "faults" / "tiny.py"
+
+
+@dataclass
+class Launched:
+    """One job of 4 ranks in `folder`."""
+
+    folder: Path
+    fault: dict[str, Any] = field(default_factory=dict)
+    norm: str = "BatchNorm1d"
+    durable: bool = False
+    """Whether there is a shared directory for checkpoints, too."""
+
+    def env(self) -> dict[str, str]:
+        """What every process of the job is told."""
+        secret = self.folder / "secret"
+        if not secret.exists():
+            self.folder.mkdir(parents=True)
+            secret.touch(mode=0o600)
+            secret.write_text(secrets.token_hex(16))
+        # at once, not beside the next step: a rank that dies while it copies loses that step
+        tiers: list[dict[str, Any]] = [{"kind": "memory"}]
+        if self.durable:
+            tiers.append({"kind": "file", "path": str(self.folder / "durable"), "every_steps": 4})
+        policy = {"overlap": False, "tiers": tiers}
+        runtime = {"name": "tiny", "nodes": 2, "workers_per_node": 2, "checkpoint": policy}
+        return {
+            "HPX_RUNTIME": json.dumps(runtime),
+            "HPX_RUN_DIR": str(self.folder),
+            "HPX_SECRET_FILE": str(secret),
+            "HPX_TEST_FAULT": json.dumps(self.fault),
+            "HPX_TEST_NORM": self.norm,
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+
+    def events(self) -> list[dict[str, Any]]:
+        """Of all ranks, in the order of time."""
+        files = self.folder.glob("events-rank*.jsonl")
+        lines = [line for file in files for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
+        return sorted((json.loads(line) for line in lines), key=lambda event: event["t"])
+
+    def report(self) -> dict[str, Any]:
+        return make_report(self.events(), state="succeeded", error=None, world_size=4)
+
+    def went_on_from(self) -> list[int]:
+        """Step after which each generation went on."""
+        return [event["step"] for event in self.events() if event["event"] == "go"]
+
+    def committed(self, generation: int) -> int:
+        """Newest step that all ranks made in a generation, or before."""
+        return committed_step([event for event in self.events() if event["generation"] <= generation], 4)
+
+    def pids(self, rank: int) -> list[int]:
+        """Processes that were this rank, one after another."""
+        return [e["pid"] for e in self.events() if e["event"] == "joined" and e["rank"] == rank]
+
+    def torchrun(self, *options: str) -> subprocess.CompletedProcess[str]:
+        """Run it under torchrun, 4 ranks on one node, to its end."""
+        env = {**os.environ, **self.env()}
+        sockets = self.folder / "sockets"
+        sockets.mkdir(mode=0o700)
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+        command += [*options, str(TINY)]
+        return subprocess.run(command, env=env | {"HPX_SOCKET_DIR": str(sockets)}, capture_output=True, text=True)
+
+
+def assert_equal(job: Launched, undisturbed: dict[str, Any]) -> None:
+    """Bit for bit the run that nobody disturbed, whatever launcher that had."""
+    report = job.report()
+    for part in ("losses", "weights", "metrics"):
+        assert report[part] == undisturbed[part], part
+
+
+def free_ports() -> int:
+    """The first of some ports that nobody uses."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1]) % 10000 + 20000  # below those that the kernel gives away
