@@ -113,8 +113,8 @@ def find(job_id: str) -> SlurmJob:
         pass  # it has left the queue
     command = ["sacct", "-n", "-P", "-X", "-D", "-j", job_id, "-o", "JobID,State,Submit,End"]
     try:
-        lines = _ask(command).split()
-    except (HyperpodExtError, ConfigError):
+        lines = _ask(command).splitlines()
+    except HyperpodExtError:
         lines = []  # a cluster without accounting
     if not lines:
         raise NotFoundError(f"Slurm does not know job {job_id} any more", hint="its logs and report are still there")
@@ -131,10 +131,10 @@ def parse_queue(line: str) -> SlurmJob:
 
 
 def parse_accounting(line: str) -> SlurmJob:
-    """A line of sacct, `id|state|submitted|ended`; the state may be `CANCELLED by 1000`, cut at the blank."""
+    """A line of sacct, `id|state|submitted|ended`; the state may be `CANCELLED by 1000`."""
     job_id, state, *times = line.split("|")
     submitted, ended = (*times, "", "")[:2]
-    return SlurmJob(job_id, state.split()[0].rstrip("+"), submitted, ended or None, "")
+    return SlurmJob(job_id, state.split()[0], submitted, ended or None, "")
 
 
 def cancel(job_id: str) -> None:
