@@ -35,7 +35,7 @@ def loaded_by(code: str, *arguments: str) -> set[str]:
     return {module.partition(".")[0] for module in modules} | {m for m in modules if m.startswith("hyperpod_ext")}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], [], ["create-job", "--help"], ["status", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], [], ["create-job", "--help"], ["status", "--help"], ["update-cluster", "--help"]])
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     loaded = loaded_by(LOADED_BY_COMMAND, *arguments)
     assert "click" in loaded
@@ -58,6 +58,11 @@ def test_importing_a_package_costs_nothing(module: str) -> None:
     loaded = loaded_by(f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))")
     assert module in loaded
     assert loaded & (HEAVY | {"click"}) == set()
+
+
+def test_the_estimator_helper_loads_neither_aws_nor_an_sdk() -> None:
+    loaded = loaded_by("import json, sys, hyperpod_ext.estimator; print(json.dumps(sorted(sys.modules)))")
+    assert loaded & {"boto3", "botocore", "sagemaker", "torch", "jinja2", "click", "rich"} == set()
 
 
 def test_the_local_engine_starts_on_the_standard_library() -> None:
