@@ -27,7 +27,7 @@ def command(what: str | None, output: str) -> None:
     """Tell what a rule means and how to mend what it found, or what a field of a spec is for."""
     from hyperpod_ext.launch.rules import all_rules
 
-    rules = all_rules()
+    rules = {**_checks(), **all_rules()}
     if what is None:
         listed = [{"id": one.id, "severity": one.severity, "title": one.title} for one in rules.values()]
         print_result(
@@ -37,6 +37,14 @@ def command(what: str | None, output: str) -> None:
         _explain_rule(what.upper(), rules, output)
     else:
         _explain_field(what, output)
+
+
+def _checks() -> dict[str, Rule]:
+    """The checks of specs, as rules."""
+    from hyperpod_ext.config.check_texts import TEXTS
+    from hyperpod_ext.launch.rules import Rule
+
+    return {name: Rule(name, "error", *texts, find=lambda _context: iter(())) for name, texts in TEXTS.items()}
 
 
 def _explain_rule(name: str, rules: dict[str, Rule], output: str) -> None:

@@ -35,6 +35,8 @@ class Check:
 
     reads: tuple[Path, ...]
     run: Callable[[Any, ListFiles | None], Iterator[Finding]]
+    rule: str = ""
+    """Id, HPX001 to HPX099; its cause and fix are in `config.check_texts`."""
 
 
 def script_is_python(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
@@ -129,19 +131,20 @@ _TIER_KINDS: Path = ("checkpoint", "tiers", "*", "kind")
 
 CHECKS: dict[type, tuple[Check, ...]] = {
     JobConfig: (
-        Check((("script",),), script_is_python),
-        Check((("script",),), script_is_beside_the_spec),
-        Check((("global_batch_size",), *_WORLD), batch_divides_among_ranks),
-        Check((_TIER_KINDS,), each_tier_once),
-        Check((("checkpoint", "tiers", "*", "replicas"), _TIER_KINDS, ("nodes",)), peer_copies_fit_the_nodes),
-        Check((("chaos", "*", "*", "rank"), *_WORLD), faults_hit_ranks_that_exist),
-        Check((("env",),), own_variables_are_left_alone),
+        Check((("script",),), script_is_python, "HPX001"),
+        Check((("script",),), script_is_beside_the_spec, "HPX002"),
+        Check((("global_batch_size",), *_WORLD), batch_divides_among_ranks, "HPX003"),
+        Check((_TIER_KINDS,), each_tier_once, "HPX004"),
+        Check((("checkpoint", "tiers", "*", "replicas"), _TIER_KINDS, ("nodes",)), peer_copies_fit_the_nodes, "HPX005"),
+        Check((("chaos", "*", "*", "rank"), *_WORLD), faults_hit_ranks_that_exist, "HPX006"),
+        Check((("env",),), own_variables_are_left_alone, "HPX007"),
     ),
     ClusterConfig: (
-        Check((("instance_groups", "*", "name"),), group_names_are_unique),
+        Check((("instance_groups", "*", "name"),), group_names_are_unique, "HPX008"),
         Check(
             (("instance_groups", "*", "spares"), ("instance_groups", "*", "count")),
             spares_are_part_of_the_group,
+            "HPX009",
         ),
     ),
 }

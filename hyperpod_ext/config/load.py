@@ -120,7 +120,7 @@ def _check(config: M, document: Document, made_up: set[Path], list_files: ListFi
         if any(overlaps(read, path) for read in check.reads for path in made_up):
             continue
         for finding in check.run(config, list_files):
-            yield document.problem(finding.path, finding.message, finding.hint)
+            yield replace(document.problem(finding.path, finding.message, finding.hint), rule=check.rule)
 
 
 def _in_order(problems: list[Problem], source: str) -> list[Problem]:

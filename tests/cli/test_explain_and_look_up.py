@@ -9,6 +9,8 @@ from command import call_hp_ext as hp_ext
 from command import hp_ext as run_hp_ext
 from local_place import LocalPlace
 
+from hyperpod_ext.config.check_texts import TEXTS
+from hyperpod_ext.config.checks import CHECKS
 from hyperpod_ext.config.explain import explain
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.config.shape import field_paths
@@ -19,7 +21,10 @@ def test_a_rule_is_explained_with_cause_and_fix() -> None:
     rule = all_rules()["HPX104"]
     assert hp_ext("explain", "hpx104").stdout == f"HPX104 (error): {rule.title}\n\n{rule.cause}\n\n{rule.fix}\n"
     assert hp_ext("explain", "HPX104", "-o", "json").json["fix"] == rule.fix
-    assert [one["id"] for one in hp_ext("explain", "-o", "json").json] == list(all_rules())
+    listed = [one["id"] for one in hp_ext("explain", "-o", "json").json]
+    assert listed == [*TEXTS, *all_rules()]
+    assert {check.rule for checks in CHECKS.values() for check in checks} == set(TEXTS)
+    assert hp_ext("explain", "HPX003").stdout.startswith("HPX003 (error): ")
 
 
 def test_a_rule_that_is_not_there() -> None:

@@ -92,7 +92,7 @@ def test_a_cluster_that_is_too_small_is_refused(spec: Path, tmp_path: Path) -> N
         (["job.yaml", "-f", "job.yaml"], 2, "Name one spec"),
         (["jobs.yaml"], 6, "did you mean job.yaml"),
         (["job.yaml", "--target", "locale"], 3, "did you mean `local`"),
-        (["job.yaml", "--target", "sagemaker"], 3, "not in this version"),
+        (["job.yaml", "--target", "sagemaker"], 3, "resources.instance_type"),
     ],
 )
 def test_other_mistakes_have_their_own_exit_codes(spec: Path, arguments: list[str], code: int, text: str) -> None:

@@ -209,7 +209,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ),
     ("HPX173", ELASTIC | {"global_batch_size": 4}, ELASTIC | {"global_batch_size": 12}, "global_batch_size"),
 ]
-OTHERS = {"HPX108", "HPX109", "HPX110", "HPX119", "HPX132", "HPX133", "HPX153", "HPX154"}
+OTHERS = {"HPX120", "HPX121", "HPX122", "HPX108", "HPX109", "HPX110", "HPX119", "HPX132", "HPX133", "HPX153", "HPX154"}
 """Rules that look at more than the spec: their tests are below."""
 
 
@@ -286,3 +286,24 @@ def test_what_kubeflow_cannot_say(rule: str, wrong: dict[str, Any], path: str) -
     assert found(rule, context(wrong, "kubeflow")) == [path]
     assert found(rule, context(wrong, "hyperpod-eks")) == []
     assert found(rule, context(ELASTIC, "kubeflow")) == []
+
+
+def on_cluster(fields: dict[str, Any], **more: Any) -> Context:
+    """The context with members added to its cluster, or to the cluster's one group."""
+    seen = context(fields, region="us-west-2")
+    assert seen.cluster is not None
+    document = seen.cluster.model_dump(mode="json", exclude_defaults=True)
+    document["instance_groups"][0].update(more.pop("group", {}))
+    return Context(seen.job, ClusterConfig.model_validate_json(json.dumps(document | more)), seen.target)
+
+
+def test_rules_about_spot_and_tiered_storage() -> None:
+    assert found("HPX120", on_cluster(ELASTIC, group={"capacity": "spot"})) == ["elastic"]
+    assert found("HPX120", on_cluster(ELASTIC, group={"capacity": "on-demand"})) == []
+    managed = {"mode": "aws-managed-tier"}
+    storage = {"enabled": True, "memory_percent": 20}
+    assert found("HPX121", on_cluster(managed)) == ["mode"]
+    assert found("HPX121", on_cluster(managed, tiered_storage=storage)) == []
+    much = {"resources": P5 | {"memory_mib": 1700 * 1024}}
+    assert found("HPX122", on_cluster(much, tiered_storage=storage)) == ["resources.memory_mib"]
+    assert found("HPX122", on_cluster(much)) == []

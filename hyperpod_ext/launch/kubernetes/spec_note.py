@@ -34,7 +34,9 @@ def _plain(value: object) -> Any:
         return brief(value)
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
-    return dict(value) if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
 
 
 def read_note(metadata: Mapping[str, Any]) -> JobConfig | None:

@@ -1,7 +1,7 @@
 """Domain rules: what is right field by field, and would still fail on the cluster, or waste it.
 
 Each rule has a stable id, HPX101 and up, a cause and a fix; `hp-ext explain HPX101` shows them. Rules are pure
-functions of a Context. HPX001 to HPX099 are the checks of the spec itself, in `config.checks`.
+functions of a Context. HPX001 to HPX099 are the checks of the spec itself, in `config.checks`; they cannot be ignored.
 """
 
 from __future__ import annotations

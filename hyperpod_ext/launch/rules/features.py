@@ -122,6 +122,57 @@ def checkpoint_is_read(context: Context) -> Iterator[Finding]:
 
 
 @rule(
+    "HPX120",
+    "error",
+    "elastic on spot machines",
+    "AWS says of elastic training that it does not currently support Spot: a machine that goes is no "
+    "reason to scale to the operator.",
+    "Use on-demand machines, or a job that is not elastic. If AWS has changed this: --ignore HPX120.",
+)
+def elastic_on_spot(context: Context) -> Iterator[Finding]:
+    groups = context.cluster.instance_groups if context.cluster else ()
+    spot = [group.name for group in groups if group.capacity == "spot"]
+    if context.job.elastic is not None and spot and context.may_be("hyperpod-eks"):
+        yield Finding(("elastic",), f"the cluster's group {spot[0]} is of spot machines", "use on-demand machines")
+
+
+@rule(
+    "HPX121",
+    "error",
+    "managed tiered checkpointing that the cluster does not have",
+    "AWS's daemon that keeps checkpoints in memory runs only on clusters with tiered storage enabled.",
+    "Enable tiered_storage of the cluster (`hp-ext update-cluster`), or use mode `ours`, which needs no daemon.",
+)
+def cluster_has_the_managed_tier(context: Context) -> Iterator[Finding]:
+    job, cluster = context.job, context.cluster
+    if job.mode != "aws-managed-tier" or cluster is None:
+        return
+    if cluster.tiered_storage is None or not cluster.tiered_storage.enabled:
+        yield Finding(("mode",), f"cluster {cluster.name} has no tiered storage", "enable it, or write mode: ours")
+
+
+@rule(
+    "HPX122",
+    "warning",
+    "memory that AWS's daemon takes too",
+    "The daemon of managed tiered checkpointing reserves a share of each node's memory; a pod that asks for the "
+    "rest of the machine, or a memory tier beside it, may not fit.",
+    "Ask for less memory_mib, or lower memory_percent of the cluster's tiered_storage.",
+)
+def memory_is_left_for_the_daemon(context: Context) -> Iterator[Finding]:
+    job, cluster = context.job, context.cluster
+    storage = cluster.tiered_storage if cluster else None
+    machine = instance(instance_type_of(job) or "")
+    if storage is None or not storage.enabled or not storage.memory_percent or machine is None:
+        return
+    left = int(machine.memory_gib * 1024 * (1 - storage.memory_percent / 100))
+    asked = job.resources.memory_mib
+    if asked is not None and asked > left:
+        message = f"the daemon leaves {left} MiB of {machine.name}, and the job asks for {asked}"
+        yield Finding(("resources", "memory_mib"), message, f"write at most {left}")
+
+
+@rule(
     "HPX109",
     "error",
     "elastic is not for a TrainJob",

@@ -1,0 +1,51 @@
+"""What the checks of a spec mean: title, cause and fix of each, for `hp-ext explain`."""
+
+from __future__ import annotations
+
+TEXTS: dict[str, tuple[str, str, str]] = {
+    "HPX001": (
+        "the script is not a Python file",
+        "Workers are started by Python; another program would have to be started by a Python file.",
+        "Name a file that ends in .py.",
+    ),
+    "HPX002": (
+        "the script is not where the spec says",
+        "It is looked for in the folder of the spec or below, unless working_dir says that the image holds it.",
+        "Correct the path, or set working_dir.",
+    ),
+    "HPX003": (
+        "the batch does not divide among the ranks",
+        "Every rank takes the same number of samples of each step; a remainder would be lost, or make ranks differ.",
+        "Choose a multiple of nodes x workers_per_node.",
+    ),
+    "HPX004": (
+        "a tier of each kind comes once",
+        "Two tiers of one kind would hold the same snapshots in the same place.",
+        "Keep one of the two.",
+    ),
+    "HPX005": (
+        "more copies than other nodes",
+        "Each copy of a snapshot lies on a node besides its own and besides those of the other copies.",
+        "Ask for fewer copies, or use more nodes.",
+    ),
+    "HPX006": (
+        "a fault for a rank that is not there",
+        "Ranks are counted from 0 to nodes x workers_per_node - 1.",
+        "Name a rank of the job.",
+    ),
+    "HPX007": (
+        "a variable that is the launcher's",
+        "Variables that start with HPX_ carry what the runtime is told; a value of the spec would be lost or break it.",
+        "Choose another name.",
+    ),
+    "HPX008": (
+        "two groups of one name",
+        "Groups of machines are told apart by their names.",
+        "Give each group a name of its own.",
+    ),
+    "HPX009": (
+        "more spares than machines",
+        "Spares are among the machines of their group.",
+        "Ask for fewer spares, or for more machines.",
+    ),
+}
