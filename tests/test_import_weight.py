@@ -35,7 +35,9 @@ def loaded_by(code: str, *arguments: str) -> set[str]:
     return {module.partition(".")[0] for module in modules} | {m for m in modules if m.startswith("hyperpod_ext")}
 
 
-@pytest.mark.parametrize("arguments", [["--help"], [], ["create-job", "--help"], ["status", "--help"], ["update-cluster", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], [], ["create-job", "--help"], ["status", "--help"], ["update-cluster", "--help"]]
+)
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     loaded = loaded_by(LOADED_BY_COMMAND, *arguments)
     assert "click" in loaded
