@@ -1,7 +1,7 @@
 # make run     set up, train the example through a kill -9, and show what it cost
 # make test    set up, and run everything that a change must pass
 # make check   format, types, import floors and the fast tests
-# make soak    20 runs, each with a kill at a random rank and moment
+# make soak    20 runs, each with a kill at a random rank and moment; 200 random faults in one job
 # make bench   every benchmark; their results are kept in docs/benchmarks/
 
 PYTHON ?= python3
