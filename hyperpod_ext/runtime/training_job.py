@@ -35,6 +35,8 @@ _MOST_CAUSE = 1024
 
 def main() -> None:
     root = Path(os.environ.get("HPX_ML_ROOT", "/opt/ml"))
+    if "AWS_REGION" in os.environ:  # what SageMaker sets; boto3 reads the other one
+        os.environ.setdefault("AWS_DEFAULT_REGION", os.environ["AWS_REGION"])
     try:
         code = _run(root, sys.argv[1:], os.environ)
     except HyperpodExtError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import secrets
 import time
 from collections.abc import Callable
@@ -57,6 +58,7 @@ def client(service: str, region: str | None) -> Any:
         raise HyperpodExtError("SageMaker is spoken to through boto3, which is not installed", hint=hint) from None
     config = Config(retries={"total_max_attempts": 1}, connect_timeout=10, read_timeout=60)
     try:
+        region = region or os.environ.get("AWS_REGION")  # boto3 itself reads AWS_DEFAULT_REGION
         return boto3.session.Session().client(service, region_name=region, config=config)
     except BotoCoreError as error:
         hint = "write sagemaker.region in the spec, or set AWS_REGION"
