@@ -145,7 +145,8 @@ N processes on one machine, forked with their imports done, one thread each, glo
 begins for all at once; it is over when the last rank is through. *Destroy blocks* is the slowest rank's call.
 
 - **{OURS}**: a key-value server in each rank; gloo connects two ranks when they first have something to say.
-  *Store ready*: the server made, another rank's reached, proved and asked. Lines stay open for later generations.
+  *Store ready*: the server made, all addresses exchanged through one process, another rank's server reached, proved
+  and asked. Lines stay open for later generations.
 - **{TORCH}**: `TCPStore` with torch's defaults on rank 0, kept for all generations with a prefix for each, which
   favours it; every rank is connected with every other at once.
 - **{TORCH_LAZY}**: the same with `TORCH_GLOO_LAZY_INIT=1`, which torch has from 2.8 on.
