@@ -149,7 +149,7 @@ begins for all at once; it is over when the last rank is through. *Destroy block
   and asked. Lines stay open for later generations.
 - **{TORCH}**: `TCPStore` with torch's defaults on rank 0, kept for all generations with a prefix for each, which
   favours it; every rank is connected with every other at once.
-- **{TORCH_LAZY}**: the same with `TORCH_GLOO_LAZY_INIT=1`, which torch has from 2.8 on.
+- **{TORCH_LAZY}**: the same with `TORCH_GLOO_LAZY_INIT=1`, which newer versions of torch have.
 
 *First all-reduce* makes what connections it needs; where they are made at once, it finds them. *Survivors out*: from
 the moment the death of a rank in the middle of the ring is seen, half of them in all-reduces of 4 bytes, half of 4 MB,
