@@ -356,6 +356,18 @@ def test_followed_logs_take_in_pods_that_come_later_and_end_with_the_job(api: Ku
     assert sorted(seen) == ["a-nodes-0 | one", "a-nodes-0 | two", "a-nodes-1 | of the replacement"]
 
 
+def test_a_log_that_breaks_goes_on_where_it_was(api: KubernetesApi) -> None:
+    submit(plan())
+    api.pod("a-nodes-0", {HPJOB: "a"}, "Running", ["one", "two", "three"])
+    api.cut_logs_after += [1, 2]
+    lines = jobs.logs(HYPERPOD, HANDLE, follow=True, poll_s=FAST_S)
+    seen = [next(lines) for _ in range(3)]
+    api.pod("a-nodes-0", {HPJOB: "a"}, "Succeeded", ["four"])
+    api.condition(f"{JOBS}/a", "Completed")
+    assert [*seen, *lines] == [f"a-nodes-0 | {word}" for word in ("one", "two", "three", "four")]
+    assert len([path for path in api.asked("GET") if path.endswith("/log")]) >= 3
+
+
 def test_a_job_that_is_deleted_while_it_is_watched(api: KubernetesApi) -> None:
     submit(plan())
     moments = jobs.watch(HYPERPOD, HANDLE, with_lines=False, poll_s=0.0)

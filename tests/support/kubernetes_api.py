@@ -55,6 +55,8 @@ class KubernetesApi:
     """method, path, query and body, in the order they came."""
     pod_logs: dict[str, list[str]] = field(default_factory=dict)
     """Lines by name of the pod."""
+    cut_logs_after: list[int] = field(default_factory=list)
+    """The next log streams break after so many lines."""
     page: int = 2
     """Most items of one page."""
     on_delete: Callable[[str], None] = lambda path: None
@@ -200,12 +202,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.close_connection = True
         sent = 0
+        most = self.api.cut_logs_after.pop(0) if self.api.cut_logs_after else None
         while True:
             with self.api.changed:
                 lines = list(self.api.pod_logs.get(pod, []))
                 running = path in self.api.objects and self.api.objects[path]["status"]["phase"] == "Running"
             for number, line in enumerate(lines[sent:], sent):
                 at = f"2026-11-21T00:00:{number:02d}.000000000Z"
+                if most is not None and number >= most:
+                    return
                 if at >= query.get("sinceTime", ""):
                     self.wfile.write(f"{at} {line}\n".encode())
             self.wfile.flush()
