@@ -25,6 +25,10 @@ class KillOnce:
         """Whether `node`, where `step` is now made, is to be lost; a fault that is due is spent."""
         return self._spend({fault for fault in self._left if fault.node == node and fault.step == step})
 
+    def forget(self, rank: int, step: int) -> None:
+        """That fault has happened, maybe on another node."""
+        self._left = {fault for fault in self._left if (fault.rank, fault.step) != (rank, step)}
+
     def _spend(self, due: set[KillFault]) -> bool:
         self._left -= due
         return bool(due)

@@ -270,6 +270,7 @@ class Node:
         if self._ready is None:
             self._workers.master_port = int(record["master_port"])
             self._ready = asyncio.create_task(self._prepare())
+        self._workers.learn(record["membership"]["faults"])
         in_use = {str(node) for node in record["membership"]["nodes"].values()} & record["members"].keys()
         peers = {node: record["members"][node]["peer"] for node in sorted(in_use)}
         if str(self._settings.node) in in_use and peers != self._peers:

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,6 +97,11 @@ class Workers:
                 self._spawn(self._join(rank, worker, worker.waiting))
             wait_s = self._config.restart.leave_timeout_s
             asyncio.get_running_loop().call_later(wait_s, self._end_stuck, rank, worker, self.generation)
+
+    def learn(self, faults: Sequence[Mapping[str, Any]]) -> None:
+        """What has happened in the job: of rehearsed faults, each does once."""
+        for fault in faults:
+            self._kill.forget(int(fault["rank"]), int(fault["step"]))
 
     def kill_all(self) -> None:
         """SIGKILL to each; nobody is told of these deaths."""
