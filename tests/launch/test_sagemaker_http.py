@@ -99,7 +99,9 @@ def test_a_running_job_is_followed_refused_a_second_time_and_cancelled(place: Pl
     (name,) = aws.jobs
     assert name.startswith("tiny-gpt-")
     aws.lines[f"{name}/algo-1-1700000000"] = ["rank 0 | one", "rank 1 | two", "rank 0 | three"]
-    assert place.hp_ext("logs", URL).stdout.splitlines()[0] == "algo-1 | rank 0 | one"
+    aws.lines[f"{name}/algo-2-1700000000"] = ["rank 3 | four"]
+    printed = place.hp_ext("logs", URL).stdout.splitlines()
+    assert (printed[0], printed[-1], len(printed)) == ("algo-1 | rank 0 | one", "algo-2 | rank 3 | four", 4)
     assert len(place.hp_ext("logs", URL, "--rank", "0").stdout.splitlines()) == 2
     second = place.create()
     assert (second.code, "is running" in second.stderr) == (5, True)

@@ -87,7 +87,10 @@ class AwsStandIn:
 
     def on_DescribeLogStreams(self, request: dict[str, Any]) -> Any:  # noqa: N802
         prefix = request["logStreamNamePrefix"]
-        return {"logStreams": [{"logStreamName": name} for name in self.lines if name.startswith(prefix)]}
+        start = int(request.get("nextToken", "0"))
+        names = [name for name in self.lines if name.startswith(prefix)]
+        more = {"nextToken": str(start + 1)} if start + 1 < len(names) else {}  # pages of one
+        return {"logStreams": [{"logStreamName": name} for name in names[start : start + 1]]} | more
 
     def on_GetLogEvents(self, request: dict[str, Any]) -> Any:  # noqa: N802
         lines = self.lines[request["logStreamName"]]

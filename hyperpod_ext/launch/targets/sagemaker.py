@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping
@@ -48,6 +49,8 @@ _STATES = {
     "Stopped": "cancelled",
 }
 _LONGEST_NAME = 63
+_STREAM_TIME = re.compile(r"-\d+$")
+"""Of `algo-1-1700000000`: when the node began to print."""
 
 
 def capabilities() -> Capabilities:
@@ -259,7 +262,8 @@ class _Logs:
                 token = {"nextToken": self._tokens[stream]} if stream in self._tokens else {}
                 page = call(f"GetLogEvents {stream}", lambda s=stream, t=token: self._page(s, t))  # type: ignore[misc]
                 self._tokens[stream] = page["nextForwardToken"]
-                yield from (f"{stream.partition('/')[2].partition('-17')[0]} | {e['message']}" for e in page["events"])
+                node = _STREAM_TIME.sub("", stream.partition("/")[2])
+                yield from (f"{node} | {event['message']}" for event in page["events"])
                 if not page["events"]:
                     break
 
@@ -267,16 +271,21 @@ class _Logs:
         return self._service.get_log_events(logGroupName=_LOG_GROUP, logStreamName=stream, startFromHead=True, **token)
 
     def _streams(self) -> list[str]:
-        try:
-            found = call(
-                f"DescribeLogStreams {self._job_name}",
-                lambda: self._service.describe_log_streams(
-                    logGroupName=_LOG_GROUP, logStreamNamePrefix=f"{self._job_name}/"
-                ),
-            )
-        except NotFoundError:
-            return []  # the first job of an account, before it prints
-        return sorted(stream["logStreamName"] for stream in found["logStreams"])
+        """One of each node."""
+        found: list[str] = []
+        request = {"logGroupName": _LOG_GROUP, "logStreamNamePrefix": f"{self._job_name}/"}
+        while True:
+            try:
+                page = call(
+                    f"DescribeLogStreams {self._job_name}",
+                    lambda sent=request: self._service.describe_log_streams(**sent),  # type: ignore[misc]
+                )
+            except NotFoundError:
+                return []  # the first job of an account, before it prints
+            found += [stream["logStreamName"] for stream in page["logStreams"]]
+            if "nextToken" not in page:
+                return sorted(found)
+            request = request | {"nextToken": page["nextToken"]}
 
 
 if TYPE_CHECKING:
