@@ -359,7 +359,7 @@ def test_followed_logs_take_in_pods_that_come_later_and_end_with_the_job(api: Ku
 def test_a_log_that_breaks_goes_on_where_it_was(api: KubernetesApi) -> None:
     submit(plan())
     api.pod("a-nodes-0", {HPJOB: "a"}, "Running", ["one", "two", "three"])
-    api.cut_logs_after += [1, 2]
+    api.cut_logs_after += [1, 1, 2]
     lines = jobs.logs(HYPERPOD, HANDLE, follow=True, poll_s=FAST_S)
     seen = [next(lines) for _ in range(3)]
     api.pod("a-nodes-0", {HPJOB: "a"}, "Succeeded", ["four"])

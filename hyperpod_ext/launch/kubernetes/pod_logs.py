@@ -25,6 +25,8 @@ class PodLogs:
     selector: str
     node: int | None = None
     """Only of this node, counted from 0 in the order of the pods' names."""
+    pause_s: float = 1.0
+    """Between a stream that broke without a line and the next."""
     _lines: queue.SimpleQueue[str | BaseException] = field(default_factory=queue.SimpleQueue)
     _readers: dict[str, threading.Thread] = field(default_factory=dict)
 
@@ -84,6 +86,7 @@ class PodLogs:
         last = ""
         try:
             while True:
+                ended = self._ended(name)  # asked first: what was printed before its end is then read below
                 query = {"timestamps": "true", "follow": "true"} | ({"sinceTime": last} if last else {})
                 came = False
                 for line in self.client.lines(self._path(name), **query):
@@ -91,8 +94,10 @@ class PodLogs:
                     if at > last:  # sinceTime goes by whole seconds: what was shown comes again
                         self._lines.put(f"{name} | {text}")
                         last, came = at, True
-                if not came or self._ended(name):
+                if ended:
                     return
+                if not came:
+                    time.sleep(self.pause_s)  # something between us closes streams that are silent
         except NotFoundError:
             return  # the pod is gone, and its log with it
         except (HyperpodExtError, OSError) as error:
