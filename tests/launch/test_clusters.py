@@ -104,6 +104,21 @@ def test_what_changes_is_told_with_what_it_takes() -> None:
     assert changed(cluster(instance_groups=groups)) == {f"{workers}.KubernetesConfig": "update"}
 
 
+OF_A_NEW_GROUP: dict[str, dict[str, Any]] = {
+    "InstanceRequirements": {"other_types": ["ml.p5e.48xlarge"]},
+    "ThreadsPerCore": {"threads_per_core": 2},
+    "TrainingPlanArn": {"training_plan": PLAN},
+    "OverrideVpcConfig": {"vpc": VPC},
+    "CapacityRequirements": {"capacity": "spot"},
+    "NetworkInterface": {"network_interface": "efa"},
+}
+
+
+@pytest.mark.parametrize("member", OF_A_NEW_GROUP)
+def test_what_only_a_new_group_can_have_is_told_so(member: str) -> None:
+    assert changed(with_group(**OF_A_NEW_GROUP[member])) == {f"InstanceGroups.workers.{member}": "replace group"}
+
+
 def test_what_a_spec_leaves_open_is_no_change() -> None:
     assert not {path: e for path, e in changed(cluster(), EKS).items() if path.startswith("TieredStorageConfig")}
 
