@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader, Dataset
 
 from hyperpod_ext.runtime import Run, resilient
+from hyperpod_ext.runtime.restart.randomness import seed_of
 
 PLACES = ("data loading", "forward", "backward", "all-reduce", "optimizer", "checkpointing")
 STEPS = int(os.environ.get("HPX_TEST_STEPS", "14"))
@@ -167,7 +168,7 @@ def train(run: Run) -> None:
         Now.run = run
         arm_saves()
     if REBUILD:
-        torch.manual_seed(0)
+        torch.manual_seed(seed_of(0, 0, -1))  # as run.keep does
         model, others = build()
     else:
         model, others = run.keep(build)

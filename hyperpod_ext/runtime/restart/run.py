@@ -160,8 +160,14 @@ class Run:
             finally:
                 self._in_step = False
             self._watchdog.end_step()
-            self._commit(step)
-            self._link.event("step", rank=self.rank, step=step, of=total, began=began, **self._metrics)
+            made = {"rank": self.rank, "step": step, "of": total, "began": began}
+            try:
+                self._commit(step)
+            except Exception:
+                if self.step == step:  # a save that fails does not undo the step: others may go on from it
+                    self._link.event("step", **made, **self._metrics)
+                raise
+            self._link.event("step", **made, **self._metrics)
         self._wait_staged()
         self._watchdog.end_steps()
         seed_step(self.config.seed, total + 1, self.rank)  # what follows the loop repeats exactly, too
