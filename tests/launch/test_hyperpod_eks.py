@@ -106,6 +106,16 @@ def test_the_launcher_takes_the_place_of_the_shell() -> None:
     assert "|" not in script
 
 
+def test_the_launcher_restarts_in_process_for_those_who_can_and_never_waits_for_ever() -> None:
+    def flags(mode: str) -> str:
+        return str(container(job(nodes=2, workers_per_node=4, mode=mode))["args"][0])
+
+    assert "--inprocess-restart --inprocess-timeout 60" in flags("ours")
+    assert "--inprocess-restart" in flags("aws-checkpointless")
+    assert "--inprocess" not in flags("plain") + flags("aws-managed-tier")
+    assert all("--nproc-per-node 4 " in flags(mode) for mode in ("ours", "plain", "aws-managed-tier"))
+
+
 def test_the_runtime_gets_the_whole_of_its_settings() -> None:
     spec = job(
         nodes=2, workers_per_node=2, checkpoint={"tiers": [{"kind": "peer"}, {"kind": "s3", "uri": "s3://bbb/p"}]}

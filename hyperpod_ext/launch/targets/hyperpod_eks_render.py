@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from hyperpod_ext.catalog.images import checkpointless_image
@@ -82,6 +83,8 @@ def start_of(job: JobConfig, cluster: ClusterConfig | None) -> Start:
     flags = ["--nproc-per-node", str(job.workers_per_node), "--log-dir", LOG_DIR, "--redirects", "3", "--tee", "3"]
     if checkpointless or job.mode == "ours":
         flags.append("--inprocess-restart")
+    if job.mode == "ours":  # without a bound, a rank that hangs is waited for for ever
+        flags += ["--inprocess-timeout", str(math.ceil(2 * job.restart.leave_timeout_s))]
     environment: dict[str, str] = {}
     if checkpointless:
         environment |= _CHECKPOINTLESS_ENV
