@@ -87,7 +87,7 @@ def test_when_no_majority_is_left_the_rest_stops_within_its_lease_and_says_so(jo
 @pytest.mark.parametrize("node", [1, 0])
 def test_a_node_whose_agent_stands_still_is_lost_and_stops_when_it_runs_again(job, alike, node):
     running = job(spares=1, env=LIVE, settings={"restart": {"lease_s": 2.0}}).start()
-    running.until("imported", node=2)
+    running.until("node_joined", node=2)
     running.until("step", step=5)
     agent = running.agents[node]
     agent.send_signal(signal.SIGSTOP)
@@ -108,7 +108,7 @@ def test_a_node_whose_agent_stands_still_is_lost_and_stops_when_it_runs_again(jo
 
 def test_a_memory_server_that_dies_costs_its_node_where_there_is_a_spare(job, alike):
     running = job(spares=1, env=LIVE).start()
-    running.until("imported", node=2)
+    running.until("node_joined", node=2)
     running.until("step", step=5)
     for pid in descendants(running.agents[1].pid):
         if "memory_server" in Path(f"/proc/{pid}/cmdline").read_text():
@@ -135,14 +135,10 @@ def test_a_node_whose_processes_die_too_often_is_given_up_and_its_memory_is_read
 
 def test_copies_in_other_nodes_memory_survive_the_loss_of_a_node_and_are_made_again(job, undisturbed):
     tiers = [{"kind": "memory"}, {"kind": "peer", "replicas": 1, "every_steps": 1}]
-    running = job(spares=2, settings={"checkpoint": {"tiers": tiers, "when_busy": "wait"}}).start()
-    for spare in (2, 3):
-        running.until("imported", node=spare)
-    running.until("step", step=4)
-    kill_node(running, 1)
-    running.until("step", step=8)
-    kill_node(running, 2)  # which has them since
-    report = running.wait()
+    # node 2, a spare, has the ranks of node 1 when it is lost in its turn
+    chaos = {"faults": [{"node": 1, "step": 5}, {"node": 2, "step": 9}]}
+    settings = {"checkpoint": {"tiers": tiers, "when_busy": "wait"}, "chaos": chaos}
+    report = job(spares=2, settings=settings).start().wait()
     assert report["state"] == "succeeded", report["error"]
     assert (report["losses"], report["weights"]) == (undisturbed["losses"], undisturbed["weights"])
     assert [recovery["source"] for recovery in report["recoveries"]] == ["peer", "peer"]

@@ -48,7 +48,7 @@ def assert_equal_to(alike: dict[str, Any], report: dict[str, Any]) -> None:
 @pytest.mark.parametrize("node", [1, 0])
 def test_a_spare_takes_the_place_of_a_node_that_is_killed(job, alike, node):
     running = job(spares=1, env=LIVE).start()
-    running.until("imported", node=2)
+    running.until("node_joined", node=2)
     running.until("step", step=5)
     kill_node(running, node)
     report = running.wait()
@@ -65,13 +65,8 @@ def test_a_spare_takes_the_place_of_a_node_that_is_killed(job, alike, node):
 
 
 def test_two_nodes_in_turn_the_first_one_and_its_successor(job, alike):
-    running = job(spares=2, env=LIVE).start()
-    for spare in (2, 3):
-        running.until("imported", node=spare)
-    running.until("step", step=4)
-    kill_node(running, 0)
-    running.until("step", step=7)
-    kill_node(running, 1)
+    chaos = {"faults": [{"node": 0, "step": 4}, {"node": 1, "step": 8}]}
+    running = job(spares=2, env=LIVE, settings={"chaos": chaos}).start()
     report = running.wait()
     assert_equal_to(alike, report)
     assert [recovery["fault"]["node"] for recovery in report["recoveries"]] == [0, 1]
