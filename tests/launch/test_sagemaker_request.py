@@ -11,7 +11,7 @@ import pytest
 from training_jobs import CASES, V2_ALONE, job
 
 from hyperpod_ext.config.job import JobConfig
-from hyperpod_ext.config.load import load_text
+from hyperpod_ext.config.load import load
 from hyperpod_ext.config.runtime import RuntimeConfig
 from hyperpod_ext.errors import UnsupportedError
 from hyperpod_ext.launch.plan import make_plan
@@ -29,7 +29,8 @@ def test_what_is_rendered_for_the_example_is_what_the_repository_shows(
     golden: Callable[[Path, str], None], root: Path
 ) -> None:
     example = root / "examples" / "07-sagemaker"
-    given = load_text(JobConfig, (example / "job.yaml").read_text())  # its script is to be copied beside it
+    given = load(JobConfig, example / "job.yaml")
+    golden(example / "train.py", (root / "examples" / "01-local" / "train.py").read_text())
     for name, text in make_plan(given, target=TARGET, source_dir=example).files.items():
         golden(example / "rendered" / TARGET / name, text)
 

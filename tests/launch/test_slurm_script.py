@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ext.config.job import JobConfig
-from hyperpod_ext.config.load import load, load_text
+from hyperpod_ext.config.load import load
 from hyperpod_ext.config.runtime import RuntimeConfig
 from hyperpod_ext.errors import UnsupportedError
 from hyperpod_ext.launch.plan import make_plan
@@ -72,7 +72,8 @@ def test_what_is_rendered_for_the_example_is_what_the_repository_shows(
     golden: Callable[[Path, str], None], root: Path
 ) -> None:
     example = root / "examples" / "05-slurm"
-    spec = load_text(JobConfig, (example / "job.yaml").read_text())  # its script is to be copied beside it
+    spec = load(JobConfig, example / "job.yaml")
+    golden(example / "train.py", (root / "examples" / "01-local" / "train.py").read_text())
     for name, text in make_plan(spec, target=TARGET, source_dir=example).files.items():
         golden(example / "rendered" / TARGET / name, text)
 
