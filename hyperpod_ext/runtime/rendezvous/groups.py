@@ -26,7 +26,7 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch.distributed as dist
 
@@ -40,6 +40,8 @@ _LOOK_S, _SLOWER, _SLOWEST_LOOK_S = 0.002, 1.2, 0.05
 """How often it is looked for waits that gloo has forgotten, once a generation is over."""
 _NOTICE_S = 0.02
 """How long gloo may take to notice that a connection has ended."""
+_QUIET_LOOK_S = 0.02
+"""How often, while groups are destroyed, it is looked for sockets that keep their event threads busy."""
 
 
 class ProcessGroups:
@@ -155,10 +157,8 @@ class ProcessGroups:
             watcher.join()
         if dist.is_initialized():
             _wait_until_idle()
-            if self._cut:
-                for loop in event_loops():
-                    quieten(loop)
-            dist.destroy_process_group()
+            with _kept_quiet() if self._cut else contextlib.nullcontext():
+                dist.destroy_process_group()
         torch_names.forget_groups()
         if store is not None:
             store.close()
@@ -173,6 +173,30 @@ class ProcessGroups:
             for connection, _ in self._held.values():
                 connection.close()
             self._held.clear()
+
+
+@contextlib.contextmanager
+def _kept_quiet() -> Iterator[None]:
+    """Keep event threads from turning in circles, also over what becomes readable while the groups are destroyed."""
+    over = threading.Event()
+
+    def work() -> None:
+        while True:
+            for loop in event_loops():
+                quieten(loop)
+            quiet.set()
+            if over.wait(_QUIET_LOOK_S):
+                return
+
+    quiet = threading.Event()
+    thread = threading.Thread(target=work, name="hpx-quiet", daemon=True)
+    thread.start()
+    quiet.wait()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _wait_until_quiet(connections: Sequence[socket.socket], limit_s: float = 0.2) -> None:

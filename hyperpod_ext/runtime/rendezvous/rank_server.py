@@ -28,6 +28,7 @@ _BACKLOG = 1024
 _UNKNOWN_BYTES = 1024
 """Whoever has not proved to be of the job may not make us keep more."""
 _PROVE_S = 10.0
+_LONGEST_WAIT_S = 3600.0
 
 
 class Keys:
@@ -207,7 +208,7 @@ class RankServer:
                 if any(not peer.known for peer in self._peers):
                     timeout = min(timeout or _PROVE_S, 1.0)
                     self._drop_silent()
-                for key, events in self._selector.select(timeout):
+                for key, events in self._selector.select(None if timeout is None else min(timeout, _LONGEST_WAIT_S)):
                     self._handle(key, events)
                 self._finish_sending()
         except Exception as error:  # whoever runs us decides what becomes of the rank
