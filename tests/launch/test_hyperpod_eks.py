@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import pytest
@@ -72,6 +73,7 @@ NASTY = [
     'it\'s "$HOME" `id` \\ two\nlines',
     "$(A)",
     "$$",
+    "${local_rank}",
     "$$(A)",
     "a$",
     "y",
@@ -89,14 +91,15 @@ def test_environment_reaches_the_process_letter_for_letter(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", NASTY)
-def test_arguments_reach_the_launcher_letter_for_letter(text: str, tmp_path: Path) -> None:
+def test_arguments_reach_the_script_letter_for_letter(text: str, tmp_path: Path) -> None:
     show = tmp_path / "hyperpodrun"
     show.write_text('#!/bin/sh\nfor word in "$@"; do printf "%s\\0" "$word"; done\n')
     show.chmod(0o755)
     (_, _), (script,) = container(spec := job(args=["--text", text]))["command"], container(spec)["args"]
     command = ["/bin/sh", "-c", expanded(script, {"A": "B"})]
     done = subprocess.run(command, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, check=True)
-    words = done.stdout.decode().split("\0")[:-1]
+    # as the launcher gives them to the script
+    words = [Template(word).safe_substitute(local_rank="0") for word in done.stdout.decode().split("\0")[:-1]]
     assert words[words.index("train.py") :] == ["train.py", "--text", text]
 
 

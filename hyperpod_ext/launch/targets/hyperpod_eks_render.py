@@ -21,6 +21,7 @@ from hyperpod_ext.launch.kubernetes.pod import (
 from hyperpod_ext.launch.kubernetes.policy import network_policy
 from hyperpod_ext.launch.kubernetes.spec_note import note_of
 from hyperpod_ext.launch.render import render as fill
+from hyperpod_ext.launch.torchrun_words import for_torchrun
 
 LOG_DIR = "/tmp/hyperpod"
 """Where the operator's log rules look."""
@@ -97,7 +98,7 @@ def start_of(job: JobConfig, cluster: ClusterConfig | None) -> Start:
         checkpointless=checkpointless,
         privileged=job.kubernetes.privileged,
         flags=flags,
-        command=[job.script, *job.args],
+        command=for_torchrun([job.script, *job.args]),
     )
     ports = (AGENT_PORT, *(_CHECKPOINTLESS_PORTS if checkpointless else ()))
     return Start(script, image_of(job, cluster), environment, ports)

@@ -18,6 +18,7 @@ from hyperpod_ext.launch.kubernetes.policy import network_policy
 from hyperpod_ext.launch.kubernetes.spec_note import note_of
 from hyperpod_ext.launch.render import render as fill
 from hyperpod_ext.launch.targets.hyperpod_eks_render import title
+from hyperpod_ext.launch.torchrun_words import for_torchrun
 
 _PORT = 29400
 """Where node 0 listens, unless the spec says otherwise; the services of both kinds lead to every port."""
@@ -40,6 +41,7 @@ def render_files(job: JobConfig) -> dict[str, str]:
 
 def start_of(job: JobConfig) -> Start:
     """How the container begins: our agent, or torchrun; hyperpodrun works only under HyperPod's operator."""
+    words = [job.script, *job.args]
     script = fill(
         "kubeflow/start.sh.j2",
         mode=job.mode,
@@ -48,7 +50,7 @@ def start_of(job: JobConfig) -> Start:
         nodes=job.nodes,
         workers_per_node=job.workers_per_node,
         port=job.rendezvous.port or _PORT,
-        command=[job.script, *job.args],
+        command=words if job.mode == "ours" else for_torchrun(words),
     )
     environment = runtime_environment(job) if job.mode == "ours" else {}
     return Start(script, job.image or "", environment)
