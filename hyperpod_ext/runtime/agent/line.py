@@ -15,6 +15,8 @@ from hyperpod_ext.runtime.agent.door import Door
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.rendezvous.quorum import candidates, may_take_over
 
+_SEARCH = 0.9
+"""Share of the lease after which a node gives up looking for a majority; the rest is for ending its processes."""
 _UNACKNOWLEDGED = 10_000
 """Events that are kept to be told once more."""
 
@@ -202,7 +204,7 @@ class Line:
         """
         me, members = self._settings.node, {int(node) for node in record["members"]}
         silent = time.monotonic() - self._heard_at
-        deadline = time.monotonic() + max(self._lease_s - silent, self._lease_s / 4)
+        deadline = time.monotonic() + max(_SEARCH * self._lease_s - silent, self._lease_s / 4)
         reached: set[int] = {me}
         while (left := deadline - time.monotonic()) > 0:
             for node in candidates(members, int(record["coordinator"])):
