@@ -21,6 +21,7 @@ from typing import Any
 
 from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.errors import HyperpodExtError, UnreachableError
+from hyperpod_ext.processes import die_with_parent
 from hyperpod_ext.runtime.environment import ENV_RUN_DIR, ENV_SECRET_FILE
 from hyperpod_ext.runtime.tiers.object_store import open_store
 
@@ -62,7 +63,14 @@ def _run(root: Path, arguments: list[str], environ: MutableMapping[str, str]) ->
         flags = ["--nnodes", str(config.nodes), "--nproc-per-node", str(config.workers_per_node)]
         flags += ["--node-rank", str(here), "--rdzv-endpoint", f"{hosts[0]}:{PORT}"]
         command = [sys.executable, "-m", "hyperpod_ext.runtime.agent", *flags, "--", script, *arguments]
-        code = _watch(subprocess.Popen(command, env=env, cwd=folder), run_dir / "logs")
+        us = os.getpid()
+        agent = subprocess.Popen(
+            command,
+            env=env,
+            cwd=folder,
+            preexec_fn=lambda: die_with_parent(us, signal.SIGTERM),  # no threads here that it could meet
+        )
+        code = _watch(agent, run_dir / "logs")
     if code != 0:
         _tell_cause(root, _cause(run_dir, code))
     return code

@@ -87,6 +87,9 @@ def _container(rest: Document, options: Document, job_name: str) -> Document:
     _put(options, "region", decoded.pop("sagemaker_region", None))
     where = decoded.pop("sagemaker_submit_directory", None)
     output = rest.get("OutputDataConfig", {}).get("S3OutputPath", "")
+    for channel in rest.get("InputDataConfig", []):
+        if channel["ChannelName"] == CODE_CHANNEL:  # of an isolated job
+            where = channel["DataSource"]["S3DataSource"]["S3Uri"]
     if str(where).startswith("s3://") and where != code_uri(output, job_name):
         options["code"] = where
     start = algorithm.pop("ContainerEntrypoint", [])
