@@ -1,4 +1,4 @@
-"""Target hyperpod-slurm on a real Slurm: two nodes, real sbatch, the rendered file unchanged."""
+"""Target hyperpod-slurm on a real Slurm: three nodes, real sbatch, the rendered file unchanged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SMALL = ("--width", "16", "--layers", "1")
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SlurmCluster]:
-    with tempfile.TemporaryDirectory(prefix="hpx-slurm-") as place, slurm_cluster(Path(place), 2) as running:
+    with tempfile.TemporaryDirectory(prefix="hpx-slurm-") as place, slurm_cluster(Path(place), 3) as running:
         yield running
 
 
@@ -138,6 +138,18 @@ def test_a_job_runs_to_its_end_and_again_through_a_killed_step_with_the_same_los
 def report(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "report.json").read_text())
     return found
+
+
+def test_a_spare_takes_the_ranks_of_a_node_that_is_lost(place: Place) -> None:
+    place.write_job(steps=200, spares=1, slurm={"python": sys.executable, "requeue": False})
+    waiting = place.start("create-job", "-f", "job.yaml", *TARGET, "--wait", "-o", "json")
+    wait_until(lambda: (place.folder / "hpx-runs" / "tiny-gpt").is_dir() and len(agents_in(place.folder)) == 3)
+    (job,) = [entry.name for entry in (place.folder / "hpx-runs" / "tiny-gpt").iterdir() if entry.name.isdecimal()]
+    wait_until(lambda: made_step(place.start_dir(job) / "events.jsonl", 5))
+    os.kill(agents_in(place.folder)["1"], signal.SIGKILL)
+    ended = done(waiting)
+    assert ended.code == 0, ended.stderr
+    assert (ended.json["state"], ended.json["steps"], ended.json["starts"]) == ("succeeded", 200, 1)
 
 
 def test_a_running_job_is_shown_followed_refused_a_second_time_and_cancelled(place: Place) -> None:
