@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from command import call_hp_ext
-from training_jobs import CASES, V2_ALONE
+from training_jobs import CASES, V2_ALONE, job
 
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.config.load import load_text
@@ -40,6 +40,11 @@ def test_a_request_becomes_the_job_that_it_was_made_from(name: str) -> None:
     assert again == request
     if not job.labels and not job.node_groups and job.mode == "ours":
         assert found.job == job
+
+
+def test_the_archive_of_an_isolated_job_comes_back() -> None:
+    isolated = job(sagemaker={"network_isolation": True, "code": "s3://bucket/code.tar.gz"})
+    assert import_file(json.dumps(training_job_request(isolated)), "request.json").job == isolated
 
 
 def test_a_request_of_others_says_what_is_lost() -> None:

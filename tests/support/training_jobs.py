@@ -92,7 +92,6 @@ CASES: dict[str, dict[str, Any]] = {
         ],
     ),
     "isolated": spec(sagemaker={"network_isolation": True}),
-    "isolated, with an archive": spec(sagemaker={"network_isolation": True, "code": "s3://bucket/code.tar.gz"}),
 }
 V2_ALONE: dict[str, dict[str, Any]] = {
     "filed and profiled": spec(
