@@ -63,7 +63,7 @@ def estimator_kwargs(job: JobConfig) -> Kwargs:
         UnsupportedError: holds every reason why SageMaker cannot run this job.
         HyperpodExtError: the job has groups of nodes, and sagemaker 2.x is not installed.
     """
-    _check(job)
+    _check(job, _code_problems(job, "PyTorch"))
     options, starting = job.sagemaker, entrypoint_of(job)
     groups: Kwargs = {"instance_count": job.nodes, "instance_type": job.resources.instance_type}
     if job.node_groups:
@@ -198,20 +198,24 @@ def trainer_command(job: JobConfig) -> str:
 
 def model_trainer_problems(job: JobConfig) -> list[Problem]:
     """What ModelTrainer has no argument for, and would leave out without a word."""
-    found = []
+    found = _code_problems(job, "ModelTrainer")
     if job.sagemaker.experiment is not None:
         hint = "remove it, or use sagemaker 2.x or hp-ext"
         found.append(Problem("ModelTrainer files no job in an experiment", path="sagemaker.experiment", hint=hint))
     if job.sagemaker.profiler:
         hint = "remove it, or use sagemaker 2.x or hp-ext"
         found.append(Problem("ModelTrainer does not profile", path="sagemaker.profiler", hint=hint))
-    if job.sagemaker.code is not None:
-        hint = "remove it, and give source_dir"
-        found.append(Problem("ModelTrainer brings the code itself", path="sagemaker.code", hint=hint))
     if any(character.isspace() for character in job.script):
         hint = "rename the script"
         found.append(Problem("ModelTrainer splits commands at blanks", path="script", hint=hint))
     return found
+
+
+def _code_problems(job: JobConfig, who: str) -> list[Problem]:
+    if job.sagemaker.code is None:
+        return []
+    hint = "remove it, and give it as source_dir"
+    return [Problem(f"{who} brings the code itself, and would ignore this", path="sagemaker.code", hint=hint)]
 
 
 def _check(job: JobConfig, more: list[Problem] | None = None) -> None:

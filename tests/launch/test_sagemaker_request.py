@@ -14,6 +14,7 @@ from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.config.load import load
 from hyperpod_ext.config.runtime import RuntimeConfig
 from hyperpod_ext.errors import UnsupportedError
+from hyperpod_ext.estimator import estimator_kwargs, model_trainer_kwargs
 from hyperpod_ext.launch.plan import make_plan
 from hyperpod_ext.launch.sagemaker.container import environment_of
 from hyperpod_ext.launch.sagemaker.request import submitted_as, training_job_request
@@ -100,6 +101,13 @@ def test_what_sagemaker_cannot_do_is_refused_with_its_field(name: str) -> None:
         make_plan(job(**fields), target=TARGET)
     assert path in [problem.path for problem in caught.value.problems]
     assert all(problem.hint for problem in caught.value.problems)
+
+
+@pytest.mark.parametrize("helper", [estimator_kwargs, model_trainer_kwargs])
+def test_what_an_sdk_would_ignore_is_refused(helper: Callable[[JobConfig], dict[str, Any]]) -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        helper(job(sagemaker={"code": "s3://bucket/code.tar.gz"}))
+    assert [problem.path for problem in caught.value.problems] == ["sagemaker.code"]
 
 
 def test_what_the_platform_does_not_do_is_in_the_plan() -> None:
