@@ -46,6 +46,7 @@ def place_replicas(
         if node in placed and (not several or _apart(node, nodes, placed[node])):
             continue
         placed[node] = _holders(node, nodes, placed.get(node, ()), load, wanted, most=replicas + 1)
+    _relieve(placed, movers, nodes, load, most=replicas + 1)
     return dict(sorted(placed.items()))
 
 
@@ -65,6 +66,23 @@ def _rings(nodes: Mapping[int, str], replicas: int, wanted: int) -> Placement:
 
 def _apart(node: int, nodes: Mapping[int, str], holders: Sequence[int]) -> bool:
     return len({nodes[node], *(nodes[holder] for holder in holders)}) == 1 + len(holders)
+
+
+def _relieve(placed: Placement, movers: Sequence[int], nodes: Mapping[int, str], load: Counter[int], most: int) -> None:
+    """Take from nodes that hold too much what one with room can hold, of those that move anyway: whoever is placed
+    last may find room only on itself."""
+    while moves := [
+        (nodes[roomy] in {nodes[owner], *(nodes[holder] for holder in placed[owner])}, owner, full, roomy)
+        for owner in movers
+        for full in placed[owner]
+        if load[full] > most
+        for roomy in nodes
+        if load[roomy] < most and roomy != owner and roomy not in placed[owner]
+    ]:
+        _, owner, full, roomy = min(moves)
+        placed[owner] = tuple(roomy if holder == full else holder for holder in placed[owner])
+        load[full] -= 1
+        load[roomy] += 1
 
 
 def _holders(

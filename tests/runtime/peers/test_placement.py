@@ -60,7 +60,18 @@ def test_a_loss_moves_only_those_that_lost_a_holder(nodes, replicas, data):
             if not lost & set(before[node]) and len(before[node]) == min(replicas, len(nodes) - 1):
                 assert holders == before[node]
             assert len(set(holders) - {node}) == min(replicas, len(nodes) - 1)
-        assert max(load(placed).values(), default=0) <= max(replicas + 1, min(replicas, len(nodes) - 1))
+        most, held = max(replicas + 1, min(replicas, len(nodes) - 1)), load(placed)
+        roomy = {node for node in nodes if held[node] < most}
+        for node, holders in placed.items():
+            if any(held[holder] > most for holder in holders) and holders != before[node]:
+                assert roomy <= {node, *holders}  # what it would be better held by, holds it already
+
+
+def test_the_one_that_is_placed_last_need_not_overload_another():
+    nodes = dict(enumerate("aabdabccc"))
+    before = place_replicas(nodes, 3)
+    placed = place_replicas({node: rack for node, rack in nodes.items() if node > 2}, 3, before)
+    assert max(load(placed).values()) <= 4
 
 
 @given(nodes_in_racks, replicas)
