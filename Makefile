@@ -15,9 +15,9 @@ ARGS ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup s3-server sdks run check static test soak bench bench-recovery bench-rendezvous bench-checkpoint golden clean
+.PHONY: setup s3-server moto run check static test test-sdks soak bench bench-recovery bench-rendezvous bench-checkpoint golden clean
 
-setup: $(READY) s3-server sdks
+setup: $(READY) s3-server moto
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
@@ -30,9 +30,9 @@ $(READY): pyproject.toml
 s3-server: $(READY)
 	-@$(BIN)/python tests/support/s3_server.py
 
-# both SageMaker SDKs and moto, for the tests, in environments of their own below $(VENV)/sdk
-sdks: $(READY)
-	-@$(BIN)/python tests/support/sdk_venvs.py
+# a stand-in for AWS's APIs, in an environment of its own below $(VENV)/sdk
+moto: $(READY)
+	-@$(BIN)/python tests/support/sdk_venvs.py moto
 
 run: $(READY)
 	$(BIN)/hp-ext create-job -f $(JOB) --target local --wait $(ARGS)
@@ -43,10 +43,15 @@ static: $(READY)
 	$(BIN)/mypy --no-error-summary hyperpod_ext cli
 
 check: static
-	$(BIN)/pytest -q -m 'not slow and not soak'
+	$(BIN)/pytest -q -m 'not slow and not soak and not sdks'
 
-test: static s3-server sdks
-	$(BIN)/pytest -q -m 'not soak'
+test: static s3-server moto
+	$(BIN)/pytest -q -m 'not soak and not sdks'
+
+# what both SageMaker SDKs send for our arguments; installs 1.3 GB of them, which takes most of its five minutes
+test-sdks: $(READY)
+	-@$(BIN)/python tests/support/sdk_venvs.py v2 v3
+	$(BIN)/pytest -q -m sdks
 
 soak: $(READY)
 	$(BIN)/pytest -q -m soak
@@ -67,7 +72,7 @@ bench-checkpoint: $(READY)
 
 golden: $(READY)
 	cp examples/01-local/train.py templates/init/train.py.j2
-	$(BIN)/pytest -q -m 'not slow and not soak' --update-golden
+	$(BIN)/pytest -q -m 'not slow and not soak and not sdks' --update-golden
 
 clean:
 	rm -rf $(VENV) .venv-s3 build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

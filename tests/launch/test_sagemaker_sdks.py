@@ -16,7 +16,7 @@ from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.launch.sagemaker.request import as_model_trainer_sends_it, training_job_request
 from hyperpod_ext.launch.sagemaker.strict import check_request
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.sdks
 
 ALL = CASES | V2_ALONE
 

@@ -1,6 +1,6 @@
 """Environments for what does not go together with ours: both SageMaker SDKs, and moto's server.
 
-Each is made on first use, or by `make sdks`; a machine that cannot make one skips its tests, and fails them under CI.
+Each is made on first use, or by name: `python tests/support/sdk_venvs.py moto`; a machine that cannot make one skips its tests, and fails them under CI.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def python_of(name: str) -> Path:
 
 
 if __name__ == "__main__":
-    for environment in pins():
+    for environment in sys.argv[1:] or pins():
         try:
             install(environment)
         except UnavailableError as error:
