@@ -82,6 +82,7 @@ class _Line:
 
     vote: Vote
     rank: int
+    aborted = False
 
     def restored(self, attempt: int, error: str) -> tuple[int | None, Decision | None]:
         return self.vote.restored(self.rank, attempt, error)
