@@ -1,5 +1,6 @@
 # make run     set up, train the example through a kill -9, and show what it cost
 # make test    set up, and run everything that a change must pass
+# make test-thorough   what takes too long for that: every kind of fault, engine and property at length
 # make check   format, types, import floors and the fast tests
 # make soak    20 runs, each with a kill at a random rank and moment; 200 random faults in one job
 # make bench   every benchmark; their results are kept in docs/benchmarks/
@@ -15,7 +16,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup s3-server moto run check static test test-sdks soak bench bench-recovery bench-rendezvous bench-checkpoint golden clean
+.PHONY: setup s3-server moto run check static test test-thorough test-sdks soak bench bench-recovery bench-rendezvous bench-checkpoint golden clean
 
 setup: $(READY) s3-server moto
 
@@ -45,8 +46,12 @@ static: $(READY)
 check: static
 	$(BIN)/pytest -q -m 'not slow and not soak and not sdks'
 
-test: static s3-server moto
-	$(BIN)/pytest -q -m 'not soak and not sdks'
+test: static s3-server
+	$(BIN)/pytest -q -m 'not thorough and not soak and not sdks'
+
+# hangs, lost nodes, partitions, hyperpodrun, Slurm, SageMaker's API, every place of a step, thousands of specs
+test-thorough: $(READY) s3-server moto
+	$(BIN)/pytest -q -m 'thorough and not soak'
 
 # what both SageMaker SDKs send for our arguments; installs 1.3 GB of them, which takes most of its five minutes
 test-sdks: $(READY)

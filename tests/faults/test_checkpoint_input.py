@@ -99,6 +99,7 @@ def test_a_leaf_that_cannot_be_stored_is_named_and_the_last_good_step_is_restore
     rank = job.ranks[0]
     objects = {**rank.run._state._objects, "thing": Thing(state())}
     rank.run._state._objects = objects
+    rank.make_step(4)
     with pytest.raises(JobFailedError, match=words):
         rank.run._commit(4)
     assert job.resume() == 3

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 SOON = {"floor_s": 1.5, "factor": 3.0, "first_step_s": 20.0, "heartbeat_s": 20.0}
 """The script's steps take milliseconds, so this is the limit."""

@@ -13,7 +13,7 @@ import pytest
 
 from hyperpod_ext.processes import descendants
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 LIVE = {"HPX_TEST_NORM": "LayerNorm"}
 LONG = {**LIVE, "HPX_TEST_STEPS": "100000"}

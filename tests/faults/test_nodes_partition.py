@@ -17,7 +17,7 @@ import pytest
 
 from hyperpod_ext.processes import descendants
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 CUT_S = float(os.environ.get("HPX_TEST_CUT_S", "8"))
 LEASE_S = 3.0

@@ -39,6 +39,7 @@ def random_faults(chance: random.Random, count: int) -> tuple[list[dict[str, Any
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_twenty_random_faults(job):
     endure(job, "ddp", 20)
 

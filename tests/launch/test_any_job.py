@@ -172,6 +172,7 @@ def test_any_job_is_rendered_and_read_back(target: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("target", TARGETS)
 def test_two_thousand_jobs_are_rendered_and_read_back(target: str, folder: Path) -> None:

@@ -64,6 +64,7 @@ def test_any_job_goes_round(target: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("target", ["hyperpod-eks", "kubeflow"])
 def test_two_thousand_jobs_go_round(target: str) -> None:

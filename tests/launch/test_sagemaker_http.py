@@ -18,7 +18,7 @@ from aws_stand_in import AwsStandIn, Failure, aws_stand_in
 from command import HP_EXT, Done
 from training_jobs import S3_TIER, spec
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 TARGET = ("--target", "sagemaker")
 URL = "sagemaker://us-west-2/tiny-gpt"

@@ -20,7 +20,7 @@ import pytest
 from command import HP_EXT, Done
 from slurm_cluster import SlurmCluster, slurm_cluster
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 TARGET = ("--target", "hyperpod-slurm")
 URL = "hyperpod-slurm://test/tiny-gpt"

@@ -22,7 +22,7 @@ from training_jobs import job
 
 from hyperpod_ext.launch.sagemaker.container import environment_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 HOSTS = ["127.0.78.1", "127.0.78.2"]
 SMALL = ("--width", "16", "--layers", "1")

@@ -175,7 +175,9 @@ class SmallJob:
         """Fresh processes of every rank, which know nothing."""
         self.end_trainers()
         document = {"name": JOB, "nodes": self.nodes, "workers_per_node": self.workers}
-        config = RuntimeConfig.model_validate({**document, "checkpoint": {"tiers": tuple(self.tiers), **self.policy}})
+        document["checkpoint"] = {"tiers": tuple(self.tiers), **self.policy}
+        document["restart"] = {"compare_replicas_every": 0}  # there are no groups to do it in
+        config = RuntimeConfig.model_validate(document)
         for number in range(self.world_size):
             model = self._build(number)
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
