@@ -1,6 +1,7 @@
 """Environments for what does not go together with ours: both SageMaker SDKs, and moto's server.
 
-Each is made on first use, or by name: `python tests/support/sdk_venvs.py moto`; a machine that cannot make one skips its tests, and fails them under CI.
+Each is made on first use, or by name (`python tests/support/sdk_venvs.py moto`); a machine that cannot make one skips
+its tests, and fails them under CI.
 """
 
 from __future__ import annotations
