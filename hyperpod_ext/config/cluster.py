@@ -25,6 +25,7 @@ from hyperpod_ext.config.cluster_parts import (
     TieredStorage,
     TrainingPlan,
 )
+from hyperpod_ext.config.infrastructure import Infrastructure
 from hyperpod_ext.config.names import InstanceType, LabelKey, LabelValue
 from hyperpod_ext.config.sagemaker import RoleArn, TagKey, TagValue, Vpc
 
@@ -131,6 +132,9 @@ class ClusterConfig(Config):
     """Tags of the cluster."""
     checkpoint_bucket: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")] | None = None
     """S3 bucket that jobs drain checkpoints to."""
+    infrastructure: Infrastructure | None = None
+    """What is made around the cluster. With it `hp-ext cluster deploy` makes both, and fills in what is left open here:
+    network, roles, EKS cluster."""
 
     @property
     def working_nodes(self) -> int:
