@@ -16,7 +16,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup s3-server moto run check static test test-thorough test-sdks soak bench bench-recovery bench-rendezvous bench-checkpoint golden clean
+.PHONY: setup s3-server moto run check static test test-thorough test-sdks soak bench bench-recovery bench-rendezvous bench-faults bench-checkpoint golden clean
 
 setup: $(READY) s3-server moto
 
@@ -61,7 +61,7 @@ test-sdks: $(READY)
 soak: $(READY)
 	$(BIN)/pytest -q -m soak
 
-bench: bench-recovery bench-rendezvous bench-checkpoint
+bench: bench-recovery bench-rendezvous bench-faults bench-checkpoint
 
 # kill -9 to the first new step, beside torchrun with DCP checkpoints; about 40 s a round
 bench-recovery: $(READY)
@@ -70,6 +70,10 @@ bench-recovery: $(READY)
 # process groups opened again, closed and cut, at 4 to 64 ranks, beside TCPStore; about two minutes
 bench-rendezvous: $(READY)
 	$(BIN)/python tests/bench/rendezvous.py $(ARGS)
+
+# an exception, a kill and a lost node with about 75 MB of state a rank, 10 rounds of each; about four minutes
+bench-faults: $(READY)
+	$(BIN)/python tests/bench/faults_timed.py --fault exception kill node $(ARGS)
 
 # saves and restores beside torch, DLRover, NVRx, AWS's client and S3 clients, which are installed below $(VENV)/bench
 bench-checkpoint: $(READY)

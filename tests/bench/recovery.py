@@ -1,8 +1,10 @@
-"""From `kill -9` to the first new step: hyperpod_ext beside torchrun, round by round, in one run.
+"""From `kill -9` to the first new step: hyperpod_ext beside torchrun, NVRx and torchft, round by round, in one run.
 
     python tests/bench/recovery.py --rounds 5
 
-Prints both with their phases and the ratio, and writes recovery.json, recovery.md and recovery.svg.
+NVRx and torchft get environments of their own below $(VENV)/bench; where one cannot be made, or fails, that is told
+and the others are measured. Prints all with their phases and the ratios, and writes recovery.json, recovery.md and
+recovery.svg.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from checkpoint.peers import environment
 from recovery_page import make_document, make_page, make_table
+from recovery_peers import PEERS, measure_nvrx, measure_torchft
 from recovery_plot import draw
-from recovery_report import OURS, TORCHRUN, Recovery
+from recovery_report import NVRX, OURS, TORCHFT, TORCHRUN, Recovery
 from recovery_sides import EXAMPLE, Setup, SideError, measure_ours, measure_torchrun
 
 from hyperpod_ext.config.chaos import KillFault
@@ -29,7 +33,12 @@ from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.config.load import load
 from hyperpod_ext.processes import become_subreaper, kill_descendants
 
-SIDES: dict[str, Callable[[Setup, Path], Recovery]] = {OURS: measure_ours, TORCHRUN: measure_torchrun}
+SIDES: dict[str, Callable[[Setup, Path], Recovery]] = {
+    OURS: measure_ours,
+    TORCHRUN: measure_torchrun,
+    NVRX: measure_nvrx,
+    TORCHFT: measure_torchft,
+}
 RESULTS = EXAMPLE.parents[2] / "docs" / "benchmarks"
 _GRACE_S = 10.0
 """For what a side started to end by itself, once the side has."""
@@ -41,16 +50,21 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up as Ctrl-C does
     become_subreaper()  # whatever a side leaves behind becomes ours, to be found and ended
     rounds = []
+    sides = [side for side in SIDES if side in (OURS, TORCHRUN, *args.peers)]
+    failed = {side: "left out by --peers" for side in SIDES if side not in sides}
+    failed |= {side: why for side in sides if side in PEERS and (why := environment(PEERS[side].name).failure)}
     try:
         for number in range(args.rounds):
-            rounds.append(_measure_round(number, args.rounds, setup))
+            rounds.append(
+                _measure_round(number, args.rounds, setup, [one for one in sides if one not in failed], failed)
+            )
     except SideError as error:
         print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\ninterrupted; nothing of it is left running", file=sys.stderr)
         return 130
-    document = make_document(rounds, setup)
+    document = make_document(rounds, setup, failed)
     print(make_table(document))
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "recovery.json").write_text(json.dumps(document, indent=2) + "\n")
@@ -59,20 +73,24 @@ def main() -> int:
     return 0 if all(document["checks"].values()) else 1
 
 
-def _measure_round(number: int, of: int, setup: Setup) -> dict[str, Recovery]:
-    """Both sides, one after the other; who goes first alternates."""
-    order = [OURS, TORCHRUN] if number % 2 == 0 else [TORCHRUN, OURS]
+def _measure_round(number: int, of: int, setup: Setup, sides: list[str], failed: dict[str, str]) -> dict[str, Recovery]:
+    """All sides, one after the other; who goes first alternates. A peer that fails is noted in `failed`."""
+    order = sides if number % 2 == 0 else sides[::-1]
     found = {}
     for side in order:
         load_average = os.getloadavg()[0]
-        with _nothing_left(side), tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-            try:
+        try:
+            with _nothing_left(side), tempfile.TemporaryDirectory(prefix="bench-") as scratch:
                 found[side] = replace(SIDES[side](setup, Path(scratch)), load_average=load_average)
-            except (SideError, ValueError) as error:
+        except (SideError, ValueError) as error:
+            if side not in PEERS:
                 raise SideError(f"round {number + 1}, {side}: {error}") from None
+            print(f"round {number + 1} of {of}: {side} failed: {error}", file=sys.stderr)
+            failed[side] = f"it failed in round {number + 1}: {str(error).splitlines()[0]}"
+            continue
         seconds = found[side].first_new_step
         print(f"round {number + 1} of {of}: {side}, first new step {seconds:.2f} s after the kill", file=sys.stderr)
-    return {side: found[side] for side in SIDES}
+    return {side: found[side] for side in sides if side in found}
 
 
 @contextlib.contextmanager
@@ -106,6 +124,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=128, help="width of the model (default: 128)")
     parser.add_argument("--layers", type=int, default=4, help="blocks of the model (default: 4)")
     parser.add_argument("--kill", type=KillFault.parse, default="rank=2@step=13", metavar="rank=R@step=S")
+    parser.add_argument(
+        "--peers", nargs="*", choices=PEERS, default=list(PEERS), help="besides torchrun (default: all)"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     args = parser.parse_args()
     if not 2 < args.kill.step <= args.steps:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-OURS, TORCHRUN = "hyperpod_ext", "torchrun"
+OURS, TORCHRUN, NVRX, TORCHFT = "hyperpod_ext", "torchrun", "NVRx", "torchft"
 
 Stamp = dict[str, Any]
 """`t` (seconds of the machine's monotonic clock), `event`, and fields of its kind."""
@@ -32,11 +32,28 @@ LABELS = {
         "first_new_step": "first new step done",
         "back_past": "back past the killed step",
     },
+    NVRX: {
+        "survivor_exception": "first survivor out of its step",
+        "called": "all called again, one from the reserve",
+        "group_up": "init_process_group",
+        "built": "DDP built",
+        "loaded": "dcp.load of the newest checkpoint",
+        "first_new_step": "first new step done",
+        "back_past": "back past the killed step",
+    },
+    TORCHFT: {
+        "discarded": "survivors discard the step",
+        "first_new_step": "first new step done, without the dead rank",
+        "imported": "new Python, imports",
+        "built": "model, DDP and manager built",
+        "all_ranks": "first step of all ranks done",
+    },
 }
 """Every phase of each side, in order, as people read it. A phase is named after the moment that ends it."""
 
 RATIOS = {
     "first_new_step": "kill to first new step",
+    "all_ranks": "kill to first new step of all ranks",
     "past_killed_step": "kill to back past the killed step",
     "first_new_step_less_a_step": "first new step, one ordinary step off",
     "past_killed_step_less_a_step": "back past the killed step, one ordinary step off",
@@ -49,6 +66,8 @@ class Recovery:
 
     phases: dict[str, float | None]
     first_new_step: float
+    all_ranks: float
+    """Until the end of the first step that all ranks made; where the others go on alone, later than the first."""
     past_killed_step: float
     ordinary_step: float
     """Median wall time of the steps before the kill, in the same run; the first one left out."""
@@ -60,7 +79,7 @@ class Recovery:
 
     def seconds(self, name: str) -> float:
         """One of RATIOS."""
-        whole = self.past_killed_step if name.startswith("past") else self.first_new_step
+        whole = float(getattr(self, name.removesuffix("_less_a_step")))
         return whole - self.ordinary_step if name.endswith("less_a_step") else whole
 
     def since_kill(self, phase: str) -> float | None:
@@ -98,13 +117,32 @@ def torchrun_recovery(
     Raises:
         ValueError: a rank did not come back past the killed step, or the ranks loaded different checkpoints.
     """
+    moments = {"python_started": "started", "imported": "imported", "group_up": "group_up", "built": "built"}
+    return _from_checkpoint(before, after, kill_t, killed_step, moments)
+
+
+def nvrx_recovery(
+    before: Mapping[int, Sequence[Stamp]], after: Mapping[int, Sequence[Stamp]], kill_t: float, killed_step: int
+) -> Recovery:
+    """As `torchrun_recovery`, of the call that was killed and the one that followed it."""
+    moments = {"called": "called", "group_up": "group_up", "built": "built"}
+    return _from_checkpoint(before, after, kill_t, killed_step, moments)
+
+
+def _from_checkpoint(
+    before: Mapping[int, Sequence[Stamp]],
+    after: Mapping[int, Sequence[Stamp]],
+    kill_t: float,
+    killed_step: int,
+    events: Mapping[str, str],
+) -> Recovery:
     resumed = {stamp["step"] for stamps in after.values() for stamp in stamps if stamp["event"] == "loaded"}
     if len(resumed) != 1:
         raise ValueError(f"the ranks went on from different checkpoints, or from none: {sorted(resumed)}")
     first = min(resumed) + 1
     moments: dict[str, float | None] = {
         "survivor_exception": min(_all_of(before, "exception"), default=None),
-        **{name: _last_of(after, event) for name, event in _TORCHRUN_MOMENTS.items()},
+        **{name: _last_of(after, event) for name, event in {**events, "loaded": "loaded"}.items()},
         "first_new_step": _last_of(after, "step_end", first),
         "back_past": _last_of(after, "step_end", killed_step),
     }
@@ -114,21 +152,55 @@ def torchrun_recovery(
     return Recovery(
         phases=phases_between(moments, kill_t),
         first_new_step=_last_of(after, "step_end", first) - kill_t,
+        all_ranks=_last_of(after, "step_end", first) - kill_t,
         past_killed_step=_last_of(after, "step_end", killed_step) - kill_t,
-        ordinary_step=ordinary_step(_torchrun_steps(before), killed_step),
+        ordinary_step=ordinary_step(_stamped_steps(before), killed_step),
         steps_lost=max(0, min(made) - min(resumed)),
         losses=losses,
         held_out_loss=next(s["held_out_loss"] for s in merged if s["event"] == "done"),
     )
 
 
-_TORCHRUN_MOMENTS = {
-    "python_started": "started",
-    "imported": "imported",
-    "group_up": "group_up",
-    "built": "built",
-    "loaded": "loaded",
-}
+def torchft_recovery(
+    stamps: Mapping[int, Sequence[Stamp]], again: Sequence[Stamp], kill_t: float, killed_step: int
+) -> Recovery:
+    """Read the stamps of each rank, and those of the dead rank's new process.
+
+    Raises:
+        ValueError: the survivors did not make the killed step, or no step was made by all ranks together again.
+    """
+    (dead,) = (rank for rank, its in stamps.items() if its[-1]["event"] != "done")
+    survivors = {rank: its for rank, its in stamps.items() if rank != dead}
+    ends = [s for s in again if s["event"] == "step_end" and s["ranks"] == len(stamps)]
+    if not ends:
+        raise ValueError("the dead rank's new process made no step with all the others")
+    everybody = {**survivors, dead: again}
+    all_ranks = _last_of(everybody, "step_end", ends[0]["step"])
+    # one of the survivors may have had the killed step's sum; the others then take its state, and skip the step
+    made = [{s["step"] for s in its if s["event"] == "step_end"} for its in survivors.values()]
+    first = min((step for step in set.intersection(*made) if step >= killed_step), default=0)
+    first_new_step = _last_of(survivors, "step_end", first)
+    moments: dict[str, float | None] = {
+        "discarded": max(
+            (s["t"] for its in survivors.values() for s in its if s["event"] == "discarded"), default=None
+        ),
+        "first_new_step": first_new_step,
+        **{name: _all_of({dead: again}, name)[0] for name in ("imported", "built")},
+        "all_ranks": all_ranks,
+    }
+    merged = [stamp for its in stamps.values() for stamp in its]
+    steps = {step: times for step, times in _stamped_steps(stamps).items() if step < killed_step}
+    return Recovery(
+        phases=phases_between(moments, kill_t),
+        first_new_step=first_new_step - kill_t,
+        all_ranks=all_ranks - kill_t,
+        past_killed_step=first_new_step - kill_t,
+        ordinary_step=ordinary_step(steps, killed_step),
+        steps_lost=0,
+        # later ones are of fewer samples
+        losses={s["step"]: s["loss"] for s in merged if s["event"] == "step_end" and s["step"] < killed_step},
+        held_out_loss=next(s["held_out_loss"] for s in merged if s["event"] == "done"),
+    )
 
 
 def _all_of(ranks: Mapping[int, Sequence[Stamp]], event: str, step: int | None = None) -> list[float]:
@@ -144,7 +216,7 @@ def _last_of(ranks: Mapping[int, Sequence[Stamp]], event: str, step: int | None 
     return max(moments)
 
 
-def _torchrun_steps(ranks: Mapping[int, Sequence[Stamp]]) -> dict[int, tuple[float, float]]:
+def _stamped_steps(ranks: Mapping[int, Sequence[Stamp]]) -> dict[int, tuple[float, float]]:
     steps = {s["step"] for stamps in ranks.values() for s in stamps if s["event"] == "step_end"}
     return {step: (min(_all_of(ranks, "step_begin", step)), max(_all_of(ranks, "step_end", step))) for step in steps}
 
@@ -165,6 +237,7 @@ def our_recovery(report: Mapping[str, Any], steps: Mapping[int, tuple[float, flo
     return Recovery(
         phases=recovery["phases"] | {"back_past": again},
         first_new_step=recovery["seconds"],
+        all_ranks=recovery["seconds"],
         past_killed_step=recovery["seconds"] + again,
         ordinary_step=ordinary_step(steps, min(first, killed_step)),
         steps_lost=recovery["steps_lost"],
@@ -179,11 +252,20 @@ def ordinary_step(steps: Mapping[int, tuple[float, float]], until: int) -> float
 
 
 def summarize(rounds: Sequence[Round]) -> dict[str, Any]:
-    """Medians of each side, and of the ratios of rounds."""
-    ratios = {name: [one[TORCHRUN].seconds(name) / one[OURS].seconds(name) for one in rounds] for name in RATIOS}
+    """Medians of each side, and of the ratios of rounds, each to ours. A side that failed is not in every round."""
+    found = {side: [one for one in rounds if side in one] for side in LABELS}
+    found = {side: some for side, some in found.items() if some}
+    ratios = {
+        side: {name: [one[side].seconds(name) / one[OURS].seconds(name) for one in some] for name in RATIOS}
+        for side, some in found.items()
+        if side != OURS
+    }
     return {
-        "medians": {side: _medians([one[side] for one in rounds]) for side in LABELS},
-        "ratios": {name: {"median": _rounded(median(of)), "rounds": _rounded(of)} for name, of in ratios.items()},
+        "medians": {side: _medians([one[side] for one in some]) for side, some in found.items()},
+        "ratios": {
+            side: {name: {"median": _rounded(median(of)), "rounds": _rounded(of)} for name, of in names.items()}
+            for side, names in ratios.items()
+        },
         "checks": _checks(rounds),
     }
 
@@ -201,17 +283,26 @@ def _medians(recoveries: Sequence[Recovery]) -> dict[str, Any]:
 
 def _checks(rounds: Sequence[Round]) -> dict[str, bool]:
     """What must hold for the figures to mean anything."""
-    ours, theirs = [one[OURS] for one in rounds], [one[TORCHRUN] for one in rounds]
+    ours = [one[OURS] for one in rounds]
     wanted = ours[0].losses
-    return {
-        "hyperpod_ext made every step, with equal losses in all rounds": all(one.losses == wanted for one in ours),
-        # DDP lays its gradient buckets out anew after torchrun's restart: sums may differ in their last bits
-        "torchrun made every step, with the losses of hyperpod_ext to one in a thousand": all(
-            one.losses.keys() == wanted.keys()
-            and all(abs(one.losses[step] - loss) <= 1e-3 * abs(loss) for step, loss in wanted.items())
-            for one in theirs
-        ),
+    checks = {
+        "hyperpod_ext made every step, with equal losses in all rounds": all(one.losses == wanted for one in ours)
     }
+    for side in (TORCHRUN, NVRX):
+        if theirs := [one[side] for one in rounds if side in one]:
+            # DDP lays its gradient buckets out anew after a restart: sums may differ in their last bits
+            checks[f"{side} made every step, with the losses of hyperpod_ext to one in a thousand"] = all(
+                one.losses.keys() == wanted.keys() and _close(one.losses, wanted) for one in theirs
+            )
+    if theirs := [one[TORCHFT] for one in rounds if TORCHFT in one]:
+        checks["torchft made every step, until the kill with the losses of hyperpod_ext to one in a thousand"] = all(
+            bool(one.losses) and one.losses.keys() <= wanted.keys() and _close(one.losses, wanted) for one in theirs
+        )
+    return checks
+
+
+def _close(losses: Mapping[int, float], wanted: Mapping[int, float]) -> bool:
+    return all(abs(loss - wanted[step]) <= 1e-3 * abs(wanted[step]) for step, loss in losses.items())
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,13 +54,17 @@ class Setup:
         return [*command, "--set", "chaos.compare=false", "--set", f"args={arguments}", "-o", "json"]
 
     def torchrun_command(self, folder: str = "FOLDER") -> list[str]:
-        assert self.job.global_batch_size is not None
         command = ["torchrun", "--standalone", "--nproc-per-node", str(self.job.world_size), "--max-restarts", "3"]
-        command += ["tests/bench/torchrun_train.py", "--folder", folder, "--save-every", str(self.save_every)]
+        return [*command, "tests/bench/torchrun_train.py", *self.arguments(folder)]
+
+    def arguments(self, folder: str = "FOLDER") -> list[str]:
+        """What a peer's script is given."""
+        assert self.job.global_batch_size is not None
+        arguments = ["--folder", folder, "--save-every", str(self.save_every)]
         for name in ("steps", "width", "layers"):
-            command += [f"--{name}", str(getattr(self, name))]
+            arguments += [f"--{name}", str(getattr(self, name))]
         share = self.job.global_batch_size // self.job.world_size
-        return [*command, "--batch-size", str(share), "--seed", str(self.job.seed)]
+        return [*arguments, "--batch-size", str(share), "--seed", str(self.job.seed)]
 
 
 class SideError(Exception):
@@ -71,8 +75,8 @@ def measure_ours(setup: Setup, scratch: Path) -> Recovery:
     """The example, on two local nodes, through the command line."""
     home = scratch / "home"
     hp_ext = str(Path(sys.executable).with_name("hp-ext"))
-    with _running([hp_ext, *setup.hp_ext_command()[1:]], scratch, {"HPX_HOME": str(home)}) as process:
-        _wait(process, scratch)
+    with running([hp_ext, *setup.hp_ext_command()[1:]], scratch, {"HPX_HOME": str(home)}) as process:
+        wait(process, scratch)
     report = json.loads((scratch / "stdout").read_text())
     (events,) = home.glob("local/*/*/main/events.jsonl")
     steps = kept_steps([json.loads(line) for line in events.read_text().splitlines()])
@@ -82,21 +86,26 @@ def measure_ours(setup: Setup, scratch: Path) -> Recovery:
 def measure_torchrun(setup: Setup, scratch: Path) -> Recovery:
     """The same training under torchrun, which starts all workers anew from the newest checkpoint."""
     command = [sys.executable, "-m", "torch.distributed.run", *setup.torchrun_command(str(scratch))[1:]]
-    with _running(command, scratch, {}) as process:
-        kill_t = _kill_when_due(setup, scratch, process)
-        _wait(process, scratch)
+    with running(command, scratch, {}) as process:
+        kill_t = kill_when_due(setup, scratch / f"rank{setup.kill_rank}.attempt0.jsonl", process, scratch)
+        wait(process, scratch)
+    attempts = read_attempts(scratch)
+    if sorted(attempts) != [0, 1]:
+        raise SideError(f"torchrun made {len(attempts)} attempts where two were wanted\n{last_words(scratch)}")
+    return torchrun_recovery(attempts[0], attempts[1], kill_t, setup.kill_step)
+
+
+def read_attempts(scratch: Path) -> dict[int, dict[int, list[Stamp]]]:
+    """What `rank<R>.attempt<A>.jsonl` hold, by attempt and rank."""
     attempts: dict[int, dict[int, list[Stamp]]] = {}
     for file in scratch.glob("rank*.attempt*.jsonl"):
         rank, attempt = map(int, re.findall(r"\d+", file.name))
         attempts.setdefault(attempt, {})[rank] = [json.loads(line) for line in file.read_text().splitlines()]
-    if sorted(attempts) != [0, 1]:
-        raise SideError(f"torchrun made {len(attempts)} attempts where two were wanted\n{_last_words(scratch)}")
-    return torchrun_recovery(attempts[0], attempts[1], kill_t, setup.kill_step)
+    return attempts
 
 
-def _kill_when_due(setup: Setup, scratch: Path, process: subprocess.Popen[bytes]) -> float:
-    """SIGKILL the rank once it has reported that it makes the step; returns when."""
-    stamps = scratch / f"rank{setup.kill_rank}.attempt0.jsonl"
+def kill_when_due(setup: Setup, stamps: Path, process: subprocess.Popen[bytes], scratch: Path) -> float:
+    """SIGKILL the writer of `stamps` once it has reported that it makes the step; returns when."""
     deadline, position, pid = time.monotonic() + TIMEOUT_S, 0, 0
     while time.monotonic() < deadline and process.poll() is None:
         if stamps.exists():
@@ -110,15 +119,18 @@ def _kill_when_due(setup: Setup, scratch: Path, process: subprocess.Popen[bytes]
                         os.kill(pid, signal.SIGKILL)
                         return time.monotonic()
         time.sleep(_POLL_S)
-    raise SideError(f"rank {setup.kill_rank} did not come to step {setup.kill_step}\n{_last_words(scratch)}")
+    raise SideError(f"rank {setup.kill_rank} did not come to step {setup.kill_step}\n{last_words(scratch)}")
 
 
 @contextlib.contextmanager
-def _running(command: list[str], scratch: Path, env: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that does not outlive the block, nor does anything it started."""
+def running(
+    command: list[str], scratch: Path, env: dict[str, str], without: Collection[str] = ()
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that does not outlive the block, nor does anything it started. `without`: not in its environment."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HPX_")}
     environ |= FAIR | env | {"TMPDIR": str(scratch)}
-    with (scratch / "stdout").open("wb") as stdout, (scratch / "stderr").open("wb") as stderr:
+    environ = {name: value for name, value in environ.items() if name not in without}
+    with (scratch / "stdout").open("ab") as stdout, (scratch / "stderr").open("ab") as stderr:
         process = subprocess.Popen(
             command, cwd=HERE.parents[1], env=environ, stdout=stdout, stderr=stderr, start_new_session=True
         )
@@ -130,14 +142,14 @@ def _running(command: list[str], scratch: Path, env: dict[str, str]) -> Iterator
             process.wait()
 
 
-def _wait(process: subprocess.Popen[bytes], scratch: Path) -> None:
+def wait(process: subprocess.Popen[bytes], scratch: Path) -> None:
     try:
         code = process.wait(TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        raise SideError(f"still running after {TIMEOUT_S:g} s\n{_last_words(scratch)}") from None
+        raise SideError(f"still running after {TIMEOUT_S:g} s\n{last_words(scratch)}") from None
     if code != 0:
-        raise SideError(f"ended with exit code {code}\n{_last_words(scratch)}")
+        raise SideError(f"ended with exit code {code}\n{last_words(scratch)}")
 
 
-def _last_words(scratch: Path) -> str:
+def last_words(scratch: Path) -> str:
     return "\n".join((scratch / "stderr").read_text(errors="replace").splitlines()[-30:])

@@ -40,6 +40,11 @@ def environments(*, make: bool = True) -> dict[str, Environment]:
     return {name: _environment(name, pins, make=make) for name, pins in read_pins(PINS.read_text()).items()}
 
 
+def environment(name: str) -> Environment:
+    """One of them, made if it is not there."""
+    return _environment(name, read_pins(PINS.read_text())[name], make=True)
+
+
 def _environment(name: str, pins: tuple[str, ...], *, make: bool) -> Environment:
     folder = Path(sys.prefix) / "bench" / name
     python, stamp = folder / "bin" / "python", folder / "made.json"
