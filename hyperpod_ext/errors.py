@@ -12,6 +12,10 @@
     │   ├── CorruptSnapshotError    bytes that do not match their manifest
     │   ├── NonFiniteError          a loss or gradients that are not finite
     │   ├── ReplicasDifferError     ranks that should hold the same state do not
+    │   ├── CorruptSegmentError     a file of a token store does not match its checksum
+    │   ├── DatasetChangedError     the data is not what the run, or the store, began with
+    │   ├── UnknownLengthError      a source that still grows was asked how long it is
+    │   ├── DiskFullError           no room for data; what was written before is whole
     │   └── StaleGenerationError    a writer of an older generation was refused
     ├── WaitTimeoutError        8   the job is still running, the wait is over
     └── UserInterruptError    130   the user pressed Ctrl-C
@@ -123,6 +127,22 @@ class NonFiniteError(JobFailedError):
 
 class ReplicasDifferError(JobFailedError):
     """Ranks that should hold the same state do not."""
+
+
+class CorruptSegmentError(JobFailedError):
+    """A file of a token store that does not match its checksum; it was not read."""
+
+
+class DatasetChangedError(JobFailedError):
+    """The data is not what the run, or the store, began with."""
+
+
+class UnknownLengthError(JobFailedError):
+    """A source that still grows, or is endless, was asked how long it is."""
+
+
+class DiskFullError(JobFailedError):
+    """There is no room for data; what was written before is whole."""
 
 
 class StaleGenerationError(JobFailedError):
