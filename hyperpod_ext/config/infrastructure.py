@@ -109,14 +109,14 @@ class FileSystem(Config):
     link_data: bool = False
     """Show the data bucket as the folder `data`, files loaded as they are read."""
     keep: bool = True
-    """Keep it, at its cost, when everything else is deleted."""
+    """Keep it, at its cost, when the rest is deleted; the network it is in then stays too."""
 
 
 class Team(Config):
     """Share of a team in the cluster. Its pods are in namespace `hyperpod-ns-NAME`."""
 
     name: Annotated[DnsLabel, Field(max_length=40, examples=["research"])]
-    """Name of the team."""
+    """Name of the team, at most 40 characters."""
     instance_type: Annotated[InstanceType, Field(examples=["ml.p5.48xlarge"])]
     """Machines that it has a quota of."""
     count: Annotated[NonNegativeInt, Field(examples=[4])]
@@ -143,8 +143,8 @@ class TaskGovernance(Config):
     """Teams with a quota each."""
     priorities: Annotated[tuple[PriorityClass, ...], Field(max_length=10)] = ()
     """Levels of priority. Default: first come, first served."""
-    idle: Literal["Enabled", "Disabled"] = "Enabled"
-    """With `priorities`: whether idle machines are shared by weight, or first come, first served."""
+    fair_share: bool = True
+    """With `priorities`: share idle machines by the weights of teams, not first come, first served."""
 
 
 class Observability(Config):
