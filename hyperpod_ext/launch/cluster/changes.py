@@ -18,7 +18,7 @@ Effect = Literal["update", "add", "delete group", "tag", "replace group", "repla
 
 _GROUPS = ("InstanceGroups", "RestrictedInstanceGroups")
 _NOT_UPDATED = {"VpcConfig": "replace cluster", "Orchestrator.Eks": "replace cluster"}
-_OF_A_NEW_GROUP = frozenset(
+OF_A_NEW_GROUP = frozenset(
     {
         "InstanceType",
         "InstanceRequirements",
@@ -164,7 +164,7 @@ def _groups(kind: str, wanted: list[Request], has: list[Request]) -> Iterator[Ch
             yield Change(f"{kind}.{name}", None, group, "add")
             continue
         for member, value in group.items():
-            effect: Effect = "replace group" if member in _OF_A_NEW_GROUP else "update"
+            effect: Effect = "replace group" if member in OF_A_NEW_GROUP else "update"
             if not _covers(before.get(member), value):
                 yield Change(f"{kind}.{name}.{member}", before.get(member), value, effect)
     for name, group in known.items():

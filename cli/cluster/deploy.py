@@ -1,0 +1,190 @@
+"""hp-ext cluster deploy"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ..command import Command, output_option
+from ..output import print_result, say
+from .diff import as_deployed, replaced_fields, templates_there
+from .options import file_options, make_templates, read_checked
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from hyperpod_ext.config.cluster import ClusterConfig
+    from hyperpod_ext.launch.cdk.assembly import Assembly
+    from hyperpod_ext.launch.cdk.changes import Change
+    from hyperpod_ext.launch.cdk.deploy import InstallChart, UploadScripts
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext cluster deploy -f cluster.yaml
+  hp-ext cluster deploy -f cluster.yaml --chart-installed
+  hp-ext cluster deploy -f cluster.yaml --scale --yes""",
+)
+@file_options
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--allow-replace", is_flag=True, help="Go on where something that is there is replaced or deleted.")
+@click.option("--chart-installed", is_flag=True, help="HyperPod's Helm chart is in EKS: go on to the cluster.")
+@click.option("--bootstrap", is_flag=True, help="Prepare account and region for CDK first, if they are not.")
+@output_option()
+def command(
+    file: str,
+    overrides: tuple[str, ...],
+    app: str | None,
+    scale: bool | None,
+    yes: bool,
+    allow_replace: bool,
+    chart_installed: bool,
+    bootstrap: bool,
+    output: str,
+) -> None:
+    """Make the cluster and everything around it, or bring it to its file. Shows what it does and costs, and asks.
+
+    A new cluster has no machines; --scale brings them, in a step of its own. What would be replaced is refused. What
+    is there already stays as it is, so that a deployment that stopped half-way goes on where it stopped.
+    """
+    import tempfile
+    from pathlib import Path
+
+    from hyperpod_ext.launch.cdk import stacks
+    from hyperpod_ext.launch.cdk.changes import find_changes
+    from hyperpod_ext.launch.cdk.costs import estimate
+    from hyperpod_ext.launch.cdk.outputs import fetch, keep
+    from hyperpod_ext.launch.cdk.tools import cdk_cli, node_environment
+
+    from .text import changes_text, estimate_text
+
+    loaded = read_checked(file, overrides)
+    cluster = loaded.config
+    account = stacks.account(cluster.region)
+    _check_account(cluster, account)
+    there = templates_there(cluster, None)
+    scaled = as_deployed(scale, there)
+    _check_scale(cluster, scaled, f"{cluster.name}-cluster" in there)
+    with tempfile.TemporaryDirectory(prefix="hpx-cdk-") as scratch:
+        assembly = make_templates(loaded, Path(scratch), app, scaled)
+        changes = find_changes(there, assembly.templates())
+        costs = estimate(cluster, assembly)
+        say(f"account {account}, region {cluster.region}\n{changes_text(changes)}\n\n{estimate_text(costs, scaled)}")
+        _refuse_replacing(changes, allow_replace)
+        if not yes:
+            click.confirm(f"Deploy {cluster.name}?", abort=True, err=True)
+        environment = node_environment()
+        program = cdk_cli(environment, say)
+        _bootstrap(assembly, cluster, account, bootstrap, program, environment)
+        _run(cluster, assembly, frozenset(there), app, chart_installed, program, environment)
+    found = fetch(cluster.name, cluster.region)
+    keep(found)
+    result = {
+        "name": cluster.name,
+        "account": account,
+        "region": cluster.region,
+        "scale": scaled,
+        "changes": [change.to_json() for change in changes],
+        "costs": costs.to_json(),
+        "outputs": dict(found.values),
+    }
+    print_result(result, output, f"{cluster.name} is deployed in {cluster.region}")
+    if not scaled:
+        say(f"it has no machines yet: hp-ext cluster deploy -f {file} --scale")
+    say(f"jobs name it: `cluster: {cluster.name}` in their spec")
+
+
+def _check_account(cluster: ClusterConfig, account: str) -> None:
+    from hyperpod_ext.errors import ConfigError, Problem
+
+    wanted = cluster.infrastructure and cluster.infrastructure.account
+    if wanted not in (None, account):
+        hint = "use the credentials of that account, or correct the field"
+        path = "infrastructure.account"
+        raise ConfigError([Problem(f"is {wanted}; the credentials are of account {account}", path=path, hint=hint)])
+
+
+def _check_scale(cluster: ClusterConfig, scaled: bool, there: bool) -> None:
+    from hyperpod_ext.errors import NotFoundError
+
+    if scaled and not there:
+        hint = "deploy without --scale first: a mistake then costs no machines"
+        raise NotFoundError(f"cluster {cluster.name} is not deployed yet, so it cannot be scaled", hint=hint)
+
+
+def _refuse_replacing(changes: Sequence[Change], allowed: bool) -> None:
+    from .diff import BREAKS, say_what_breaks
+
+    if not any(change.breaks for change in changes) or allowed:
+        return
+    say_what_breaks(changes)
+    say(f"error: {len(replaced_fields(changes))} things that are there would be replaced or deleted")
+    say("Put the fields back; or, if that is meant, give --allow-replace.")
+    raise click.exceptions.Exit(BREAKS)
+
+
+def _bootstrap(
+    assembly: Assembly, cluster: ClusterConfig, account: str, wanted: bool, program: Path, environment: dict[str, str]
+) -> None:
+    from hyperpod_ext.errors import NotFoundError
+    from hyperpod_ext.launch.cdk import stacks
+    from hyperpod_ext.launch.cdk.deploy import run_cdk
+
+    if not assembly.needs_bootstrap or stacks.describe(stacks.BOOTSTRAP, cluster.region) is not None:
+        return
+    place = f"aws://{account}/{cluster.region}"
+    if not wanted:
+        hint = f"give --bootstrap, or run: {program} bootstrap {place}"
+        raise NotFoundError(f"{place} is not prepared for CDK: there is no stack {stacks.BOOTSTRAP}", hint=hint)
+    run_cdk(program, environment, cluster.region, "bootstrap", place)
+
+
+def _run(
+    cluster: ClusterConfig,
+    assembly: Assembly,
+    there: frozenset[str],
+    app: str | None,
+    chart_installed: bool,
+    program: Path,
+    environment: dict[str, str],
+) -> None:
+    from hyperpod_ext.launch.cdk.deploy import InstallChart, MakeStacks, UploadScripts, run_cdk, steps
+
+    for step in steps(cluster, assembly, there):
+        match step:
+            case MakeStacks(names=()):
+                pass
+            case MakeStacks(names=names):
+                say(f"deploying {', '.join(names)} ...")
+                options = ("--app", str(assembly.folder), "--exclusively", "--require-approval", "never")
+                run_cdk(program, environment, cluster.region, "deploy", *names, *options, "--progress", "events")
+            case InstallChart() if not chart_installed:
+                _stop_for_chart(cluster, step)
+            case UploadScripts():
+                _upload(cluster, step, app)
+
+
+def _stop_for_chart(cluster: ClusterConfig, step: InstallChart) -> None:
+    from hyperpod_ext.errors import HyperpodExtError
+
+    commands = "\n".join(f"  {command}" for command in step.commands)
+    message = f"EKS is there; before the cluster itself, HyperPod's Helm chart must be in it:\n{commands}"
+    raise HyperpodExtError(message, hint="then give the same command with --chart-installed: it goes on from here")
+
+
+def _upload(cluster: ClusterConfig, step: UploadScripts, app: str | None) -> None:
+    from hyperpod_ext.errors import HyperpodExtError
+    from hyperpod_ext.launch.cdk import stacks
+    from hyperpod_ext.launch.cdk.deploy import upload
+    from hyperpod_ext.launch.cdk.tools import find_app
+
+    bucket = (stacks.outputs(step.stack, cluster.region) or {}).get(step.output)
+    if bucket is None:
+        hint = "deploy again: its template has it"
+        raise HyperpodExtError(f"stack {step.stack} has no output {step.output}", hint=hint)
+    for uri in upload(find_app(app) / "lifecycle", bucket, step.prefix, cluster.region):
+        say(f"uploaded {uri}")

@@ -1,0 +1,111 @@
+"""hp-ext cluster diff"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ..command import Command, output_option
+from ..output import print_result, say
+from .options import file_options, has_machines, make_templates, read_checked
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hyperpod_ext.config.cluster import ClusterConfig
+    from hyperpod_ext.launch.cdk.assembly import Template
+    from hyperpod_ext.launch.cdk.changes import Change
+
+BREAKS, CHANGES = 10, 11
+
+ENDS = ("network", "storage", "eks", "cluster", "addons", "observability")
+"""What the names of a cluster's stacks end in."""
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext cluster diff -f cluster.yaml
+  hp-ext cluster diff -f cluster.yaml --against cdk.out --exit-code -o json
+
+\b
+Exit codes: 0 nothing that is there goes away, 10 something would be replaced or deleted;
+with --exit-code also 11: there are changes, and all are made in place.""",
+)
+@file_options
+@click.option("--against", type=click.Path(), metavar="DIR", help="Compare with these templates: asks no account.")
+@click.option("--exit-code", is_flag=True, help="Exit with 11 if there are changes that replace nothing.")
+@output_option()
+def command(
+    file: str,
+    overrides: tuple[str, ...],
+    app: str | None,
+    scale: bool | None,
+    against: str | None,
+    exit_code: bool,
+    output: str,
+) -> None:
+    """Compare the file with what is deployed, field by field, and exit with 10 if something would be replaced."""
+    import tempfile
+    from pathlib import Path
+
+    from hyperpod_ext.launch.cdk.changes import find_changes
+
+    from .text import changes_text
+
+    loaded = read_checked(file, overrides)
+    there = templates_there(loaded.config, against)
+    with tempfile.TemporaryDirectory(prefix="hpx-cdk-") as scratch:
+        wanted = make_templates(loaded, Path(scratch), app, as_deployed(scale, there)).templates()
+    found = find_changes(there, wanted)
+    result = {
+        "name": loaded.config.name,
+        "changes": [change.to_json() for change in found],
+        "replaces": replaced_fields(found),
+    }
+    print_result(result, output, changes_text(found))
+    if any(change.breaks for change in found):
+        say_what_breaks(found)
+        raise click.exceptions.Exit(BREAKS)
+    if found and exit_code:
+        raise click.exceptions.Exit(CHANGES)
+
+
+def templates_there(cluster: ClusterConfig, against: str | None) -> Mapping[str, Template]:
+    """Of the account, or of a folder."""
+    from pathlib import Path
+
+    from hyperpod_ext.launch.cdk.assembly import read_assembly
+    from hyperpod_ext.launch.cdk.stacks import templates
+
+    if against is not None:
+        return read_assembly(Path(against)).templates()
+    return templates([f"{cluster.name}-{end}" for end in ENDS], cluster.region)
+
+
+def as_deployed(scale: bool | None, there: Mapping[str, Template]) -> bool:
+    """Whether machines are wanted: as it was said, or else as it is."""
+    return has_machines(there) if scale is None else scale
+
+
+def replaced_fields(changes: Sequence[Change]) -> list[str]:
+    """Fields whose change takes something away, as STACK.RESOURCE.FIELD; a resource that goes has no field."""
+    found = []
+    for change in changes:
+        stuck = [field for field in change.fields if field.effect != "update"]
+        found += [f"{change.stack}.{change.id}.{field.path}" for field in stuck]
+        if change.breaks and not stuck:
+            found.append(f"{change.stack}.{change.id}")
+    return found
+
+
+def say_what_breaks(changes: Sequence[Change]) -> None:
+    """Each resource that would go, and the fields that are why."""
+    for change in changes:
+        if not change.breaks:
+            continue
+        stuck = [field for field in change.fields if field.effect != "update"]
+        why = ", ".join(f"{field.path} ({field.effect})" for field in stuck) or change.effect
+        say(f"warning: {change.stack}: {change.kind} {change.id}: {why}")

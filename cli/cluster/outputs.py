@@ -1,0 +1,47 @@
+"""hp-ext cluster outputs"""
+
+from __future__ import annotations
+
+import click
+
+from ..command import Command, output_option
+from ..output import columns, print_result, say
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext cluster outputs research
+  hp-ext cluster outputs research --region us-west-2 -o json
+  hp-ext cluster outputs research --out .hyperpod_ext/clusters/research.json
+
+\b
+A file .hyperpod_ext/clusters/NAME.json beside a job's spec comes before what this machine has read.""",
+)
+@click.argument("name")
+@click.option("--region", metavar="REGION", help="Where it is. Default: that of the AWS configuration.")
+@click.option("--cached", is_flag=True, help="Show what was read before; ask no account.")
+@click.option("--out", type=click.Path(dir_okay=False), metavar="FILE", help="Write it there, for others.")
+@output_option()
+def command(name: str, region: str | None, cached: bool, out: str | None, output: str) -> None:
+    """Read the outputs of a cluster's stacks, and keep them: jobs that say `cluster: NAME` take them from there."""
+    from pathlib import Path
+
+    from hyperpod_ext.errors import NotFoundError
+    from hyperpod_ext.launch.cdk.outputs import fetch, keep, recall, to_json
+
+    if cached:
+        kept = recall(name, Path())
+        if kept is None:
+            hint = f"`hp-ext cluster outputs {name}` reads them from the account"
+            raise NotFoundError(f"no outputs of cluster {name} are kept here", hint=hint)
+        found = kept
+    else:
+        found = fetch(name, region)
+        say(f"kept in {keep(found)}")
+    if out is not None:
+        keep(found, Path(out))
+    rows = [("OUTPUT", "VALUE"), *sorted(found.values.items())]
+    print_result(to_json(found), output, columns(rows))
+    say(f"cluster {name} in {found.region or 'an unknown region'}, read {found.age()}")

@@ -1,0 +1,44 @@
+"""hp-ext cluster synth"""
+
+from __future__ import annotations
+
+import click
+
+from ..command import Command, output_option
+from ..output import print_result, say
+from .options import file_options, make_templates, read_checked
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext cluster synth -f cluster.yaml
+  hp-ext cluster synth -f cluster.yaml --scale --out cdk.out -o json""",
+)
+@file_options
+@click.option("--out", default="cdk.out", show_default=True, type=click.Path(), metavar="DIR", help="Where they go.")
+@output_option()
+def command(file: str, overrides: tuple[str, ...], app: str | None, scale: bool | None, out: str, output: str) -> None:
+    """Write the CloudFormation templates. Needs no network and no account, but node and CDK's Python library.
+
+    Tells how many resources of which kind are in which stack, and what an hour costs, as far as that is known.
+    """
+    from pathlib import Path
+
+    from hyperpod_ext.launch.cdk.costs import estimate
+
+    from .text import contents, contents_text, estimate_text
+
+    loaded = read_checked(file, overrides)
+    assembly = make_templates(loaded, Path(out), app, bool(scale))
+    costs = estimate(loaded.config, assembly)
+    result = {
+        "name": loaded.config.name,
+        "out": str(assembly.folder),
+        "scale": bool(scale),
+        "stacks": contents(assembly),
+        "costs": costs.to_json(),
+    }
+    print_result(result, output, f"{contents_text(assembly)}\n\n{estimate_text(costs, bool(scale))}")
+    say(f"{len(assembly.stacks)} templates are in {out}")

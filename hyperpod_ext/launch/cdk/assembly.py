@@ -1,0 +1,115 @@
+"""What a CDK app has written: its stacks, in the order in which they can be made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.errors import ConfigError, HyperpodExtError, NotFoundError, Problem
+
+Template = Mapping[str, Any]
+_STACK = "aws:cloudformation:stack"
+_NOT_MADE = frozenset({"AWS::CDK::Metadata"})
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """One CloudFormation stack."""
+
+    name: str
+    template: Template
+
+    @property
+    def resources(self) -> Mapping[str, Mapping[str, Any]]:
+        """Resources by logical id."""
+        return resources_of(self.template)
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """What an app has written, `cdk.out`."""
+
+    folder: Path
+    stacks: tuple[Stack, ...]
+    """Each after those it needs."""
+    needs_bootstrap: bool = False
+    """The account must have been prepared for CDK."""
+
+    def templates(self) -> dict[str, Template]:
+        """Templates by the names of their stacks."""
+        return {stack.name: stack.template for stack in self.stacks}
+
+    def of_kind(self, kind: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Stack, and properties, of each resource of this CloudFormation type."""
+        for stack in self.stacks:
+            for resource in stack.resources.values():
+                if resource["Type"] == kind:
+                    yield stack.name, resource.get("Properties", {})
+
+
+def resources_of(template: Template) -> Mapping[str, Mapping[str, Any]]:
+    """Resources by logical id, but for CDK's note about itself."""
+    found = template.get("Resources", {})
+    return {name: resource for name, resource in found.items() if resource["Type"] not in _NOT_MADE}
+
+
+def read_assembly(folder: Path) -> Assembly:
+    """Read `cdk.out`.
+
+    Raises:
+        NotFoundError: the folder holds no assembly.
+        HyperpodExtError: the app asks AWS for something, which is not done here.
+        ConfigError: a file of it cannot be read.
+    """
+    file = folder / "manifest.json"
+    if not file.is_file():
+        hint = "name a folder that `hp-ext cluster synth --out` or `cdk synth` has written"
+        raise NotFoundError(f"{folder} holds no manifest.json of CDK", hint=hint)
+    manifest = _json(file)
+    if missing := manifest.get("missing"):
+        asked = ", ".join(sorted(str(one.get("key")) for one in missing))
+        hint = "name zones, subnets and images in the cluster's file: nothing is looked up in an account"
+        raise HyperpodExtError(f"the app asks AWS for {asked}", hint=hint)
+    artifacts = {name: one for name, one in manifest.get("artifacts", {}).items() if one.get("type") == _STACK}
+    stacks = {}
+    for name, artifact in artifacts.items():
+        properties = artifact.get("properties", {})
+        template = _json(folder / properties["templateFile"])
+        stacks[name] = Stack(str(properties.get("stackName", name)), template)
+    needs = {name: [one for one in artifact.get("dependencies", []) if one in stacks]
+             for name, artifact in artifacts.items()}  # fmt: skip
+    prepared = any("requiresBootstrapStackVersion" in one.get("properties", {}) for one in artifacts.values())
+    return Assembly(folder, tuple(stacks[name] for name in in_order(needs)), prepared)
+
+
+def in_order(needs: Mapping[str, list[str]]) -> list[str]:
+    """The names, each after those it needs, and else as they come."""
+    done: list[str] = []
+
+    def take(name: str, above: tuple[str, ...]) -> None:
+        if name in above:
+            raise HyperpodExtError(f"stacks need each other: {' -> '.join((*above, name))}")
+        if name in done:
+            return
+        for one in needs[name]:
+            take(one, (*above, name))
+        done.append(name)
+
+    for name in needs:
+        take(name, ())
+    return done
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise NotFoundError(f"there is no file {file}", hint="synthesise the app again") from None
+    except ValueError as error:
+        raise ConfigError([Problem(f"is not JSON: {error}", source=str(file))]) from None
+    if not isinstance(found, dict):
+        raise ConfigError([Problem("is not a JSON object", source=str(file))])
+    return found

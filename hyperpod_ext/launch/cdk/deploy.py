@@ -1,0 +1,131 @@
+"""The way from templates to a cluster: which stacks come when, and what is done between them that is no stack."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.config.cluster import ClusterConfig
+from hyperpod_ext.errors import HyperpodExtError, NotFoundError
+from hyperpod_ext.launch.cdk.assembly import Assembly
+from hyperpod_ext.launch.cdk.changes import CLUSTER
+from hyperpod_ext.launch.cluster.network_rules import makes_eks
+from hyperpod_ext.launch.sagemaker.client import call, client
+
+_LAST = frozenset({"cluster", "addons", "observability"})
+CHART = "https://github.com/aws/sagemaker-hyperpod-cli"
+
+
+@dataclass(frozen=True, slots=True)
+class MakeStacks:
+    """CloudFormation makes these, or brings them to their templates."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InstallChart:
+    """HyperPod's Helm chart, which CreateCluster looks for in EKS."""
+
+    commands: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UploadScripts:
+    """Scripts that new machines run, put into a bucket that a stack has made."""
+
+    stack: str
+    output: str
+    """Key of the stack's output that names the bucket."""
+    prefix: str
+
+
+Step = MakeStacks | InstallChart | UploadScripts
+
+
+def steps(cluster: ClusterConfig, assembly: Assembly, there: frozenset[str]) -> list[Step]:
+    """What is done, in order. Pure.
+
+    Args:
+        there: names of the stacks that are there already.
+    """
+    made = cluster.infrastructure
+    assert made is not None, "deployment.problems says so"
+    names = [stack.name for stack in assembly.stacks]
+    last = [name for name in names if name.removeprefix(f"{cluster.name}-") in _LAST]
+    found: list[Step] = [MakeStacks(tuple(name for name in names if name not in last))]
+    new = f"{cluster.name}-cluster" not in there
+    if new and cluster.orchestrator == "eks" and makes_eks(cluster) and made.eks.dependencies == "external":
+        found.append(InstallChart(tuple(chart_commands(cluster))))
+    prefix = scripts_prefix(assembly)
+    if prefix is not None and cluster.orchestrator == "slurm" and made.lifecycle_scripts:
+        found.append(UploadScripts(f"{cluster.name}-storage", "LifecycleBucket", prefix))
+    return [*found, MakeStacks(tuple(last))]
+
+
+def chart_commands(cluster: ClusterConfig) -> Iterator[str]:
+    """Commands that install HyperPod's chart in the cluster's EKS."""
+    made = cluster.infrastructure
+    own = made is not None and made.add_ons.cert_manager
+    yield f"aws eks update-kubeconfig --name {cluster.name} --region {cluster.region}"
+    yield f"git clone --depth 1 {CHART}"
+    yield "helm dependency update sagemaker-hyperpod-cli/helm_chart/HyperPodHelmChart"
+    yield (
+        "helm upgrade --install hyperpod-dependencies sagemaker-hyperpod-cli/helm_chart/HyperPodHelmChart "
+        "--namespace kube-system" + (" --set cert-manager.enabled=false" if own else "")
+    )
+
+
+def scripts_prefix(assembly: Assembly) -> str | None:
+    """Where in their bucket the machines look for scripts that the app gives them; None where it gives none."""
+    for _stack, properties in assembly.of_kind(CLUSTER):
+        for group in properties.get("InstanceGroups", []):
+            source = group.get("LifeCycleConfig", {}).get("SourceS3Uri")
+            if isinstance(source, Mapping):  # of a bucket that a stack makes; a text is the user's own
+                return _tail(source)
+    return None
+
+
+def _tail(source: Mapping[str, Any]) -> str:
+    """What follows the bucket in `{"Fn::Join": ["", ["s3://", BUCKET, "/scripts"]]}`."""
+    parts = source.get("Fn::Join", ["", []])[1]
+    return parts[-1].strip("/") if parts and isinstance(parts[-1], str) and parts[-1] != "s3://" else ""
+
+
+def run_cdk(program: Path, environment: Mapping[str, str], region: str, *arguments: str) -> None:
+    """Run the CDK CLI; what it prints goes to stderr.
+
+    Raises:
+        HyperpodExtError: it fails.
+    """
+    command = [str(program), *arguments, "--no-notices", "--ci", "false"]
+    regions = {"AWS_REGION": region, "AWS_DEFAULT_REGION": region}
+    sys.stderr.flush()
+    done = subprocess.run(command, env={**environment, **regions}, stdout=2, check=False)
+    if done.returncode != 0:
+        hint = "the lines above say why; given again, the command goes on with what is not done yet"
+        raise HyperpodExtError(f"cdk {' '.join(arguments[:2])} failed", hint=hint)
+
+
+def upload(folder: Path, bucket: str, prefix: str, region: str) -> list[str]:
+    """Put every file of `folder` into the bucket; returns their URIs.
+
+    Raises:
+        NotFoundError: there is no such folder, or it is empty.
+    """
+    files = sorted(file for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else []
+    if not files:
+        raise NotFoundError(f"{folder} holds no scripts for new machines", hint="--app names the folder of the CDK app")
+    found = []
+    store = client("s3", region)
+    for file in files:
+        key = "/".join(part for part in (prefix, file.relative_to(folder).as_posix()) if part)
+        put = functools.partial(store.put_object, Bucket=bucket, Key=key, Body=file.read_bytes())
+        call(f"PutObject s3://{bucket}/{key}", put)
+        found.append(f"s3://{bucket}/{key}")
+    return found

