@@ -25,6 +25,7 @@ COMMANDS = {
     "cancel": "End a job, and leave nothing of it running.",
     "chaos": "Inflict a fault on a job that runs, to see what it does.",
     "checkpoints": "List, show, verify, copy and prune checkpoints.",
+    "data": "Convert datasets to memory-mapped tokens; show and verify them.",
     "create-cluster": "Create a HyperPod cluster from its spec.",
     "update-cluster": "Show what a spec would change in a cluster, and change it.",
     "schema": "Print the JSON schema of a spec, for editors.",

@@ -23,6 +23,7 @@ COMMANDS = [
 ]
 COMMANDS += [
     "checkpoints",
+    "data",
     "create-cluster",
     "update-cluster",
     "schema",

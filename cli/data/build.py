@@ -1,0 +1,141 @@
+"""hp-ext data build"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..checkpoints.table import count, size
+from ..command import Command, output_option
+from ..output import print_result, say
+from .needs import need_packages
+
+if TYPE_CHECKING:
+    from hyperpod_ext.runtime.data.store.convert import Prepared
+
+_MIB = 1 << 20
+_UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+
+
+class Size(click.ParamType):  # type: ignore[type-arg]
+    """200GiB, 512 MiB, 1000000"""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Bytes."""
+        if isinstance(value, int):
+            return value
+        text = str(value).replace(" ", "").upper()
+        number = text.rstrip("KMGTIB")
+        unit = text[len(number) :].replace("IB", "").replace("B", "")
+        try:
+            return int(float(number) * _UNITS[f"{unit}IB" if unit else ""])
+        except (ValueError, KeyError, OverflowError):
+            self.fail(f"{value!r} is no size; write 200GiB or 512MiB", param, ctx)
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext data build train.jsonl.gz
+  hp-ext data build wiki/ books/*.parquet --tokenizer tokenizer.json --field text --eod 0 --out /nvme/data
+  hp-ext data build book.txt --split paragraphs --sequence-length 2048
+  hp-ext data build train.jsonl --tokenizer my_package.words:encode --budget 200GiB -o json
+
+\b
+SOURCE is a file, a folder or a pattern: .jsonl, .json, .txt (also .gz), .parquet, .arrow. Megatron's .bin/.idx need no
+conversion. A command that was interrupted, or killed, goes on where it ended when it is given again.""",
+)
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@click.option(
+    "--tokenizer",
+    default="bytes",
+    show_default=True,
+    metavar="NAME",
+    help="bytes, hf:NAME, path/to/tokenizer.json, or module:function.",
+)
+@click.option("--field", default="text", show_default=True, help="Of a record: its text, or a list of its tokens.")
+@click.option(
+    "--split",
+    type=click.Choice(["file", "lines", "paragraphs"]),
+    default="file",
+    show_default=True,
+    help="What is a document in plain text.",
+)
+@click.option("--eod", type=click.IntRange(min=0), metavar="TOKEN", help="Put this token after each document.")
+@click.option(
+    "--on-bad-record",
+    type=click.Choice(["fail", "skip"]),
+    default="fail",
+    show_default=True,
+    help="What to do about a record that cannot be read.",
+)
+@click.option("--out", type=click.Path(), metavar="DIR", help="Place of stores. Default: $HPX_DATA_DIR, or the cache.")
+@click.option("--segment", type=Size(), default="128MiB", show_default=True, help="Size of one file of the store.")
+@click.option("--budget", type=Size(), help="Evict the least recently used stores of the place beyond this size.")
+@click.option("--sequence-length", type=click.IntRange(min=1), metavar="N", help="Pack samples of N tokens, too.")
+@click.option("--whole-documents", is_flag=True, help="Pack without cutting documents that fit one sample.")
+@output_option()
+def command(
+    sources: tuple[str, ...],
+    out: str | None,
+    segment: int,
+    budget: int | None,
+    sequence_length: int | None,
+    whole_documents: bool,
+    output: str,
+    **options: Any,
+) -> None:
+    """Convert a dataset to a token store, once; a store that is there already is only shown."""
+    if whole_documents and sequence_length is None:
+        raise click.UsageError("--whole-documents needs --sequence-length")
+    need_packages()
+    from hyperpod_ext.runtime.data.store.convert import Recipe, prepare
+    from hyperpod_ext.runtime.data.store.reader import TokenStore
+
+    _refuse_megatron(sources)
+    prepared = prepare(Recipe(sources, segment_bytes=segment, **options), out)
+    _convert(prepared, budget)
+    from .inspect import of_store, text_of
+
+    store = TokenStore(prepared.folder)
+    found = of_store(store)
+    if sequence_length is not None:
+        from hyperpod_ext.runtime.data.store.packed import Packed
+
+        packed = Packed(store, sequence_length, documents="whole" if whole_documents else "split")
+        found["packed"] = {
+            "sequence_length": sequence_length,
+            "documents": packed.documents,
+            "samples": len(packed),
+            "fingerprint": packed.fingerprint,
+        }
+    if skipped := found["skipped"]:
+        say(f"{count(skipped, 'record')} left out; `hp-ext data inspect -o json` has examples")
+    print_result(found, output, text_of(found))
+
+
+def _convert(prepared: Prepared, budget: int | None) -> None:
+    from hyperpod_ext.errors import UserInterruptError
+    from hyperpod_ext.runtime.data.store.convert import run
+
+    from ..checkpoints.progress import transfer
+
+    try:
+        with transfer(f"converting {size(prepared.nbytes)}", prepared.nbytes) as on_bytes:
+            run(prepared, budget_bytes=budget, on_bytes=on_bytes)
+    except KeyboardInterrupt:
+        hint = "Give the command again: it goes on after what is finished."
+        raise UserInterruptError(f"{prepared.folder} is not finished", hint=hint) from None
+
+
+def _refuse_megatron(sources: tuple[str, ...]) -> None:
+    from hyperpod_ext.errors import ConfigError, Problem
+    from hyperpod_ext.runtime.data.store.megatron import is_megatron
+
+    hint = "it is mapped in place: MegatronStore(path); `hp-ext data inspect` shows it"
+    if wrong := [Problem("needs no conversion", source=one, hint=hint) for one in sources if is_megatron(one)]:
+        raise ConfigError(wrong)

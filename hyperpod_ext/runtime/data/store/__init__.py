@@ -1,0 +1,53 @@
+"""Tokens and samples as memory-mapped files: one copy a node, which every rank reads and no process owns.
+
+    from hyperpod_ext.runtime.data.store import Packed, TokenStore, build
+
+A store is built once (`build`, `follow`, or `hp-ext data build`), read by id, and stays when processes and pods die.
+Names are loaded on first use; reading needs numpy, and only `TensorSource` needs torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hyperpod_ext.runtime.data.store.background import Conversion as Conversion
+    from hyperpod_ext.runtime.data.store.background import follow as follow
+    from hyperpod_ext.runtime.data.store.convert import build as build
+    from hyperpod_ext.runtime.data.store.eviction import evict as evict
+    from hyperpod_ext.runtime.data.store.megatron import MegatronStore as MegatronStore
+    from hyperpod_ext.runtime.data.store.packed import Packed as Packed
+    from hyperpod_ext.runtime.data.store.reader import TokenStore as TokenStore
+    from hyperpod_ext.runtime.data.store.ring import ReadyRing as ReadyRing
+    from hyperpod_ext.runtime.data.store.tensors import TensorSource as TensorSource
+
+_HOMES = {
+    "Conversion": "background",
+    "MegatronStore": "megatron",
+    "Packed": "packed",
+    "ReadyRing": "ring",
+    "TensorSource": "tensors",
+    "TokenStore": "reader",
+    "build": "convert",
+    "evict": "eviction",
+    "follow": "background",
+}
+
+__all__ = [
+    "Conversion",
+    "MegatronStore",
+    "Packed",
+    "ReadyRing",
+    "TensorSource",
+    "TokenStore",
+    "build",
+    "evict",
+    "follow",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

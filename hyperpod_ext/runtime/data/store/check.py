@@ -1,0 +1,100 @@
+"""Everything that is wrong with a store, and its removal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.errors import ConflictError, CorruptSegmentError, NotFoundError, Problem
+from hyperpod_ext.runtime.data.store.files import FileLock, read_json
+from hyperpod_ext.runtime.data.store.identity import changes
+from hyperpod_ext.runtime.data.store.segment import Segment, segment_name
+from hyperpod_ext.runtime.data.store.writer import ABOUT, DONE, LOCK, digest_of
+
+
+@dataclass
+class Findings:
+    """What reading a whole store has shown."""
+
+    segments: int = 0
+    nbytes: int = 0
+    finished: bool = False
+    problems: list[Problem] = field(default_factory=list)
+    first_damaged: int | None = None
+    """Index of the first segment that is damaged or missing; the number of all, where only store.json is wrong."""
+    source_changes: list[str] = field(default_factory=list)
+
+
+def nbytes_of_segments(folder: Path) -> int:
+    """Of all segments that are there."""
+    return sum(path.stat().st_size for path in folder.glob("seg-*.tokens"))
+
+
+def check(folder: Path, *, on_bytes: Callable[[int], None] = lambda nbytes: None, source: bool = False) -> Findings:
+    """Read all of a store.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    found = Findings()
+    about, done = _document(folder / ABOUT, found), _document(folder / DONE, found)
+    if about is None and not found.problems:
+        raise NotFoundError(f"{folder} is no token store", hint="`hp-ext data inspect` lists those of a place.")
+    if about is None:
+        found.first_damaged = 0  # nobody knows what the segments are of
+    elif source:
+        found.source_changes = changes(about["source"])
+    found.finished = done is not None
+    there = sorted(folder.glob("seg-*.tokens"))
+    count = max(int(done["segments"]) if done else 0, len(there))
+    infos = []
+    for index in range(count):
+        path = folder / segment_name(index)
+        found.segments += 1
+        try:
+            segment = Segment(path)
+            infos.append(segment.info)
+            found.nbytes += segment.info.nbytes
+            wrong = segment.damage()
+        except FileNotFoundError:
+            wrong = ["it is missing"]
+        except CorruptSegmentError as error:
+            wrong = [error.message.partition(": ")[2]]
+        on_bytes(path.stat().st_size if path.exists() else 0)
+        if wrong and found.first_damaged is None:
+            found.first_damaged = index
+        found.problems += [Problem(each, source=path.name) for each in wrong]
+    if done is not None and not found.problems and digest_of(infos) != done["fingerprint"]:
+        found.problems.append(Problem("its fingerprint is not that of the segments", source=DONE))
+    if found.problems and found.first_damaged is None:
+        found.first_damaged = count
+    return found
+
+
+def _document(path: Path, found: Findings) -> dict[str, Any] | None:
+    try:
+        return read_json(path)
+    except CorruptSegmentError as error:
+        found.problems.append(Problem(error.message.partition(": ")[2], source=path.name))
+        return None
+
+
+def drop_from(folder: Path, index: int) -> list[str]:
+    """Remove segment `index` and all after it, and that the store is finished; gives the files' names.
+
+    Raises:
+        ConflictError: it is being written.
+    """
+    lock = FileLock(folder / LOCK)
+    if not lock.acquire(patience_s=0.5):
+        raise ConflictError(f"{folder} is being written by another process", hint="Wait until it has ended.")
+    try:
+        gone = [path for path in sorted(folder.glob("seg-*.tokens")) if path.name >= segment_name(index)]
+        about = [] if index else [folder / ABOUT]
+        for path in [folder / DONE, *gone, *about]:  # first what says that all is there
+            path.unlink(missing_ok=True)
+        return [path.name for path in gone]
+    finally:
+        lock.release()

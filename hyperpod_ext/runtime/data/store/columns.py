@@ -1,0 +1,98 @@
+"""Rows of Parquet and Arrow files; needs pyarrow, which is loaded here alone."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.errors import ConfigError, HyperpodExtError, Problem
+
+_BATCH_ROWS = 1024
+
+
+def parquet_rows(path: Path, column: str, start: int) -> Iterator[tuple[int, Any, int]]:
+    """(number of the row, value, bytes of the file so far, about) from row `start` on; whole row groups are skipped."""
+    parquet = _pyarrow("pyarrow.parquet", path)
+    with _explained(path), parquet.ParquetFile(path) as file:
+        name = _column(path, column, file.schema_arrow.names)
+        first = 0
+        groups: list[int] = []
+        for number in range(file.num_row_groups):
+            count = file.metadata.row_group(number).num_rows
+            if not groups and first + count <= start:
+                first += count
+            else:
+                groups.append(number)
+        total, size = max(file.metadata.num_rows, 1), path.stat().st_size
+        for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups, columns=[name]):
+            yield from _values(batch.column(0), first, start, total, size)
+            first += len(batch)
+
+
+def arrow_rows(path: Path, column: str, start: int) -> Iterator[tuple[int, Any, int]]:
+    """The same for an Arrow file or stream, which is mapped and not read."""
+    arrow, ipc = _pyarrow("pyarrow", path), _pyarrow("pyarrow.ipc", path)
+    size = path.stat().st_size
+    with _explained(path), arrow.memory_map(str(path)) as file:
+        try:
+            reader = ipc.open_file(file)
+            batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
+        except arrow.ArrowInvalid:  # datasets of Hugging Face are streams
+            file.seek(0)
+            reader = ipc.open_stream(file)
+            batches = iter(reader)
+        name = _column(path, column, reader.schema.names)
+        row = 0
+        for batch in batches:
+            if row + len(batch) > start:
+                done = min(file.tell(), size)
+                for number, value, _ in _values(batch.column(name), row, start, 1, 0):
+                    yield number, value, done
+            row += len(batch)
+
+
+def _values(values: Any, first: int, start: int, total: int, size: int) -> Iterator[tuple[int, Any, int]]:
+    skip = max(start - first, 0)
+    part = values.slice(skip)
+    lists = hasattr(part.type, "value_type")  # rows of tokens stay arrays
+    for number in range(len(part)):
+        value = part[number]
+        row = first + skip + number
+        known = value.is_valid
+        yield (
+            row,
+            (value.values.to_numpy(zero_copy_only=False) if lists and known else value.as_py()),
+            size * row // total,
+        )
+
+
+def _column(path: Path, wanted: str, there: list[str]) -> str:
+    if wanted not in there:
+        from hyperpod_ext.config.nearest import suggest
+
+        raise ConfigError([Problem(f"there is no column {wanted}", source=str(path), hint=suggest(wanted, there))])
+    return wanted
+
+
+def _pyarrow(module: str, path: Path) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise HyperpodExtError(f"{path}: reading it needs pyarrow", hint="pip install 'hyperpod-ext[arrow]'") from None
+
+
+class _explained:  # noqa: N801  # a context, used like a function
+    """What pyarrow says of a damaged file, as an error of ours."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if kind is not None and kind.__module__.startswith("pyarrow"):
+            text = str(error).partition("\n")[0]
+            raise ConfigError([Problem(f"cannot be read ({text})", source=str(self._path))]) from None

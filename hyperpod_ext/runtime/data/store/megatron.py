@@ -1,0 +1,178 @@
+"""Megatron's .bin and .idx, mapped where they lie: they are what a store would be, so nothing is converted."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import operator
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hyperpod_ext.errors import ConfigError, DatasetChangedError, NotFoundError, Problem
+from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme
+from hyperpod_ext.runtime.data.store.segment import Tokens
+
+_MAGIC = b"MMIDIDX\x00\x00"
+_HEAD = struct.Struct("<9sQBQQ")
+_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+_ENDS = 1 << 20
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+
+
+def prefix_of(path: str | Path) -> Path:
+    """The name without .bin or .idx."""
+    path = Path(path).expanduser()
+    return path.with_suffix("") if path.suffix in (".bin", ".idx") else path
+
+
+def is_megatron(path: str | Path) -> bool:
+    """Whether both files are there."""
+    prefix = str(prefix_of(path))
+    return Path(prefix + ".idx").is_file() and Path(prefix + ".bin").is_file()
+
+
+class MegatronStore:
+    """Sequences of a Megatron dataset by id: read-only arrays of shape [n].
+
+    Nobody protects these files from being overwritten, so each read looks whether they are still as they were.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Map `path`, with or without .bin or .idx.
+
+        Raises:
+            NotFoundError: a file is missing.
+            ConfigError: they are damaged, or no tokens.
+        """
+        self.prefix = prefix_of(path)
+        self._idx, self._bin = Path(f"{self.prefix}.idx"), Path(f"{self.prefix}.bin")
+        for file in (self._idx, self._bin):
+            if not file.is_file():
+                raise NotFoundError(f"there is no {file}", hint="A Megatron dataset is a .bin and an .idx.")
+        self._read_index()
+        self._file = self._bin.open("rb")
+        self._status = os.fstat(self._file.fileno())
+        need = int((self._pointers + self.lengths * self._dtype.itemsize).max()) if len(self.lengths) else 0
+        if self._status.st_size < need or not need:
+            raise self._wrong(self._bin, f"it has {self._status.st_size:,} bytes, the index speaks of {need:,}")
+        self._map = mmap.mmap(
+            self._file.fileno(),
+            self._status.st_size,
+            flags=mmap.MAP_PRIVATE | _NORESERVE,
+            prot=mmap.PROT_READ | mmap.PROT_WRITE,
+        )
+        count = self._status.st_size // self._dtype.itemsize
+        self._writable: Tokens = np.frombuffer(self._map, self._dtype, count)
+        self._tokens = self._writable.view()
+        self._tokens.flags.writeable = False
+        self._starts = self._pointers // self._dtype.itemsize
+        self.tokens = int(self.lengths.sum(dtype=np.int64))
+        self._in_row = bool((self._starts == np.cumsum(self.lengths, dtype=np.int64) - self.lengths).all())
+
+    def _read_index(self) -> None:
+        data = self._idx.read_bytes()
+        if len(data) < _HEAD.size or not data.startswith(_MAGIC):
+            raise self._wrong(self._idx, "it does not begin as Megatron's index does")
+        _, version, code, sequences, documents = _HEAD.unpack_from(data)
+        if version != 1 or code not in _DTYPES:
+            raise self._wrong(self._idx, f"version {version} and type {code} are not read")
+        self._dtype = np.dtype(_DTYPES[code])
+        plain = _HEAD.size + 12 * sequences + 8 * documents
+        if len(data) not in (plain, plain + sequences):  # with the modes of a multimodal one
+            raise self._wrong(self._idx, f"it has {len(data):,} bytes, its header says {plain:,}")
+        at = _HEAD.size
+        self.lengths: npt.NDArray[np.int32] = np.frombuffer(data, "<i4", sequences, at)
+        self._pointers: npt.NDArray[np.int64] = np.frombuffer(data, "<i8", sequences, at + 4 * sequences)
+        if (self.lengths < 0).any() or (self._pointers < 0).any():
+            raise self._wrong(self._idx, "it has negative lengths or places")
+        self._crc = crc64nvme(data)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the tokens."""
+        return self._dtype
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the tokens by the whole index, and the size and both ends of what it speaks of."""
+        end = self._status.st_size
+        with memoryview(self._map) as whole, whole[:_ENDS] as head, whole[max(end - _ENDS, 0) :] as tail:
+            parts = [self._crc, end, crc64nvme(head), crc64nvme(tail)]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, number: int) -> Tokens:
+        return self.get(number)
+
+    def get(self, number: int, writable: bool = False) -> Tokens:
+        """Sequence `number`: a view, shape [n]."""
+        number = operator.index(number)
+        if number < 0:
+            number += len(self.lengths)
+        if not 0 <= number < len(self.lengths):
+            raise IndexError(f"sequence {number} of {len(self.lengths)}")
+        begin = int(self._starts[number])
+        return self._view(begin, begin + int(self.lengths[number]), writable)
+
+    def read(self, begin: int, end: int, writable: bool = False) -> Tokens:
+        """Tokens `begin` to `end` of the .bin as they lie there: a view, shape [end - begin]."""
+        self._need_row()
+        if not 0 <= begin <= end <= self.tokens:
+            raise IndexError(f"tokens {begin} to {end} of {self.tokens}")
+        return self._view(begin, end, writable)
+
+    def document_starts(self) -> Iterator[npt.NDArray[np.int64]]:
+        """Where sequences begin in the .bin, in tokens.
+
+        Raises:
+            ConfigError: they do not follow one another, and so cannot be packed.
+        """
+        self._need_row()
+        yield self._starts
+
+    def check_source(self) -> None:
+        """Look whether the files are still those that were mapped.
+
+        Raises:
+            DatasetChangedError: they are not.
+        """
+        try:
+            now = self._bin.stat()
+        except FileNotFoundError:
+            raise self._changed("it is gone") from None
+        if not os.path.samestat(now, self._status):
+            raise self._changed("another file has its name now")
+        self._look()
+
+    def _need_row(self) -> None:
+        if not self._in_row:
+            raise self._wrong(self._idx, "its sequences do not follow one another, and can only be read one by one")
+
+    def _view(self, begin: int, end: int, writable: bool) -> Tokens:
+        self._look()  # a file that was cut off would be SIGBUS at the first touch
+        return (self._writable if writable else self._tokens)[begin:end]
+
+    def _look(self) -> None:
+        now = os.fstat(self._file.fileno())
+        if now.st_size != self._status.st_size or now.st_mtime_ns != self._status.st_mtime_ns:
+            raise self._changed(f"it was written to, and has {now.st_size:,} bytes now")
+
+    def _changed(self, why: str) -> DatasetChangedError:
+        return DatasetChangedError(
+            f"{self._bin}: the dataset has changed under the run: {why}",
+            hint="Put it back as it was, or start a run of its own on the new one.",
+        )
+
+    def _wrong(self, file: Path, why: str) -> ConfigError:
+        return ConfigError([Problem(why, source=str(file), hint="make it again with Megatron's preprocess_data.py")])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MegatronStore, (str(self.prefix),)

@@ -1,0 +1,145 @@
+"""From text to tokens: bytes, a Hugging Face tokenizer, or any function; each has an identity."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hyperpod_ext.errors import ConfigError, HyperpodExtError, Problem
+from hyperpod_ext.runtime.data.store.segment import Tokens
+
+Encode = Callable[[Sequence[str]], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Turns texts into tokens."""
+
+    identity: str
+    """Two of the same identity give the same tokens; part of a store's key."""
+    encode: Encode
+    """Texts to as many rows of integers."""
+    vocab_size: int | None = None
+    """Tokens are below it; None: not known, and each segment takes the smallest type that fits."""
+    name: str | None = None
+    """From which `find` makes it again in another process; None: it cannot."""
+
+
+def find(tokenizer: str | Callable[[str], Any]) -> Tokenizer:
+    """The tokenizer that is meant.
+
+    `bytes`; `hf:NAME` from the Hub's cache; a `tokenizer.json`; `module:function`; or a function of one text. It may
+    carry `identity` and `vocab_size`; without `identity` it is known by its name and source text, so what it reads from
+    elsewhere must not change.
+
+    Raises:
+        ConfigError: there is no such tokenizer.
+        HyperpodExtError: a package is missing.
+    """
+    if not isinstance(tokenizer, str):
+        return _of_function(tokenizer, None)
+    if tokenizer == "bytes":
+        return Tokenizer("bytes", _as_bytes, 256, "bytes")
+    if tokenizer.startswith("hf:"):
+        return _of_hub(tokenizer)
+    if tokenizer.endswith(".json"):
+        return _of_file(tokenizer)
+    if ":" in tokenizer:
+        return _of_function(_imported(tokenizer), tokenizer)
+    raise _unknown(tokenizer, "is no tokenizer")
+
+
+def _as_bytes(texts: Sequence[str]) -> list[Tokens]:
+    # JSON may hold halves of surrogate pairs; they are kept, not refused
+    return [np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8) for text in texts]
+
+
+def _of_file(name: str) -> Tokenizer:
+    try:
+        text = Path(name).read_bytes()
+    except OSError as error:
+        raise _unknown(name, error.strerror or str(error)) from None
+    library = _library("tokenizers", "tokenizers", name)
+    try:
+        return _of_backend(library.Tokenizer.from_buffer(text), name)
+    except ValueError as error:
+        raise _unknown(name, f"is no tokenizer.json ({error})") from None
+
+
+def _of_hub(name: str) -> Tokenizer:
+    library = _library("transformers", "transformers", name)
+    try:
+        found = library.AutoTokenizer.from_pretrained(name.removeprefix("hf:"))
+    except (OSError, ValueError) as error:
+        raise _unknown(name, str(error).partition("\n")[0]) from None
+    if (backend := getattr(found, "backend_tokenizer", None)) is not None:
+        return _of_backend(backend, name)
+    text = json.dumps(found.get_vocab(), sort_keys=True).encode()
+
+    def encode(texts: Sequence[str]) -> list[Any]:
+        return [found.encode(text, add_special_tokens=False) for text in texts]
+
+    return Tokenizer(f"{name} {_hash(text)}", encode, len(found), name)
+
+
+def _of_backend(backend: Any, name: str) -> Tokenizer:
+    encode_batch = getattr(backend, "encode_batch_fast", backend.encode_batch)
+
+    def encode(texts: Sequence[str]) -> list[Any]:
+        return [each.ids for each in encode_batch(list(texts), add_special_tokens=False)]
+
+    identity = f"tokenizer.json {_hash(backend.to_str().encode())}"
+    return Tokenizer(identity, encode, backend.get_vocab_size(with_added_tokens=True), name)
+
+
+def _of_function(function: Callable[[str], Any], name: str | None) -> Tokenizer:
+    def encode(texts: Sequence[str]) -> list[Any]:
+        return [function(text) for text in texts]
+
+    identity = getattr(function, "identity", None)
+    if identity is None:
+        try:
+            source = inspect.getsource(function if hasattr(function, "__code__") else type(function))
+        except (OSError, TypeError):
+            message = f"the tokenizer {function!r} has no source text to be known by"
+            raise HyperpodExtError(message, hint="Give it an attribute `identity` that changes when it does.") from None
+        qualified = getattr(function, "__qualname__", type(function).__qualname__)
+        identity = f"{function.__module__}:{qualified} {_hash(source.encode())}"
+    return Tokenizer(str(identity), encode, getattr(function, "vocab_size", None), name)
+
+
+def _imported(name: str) -> Callable[[str], Any]:
+    module, _, attribute = name.partition(":")
+    try:
+        found = importlib.import_module(module)
+    except ImportError as error:
+        raise _unknown(name, f"cannot be imported ({error})") from None
+    for part in attribute.split("."):
+        found = getattr(found, part, None)  # type: ignore[assignment]
+    if not callable(found):
+        raise _unknown(name, f"{module} has no function {attribute}")
+    return found
+
+
+def _library(module: str, package: str, name: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise HyperpodExtError(f"the tokenizer {name} needs {package}", hint=f"pip install {package}") from None
+
+
+def _unknown(name: str, why: str) -> ConfigError:
+    hint = "bytes, hf:NAME, path/to/tokenizer.json, or module:function"
+    return ConfigError([Problem(f"{name}: {why}", path="tokenizer", hint=hint)])
+
+
+def _hash(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:32]
