@@ -86,6 +86,24 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         {"resources": {"memory_mib": 99}},
         "checkpoint.tiers",
     ),
+    (
+        "HPX124",
+        {"nodes": 2, "checkpoint": {"tiers": [{"kind": "memory"}, {"kind": "peer"}], "when_busy": "skip"}},
+        {"nodes": 2, "checkpoint": {"tiers": [{"kind": "memory"}, {"kind": "peer"}]}},
+        "checkpoint.when_busy",
+    ),
+    (
+        "HPX125",
+        {"workers_per_node": 2, "resources": {"accelerator_resource": "nvidia.com/mig-1g.10gb"}},
+        {"resources": {"accelerator_resource": "nvidia.com/mig-1g.10gb"}},
+        "resources.accelerator_resource",
+    ),
+    (
+        "HPX125",
+        {"resources": {"accelerators": 2, "accelerator_resource": "nvidia.com/mig-1g.10gb"}},
+        {"resources": {"accelerators": 1, "accelerator_resource": "nvidia.com/mig-1g.10gb"}},
+        "resources.accelerators",
+    ),
     ("HPX131", {"image": None}, {}, "image"),
     ("HPX131", AWS | {"image": None}, AWS, "image"),
     ("HPX134", {"image": "repo/train"}, {"image": "repo/train@sha256:" + "0" * 64}, "image"),
@@ -209,7 +227,20 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ),
     ("HPX173", ELASTIC | {"global_batch_size": 4}, ELASTIC | {"global_batch_size": 12}, "global_batch_size"),
 ]
-OTHERS = {"HPX120", "HPX121", "HPX122", "HPX108", "HPX109", "HPX110", "HPX119", "HPX132", "HPX133", "HPX153", "HPX154"}
+OTHERS = {
+    "HPX120",
+    "HPX123",
+    "HPX121",
+    "HPX122",
+    "HPX108",
+    "HPX109",
+    "HPX110",
+    "HPX119",
+    "HPX132",
+    "HPX133",
+    "HPX153",
+    "HPX154",
+}
 """Rules that look at more than the spec: their tests are below."""
 
 
@@ -307,3 +338,14 @@ def test_rules_about_spot_and_tiered_storage() -> None:
     much = {"resources": P5 | {"memory_mib": 1700 * 1024}}
     assert found("HPX122", on_cluster(much, tiered_storage=storage)) == ["resources.memory_mib"]
     assert found("HPX122", on_cluster(much)) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "orchestrator"), [("hyperpod-eks", "eks"), ("kubeflow", "eks"), ("hyperpod-slurm", "slurm")]
+)
+def test_a_job_is_not_sent_to_a_cluster_of_another_orchestrator(target: str, orchestrator: str) -> None:
+    other = {"eks": "slurm", "slurm": "eks"}[orchestrator]
+    for given, paths in ((orchestrator, []), (other, [""])):
+        seen = on_cluster({}, orchestrator=given)
+        assert found("HPX123", Context(seen.job, seen.cluster, target)) == paths
+        assert found("HPX123", Context(seen.job, seen.cluster, "local")) == []

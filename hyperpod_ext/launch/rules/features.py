@@ -208,3 +208,36 @@ def elastic_with_autoscaling(context: Context) -> Iterator[Finding]:
     scaling = context.cluster.auto_scaling if context.cluster else None
     if context.job.elastic is not None and scaling is not None and scaling.enabled:
         yield Finding(("elastic", "max_nodes"), "the cluster buys machines until there are this many", "set a quota")
+
+
+_ORCHESTRATORS = {"hyperpod-eks": "eks", "kubeflow": "eks", "hyperpod-slurm": "slurm"}
+
+
+@rule(
+    "HPX123",
+    "error",
+    "the cluster has another orchestrator",
+    "A HyperPod cluster is run by EKS or by Slurm, never by both: the job would be sent to a place that is not there.",
+    "Use --target hyperpod-slurm on clusters with Slurm, hyperpod-eks or kubeflow on those with EKS.",
+)
+def orchestrator_is_the_targets(context: Context) -> Iterator[Finding]:
+    cluster, needed = context.cluster, _ORCHESTRATORS.get(context.target or "")
+    if cluster is not None and needed is not None and cluster.orchestrator != needed:
+        message = f"cluster {cluster.name} is run by {cluster.orchestrator}; target {context.target} needs {needed}"
+        right = [target for target, found in _ORCHESTRATORS.items() if found == cluster.orchestrator]
+        yield Finding((), message, f"use --target {' or '.join(right)}")
+
+
+@rule(
+    "HPX124",
+    "warning",
+    "copies in other nodes' memory that do not meet",
+    "With when_busy: skip, each node leaves out the steps for which it is busy. The newest copies of two nodes may "
+    "then be of different steps, and after the loss of a node the job goes back to the newest step that all have.",
+    "Write when_busy: supersede or wait; the copies of all nodes are then of the same steps.",
+)
+def skipped_copies_meet(context: Context) -> Iterator[Finding]:
+    job = context.job
+    skips = job.mode == "ours" and job.nodes > 1 and job.checkpoint.when_busy == "skip"
+    if skips and any(tier.kind == "peer" for tier in job.checkpoint.tiers):
+        yield Finding(("checkpoint", "when_busy"), "each node skips steps of its own", "write supersede")

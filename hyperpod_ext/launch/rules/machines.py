@@ -193,3 +193,23 @@ def cluster_has_the_machines(context: Context) -> Iterator[Finding]:
         yield Finding(path, f"cluster {cluster.name} has no {wanted}", f"it has: {types}")
     elif there < context.job.nodes:
         yield Finding(path, f"cluster {cluster.name} has {there} of {wanted} besides spares", f"write nodes: {there}")
+
+
+@rule(
+    "HPX125",
+    "warning",
+    "slices of a GPU that cannot work together",
+    "A process sees one MIG slice, and slices have no way to one another: no peer-to-peer, no CUDA IPC, and NCCL "
+    "refuses two slices of one GPU. Training on several needs gloo, or whole GPUs.",
+    "Use one worker with one slice, or whole GPUs: leave accelerator_resource out.",
+)
+def slices_are_used_alone(context: Context) -> Iterator[Finding]:
+    job, asked = context.job, context.job.resources
+    if not (asked.accelerator_resource or "").startswith("nvidia.com/mig-"):
+        return
+    if (asked.accelerators or 0) > job.workers_per_node:
+        message = f"{asked.accelerators} slices for {job.workers_per_node} workers, of which each sees one"
+        yield Finding(("resources", "accelerators"), message, f"write {job.workers_per_node}")
+    if job.world_size > 1:
+        message = f"{job.world_size} ranks on slices, which NCCL does not connect"
+        yield Finding(("resources", "accelerator_resource"), message, "use whole GPUs")
