@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import threading
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -23,12 +22,12 @@ from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.errors import HyperpodExtError, UnreachableError
 from hyperpod_ext.processes import die_with_parent
 from hyperpod_ext.runtime.environment import ENV_RUN_DIR, ENV_SECRET_FILE
+from hyperpod_ext.runtime.printed import wait_printing
 from hyperpod_ext.runtime.tiers.object_store import open_store
 
 ENV_SECRET_ID = "HPX_SECRET_ID"
 PORT = 29400
 ARCHIVE = "sourcedir.tar.gz"
-_TICK_S = 0.5
 _MOST_CODE = 1 << 30
 _MOST_CAUSE = 1024
 """Characters of a cause that SageMaker keeps."""
@@ -70,7 +69,7 @@ def _run(root: Path, arguments: list[str], environ: MutableMapping[str, str]) ->
             cwd=folder,
             preexec_fn=lambda: die_with_parent(us, signal.SIGTERM),  # no threads here that it could meet
         )
-        code = _watch(agent, run_dir / "logs")
+        code = wait_printing(agent, run_dir / "logs")
     if code != 0:
         _tell_cause(root, _cause(run_dir, code))
     return code
@@ -129,35 +128,6 @@ def _fetch_secret(name: str, file: Path) -> Path:
     file.touch(mode=0o600)
     file.write_text(answer["SecretString"])
     return file
-
-
-def _watch(agent: subprocess.Popen[bytes], logs: Path) -> int:
-    """Print what workers print until the agent has ended; pass on that the job is to end."""
-    signal.signal(signal.SIGTERM, lambda _signum, _frame: agent.send_signal(signal.SIGTERM))
-    ended = threading.Event()
-    printer = threading.Thread(target=_print_logs, args=(logs, ended))
-    printer.start()
-    try:
-        return agent.wait()
-    finally:
-        ended.set()
-        printer.join()
-
-
-def _print_logs(folder: Path, ended: threading.Event) -> None:
-    offsets: dict[Path, int] = {}
-    while True:
-        last = ended.wait(_TICK_S)
-        for file in sorted(folder.glob("*.log")):
-            with file.open("rb") as opened:
-                opened.seek(offsets.get(file, 0))
-                grown = opened.read()
-            whole = grown if last else grown[: grown.rfind(b"\n") + 1]
-            offsets[file] = offsets.get(file, 0) + len(whole)
-            for line in whole.decode(errors="replace").splitlines():
-                print(f"{file.stem[:4]} {file.stem[4:]} | {line}", flush=True)  # noqa: T201
-        if last:
-            return
 
 
 def _cause(run_dir: Path, code: int) -> str:

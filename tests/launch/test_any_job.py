@@ -21,6 +21,7 @@ from hyperpod_ext.launch.import_file import import_file
 from hyperpod_ext.launch.plan import find_problems, make_plan
 from hyperpod_ext.launch.sagemaker.request import training_job_request
 from hyperpod_ext.launch.sagemaker.strict import check_request
+from hyperpod_ext.launch.torchrun_words import for_torchrun
 from hyperpod_ext.runtime.training_job import join_parts
 
 LINE = ANY_TEXT.filter(lambda text: text and not set("\n\r") & set(text))
@@ -116,7 +117,9 @@ def slurm_takes(job: JobConfig, folder: Path) -> None:
     done = subprocess.run(["sh", "-c", script, "sh", "node"], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr + (folder / "0.0/logs/node0.log").read_text()
     arguments, _, variables = shown.read_bytes().partition(b"\0\0\n")
-    assert arguments.decode().split("\0")[-1 - len(job.args) :] == [job.script, *job.args]
+    words = [job.script, *job.args]
+    seen_words = arguments.decode().split("\0")[-len(words) :]
+    assert seen_words == (for_torchrun(words) if job.mode == "plain" else words)
     seen = dict(one.split("=", 1) for one in variables.decode().split("\0") if one)
     assert {name: seen[name] for name in job.env} == job.env
     if job.mode == "ours":

@@ -19,6 +19,7 @@ from hyperpod_ext.config.load import load
 from hyperpod_ext.config.runtime import RuntimeConfig
 from hyperpod_ext.errors import UnsupportedError
 from hyperpod_ext.launch.plan import make_plan
+from hyperpod_ext.launch.torchrun_words import RANKED_LINES
 
 IMAGE = "1.dkr.ecr.us-west-2.amazonaws.com/train:1"
 EXAMPLES = ["job", "elastic", "checkpointless", "managed-tier"]
@@ -180,11 +181,11 @@ def test_only_the_variables_that_the_libraries_need_are_set() -> None:
         spec = job(nodes=2, resources={"accelerators": 1, "efa": 1}, libraries=libraries, mode="plain")
         return set(environment(spec))
 
-    assert of() == {"NCCL_SOCKET_IFNAME", "FI_EFA_USE_HUGE_PAGE"}
+    assert of() == {"NCCL_SOCKET_IFNAME", "FI_EFA_USE_HUGE_PAGE"} | set(RANKED_LINES)
     assert of(ofi_nccl="1.6.0") == of() | {"FI_EFA_USE_DEVICE_RDMA"}
     assert of(ofi_nccl="1.5") == of(ofi_nccl="1.6.0") | {"FI_PROVIDER", "NCCL_PROTO"}
     assert of(ofi_nccl="1.16.0", libfabric="1.22.0") == of()
-    assert set(environment(job(nodes=2, mode="plain"))) == set()
+    assert environment(job(nodes=2, mode="plain")) == RANKED_LINES
 
 
 def test_a_variable_of_the_job_wins_over_ours() -> None:

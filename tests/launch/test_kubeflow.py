@@ -75,7 +75,7 @@ def test_our_agent_meets_at_the_first_node(environment: dict[str, str], tmp_path
     for only in ({}, TRAIN):
         spec = job(nodes=2, workers_per_node=4, args=["a b"], kubernetes=only, rendezvous={"port": 1234})
         assert words_started(script_of(spec), tmp_path, "python3", environment) == [
-            *("-m", "hyperpod_ext.runtime.agent", "--nnodes", "2", "--nproc-per-node", "4", "--node-rank", "1"),
+            *("-m", "hyperpod_ext.runtime.printed", "--nnodes", "2", "--nproc-per-node", "4", "--node-rank", "1"),
             *("--rdzv-endpoint", "head:1234", "--", "train.py", "a b"),
         ]
 
@@ -85,7 +85,7 @@ def test_a_plain_script_is_started_by_torchrun_never_by_hyperpodrun(tmp_path: Pa
     assert "hyperpodrun" not in make_plan(spec, target="kubeflow").files["job.yaml"].partition("spec:\n")[2]
     assert words_started(script_of(spec), tmp_path, "torchrun", {"RANK": "0", "MASTER_ADDR": "head"}) == [
         *("--nnodes", "2", "--nproc-per-node", "1", "--node-rank", "0", "--master-addr", "head"),
-        *("--master-port", "29400", "train.py"),
+        *("--master-port", "29400", "--redirects", "3", "--tee", "3", "train.py"),
     ]
 
 

@@ -20,6 +20,7 @@ from hyperpod_ext.launch.plan import make_plan
 
 TRAIN = """\
 import os, pathlib, sys
+print("from", os.environ["RANK"])
 pathlib.Path(f"rank{os.environ['RANK']}").write_text(f"{os.environ['WORLD_SIZE']} {sys.argv[1:]}")
 """
 
@@ -75,3 +76,5 @@ def test_two_nodes_start_all_ranks(mode: str, tmp_path: Path) -> None:
     assert {file.name: file.read_text() for file in tmp_path.glob("rank*")} == {
         f"rank{rank}": "4 ['x y', '$(A) $$ ${local_rank}']" for rank in range(4)
     }
+    lines = [line for text in printed for line in text.splitlines()]
+    assert {f"rank {rank} | from {rank}" for rank in range(4)} <= set(lines), lines

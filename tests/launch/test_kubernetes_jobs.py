@@ -336,6 +336,20 @@ def test_logs_of_all_pods_and_of_one_rank(api: KubernetesApi) -> None:
     assert list(jobs.logs(HYPERPOD, HANDLE, rank=2)) == ["a-nodes-10 | from 10"]
 
 
+def test_lines_of_one_rank_are_found_wherever_it_runs(api: KubernetesApi) -> None:
+    submit(plan(nodes=2, workers_per_node=2))
+    api.pod("a-nodes-0", {HPJOB: "a"}, "Succeeded", ["rank 2 | here", "rank 0 | x", "[default0]:other", "of the pod"])
+    api.pod("a-nodes-1", {HPJOB: "a"}, "Succeeded", ["rank 20 | y", "rank 2 | there", "[default0]:its own", "bare"])
+    found = ["a-nodes-0 | rank 2 | here", "a-nodes-1 | rank 2 | there", "a-nodes-1 | [default0]:its own"]
+    assert list(jobs.logs(HYPERPOD, HANDLE, rank=2)) == [*found, "a-nodes-1 | bare"]
+    api.condition(f"{JOBS}/a", "Completed")
+    assert sorted(jobs.logs(HYPERPOD, HANDLE, rank=2, follow=True, poll_s=FAST_S)) == sorted(
+        [*found, "a-nodes-1 | bare"]
+    )
+    with pytest.raises(NotFoundError, match="no rank 4"):
+        list(jobs.logs(HYPERPOD, HANDLE, rank=4))
+
+
 def test_followed_logs_take_in_pods_that_come_later_and_end_with_the_job(api: KubernetesApi) -> None:
     submit(plan())
     api.pod("a-nodes-0", {HPJOB: "a"}, "Running", ["one"])

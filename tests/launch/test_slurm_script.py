@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import pytest
@@ -113,6 +114,14 @@ def test_mode_plain_starts_torchrun(tmp_path: Path) -> None:
     assert shown["args"][:2] == ["-m", "torch.distributed.run"]
     assert "ip-10-1-2:29500" in shown["args"]
     assert "HPX_RUNTIME" not in shown["env"]
+    assert shown["env"]["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] == "rank ${rank} | "
+
+
+def test_arguments_with_dollars_pass_torchrun_as_they_were_written(tmp_path: Path) -> None:
+    text = ["$A", "${local_rank}", "$$"]
+    plain = run_node(job_script(job(mode="plain", args=text)), tmp_path)["args"]
+    assert [Template(word).safe_substitute(local_rank="0") for word in plain[-3:]] == text
+    assert run_node(job_script(job(args=text)), tmp_path)["args"][-3:] == text
 
 
 HOST_LISTS = {

@@ -19,6 +19,7 @@ from hyperpod_ext.launch.kubernetes.kinds import Kind, ended_at, reason_of, stat
 from hyperpod_ext.launch.kubernetes.kubeconfig import load_access
 from hyperpod_ext.launch.kubernetes.mounts import secret_name
 from hyperpod_ext.launch.kubernetes.pod_logs import PodLogs
+from hyperpod_ext.launch.kubernetes.rank_lines import Only
 from hyperpod_ext.launch.kubernetes.spec_note import read_note
 from hyperpod_ext.launch.kubernetes.text import read_all
 
@@ -138,11 +139,15 @@ def watch(kind: Kind, handle: JobHandle, with_lines: bool, poll_s: float = POLL_
 def logs(
     kind: Kind, handle: JobHandle, rank: int | None = None, follow: bool = False, poll_s: float = POLL_S
 ) -> Iterator[str]:
-    """What the pods print; of one rank: the log of its node's pod."""
+    """What the pods print; of one rank: the lines that its launcher marks so, wherever it runs."""
     client = client_of(handle)
     found = client.get(kind.path(client.access.namespace, handle.name))
-    node = None if rank is None else rank // _workers_per_node(found)
-    reader = _logs_of(kind, client, handle.name, node)
+    spec = read_note(found.get("metadata") or {})
+    most = None if spec is None else spec.workers_per_node * (spec.elastic.max_nodes if spec.elastic else spec.nodes)
+    if rank is not None and most is not None and rank >= most:
+        raise NotFoundError(f"{handle.name} has no rank {rank}", hint=f"ranks go from 0 to {most - 1}")
+    only = None if rank is None else Only(rank, _workers_per_node(found))
+    reader = _logs_of(kind, client, handle.name, only)
     if not follow:
         yield from reader.now()
         return
@@ -242,8 +247,8 @@ def _path_of(found: Mapping[str, Any], kind: Kind, namespace: str) -> str:
     return kind.path(namespace)
 
 
-def _logs_of(kind: Kind, client: Client, name: str, node: int | None) -> PodLogs:
-    return PodLogs(client, client.access.namespace, f"{kind.pod_label}={name}", node)
+def _logs_of(kind: Kind, client: Client, name: str, only: Only | None) -> PodLogs:
+    return PodLogs(client, client.access.namespace, f"{kind.pod_label}={name}", only)
 
 
 def _status(kind: Kind, client: Client, found: Mapping[str, Any]) -> JobStatus:

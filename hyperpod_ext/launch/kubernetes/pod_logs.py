@@ -12,6 +12,7 @@ from typing import Any
 
 from hyperpod_ext.errors import HyperpodExtError, NotFoundError
 from hyperpod_ext.launch.kubernetes.client import Client
+from hyperpod_ext.launch.kubernetes.rank_lines import Only
 
 _HAS_OUTPUT = frozenset({"Running", "Succeeded", "Failed"})
 
@@ -23,8 +24,8 @@ class PodLogs:
     client: Client
     namespace: str
     selector: str
-    node: int | None = None
-    """Only of this node, counted from 0 in the order of the pods' names."""
+    only: Only | None = None
+    """Only lines of this rank."""
     pause_s: float = 1.0
     """Between a stream that broke without a line and the next."""
     _lines: queue.SimpleQueue[str | BaseException] = field(default_factory=queue.SimpleQueue)
@@ -33,23 +34,24 @@ class PodLogs:
     def pods(self) -> list[dict[str, Any]]:
         """The job's pods in the order of their numbers; spares and replaced ones are among them."""
         found = self.client.items(f"/api/v1/namespaces/{self.namespace}/pods", labelSelector=self.selector)
-        ordered = sorted(found, key=lambda pod: _natural(pod["metadata"]["name"]))
-        return ordered if self.node is None else ordered[self.node : self.node + 1]
+        return sorted(found, key=lambda pod: _natural(pod["metadata"]["name"]))
 
     def now(self) -> Iterator[str]:
         """What all pods have printed until now, pod by pod."""
-        for pod in self.pods():
+        for node, pod in enumerate(self.pods()):
             if pod.get("status", {}).get("phase") in _HAS_OUTPUT:
                 name = pod["metadata"]["name"]
                 for line in self.client.lines(self._path(name), timestamps="true"):
-                    yield f"{name} | {_without_time(line)[1]}"
+                    text = _without_time(line)[1]
+                    if self._wants(text, node):
+                        yield f"{name} | {text}"
 
     def look_for_pods(self) -> None:
         """Follow every pod that has begun since the last look."""
-        for pod in self.pods():
+        for node, pod in enumerate(self.pods()):
             name, uid = pod["metadata"]["name"], pod["metadata"].get("uid", "")
             if pod.get("status", {}).get("phase") in _HAS_OUTPUT and f"{name}/{uid}" not in self._readers:
-                reader = threading.Thread(target=self._follow, args=(name,), daemon=True)
+                reader = threading.Thread(target=self._follow, args=(name, node), daemon=True)
                 self._readers[f"{name}/{uid}"] = reader
                 reader.start()
 
@@ -81,7 +83,7 @@ class PodLogs:
             reader.join(wait_s)
         return self.take()
 
-    def _follow(self, name: str) -> None:
+    def _follow(self, name: str, node: int) -> None:
         """Read one pod's log to its end. A stream that breaks is begun again after the last line that came."""
         last = ""
         try:
@@ -92,7 +94,8 @@ class PodLogs:
                 for line in self.client.lines(self._path(name), **query):
                     at, text = _without_time(line)
                     if at > last:  # sinceTime goes by whole seconds: what was shown comes again
-                        self._lines.put(f"{name} | {text}")
+                        if self._wants(text, node):
+                            self._lines.put(f"{name} | {text}")
                         last, came = at, True
                 if ended:
                     return
@@ -102,6 +105,9 @@ class PodLogs:
             return  # the pod is gone, and its log with it
         except (HyperpodExtError, OSError) as error:
             self._lines.put(error)
+
+    def _wants(self, text: str, node: int) -> bool:
+        return self.only is None or self.only.takes(text, node)
 
     def _ended(self, name: str) -> bool:
         phase = self.client.get(self._path(name).removesuffix("/log")).get("status", {}).get("phase")

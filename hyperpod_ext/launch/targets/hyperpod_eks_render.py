@@ -21,7 +21,7 @@ from hyperpod_ext.launch.kubernetes.pod import (
 from hyperpod_ext.launch.kubernetes.policy import network_policy
 from hyperpod_ext.launch.kubernetes.spec_note import note_of
 from hyperpod_ext.launch.render import render as fill
-from hyperpod_ext.launch.torchrun_words import for_torchrun
+from hyperpod_ext.launch.torchrun_words import RANKED_LINES, for_torchrun
 
 LOG_DIR = "/tmp/hyperpod"
 """Where the operator's log rules look."""
@@ -86,7 +86,7 @@ def start_of(job: JobConfig, cluster: ClusterConfig | None) -> Start:
         flags.append("--inprocess-restart")
     if job.mode == "ours":  # without a bound, a rank that hangs is waited for for ever
         flags += ["--inprocess-timeout", str(math.ceil(2 * job.restart.leave_timeout_s))]
-    environment: dict[str, str] = {}
+    environment: dict[str, str] = dict(RANKED_LINES)
     if checkpointless:
         environment |= _CHECKPOINTLESS_ENV
     if job.mode == "ours":

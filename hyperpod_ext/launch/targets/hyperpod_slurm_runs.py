@@ -36,6 +36,7 @@ class JobReader:
         self._batch = Tail(batch_log)
         self._events: dict[Path, Tail] = {}
         self._logs: dict[Path, LogReader] = {}
+        self._nodes: dict[Path, Tail] = {}
 
     def events(self) -> Iterator[Mapping[str, Any]]:
         """Events of the runtime, each with `run: main`."""
@@ -49,6 +50,14 @@ class JobReader:
             yield from (f"batch | {line}" for line in self._batch.lines())
         for start in starts(self._job_dir):
             yield from self._logs.setdefault(start, LogReader(start, self._rank)).lines()
+            if self._rank is not None:
+                yield from self._printed_by_torchrun(start, f"rank {self._rank} | ")
+
+    def _printed_by_torchrun(self, start: Path, mark: str) -> Iterator[str]:
+        """Its workers have no logs of their own, but their rank before each line of their node's."""
+        for file in sorted((start / "logs").glob("node*.log")):
+            tail = self._nodes.setdefault(file, Tail(file))
+            yield from (line for line in tail.lines() if line.startswith(mark))
 
 
 def last_step(job_dir: Path) -> dict[str, Any]:

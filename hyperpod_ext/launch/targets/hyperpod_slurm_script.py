@@ -12,6 +12,7 @@ from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.errors import Problem
 from hyperpod_ext.launch.kubernetes.spec_note import brief
 from hyperpod_ext.launch.render import render
+from hyperpod_ext.launch.torchrun_words import RANKED_LINES, for_torchrun
 
 NOTE = "# spec: "
 """Before the job's own spec in the file: what `hp-ext import` reads back."""
@@ -31,12 +32,13 @@ _SAVE_S = 5
 def job_script(job: JobConfig) -> str:
     """The whole text of `job.sbatch`."""
     plain = job.mode == "plain"
-    env = dict(job.env) if plain else {ENV_RUNTIME: RuntimeConfig.of(job).model_dump_json(), **job.env}
+    own = RANKED_LINES if plain else {ENV_RUNTIME: RuntimeConfig.of(job).model_dump_json()}
+    words = [job.script, *job.args]
     return render(
         "hyperpod_slurm/job.sbatch.j2",
         job=job,
         note=NOTE + json.dumps(brief(job)),
-        env=env,
+        env={**own, **job.env},
         options=list(_batch_options(job)),
         step_options=list(_step_options(job)),
         enroot=_container(job) == "enroot",
@@ -45,7 +47,7 @@ def job_script(job: JobConfig) -> str:
         port=job.rendezvous.port or "$((20000 + SLURM_JOB_ID % 10000))",
         launcher="torchrun" if plain else "agent",
         folder=_quoted(job.working_dir) if job.working_dir else '"$HPX_SOURCE_DIR"',
-        command=[job.script, *job.args],
+        command=for_torchrun(words) if plain else words,
     )
 
 

@@ -18,7 +18,7 @@ from hyperpod_ext.launch.kubernetes.policy import network_policy
 from hyperpod_ext.launch.kubernetes.spec_note import note_of
 from hyperpod_ext.launch.render import render as fill
 from hyperpod_ext.launch.targets.hyperpod_eks_render import title
-from hyperpod_ext.launch.torchrun_words import for_torchrun
+from hyperpod_ext.launch.torchrun_words import RANKED_LINES, for_torchrun
 
 _PORT = 29400
 """Where node 0 listens, unless the spec says otherwise; the services of both kinds lead to every port."""
@@ -52,7 +52,7 @@ def start_of(job: JobConfig) -> Start:
         port=job.rendezvous.port or _PORT,
         command=words if job.mode == "ours" else for_torchrun(words),
     )
-    environment = runtime_environment(job) if job.mode == "ours" else {}
+    environment = runtime_environment(job) if job.mode == "ours" else RANKED_LINES
     return Start(script, job.image or "", environment)
 
 
