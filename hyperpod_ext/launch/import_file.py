@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import yaml
+
 from hyperpod_ext.launch.kubernetes.import_job import Imported, import_job
 
 
 def import_file(text: str, source: str) -> Imported:
-    """Read an sbatch file, a CreateTrainingJob request as JSON, or a job for Kubernetes.
+    """Read an sbatch file, a CreateTrainingJob request as JSON, a config.yaml of hyp, or a job for Kubernetes.
 
     Raises:
         ConfigError: it is none of them, or what it says is no valid job; names every field.
@@ -27,4 +29,13 @@ def import_file(text: str, source: str) -> Imported:
 
         job, left = import_request(found, source)
         return Imported(job, "sagemaker", left)
+    if text.startswith(("template:", "job_name:")) or "\ntemplate:" in text or "\njob_name:" in text:
+        from hyperpod_ext.launch.kubernetes.import_hyp import import_hyp, is_hyp_config
+
+        try:
+            found = yaml.safe_load(text)
+        except yaml.YAMLError:
+            found = None  # said of it below
+        if is_hyp_config(found):
+            return import_hyp(found, source)
     return import_job(text, source)

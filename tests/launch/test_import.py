@@ -94,3 +94,74 @@ def test_what_is_no_job_is_told() -> None:
         import_file('{"a": 1}', "a.json")
     with pytest.raises(ConfigError, match="script"):
         import_file('{"TrainingJobName": "a"}', "a.json")
+
+
+HYP = """\
+# Template type
+template: hyp-pytorch-job
+version: 1.1
+
+job_name: my-train
+image: 1.dkr.ecr.us-west-2.amazonaws.com/train:1
+namespace: team-a
+command: [hyperpodrun, --nproc_per_node=8, /opt/train.py]
+args: ["--steps", "40"]
+environment: {NCCL_DEBUG: INFO, TEXT: 'say "hi"'}
+pull_policy: IfNotPresent
+instance_type: ml.p5.48xlarge
+node_count: 4
+tasks_per_node: auto
+label_selector: {team: a}
+deep_health_check_passed_nodes_only: true
+scheduler_type: volcano
+queue_name: team-queue
+priority: high
+accelerators: 8
+vcpu: 90.5
+memory: 100
+memory_limit: 120
+max_retry: 3
+volume:
+  - {name: data, type: hostPath, mount_path: /data, path: /mnt/data}
+  - {name: out, type: pvc, mount_path: /out, claim_name: out-claim, read_only: 'true'}
+service_account_name: trainer
+preferred_topology: topology.k8s.aws/network-node-layer-3
+required_topology:
+"""
+
+
+def test_a_config_of_hyp_becomes_a_spec_and_nothing_of_it_is_lost_in_silence(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(HYP)
+    done = call_hp_ext("import", "config.yaml", cwd=tmp_path)
+    assert done.code == 0, done.stderr
+    job = load_text(JobConfig, done.stdout)
+    assert (job.name, job.nodes, job.workers_per_node, job.mode) == ("my-train", 4, 8, "plain")
+    assert (job.script, job.args) == ("/opt/train.py", ("--steps", "40"))
+    assert job.env == {"NCCL_DEBUG": "INFO", "TEXT": 'say "hi"'}
+    assert (job.kubernetes.namespace, job.kubernetes.service_account) == ("team-a", "trainer")
+    assert (job.resources.accelerators, job.resources.cpus, job.resources.memory_mib) == (8, 90.5, 102400)
+    assert (job.scheduling.queue, job.scheduling.priority, job.scheduling.node_selector) == (
+        "team-queue",
+        "high",
+        {"team": "a"},
+    )
+    assert job.scheduling.topology is not None
+    assert (job.scheduling.topology.level, job.scheduling.topology.required) == (
+        "topology.k8s.aws/network-node-layer-3",
+        False,
+    )
+    assert job.relaunch.max_process_restarts == 3
+    assert [(one.kind, one.path, one.read_only) for one in job.volumes if one.kind in ("host", "claim")] == [
+        ("host", "/data", False),
+        ("claim", "/out", True),
+    ]
+    said = [line.removeprefix("not carried over: ").partition(":")[0] for line in done.stderr.splitlines()]
+    assert sorted(said) == ["memory_limit", "scheduler_type", "the folder that the job started in"]
+    assert job.working_dir == "/opt"
+
+
+def test_a_config_of_hyp_for_something_else_is_refused() -> None:
+    with pytest.raises(ConfigError, match="is a cluster-stack of hyp"):
+        import_file("template: cluster-stack\nversion: 1.0\n", "config.yaml")
+    with pytest.raises(ConfigError, match=r"config\.yaml.*name"):
+        import_file("job_name: Not_A_Name\nimage: a:1\n", "config.yaml")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Any
 
 from hyperpod_ext.catalog import labels
@@ -28,13 +29,14 @@ def read_pod(
     left_out += [f"container {one.get('name')}: a job has one" for one in containers[1:]]
     container = dict(containers[0])
     container.pop("name", None)
-    _command(container, document, left_out)
-    _environment(container.pop("env", None) or [], document, kubernetes, left_out)
+    read_command(container, document, left_out)
+    read_environment(container.pop("env", None) or [], document, kubernetes, left_out)
     _resources(dict(container.pop("resources", None) or {}), document, left_out)
     _volumes(spec.pop("volumes", None) or [], container.pop("volumeMounts", None) or [], document, left_out)
     for theirs, ours in (("image", "image"), ("workingDir", "working_dir")):
         if theirs in container:
             document[ours] = container.pop(theirs)
+    place_script(document, left_out)
     if policy := container.pop("imagePullPolicy", None):
         kubernetes["pull_policy"] = policy
     if (container.pop("securityContext", None) or {}).get("privileged"):
@@ -71,7 +73,7 @@ def _toleration(one: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _command(container: dict[str, Any], document: dict[str, Any], left_out: list[str]) -> None:
+def read_command(container: dict[str, Any], document: dict[str, Any], left_out: list[str]) -> None:
     """Script and arguments, if a launcher starts a Python file."""
     from hyperpod_ext.launch.kubernetes.import_job import split_command, words_of
 
@@ -91,7 +93,15 @@ def _command(container: dict[str, Any], document: dict[str, Any], left_out: list
         document["mode"] = "aws-checkpointless"
 
 
-def _environment(
+def place_script(document: dict[str, Any], left_out: list[str]) -> None:
+    """A script with a whole path is in the image, or on a volume; a spec says so by naming its folder."""
+    script = PurePosixPath(document["script"])
+    if script.is_absolute() and "working_dir" not in document:
+        document["working_dir"] = str(script.parent)
+        left_out.append(f"the folder that the job started in: it is {script.parent} now, that of the script")
+
+
+def read_environment(
     entries: list[dict[str, Any]], document: dict[str, Any], kubernetes: dict[str, Any], left_out: list[str]
 ) -> None:
     for entry in entries:

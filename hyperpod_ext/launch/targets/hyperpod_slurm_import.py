@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from hyperpod_ext.config.document import dotted
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.errors import ConfigError, Problem
+from hyperpod_ext.launch.kubernetes.import_pod import place_script
 from hyperpod_ext.launch.targets.hyperpod_slurm_script import NOTE, OWN_OPTIONS, job_script
 
 _SHORT = {"J": "job-name", "N": "nodes", "p": "partition", "q": "qos", "t": "time", "A": "account", "o": "output"}
@@ -38,6 +39,7 @@ def import_sbatch(text: str, source: str) -> tuple[JobConfig, list[str]]:
     _commands(text, document, left)
     document.setdefault("name", "job")
     document.setdefault("script", "train.py")
+    place_script(document, left)
     try:
         return JobConfig.model_validate(document, strict=False), left
     except ValidationError as error:
