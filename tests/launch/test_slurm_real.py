@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ class Place:
 
     cluster: SlurmCluster
     folder: Path
+    home: str = "home"
+    """What this machine remembers."""
 
     def write_job(self, steps: int = 20, **more: Any) -> None:
         spec = {
@@ -55,7 +57,7 @@ class Place:
         (self.folder / "job.yaml").write_text(json.dumps(spec | more))
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        env = os.environ | {"SLURM_CONF": str(self.cluster.conf), "HPX_HOME": str(self.folder / "home")}
+        env = os.environ | {"SLURM_CONF": str(self.cluster.conf), "HPX_HOME": str(self.folder / self.home)}
         command = [HP_EXT, *arguments]
         return subprocess.Popen(
             command, env=env, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -71,8 +73,8 @@ class Place:
         return self.folder / "hpx-runs" / "tiny-gpt" / job / name
 
 
-def done(process: subprocess.Popen[str]) -> Done:
-    stdout, stderr = process.communicate(timeout=100)
+def done(process: subprocess.Popen[str], seconds: float = 100) -> Done:
+    stdout, stderr = process.communicate(timeout=seconds)
     assert "Traceback" not in stderr, stderr
     return Done(process.returncode, stdout, stderr)
 
@@ -140,6 +142,51 @@ def report(folder: Path) -> dict[str, Any]:
     return found
 
 
+def lose_power(cluster: SlurmCluster, node: str) -> None:
+    """Kill all that runs on a node: slurmd, its steps, the batch script and what they started."""
+    space = Path(f"/proc/{cluster.processes[node].pid}/ns/uts").readlink()
+
+    def there() -> list[int]:
+        found = []
+        for entry in Path("/proc").iterdir():
+            with suppress(OSError):
+                if entry.name.isdecimal() and (entry / "ns" / "uts").readlink() == space:
+                    found.append(int(entry.name))
+        return found
+
+    while pids := there():
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        cluster.processes[node].poll()
+        time.sleep(0.01)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("lost", ["hpx1", "hpx2"], ids=["of-the-batch-script", "another"])
+def test_a_node_is_lost_and_the_job_is_queued_again_and_goes_on_with_the_same_losses(place: Place, lost: str) -> None:
+    place.write_job(steps=100)
+    whole = place.create("--wait")
+    assert (whole.code, whole.json["starts"]) == (0, 1), whole.stderr
+
+    shutil.rmtree(place.folder / "kept")
+    waiting = place.start("create-job", "-f", "job.yaml", *TARGET, "--wait", "-o", "json")
+    job = str(int(whole.json["slurm_job_id"]) + 1)
+    wait_until(lambda: made_step(place.start_dir(job) / "events.jsonl", 7))
+    assert place.cluster.ask("squeue", "-h", "-j", job, "-o", "%N").strip() == "hpx[1-2]"
+    lose_power(place.cluster, lost)
+    try:
+        again = done(waiting, 200)
+    finally:
+        place.cluster.start_node(lost)
+        wait_until(lambda: place.cluster.ask("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == "3")
+    assert again.code == 0, again.stderr
+    assert (again.json["state"], again.json["starts"], len(again.json["losses"])) == ("succeeded", 2, 100)
+    assert again.json["losses"] == whole.json["losses"]
+    assert again.json["weights"] == whole.json["weights"]
+    assert min(map(int, report(place.start_dir(job, "1.0"))["losses"])) > 1, "it began anew"
+
+
 def test_a_spare_takes_the_ranks_of_a_node_that_is_lost(place: Place) -> None:
     place.write_job(steps=200, spares=1, slurm={"python": sys.executable, "requeue": False})
     waiting = place.start("create-job", "-f", "job.yaml", *TARGET, "--wait", "-o", "json")
@@ -162,6 +209,9 @@ def test_a_running_job_is_shown_followed_refused_a_second_time_and_cancelled(pla
     status = place.hp_ext("status", URL, "-o", "json").json
     assert (status["state"], status["of"]) == ("running", 100_000)
     assert status["step"] >= 3
+    elsewhere = replace(place, home="elsewhere/home")
+    assert [one["handle"] for one in elsewhere.hp_ext("list", *TARGET, "-o", "json").json] == [URL]
+    assert elsewhere.hp_ext("status", URL, "-o", "json").json["step"] >= 3
     second = place.create()
     assert (second.code, f"job {job} of the queue" in second.stderr) == (5, True)
     late = place.hp_ext("create-job", "-f", "job.yaml", *TARGET, "--set", "name=other", "--dry-run")

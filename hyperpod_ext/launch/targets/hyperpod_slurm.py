@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from hyperpod_ext.launch.handle import JobHandle
 from hyperpod_ext.launch.job_status import JobStatus, Moment
 from hyperpod_ext.launch.render import check_shell
 from hyperpod_ext.launch.targets import hyperpod_slurm_client as slurm
+from hyperpod_ext.launch.targets import hyperpod_slurm_queue as queue
 from hyperpod_ext.launch.targets import hyperpod_slurm_runs as runs
 from hyperpod_ext.launch.targets.hyperpod_slurm_script import job_script
 from hyperpod_ext.launch.targets.hyperpod_slurm_script import problems as problems
@@ -101,10 +103,14 @@ def submit(plan: Plan) -> JobHandle:
 
 
 def list_jobs() -> list[JobStatus]:
-    """The newest submission from this machine of every name; `unknown` where Slurm cannot be asked."""
+    """The newest submission of every name, from this machine or another; `unknown` where Slurm cannot be asked."""
     found = []
-    for name in records.names(NAME):
-        handle = JobHandle(NAME, records.recall(NAME, name)["cluster"], name)
+    known = {name: str(records.recall(NAME, name)["cluster"]) for name in records.names(NAME)}
+    with suppress(UnreachableError):  # no Slurm here: what was submitted from here is listed all the same
+        elsewhere = [name for name in queue.newest_of_ours() if name not in known]
+        known |= dict.fromkeys(elsewhere, slurm.cluster_name() if elsewhere else "")
+    for name, cluster in sorted(known.items()):
+        handle = JobHandle(NAME, cluster, name)
         try:
             found.append(status(handle))
         except (UnreachableError, NotFoundError) as error:
@@ -205,8 +211,19 @@ def result(handle: JobHandle) -> Mapping[str, Any]:
     return found | about | {"loss_equal": None, "weights_equal": None, "undisturbed": None}
 
 
+def _record(name: str) -> Mapping[str, Any]:
+    """Of the newest submission from this machine; where there is none, of the newest in the queue."""
+    try:
+        return records.recall(NAME, name)
+    except NotFoundError:
+        with suppress(UnreachableError):
+            if queued := queue.newest_of_ours().get(name):
+                return queue.record_of(queued)
+        raise
+
+
 def _find(handle: JobHandle) -> _Submitted:
-    record = records.recall(NAME, handle.name)
+    record = _record(handle.name)
     return _Submitted(
         name=handle.name,
         id=record["id"],

@@ -78,6 +78,18 @@ class SlurmJob:
         return _STATES.get(self.state, "running")
 
 
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """One job of this user in the queue, or one that has just left it."""
+
+    id: str
+    submitted_at: str
+    name: str
+    comment: str
+    folder: str
+    """Folder that it was submitted from."""
+
+
 def submit(script: str, folder: Path) -> tuple[str, str]:
     """Send `script` as it is, from `folder`; returns the job's id and the cluster's name."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("HPX_", "SBATCH_", "SLURM_JOB"))}
@@ -97,6 +109,18 @@ def active_job(name: str) -> str | None:
     """Id of a job of this user under `name` that has not ended."""
     said = _ask(["squeue", "--noheader", "--me", f"--name={name}", "--format=%i"])
     return next(iter(said.split()), None)
+
+
+def queued() -> list[Queued]:
+    """All jobs of this user that the controller knows; those that have ended for some minutes are among them."""
+    command = ["squeue", "--noheader", "--me", "--states=all", "--format=%i|%V|%j|%k|%Z"]
+    lines = [line.split("|", 4) for line in _ask(command).splitlines()]
+    return [Queued(*parts) for parts in lines if len(parts) == 5 and parts[0].isdecimal()]  # not parts of arrays
+
+
+def batch_script(job_id: str) -> str:
+    """The file that the job was made from, while Slurm has it."""
+    return _ask(["scontrol", "write", "batch_script", job_id, "-"])
 
 
 def find(job_id: str) -> SlurmJob:
