@@ -28,6 +28,7 @@ COMMANDS = {
     "data": "Convert datasets to memory-mapped tokens; show and verify them.",
     "create-cluster": "Create a HyperPod cluster from its spec.",
     "update-cluster": "Show what a spec would change in a cluster, and change it.",
+    "cluster": "Make a cluster with network, buckets, EKS and roles.",
     "schema": "Print the JSON schema of a spec, for editors.",
     "import": "Turn a job for Kubernetes into a spec.",
     "explain": "Tell what a rule or a field means.",

@@ -10,10 +10,12 @@ from .output import say
 
 if TYPE_CHECKING:
     from hyperpod_ext.config.cluster import ClusterConfig
+    from hyperpod_ext.config.document import Document
     from hyperpod_ext.config.job import JobConfig
     from hyperpod_ext.config.load import Loaded
     from hyperpod_ext.config.overrides import Override
     from hyperpod_ext.errors import Problem
+    from hyperpod_ext.launch.cdk.outputs import ClusterOutputs
     from hyperpod_ext.launch.plan import Plan
 
 
@@ -43,8 +45,9 @@ class Specs:
         problems: list[Problem] = []
         loaded: Loaded[JobConfig] | None = None
         self.cluster: ClusterConfig | None = None
+        self._outputs: ClusterOutputs | None = None
         try:
-            loaded = read(JobConfig, job_file, overrides)
+            loaded = read(JobConfig, job_file, overrides, self._fill)
         except ConfigError as error:
             problems += error.problems
         if cluster_file is not None:
@@ -57,12 +60,34 @@ class Specs:
         self._loaded = loaded
         self.job = loaded.config
 
+    def _fill(self, document: Document) -> None:
+        """What a spec leaves to the cluster that it names."""
+        if not (isinstance(document.data, dict) and document.data.get("cluster")):
+            return
+        from hyperpod_ext.launch.cdk.jobs import fill, outputs_for
+
+        if (found := outputs_for(document, Path(self._file).parent)) is None:
+            return
+        self._outputs, kept = found
+        fill(document, self._outputs)
+        if kept:
+            name, age = self._outputs.name, self._outputs.age()
+            say(f"cluster {name}: as it was read {age}; `hp-ext cluster outputs {name}` reads it anew")
+
+    def job_on(self, target: str | None) -> JobConfig:
+        """The job, with what its cluster settles for this target."""
+        if self._outputs is None:
+            return self.job
+        from hyperpod_ext.launch.cdk.jobs import on_cluster
+
+        return on_cluster(self.job, self._outputs, target)
+
     def check(self, target: str | None) -> None:
         """What job, cluster and target together show, with the lines of the job's file."""
         from hyperpod_ext.errors import UnsupportedError
         from hyperpod_ext.launch.plan import find_problems
 
-        problems = find_problems(self.job, self.cluster, target, self._ignored)
+        problems = find_problems(self.job_on(target), self.cluster, target, self._ignored)
         if self._strict:
             problems += self.warnings(target)
         if problems:
@@ -72,7 +97,7 @@ class Specs:
         """What will work, and is probably not what was meant; each with its line."""
         from hyperpod_ext.launch.plan import find_warnings
 
-        return self._loaded.locate(find_warnings(self.job, self.cluster, target, self._ignored))
+        return self._loaded.locate(find_warnings(self.job_on(target), self.cluster, target, self._ignored))
 
     def plan(self, target: str, templates: str | None = None) -> Plan:
         """The checked plan; its warnings are said at once. `templates`: a folder with templates of the user's own."""
@@ -81,7 +106,7 @@ class Specs:
 
         self.check(target)
         with own_templates(Path(templates) if templates else None):
-            plan = make_plan(self.job, self.cluster, target, Path(self._file).parent, self._ignored)
+            plan = make_plan(self.job_on(target), self.cluster, target, Path(self._file).parent, self._ignored)
         for warning in plan.warnings:
             say(f"warning: {warning}")
         return plan

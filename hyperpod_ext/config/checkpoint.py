@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from hyperpod_ext.config.base import Config
 
@@ -57,15 +57,24 @@ class DurableTier(Config):
         return self
 
 
+def _uri_may_be_the_clusters(schema: dict[str, Any]) -> None:
+    schema["required"].remove("uri")
+    if not schema["required"]:
+        del schema["required"]
+
+
 class S3Tier(DurableTier):
     """An S3 prefix: survives the loss of the whole cluster."""
+
+    model_config = ConfigDict(json_schema_extra=_uri_may_be_the_clusters)
 
     kind: Literal["s3"] = "s3"
     uri: Annotated[
         str,
         Field(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$", examples=["s3://bucket/prefix"]),
     ]
-    """Bucket and prefix, `s3://bucket/prefix`. Checkpoints go under `prefix/NAME-OF-THE-JOB/`."""
+    """Bucket and prefix, `s3://bucket/prefix`. Checkpoints go under `prefix/NAME-OF-THE-JOB/`. Default: those of the
+    job's `cluster`; needed where it names none."""
 
 
 class FileTier(DurableTier):

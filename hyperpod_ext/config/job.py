@@ -81,6 +81,9 @@ class JobConfig(Config):
     """Arguments of the script. Quote numbers: they reach the script as text."""
     env: dict[EnvName, str] = {}
     """Environment of every worker. No secrets: the spec is stored and shown."""
+    cluster: Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}$", examples=["research"])] | None = None
+    """Cluster that `hp-ext cluster deploy` made. Its outputs settle what is left open here: where S3 tiers are, and, as
+    the target needs them, namespace, service account, queue, role, output, region, subnets and security groups."""
     image: Annotated[str, Field(min_length=1, examples=["1.dkr.ecr.us-west-2.amazonaws.com/train:1"])] | None = None
     """Container image, on targets that run containers. The script must be in it, or on a volume."""
     working_dir: AbsolutePath | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -21,6 +21,9 @@ from hyperpod_ext.config.translate import translate
 from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
 
 M = TypeVar("M", bound=Config)
+
+Fill = Callable[[Document], None]
+"""Writes into a document what it leaves to others, before it is checked."""
 
 _MOST_ROUNDS = 10
 """Mistakes hide behind mistakes; nobody writes them ten deep."""
@@ -64,10 +67,12 @@ def load_text(
     return read_text(model, text, source, overrides, list_files).config
 
 
-def read(model: type[M], path: str | pathlib.Path, overrides: Sequence[str | Override] = ()) -> Loaded[M]:
+def read(
+    model: type[M], path: str | pathlib.Path, overrides: Sequence[str | Override] = (), fill: Fill | None = None
+) -> Loaded[M]:
     """`load`, with the places of all values."""
     file = pathlib.Path(path)
-    return read_text(model, _text_of(file), str(path), overrides, lambda folder: _names_in(file.parent / folder))
+    return read_text(model, _text_of(file), str(path), overrides, lambda folder: _names_in(file.parent / folder), fill)
 
 
 def read_text(
@@ -76,12 +81,15 @@ def read_text(
     source: str,
     overrides: Sequence[str | Override] = (),
     list_files: ListFiles | None = None,
+    fill: Fill | None = None,
 ) -> Loaded[M]:
     """`load_text`, with the places of all values."""
     document = parse(text, source)
     unreadable = bool(document.problems) and document.data is None
     if not unreadable:
         apply_overrides(document, overrides)
+        if fill is not None:
+            fill(document)
     problems = list(document.problems)
     config = None
     if not unreadable:
