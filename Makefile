@@ -63,7 +63,7 @@ soak: $(READY)
 
 bench: bench-recovery bench-rendezvous bench-faults bench-checkpoint
 
-# kill -9 to the first new step, beside torchrun with DCP checkpoints; about 40 s a round
+# kill -9 to the first new step, beside torchrun with DCP checkpoints, NVRx in process and torchft; about 75 s a round
 bench-recovery: $(READY)
 	$(BIN)/python tests/bench/recovery.py --rounds 5 $(ARGS)
 

@@ -10,14 +10,18 @@ import pytest
 from recovery_page import make_document, make_page, make_table
 from recovery_report import (
     LABELS,
+    NVRX,
     OURS,
+    TORCHFT,
     TORCHRUN,
     Recovery,
     Stamp,
+    nvrx_recovery,
     ordinary_step,
     our_recovery,
     phases_between,
     summarize,
+    torchft_recovery,
     torchrun_recovery,
 )
 from recovery_sides import EXAMPLE, Setup
@@ -68,8 +72,8 @@ def after() -> dict[int, list[Stamp]]:
 def recovery(seconds: float, **fields: Any) -> Recovery:
     """One whose last phases take all of its time."""
     side = fields.pop("side", OURS)
-    phases = dict.fromkeys(LABELS[side], 0.0) | {"first_new_step": seconds, "back_past": 0.5}
-    made = Recovery(phases, seconds, seconds + 0.5, 0.2, 0, {1: 5.0, 2: 4.0}, 4.5)
+    phases = dict.fromkeys(LABELS[side], 0.0) | {"first_new_step": seconds, list(LABELS[side])[-1]: 0.5}
+    made = Recovery(phases, seconds, seconds, seconds + 0.5, 0.2, 0, {1: 5.0, 2: 4.0}, 4.5)
     return replace(made, **fields)
 
 
@@ -136,6 +140,56 @@ def test_an_ordinary_step_is_one_before_the_kill_and_not_the_first():
     assert ordinary_step(made, until=5) == pytest.approx(0.2)
 
 
+def test_of_nvrx_a_phase_begins_when_the_function_is_called_again(before, after):
+    for rank, stamps in after.items():
+        stamps[:2] = [stamp(102.0 + rank / 100, "called")]
+    found = nvrx_recovery(before, after, KILL_T, killed_step=4)
+    assert list(found.phases) == list(LABELS[NVRX])
+    assert found.phases["called"] == pytest.approx(1.93)
+    assert found.all_ranks == found.first_new_step == pytest.approx(5.3)
+
+
+class TestTorchft:
+    """Rank 2 dies in step 4. The others discard it, make it and two more alone, and step 7 with the new process."""
+
+    @pytest.fixture
+    def stamps(self) -> dict[int, list[Stamp]]:
+        ranks = {rank: [*steps(99.2, range(1, 4)), stamp(99.9, "step_begin", step=4)] for rank in range(4)}
+        for rank in (0, 1, 3):
+            ranks[rank] += [stamp(101.0 + rank / 100, "discarded", step=4), *steps(101.5, range(4, 8))]
+            ranks[rank].append(stamp(103.0, "done", held_out_loss=3.5))
+        for its in ranks.values():
+            for one in its:
+                if one["event"] == "step_end":
+                    one["ranks"] = 3 if 4 <= one["step"] <= 6 else 4
+        return ranks
+
+    @pytest.fixture
+    def again(self) -> list[Stamp]:
+        born = [stamp(101.6, "imported"), stamp(101.9, "built")]
+        healed = [stamp(102.1, "step_end", step=6, loss=3.0, ranks=3)]
+        return [*born, *healed, stamp(102.4, "step_end", step=7, loss=2.0, ranks=4), stamp(103.0, "done")]
+
+    def test_the_first_new_step_is_the_survivors_and_later_one_is_of_all(self, stamps, again):
+        found = torchft_recovery(stamps, again, KILL_T, killed_step=4)
+        assert list(found.phases) == list(LABELS[TORCHFT])
+        assert found.phases == pytest.approx(
+            {"discarded": 1.03, "first_new_step": 0.67, "imported": 0.0, "built": 0.2, "all_ranks": 0.5}
+        )
+        assert found.first_new_step == found.past_killed_step == pytest.approx(1.7)
+        assert found.all_ranks == pytest.approx(2.4)
+        assert found.ordinary_step == pytest.approx(0.2)
+        assert found.losses == {1: 8.0, 2: 7.0, 3: 6.0}
+
+    def test_a_survivor_that_had_the_steps_sum_makes_the_others_skip_it(self, stamps, again):
+        stamps[0] = [one for one in stamps[0] if (one["event"], one.get("step")) != ("step_end", 4)]
+        assert torchft_recovery(stamps, again, KILL_T, killed_step=4).first_new_step == pytest.approx(1.9)
+
+    def test_a_new_process_that_takes_part_in_nothing_is_an_error(self, stamps, again):
+        with pytest.raises(ValueError, match="made no step with all the others"):
+            torchft_recovery(stamps, again[:3], KILL_T, killed_step=4)
+
+
 class TestOurs:
     @pytest.fixture
     def report(self) -> dict[str, Any]:
@@ -170,7 +224,7 @@ class TestSummary:
         return [{OURS: recovery(ours), TORCHRUN: recovery(theirs, side=TORCHRUN)} for ours, theirs in pairs]
 
     def test_a_ratio_is_the_median_of_the_ratios_of_rounds(self, rounds):
-        ratios = summarize(rounds)["ratios"]
+        ratios = summarize(rounds)["ratios"][TORCHRUN]
         assert ratios["first_new_step"] == {"median": 10.0, "rounds": [8.0, 18.0, 10.0]}
         assert ratios["past_killed_step"]["rounds"] == pytest.approx([8.5 / 1.5, 9.5, 6.5 / 1.1], abs=1e-4)
         assert ratios["first_new_step_less_a_step"]["rounds"] == pytest.approx([7.8 / 0.8, 8.8 / 0.3, 14.5], abs=1e-4)
@@ -193,12 +247,27 @@ class TestSummary:
 
     def test_the_table_says_whether_the_aim_is_met(self, rounds):
         setup = Setup(load(JobConfig, EXAMPLE), 20, 128, 4, 2, 13)
-        assert "first new step: met (ratio 10.0, least 8.0)" in make_table(make_document(rounds, setup))
-        slow = [{OURS: recovery(2.0), TORCHRUN: recovery(8.0, side=TORCHRUN)}]
-        assert "NOT met (ratio 4.0" in make_table(make_document(slow, setup))
+        assert "one step off: NOT met (ratio 14.5, least 9.8)" in make_table(make_document(rounds, setup, {}))
+        quick = [{OURS: recovery(0.6), TORCHRUN: recovery(8.2, side=TORCHRUN)}]
+        assert "one step off: met (ratio 20.0" in make_table(make_document(quick, setup, {}))
+
+    def test_a_peer_that_failed_in_a_round_is_told_and_its_other_rounds_count(self, rounds):
+        rounds[0][NVRX] = recovery(10.0, side=NVRX)
+        document = make_document(rounds, Setup(load(JobConfig, EXAMPLE), 20, 128, 4, 2, 13), {TORCHFT: "no wheel"})
+        assert list(document["medians"]) == [OURS, TORCHRUN, NVRX]
+        assert document["ratios"][NVRX]["first_new_step"] == {"median": 10.0, "rounds": [10.0]}
+        assert "not measured: torchft: no wheel" in make_table(document)
+        assert "Not measured: no wheel." in make_page(document)
+
+    def test_torchfts_losses_must_be_ours_until_the_kill(self, rounds):
+        for one in rounds:
+            one[TORCHFT] = recovery(5.0, side=TORCHFT, losses={1: 5.0})
+        assert list(summarize(rounds)["checks"].values()) == [True, True, True]
+        rounds[1][TORCHFT].losses[1] = 5.1
+        assert list(summarize(rounds)["checks"].values()) == [True, True, False]
 
     def test_what_is_published_names_no_machine_and_no_folder_of_it(self, rounds):
-        document = make_document(rounds, Setup(load(JobConfig, EXAMPLE), 20, 128, 4, 2, 13))
+        document = make_document(rounds, Setup(load(JobConfig, EXAMPLE), 20, 128, 4, 2, 13), {})
         words = (json.dumps(document) + make_page(document)).replace('"', " ").split()
         assert [word for word in words if word.startswith(("/", "~"))] == []
         assert document["rounds"][1][TORCHRUN]["first_new_step"] == 9.0
