@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from crds import SPECS, unknown
 from kubeflow_trainer_api.models import IoK8sApiCoreV1PodTemplateSpec, TrainerV1alpha1TrainJobSpec
 from pydantic import ValidationError
 
@@ -155,3 +156,30 @@ def test_a_file_that_is_not_yaml_is_an_error_that_names_it() -> None:
         check_yaml("job.yaml", "a: [")
     with pytest.raises(ConfigError, match=r"did you mean `PyTorchJob`"):
         check_yaml("job.yaml", "kind: PyTorchJop")
+
+
+def test_every_example_has_only_fields_that_its_operator_defines(root: Path) -> None:
+    """The definitions are written apart from our own tables, which could share a mistake with what is rendered."""
+    seen = set()
+    for file in files(root):
+        found = yaml.safe_load(file.read_text())
+        if found["kind"] in SPECS:
+            assert unknown(found["spec"], SPECS[found["kind"]]()) == [], file
+            seen.add(found["kind"])
+    assert seen == set(SPECS)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("spec/replicaSpecs/0/spare", 1),
+        ("spec/replicaSpecs/0/template/spec/nodeSelectors", {}),
+        ("spec/replicaSpecs/0/template/spec/containers/0/ports", [{"containerPort": "8080"}]),
+        ("spec/runPolicy/restartPolicy", {"maxFullJobRestarts": 1}),
+        ("spec/runPolicy/jobMaxRetryCount", "50"),
+    ],
+)
+def test_a_planted_mistake_is_found_by_the_definition(path: str, value: object) -> None:
+    found = yaml.safe_load(HYPERPOD)
+    assert unknown(found["spec"], SPECS["HyperPodPyTorchJob"]()) == []
+    assert unknown(put(found, path, value)["spec"], SPECS["HyperPodPyTorchJob"]())
