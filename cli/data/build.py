@@ -55,7 +55,7 @@ conversion. A command that was interrupted, or killed, goes on where it ended wh
     default="bytes",
     show_default=True,
     metavar="NAME",
-    help="bytes, hf:NAME, path/to/tokenizer.json, or module:function.",
+    help="bytes, none (records are tokens), hf:NAME, path/to/tokenizer.json, or module:function.",
 )
 @click.option("--field", default="text", show_default=True, help="Of a record: its text, or a list of its tokens.")
 @click.option(

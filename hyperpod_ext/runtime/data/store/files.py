@@ -137,6 +137,7 @@ class FileLock:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor: int | None = None
+        self._shared = False
 
     @property
     def held(self) -> bool:
@@ -167,7 +168,7 @@ class FileLock:
                 os.close(descriptor)
                 raise
             if _is_at(descriptor, self.path):
-                self._descriptor = descriptor
+                self._descriptor, self._shared = descriptor, shared
                 return True
             os.close(descriptor)  # evicted while we waited; the store's place is free again
 
@@ -179,7 +180,12 @@ class FileLock:
         """Let go; again does no harm."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
+            if not self._shared:  # or a child that was forked meanwhile would hold it on
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
+
+    def __del__(self) -> None:
+        self.release()
 
 
 def _open_lock(path: Path, shared: bool) -> int:

@@ -16,6 +16,8 @@ import numpy as np
 from hyperpod_ext.errors import ConfigError, HyperpodExtError, Problem
 from hyperpod_ext.runtime.data.store.segment import Tokens
 
+_VALID = "valid: bytes, none, hf:NAME, path/to/tokenizer.json, module:function"
+
 Encode = Callable[[Sequence[str]], Sequence[Any]]
 
 
@@ -36,9 +38,9 @@ class Tokenizer:
 def find(tokenizer: str | Callable[[str], Any]) -> Tokenizer:
     """The tokenizer that is meant.
 
-    `bytes`; `hf:NAME` from the Hub's cache; a `tokenizer.json`; `module:function`; or a function of one text. It may
-    carry `identity` and `vocab_size`; without `identity` it is known by its name and source text, so what it reads from
-    elsewhere must not change.
+    `bytes`; `none`, where records are tokens already; `hf:NAME` from the Hub's cache; a `tokenizer.json`;
+    `module:function`; or a function of one text. It may carry `identity` and `vocab_size`; without `identity` it is
+    known by its name and source text, so what it reads from elsewhere must not change.
 
     Raises:
         ConfigError: there is no such tokenizer.
@@ -50,6 +52,8 @@ def find(tokenizer: str | Callable[[str], Any]) -> Tokenizer:
         return Tokenizer("bytes", _as_bytes, 256, "bytes")
     if tokenizer.startswith("hf:"):
         return _of_hub(tokenizer)
+    if tokenizer == "none":
+        return Tokenizer("none", _refuse, None, "none")
     if tokenizer.endswith(".json"):
         return _of_file(tokenizer)
     if ":" in tokenizer:
@@ -60,6 +64,11 @@ def find(tokenizer: str | Callable[[str], Any]) -> Tokenizer:
 def _as_bytes(texts: Sequence[str]) -> list[Tokens]:
     # JSON may hold halves of surrogate pairs; they are kept, not refused
     return [np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8) for text in texts]
+
+
+def _refuse(texts: Sequence[str]) -> list[Any]:
+    message = f"tokenizer none is for records that are tokens already, and there is text: {texts[0][:40]!r}"
+    raise ConfigError([Problem(message, path="tokenizer", hint=_VALID)])
 
 
 def _of_file(name: str) -> Tokenizer:
@@ -137,8 +146,7 @@ def _library(module: str, package: str, name: str) -> Any:
 
 
 def _unknown(name: str, why: str) -> ConfigError:
-    hint = "bytes, hf:NAME, path/to/tokenizer.json, or module:function"
-    return ConfigError([Problem(f"{name}: {why}", path="tokenizer", hint=hint)])
+    return ConfigError([Problem(f"{name}: {why}", path="tokenizer", hint=_VALID)])
 
 
 def _hash(text: bytes) -> str:
