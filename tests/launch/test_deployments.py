@@ -210,7 +210,7 @@ def test_what_the_config_says_wins_and_roles_that_nobody_needs_are_left_out() ->
         IMPORTED, execution_role=ROLE, instance_groups=[GROUP | {"lifecycle": {"source": "s3://aaa/b"}}]
     )
     request = create_cluster_request(bound(stated, BOUND))
-    assert request["VpcConfig"]["Subnets"] == VPC["subnets"]
+    assert request["VpcConfig"]["Subnets"] == IMPORTED["vpc"]["subnets"]
     assert request["Orchestrator"]["Eks"]["ClusterArn"] == IMPORTED["eks_cluster_arn"]
     (group,) = request["InstanceGroups"]
     assert (group["ExecutionRole"], group["LifeCycleConfig"]["SourceS3Uri"]) == (ROLE, "s3://aaa/b")

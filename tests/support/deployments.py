@@ -61,6 +61,7 @@ LEAST_EKS: dict[str, Any] = {
 }
 
 IMPORTED: dict[str, Any] = LEAST | {
+    "vpc": {"subnets": ["subnet-0123456789abcdef0"], "security_groups": ["sg-0123456789abcdef0"]},
     "checkpoint_bucket": "my-checkpoints",
     "infrastructure": {
         "network": {"vpc_id": "vpc-0123456789abcdef0"},

@@ -1,0 +1,63 @@
+"""Findings of validators that are as they should be, each with its reason, beside what causes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import aws_cdk as cdk
+from aws_cdk import aws_iam as iam
+from constructs import IConstruct
+
+_NAG = "AwsSolutions::AwsSolutions-"
+
+
+def accept(scope: IConstruct, finding: str, because: str) -> None:
+    """Acknowledge one finding, by its whole id, in `scope` and what is inside."""
+    cdk.Validations.of(scope).acknowledge(cdk.Acknowledgment(id=finding, reason=because))
+
+
+def accept_nag(scope: IConstruct, finding: str, because: str) -> None:
+    """The same, for a finding of cdk-nag: `EKS1`."""
+    accept(scope, f"{_NAG}{finding}", because)
+
+
+def allow(role: iam.Role, because: str = "", **statement: Any) -> None:
+    """Add a statement to `role`. One with wildcards needs a reason, which stands for each of them."""
+    made = iam.PolicyStatement(**statement)
+    role.add_to_policy(made)
+    for wildcard in _wildcards(role, statement):
+        assert because, f"{statement.get('sid')}: say why {wildcard} is needed"
+        accept_nag(role, f"IAM5[{wildcard}]", because)
+
+
+def accept_managed_policy(scope: IConstruct, arn: str, because: str) -> None:
+    """A policy that AWS keeps, and may change."""
+    accept_nag(scope, f"IAM4[Policy::{as_text(cdk.Stack.of(scope).resolve(arn))}]", because)
+
+
+def as_text(value: Any) -> str:
+    """A value with references, as cdk-nag writes it: `arn:<AWS::Partition>:s3:::name`."""
+    match value:
+        case str():
+            return value
+        case {"Fn::Join": [separator, parts]}:
+            return str(separator).join(as_text(part) for part in parts)
+        case {"Ref": name}:
+            return f"<{name}>"
+        case {"Fn::GetAtt": [resource, attribute]}:
+            return f"<{resource}.{attribute}>"
+        case {"Fn::ImportValue": name}:
+            return as_text(name)
+    raise TypeError(f"no text for {value!r}")
+
+
+def _wildcards(role: iam.Role, statement: dict[str, Any]) -> Iterator[str]:
+    stack = cdk.Stack.of(role)
+    for resource in statement["resources"]:
+        text = as_text(stack.resolve(resource))
+        if "*" in text:
+            yield f"Resource::{text}"
+    for action in statement["actions"]:
+        if "*" in action:
+            yield f"Action::{action}"

@@ -1,0 +1,77 @@
+"""The HyperPod cluster. Its properties are the very request that `hp-ext create-cluster` would send."""
+
+from __future__ import annotations
+
+import aws_cdk as cdk
+from constructs import Construct
+
+from hyperpod_cdk import identity
+from hyperpod_cdk.eks import Eks
+from hyperpod_cdk.network import Places
+from hyperpod_cdk.part import Part
+from hyperpod_cdk.storage import LIFECYCLE, Stored
+from hyperpod_ext.config.cluster import ClusterConfig
+from hyperpod_ext.launch.cluster.bindings import Bindings, bound
+from hyperpod_ext.launch.cluster.request import create_cluster_request
+
+LIFECYCLE_SCRIPT = "on_init_complete.sh"
+
+
+class ClusterStack(Part):
+    """Roles and the cluster; for EKS also what gives pods their roles."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        config: ClusterConfig,
+        places: Places,
+        stored: Stored,
+        eks: Eks | None,
+        *,
+        scale: bool,
+    ) -> None:
+        super().__init__(scope, config, "cluster", "roles and machines")
+        role = config.execution_role or identity.machine_role(self, places, stored, eks).role_arn
+        scaling = config.auto_scaling is not None and config.auto_scaling.enabled and config.cluster_role is None
+        slurm = config.orchestrator == "slurm"
+        self.bindings = Bindings(
+            subnets=places.machine_subnets,
+            security_groups=places.security_groups,
+            group_subnets=places.group_subnets,
+            execution_role=role,
+            cluster_role=identity.hyperpod_role(self, stored).role_arn if scaling else None,
+            eks_cluster_arn=eks.arn if eks is not None else None,
+            mount=stored.mount if slurm else None,
+            lifecycle_source=f"s3://{stored.lifecycle.bucket_name}/{LIFECYCLE}" if stored.lifecycle else None,
+            lifecycle_script=LIFECYCLE_SCRIPT if stored.lifecycle else None,
+        )
+        request = create_cluster_request(bound(config, self.bindings, scale=scale))
+        # typed constructs refuse dictionaries and accept wrong values; the request was checked against AWS's own model
+        self.cluster = cdk.CfnResource(self, "Cluster", type="AWS::SageMaker::Cluster", properties=request)
+        for child in self.node.find_all():
+            if isinstance(child, cdk.CfnResource) and child.cfn_resource_type == "AWS::IAM::Policy":
+                self.cluster.add_resource_dependency(child)  # no property of the cluster mentions it
+        self._pods(stored, eks)
+        self.output("ClusterName", config.name, "The HyperPod cluster")
+        self.output("ClusterArn", self.cluster.get_att("ClusterArn").to_string(), "Its ARN")
+        self.output("ExecutionRoleArn", role, "Role of its machines")
+        self.output("SubnetIds", ",".join(request["VpcConfig"]["Subnets"]), "Subnets of its machines")
+        self.output("SecurityGroupIds", ",".join(request["VpcConfig"]["SecurityGroupIds"]), "Their security groups")
+        self.output("EksClusterName", eks and eks.name, "The EKS cluster that it is part of")
+
+    def _pods(self, stored: Stored, eks: Eks | None) -> None:
+        if eks is None:
+            return
+        roles = [
+            identity.pod_role(self, f"JobRole{place}", wanted, stored, eks)
+            for place, wanted in enumerate(self.made.job_roles, 1)
+        ]
+        governance = self.made.add_ons.task_governance
+        team = governance.teams[0].name if governance is not None and governance.teams else None
+        namespace = self.made.job_roles[0].namespace if roles else team and f"hyperpod-ns-{team}"
+        self.output("JobRoleArn", roles[0].role_arn if roles else None, "Role of pods of the first service account")
+        if len(roles) > 1:
+            self.output("JobRoleArns", ",".join(role.role_arn for role in roles), "Roles of pods, as the spec has them")
+        self.output("Namespace", namespace, "Namespace of jobs that name none")
+        self.output("ServiceAccount", self.made.job_roles[0].service_account if roles else None, "And service account")
+        self.output("QueueName", team and f"hyperpod-ns-{team}-localqueue", "Queue of the first team")

@@ -1,0 +1,120 @@
+"""The EKS control plane, and the add-ons that machines need before they join."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import aws_cdk as cdk
+from aws_cdk import aws_eks as eks
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
+from aws_cdk import aws_logs as logs
+from constructs import Construct
+
+from hyperpod_cdk.acknowledgements import accept_managed_policy, accept_nag
+from hyperpod_cdk.network import Places
+from hyperpod_cdk.part import Part, managed_policy
+from hyperpod_ext.config.cluster import ClusterConfig
+
+_LOGS = ("api", "audit", "authenticator", "controllerManager", "scheduler")
+_BEFORE_NODES = ("vpc-cni", "kube-proxy", "eks-pod-identity-agent")
+"""They run once on each node: without nodes there is nothing to wait for."""
+
+
+@dataclass(frozen=True)
+class Eks:
+    """An EKS cluster, made here or there already."""
+
+    name: str
+    arn: str
+
+
+def existing_eks(config: ClusterConfig) -> Eks:
+    """The cluster that the config names."""
+    arn = str(config.eks_cluster_arn)
+    return Eks(name=arn.rpartition("/")[2], arn=arn)
+
+
+class EksStack(Part):
+    """Control plane with secrets under our key, private unless the config says from where it may be reached."""
+
+    def __init__(self, scope: Construct, config: ClusterConfig, places: Places, key: kms.IKey) -> None:
+        super().__init__(scope, config, "eks", "its EKS control plane")
+        wanted = self.made.eks
+        log_group = logs.CfnLogGroup(
+            self, "Logs", log_group_name=f"/aws/eks/{config.name}/cluster", retention_in_days=wanted.log_days
+        )  # before EKS makes it, and keeps it for ever
+        role = iam.CfnRole(
+            self,
+            "Role",
+            assume_role_policy_document=_trusts("eks.amazonaws.com"),
+            managed_policy_arns=[managed_policy("AmazonEKSClusterPolicy")],
+        )
+        accept_managed_policy(
+            role, managed_policy("AmazonEKSClusterPolicy"), "EKS wants this policy, and keeps it current"
+        )
+        cluster = eks.CfnCluster(
+            self,
+            "Eks",
+            name=config.name,
+            version=wanted.version,
+            role_arn=role.attr_arn,
+            access_config=eks.CfnCluster.AccessConfigProperty(
+                authentication_mode="API_AND_CONFIG_MAP",  # HyperPod makes an access entry for itself
+                bootstrap_cluster_creator_admin_permissions=True,
+            ),
+            bootstrap_self_managed_addons=False,
+            encryption_config=[
+                eks.CfnCluster.EncryptionConfigProperty(
+                    provider=eks.CfnCluster.ProviderProperty(key_arn=key.key_arn), resources=["secrets"]
+                )
+            ],
+            kubernetes_network_config=eks.CfnCluster.KubernetesNetworkConfigProperty(
+                service_ipv4_cidr=wanted.service_cidr
+            ),
+            logging=eks.CfnCluster.LoggingProperty(
+                cluster_logging=eks.CfnCluster.ClusterLoggingProperty(
+                    enabled_types=[eks.CfnCluster.LoggingTypeConfigProperty(type=one) for one in _LOGS]
+                )
+            ),
+            resources_vpc_config=eks.CfnCluster.ResourcesVpcConfigProperty(
+                subnet_ids=list(places.control_subnets),
+                security_group_ids=list(places.security_groups),
+                endpoint_private_access=True,
+                endpoint_public_access=bool(wanted.public_access),
+                public_access_cidrs=list(wanted.public_access) or None,
+            ),
+            tags=[cdk.CfnTag(key="SageMaker", value="true")],  # the policy of AWS's training operator asks for it
+        )
+        cluster.add_resource_dependency(log_group)
+        if wanted.public_access:
+            reached = f"reached over the internet only from {', '.join(wanted.public_access)}, as its owner asked"
+            accept_nag(cluster, "EKS1", reached)
+        for name in _BEFORE_NODES:
+            eks.CfnAddon(
+                self,
+                "".join(part.capitalize() for part in name.split("-")),
+                addon_name=name,
+                cluster_name=cluster.ref,
+                resolve_conflicts="OVERWRITE",
+            )
+        for place, admin in enumerate(wanted.admins, 1):
+            eks.CfnAccessEntry(
+                self,
+                f"Admin{place}",
+                cluster_name=cluster.ref,
+                principal_arn=admin,
+                access_policies=[
+                    eks.CfnAccessEntry.AccessPolicyProperty(
+                        policy_arn=f"arn:{cdk.Aws.PARTITION}:eks::aws:cluster-access-policy/AmazonEKSClusterAdminPolicy",
+                        access_scope=eks.CfnAccessEntry.AccessScopeProperty(type="cluster"),
+                    )
+                ],
+            )
+        self.eks = Eks(name=cluster.ref, arn=cluster.attr_arn)
+        self.output("EksClusterArn", cluster.attr_arn, "The EKS cluster")
+
+
+def _trusts(service: str) -> dict[str, object]:
+    statement = {"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}
+    return {"Version": "2012-10-17", "Statement": [statement]}

@@ -1,0 +1,199 @@
+"""Who may do what: roles of machines, of HyperPod itself, and of the pods of jobs.
+
+A pod of a job reads data and writes below the folders of its own job. Machines of EKS clusters touch no checkpoint;
+those of Slurm do, as jobs there run with the role of their machine.
+"""
+
+from __future__ import annotations
+
+import aws_cdk as cdk
+from aws_cdk import aws_eks as eks
+from aws_cdk import aws_iam as iam
+
+from hyperpod_cdk.acknowledgements import accept_managed_policy, allow
+from hyperpod_cdk.eks import Eks
+from hyperpod_cdk.network import Places
+from hyperpod_cdk.part import Part, managed_policy
+from hyperpod_cdk.storage import EPHEMERAL, JOBS, MILESTONES, Stored
+from hyperpod_ext.config.infrastructure import JobRole
+
+_OBJECT_ACTIONS = [
+    *("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"),
+]
+_GRANTS = [
+    *("CreateGrant", "Decrypt", "DescribeKey", "GenerateDataKeyWithoutPlaintext"),
+    *("ReEncryptTo", "ReEncryptFrom", "RetireGrant"),
+]
+
+
+def machine_role(stack: Part, places: Places, stored: Stored, cluster: Eks | None) -> iam.Role:
+    """The role that machines of the cluster have."""
+    policy = managed_policy("AmazonSageMakerClusterInstanceRolePolicy")
+    role = iam.Role(
+        stack,
+        "MachineRole",
+        description=f"Machines of HyperPod cluster {stack.config.name}",
+        assumed_by=iam.ServicePrincipal("sagemaker.amazonaws.com"),
+        managed_policies=[iam.ManagedPolicy.from_managed_policy_arn(stack, "MachinePolicy", policy)],
+    )
+    accept_managed_policy(role, policy, "HyperPod asks for this policy, and keeps it current")
+    _use_interfaces(role, stack, places)
+    _pull_images(role, stack)
+    _use_key(role, stored)
+    if cluster is not None:
+        allow(role, sid="PodIdentity", actions=["eks-auth:AssumeRoleForPodIdentity"], resources=[cluster.arn])
+    else:
+        _use_checkpoints(role, stored, "*")
+        _read_data(role, stored)
+    return role
+
+
+def hyperpod_role(stack: Part, stored: Stored) -> iam.Role:
+    """The role with which HyperPod adds and removes machines for Karpenter."""
+    role = iam.Role(
+        stack,
+        "HyperPodRole",
+        description=f"HyperPod adds and removes machines of {stack.config.name}",
+        assumed_by=iam.ServicePrincipal("hyperpod.sagemaker.amazonaws.com"),
+    )
+    allow(
+        role,
+        "a cluster's ARN has an id that is not known before it is there",
+        sid="Machines",
+        actions=["sagemaker:BatchAddClusterNodes", "sagemaker:BatchDeleteClusterNodes"],
+        resources=[stack.arn_of("sagemaker", "cluster/*")],
+    )
+    allow(
+        role,
+        sid="Disks",
+        actions=["kms:CreateGrant", "kms:DescribeKey"],
+        resources=[stored.key.key_arn],
+        conditions={
+            "StringLike": {"kms:ViaService": "sagemaker.*.amazonaws.com"},
+            "Bool": {"kms:GrantIsForAWSResource": "true"},
+            "ForAllValues:StringEquals": {"kms:GrantOperations": _GRANTS},
+        },
+    )
+    return role
+
+
+def pod_role(stack: Part, name: str, wanted: JobRole, stored: Stored, cluster: Eks) -> iam.Role:
+    """The role of the pods of one service account, and what gives it to them."""
+    trusted = iam.ServicePrincipal(
+        "pods.eks.amazonaws.com",
+        conditions={
+            "StringEquals": {"aws:SourceAccount": stack.account},
+            "ArnEquals": {"aws:SourceArn": cluster.arn},
+        },
+    ).with_session_tags()
+    about = f"Pods of {wanted.service_account} in {wanted.namespace}: checkpoints of {wanted.jobs}"
+    role = iam.Role(stack, name, description=about.replace("*", "..."), assumed_by=trusted)
+    _use_checkpoints(role, stored, wanted.jobs)
+    _read_data(role, stored)
+    allow(
+        role,
+        sid="KeyForS3",
+        actions=["kms:Decrypt", "kms:GenerateDataKey"],
+        resources=[stored.key.key_arn],
+        conditions={"StringEquals": {"kms:ViaService": f"s3.{stack.region}.{cdk.Aws.URL_SUFFIX}"}},
+    )
+    tier = stack.config.tiered_storage
+    if tier is not None and tier.enabled:
+        why = "CloudWatch does not restrict metrics to resources"
+        allow(role, why, sid="TierMetrics", actions=["cloudwatch:PutMetricData"], resources=["*"])
+    eks.CfnPodIdentityAssociation(
+        stack,
+        f"{name}Association",
+        cluster_name=cluster.name,
+        namespace=wanted.namespace,
+        service_account=wanted.service_account,
+        role_arn=role.role_arn,
+    )
+    return role
+
+
+def _use_checkpoints(role: iam.Role, stored: Stored, jobs: str) -> None:
+    folders = [f"{folder}/{jobs}" for folder in (JOBS, EPHEMERAL, MILESTONES)]
+    allow(
+        role,
+        "all objects below the folders of its own jobs",
+        sid="OwnCheckpoints",
+        actions=_OBJECT_ACTIONS,
+        resources=[stored.checkpoints.below(f"{folder}/*") for folder in folders],
+    )
+    allow(
+        role,
+        sid="ListOwnCheckpoints",
+        actions=["s3:ListBucket"],
+        resources=[stored.checkpoints.arn],
+        conditions={"StringLike": {"s3:prefix": [f"{folder}/*" for folder in folders]}},
+    )
+
+
+def _read_data(role: iam.Role, stored: Stored) -> None:
+    why = "all data in the one bucket"
+    allow(role, why, sid="ReadData", actions=["s3:GetObject"], resources=[stored.data.below("*")])
+    allow(role, sid="ListData", actions=["s3:ListBucket"], resources=[stored.data.arn])
+
+
+def _use_key(role: iam.Role, stored: Stored) -> None:
+    actions = ["kms:Decrypt", "kms:GenerateDataKey", "kms:DescribeKey"]
+    allow(role, sid="Key", actions=actions, resources=[stored.key.key_arn])
+    allow(
+        role,
+        sid="KeyForDisks",
+        actions=["kms:CreateGrant"],
+        resources=[stored.key.key_arn],
+        conditions={"Bool": {"kms:GrantIsForAWSResource": "true"}},
+    )
+
+
+def _pull_images(role: iam.Role, stack: Part) -> None:
+    why = "ECR does not restrict logging in to resources"
+    allow(role, why, sid="EcrLogin", actions=["ecr:GetAuthorizationToken"], resources=["*"])
+    allow(
+        role,
+        "AWS's own training images are in other accounts and regions; the repository's policy decides",
+        sid="EcrPull",
+        actions=["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"],
+        resources=[stack.arn_of("ecr", "repository/*", anywhere=True)],
+    )
+
+
+def _use_interfaces(role: iam.Role, stack: Part, places: Places) -> None:
+    """What machines and the VPC CNI do with network interfaces, in our subnets and groups only."""
+    new = "interfaces of machines that are not there yet"
+    groups = [stack.arn_of("ec2", f"security-group/{group}") for group in places.security_groups]
+    subnets = dict.fromkeys([*places.machine_subnets, *places.group_subnets.values()])
+    interfaces, machines = stack.arn_of("ec2", "network-interface/*"), stack.arn_of("ec2", "instance/*")
+    described = (
+        *("DhcpOptions", "InstanceTypes", "Instances", "NetworkInterfaces"),
+        *("SecurityGroups", "Subnets", "Tags", "Vpcs"),
+    )
+    allow(
+        role,
+        "EC2 does not restrict describing to resources",
+        sid="DescribeNetwork",
+        actions=[f"ec2:Describe{what}" for what in described],
+        resources=["*"],
+    )
+    allow(
+        role,
+        new,
+        sid="CreateInterfaces",
+        actions=["ec2:CreateNetworkInterface"],
+        resources=[interfaces, *groups, *(stack.arn_of("ec2", f"subnet/{subnet}") for subnet in subnets)],
+    )
+    allow(
+        role,
+        new,
+        sid="UseInterfaces",
+        actions=[
+            *("ec2:AssignPrivateIpAddresses", "ec2:UnassignPrivateIpAddresses"),
+            *("ec2:AttachNetworkInterface", "ec2:DetachNetworkInterface", "ec2:DeleteNetworkInterface"),
+            *("ec2:CreateNetworkInterfacePermission", "ec2:DeleteNetworkInterfacePermission"),
+            "ec2:ModifyNetworkInterfaceAttribute",
+        ],
+        resources=[interfaces, machines, *groups],
+    )
+    allow(role, new, sid="TagInterfaces", actions=["ec2:CreateTags"], resources=[interfaces])

@@ -1,0 +1,33 @@
+"""How a range of addresses is divided among zones. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ZonePlan:
+    """The subnets of one zone, as CIDRs."""
+
+    zone: str
+    machines: str
+    """A quarter of all addresses: a machine with many interfaces takes dozens."""
+    control: str
+    """Interfaces of the EKS control plane, and of endpoints."""
+    public: str
+    """The gateway to the internet, nothing else."""
+
+
+def plan_subnets(cidr: str, zones: Sequence[str]) -> list[ZonePlan]:
+    """Three quarters of `cidr` are for machines of up to three zones, sixteenths of the last for the rest.
+
+    A zone's ranges depend on its place in the list alone: one that is added at the end moves no other.
+    """
+    *quarters, rest = ipaddress.ip_network(cidr).subnets(prefixlen_diff=2)
+    small = list(rest.subnets(prefixlen_diff=4))
+    return [
+        ZonePlan(zone, machines=str(quarters[place]), control=str(small[4 + place]), public=str(small[place]))
+        for place, zone in enumerate(zones)
+    ]
