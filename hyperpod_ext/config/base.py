@@ -8,14 +8,13 @@ from pydantic import BaseModel, ConfigDict
 class Config(BaseModel):
     """Unknown fields are errors, values are never coerced, instances never change.
 
-    The docstring under a field is its documentation: it reaches the JSON schema, and from there
-    editors and `--help`.
+    The docstring under a field is its documentation: `field_docs` brings it to the JSON schema, and from there to
+    editors, to `hp-ext explain` and to errors.
     """
 
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
         strict=True,
-        use_attribute_docstrings=True,
         validate_default=True,
     )

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter
 from pydantic_core import PydanticUndefined
 
+from hyperpod_ext.config.field_docs import description
 from hyperpod_ext.config.nearest import suggest
 from hyperpod_ext.config.shape import item_type, models_in
 from hyperpod_ext.errors import NotFoundError
@@ -42,7 +43,7 @@ def explain(model: type[BaseModel], path: str) -> dict[str, Any]:
         default = info.default
         told = {
             "path": ".".join(walked),
-            "description": _words(info.description),
+            "description": _words(description(holder, part)),
             "type": _type_of(info.rebuild_annotation()),
             "default": None if default is PydanticUndefined or isinstance(default, BaseModel) else _shown(default),
             "example": _shown(info.examples[0]) if info.examples else None,

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from hyperpod_ext.config.document import Path
+from hyperpod_ext.config.field_docs import description
 
 _KEY_MARK = "[key]"
 
@@ -50,15 +51,16 @@ def expected_at(model: type[BaseModel], location: tuple[str | int, ...]) -> Expe
             return Expected((*found.path, part), description=_documented(_key_type(annotation)), is_key=True)
         info = members[0].model_fields.get(str(part)) if len(members) == 1 else None
         if info is not None:
-            annotation, description, examples = info.annotation, info.description, info.examples
+            annotation, examples = info.annotation, info.examples
+            described = description(members[0], str(part))
         else:
             annotation, examples = item_type(annotation), None
-            description = _documented(annotation) or found.description
+            described = _documented(annotation) or found.description
         found = Expected(
             path=(*found.path, part),
             models=tuple(models_in(annotation)),
             holder=members[0] if len(members) == 1 else None,
-            description=description or "",
+            description=described,
             examples=tuple(examples or ()),
         )
     return found

@@ -12,15 +12,16 @@ from pydantic.fields import FieldInfo
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
 from hyperpod_ext.config.cluster import ClusterConfig
+from hyperpod_ext.config.field_docs import description
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.config.schema import json_schema
 from hyperpod_ext.config.shape import models_in
 
 
-def fields_of(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
+def fields_of(model: type[BaseModel]) -> Iterator[tuple[str, tuple[type[BaseModel], str, FieldInfo]]]:
     """All fields of `model` and of every model inside it."""
     for name, info in model.model_fields.items():
-        yield f"{model.__name__}.{name}", info
+        yield f"{model.__name__}.{name}", (model, name, info)
         pending = [info.annotation]
         while pending:
             annotation = pending.pop()
@@ -30,7 +31,7 @@ def fields_of(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
                 yield from fields_of(found)
 
 
-ALL = {name: info for model in (JobConfig, ClusterConfig) for name, info in fields_of(model)}
+ALL = {name: found for model in (JobConfig, ClusterConfig) for name, found in fields_of(model)}
 
 
 def test_the_walk_reaches_the_innermost_models() -> None:
@@ -39,12 +40,13 @@ def test_the_walk_reaches_the_innermost_models() -> None:
 
 @pytest.mark.parametrize("name", sorted(name for name in ALL if not name.endswith(".kind")))
 def test_every_field_is_documented(name: str) -> None:
-    assert ALL[name].description
+    model, field, _info = ALL[name]
+    assert description(model, field)
 
 
-@pytest.mark.parametrize("name", sorted(name for name, info in ALL.items() if info.is_required()))
+@pytest.mark.parametrize("name", sorted(name for name, (_, _, info) in ALL.items() if info.is_required()))
 def test_every_required_field_has_an_example_that_is_valid(name: str) -> None:
-    info = ALL[name]
+    _model, _field, info = ALL[name]
     assert info.examples
     adapter = TypeAdapter[object](info.rebuild_annotation())
     for example in info.examples:
