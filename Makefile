@@ -16,7 +16,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup s3-server moto run check static test test-thorough test-sdks soak bench bench-recovery bench-rendezvous bench-faults bench-checkpoint golden clean
+.PHONY: setup s3-server moto cdk run check static test test-thorough test-sdks soak bench bench-recovery bench-rendezvous bench-faults bench-checkpoint golden clean
 
 setup: $(READY) s3-server moto
 
@@ -35,6 +35,10 @@ s3-server: $(READY)
 moto: $(READY)
 	-@$(BIN)/python tests/support/sdk_venvs.py moto
 
+# the CDK, its validators and node, for `hp-ext cluster` and tests/cdk, which say so where they are missing
+cdk: $(READY)
+	-@test $(VENV)/.cdk -nt $(READY) || { $(BIN)/pip install --quiet --disable-pip-version-check -e '.[cdk]' && touch $(VENV)/.cdk; }
+
 run: $(READY)
 	$(BIN)/hp-ext create-job -f $(JOB) --target local --wait $(ARGS)
 
@@ -46,7 +50,7 @@ static: $(READY)
 check: static
 	$(BIN)/pytest -q -m 'not slow and not soak and not sdks'
 
-test: static s3-server
+test: static s3-server cdk
 	$(BIN)/pytest -q -m 'not thorough and not soak and not sdks'
 
 # hangs, lost nodes, partitions, hyperpodrun, Slurm, SageMaker's API, every place of a step, thousands of specs
