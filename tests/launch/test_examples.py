@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,11 @@ def test_an_example_renders_or_is_refused_with_a_reason(spec: Path, target: str)
 )
 def test_which_target_runs_which_example(spec: str, target: str, rules: set[str]) -> None:
     assert rules_against(EXAMPLES / f"{spec}.yaml", target) == rules
+
+
+@pytest.mark.parametrize("example", ["05-slurm", "07-sagemaker", "09-spare"])
+def test_examples_that_need_the_script_beside_them_have_the_same(
+    example: str, golden: Callable[[Path, str], None]
+) -> None:
+    """Each target sends or mounts the folder of the spec, so that each has its copy; `make golden` renews them."""
+    golden(EXAMPLES / example / "train.py", (EXAMPLES / "01-local" / "train.py").read_text())

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 import yaml
+from aws_stand_in import AwsStandIn, aws_stand_in
+from clusters import GROUP, LEAST, ROLE
 from command import call_hp_ext as hp_ext
 from kubernetes_api import KubernetesApi, serve
 
@@ -22,6 +24,7 @@ from hyperpod_ext.launch.kubernetes import client as client_module
 from hyperpod_ext.launch.kubernetes import jobs
 from hyperpod_ext.launch.kubernetes.kinds import HYPERPOD
 from hyperpod_ext.launch.plan import make_plan
+from hyperpod_ext.launch.sagemaker import client as sagemaker
 
 JOBS = "/apis/sagemaker.amazonaws.com/v1/namespaces/team-a/hyperpodpytorchjobs"
 OFFLINE = """\
@@ -280,3 +283,45 @@ def test_waiting_for_a_job_that_was_submitted_before(api: KubernetesApi, spec: P
     api.condition(f"{JOBS}/a", "Failed", reason="WorkerCrash")
     assert hp_ext("wait", "a", "--target", "hyperpod-eks", "-o", "json").code == 7
     assert hp_ext("wait", "b", "--target", "hyperpod-eks").code == 6
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[AwsStandIn]:
+    with aws_stand_in() as state:
+        found = {"AWS_ENDPOINT_URL": state.url, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+        for name, value in (found | {"AWS_CONFIG_FILE": "/nowhere"}).items():
+            monkeypatch.setenv(name, value)
+        sagemaker.client.cache_clear()
+        yield state
+        sagemaker.client.cache_clear()
+
+
+@pytest.mark.parametrize("orchestrator", [{}, {"Orchestrator": {"Slurm": {}}}], ids=["of-old", "of-today"])
+def test_a_cluster_with_slurm_in_the_account_is_no_reason_to_crash(
+    orchestrator: dict[str, Any], aws: AwsStandIn, tmp_path: Path
+) -> None:
+    """There, commands took every cluster for one with EKS, and a Slurm cluster ended them."""
+    plain = {"name": "research", "region": "us-west-2", "orchestrator": "slurm", "execution_role": ROLE}
+    plain["instance_groups"] = [GROUP]
+    (tmp_path / "slurm.yaml").write_text(json.dumps(plain))
+    (tmp_path / "eks.yaml").write_text(json.dumps(LEAST))
+    assert hp_ext("create-cluster", "-f", "slurm.yaml", cwd=tmp_path).code == 0
+    live = aws.clusters["research"]
+    for member in ("Orchestrator", "VpcConfig"):
+        live.pop(member, None)
+    live.update(orchestrator)
+
+    same = hp_ext("update-cluster", "-f", "slurm.yaml", "--dry-run", cwd=tmp_path)
+    assert same.code == 0, same.stderr
+    other = hp_ext("update-cluster", "-f", "eks.yaml", "--dry-run", cwd=tmp_path)
+    assert "Orchestrator" in other.stdout + other.stderr
+    assert "Traceback" not in other.stderr
+
+
+def test_a_job_for_eks_is_not_sent_to_a_cluster_with_slurm(tmp_path: Path, spec: Path) -> None:
+    cluster = {"name": "c", "region": "us-west-2", "orchestrator": "slurm", "instance_groups": [GROUP]}
+    (tmp_path / "cluster.yaml").write_text(json.dumps(cluster))
+    arguments = (*("create-job", "-f", "job.yaml", "--cluster", "cluster.yaml"), "--dry-run", "--target")
+    refused = hp_ext(*arguments, "hyperpod-eks", cwd=tmp_path)
+    assert (refused.code, "HPX123" in refused.stderr) == (3, True), refused.stderr
+    assert hp_ext(*arguments, "hyperpod-slurm", cwd=tmp_path).code == 0
