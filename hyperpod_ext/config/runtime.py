@@ -6,11 +6,14 @@
 
 from __future__ import annotations
 
-from pydantic import ConfigDict, NonNegativeInt, PositiveInt
+from typing import Any
+
+from pydantic import ConfigDict, NonNegativeInt, PositiveInt, SerializerFunctionWrapHandler, model_serializer
 
 from hyperpod_ext.config.base import Config
 from hyperpod_ext.config.chaos import Chaos
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
+from hyperpod_ext.config.elastic import Elastic
 from hyperpod_ext.config.job import JobConfig, JobName, RestartPolicy
 
 ENV_RUNTIME = "HPX_RUNTIME"
@@ -29,6 +32,8 @@ class RuntimeConfig(Config):
     """Processes on each machine."""
     spares: NonNegativeInt = 0
     """Machines beside them that wait for one to be lost."""
+    elastic: Elastic | None = None
+    """Numbers of nodes that it may go on with. Left out of the text where there is nothing to say."""
     global_batch_size: PositiveInt | None = None
     """Samples in one optimizer step over all ranks."""
     seed: NonNegativeInt = 0
@@ -41,6 +46,18 @@ class RuntimeConfig(Config):
     """What happens after a fault."""
     chaos: Chaos | None = None
     """Faults to rehearse."""
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        said: dict[str, Any] = dump(self)
+        if said.get("elastic", 0) is None:
+            del said["elastic"]
+        return said
+
+    @property
+    def most_nodes(self) -> int:
+        """Nodes that the job may come to have, spares not counted."""
+        return max(self.nodes, self.elastic.max_nodes if self.elastic is not None else 0)
 
     @classmethod
     def of(cls, job: JobConfig) -> RuntimeConfig:

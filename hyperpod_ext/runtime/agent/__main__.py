@@ -20,7 +20,7 @@ from hyperpod_ext.runtime.agent.node import Node
 from hyperpod_ext.runtime.environment import ENV_RUN_DIR, ENV_SOCKET_DIR
 from hyperpod_ext.runtime.goodput import make_report
 
-_EXIT_CODES = {"succeeded": 0, "failed": JobFailedError.exit_code, "cancelled": 130}
+_EXIT_CODES = {"succeeded": 0, "left": 0, "failed": JobFailedError.exit_code, "cancelled": 130}
 
 
 def main() -> None:

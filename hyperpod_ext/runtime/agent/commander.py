@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +15,16 @@ from hyperpod_ext.runtime.agent.durable import DurableQuestion
 from hyperpod_ext.runtime.agent.event_log import EventLog, write_report
 from hyperpod_ext.runtime.agent.homecoming import newest_of_all
 from hyperpod_ext.runtime.agent.inquest import Inquest
+from hyperpod_ext.runtime.agent.resize_orders import tell_wanted
 from hyperpod_ext.runtime.agent.roster import Roster
 from hyperpod_ext.runtime.goodput import make_report
 from hyperpod_ext.runtime.rendezvous import membership as m
+from hyperpod_ext.runtime.rendezvous.elastic import ElasticMembership
+
+_SCALING_TIMEOUT_S = 60.0
+"""How long more nodes are waited for, unless the job says."""
+_ASK_LATER_S = 0.05
+"""How soon ranks that have not begun their loop are asked again where they can stop."""
 
 
 class Commander:
@@ -37,7 +45,7 @@ class Commander:
         node: int,
         run_dir: Path,
         *,
-        membership: m.Membership,
+        membership: ElasticMembership,
         master_port: int,
         run: str,
         term: int = 1,
@@ -60,6 +68,9 @@ class Commander:
         self._waits: dict[int, asyncio.TimerHandle] = {}
         self._forming_since = time.monotonic()
         self._stood_down = False
+        self._dismissing: set[int] = set()
+        self._growing: asyncio.TimerHandle | None = None
+        self._settling: asyncio.TimerHandle | None = None
         self._log_file = EventLog(run_dir, fresh=term == 1)
         self._log = self._log_file.write
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -67,17 +78,20 @@ class Commander:
 
     def _carry_out(self, commands: Sequence[m.Command]) -> None:
         for command in commands:
-            self._do(command)
+            if not self._do_elastic(command):
+                self._do(command)
         if commands and not self.ended.done():
             self._tell_record()
 
     def _do(self, command: m.Command) -> None:
         match command:
             case m.Begin(generation, decision):
-                self._log("generation", generation=generation, step=decision.step)
+                self._log(
+                    "generation", generation=generation, step=decision.step, world_size=len(self._membership.nodes)
+                )
                 stores, nodes = self._roster.table("address"), self._membership.nodes
-                addresses = [self._stores.get(rank, stores[nodes[rank]]) for rank in range(self._config.world_size)]
-                self._steps = {}
+                addresses = [self._stores.get(rank, stores[nodes[rank]]) for rank in sorted(nodes)]
+                self._steps, self._inquest = {}, Inquest(len(nodes))
                 more = {"peers": self._roster.table("peer"), "run": self._run}
                 self._to_workers("begin", decision=decision.to_json(), addresses=addresses, **more)
             case m.AskDurable(besides):
@@ -87,9 +101,18 @@ class Commander:
             case m.Go(step):
                 self._log("go", step=step)
                 self._to_workers("go", step=step)
+                if self._membership.settling:
+                    self._settle_in_time()
             case m.Abort(_, fault):
                 self._forming_since = time.monotonic()
-                self._to_workers("abort", rank=fault.rank)
+                membership = self._membership
+                numbers: dict[str, Any] = {}
+                if membership.moved_in:  # whoever has missed it goes by the old numbers still
+                    numbers = {"moved": dict(membership.moved), "moved_in": membership.moved_in}
+                if membership.moved_in == membership.generation:
+                    self._stores = {}
+                    self._tell_record()  # first: whoever has new numbers must be able to tell another coordinator
+                self._to_workers("abort", rank=fault.rank, **numbers)
             case m.Replace(rank):
                 self._send(self._membership.nodes[rank], {"type": "replace", "rank": rank})
             case m.TakeOver(node, ranks):
@@ -112,6 +135,68 @@ class Commander:
             case m.Fail():
                 self._fail(command)
 
+    def _do_elastic(self, command: m.Command) -> bool:
+        """Whether it was one of those of another world."""
+        match command:
+            case m.Log(event, fields):
+                self._log(event, **fields)
+            case m.Prepare(rank, node, world_size):
+                self._send(node, {"type": "prepare", "rank": rank, "world_size": world_size})
+            case m.Unprepare(node):
+                self._send(node, {"type": "unprepare"})
+            case m.AskStop(number, step, later):
+                ask = functools.partial(self._to_workers, "ask_stop", number=number, step=step)
+                asyncio.get_running_loop().call_later(_ASK_LATER_S if later else 0.0, ask)
+            case m.StopAt(number):
+                self._to_workers("stop_at", number=number)
+            case m.GoOn(number):
+                self._to_workers("go_on", number=number)
+            case m.WantNodes(count):
+                self._want_nodes(count)
+            case m.Dismiss(nodes):
+                self._dismiss(nodes)
+            case m.Cancel():
+                self.cancel()
+            case _:
+                return False
+        return True
+
+    def _want_nodes(self, count: int) -> None:
+        """Tell whoever starts nodes which ones the job would have; after a while, go on with those that are there."""
+        membership, members = self._membership, self._roster.members
+        here = {node for node in members if node not in membership.leavers | membership.settling}
+        # a node that has yet to leave is asked for once it has
+        free = set(range(self._config.most_nodes + self._config.spares)) - members.keys() - self._roster.agents.keys()
+        wanted = sorted(here | set(sorted(free)[: max(0, count - len(here))]))
+        tell_wanted(self._run_dir, wanted)
+        self._log("nodes_wanted", nodes=wanted)
+        if self._growing is not None:
+            self._growing.cancel()
+        elastic = self._config.elastic
+        wait_s = (elastic.scaling_timeout_s if elastic else None) or _SCALING_TIMEOUT_S
+        loop = asyncio.get_running_loop()
+        self._growing = loop.call_later(wait_s, lambda: self._carry_out(membership.gave_up_waiting()))
+
+    def _settle_in_time(self) -> None:
+        """Nodes that leave are let go after their grace, though not every rank has saved anew."""
+        elastic, membership = self._config.elastic, self._membership
+        grace_s = (elastic.graceful_shutdown_s if elastic else None) or self._config.checkpoint.grace_s
+        if self._settling is not None:
+            self._settling.cancel()
+        late = functools.partial(membership.settle, membership.committed, late=True)
+        self._settling = asyncio.get_running_loop().call_later(grace_s, lambda: self._carry_out(late()))
+
+    def _dismiss(self, nodes: Sequence[int]) -> None:
+        """Let nodes go: first all others learn that they are no members any more, and do not count for a majority."""
+        self._dismissing |= set(nodes) & self._roster.agents.keys()
+        for node in nodes:
+            self._log("node_left", node=node)
+            self._roster.forget(node)
+        if self._config.elastic is not None:
+            tell_wanted(self._run_dir, sorted(self._roster.members))
+        self._to_agents({"type": "settled", "world_size": len(self._membership.nodes)})
+        self._tell_record()
+
     def _no_node_came(self, node: int) -> None:
         self._carry_out(self._membership.no_node_came(node, self._config.restart.node_wait_s))
 
@@ -125,7 +210,7 @@ class Commander:
     def _check_exits(self) -> None:
         """What it means that some processes have ended by themselves: all, or only some."""
         codes, finished = self._exit_codes, self._membership.phase is m.Phase.ENDED
-        if len(codes) == self._config.world_size:
+        if len(codes) == len(self._membership.nodes):
             bad = {rank: code for rank, code in codes.items() if code != 0}
             if not bad:
                 self._end("succeeded")
@@ -152,7 +237,8 @@ class Commander:
         if self.ended.done():
             return
         self._log("job_ended", state=state)
-        report = make_report(self._log_file.read(), state=state, error=error, world_size=self._config.world_size)
+        world_size = len(self._membership.nodes)
+        report = make_report(self._log_file.read(), state=state, error=error, world_size=world_size)
         write_report(self._run_dir, report)
         self.ended.set_result(state)
         self._to_agents({"type": "end", "state": state})
@@ -163,7 +249,7 @@ class Commander:
         if agents.keys() - self._left.keys() or not self.ended.done() or self.ended.result() == "succeeded":
             return
         if self._home is None:
-            self._home = newest_of_all(self._left, self._config.world_size)
+            self._home = newest_of_all(self._left, len(self._membership.nodes))
         for node, agent in agents.items():
             if not agent.writer.is_closing():
                 self._send(node, {"type": "bring_home", "save_id": self._home})

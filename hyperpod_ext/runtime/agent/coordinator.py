@@ -17,25 +17,41 @@ from typing import Self
 from hyperpod_ext.config.runtime import RuntimeConfig
 from hyperpod_ext.runtime import wire
 from hyperpod_ext.runtime.agent.hearing import Hearing
+from hyperpod_ext.runtime.agent.resize_orders import read_orders
 from hyperpod_ext.runtime.agent.roster import Agent
 from hyperpod_ext.runtime.rendezvous import membership as m
+from hyperpod_ext.runtime.rendezvous.elastic import ElasticMembership
+from hyperpod_ext.runtime.rendezvous.placing import Scale
 from hyperpod_ext.runtime.rendezvous.quorum import newest
+
+_ORDERS_S = 0.1
+"""How often it is looked whether somebody wants the job on another number of nodes."""
+
+
+def _scale(membership: ElasticMembership, config: RuntimeConfig) -> None:
+    """Tell a membership what the job may grow and shrink to."""
+    batch, each = config.global_batch_size, config.workers_per_node
+    membership.scale = Scale.of(config.elastic, config.nodes, each, batch)
+    membership.reserve, membership.next_due = config.spares, config.checkpoint.next_due
 
 
 class Coordinator(Hearing):
     """One job's coordinator: who comes, who is lost, and whether those who are left may go on."""
 
     _watching: asyncio.Task[None]
+    _looking: asyncio.Task[None]
 
     @classmethod
     def first(cls, config: RuntimeConfig, node: int, run_dir: Path, master_port: int) -> Self:
         """That of a job which begins."""
         nodes = {rank: rank // config.workers_per_node for rank in range(config.world_size)}
         durable, budgets = bool(config.checkpoint.durable()), m.Budgets.of(config.restart)
-        membership = m.Membership(nodes, budgets.max_restarts, durable=durable, budgets=budgets)
+        membership = ElasticMembership(nodes, budgets.max_restarts, durable=durable, budgets=budgets)
+        _scale(membership, config)
         run = secrets.token_hex(8)
         made = cls(config, node, run_dir, membership=membership, master_port=master_port, run=run)
         made._watching = asyncio.create_task(made._watch())
+        made._looking = asyncio.create_task(made._look_for_orders(fresh=True))
         made._log("job_started", world_size=config.world_size, nodes=config.nodes, spares=config.spares)
         return made
 
@@ -46,13 +62,14 @@ class Coordinator(Hearing):
         """That of a job whose coordinator is lost, from what this agent and those who voted for it know."""
         hellos = [own, *votes]
         record = newest([hello["record"] for hello in hellos])
-        membership, commands = m.Membership.revived(
+        membership, commands = ElasticMembership.revived(
             record["membership"],
             m.Budgets.of(config.restart),
             durable=bool(config.checkpoint.durable()),
             generation=max(int(hello["generation"]) for hello in hellos),
             committed=max(int(hello["committed"]) for hello in hellos),
         )
+        _scale(membership, config)
         made = cls(
             config,
             node,
@@ -69,14 +86,17 @@ class Coordinator(Hearing):
         # who voted is as good as there; the others get their time
         roster.expected = {its: until for its in roster.members if its not in (node, lost)}
         made._watching = asyncio.create_task(made._watch())
+        made._looking = asyncio.create_task(made._look_for_orders())
         made._log("coordinator", node=node, before=lost, term=made._term)
         made._carry_out(commands)
-        made._lose(lost, "its agent, which coordinated the job, is gone")
+        if lost in roster.members:
+            made._lose(lost, "its agent, which coordinated the job, is gone")
         return made
 
     async def close(self) -> None:
         """Let the agents have their last message."""
         self._watching.cancel()
+        self._looking.cancel()
         for agent in self._roster.agents.values():
             with contextlib.suppress(ConnectionError):  # that agent left first
                 await agent.writer.wait_closed()
@@ -112,9 +132,9 @@ class Coordinator(Hearing):
 
     def _refuse(self, node: int, hello: wire.Message) -> str:
         """Why an agent is not let in; empty: it is."""
-        if not 0 <= node < self._config.nodes + self._config.spares:
+        if not 0 <= node < self._config.most_nodes + self._config.spares:
             spares = f" and {self._config.spares} spares" if self._config.spares else ""
-            return f"it is none of this job's {self._config.nodes} nodes{spares}"
+            return f"it is none of this job's {self._config.most_nodes} nodes{spares}"
         if self._stood_down:
             return "the coordinator has stood down: it reaches too few of the job's nodes"
         if node in self._roster.agents:
@@ -159,8 +179,11 @@ class Coordinator(Hearing):
         if int(hello["generation"]) < membership.generation:
             self._send(node, {"type": "abort", "generation": membership.generation, "rank": -1})
         here = {rank for rank, its in membership.nodes.items() if its == node and rank not in membership.vacant}
-        for rank in sorted(here - {int(rank) for rank in hello["workers"]}):
+        there = {membership.rank_now(int(rank), int(hello.get("moved_in", 0))) for rank in hello["workers"]}
+        for rank in sorted(here - there):
             self._send(node, {"type": "replace", "rank": rank})
+        if not here and hello["workers"]:  # of a world that has come to nothing, or that it has left
+            self._send(node, {"type": "retire" if node in membership.settling else "unprepare"})
 
     def _take(self, node: int, agent: Agent, message: wire.Message) -> None:
         """One message of an agent, most of them passed on from its workers."""
@@ -170,6 +193,8 @@ class Coordinator(Hearing):
                 return
             case "noted":
                 self._roster.noted(node, int(message["number"]))
+                if self._dismissing and self._roster.is_agreed:
+                    self._let_go()
                 return
             case "event":
                 agent.events += 1
@@ -180,6 +205,41 @@ class Coordinator(Hearing):
             return  # what becomes of its processes now is no news
         rank, generation = int(message.get("rank", -1)), int(message.get("generation", 0))
         self._act(node, rank, generation, message)
+
+    # --- another number of nodes ----------------------------------------------------------------
+
+    async def _look_for_orders(self, *, fresh: bool = False) -> None:
+        """Take orders to resize, in the order in which they came; those of an earlier run are none."""
+        if self._config.elastic is None:
+            return
+        taken = set(read_orders(self._run_dir)) if fresh else {str(name) for name in self._orders_taken()}
+        while not self.ended.done() and not self._stood_down:
+            await asyncio.sleep(_ORDERS_S)
+            if self._membership.phase is not m.Phase.RUNNING:
+                continue
+            for name, order in read_orders(self._run_dir).items():
+                if name not in taken:
+                    taken.add(name)
+                    self._carry_out(self._membership.resize(order.nodes, name))
+
+    def _orders_taken(self) -> set[str]:
+        """Orders that a coordinator before this one has taken."""
+        return {str(event["order"]) for event in self._log_file.read() if str(event["event"]).startswith("resize_")}
+
+    def _let_go(self) -> None:
+        """All members know who they are now: those that are none any more may end."""
+        nodes, self._dismissing = sorted(self._dismissing), set()
+        for node in nodes:
+            if node == self._node:
+                continue
+            if (agent := self._roster.agents.pop(node, None)) is not None:
+                agent.writer.write(wire.encode({"type": "dismissed"}))
+        if self._node in nodes:  # the others find another coordinator when this one's door closes
+            self._stood_down = True
+            self._log("stood_down", node=self._node, term=self._term, cause="it has left the job")
+            self._send(self._node, {"type": "dismissed"})
+            return
+        self._carry_out(self._membership.reconcile())  # their numbers are free now
 
     # --- nodes that are lost --------------------------------------------------------------------
 

@@ -17,8 +17,11 @@ class Hearing(Commander):
 
     def _act(self, node: int, rank: int, generation: int, message: wire.Message) -> None:
         membership = self._membership
+        if membership.is_coming(rank, node) and message["type"] in ("join", "died", "failed"):
+            self._hear_newcomer(rank, message)
+            return
         match message["type"]:
-            case "join" if membership.nodes[rank] == node:
+            case "join" if membership.nodes.get(rank) == node:
                 live = message["live"]
                 self._log("joined", rank=rank, pid=message["pid"], live_step=live and live["step"])
                 offer = Offer("live", rank=rank, node=node, **live) if live else None
@@ -41,13 +44,19 @@ class Hearing(Commander):
             case "finished":
                 self._log("done", rank=rank, digest=message["digest"])
                 self._carry_out(membership.finished(rank, generation, message["digest"]))
-            case "failed" | "died" if membership.nodes[rank] == node:
-                self._fault(message, rank, generation)
+            case "failed" | "died":
+                now = membership.rank_now(rank, generation)
+                if now is not None and membership.nodes.get(now) == node:
+                    self._fault(message, now, generation)
             case "event":
                 if message["event"] in ("step", "begun"):
                     membership.step_committed(int(message["step"]))
                     self._steps[rank] = int(message["step"])
                     self._keep_time()
+                    if message["event"] == "begun":
+                        membership.sharded = message.get("sharing") == "shard"
+                    elif membership.settling and len(self._steps) == len(membership.nodes):
+                        self._carry_out(membership.settle(min(self._steps.values())))
                 fields = {key: value for key, value in message.items() if key not in ("type", "event", "t")}
                 self._log(message["event"], t=float(message["t"]), **fields)
             case "stalled":
@@ -59,6 +68,14 @@ class Hearing(Commander):
             case "exited":
                 self._exit_codes[rank] = int(message["code"])
                 self._check_exits()
+            case "stop_answer":
+                can, at, over = bool(message["can"]), int(message["at"]), bool(message["over"])
+                self._carry_out(membership.stop_answered(rank, int(message["number"]), can, at, over))
+            case "halted":
+                self._log("halted", rank=rank, step=message["step"])
+                self._carry_out(membership.halted(rank, int(message["number"])))
+            case "leave":
+                self._carry_out(membership.leave(node))
             case "cancel":
                 self.cancel()
             case "broken" if message["lost"] and membership.spares and self._begun:
@@ -66,6 +83,15 @@ class Hearing(Commander):
             case "broken":
                 code = str(message.get("code", "JobFailedError"))
                 self._fail(m.Fail(code, f"node {node}: {message['cause']}"))
+
+    def _hear_newcomer(self, rank: int, message: wire.Message) -> None:
+        """A worker that waits for the next world."""
+        if message["type"] == "join":
+            self._log("newcomer", rank=rank, pid=message["pid"])
+            self._carry_out(self._membership.prepared(rank))
+        else:
+            self._log("newcomer_lost", rank=rank, cause=message["cause"])
+            self._carry_out(self._membership.not_prepared(rank, str(message["cause"])))
 
     def _give_way(self, node: int, cause: str) -> None:
         """A node cannot go on, and says so itself."""

@@ -57,6 +57,8 @@ class Node:
         self._memory = MemoryLine(self._memory_socket)
         self._copies = CopyWatch(self._memory.ask, self._event, self._break)
         self._workers = Workers(settings, self._memory, tell=self._tell, event=self._event, spawn=self._spawn)
+        self._nodes_in_use = self._config.nodes
+        self._told_once = False
         self._peers: dict[str, Any] = {}
         """Memory servers that ours was told to copy to."""
         self._beginning: dict[str, Any] = {}
@@ -71,13 +73,13 @@ class Node:
         self._line = Line(settings, self._door, self._who, self._take_over)
 
     async def run(self) -> str:
-        """Returns the job's final state: succeeded, failed or cancelled.
+        """Returns the job's final state: succeeded, failed or cancelled; or left, if the job goes on without this node.
 
         Raises:
             JobFailedError: this node could not go on; the job's report says the same.
         """
         become_subreaper()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._cancel)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._told_to_end)
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._cancel)
         try:
             return await self._run()
@@ -176,6 +178,9 @@ class Node:
             if message["type"] == "end":
                 await self._bring_home(str(message["state"]))
                 return str(message["state"])
+            if message["type"] == "dismissed":
+                await self._hand_over()
+                return "left"
             await self._follow(message)
         raise JobFailedError(f"node {self._settings.node}: {_LINE_LOST}")
 
@@ -211,6 +216,12 @@ class Node:
                 answer = await self._memory.ask({"op": "drain_now", "save_id": newest, **left})
                 self._event("drained", save_id=newest, in_time=answer["idle"])
 
+    async def _hand_over(self) -> None:
+        """The job goes on without this node: what of older checkpoints is due here still arrives."""
+        if self._config.checkpoint.durable():
+            await self._memory.ask({"op": "wait_idle", "timeout_s": self._config.checkpoint.grace_s})
+            await self._copies.tell()
+
     async def _held_at_last(self, ranks: list[int]) -> list[Any]:
         """Snapshots in this node's memory, once all that `ranks`, which are ended, had asked for is done."""
         if self._memory.ended:
@@ -233,6 +244,14 @@ class Node:
                 await self._take_note(message["record"])
             case "replace":
                 self._spawn(self._start_worker(int(message["rank"])))
+            case "prepare":
+                self._spawn(self._start_worker(int(message["rank"]), int(message["world_size"])))
+            case "unprepare":
+                self._workers.kill_all()
+            case "settled":
+                await self._memory.ask(
+                    {"op": "settle_world", "ranks": self._workers.ranks, "of": message["world_size"]}
+                )
             case "retire":
                 self._spawn(self._retire())
             case "abort":
@@ -244,6 +263,8 @@ class Node:
                 self._beginning = {"run": message["run"], "stored": stored}
                 # not at the abort: what ranks saved before they left, or died, is still on its way then
                 await self._memory.ask({"op": "fence", "generation": self._workers.generation})
+                if self._config.elastic is not None:
+                    await self._memory.ask({"op": "world", "nodes": self._nodes_in_use})
                 self._workers.send(message)
             case "go":
                 # until now, when everybody has this step, a newer one might have been needed yet
@@ -270,8 +291,13 @@ class Node:
         if self._ready is None:
             self._workers.master_port = int(record["master_port"])
             self._ready = asyncio.create_task(self._prepare())
-        self._workers.learn(record["membership"]["faults"])
-        in_use = {str(node) for node in record["membership"]["nodes"].values()} & record["members"].keys()
+        membership = record["membership"]
+        self._workers.learn(membership["faults"])
+        self._workers.world_size = len(membership["nodes"])
+        if not self._workers.ranks:
+            self._workers.moved_in = int(membership["moved_in"])
+        in_use = {str(node) for node in membership["nodes"].values()} & record["members"].keys()
+        self._nodes_in_use = len(in_use)
         peers = {node: record["members"][node]["peer"] for node in sorted(in_use)}
         if str(self._settings.node) in in_use and peers != self._peers:
             domains = {node: record["members"][node]["domain"] for node in peers}
@@ -290,7 +316,8 @@ class Node:
         if self._config.checkpoint.durable() or self._config.checkpoint.peer():
             self._spawn(self._copies.watch())
 
-    async def _start_worker(self, rank: int) -> None:
+    async def _start_worker(self, rank: int, next_world: int | None = None) -> None:
+        """`next_world`: ranks of the world that it will be one of, while the others train in this one."""
         assert self._ready is not None, "the first record comes before the first order"
         await asyncio.shield(self._ready)
         health = await examine(HealthContext(self._config, self._settings.run_dir, self._line.own_address))
@@ -298,7 +325,7 @@ class Node:
             self._event("ill", ailments=health.ailments, seconds=health.seconds)
             self._lose(f"it is not fit for a worker: {health.sentence()}")
             return
-        await self._workers.start(rank, self._zygote)
+        await self._workers.start(rank, self._zygote, next_world, coming=next_world is not None)
 
     async def _retire(self) -> None:
         """Another node has this one's ranks; what its memory holds may still be needed."""
@@ -368,6 +395,14 @@ class Node:
         else:
             self._tell(tell, node=self._settings.node, cause=why, code=code, lost=lost)
             asyncio.get_running_loop().call_later(_LAST_WORD_S, give_up)
+
+    def _told_to_end(self) -> None:
+        """SIGTERM. Of an elastic job, this node alone may be meant: it leaves, if enough of the others stay."""
+        if self._config.elastic is None or self._told_once or not self._line.connected:
+            self._cancel()
+            return
+        self._told_once = True
+        self._tell("leave", node=self._settings.node)
 
     def _cancel(self) -> None:
         if self._coordinator is not None:

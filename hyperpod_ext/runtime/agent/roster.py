@@ -57,6 +57,17 @@ class Roster:
         self.standing.append(set(self.members))
         return enough
 
+    def forget(self, node: int) -> None:
+        """A node is no member any more, though it is there still: it leaves once all others know."""
+        self.members.pop(node, None)
+        self.expected.pop(node, None)
+        self.standing.append(set(self.members))
+
+    @property
+    def is_agreed(self) -> bool:
+        """Whether every member goes by the same membership."""
+        return self.standing == [set(self.members)]
+
     def noted(self, node: int, number: int) -> None:
         """A node has the record with that number. What all have replaces what stood before."""
         if node in self.agents:

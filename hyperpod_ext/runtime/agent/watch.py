@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hyperpod_ext.config.chaos import NodeFault
 from hyperpod_ext.config.runtime import RuntimeConfig
@@ -25,6 +25,7 @@ _SIGNALS = {"sigkill": signal.SIGKILL, "sigsegv": signal.SIGSEGV, "hang": signal
 """Ordered faults that need no place in a step: inflicted from outside, at once."""
 
 Tell = Callable[..., None]
+Thing = TypeVar("Thing")
 
 
 @dataclass(slots=True)
@@ -61,6 +62,7 @@ class Watch:
         self._tell, self._event = tell, event
         self._times = StepTimes(self._policy)
         self._pulses: dict[int, Pulse] = {}
+        self._started = 0
         self._workers: dict[int, _Watched] = {}
         self._oom_kills = OomKills()
         self.on_node_fault: Callable[[NodeFault], None] = lambda fault: None
@@ -70,7 +72,8 @@ class Watch:
 
     def environ(self, rank: int) -> dict[str, str]:
         """Variables for a worker that is about to be started, and a fresh page for its pulse."""
-        path = self._socket_dir / f"rank{rank}.pulse"
+        self._started += 1  # the page of a rank that has another number by now is still in use
+        path = self._socket_dir / f"node{self._node}.{self._started}.pulse"
         self._pulses[rank] = Pulse.create(path)
         if read_orders(self._run_dir):
             self._pulses[rank].order()
@@ -78,6 +81,11 @@ class Watch:
 
     def started(self, rank: int, pid: int, log: Path) -> None:
         self._workers[rank] = _Watched(pid, log, self._pulses[rank])
+
+    def renumber(self, moved: Mapping[int, int]) -> None:
+        """Workers have got other numbers; those that are not named keep theirs."""
+        self._pulses = _renumbered(self._pulses, moved)
+        self._workers = _renumbered(self._workers, moved)
 
     def heard(self, rank: int, message: Mapping[str, Any]) -> None:
         """A worker told of a step, or that it begins to make steps."""
@@ -183,3 +191,8 @@ class Watch:
                 self._event("injected", rank=fault.rank, kind=fault.kind, phase=self.phase(fault.rank))
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(worker.pid, _SIGNALS[fault.kind])
+
+
+def _renumbered(things: Mapping[int, Thing], moved: Mapping[int, int]) -> dict[int, Thing]:
+    kept = {rank: thing for rank, thing in things.items() if rank not in moved and rank not in moved.values()}
+    return kept | {moved[rank]: thing for rank, thing in things.items() if rank in moved}

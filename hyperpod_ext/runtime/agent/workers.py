@@ -21,6 +21,8 @@ from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.agent.watch import Watch
 from hyperpod_ext.runtime.causes import is_out_of_memory
 
+_OF_THIS_WORLD = frozenset({"begin", "restore", "go", "finish", "ask_stop", "stop_at", "go_on"})
+"""What is no business of a worker that waits for the next world."""
 _LAST_EVENT_S = 0.02
 """How long the word of a rehearsed end of this node has to get away."""
 
@@ -32,8 +34,11 @@ Spawn = Callable[[Coroutine[Any, Any, None]], None]
 class _Worker:
     """A worker process on this node."""
 
+    rank: int
     pid: int
     log: Path
+    coming: bool = False
+    """Whether it is a rank of the next world, and waits for that."""
     step: int = 0
     """Step it is making, as far as it has told."""
     joined: int = 0
@@ -61,6 +66,9 @@ class Workers:
         self._workers: dict[int, _Worker] = {}
         self._known = asyncio.Condition()
         self.generation = 1
+        self.world_size = settings.config.world_size
+        self.moved_in = 0
+        """Generation in which ranks last got other numbers, as far as those here go by them."""
         self.finishing = False
         self.exited: dict[int, int] = {}
         """Exit codes of those that ended when their training was done."""
@@ -74,6 +82,7 @@ class Workers:
         """What a coordinator that does not know these workers must be told of them."""
         return {
             "generation": self.generation,
+            "moved_in": self.moved_in,
             "workers": {str(rank): {"pid": worker.pid, "step": worker.step} for rank, worker in self._workers.items()},
             "committed": max((worker.step - 1 for worker in self._workers.values()), default=0),
             "exited": {str(rank): code for rank, code in self.exited.items()},
@@ -81,22 +90,35 @@ class Workers:
 
     def send(self, message: wire.Message) -> None:
         """To all workers here."""
-        frame = wire.encode(message)
-        for worker in self._workers.values():
-            if worker.writer is not None:
-                worker.writer.write(frame)
-                if message["type"] == "begin":
-                    worker.waiting = None
+        frame, begins = wire.encode(message), message["type"] == "begin"
+        for rank, worker in self._workers.items():
+            if worker.writer is None or (worker.coming and message["type"] in _OF_THIS_WORLD):
+                continue
+            if begins:
+                worker.waiting = None
+                frame = wire.encode({**message, "rank": rank, "world_size": len(message["addresses"])})
+            worker.writer.write(frame)
 
     def leave(self, message: wire.Message) -> None:
         """A generation is over: tell everybody, and end those that do not come out of it in time."""
         self.generation = int(message["generation"])
+        if int(message.get("moved_in", 0)) > self.moved_in:
+            self._renumber({int(rank): int(now) for rank, now in message["moved"].items()}, int(message["moved_in"]))
         self.send(message)
         for rank, worker in self._workers.items():
             if worker.waiting is not None:  # it waits for a generation that never began; let it wait for this one
                 self._spawn(self._join(rank, worker, worker.waiting))
             wait_s = self._config.restart.leave_timeout_s
-            asyncio.get_running_loop().call_later(wait_s, self._end_stuck, rank, worker, self.generation)
+            asyncio.get_running_loop().call_later(wait_s, self._end_stuck, worker, self.generation)
+
+    def _renumber(self, moved: Mapping[int, int], generation: int) -> None:
+        """The job has another world. Workers without a number in it are ended by an order of their own."""
+        numbers = {rank: rank if worker.coming else moved.get(rank, rank) for rank, worker in self._workers.items()}
+        self.watch.renumber({rank: now for rank, now in numbers.items() if not self._workers[rank].coming})
+        self._workers = {numbers[rank]: worker for rank, worker in self._workers.items()}
+        for rank, worker in self._workers.items():
+            worker.rank, worker.coming = rank, False
+        self.moved_in = generation
 
     def learn(self, faults: Sequence[Mapping[str, Any]]) -> None:
         """What has happened in the job: of rehearsed faults, each does once."""
@@ -110,8 +132,8 @@ class Workers:
                 os.kill(worker.pid, signal.SIGKILL)
         self._workers = {}
 
-    async def start(self, rank: int, zygote: Zygote) -> None:
-        """Fork a worker for `rank`; one that is there already is ended."""
+    async def start(self, rank: int, zygote: Zygote, world_size: int | None = None, *, coming: bool = False) -> None:
+        """Fork a worker for `rank`; one that is there already is ended. `coming`: of the next world."""
         if (old := self._workers.pop(rank, None)) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(old.pid, signal.SIGKILL)
@@ -120,36 +142,38 @@ class Workers:
         env = {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank % each),
-            "WORLD_SIZE": str(self._config.world_size),
+            "WORLD_SIZE": str(world_size or self.world_size),
             "LOCAL_WORLD_SIZE": str(each),
             "GROUP_RANK": str(rank // each),
-            "GROUP_WORLD_SIZE": str(self._config.nodes),
+            "GROUP_WORLD_SIZE": str((world_size or self.world_size) // each),
             "MASTER_ADDR": self._settings.host,
             "MASTER_PORT": str(self.master_port),
             **self.watch.environ(rank),
         }
         pid = await zygote.fork(argv=self._settings.argv, env=env, cwd=Path.cwd(), log=log)
-        worker = _Worker(pid, log)
+        worker = _Worker(rank, pid, log, coming)
         async with self._known:
             self._workers[rank] = worker
             self._known.notify_all()
         self.watch.started(rank, pid, log)
         self._event("worker_started", rank=rank, pid=pid)
-        on_exit(pid, lambda status: self._spawn(self._ended(rank, worker, status)))
+        on_exit(pid, lambda status: self._spawn(self._ended(worker, status)))
 
-    def _end_stuck(self, rank: int, worker: _Worker, generation: int) -> None:
+    def _end_stuck(self, worker: _Worker, generation: int) -> None:
         """Kill a worker that was told to leave its generation and has not: its state lives on elsewhere."""
+        rank = worker.rank
         if worker.joined < generation and self._workers.get(rank) is worker:
             self._event("stuck", rank=rank, step=worker.step)
             limit_s = self._config.restart.leave_timeout_s
             self.watch.end(rank, f"did not leave generation {generation - 1} within {limit_s:g} s of a fault elsewhere")
 
-    async def _ended(self, rank: int, worker: _Worker, status: int) -> None:
+    async def _ended(self, worker: _Worker, status: int) -> None:
         seen = time.monotonic()
         with contextlib.suppress(ProcessLookupError):  # its children, data loaders: they hold its sockets open
             os.killpg(worker.pid, signal.SIGKILL)
         if worker.writer is not None:
             await worker.hung_up.wait()  # what it said before it died comes before the news of its death
+        rank = worker.rank
         if self._workers.get(rank) is not worker:
             return  # ended by us, for another one
         del self._workers[rank]
@@ -174,7 +198,7 @@ class Workers:
         worker.writer = writer
         try:
             while (message := await wire.read(reader)) is not None:
-                await self._pass_on(rank, worker, message)
+                await self._pass_on(worker.rank, worker, message)
         finally:
             worker.hung_up.set()
 
@@ -214,6 +238,7 @@ class Workers:
     async def _join(self, rank: int, worker: _Worker, message: wire.Message) -> None:
         worker.joined, worker.waiting = self.generation, message
         snapshots = await self._memory.ask({"op": "held", "owner": rank, "pid": worker.pid})
+        rank = worker.rank
         if self._workers.get(rank) is worker and worker.waiting is message:
             self._tell("join", **{**message, "rank": rank, "pid": worker.pid, "held": snapshots["snapshots"]})
 

@@ -93,6 +93,7 @@ class Checkpointer:
         own_digest: str = "",
         changing: Callable[[torch.Tensor], bool] = lambda tensor: False,
         at_once: bool = False,
+        when_busy: str | None = None,
     ) -> bool:
         """Copy the state into a free slot and have it sealed. Returns False when it was skipped.
 
@@ -100,19 +101,21 @@ class Checkpointer:
             changing: whether a tensor may change before `wait_staged` is called, as buffers do in a
                 forward pass: such are copied at once. Looked at when the layout changes.
             at_once: copy everything before this returns, this time.
+            when_busy: another rule than the usual, this time.
 
         Raises:
             MemoryTierFullError: the node's memory tier has no room; what it holds is untouched.
             StaleGenerationError: a newer generation is at work.
         """
         self.wait_staged()
-        if self._when_busy == "skip" and self._client.busy():
+        when_busy = when_busy or self._when_busy
+        if when_busy == "skip" and self._client.busy():
             return False
         layout = self._lay_out(parts, changing)
         if generation != self._generation:  # what the server promised to an earlier one does not hold any more
             self._generation = generation
             self._client.forget_slot()
-        slot = self._client.begin(self._rank, step, save_id, generation, self._when_busy)
+        slot = self._client.begin(self._rank, step, save_id, generation, when_busy)
         if slot is None:
             return False
         record = {
@@ -173,6 +176,14 @@ class Checkpointer:
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+    def move(self, rank: int, world_size: int) -> None:
+        """Save as another rank from now on, or as one of another number of ranks. What was saved stays as it is."""
+        self.flush()
+        if rank != self._rank:
+            self._rank, self._mapping, self._layout = rank, self._client.attach(rank), None
+        self._world_size = world_size
+        self._client.forget_slot()
 
     def busy(self) -> bool:
         """Whether the last save is still being copied or sealed."""

@@ -135,7 +135,7 @@ def _sources(
     sources: dict[int, tuple[Source, ...]] = {}
     for rank, node in nodes.items():
         wanted = range(world_size) if resized and not any_will_do else [rank]
-        found = [commit.nearest(rank, one, node, resized, any_will_do) for one in wanted]
+        found = [commit.nearest(rank, one, node, resized) for one in wanted]
         if not all(found):
             return None
         if len(found) == 1 and found[0][0].kind == "live":  # each sends a part, all at once
@@ -204,7 +204,7 @@ class _Commit:
             for rank in holders or ():
                 self._others.setdefault(rank, []).extend(theirs)
 
-    def nearest(self, rank: int, wanted: int, node: int, resized: bool, any_will_do: bool) -> list[Source]:
+    def nearest(self, rank: int, wanted: int, node: int, resized: bool) -> list[Source]:
         """Where `rank` can get the state of rank `wanted`, the cheapest place first.
 
         In order: itself, memory of its node, a live peer, memory of another node, a shared directory, S3. Its own
@@ -217,8 +217,8 @@ class _Commit:
             others = self.serving.get(None) or self._others.get(wanted, [])
         found: dict[Source, tuple[int, bool, bool, int]] = {}
         for offer in (*own, *others):
-            if offer.tier == "live" and resized and not any_will_do:
-                continue  # a live rank sends all of its state or nothing
+            if offer.tier == "live" and resized:
+                continue  # a live rank sends all of its state or nothing, and only to ranks of its own world
             source, place = _source(offer, rank, wanted, node, resized)
             cost = (place, offer.rank != wanted, offer.node != node, (offer.rank - rank) % 1_000_000)
             found[source] = min(cost, found.get(source, cost))

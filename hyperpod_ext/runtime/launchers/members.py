@@ -31,6 +31,7 @@ from hyperpod_ext.runtime.launchers.settings import Settings, sized
 from hyperpod_ext.runtime.memory_server.client import error_of
 from hyperpod_ext.runtime.rendezvous.groups import ProcessGroups
 from hyperpod_ext.runtime.rendezvous.store import Address, GenerationOverError, PartitionedStore
+from hyperpod_ext.runtime.restart.boundary import Boundary
 from hyperpod_ext.runtime.restart.session import AbortedError, Generation
 from hyperpod_ext.runtime.restart.state import Whole
 from hyperpod_ext.runtime.wire import WireError
@@ -65,6 +66,7 @@ class Members(ABC):
 
     def __init__(self, groups: ProcessGroups) -> None:
         self._groups = groups
+        self.boundary = Boundary()  # nobody asks
         self.environment: WorkerEnvironment | None = None
         self._settings: Settings | None = None
         self._keys: OwnKeys | None = None

@@ -71,6 +71,7 @@ def _serve_workers() -> None:
         nodes=config.nodes,
         owners=config.workers_per_node,
         usable_bytes=usable_bytes,
+        most_nodes=config.most_nodes,
     )
     Server(arguments.socket, memory).serve()
 

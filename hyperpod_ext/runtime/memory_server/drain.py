@@ -41,6 +41,8 @@ class _Work:
     generation: int
     save_id: str
     base_step: int
+    nodes: int
+    """Nodes that bring a part of it."""
     pins: dict[int, Pin] = field(default_factory=dict)
     stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     dropped: bool = False
@@ -171,7 +173,7 @@ class Drain:
                 self.status["skipped"] += 1
                 return
             generation, step = int(manifest["generation"]), int(manifest["step"])
-            work = self._gathering.get(save_id) or _Work(step, generation, save_id, self._base[1])
+            work = self._gathering.get(save_id) or _Work(step, generation, save_id, self._base[1], self._nodes)
             self._gathering[save_id] = work
             if owner not in work.pins:
                 with contextlib.suppress(NotFoundError):  # overwritten already: then this checkpoint will not be
@@ -243,14 +245,14 @@ class Drain:
         manifests = [pin.manifest for _, pin in sorted(work.pins.items())]
         if work.save_id in self._failed:
             checkpoints.forget_failure(folder, self._node)
-        if self._nodes > 1:
+        if work.nodes > 1:
             checkpoints.put_record(folder, self._node, manifests)
         records = self._all_records(work, folder)
         files, uploads = share_out(records)
         for rank in uploads[self._node]:
             self._upload(work, f"{folder}/{files[rank]}", work.pins[rank])
         work.stack.close()  # from here on the workers may have the memory
-        if self._nodes > 1:
+        if work.nodes > 1:
             checkpoints.put_done(folder, self._node)
         everyone = {int(manifest["rank"]): manifest for each in records.values() for manifest in each}
         self._see_committed(work, folder, everyone, files)
@@ -261,7 +263,7 @@ class Drain:
         """Let no other node wait for what does not come. Where this does not work either, they wait in vain."""
         if work.generation in self._entered and work.generation not in self._claimed:
             return  # the folder may be another run's
-        if self._nodes > 1:
+        if work.nodes > 1:
             with contextlib.suppress(HyperpodExtError):
                 self.checkpoints.put_failed(folder_of(work.step, work.generation), self._node)
             self._failed.add(work.save_id)
@@ -273,7 +275,7 @@ class Drain:
             self._claimed.add(generation)
 
     def _all_records(self, work: _Work, folder: str) -> dict[int, list[Manifest]]:
-        if self._nodes == 1:
+        if work.nodes == 1:
             return {self._node: [pin.manifest for _, pin in sorted(work.pins.items())]}
         found: dict[int, list[Manifest]] = {}
 
@@ -281,7 +283,7 @@ class Drain:
             progress = self._progress(work, folder)
             for node in progress.announced - found.keys():
                 found[node] = self.checkpoints.record(folder, node)
-            return len(found) >= self._nodes
+            return len(found) >= work.nodes
 
         self._poll(
             lambda: work.cancelled() or self._is_passed(work), complete, f"not every node has sealed step {work.step}"
@@ -301,11 +303,11 @@ class Drain:
         patience = time.monotonic() + 2.0 * self._node
 
         def committed() -> bool:
-            if self._nodes > 1:
+            if work.nodes > 1:
                 progress = self._progress(work, folder)
                 if progress.complete:
                     return True
-                if len(progress.done) < self._nodes or time.monotonic() < patience:
+                if len(progress.done) < work.nodes or time.monotonic() < patience:
                     return False
             if work.generation in self._entered:  # a copy takes its time, and another run may have begun since
                 self.checkpoints.check_not_followed(work.generation, self._entered[work.generation][1])

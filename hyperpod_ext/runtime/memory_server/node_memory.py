@@ -53,6 +53,7 @@ class NodeMemory:
     Args:
         policy: what goes where, and when.
         node, nodes, owners: this node's number, how many there are, and how many ranks each has.
+        most_nodes: how many there may come to be. Default: as many as there are.
     """
 
     def __init__(
@@ -65,12 +66,13 @@ class NodeMemory:
         nodes: int,
         owners: int,
         usable_bytes: Callable[[], int],
+        most_nodes: int | None = None,
     ) -> None:
         self.policy, self._job, self._secret = policy, job, secret
         memory = policy.memory()
         limit = memory.budget_mib << 20 if memory is not None and memory.budget_mib is not None else None
         self._budget = Budget(limit, usable_bytes)
-        self._node, self._nodes = node, nodes
+        self._node, self._owners = node, owners
         slots = slots_of(policy)
         self.own = Regions(kind="own", job=job, secret=secret, budget=self._budget, slots=slots)
         self.replicas = Regions(kind="replica", job=job, secret=secret, budget=self._budget, slots=MIN_SLOTS)
@@ -91,7 +93,8 @@ class NodeMemory:
         ]
         self.peer_server: PeerServer | None = None
         self.replicator: Replicator | None = None
-        if (peer := policy.peer()) is not None and nodes > 1:
+        self._alone = (most_nodes or nodes) == 1
+        if (peer := policy.peer()) is not None and not self._alone:
             self.replicator = Replicator(
                 self.own, self.plans.__getitem__, peer, node=node, secret=secret, when_busy=policy.when_busy
             )
@@ -159,6 +162,19 @@ class NodeMemory:
             for drain in self.drains:
                 drain.enter(generation, step, run, stored)
 
+    def enter_world(self, nodes: int) -> None:
+        """The job goes on with so many nodes; what is on its way is of as many as when it was sealed."""
+        for drain in self.drains:
+            drain.resize(self._node, nodes, self._owners)
+
+    def settle_world(self, ranks: Collection[int], world_size: int) -> None:
+        """The world that was left is needed no more: give back the memory of ranks that are not here any longer."""
+        for owner in set(self.own.owners()) - set(ranks):
+            self.own.drop_unused(owner)
+        for owner in self.replicas.owners():
+            if owner >= world_size or owner in ranks:
+                self.replicas.drop_unused(owner)
+
     def held(self) -> list[dict[str, Any]]:
         """Whole snapshots here, own and replicas, in brief."""
         own = [{**brief, "replica": False} for brief in self.own.held()]
@@ -176,7 +192,7 @@ class NodeMemory:
 
     def listen(self, host: str) -> int:
         """Serve other nodes on a free port of `host`; 0 on a job of one node."""
-        if self._nodes == 1:
+        if self._alone:
             return 0
         if self.peer_server is None:
             self.peer_server = PeerServer(

@@ -143,6 +143,12 @@ def _about_all(memory: NodeMemory, op: Any, request: wire.Message) -> wire.Messa
             peers = {int(node): (str(host), int(port)) for node, (host, port) in request["peers"].items()}
             memory.set_peers(peers, {int(node): str(domain) for node, domain in request["domains"].items()})
             return {}
+        case "world":
+            memory.enter_world(int(request["nodes"]))
+            return {}
+        case "settle_world":
+            memory.settle_world({int(rank) for rank in request["ranks"]}, int(request["of"]))
+            return {}
         case "durable":
             return memory.durable([(str(url), str(save_id)) for url, save_id in request.get("besides", [])])
         case "drain_at":

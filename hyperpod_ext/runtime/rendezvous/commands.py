@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from hyperpod_ext.runtime.checkpoint.choose import Decision
 
@@ -132,4 +134,92 @@ class Fail:
     hint: str = ""
 
 
-Command = Begin | AskDurable | Restore | Go | Abort | Replace | TakeOver | Retire | AwaitNode | Finish | Fail
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Write an event."""
+
+    event: str
+    fields: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WantNodes:
+    """So many nodes should be there, those that leave not counted."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Start a process for this rank of the next world, while the others train."""
+
+    rank: int
+    node: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unprepare:
+    """End the processes on a node that were to be ranks of the next world."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskStop:
+    """Ask every rank whether it can stop after this step."""
+
+    number: int
+    step: int
+    later: bool = False
+    """Some are not ready to say; ask in a moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopAt:
+    """All can: they stop there."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class GoOn:
+    """Nobody needs to stop any more."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """These nodes are not needed any more."""
+
+    nodes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End the job as if somebody had asked for it: too few nodes stay."""
+
+
+Command = (
+    Begin
+    | AskDurable
+    | Restore
+    | Go
+    | Abort
+    | Replace
+    | TakeOver
+    | Retire
+    | AwaitNode
+    | Finish
+    | Fail
+    | Log
+    | WantNodes
+    | Prepare
+    | Unprepare
+    | AskStop
+    | StopAt
+    | GoOn
+    | Dismiss
+    | Cancel
+)

@@ -243,7 +243,7 @@ class Endpoint:
     """
 
     def __init__(self, rank: int, secret: bytes, on_error: Callable[[str], None]) -> None:
-        self._rank, self._secret = rank, secret
+        self.rank, self._secret = rank, secret
         self._server = RankServer(secret, on_error)
         self._connections = Connections(secret)
         self.port = self._server.start()
@@ -257,7 +257,7 @@ class Endpoint:
     def open(self, addresses: Sequence[Address], generation: int) -> PartitionedStore:
         """The store of a generation. Keys of earlier ones are dropped, and whoever waits for one is told."""
         self._server.enter(generation)
-        own = (self._rank, self._server) if addresses[self._rank][1] == self.port else None
+        own = (self.rank, self._server) if addresses[self.rank][1] == self.port else None
         return PartitionedStore(addresses, generation, self._secret, own=own, connections=self._connections)
 
     def close(self) -> None:

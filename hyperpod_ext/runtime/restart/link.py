@@ -15,6 +15,7 @@ from hyperpod_ext.runtime.checkpoint.choose import Decision, Source
 from hyperpod_ext.runtime.checkpoint.snapshot import Snapshot
 from hyperpod_ext.runtime.checkpoint.transfer import Order, receive_state, refuse_state, send_state
 from hyperpod_ext.runtime.rendezvous.store import PartitionedStore
+from hyperpod_ext.runtime.restart.boundary import Boundary
 from hyperpod_ext.runtime.restart.session import ControlPlane
 from hyperpod_ext.runtime.restart.state import TrainingState
 
@@ -30,6 +31,8 @@ class Restored:
 class Link(Protocol):
     """Restores state and takes reports."""
 
+    boundary: Boundary
+
     def restore(self, state: TrainingState, extras: Callable[[], dict[str, Any]]) -> Restored: ...
 
     def event(self, event: str, **fields: Any) -> None: ...
@@ -41,6 +44,9 @@ class Link(Protocol):
 
 class SoloLink:
     """One process, no agent: starts fresh, reports to nobody."""
+
+    def __init__(self) -> None:
+        self.boundary = Boundary()
 
     def restore(self, state: TrainingState, extras: Callable[[], dict[str, Any]]) -> Restored:
         return Restored(0)
@@ -57,7 +63,8 @@ class JobLink:
     """Restores what the coordinator decided, generation after generation."""
 
     def __init__(self, session: ControlPlane, rank: int, checkpointer: Checkpointer) -> None:
-        self._session, self._rank, self._checkpointer = session, rank, checkpointer
+        self._session, self.rank, self._checkpointer = session, rank, checkpointer
+        self.boundary = session.boundary
         self._decision: Decision | None = None
         self._store: PartitionedStore | None = None
         self._peers: Mapping[int, tuple[str, int]] = {}
@@ -83,7 +90,7 @@ class JobLink:
             step, following = self._session.restored(attempt, error)
             if step is not None:
                 assert restored is not None
-                self.event("restored", rank=self._rank, step=step, source=decision.source(self._rank).kind)
+                self.event("restored", rank=self.rank, step=step, source=decision.source(self.rank).kind)
                 return restored
             assert following is not None
             decision, attempt = following, attempt + 1
@@ -101,8 +108,8 @@ class JobLink:
         self, state: TrainingState, extras: Callable[[], dict[str, Any]], decision: Decision, attempt: int
     ) -> Restored:
         assert self._store is not None
-        sources, key = decision.sources[self._rank], f"state-{attempt}"
-        mine, orders = sources[0], orders_for(self._rank, decision)
+        sources, key = decision.sources[self.rank], f"state-{attempt}"
+        mine, orders = sources[0], orders_for(self.rank, decision)
         if mine.kind == "live":
             return self._load(state, [receive_state(self._store, key, [source.rank for source in sources])])
         if mine.kind == "self":
@@ -137,7 +144,7 @@ class JobLink:
                 why = f" ({error})"
         if _holds(state, mine):
             return
-        message = f"the objects given to restore() on rank {self._rank} do not hold {mine.save_id}{why}"
+        message = f"the objects given to restore() on rank {self.rank} do not hold {mine.save_id}{why}"
         if orders and self._store is not None:
             refuse_state(self._store, key, orders, message)
         raise JobFailedError(message, hint="Build them in run.keep, so that they are the same after a fault.")

@@ -7,7 +7,7 @@ import functools
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -93,9 +93,15 @@ class _Member:
             when_busy=config.checkpoint.when_busy,
         )
         link = JobLink(session, rank, checkpointer)
-        return cls(
-            environment, client, checkpointer, link, Run(config, rank, environment.local_rank, link, checkpointer)
-        )
+        run = Run(config, rank, environment.local_rank, link, checkpointer, environment.world_size)
+        return cls(environment, client, checkpointer, link, run)
+
+    def moved(self, environment: WorkerEnvironment) -> _Member:
+        """The same process with another number, or among another number of ranks."""
+        self.checkpointer.move(environment.rank, environment.world_size)
+        self.link.rank = environment.rank
+        self.run.move(environment.rank, environment.world_size)
+        return replace(self, environment=environment)
 
 
 class _Loop:
@@ -112,7 +118,7 @@ class _Loop:
             generation = self._session.join(self._member.run.whole() if self._member else None)
             environment = self._session.environment
             assert environment is not None, "it has joined"
-            member = self._become(environment)
+            member = self._move(environment) if generation.moved and self._member else self._become(environment)
             try:
                 self._enter(generation, member)
                 result = train(member.run)
@@ -132,6 +138,12 @@ class _Loop:
             if self._member is not None:
                 self._member.client.close()
             self._member = _Member.of(environment, self._session)
+        return self._member
+
+    def _move(self, environment: WorkerEnvironment) -> _Member:
+        """This process goes on in another world, with what it has kept."""
+        assert self._member is not None
+        self._member = self._member.moved(environment)
         return self._member
 
     def _enter(self, generation: Generation, member: _Member) -> None:

@@ -18,10 +18,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.checkpoint.image import is_dtensor
 
 _FSDP = "torch.distributed.fsdp._fully_shard"
 _c10d = dist.distributed_c10d
@@ -33,6 +35,8 @@ class Made:
 
     calls: list[tuple[tuple[Any, ...], dict[str, Any], str]] = field(default_factory=list)
     """Arguments of each group it made, with the group's name (empty on ranks outside of it)."""
+    meshes: int = 0
+    """Device meshes that it made; one over all ranks needs no group of its own."""
     talked: bool = False
     """Whether it communicated. Then it can only be called by all ranks, survivors too."""
 
@@ -47,11 +51,19 @@ def recording() -> Iterator[Made]:
         made.calls.append((arguments, options, _name(group)))
         return group
 
+    init = DeviceMesh.__init__
+
+    def count(mesh: DeviceMesh, *arguments: Any, **options: Any) -> None:
+        made.meshes += 1
+        init(mesh, *arguments, **options)
+
     _c10d._new_group_with_tag = record
+    DeviceMesh.__init__ = count  # type: ignore[assignment,method-assign]
     try:
         yield made
     finally:
         _c10d._new_group_with_tag = make
+        DeviceMesh.__init__ = init  # type: ignore[method-assign]
     made.talked = _words() != before
 
 
@@ -174,6 +186,19 @@ def of_now(value: Any) -> Any:
     elif type(value) is tuple:
         return tuple(of_now(each) for each in value)
     return value
+
+
+def is_cut(value: Any) -> bool:
+    """Whether `value` holds shards, in modules and optimizers, lists, tuples and dicts: they are of one world alone."""
+    if isinstance(value, torch.nn.Module):
+        return any(is_dtensor(tensor) for tensor in (*value.parameters(), *value.buffers()))
+    if isinstance(value, torch.optim.Optimizer):
+        return any(is_dtensor(parameter) for group in value.param_groups for parameter in group["params"])
+    if isinstance(value, list | tuple):
+        return any(is_cut(each) for each in value)
+    if isinstance(value, dict):
+        return any(is_cut(each) for each in value.values())
+    return isinstance(value, DeviceMesh | dist.ProcessGroup) or is_dtensor(value)
 
 
 def _group_of(name: str) -> dist.ProcessGroup | None:

@@ -42,9 +42,7 @@ class NanGuard:
         Raises:
             JobFailedError: steps are to be skipped, and there is more than one optimizer.
         """
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        self.close()
         if self._policy.action == "off":
             return
         optimizers = [value for value in objects.values() if isinstance(value, torch.optim.Optimizer)]
@@ -61,6 +59,12 @@ class NanGuard:
             id(parameter): f"{name}.{inner}" for name, m in modules.items() for inner, parameter in m.named_parameters()
         }
         self._hooks = [optimizer.register_step_pre_hook(self._before_step) for optimizer in optimizers]
+
+    def close(self) -> None:
+        """Guard nothing any more."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
     def begin_step(self, step: int) -> None:
         """A step begins; what it may spoil is kept."""

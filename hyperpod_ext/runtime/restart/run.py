@@ -18,7 +18,8 @@ from hyperpod_ext.runtime.checkpoint.manifest import save_id_of
 from hyperpod_ext.runtime.restart import buckets, meshes
 from hyperpod_ext.runtime.restart.link import Link
 from hyperpod_ext.runtime.restart.randomness import seed_of, seed_step
-from hyperpod_ext.runtime.restart.state import Stateful, TrainingState, Whole
+from hyperpod_ext.runtime.restart.session import AbortedError
+from hyperpod_ext.runtime.restart.state import Stateful, Taken, TrainingState, Whole
 from hyperpod_ext.runtime.restart.watchdog import Watchdog
 
 Kept = TypeVar("Kept")
@@ -30,6 +31,12 @@ class _Kept:
 
     value: Any
     made: meshes.Made
+    world: tuple[int, int]
+    """Rank and world size that it was built for."""
+
+    @property
+    def is_of_one_world(self) -> bool:
+        return bool(self.made.calls or self.made.meshes) or meshes.is_cut(self.value)
 
 
 _RESERVED = {"t", "type", "event", "rank", "node", "generation", "step", "of", "began", "self"}
@@ -44,12 +51,19 @@ class Run:
     """
 
     def __init__(
-        self, config: RuntimeConfig, rank: int, local_rank: int, link: Link, checkpointer: Checkpointer | None
+        self,
+        config: RuntimeConfig,
+        rank: int,
+        local_rank: int,
+        link: Link,
+        checkpointer: Checkpointer | None,
+        world_size: int | None = None,
     ) -> None:
         self.config = config
         self.rank = rank
+        """Of an elastic job, it may be another one in the next call of the training function; so may `world_size`."""
         self.local_rank = local_rank
-        self.world_size = config.world_size
+        self.world_size = world_size or config.world_size
         self.generation = 0
         """Rises at each fault; 1 in an undisturbed run."""
         self.step = 0
@@ -62,6 +76,9 @@ class Run:
         self._held: list[meshes.Place] = []
         self._state: TrainingState | None = None
         self._restored = False
+        self._taken: tuple[Taken, Whole] | None = None
+        self._saved = -1
+        """Step of the last snapshot."""
         self._wrapped: list[DistributedDataParallel] = []
         self._layouts: dict[int, buckets.Buckets] = {}
         self._metrics: dict[str, float | None] = {}
@@ -81,17 +98,22 @@ class Run:
         Random numbers drawn in it follow from the job's seed alone, so every rank builds the same. Process groups
         and device meshes that it makes are made again after a fault, behind the objects that hold them. A `build`
         that communicates is called again on every rank, and what it returns takes over the state of what it made
-        before.
+        before. So is one that made shards, meshes or groups, when the job goes on with another number of ranks.
         """
+        world = (self.rank, self.world_size)
         known = self._kept[self._cursor] if self._cursor < len(self._kept) else None
+        if known is not None and known.world != world and known.is_of_one_world:
+            known.value, known = None, None  # two of them may not fit into memory
+            if self._state is not None:
+                self._state.forget()
         if known is None or known.made.talked or not meshes.can_keep_fsdp():
             torch.manual_seed(seed_of(self.config.seed, 0, -1))
             with meshes.recording() as made:
                 value = build()
-            self._kept[self._cursor : self._cursor + 1] = [_Kept(value, made)]
+            self._kept[self._cursor : self._cursor + 1] = [_Kept(value, made, world)]
         else:
             meshes.repeat(known.made)
-            known.value = meshes.of_now(known.value)
+            known.value, known.world = meshes.of_now(known.value), world
         self._held = meshes.give_back(self._held)
         self._cursor += 1
         return self._kept[self._cursor - 1].value  # type: ignore[no-any-return]  # what build returned
@@ -146,7 +168,9 @@ class Run:
         self._watchdog.begin_steps()
         self._began = self.step
         self._commit(self.step)
-        self._link.event("begun", rank=self.rank, step=self.step, of=total)
+        sharing = self._taken[1].sharing if self._taken is not None else ""
+        self._link.event("begun", rank=self.rank, step=self.step, of=total, sharing=sharing)
+        self._link.boundary.begin(self.step + 1, total)
         for step in range(self.step + 1, total + 1):
             began = time.monotonic()
             self._metrics, self._in_step = {}, True
@@ -168,6 +192,7 @@ class Run:
                     self._link.event("step", **made, **self._metrics)
                 raise
             self._link.event("step", **made, **self._metrics)
+            self._stop_after(step)
         self._wait_staged()
         self._watchdog.end_steps()
         seed_step(self.config.seed, total + 1, self.rank)  # what follows the loop repeats exactly, too
@@ -196,6 +221,13 @@ class Run:
         if fresh:
             self._kept, self._held, self._state, self.step = [], [], None, 0
 
+    def move(self, rank: int, world_size: int) -> None:
+        """This process is another rank from now on, or one among another number of ranks."""
+        self.rank, self.world_size = rank, world_size
+        self._watchdog.close()
+        self._watchdog = Watchdog(self.config, rank, self._link, self._checkpointer)
+        self._held = []  # what was cut for the former world is built anew
+
     def leave(self) -> None:
         """A generation is over: let go of its process groups, wherever they are held."""
         self._watchdog.leave()
@@ -222,21 +254,48 @@ class Run:
         at_once = not self._state.tells_of_changes or not (self._state.told or step == self._began)
         taken = self._state.take()
         self._watchdog.compare(step, taken)
-        whole = Whole(step, save_id_of(self.generation, step), taken.own_digest(), taken.sharing())
+        sharing = taken.sharing()
+        world_size = 0 if sharing == "same" else self.world_size
+        whole = Whole(step, save_id_of(self.generation, step), taken.own_digest(), sharing, world_size)
         self._state.commit(taken, whole)
-        self.step = step
-        if self._checkpointer is not None and self.config.checkpoint.due(step):
-            own = {id(tensor) for tensor in taken.own}
-            self._checkpointer.save(
-                step,
-                whole.save_id,
-                self.generation,
-                taken.parts,
-                self._extras() | {"sharing": whole.sharing},
-                own_digest=whole.own_digest,
-                changing=lambda tensor: id(tensor) in own,
-                at_once=at_once,
-            )
+        self.step, self._taken = step, (taken, whole)
+        if self.config.checkpoint.due(step):
+            self._save(taken, whole, at_once=at_once)
+
+    def _save(self, taken: Taken, whole: Whole, *, at_once: bool, when_busy: str | None = None) -> None:
+        if self._checkpointer is None:
+            return
+        own = {id(tensor) for tensor in taken.own}
+        saved = self._checkpointer.save(
+            whole.step,
+            whole.save_id,
+            self.generation,
+            taken.parts,
+            self._extras() | {"sharing": whole.sharing},
+            own_digest=whole.own_digest,
+            changing=lambda tensor: id(tensor) in own,
+            at_once=at_once,
+            when_busy=when_busy,
+        )
+        self._saved = whole.step if saved else self._saved
+
+    def _stop_after(self, step: int) -> None:
+        """Where all ranks have agreed to, let the job go on as another world.
+
+        Raises:
+            AbortedError: it does; the training function is called again.
+        """
+        boundary = self._link.boundary
+        if not boundary.stops_after(step, whole=self.step == step):
+            return
+        self._watchdog.leave()
+        if self._checkpointer is not None and self._taken is not None and self._taken[1].world_size:
+            if self._saved != step:  # others cut their parts from it
+                self._save(*self._taken, at_once=True, when_busy="wait")
+            self._checkpointer.flush()
+        boundary.halt(step)
+        if self._link.over:
+            raise AbortedError(f"generation {self.generation} is over: the job goes on with other nodes")
 
     def _wait_staged(self) -> None:
         """The state is about to change: what is still being copied of it must be copied first."""

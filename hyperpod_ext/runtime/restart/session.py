@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from hyperpod_ext.runtime import wire
@@ -20,6 +20,7 @@ from hyperpod_ext.runtime.checkpoint.choose import Decision
 from hyperpod_ext.runtime.environment import WorkerEnvironment
 from hyperpod_ext.runtime.rendezvous.groups import ProcessGroups
 from hyperpod_ext.runtime.rendezvous.store import Endpoint, PartitionedStore
+from hyperpod_ext.runtime.restart.boundary import Boundary
 from hyperpod_ext.runtime.restart.state import Whole
 
 
@@ -37,10 +38,15 @@ class Generation:
     """Key-value server of each rank's node."""
     peers: dict[int, tuple[str, int]]
     """Memory server of each node, for other nodes."""
+    moved: bool = False
+    """Whether this process is the same rank no more, or one of another number of ranks, and keeps what it has."""
 
 
 class ControlPlane(Protocol):
     """What `@resilient` needs of whatever started its process: our agent, `hyperpodrun` or `torchrun`."""
+
+    boundary: Boundary
+    """Where this rank is asked to stop."""
 
     @property
     def environment(self) -> WorkerEnvironment | None:
@@ -83,6 +89,7 @@ class Session:
         self._sending = threading.Lock()
         self._newest = 1
         self.generation = 0
+        self.boundary = Boundary(lambda kind, **fields: self._send({"type": kind, **fields}))
         self._endpoint = Endpoint(environment.rank, environment.secret, _end)
         self._send({"type": "hello", "rank": environment.rank, "pid": os.getpid()})
         threading.Thread(target=self._listen, name="hpx-session", daemon=True).start()
@@ -97,7 +104,22 @@ class Session:
                 self.generation = int(message["generation"])
                 addresses = tuple((str(host), int(port)) for host, port in message["addresses"])
                 peers = {int(node): (str(host), int(port)) for node, (host, port) in message["peers"].items()}
-                return Generation(self.generation, Decision.from_json(message["decision"]), addresses, peers)
+                decision, moved = Decision.from_json(message["decision"]), self._move(message)
+                self.boundary.enter()
+                return Generation(self.generation, decision, addresses, peers, moved)
+
+    def _move(self, message: wire.Message) -> bool:
+        """Take the number that this process has among the ranks of the generation."""
+        rank, world_size = int(message["rank"]), int(message["world_size"])
+        environment = replace(self.environment, rank=rank, world_size=world_size)
+        moved, self.environment = environment != self.environment, environment
+        if moved:
+            self._endpoint.rank = environment.rank
+            each = environment.config.workers_per_node
+            sizes = {"WORLD_SIZE": environment.world_size, "GROUP_WORLD_SIZE": environment.world_size // each}
+            place = {"RANK": environment.rank, "GROUP_RANK": environment.rank // each}
+            os.environ.update({name: str(value) for name, value in (sizes | place).items()})
+        return moved
 
     def open_store(self, generation: Generation) -> PartitionedStore:
         return self._endpoint.open(generation.addresses, generation.number)
@@ -154,9 +176,20 @@ class Session:
 
     def _listen(self) -> None:
         while (message := self._receive()) is not None:
-            if message["type"] == "abort":
-                self._newest = int(message["generation"])
-                self._groups.cut()
+            match message["type"]:
+                case "ask_stop":
+                    self.boundary.ask(int(message["number"]), int(message["step"]))
+                    continue
+                case "stop_at":
+                    self.boundary.agree(int(message["number"]))
+                    continue
+                case "go_on":
+                    self.boundary.withdraw(int(message["number"]))
+                    continue
+                case "abort":
+                    self._newest = int(message["generation"])
+                    self._groups.cut()
+                    self.boundary.withdraw()
             self._inbox.put(message)
         os._exit(1)  # the agent is gone; a worker without one has no job
 

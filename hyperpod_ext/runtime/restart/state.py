@@ -72,6 +72,8 @@ class Whole:
     save_id: str
     own_digest: str
     sharing: str
+    world_size: int = 0
+    """Ranks among which it is cut; 0: any number will do, as it is the same on all."""
 
 
 class TrainingState:
@@ -108,6 +110,10 @@ class TrainingState:
         """Let go of the objects."""
         for hook in self._hooks:
             hook.remove()
+
+    def forget(self) -> None:
+        """Let go of what was committed, too: its memory is wanted by what takes its place."""
+        self._mark = None
 
     @property
     def tells_of_changes(self) -> bool:

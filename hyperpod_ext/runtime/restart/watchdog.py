@@ -54,6 +54,11 @@ class Watchdog:
         if checkpointer is not None:  # a job: alone, there is nobody to recover
             self._injector = Injector(armed_faults(config), rank, run_dir_of(), self)
 
+    def close(self) -> None:
+        """Let go of the objects; another one takes this one's place."""
+        self._nan.close()
+        self._progress.watcher = None
+
     def enter(self, generation: int) -> None:
         """A generation begins."""
         self._generation = generation

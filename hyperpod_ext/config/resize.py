@@ -1,0 +1,21 @@
+"""Orders to resize a job that runs, in its run folder: the only thing that both sides of them share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, PositiveInt
+
+from hyperpod_ext.config.base import Config
+
+RESIZES = "resizes"
+"""Folder of orders in the run folder; each is a file that is written whole and never changed."""
+WANTED = "nodes_wanted.json"
+"""In the run folder: the numbers of the nodes that the job would have, for whoever starts nodes."""
+
+
+class ResizeOrder(Config):
+    """What `hp-ext resize` leaves there."""
+
+    nodes: Annotated[PositiveInt, Field(examples=[3])]
+    """Nodes that the job goes on with, spares not counted."""

@@ -1,0 +1,32 @@
+"""Orders to resize a job, and word of which nodes it would have: files in its run folder.
+
+RUN_DIR/resizes/NAME.json      one order, written whole; its name tells when it came
+RUN_DIR/nodes_wanted.json      for whoever starts nodes
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+
+from hyperpod_ext.config.resize import RESIZES, WANTED, ResizeOrder
+
+
+def read_orders(run_dir: Path) -> dict[str, ResizeOrder]:
+    """All orders, by name, the oldest first. A file that is no order is left alone."""
+    folder = run_dir / RESIZES
+    found = {}
+    for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+        try:
+            found[file.stem] = ResizeOrder.model_validate_json(file.read_bytes())
+        except (OSError, ValueError):  # none of ours
+            continue
+    return found
+
+
+def tell_wanted(run_dir: Path, nodes: Collection[int]) -> None:
+    """Say which nodes the job would have."""
+    partial = run_dir / f"{WANTED}.partial"
+    partial.write_text(json.dumps({"nodes": sorted(nodes)}) + "\n", encoding="utf-8")
+    partial.rename(run_dir / WANTED)

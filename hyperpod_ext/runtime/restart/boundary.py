@@ -1,0 +1,91 @@
+"""Where this rank stops so that the job can go on as another world: asked for ahead, so that all stop after one step.
+
+The coordinator asks every rank whether it can still stop after a step; a rank that can waits there, and only there,
+for the word whether all can. So no rank is ever in a collective that another one has left.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+Tell = Callable[..., None]
+
+
+class Boundary:
+    """Asked from the thread that listens, passed by the main one.
+
+    Args:
+        tell: takes this rank's answers, as a message's type and fields.
+    """
+
+    def __init__(self, tell: Tell = lambda kind, **fields: None) -> None:
+        self._tell = tell
+        self._changed = threading.Condition()
+        self._making = -1
+        """Step that is made, or made next; -1: none yet."""
+        self._total = 0
+        self._number = 0
+        self._stop: int | None = None
+        self._agreed = False
+        self._over = False
+
+    # --- from the thread that listens ------------------------------------------------------------
+
+    def ask(self, number: int, step: int) -> None:
+        """Can this rank stop after `step`?"""
+        with self._changed:
+            over = self._making >= 0 and step >= self._total
+            can = not over and not self._over and 0 <= self._making <= step
+            self._number, self._agreed = number, False
+            self._stop = step if can else None
+            self._changed.notify_all()
+            self._tell("stop_answer", number=number, can=can, at=self._making, over=over)
+
+    def agree(self, number: int) -> None:
+        """Every rank can."""
+        with self._changed:
+            if number == self._number:
+                self._agreed = True
+                self._changed.notify_all()
+
+    def withdraw(self, number: int | None = None) -> None:
+        """Nobody needs to stop. None: whatever was asked, because the generation is over."""
+        with self._changed:
+            if number is None or number == self._number:
+                self._over |= number is None
+                self._stop, self._agreed = None, False
+                self._changed.notify_all()
+
+    # --- from the main thread ---------------------------------------------------------------------
+
+    def enter(self) -> None:
+        """A generation begins."""
+        with self._changed:
+            self._making, self._stop, self._agreed, self._over = -1, None, False, False
+
+    def begin(self, step: int, total: int) -> None:
+        """The loop begins with `step`, and ends with `total`."""
+        with self._changed:
+            self._making, self._total = step, total
+
+    def stops_after(self, step: int, *, whole: bool) -> bool:
+        """Whether this rank stops, now that `step` has been made; otherwise the next one begins.
+
+        `whole`: whether the state is that of this step, and not in the middle of an accumulation.
+        """
+        with self._changed:
+            if whole and self._stop is not None and step >= self._stop:
+                self._changed.wait_for(lambda: self._stop is None or self._agreed)
+                if self._stop is not None:
+                    return True
+            self._making = step + 1
+            return False
+
+    def halt(self, step: int, **fields: Any) -> None:
+        """Say that this rank stands, and wait until the generation is over, or all go on after all."""
+        with self._changed:
+            self._tell("halted", number=self._number, step=step, **fields)
+            self._changed.wait_for(lambda: self._stop is None)
+            self._making = step + 1
