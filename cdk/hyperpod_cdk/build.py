@@ -44,8 +44,7 @@ def build(app: cdk.App, config: ClusterConfig, *, scale: bool = False) -> dict[s
     there = scale and any(group.count for group in config.instance_groups)
     if cluster is not None and there:
         if has_addons(config):
-            arn = machines.cluster.get_att("ClusterArn").to_string()
-            stacks["addons"] = AddonsStack(app, config, cluster, arn)
+            stacks["addons"] = AddonsStack(app, config, cluster, machines.arn)
         if made.add_ons.observability is not None:
             stacks["observability"] = ObservabilityStack(app, config, cluster, made.add_ons.observability)
         for part in stacks.keys() & {"addons", "observability"}:

@@ -51,9 +51,12 @@ class ClusterStack(Part):
         for child in self.node.find_all():
             if isinstance(child, cdk.CfnResource) and child.cfn_resource_type == "AWS::IAM::Policy":
                 self.cluster.add_resource_dependency(child)  # no property of the cluster mentions it
+        arn = self.cluster.get_att("ClusterArn")
+        # exported always: a stack cannot take back what another uses, when it is deployed without machines again
+        self.arn = str(self.export_value(arn)) if eks is not None else arn.to_string()
         self._pods(stored, eks)
         self.output("ClusterName", config.name, "The HyperPod cluster")
-        self.output("ClusterArn", self.cluster.get_att("ClusterArn").to_string(), "Its ARN")
+        self.output("ClusterArn", arn.to_string(), "Its ARN")
         self.output("ExecutionRoleArn", role, "Role of its machines")
         self.output("SubnetIds", ",".join(request["VpcConfig"]["Subnets"]), "Subnets of its machines")
         self.output("SecurityGroupIds", ",".join(request["VpcConfig"]["SecurityGroupIds"]), "Their security groups")

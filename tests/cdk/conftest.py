@@ -1,0 +1,37 @@
+"""The stacks of each kind of cluster, synthesised once; and why these tests are left out where the CDK is not."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cdk_app import CDK, Templates, synthesise
+
+sys.path[:0] = [str(CDK), str(Path(__file__).parent)]
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # the node that the CDK supports
+missing = [name for name in ("aws_cdk", "cdk_nag", "cfnlint", "moto") if importlib.util.find_spec(name) is None]
+collect_ignore_glob = ["test_*.py"] if missing and not os.environ.get("CI") else []
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if missing:
+        terminalreporter.write_line(f"tests/cdk: skipped, {', '.join(missing)} is not installed; `make cdk` does that")
+
+
+@pytest.fixture(scope="session")
+def synthesised(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Templates]:
+    """Templates of a case of `deployments.CASES` by part; without `scale` those without machines."""
+
+    @cache
+    def templates(name: str, scale: bool = True) -> Templates:
+        from deployments import CASES, deployment
+
+        return synthesise(deployment(CASES[name]), tmp_path_factory.mktemp(name), scale=scale)
+
+    return templates

@@ -1,0 +1,139 @@
+"""Every stack is created, changed and deleted by moto's CloudFormation."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import cfn_shims
+import pytest
+from cdk_app import Templates, synthesise
+from deployments import CASES, deployment
+from moto import mock_aws
+
+REGION = "us-west-2"
+
+
+class Account:
+    """An AWS account that stacks are deployed to."""
+
+    def __init__(self) -> None:
+        self.cloudformation = boto3.client("cloudformation", REGION)
+        self.s3 = boto3.client("s3", REGION)
+        boto3.client("ssm", REGION).put_parameter(
+            Name="/cdk-bootstrap/hnb659fds/version", Value="30", Type="String"
+        )  # as `cdk bootstrap` leaves it
+
+    def deploy(self, name: str, templates: Templates) -> None:
+        """Create what is not there, update what is another, in order."""
+        there = {one["StackName"] for one in self.cloudformation.describe_stacks()["Stacks"]}
+        for part, template in templates.items():
+            body = {"StackName": f"{name}-{part}", "TemplateBody": json.dumps(template)}
+            if body["StackName"] not in there:
+                self.cloudformation.create_stack(**body)
+            elif self._template(body["StackName"]) != template:
+                self.cloudformation.update_stack(**body)
+
+    def _template(self, stack: str) -> Any:
+        return json.loads(json.dumps(self.cloudformation.get_template(StackName=stack)["TemplateBody"]))
+
+    def delete(self, name: str, templates: Templates) -> None:
+        for part in reversed(templates):
+            self.cloudformation.delete_stack(StackName=f"{name}-{part}")
+
+    def statuses(self) -> dict[str, str]:
+        return {one["StackName"]: one["StackStatus"] for one in self.cloudformation.describe_stacks()["Stacks"]}
+
+    def outputs(self, stack: str) -> dict[str, str]:
+        (found,) = self.cloudformation.describe_stacks(StackName=stack)["Stacks"]
+        return {one["OutputKey"]: one["OutputValue"] for one in found.get("Outputs", [])}
+
+
+@pytest.fixture
+def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
+    for name, value in {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}.items():
+        monkeypatch.setenv(name, value)
+    with mock_aws():
+        cfn_shims.forget()
+        yield Account()
+
+
+def counts() -> dict[str, int]:
+    (cluster,) = cfn_shims.WORLD.sagemaker.clusters.values()
+    return {group["InstanceGroupName"]: group["TargetCount"] for group in cluster["InstanceGroups"]}
+
+
+def fill(account: Account, storage: dict[str, str]) -> dict[str, str]:
+    """One object in every bucket; key by bucket."""
+    buckets = [storage[key] for key in ("CheckpointBucket", "DataBucket", "LifecycleBucket") if key in storage]
+    for bucket in buckets:
+        account.s3.put_object(Bucket=bucket, Key="jobs/a/manifest.json", Body=b"{}")
+    return dict.fromkeys(buckets, "jobs/a/manifest.json")
+
+
+@pytest.mark.parametrize("case", ["eks", "slurm"])
+def test_stacks_are_created_scaled_grown_and_deleted_and_buckets_stay(
+    case: str, account: Account, synthesised: Callable[..., Templates], tmp_path: Path
+) -> None:
+    name, first, world = "research", synthesised(case, scale=False), cfn_shims.WORLD
+    account.deploy(name, first)
+    assert account.statuses() == {f"{name}-{part}": "CREATE_COMPLETE" for part in first}
+    assert set(counts().values()) == {0}
+
+    scaled = synthesised(case, scale=True)
+    account.deploy(name, scaled)
+    asked = {group["name"]: group["count"] for group in CASES[case]["instance_groups"]}
+    assert counts() == asked
+    assert set(account.statuses()) == {f"{name}-{part}" for part in scaled}
+
+    grown = grow(case, tmp_path)
+    account.deploy(name, grown)
+    assert counts() == asked | {"more": 3}
+    assert set(account.statuses().values()) <= {"CREATE_COMPLETE", "UPDATE_COMPLETE"}
+    assert [call for call, _ in world.sagemaker.calls] == ["CreateCluster", "UpdateCluster", "UpdateCluster"]
+    assert world.replaced == []
+
+    objects = fill(account, account.outputs(f"{name}-storage"))
+    account.delete(name, grown)
+    assert account.statuses() == {}
+    assert world.sagemaker.clusters == {}
+    for bucket, key in objects.items():
+        assert account.s3.get_object(Bucket=bucket, Key=key)["Body"].read() == b"{}"
+
+
+def grow(case: str, folder: Path) -> Templates:
+    more = CASES[case]["instance_groups"][-1] | {"name": "more", "count": 3}
+    config = deployment(CASES[case], instance_groups=[*CASES[case]["instance_groups"], more])
+    return synthesise(config, folder)
+
+
+def test_a_change_that_only_a_new_cluster_can_have_replaces_it(
+    account: Account, synthesised: Callable[..., Templates]
+) -> None:
+    """The shim sees a replacement when there is one: that there was none above says something."""
+    account.deploy("research", synthesised("slurm"))
+    moved = copy.deepcopy(synthesised("slurm")["cluster"])
+    moved["Resources"]["Cluster"]["Properties"]["VpcConfig"]["Subnets"] = ["subnet-elsewhere"]
+    account.deploy("research", {"cluster": moved})
+    assert cfn_shims.WORLD.replaced == ["research"]
+
+
+def test_what_is_made_is_what_outputs_name(account: Account, synthesised: Callable[..., Templates]) -> None:
+    account.deploy("research", synthesised("eks"))
+    outputs = account.outputs("research-storage") | account.outputs("research-cluster")
+    (cluster,) = cfn_shims.WORLD.sagemaker.clusters.values()
+    assert outputs["SubnetIds"].split(",") == cluster["VpcConfig"]["Subnets"]
+    assert outputs["SecurityGroupIds"].split(",") == cluster["VpcConfig"]["SecurityGroupIds"]
+    assert outputs["ExecutionRoleArn"] == cluster["InstanceGroups"][0]["ExecutionRole"]
+    ec2 = boto3.client("ec2", REGION)
+    assert len(ec2.describe_subnets(SubnetIds=outputs["SubnetIds"].split(","))["Subnets"]) == 1
+    associations = cfn_shims.WORLD.recorded["AWS::EKS::PodIdentityAssociation"]
+    assert outputs["JobRoleArn"] in [one["RoleArn"] for one in associations]
+    assert {one["ClusterName"] for one in associations} == {outputs["EksClusterName"]}
+    named = {"CheckpointPrefix": "jobs", "Namespace": "hyperpod-ns-a", "QueueName": "hyperpod-ns-a-localqueue"}
+    assert named.items() <= outputs.items()
+    assert outputs["FileSystemDns"].startswith("fs-")
