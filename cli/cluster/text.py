@@ -69,7 +69,7 @@ def _product(each: float | None, count: int) -> str:
 
 
 def _usd(value: float | None) -> str:
-    return "?" if value is None else f"{value:.4f}" if 0 < value < 0.01 else f"{value:,.2f}"
+    return "?" if value is None else f"{value:.4f}" if 0 < value < 0.1 else f"{value:,.2f}"
 
 
 def _missing(estimate: Estimate) -> str:

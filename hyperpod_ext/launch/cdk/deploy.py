@@ -62,8 +62,8 @@ def steps(cluster: ClusterConfig, assembly: Assembly, there: frozenset[str]) -> 
     new = f"{cluster.name}-cluster" not in there
     if new and cluster.orchestrator == "eks" and makes_eks(cluster) and made.eks.dependencies == "external":
         found.append(InstallChart(tuple(chart_commands(cluster))))
-    prefix = scripts_prefix(assembly)
-    if prefix is not None and cluster.orchestrator == "slurm" and made.lifecycle_scripts:
+    prefix = scripts_prefix(cluster, assembly)
+    if prefix is not None:
         found.append(UploadScripts(f"{cluster.name}-storage", "LifecycleBucket", prefix))
     return [*found, MakeStacks(tuple(last))]
 
@@ -81,20 +81,26 @@ def chart_commands(cluster: ClusterConfig) -> Iterator[str]:
     )
 
 
-def scripts_prefix(assembly: Assembly) -> str | None:
-    """Where in their bucket the machines look for scripts that the app gives them; None where it gives none."""
+def scripts_prefix(cluster: ClusterConfig, assembly: Assembly) -> str | None:
+    """Where in their bucket machines look for the scripts that come with the app; None where no group does."""
+    made = cluster.infrastructure
+    if cluster.orchestrator != "slurm" or made is None or not made.lifecycle_scripts:
+        return None
+    ours = {group.name for group in cluster.instance_groups if group.lifecycle is None}
     for _stack, properties in assembly.of_kind(CLUSTER):
         for group in properties.get("InstanceGroups", []):
             source = group.get("LifeCycleConfig", {}).get("SourceS3Uri")
-            if isinstance(source, Mapping):  # of a bucket that a stack makes; a text is the user's own
-                return _tail(source)
+            if source is not None and group["InstanceGroupName"] in ours:
+                return _key_of(source)
     return None
 
 
-def _tail(source: Mapping[str, Any]) -> str:
-    """What follows the bucket in `{"Fn::Join": ["", ["s3://", BUCKET, "/scripts"]]}`."""
-    parts = source.get("Fn::Join", ["", []])[1]
-    return parts[-1].strip("/") if parts and isinstance(parts[-1], str) and parts[-1] != "s3://" else ""
+def _key_of(uri: Any) -> str:
+    """What follows the bucket in `s3://bucket/scripts`, or in `{"Fn::Join": ["", ["s3://", BUCKET, "/scripts"]]}`."""
+    if isinstance(uri, str):
+        return uri.removeprefix("s3://").partition("/")[2].strip("/")
+    parts = uri.get("Fn::Join", ["", []])[1]
+    return parts[-1].strip("/") if len(parts) > 2 and isinstance(parts[-1], str) else ""
 
 
 def run_cdk(program: Path, environment: Mapping[str, str], region: str, *arguments: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.config.document import Document, Place
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.config.kubernetes import Kubernetes
+from hyperpod_ext.config.load import read
 from hyperpod_ext.config.sagemaker import SageMaker
 from hyperpod_ext.config.scheduling import Scheduling
 from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
@@ -71,15 +72,16 @@ def on_cluster(job: JobConfig, outputs: ClusterOutputs, target: str | None) -> J
     if target in _KUBERNETES | {"hyperpod-slurm"}:
         changes["scheduling"] = _with(Scheduling, job.scheduling, {"queue": outputs.get("QueueName")}, outputs)
     if target == "sagemaker":
-        changes["sagemaker"] = _with(SageMaker, job.sagemaker, dict(_of_sagemaker(outputs)), outputs)
+        changes["sagemaker"] = _with(SageMaker, job.sagemaker, dict(_of_sagemaker(job, outputs)), outputs)
     return job.model_copy(update=changes)
 
 
-def _of_sagemaker(outputs: ClusterOutputs) -> Iterator[tuple[str, Any]]:
+def _of_sagemaker(job: JobConfig, outputs: ClusterOutputs) -> Iterator[tuple[str, Any]]:
     yield "region", outputs.region or None
-    yield "role", outputs.get("TrainingRoleArn") or outputs.get("ExecutionRoleArn")
-    if bucket := outputs.get("DataBucket"):
-        yield "output", f"s3://{bucket}/training"
+    if outputs.get("EksClusterName") is None:  # on EKS, machines may not write checkpoints, and pods' roles are pods'
+        yield "role", outputs.get("ExecutionRoleArn")
+    if uri := checkpoint_uri(outputs):
+        yield "output", f"{uri}/{job.name}-output"
     subnets, groups = outputs.items("SubnetIds"), outputs.items("SecurityGroupIds")
     if subnets and groups:
         yield "vpc", {"subnets": list(subnets), "security_groups": list(groups)}
@@ -102,6 +104,24 @@ def _with(model: Any, section: Any, given: dict[str, Any], outputs: ClusterOutpu
             [Problem(f"{source} gives `{one['input']}`: {one['msg']}", path=".".join(map(str, one["loc"])))
              for one in error.errors(include_url=False)]
         ) from None  # fmt: skip
+
+
+def load_job(path: str | Path, target: str, overrides: Sequence[str] = ()) -> JobConfig:
+    """The job in a file, with what its cluster settles for `target`: what `hp-ext` itself submits.
+
+    Raises:
+        ConfigError: the spec is wrong, or names a cluster that is not there.
+        UnreachableError: the cluster's outputs were never read here, and AWS cannot be asked.
+    """
+    known: list[ClusterOutputs] = []
+
+    def from_cluster(document: Document) -> None:
+        if found := outputs_for(document, Path(path).parent):
+            known.append(found[0])
+            fill(document, found[0])
+
+    job = read(JobConfig, path, overrides, from_cluster).config
+    return on_cluster(job, known[0], target) if known else job
 
 
 def _tiers_without_place(data: object) -> Iterator[tuple[int, dict[str, object]]]:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ def synthesise(spec: object, out: Path, *, app: str | None, scale: bool, region:
     environment = node_environment()
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
+    report = out / "validation-report.json"
+    for stale in (report, out / "manifest.json"):
+        stale.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="hpx-cdk-") as scratch:
         config = Path(scratch) / "cluster.json"  # JSON is YAML
         config.write_text(json.dumps(spec), encoding="utf-8")
@@ -56,6 +60,8 @@ def synthesise(spec: object, out: Path, *, app: str | None, scale: bool, region:
     if "No module named 'aws_cdk'" in done.stderr:
         hint = "pip install 'hyperpod-ext[cdk]'; in a checkout, `make cdk`"
         raise HyperpodExtError("the CDK library for Python (aws-cdk-lib) is not installed", hint=hint)
+    if done.returncode != 0 and report.is_file():
+        raise ConfigError(list(_violations(report)))
     if done.returncode != 0:
         raise HyperpodExtError(f"the app in {folder} fails:\n{_end_of(done.stderr or done.stdout)}")
     return read_assembly(out)
@@ -71,6 +77,21 @@ def _context(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError([Problem(f"is not JSON: {error}", source=str(file))]) from None
     return found
+
+
+def _violations(report: Path) -> Iterator[Problem]:
+    """What CDK's own check of templates has against them: a fault of the app, or a value that it passes on."""
+    for plugin in json.loads(report.read_text(encoding="utf-8"))["pluginReports"]:
+        for found in plugin["violations"]:
+            for one in found["violatingConstructs"]:
+                resource = one.get("cloudFormationResource", {})
+                path = ".".join([resource.get("logicalId", ""), *resource.get("propertyPaths", [])[:1]])
+                yield Problem(
+                    found["description"],
+                    path=path.replace(".Properties.", "."),
+                    source=resource.get("templatePath", ""),
+                    rule=found["ruleName"],
+                )
 
 
 def _end_of(text: str, lines: int = 30) -> str:
