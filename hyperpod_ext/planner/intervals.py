@@ -1,0 +1,119 @@
+"""How often to save, when saves cost and failures cost: exact minimisers, and the classic formulas they tend to.
+
+Seconds everywhere. `interval` is work between two saves, `cost` what a save takes from training, `mtbf` the mean time
+between failures; failures come independently of one another (exponential times). A failure takes `restart` seconds,
+and all work since the newest save that had arrived; a save arrives `latency` after it was taken.
+
+With that, the share of time kept is exactly
+
+    goodput = (interval / mtbf) * exp(-(latency + restart) / mtbf) / (exp((interval + cost) / mtbf) - 1)
+
+and its maximum over `interval` depends on cost and mtbf alone (Daly 2006 for a synchronous save, latency 0; a save
+beside training has latency and little cost, but is not begun before the one before has arrived).
+"""
+
+from __future__ import annotations
+
+import math
+
+
+def young(cost: float, mtbf: float) -> float:
+    """Young 1974: the limit for saves that cost little beside the time between failures."""
+    return math.sqrt(2 * cost * mtbf)
+
+
+def daly(cost: float, mtbf: float) -> float:
+    """Daly 2006, the higher-order estimate. Work between saves."""
+    if cost >= 2 * mtbf:
+        return mtbf
+    ratio = cost / (2 * mtbf)
+    return math.sqrt(2 * cost * mtbf) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - cost
+
+
+def lambert_w0(x: float) -> float:
+    """The principal branch of Lambert's W: the w >= -1 with w * exp(w) = x.
+
+    Raises:
+        ValueError: x is below -1/e, where there is none.
+    """
+    if math.e * x < -1 - 1e-12:
+        raise ValueError(f"Lambert's W has no real value at {x}; it begins at -1/e")
+    near = math.sqrt(max(0.0, 2 * (1 + math.e * x)))  # distance from the branch point
+    if near < 1e-4:
+        return -1 + near - near**2 / 3
+    w = -1 + near - near**2 / 3 if x < 1 else math.log(x) - math.log(max(math.log(x), 1.0))
+    for _ in range(50):
+        error = w * math.exp(w) - x
+        step = error / (math.exp(w) * (w + 1) - (w + 2) * error / (2 * w + 2))  # Halley's
+        w -= step
+        if abs(step) <= 1e-15 * (1 + abs(w)):
+            break
+    return w
+
+
+def best_interval(cost: float, mtbf: float, latency: float = 0.0) -> float:
+    """Work between saves with the greatest goodput: mtbf * (1 + W0(-exp(-(1 + cost / mtbf)))).
+
+    Never shorter than what lets one save arrive before the next is taken. Infinite where nothing fails.
+    """
+    if math.isinf(mtbf):
+        return math.inf
+    return max(mtbf * _one_plus_w0(cost / mtbf), latency - cost, 0.0)
+
+
+def _one_plus_w0(ratio: float) -> float:
+    """1 + W0(-exp(-(1 + ratio))): the y in (0, 1) with y + log(1 - y) + ratio = 0. Near 0 both terms of W's own form
+    cancel, so it is solved for y."""
+    if ratio <= 0:
+        return 0.0
+    if ratio > 30:
+        return -math.expm1(-1 - ratio)
+    y = min(math.sqrt(2 * ratio), 1 - math.exp(-1 - ratio) / 2)
+    for _ in range(100):
+        error = ratio - _minus_log_rest(y)
+        after = y + error * (1 - y) / y  # Newton's: the derivative is -y / (1 - y)
+        after = min(max(after, y / 4), 1 - (1 - y) / 4)
+        if abs(after - y) <= 1e-15 * y:
+            return after
+        y = after
+    return y
+
+
+def _minus_log_rest(y: float) -> float:
+    """-(y + log(1 - y)), without cancellation."""
+    if y > 0.05:
+        return -(y + math.log1p(-y))
+    total, power, n = 0.0, y * y, 2
+    while power / n > 1e-18 * total or n == 2:
+        total += power / n
+        power, n = power * y, n + 1
+    return total
+
+
+def goodput(
+    interval: float, cost: float, mtbf: float, *, latency: float = 0.0, restart: float = 0.0
+) -> float:  # as the module's docstring has it
+    """Share of time spent on work that is kept, from 0 to 1.
+
+    Raises:
+        ValueError: an interval that is not positive, or another time below 0.
+    """
+    if not interval > 0 or min(cost, latency, restart) < 0 or not mtbf > 0:
+        raise ValueError(
+            f"interval {interval} and mtbf {mtbf} must be above 0, cost {cost}, latency {latency} and "
+            f"restart {restart} not below it"
+        )
+    if math.isinf(mtbf):
+        return 1.0 if math.isinf(interval) else interval / (interval + cost)
+    period = (interval + cost) / mtbf
+    if period > 700:  # a period that never ends without a failure
+        return 0.0
+    return (interval / mtbf) * math.exp(-(latency + restart) / mtbf) / math.expm1(period)
+
+
+def lost_per_failure(interval: float, cost: float, mtbf: float, *, latency: float = 0.0) -> float:
+    """Seconds of work that one failure takes, on average; of what training had done since the newest save."""
+    if math.isinf(mtbf) or math.isinf(interval):
+        return math.inf if math.isinf(interval) and not math.isinf(mtbf) else 0.0
+    done = mtbf * interval / (interval + cost)  # between two failures
+    return max(0.0, done - mtbf * goodput(interval, cost, mtbf, latency=latency))

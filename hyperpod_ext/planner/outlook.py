@@ -1,0 +1,125 @@
+"""What a job may expect: intervals, goodput, lost steps and dollars; and the same without each feature. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hyperpod_ext.planner.intervals import lost_per_failure
+from hyperpod_ext.planner.levels import Level, best_schedule, total_goodput
+from hyperpod_ext.planner.ways import Kind, Way, levels_of, rates_by_tier
+
+HOURS_A_MONTH = 730.0
+
+
+@dataclass(frozen=True, slots=True)
+class TierOutlook:
+    """One tier of an outlook. Seconds; rates per second of the whole job."""
+
+    kind: Kind
+    every_steps: int | None
+    """None: there is no such tier, its failures lose everything; or state is live, and saved nowhere."""
+    level: Level
+    interval_s: float
+    by_class: Mapping[str, float]
+    lost_steps: float
+    """Steps that one failure takes which falls back to it, on average."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "tier": self.kind,
+            "every_steps": self.every_steps,
+            "interval_s": round(self.interval_s, 3),
+            "blocked_s": round(self.level.cost, 6),
+            "latency_s": round(self.level.latency, 3),
+            "restart_s": round(self.level.restart, 3),
+            "failures_a_day": {name: round(rate * 86400, 6) for name, rate in self.by_class.items()},
+            "lost_steps_a_failure": round(self.lost_steps, 2),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What one way to protect a job leaves of its time."""
+
+    tiers: tuple[TierOutlook, ...]
+    goodput: float
+
+    @property
+    def failures_a_month(self) -> float:
+        return sum(tier.level.rate for tier in self.tiers) * 3600 * HOURS_A_MONTH
+
+    @property
+    def lost_steps_a_month(self) -> float:
+        return sum(tier.level.rate * tier.lost_steps for tier in self.tiers) * 3600 * HOURS_A_MONTH
+
+    def every(self) -> dict[str, int]:
+        """Steps between the saves of each tier."""
+        return {tier.kind: tier.every_steps for tier in self.tiers if tier.every_steps is not None}
+
+    def dollars(self, usd_per_hour: float) -> dict[str, float]:
+        """What is lost at this price of all nodes together, a month and a failure."""
+        month = (1 - self.goodput) * HOURS_A_MONTH * usd_per_hour
+        failures = self.failures_a_month
+        return {"a_month": round(month, 2), "a_failure": round(month / failures, 2) if failures else 0.0}
+
+    def to_json(self, usd_per_hour: float | None = None) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "goodput": round(self.goodput, 6),
+            "failures_a_month": round(self.failures_a_month, 3),
+            "lost_steps_a_month": round(self.lost_steps_a_month, 1),
+            "tiers": [tier.to_json() for tier in self.tiers],
+        }
+        return found if usd_per_hour is None else found | {"usd_lost": self.dollars(usd_per_hour)}
+
+
+def look_ahead(way: Way, every: Mapping[str, int] | None = None) -> Outlook:
+    """What to expect with these steps between saves; where none are given, with the best ones.
+
+    Raises:
+        ValueError: numbers that mean nothing: a step of no time, an interval below one step.
+    """
+    levels = levels_of(way)
+    most = max(1, int(way.run_s / way.step_s))
+    fixed: dict[Kind, float] = {"live": way.step_s, "nothing": way.run_s}
+    open_tiers = [kind for kind in levels if kind not in fixed]
+    if every is None and open_tiers:
+        best = best_schedule([levels[kind] for kind in open_tiers], way.step_s, most)
+        every = dict(zip(open_tiers, best.every, strict=True))
+    steps = {kind: min(most, (every or {})[kind]) for kind in open_tiers}
+    intervals = {
+        kind: fixed[kind] if kind in fixed else _arriving(steps[kind] * way.step_s, level)
+        for kind, level in levels.items()
+    }
+    by_tier = rates_by_tier(way)
+    tiers = tuple(
+        TierOutlook(
+            kind,
+            steps.get(kind),
+            level,
+            intervals[kind],
+            by_tier.get(kind, {}),
+            lost_per_failure(intervals[kind], level.cost, level.mtbf, latency=level.latency) / way.step_s,
+        )
+        for kind, level in levels.items()
+    )
+    return Outlook(tiers, total_goodput([*levels.values()], [intervals[kind] for kind in levels]))
+
+
+def _arriving(interval: float, level: Level) -> float:
+    """The interval at which copies really arrive: one is not begun before the one before is done."""
+    period = interval + level.cost
+    return interval * max(1, -(-level.latency // period)) if level.latency > period else interval
+
+
+def without_each(way: Way) -> dict[str, Outlook]:
+    """The same job with its best intervals, and what is left of it without each feature."""
+    ways = {"as planned": way}
+    if way.in_process:
+        ways["every fault restarts the job"] = replace(way, in_process=False)
+    if "peer" in way.tiers and not way.spread.redundant and way.spread.nodes > 1:
+        ways["without copies on peers"] = replace(way, tiers=way.tiers - {"peer"})
+    if way.tiers & {"memory", "peer"} and "durable" in way.tiers:
+        ways["checkpoints in storage alone"] = replace(way, tiers=frozenset({"durable"}))
+    return {name: look_ahead(one) for name, one in ways.items()}

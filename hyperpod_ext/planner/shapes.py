@@ -1,0 +1,152 @@
+"""The tensors of a transformer, from its architecture: every parameter by name and shape, so that sums are exact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+Shape = tuple[int, ...]
+Named = Iterator[tuple[str, Shape]]
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """DeepSeek's attention: queries and keys go through narrow layers with a norm of their own."""
+
+    query_rank: int
+    key_value_rank: int
+    plain_dim: int
+    """Of a head's query and key, the part without rotation."""
+    rotary_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts in place of the feed-forward layer."""
+
+    count: int
+    ffn: int
+    """Inner width of each."""
+    shared: int = 0
+    """Experts that every token goes through."""
+    dense_layers: int = 0
+    """First layers that have an ordinary feed-forward layer."""
+    correction_bias: bool = False
+    """Whether the router keeps a number for each expert that no gradient changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """A decoder-only transformer, as its paper or published configuration describes it."""
+
+    layers: int
+    hidden: int
+    heads: int
+    ffn: int
+    vocab: int
+    kv_heads: int | None = None
+    """Default: as many as `heads`."""
+    head_dim: int | None = None
+    """Default: hidden / heads."""
+    gated: bool = True
+    """Whether the feed-forward layer has a gate: three matrices instead of two."""
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    fused: Literal["none", "qkv", "qkv+gate"] = "none"
+    """Matrices that are kept as one: no other sum, fewer tensors."""
+    norm: Literal["rms", "layer", "none"] = "rms"
+    """`rms`: one number a channel; `layer`: two; `none`: it has no parameters."""
+    norms: int = 2
+    """Norms in each layer."""
+    head_norm: bool = False
+    """Norms over the heads of queries and keys."""
+    positions: int = 0
+    """Learned positions; 0: they are rotated or added without parameters."""
+    tied: bool = False
+    """Whether the output layer is the embedding itself."""
+    head_bias: bool = False
+    latent: LatentAttention | None = None
+    experts: Experts | None = None
+
+    def parameters(self) -> Named:
+        """Name and shape of everything that is trained; what is tied comes once."""
+        yield "embedding", (self.vocab, self.hidden)
+        if self.positions:
+            yield "positions", (self.positions, self.hidden)
+        for layer in range(self.layers):
+            for name, shape in (*self._attention(), *self._feed_forward(layer)):
+                yield f"layers.{layer}.{name}", shape
+            for index in range(self.norms):
+                yield from self._norm(f"layers.{layer}.norm{index}", self.hidden)
+        yield from self._norm("norm", self.hidden)
+        if not self.tied:
+            yield from _linear("head", self.vocab, self.hidden, self.head_bias)
+
+    def buffers(self) -> Named:
+        """What a checkpoint holds besides, and no optimizer knows of."""
+        if self.experts is not None and self.experts.correction_bias:
+            for layer in range(self.experts.dense_layers, self.layers):
+                yield f"layers.{layer}.router.correction", (self.experts.count,)
+
+    def count(self) -> int:
+        """Parameters."""
+        return sum(prod(shape) for _, shape in self.parameters())
+
+    def _attention(self) -> Named:
+        if self.latent is not None:
+            yield from self._latent(self.latent)
+            return
+        head = self.head_dim or self.hidden // self.heads
+        queries, keys = self.heads * head, (self.kv_heads or self.heads) * head
+        if self.fused == "none":
+            for name, width in (("query", queries), ("key", keys), ("value", keys)):
+                yield from _linear(f"attention.{name}", width, self.hidden, self.qkv_bias)
+        else:
+            yield from _linear("attention.qkv", queries + 2 * keys, self.hidden, self.qkv_bias)
+        if self.head_norm:
+            yield from self._norm("attention.query_norm", head)
+            yield from self._norm("attention.key_norm", head)
+        yield from _linear("attention.out", self.hidden, queries, self.out_bias)
+
+    def _latent(self, its: LatentAttention) -> Named:
+        yield "attention.query_down", (its.query_rank, self.hidden)
+        yield from self._norm("attention.query_norm", its.query_rank)
+        yield "attention.query_up", (self.heads * (its.plain_dim + its.rotary_dim), its.query_rank)
+        yield "attention.key_value_down", (its.key_value_rank + its.rotary_dim, self.hidden)
+        yield from self._norm("attention.key_value_norm", its.key_value_rank)
+        yield "attention.key_value_up", (self.heads * (its.plain_dim + its.value_dim), its.key_value_rank)
+        yield "attention.out", (self.hidden, self.heads * its.value_dim)
+
+    def _feed_forward(self, layer: int) -> Named:
+        if self.experts is None or layer < self.experts.dense_layers:
+            yield from self._mlp("mlp", self.ffn)
+            return
+        yield "router", (self.experts.count, self.hidden)
+        for expert in range(self.experts.count):
+            yield from self._mlp(f"experts.{expert}", self.experts.ffn)
+        if self.experts.shared:
+            yield from self._mlp("experts.shared", self.experts.shared * self.experts.ffn)
+
+    def _mlp(self, name: str, inner: int) -> Named:
+        if self.gated and self.fused == "qkv+gate":
+            yield from _linear(f"{name}.gate_up", 2 * inner, self.hidden, self.mlp_bias)
+        else:
+            for part in ("gate", "up") if self.gated else ("up",):
+                yield from _linear(f"{name}.{part}", inner, self.hidden, self.mlp_bias)
+        yield from _linear(f"{name}.down", self.hidden, inner, self.mlp_bias)
+
+    def _norm(self, name: str, width: int) -> Named:
+        if self.norm != "none":
+            yield f"{name}.scale", (width,)
+        if self.norm == "layer":
+            yield f"{name}.shift", (width,)
+
+
+def _linear(name: str, out: int, into: int, bias: bool) -> Named:
+    yield f"{name}.weight", (out, into)
+    if bias:
+        yield f"{name}.bias", (out,)

@@ -1,0 +1,103 @@
+"""How many bytes one copy of the training state has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from hyperpod_ext.config.nearest import suggest
+from hyperpod_ext.errors import ConfigError, Problem
+from hyperpod_ext.planner.shapes import Decoder
+
+BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+"""Bytes of one number of each type."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateFormat:
+    """What is kept of each parameter, and as which type."""
+
+    weights: str = "bf16"
+    master: str | None = None
+    """A second copy of the weights, that the optimizer works on."""
+    moments: tuple[str, ...] = ("fp32", "fp32")
+    """Of the optimizer: two for Adam, one for momentum, none for plain SGD."""
+    ema: str | None = None
+    """A running mean of the weights."""
+    step_counters: bool = True
+    """torch's Adam counts steps for each tensor, in fp32."""
+
+    def __post_init__(self) -> None:
+        for name in (self.weights, self.master, self.ema, *self.moments):
+            if name is not None and name not in BYTES:
+                raise ConfigError([Problem(f"there is no type {name!r}", hint=suggest(name, BYTES))])
+
+    @property
+    def bytes_per_parameter(self) -> int:
+        """Of everything that has a number for each parameter."""
+        return sum(BYTES[name] for name in (self.weights, self.master, self.ema, *self.moments) if name)
+
+
+FORMATS: Mapping[str, StateFormat] = {
+    "weights": StateFormat("bf16", moments=(), step_counters=False),
+    "bf16": StateFormat("bf16", moments=("bf16", "bf16")),
+    "bf16+fp32-adam": StateFormat("bf16"),
+    "fp32": StateFormat("fp32"),
+    "mixed": StateFormat("bf16", master="fp32"),
+    "mixed+ema": StateFormat("bf16", master="fp32", ema="fp32"),
+}
+"""Usual ways to train: 2, 6, 10, 12, 14 and 18 bytes a parameter."""
+
+
+def state_format(name: str) -> StateFormat:
+    """The format of this name.
+
+    Raises:
+        ConfigError: it is not one of them.
+    """
+    if name not in FORMATS:
+        raise ConfigError([Problem(f"there is no format {name!r}", hint=suggest(name, FORMATS))])
+    return FORMATS[name]
+
+
+@dataclass(frozen=True, slots=True)
+class StateSize:
+    """One copy of the state, in numbers and bytes."""
+
+    parameters: int
+    nbytes: int
+
+    def __str__(self) -> str:
+        return f"{self.nbytes / 1e9:,.2f} GB ({self.nbytes / 2**30:,.2f} GiB)"
+
+
+def size_of(model: Decoder, format: StateFormat) -> StateSize:
+    """Exact size of `model`'s state. Buffers that are not trained are fp32."""
+    tensors = [prod(shape) for _, shape in model.parameters()]
+    counters = 4 * len(tensors) if format.step_counters and format.moments else 0
+    buffers = 4 * sum(prod(shape) for _, shape in model.buffers())
+    return StateSize(sum(tensors), sum(tensors) * format.bytes_per_parameter + counters + buffers)
+
+
+def size_of_count(parameters: int, format: StateFormat) -> StateSize:
+    """Size of a state of which only the number of parameters is known."""
+    return StateSize(parameters, parameters * format.bytes_per_parameter)
+
+
+def size_of_tree(state: Any) -> int:
+    """Bytes of the tensors in a real state dict, nested as it may be; one that is there twice counts once."""
+    seen = {id(tensor): tensor for tensor in _tensors(state)}
+    return sum(int(tensor.numel()) * int(tensor.element_size()) for tensor in seen.values())
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    if callable(getattr(value, "numel", None)) and callable(getattr(value, "element_size", None)):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from _tensors(one)
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
+        for one in value:
+            yield from _tensors(one)

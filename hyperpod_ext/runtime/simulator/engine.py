@@ -1,0 +1,309 @@
+"""Runs one simulated job: faults come, the real code decides, training goes on from what it chose."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hyperpod_ext.runtime.simulator.memory import BLOCK, Memory
+from hyperpod_ext.runtime.simulator.part import Known, Part, where_from
+from hyperpod_ext.runtime.simulator.settings import Simulated
+from hyperpod_ext.runtime.simulator.stretch import Stretch
+
+Class = Literal["process", "node", "correlated"]
+
+
+@dataclass
+class Outcome:
+    """What became of one simulated job. Seconds, bytes."""
+
+    wall_s: float = 0.0
+    steps: int = 0
+    """Made and kept."""
+    kept_s: float = 0.0
+    saving_s: float = 0.0
+    """Of kept steps, what saves took."""
+    recovery_s: float = 0.0
+    """From faults until training went on."""
+    lost_steps: int = 0
+    """Whole steps that had to be made again."""
+    faults: dict[str, int] = field(default_factory=lambda: {"process": 0, "node": 0, "correlated": 0})
+    sources: dict[str, int] = field(default_factory=dict)
+    """How many ranks restored from each kind of place."""
+    fell_back_to: dict[str, int] = field(default_factory=dict)
+    """The farthest place of each recovery."""
+    relaunches: int = 0
+    """How often the job gave up and was started again."""
+    given_up: list[str] = field(default_factory=list)
+    """Why, the first few times."""
+    traffic: dict[str, float] = field(default_factory=dict)
+    """Bytes to peers, to storage, and read to restore."""
+
+    @property
+    def goodput(self) -> float:
+        return self.kept_s / self.wall_s if self.wall_s else 0.0
+
+    @property
+    def lost_s(self) -> float:
+        """Work that was not kept, saves included."""
+        return self.wall_s - self.kept_s - self.saving_s - self.recovery_s
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "goodput": round(self.goodput, 6),
+            "steps": self.steps,
+            "lost_steps": self.lost_steps,
+            "seconds": {
+                "wall": round(self.wall_s, 1),
+                "kept": round(self.kept_s, 1),
+                "saving": round(self.saving_s, 1),
+                "recovery": round(self.recovery_s, 1),
+                "lost_work": round(self.lost_s, 1),
+            },
+            "faults": self.faults,
+            "fell_back_to": dict(sorted(self.fell_back_to.items())),
+            "sources": dict(sorted(self.sources.items())),
+            "relaunches": self.relaunches,
+            "given_up": self.given_up,
+            "traffic_gb": {name: round(nbytes / 1e9, 3) for name, nbytes in sorted(self.traffic.items())},
+        }
+
+
+_FAR = ("self", "live", "memory", "peer", "file", "s3", "fresh")
+_WHYS = 3
+
+
+class Simulation:
+    """One job, from its start to `days`. The same seed gives the same job.
+
+    Args:
+        whole: every rank takes part in every decision; slow, and decides the same.
+    """
+
+    def __init__(self, settings: Simulated, seed: int, *, whole: bool = False) -> None:
+        self._settings, self._random, self._whole = settings, random.Random(seed), whole
+        nodes = {rank: rank for rank in range(settings.nodes)}
+        self._known = Known(nodes, set(range(settings.nodes, settings.nodes + settings.spares)))
+        self._rank_on = {node: rank for rank, node in nodes.items()}
+        self._known_committed = 0
+        self._upcoming = 0.0
+        self._memory = Memory(settings, settings.nodes if whole else BLOCK)
+        self._memory.place(nodes, 0.0)
+        self._down: list[tuple[float, int]] = []
+        """When nodes that were lost are there again."""
+        rates = settings.rates.of_job(settings.nodes)
+        self._weights = {"process": rates.process, "node": rates.node, "correlated": rates.correlated}
+        self._rate = rates.total
+        self.outcome = Outcome()
+        self._stretch = self._train(0.0, 0)
+
+    def run(self, days: float) -> Outcome:
+        """The outcome after so many days."""
+        end = days * 86400.0
+        fault = self._next_fault(0.0)
+        while fault < end:
+            resumed = self._recover(fault)
+            if resumed >= end:
+                self.outcome.recovery_s -= resumed - end
+                self._finish(end, self._stretch.step)
+                return self.outcome
+            fault = self._upcoming
+        self._end_stretch(end)
+        self.outcome.saving_s += self._stretch.blocked(self._known.committed)
+        self._finish(end, self._known.committed)
+        return self.outcome
+
+    def _finish(self, end: float, step: int) -> None:
+        self.outcome.wall_s, self.outcome.steps = end, step
+        self.outcome.kept_s = step * self._settings.step_s
+
+    def _next_fault(self, moment: float) -> float:
+        return moment + self._random.expovariate(self._rate) if self._rate > 0 else float("inf")
+
+    def _train(self, moment: float, step: int) -> Stretch:
+        settings = self._settings
+        return Stretch(moment, step, self._known.generation, settings.step_s, settings.tiers)
+
+    def _end_stretch(self, moment: float) -> None:
+        """Training ends at `moment`, by a fault or for good."""
+        stretch = self._stretch
+        self._known.committed = self._known_committed = stretch.newest(moment)
+        self._memory.train(stretch, moment)
+        settings, traffic = self._settings, self.outcome.traffic
+        if "peer" in settings.tiers:
+            each = settings.node_bytes * settings.replicas * settings.nodes
+            traffic["to_peers"] = traffic.get("to_peers", 0.0) + stretch.taken("peer", moment) * each
+        if "durable" in settings.tiers:
+            written = stretch.taken("durable", moment) * settings.state_bytes
+            traffic["to_storage"] = traffic.get("to_storage", 0.0) + written
+
+    # --- one recovery -----------------------------------------------------------------------------
+
+    def _recover(self, moment: float) -> float:
+        """From a fault at `moment` to training again; returns when. What strikes meanwhile is part of it."""
+        self._end_stretch(moment)
+        strikes = [self._strike(moment)]
+        upcoming = self._next_fault(moment)
+        while True:
+            play = self._play(strikes)
+            if play.part.failed is not None or upcoming >= play.ready:
+                break
+            strikes.append(self._strike(upcoming))
+            upcoming = self._next_fault(upcoming)
+        self._upcoming = upcoming
+        self._down = play.down
+        for strike in strikes:
+            self.outcome.faults[strike.kind] += 1
+        decision = None if play.part.failed is not None else play.part.decide(moment)
+        if decision is None:
+            assert play.part.failed is not None
+            why = play.part.failed.message.partition(" Seen:")[0]
+            some, everybody = (
+                f"all {count} ranks" for count in (len(play.part.membership.nodes), self._settings.nodes)
+            )
+            return self._relaunch(why.replace(some, everybody), moment, play.ready)
+        ranks = play.part.membership.nodes
+        counts = where_from(decision, ranks)
+        if len(ranks) < self._settings.nodes:
+            alike = decision.sources[play.witness][0].kind
+            counts[alike] = counts.get(alike, 0) + self._settings.nodes - len(ranks)
+        self._memory.give_up(decision.step)
+        resumed = self._resume(decision.step, counts, moment, play.ready)
+        if moved := play.part.moved:
+            for node in moved.values():
+                self._rank_on.pop(node, None)
+            self._rank_on |= {self._known.nodes[rank]: rank for rank in moved}
+            self._memory.moved(self._known.nodes, moved, resumed)
+        return resumed
+
+    def _strike(self, moment: float) -> _Strike:
+        """What fails now, where, and how long a repair takes."""
+        kinds: list[Class] = ["process", "node", "correlated"]
+        (kind,) = self._random.choices(kinds, [self._weights[kind] for kind in kinds])
+        rank = self._random.randrange(self._settings.nodes)
+        repair = self._random.expovariate(1 / self._settings.repair_s)
+        return _Strike(moment, kind, rank, repair)
+
+    def _struck(self, strike: _Strike) -> tuple[int, ...]:
+        """Ranks on the nodes that a strike takes, as things stood before the first."""
+        nodes, size = self._known.nodes, self._settings.rack_nodes
+        if strike.kind != "correlated":
+            return (strike.rank,)
+        first = nodes[strike.rank] // size * size
+        return tuple(self._rank_on[node] for node in range(first, first + size) if node in self._rank_on)
+
+    def _play(self, strikes: Sequence[_Strike]) -> _Play:
+        """What the membership makes of these, up to where all can join."""
+        settings, touched = self._settings, {rank for strike in strikes for rank in self._struck(strike)}
+        ranks, witness = self._ranks_of(touched)
+        part = Part(settings, self._known, self._memory, ranks, self._known.committed)
+        down, ready = sorted(self._down), 0.0
+        for strike in strikes:
+            while down and down[0][0] <= strike.moment:
+                part.node_came(heapq.heappop(down)[1])
+            ready = max(ready, strike.moment + self._take(strike, part, down))
+            if part.failed is not None:
+                break
+        while part.waiting and part.failed is None:
+            waited = down[0][0] - strikes[-1].moment if down else settings.node_wait_s
+            if not down or waited > settings.node_wait_s:
+                part.nobody_came(settings.node_wait_s)
+                ready = max(ready, strikes[-1].moment + settings.node_wait_s)
+                break
+            came, node = heapq.heappop(down)
+            part.node_came(node)
+            ready = max(ready, came + settings.recovery.node)
+        return _Play(part, ready, down, witness)
+
+    def _take(self, strike: _Strike, part: Part, down: list[tuple[float, int]]) -> float:
+        """One strike; returns what recovering from it takes."""
+        for rank in self._struck(strike):
+            if part.failed is not None or rank in part.membership.vacant:
+                continue
+            if strike.kind == "process":
+                part.process_died(rank)
+                continue
+            node = part.membership.nodes[rank]
+            part.node_lost(node)
+            heapq.heappush(down, (strike.moment + strike.repair, node))
+        recovery = self._settings.recovery
+        return recovery.process if strike.kind == "process" else recovery.node
+
+    def _ranks_of(self, touched: set[int]) -> tuple[list[int], int]:
+        """Ranks that differ from the rest, or hold something of them; and one that stands for the others."""
+        nodes = self._known.nodes
+        if self._whole:
+            return list(nodes), 0
+        differ = touched | {self._rank_on[node] for node in self._memory.newcomers() if node in self._rank_on}
+        holders = {holder for rank in differ for holder in self._memory.holders(nodes[rank], rank)}
+        involved = differ | {self._rank_on[node] for node in holders if node in self._rank_on}
+        witness = next((rank for rank in nodes if rank not in involved), 0)
+        return sorted(involved | {witness}), witness
+
+    def _resume(self, step: int, counts: dict[str, int], moment: float, ready: float) -> float:
+        """All ranks have the state of `step`; returns when training goes on."""
+        settings, outcome = self._settings, self.outcome
+        before, committed = self._stretch, self._known_committed
+        far = max(counts, key=_FAR.index)
+        outcome.fell_back_to[far] = outcome.fell_back_to.get(far, 0) + 1
+        for kind, count in counts.items():
+            outcome.sources[kind] = outcome.sources.get(kind, 0) + count
+        read = sum(count for kind, count in counts.items() if kind in ("live", "peer", "file", "s3"))
+        outcome.traffic["to_restore"] = outcome.traffic.get("to_restore", 0.0) + read * settings.node_bytes
+        outcome.lost_steps += committed - step
+        outcome.saving_s += before.blocked(max(before.step, min(step, committed)))
+        resumed = ready + self._read_s(far)
+        outcome.recovery_s += resumed - max(moment, before.start)
+        self._stretch = self._train(resumed, step)
+        return resumed
+
+    def _read_s(self, kind: str) -> float:
+        tier = self._settings.tiers.get({"s3": "durable", "file": "durable"}.get(kind, kind))
+        return tier.read if tier is not None else self._settings.live_read_s if kind == "live" else 0.0
+
+    def _relaunch(self, why: str, moment: float, ready: float) -> float:
+        """The job has ended; it is started again on nodes that are there, from what is durable."""
+        settings, known, outcome = self._settings, self._known, self.outcome
+        outcome.relaunches += 1
+        if len(outcome.given_up) < _WHYS:
+            outcome.given_up.append(why)
+        out = {node for _, node in self._down}
+        there = [node for node in range(settings.nodes + settings.spares) if node not in out]
+        while len(there) < settings.nodes:
+            came, node = heapq.heappop(self._down)
+            ready = max(ready, came)
+            there.append(node)
+        there.sort()
+        nodes = dict(enumerate(there[: settings.nodes]))
+        self._known = Known(nodes, set(there[settings.nodes :]), generation=known.generation + 1)
+        self._rank_on = {node: rank for rank, node in nodes.items()}
+        self._memory.place(nodes, ready)
+        part = Part(settings, self._known, self._memory, list(nodes) if self._whole else [0], None)
+        decision = part.decide(ready)
+        assert decision is not None, part.failed
+        kind = decision.sources[0][0].kind
+        self._memory.give_up(decision.step)
+        return self._resume(decision.step, {kind: settings.nodes}, moment, ready + settings.recovery.job)
+
+
+@dataclass(frozen=True, slots=True)
+class _Strike:
+    """One fault."""
+
+    moment: float
+    kind: Class
+    rank: int
+    repair: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Play:
+    """A recovery up to where all can join."""
+
+    part: Part
+    ready: float
+    down: list[tuple[float, int]]
+    witness: int

@@ -1,0 +1,128 @@
+"""Which node holds which snapshots, in the terms in which a real coordinator hears of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hyperpod_ext.runtime.checkpoint.choose import Offer
+from hyperpod_ext.runtime.memory_server.placement import Placement, place_replicas
+from hyperpod_ext.runtime.simulator.settings import Simulated
+from hyperpod_ext.runtime.simulator.stretch import Held, Stretch
+
+_SLOTS = 2
+BLOCK = 256
+"""Nodes that are placed together where a job has more: a copy's place depends on few nodes, and a placement of 16,384
+is too slow to be made at each of a thousand faults."""
+
+
+class Memory:
+    """Snapshots and copies of all ranks. A node knows only what was saved since it came."""
+
+    def __init__(self, settings: Simulated, block: int = BLOCK) -> None:
+        self._settings = settings
+        self._block = block
+        self._log: dict[str, list[Held]] = {name: [] for name in settings.tiers}
+        self._born: dict[int, float] = {}
+        self._paired: dict[tuple[int, int], tuple[float, Held | None]] = {}
+        self._placed: dict[int, Placement] = {}
+        self._left: dict[int, tuple[int, ...]] = {}
+        """Of ranks whose node is new: who holds copies of what the one before it had."""
+        self.sharing = "same" if settings.redundant else "shard"
+
+    def place(self, nodes: dict[int, int], moment: float) -> None:
+        """All ranks have just got these nodes, whose memory is empty."""
+        for name in self._log.keys() - {"durable"}:
+            self._log[name] = []
+        self._born, self._paired, self._placed, self._left = {}, {}, {}, {}
+        if "peer" in self._log:
+            blocks: dict[int, dict[int, str]] = {}
+            for rank, node in nodes.items():
+                blocks.setdefault(rank // self._block, {})[node] = self._domain(node)
+            self._placed = {
+                block: place_replicas(domains, self._settings.replicas) for block, domains in blocks.items()
+            }
+
+    def moved(self, nodes: dict[int, int], before: Mapping[int, int], moment: float) -> None:
+        """The ranks in `before` were on those nodes; what nobody holds a copy of any more is copied again, at once."""
+        ranks = list(before)
+        for rank in ranks:
+            self._left[rank] = self.holders(before[rank], rank)
+            self._born[nodes[rank]] = moment
+        for block in {rank // self._block for rank in ranks} if self._placed else ():
+            first = block * self._block
+            members = [nodes[rank] for rank in range(first, min(first + self._block, len(nodes)))]
+            known = self._placed[block]
+            after = place_replicas({node: self._domain(node) for node in members}, self._settings.replicas, known)
+            newest = self._again(moment)
+            for owner, holders in after.items():
+                for holder in holders:
+                    if holder not in known.get(owner, ()) or moment in (self._born.get(holder), self._born.get(owner)):
+                        self._paired[owner, holder] = (moment, newest if owner not in self._born else None)
+            self._placed[block] = after
+
+    def _again(self, moment: float) -> Held | None:
+        """What is copied at once where a copy's holder is gone: the owner's newest snapshot."""
+        newest = max(self._log.get("memory", ()), key=lambda held: held.taken_at, default=None)
+        if newest is None:
+            return None
+        latency = self._settings.tiers["peer"].latency
+        return Held(newest.step, newest.generation, newest.taken_at, moment + latency)
+
+    def train(self, stretch: Stretch, until: float) -> None:
+        """Remember what was saved in a stretch that ends now."""
+        for name, log in self._log.items():
+            keep = self._settings.keep if name == "durable" else _SLOTS
+            found = stretch.held(name, until, keep)
+            self._log[name] = (found + log)[:keep]
+        near = [log for name, log in self._log.items() if name != "durable"]
+        oldest = min((held.taken_at for log in near for held in log), default=until)
+        self._born = {node: born for node, born in self._born.items() if born > oldest}
+        self._paired = {pair: its for pair, its in self._paired.items() if its[0] > oldest}
+
+    def give_up(self, step: int) -> None:
+        """Training goes on after `step`: what is newer is not of this run any more."""
+        for name, log in self._log.items():
+            self._log[name] = [held for held in log if held.step <= step]
+
+    def newcomers(self) -> set[int]:
+        """Nodes that lack some of what the others hold."""
+        return set(self._born)
+
+    def holders(self, node: int, rank: int) -> tuple[int, ...]:
+        """Nodes that hold copies of what `node`, the rank's, has."""
+        if not self._placed:
+            return ()
+        left = self._left.get(rank, ()) if node in self._born else ()
+        return tuple(dict.fromkeys((*self._placed[rank // self._block].get(node, ()), *left)))
+
+    def own(self, node: int, rank: int) -> list[Offer]:
+        """What the node's memory has of its own rank: its newest snapshots, and those that have copies."""
+        logs = (*self._log.get("memory", ()), *self._log.get("peer", ()))
+        born = self._born.get(node, -1.0)
+        return [self._offer(held, node, rank) for held in dict.fromkeys(logs) if held.taken_at > born]
+
+    def copies(self, owner: int, holder: int, rank: int, moment: float) -> list[Offer]:
+        """What `holder` has of the snapshots of `rank`, whose node was `owner`."""
+        log, born = self._log.get("peer", ()), self._born.get(owner, -1.0)
+        if holder not in self._placed[rank // self._block].get(owner, ()):
+            held = [one for one in log if self._born.get(holder, -1.0) < one.taken_at <= born]
+            return [self._offer(one, holder, rank) for one in held]
+        since, again = self._paired.get((owner, holder), (-1.0, None))
+        held = [one for one in log if one.taken_at > max(since, born)]
+        if again is not None and again.ready_at <= moment:
+            held.append(again)
+        return [self._offer(one, holder, rank) for one in held]
+
+    def stored(self) -> list[Offer]:
+        """Checkpoints that are durable."""
+        return [
+            Offer("s3", held.step, -1, -1, held.save_id, url="s3://simulated", folder=held.save_id)
+            for held in self._log.get("durable", ())
+        ]
+
+    def _offer(self, held: Held, node: int, rank: int) -> Offer:
+        digest = "" if self._settings.redundant else str(rank)
+        return Offer("memory", held.step, rank, node, held.save_id, own_digest=digest, sharing=self.sharing)
+
+    def _domain(self, node: int) -> str:
+        return str(node // self._settings.rack_nodes) if self._settings.domains else ""

@@ -1,0 +1,167 @@
+"""The part of a job that a fault touches, under the membership that a real coordinator has.
+
+Ranks that no fault touched hold the same as one another, so one of them stands for all. `whole` takes every rank
+instead; that both decide alike is tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from hyperpod_ext.runtime.checkpoint.choose import Decision, Offer
+from hyperpod_ext.runtime.checkpoint.manifest import save_id_of
+from hyperpod_ext.runtime.rendezvous import membership as m
+from hyperpod_ext.runtime.simulator.memory import Memory
+from hyperpod_ext.runtime.simulator.settings import Simulated
+
+
+@dataclass
+class Known:
+    """What a job knows of itself between faults: what a membership would remember."""
+
+    nodes: dict[int, int]
+    """Node of each rank."""
+    spares: set[int]
+    generation: int = 1
+    committed: int = 0
+    began: dict[int, int] = field(default_factory=dict)
+    faults: list[m.Fault] = field(default_factory=list)
+    losses: dict[int, int] = field(default_factory=dict)
+    spares_used: int = 0
+
+
+class Part:
+    """One recovery, from the first fault to `Go`."""
+
+    def __init__(
+        self, settings: Simulated, known: Known, memory: Memory, ranks: Collection[int], live: int | None
+    ) -> None:
+        self._settings, self._known, self._memory, self._live = settings, known, memory, live
+        self._was = {rank: known.nodes[rank] for rank in ranks}
+        self._dead: set[int] = set()
+        self._lost: set[int] = set()
+        self._emptied: set[int] = set()
+        """Ranks whose node was lost: it holds nothing, even if it is the same one that came back."""
+        running = live is not None
+        self.membership = m.Membership(
+            self._was,
+            settings.budgets.max_restarts,
+            durable="durable" in settings.tiers,
+            generation=known.generation,
+            phase=m.Phase.RUNNING if running else m.Phase.FORMING,
+            faults=list(known.faults),
+            committed=known.committed,
+            began=dict(known.began),
+            budgets=settings.budgets,
+            spares=set(known.spares),
+            losses=dict(known.losses),
+            spares_used=known.spares_used,
+        )
+        self.failed: m.Fail | None = None
+        self.waiting: set[int] = set()
+        """Nodes in whose place another must come."""
+
+    def process_died(self, rank: int) -> None:
+        """A rank's process is gone; its node is there."""
+        self._dead.add(rank)
+        step = self.membership.committed + 1
+        fault = m.Fault(rank, "killed by SIGKILL (9)", step, died=True)
+        self._carry_out(self.membership.fault(fault, self.membership.generation))
+
+    def node_lost(self, node: int) -> None:
+        """A node is gone, with a rank or without."""
+        self._lost.add(node)
+        gone = {rank for rank, its in self.membership.nodes.items() if its == node}
+        self._dead |= gone
+        self._emptied |= gone
+        self._carry_out(self.membership.node_lost(node, "simulated"))
+
+    def node_came(self, node: int) -> None:
+        """Another node, or this one again, is there."""
+        self._carry_out(self.membership.node_came(node))
+
+    def nobody_came(self, waited_s: float) -> None:
+        """No node came in place of one that was lost."""
+        for node in sorted(self.waiting):
+            self._carry_out(self.membership.no_node_came(node, waited_s))
+
+    def decide(self, moment: float) -> Decision | None:
+        """Have all ranks join and restore; None when the job cannot go on (`failed`)."""
+        membership, commands = self.membership, list[m.Command]()
+        held = self._held(moment)
+        for rank, node in membership.nodes.items():
+            commands = membership.join(rank, self._live_offer(rank), held.get(node, []))
+            self._carry_out(commands)
+        while any(isinstance(command, m.AskDurable) for command in commands):
+            commands = membership.durable_answered(self._memory.stored(), self._known.generation - 1, ())
+            self._carry_out(commands)
+        if self.failed is not None:
+            return None
+        assert membership.decision is not None, "everybody has joined"
+        for rank in membership.nodes:
+            commands = membership.restore_reported(rank, membership.generation, membership.attempt, "")
+        assert isinstance(commands[0], m.Go)
+        self._remember()
+        return membership.decision
+
+    @property
+    def moved(self) -> dict[int, int]:
+        """Ranks that have another node now, and the one they had."""
+        now = self.membership.nodes
+        return {rank: node for rank, node in self._was.items() if now[rank] != node or rank in self._emptied}
+
+    def _held(self, moment: float) -> dict[int, list[Offer]]:
+        """What the memory of each node has: of its own rank, and copies of others'."""
+        held: dict[int, list[Offer]] = {}
+        for rank, node in self._was.items():
+            if node not in self._lost:
+                held.setdefault(node, []).extend(self._memory.own(node, rank))
+            for holder in self._memory.holders(node, rank):
+                if holder not in self._lost:
+                    held.setdefault(holder, []).extend(self._memory.copies(node, holder, rank, moment))
+        return held
+
+    def _live_offer(self, rank: int) -> Offer | None:
+        if self._live is None or rank in self._dead:
+            return None
+        generation = self._known.generation
+        digest = "" if self._settings.redundant else str(rank)
+        node, save_id = self.membership.nodes[rank], save_id_of(generation, self._live)
+        return Offer("live", self._live, rank, node, save_id, own_digest=digest, sharing=self._memory.sharing)
+
+    def _carry_out(self, commands: Collection[m.Command]) -> None:
+        for command in commands:
+            match command:
+                case m.Fail():
+                    self.failed = command
+                case m.AwaitNode(node):
+                    self.waiting.add(node)
+                case m.TakeOver():
+                    vacant = self.membership.vacant
+                    self.waiting = {self.membership.nodes[rank] for rank in vacant}
+                case m.Retire(node):
+                    ranks = [rank for rank, its in self._was.items() if its == node]
+                    held = [offer for rank in ranks for offer in self._memory.own(node, rank)]
+                    self._carry_out(self.membership.retired(node, held))
+
+    def _remember(self) -> None:
+        known, membership = self._known, self.membership
+        known.nodes |= membership.nodes
+        known.spares, known.losses = membership.spares, membership.losses
+        known.generation, known.committed = membership.generation, membership.committed
+        # of generations that nothing is held of any more, nobody needs to know where they began
+        known.began = dict(sorted(membership.began.items())[-_GENERATIONS:])
+        known.faults, known.spares_used = membership.faults, membership.spares_used
+
+
+_GENERATIONS = 16
+
+
+def where_from(decision: Decision, ranks: Mapping[int, int]) -> dict[str, int]:
+    """How many of these ranks restore from each kind of place."""
+    counts: dict[str, int] = {}
+    for rank in ranks:
+        kind = decision.sources[rank][0].kind
+        counts[kind] = counts.get(kind, 0) + 1
+    return counts

@@ -1,0 +1,95 @@
+"""What is simulated: the job, its tiers, and how often what fails."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hyperpod_ext.planner.rates import Rates
+from hyperpod_ext.planner.ways import Recovery, Way, costs_of
+from hyperpod_ext.runtime.rendezvous.ladder import Budgets
+
+ENOUGH = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """How often a tier gets a copy, and what one takes. Seconds."""
+
+    every_steps: int
+    blocked: float = 0.0
+    """Taken from training by each."""
+    latency: float = 0.0
+    """Until a copy is safe; the next is not begun before."""
+    read: float = 0.0
+    """To restore from it."""
+
+    def __post_init__(self) -> None:
+        if self.every_steps < 1 or min(self.blocked, self.latency, self.read) < 0:
+            raise ValueError(f"{self}: every_steps must be 1 or more, and times not below 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """One job. A rank stands for all workers of a node."""
+
+    nodes: int
+    step_s: float
+    tiers: Mapping[str, Tier]
+    """Of `memory`, `peer`, `durable`."""
+    rates: Rates
+    """Failures per second of one node."""
+    recovery: Recovery = field(default_factory=Recovery)
+    spares: int = 0
+    rack_nodes: int = 4
+    """Nodes that a correlated failure takes."""
+    domains: bool = False
+    """Whether placement knows the racks."""
+    redundant: bool = False
+    """Whether every rank holds the same state, live."""
+    replicas: int = 1
+    node_bytes: float = 0.0
+    state_bytes: float = 0.0
+    live_read_s: float = 0.0
+    """To get the state from a rank that holds the same."""
+    repair_s: float = 1800.0
+    """Mean time until a lost node, or another in its place, is there again."""
+    node_wait_s: float = 7200.0
+    """How long the job waits for a node when no spare is left."""
+    budgets: Budgets = field(default_factory=lambda: Budgets(ENOUGH, max_node_losses=ENOUGH, quarantine_after=ENOUGH))
+    keep: int = 3
+    """Durable checkpoints."""
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1 or self.spares < 0 or self.rack_nodes < 1 or not (0 < self.step_s < math.inf):
+            raise ValueError(
+                f"{self.nodes} nodes, {self.spares} spares, racks of {self.rack_nodes}, steps of {self.step_s} s: "
+                "nothing to simulate"
+            )
+
+
+def simulated(way: Way, every: Mapping[str, int], **more: object) -> Simulated:
+    """The simulation of what a planner looked at, with these steps between saves."""
+    costs = costs_of(way)
+    tiers: dict[str, Tier] = {}
+    for kind in ("memory", "peer", "durable"):
+        if kind not in every or (kind == "peer" and (way.spread.redundant or way.spread.nodes == 1)):
+            continue
+        cost = costs[kind]
+        snapshot = costs["memory"].blocked_s if kind != "memory" and not tiers else 0.0
+        tiers[kind] = Tier(every[kind], cost.blocked_s + snapshot, cost.latency_s, cost.read_s)
+    return Simulated(
+        nodes=way.spread.nodes,
+        step_s=way.step_s,
+        tiers=tiers,
+        rates=way.rates.times(1 / way.spread.nodes),
+        recovery=way.recovery,
+        redundant=way.spread.redundant,
+        replicas=way.replicas,
+        domains=way.domains,
+        node_bytes=way.spread.node_bytes,
+        state_bytes=way.spread.state_bytes,
+        live_read_s=costs["live"].read_s,
+        **more,  # type: ignore[arg-type]
+    )

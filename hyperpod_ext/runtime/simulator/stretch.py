@@ -1,0 +1,79 @@
+"""A stretch of training that nothing disturbs: when each step ends, and which snapshots are safe when. Arithmetic
+instead of one event a step, so that a month takes milliseconds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from hyperpod_ext.runtime.checkpoint.manifest import save_id_of
+from hyperpod_ext.runtime.simulator.settings import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A snapshot of every rank at one step."""
+
+    step: int
+    generation: int
+    taken_at: float
+    ready_at: float
+
+    @property
+    def save_id(self) -> str:
+        return save_id_of(self.generation, self.step)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Training from `step` at moment `start` on, in one generation. Seconds."""
+
+    start: float
+    step: int
+    generation: int
+    step_s: float
+    tiers: Mapping[str, Tier]
+
+    def ends(self, step: int) -> float:
+        """When `step` is done, and its snapshots are taken."""
+        saving = sum(
+            (step // tier.every_steps - self.step // tier.every_steps) * tier.blocked for tier in self.tiers.values()
+        )
+        return self.start + (step - self.step) * self.step_s + saving
+
+    def newest(self, moment: float) -> int:
+        """The newest step that is done at `moment`. The time in which a snapshot is taken is its step's."""
+        low, high = self.step, self.step + max(0, int((moment - self.start) / self.step_s)) + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.ends(middle) <= moment else (low, middle)
+        return low
+
+    def blocked(self, until: int) -> float:
+        """Seconds that saves took up to the end of step `until`."""
+        return self.ends(until) - self.start - (until - self.step) * self.step_s
+
+    def held(self, name: str, moment: float, count: int) -> list[Held]:
+        """The newest snapshots of a tier that are safe at `moment`, newest first."""
+        return [held for held, _ in zip(self._back(self.tiers[name], moment), range(count), strict=False)]
+
+    def taken(self, name: str, moment: float) -> int:
+        """How many copies the tier was given up to `moment`."""
+        tier = self.tiers[name]
+        count = self.newest(moment) // tier.every_steps - self.step // tier.every_steps
+        return -(-count // self._stride(tier)) if count > 0 else 0
+
+    def _back(self, tier: Tier, moment: float) -> Iterator[Held]:
+        first, stride = self.step // tier.every_steps + 1, self._stride(tier)
+        last = self.newest(moment) // tier.every_steps
+        for index in range(last - (last - first) % stride, first - 1, -stride):
+            taken = self.ends(index * tier.every_steps)
+            if taken + tier.latency <= moment:
+                yield Held(index * tier.every_steps, self.generation, taken, taken + tier.latency)
+
+    def _stride(self, tier: Tier) -> int:
+        """Every how many-th that is due is copied: one is not begun before the one before has arrived."""
+        every = tier.every_steps
+        period = every * self.step_s + sum(other.blocked * every / other.every_steps for other in self.tiers.values())
+        return max(1, math.ceil(tier.latency / period - 1e-9))

@@ -1,0 +1,145 @@
+"""What a job may expect, by how it is protected."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hyperpod_ext.catalog.instances import instance
+from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier, PeerTier, S3Tier
+from hyperpod_ext.planner.costs import Speeds, Spread, catalogued, memory_per_node
+from hyperpod_ext.planner.outlook import look_ahead, without_each
+from hyperpod_ext.planner.presets import preset
+from hyperpod_ext.planner.rates import Rates, published
+from hyperpod_ext.planner.state import FORMATS, size_of
+from hyperpod_ext.planner.ways import Recovery, Way, levels_of, rates_by_tier, tier_of
+
+ALL = frozenset({"memory", "peer", "durable"})
+S3 = S3Tier(uri="s3://bucket/x")
+
+
+def spread(nodes: int = 64, per_copy: int | None = None) -> Spread:
+    nbytes = size_of(preset("llama3-70b"), FORMATS["mixed"]).nbytes
+    return Spread(nbytes, nodes, 8, per_copy or nodes * 8)
+
+
+def way(nodes: int = 64, per_copy: int | None = None, tiers: frozenset[str] = ALL) -> Way:
+    rates = published("llama3-405b").of_job(nodes)
+    return Way(spread(nodes, per_copy), 5.0, rates, tiers)
+
+
+def test_each_class_of_failure_falls_back_to_the_nearest_tier_that_survives_it() -> None:
+    sharded, replicated = way(), way(per_copy=64)
+    assert [tier_of(one, sharded) for one in ("process", "node", "correlated")] == ["memory", "peer", "durable"]
+    assert [tier_of(one, replicated) for one in ("process", "node", "correlated")] == ["live", "live", "durable"]
+    known = replace(sharded, domains=True)
+    assert tier_of("correlated", known) == "peer"
+    assert tier_of("node", replace(sharded, tiers=frozenset({"memory"}))) == "nothing"
+    assert tier_of("process", replace(replicated, in_process=False)) == "durable"
+    assert tier_of("node", way(nodes=1)) == "durable"
+
+
+def test_the_rates_of_all_tiers_add_up_to_those_of_the_job() -> None:
+    by_tier = rates_by_tier(way())
+    classes = {name: rate for rates in by_tier.values() for name, rate in rates.items() if name != "second loss"}
+    assert sum(classes.values()) == pytest.approx(way().rates.total)
+    assert 0 < by_tier["durable"]["second loss"] < 1e-3 * classes["node"]
+
+
+def test_memory_of_a_node_is_slots_and_replicas() -> None:
+    """Llama 3 70B with 14 bytes a parameter on 16 nodes: 61.7 GB a node, four times that with 2 slots and 2 copies."""
+    one = spread(16)
+    assert one.node_bytes / 1e9 == pytest.approx(61.7, abs=0.05)
+    two_slots = memory_per_node(one, CheckpointPolicy(tiers=(MemoryTier(),)))
+    assert two_slots == 2 * one.node_bytes
+    everything = CheckpointPolicy(tiers=(MemoryTier(), PeerTier(), S3))
+    assert memory_per_node(one, everything) == (2 + 2 + 1 + 2) * one.node_bytes
+    assert memory_per_node(spread(16, per_copy=8), everything) == 5 * spread(16, per_copy=8).node_bytes
+
+
+def test_what_is_protected_better_keeps_more_of_its_time() -> None:
+    kept = {name: one.goodput for name, one in without_each(way(2048)).items()}
+    assert max(kept, key=kept.__getitem__) == "as planned"
+    assert kept["every fault restarts the job"] < kept["checkpoints in storage alone"] < kept["as planned"]
+    assert kept["without copies on peers"] < kept["as planned"]
+
+
+def test_the_best_intervals_are_better_than_others() -> None:
+    best = look_ahead(way())
+    assert list(best.every()) == ["memory", "peer", "durable"]
+    for factor in (0.5, 2.0):
+        other = {kind: max(1, int(factor * steps)) for kind, steps in best.every().items()}
+        assert look_ahead(way(), other).goodput < best.goodput
+
+
+def test_dollars_are_those_of_the_time_that_is_lost() -> None:
+    outlook = look_ahead(way())
+    dollars = outlook.dollars(100.0)
+    assert dollars["a_month"] == pytest.approx((1 - outlook.goodput) * 73_000, abs=0.01)
+    assert dollars["a_failure"] * outlook.failures_a_month == pytest.approx(dollars["a_month"], rel=1e-3)
+    assert outlook.to_json(100.0)["usd_lost"] == dollars
+
+
+def test_nothing_that_fails_costs_nothing_and_needs_no_save() -> None:
+    calm = replace(way(), rates=Rates(0.0, 0.0, 0.0, "given"))
+    outlook = look_ahead(calm)
+    run = calm.run_s / calm.step_s
+    assert {round(run / steps) for steps in outlook.every().values()} == {1}  # one, at the end
+    assert outlook.dollars(100.0)["a_failure"] == 0.0
+    assert outlook.goodput == pytest.approx(1.0, abs=1e-3)
+
+
+def test_an_interval_longer_than_the_run_is_the_run() -> None:
+    short = replace(way(), run_s=500.0)
+    assert look_ahead(short, {"memory": 10**9, "peer": 10**9, "durable": 10**9}).every() == dict.fromkeys(ALL, 100)
+    assert max(look_ahead(short).every().values()) <= 100
+
+
+def test_without_any_tier_the_run_must_survive_as_a_whole() -> None:
+    bare = look_ahead(way(tiers=frozenset()))
+    assert [tier.kind for tier in bare.tiers] == ["nothing"]
+    assert bare.goodput < 0.01
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([1, 2, 16, 2048]), st.booleans(), st.sets(st.sampled_from(sorted(ALL))), st.floats(0, 1e-3),
+    st.floats(0, 1e-3), st.floats(1e-3, 1e3), st.booleans(), st.booleans(),
+)  # fmt: skip
+def test_whatever_fails_how_often_the_answer_is_a_number(
+    nodes: int, replicated: bool, tiers: set[str], process: float, node: float, step_s: float, here: bool, known: bool
+) -> None:
+    rates = Rates(process, node, node / 10, "given")
+    one = Way(
+        spread(nodes, 8 if replicated else None), step_s, rates, frozenset(tiers), in_process=here, domains=known,
+        recovery=Recovery(1.0, 10.0, 100.0),
+    )  # fmt: skip
+    outlook = look_ahead(one)
+    assert 0 <= outlook.goodput <= 1
+    assert all(math.isfinite(tier.lost_steps) for tier in outlook.tiers)
+    every = [tier.every_steps for tier in outlook.tiers if tier.every_steps is not None]
+    assert all(far % near == 0 for near, far in itertools.pairwise(every))
+    assert set(levels_of(one)) == {tier.kind for tier in outlook.tiers}
+
+
+def test_speeds_follow_from_the_machine_and_say_so() -> None:
+    policy = CheckpointPolicy(tiers=(MemoryTier(), PeerTier(streams=4)))
+    fast, slow = catalogued(instance("ml.p5.48xlarge"), policy), catalogued(instance("ml.c5.12xlarge"), policy)
+    assert fast.peer == 4 * 5e9 / 8
+    assert slow.peer == 12e9 / 8
+    assert "ml.c5.12xlarge (12 Gigabit)" in slow.source
+    assert catalogued(None, policy).source.startswith("assumed")
+
+
+def test_numbers_that_mean_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="must be above 0"):
+        replace(way(), step_s=0.0)
+    with pytest.raises(ValueError, match="durable: 0"):
+        Speeds(durable=0.0)
+    with pytest.raises(ValueError, match="does not fit a world of 512"):
+        spread(64, per_copy=100)

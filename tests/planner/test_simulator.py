@@ -1,0 +1,238 @@
+"""The simulator: it decides as a real job does, and agrees with the closed forms."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from hyperpod_ext.planner.costs import Spread
+from hyperpod_ext.planner.intervals import best_interval, goodput
+from hyperpod_ext.planner.outlook import look_ahead
+from hyperpod_ext.planner.presets import preset
+from hyperpod_ext.planner.rates import Rates, published
+from hyperpod_ext.planner.retune import Measured, prior_rate, retune
+from hyperpod_ext.planner.state import FORMATS, size_of
+from hyperpod_ext.planner.ways import Recovery, Way
+from hyperpod_ext.runtime.rendezvous.ladder import Budgets
+from hyperpod_ext.runtime.simulator.engine import Outcome, Simulation
+from hyperpod_ext.runtime.simulator.settings import Simulated, Tier, simulated
+from hyperpod_ext.runtime.simulator.stretch import Stretch
+
+LLAMA = published("llama3-405b")
+THREE = {"memory": Tier(2, 0.1, 1, 1), "peer": Tier(5, 0.3, 20, 10), "durable": Tier(40, 1, 60, 30)}
+
+
+def job(nodes: int = 16, often: float = 300.0, **more: object) -> Simulated:
+    settings: dict[str, object] = {"spares": 8, "tiers": THREE, "step_s": 5.0, "rates": LLAMA.times(often)}
+    return Simulated(nodes=nodes, **(settings | more))  # type: ignore[arg-type]
+
+
+def margin(values: list[float]) -> float:
+    """Half the 99 % confidence interval of the mean, for a few dozen values."""
+    return 2.7 * statistics.stdev(values) / len(values) ** 0.5
+
+
+# --- it decides as a real job does ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["sharded", "redundant", "domains", "no durable tier", "budgets"])
+def test_a_part_of_the_ranks_decides_what_all_of_them_would(kind: str) -> None:
+    more: dict[str, object] = {
+        "sharded": {},
+        "redundant": {"redundant": True, "tiers": {"memory": THREE["memory"], "durable": THREE["durable"]}},
+        "domains": {"domains": True},
+        "no durable tier": {"tiers": {"memory": THREE["memory"], "peer": THREE["peer"]}},
+        "budgets": {"budgets": Budgets(12, max_node_losses=4)},
+    }[kind]  # type: ignore[assignment]
+    for seed in range(3):
+        settings = job(24, **more)
+        part, whole = Simulation(settings, seed).run(3), Simulation(settings, seed, whole=True).run(3)
+        assert part == whole
+        assert sum(part.faults.values()) > 40
+        assert part.relaunches > 0 if kind in ("no durable tier", "budgets") else part.relaunches == 0
+
+
+def test_each_class_of_failure_comes_back_from_where_it_should() -> None:
+    def of(**rates: float) -> Outcome:
+        given = {"process": 0.0, "node": 0.0, "correlated": 0.0} | rates
+        return Simulation(job(rates=Rates(**given, source="given"), rack_nodes=4), 1).run(5)
+
+    process, node, rack = of(process=1e-6), of(node=1e-6), of(correlated=1e-6)
+    assert set(process.fell_back_to) == {"memory"}
+    assert set(node.fell_back_to) <= {"peer", "s3"}
+    assert node.fell_back_to["peer"] > 9 * node.fell_back_to.get("s3", 0)  # two of a pair at once are rare
+    assert rack.fell_back_to["s3"] > 0  # copies that lie in the same rack are gone with it
+    assert rack.sources["s3"] > 8 * rack.fell_back_to["s3"]  # of 16; others have that very step in memory
+    apart = Simulation(job(rates=Rates(0, 0, 1e-6, "given"), domains=True), 1).run(5)
+    assert set(apart.fell_back_to) == {"peer"}
+    calm = Simulation(job(redundant=True, rates=Rates(1e-6, 1e-6, 0, "given")), 1).run(5)
+    assert calm.lost_steps == 0
+    assert set(calm.fell_back_to) <= {"live", "memory"}  # its node may have that very step
+
+
+def test_where_every_second_went_adds_up() -> None:
+    found = Simulation(job(), 3).run(5)
+    assert found.kept_s + found.saving_s + found.recovery_s + found.lost_s == pytest.approx(5 * 86400)
+    assert found.lost_s > found.lost_steps * 5.0  # and what was done of the step that the fault struck
+    assert min(found.kept_s, found.saving_s, found.recovery_s) > 0
+
+
+def test_the_same_seed_is_the_same_job_and_another_one_is_not() -> None:
+    assert Simulation(job(), 7).run(2) == Simulation(job(), 7).run(2)
+    assert Simulation(job(), 7).run(2) != Simulation(job(), 8).run(2)
+
+
+def test_a_job_without_spares_waits_for_a_repair_or_gives_up() -> None:
+    rates = Rates(0.0, 2e-6, 0.0, "given")
+    waits = Simulation(job(spares=0, rates=rates, repair_s=600.0, node_wait_s=1e9), 5).run(5)
+    assert waits.relaunches == 0
+    assert waits.recovery_s > 300 * waits.faults["node"]
+    impatient = Simulation(job(spares=0, rates=rates, repair_s=600.0, node_wait_s=1.0), 5).run(5)
+    assert impatient.relaunches > 0
+    assert "no other node came within 1 s" in impatient.given_up[0]
+
+
+def test_without_a_durable_tier_a_job_that_gives_up_begins_anew() -> None:
+    tiers = {"memory": THREE["memory"]}
+    found = Simulation(job(tiers=tiers, rates=Rates(0.0, 1e-6, 0.0, "given")), 2).run(3)
+    assert found.relaunches > 0
+    assert "fresh" in found.fell_back_to
+    assert "No step that all" in found.given_up[0]
+
+
+# --- it agrees with the closed forms ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [20, 85, 300])
+@pytest.mark.parametrize("latency", [0.0, 15.0])
+def test_one_tier_is_what_the_closed_form_says(steps: int, latency: float) -> None:
+    mtbf, cost = 3600.0, 1.0
+    one = {"durable": Tier(steps, cost, latency, 5.0)}
+    settings = job(
+        1, rates=Rates(1 / mtbf, 0, 0, "given"), tiers=one, step_s=1.0, recovery=Recovery(30, 30, 100), spares=0
+    )
+    found = [Simulation(settings, seed).run(10).goodput for seed in range(24)]
+    expected = goodput(steps, cost, mtbf, latency=latency, restart=35.0)
+    assert statistics.mean(found) == pytest.approx(expected, abs=margin(found))
+    assert margin(found) < 0.004
+
+
+@pytest.mark.slow
+def test_the_best_interval_is_the_simulators_best() -> None:
+    """Its own optimum lies where the closed form has it: half and double are worse by more than chance."""
+    best = round(best_interval(1.0, 1800.0))
+
+    def kept(steps: int) -> list[float]:
+        one = {"durable": Tier(steps, 1.0, 0.0, 5.0)}
+        settings = job(
+            1, rates=Rates(1 / 1800.0, 0, 0, ""), tiers=one, step_s=1.0, recovery=Recovery(9, 9, 9), spares=0
+        )
+        return [Simulation(settings, seed).run(30).goodput for seed in range(8)]
+
+    here, half, double = kept(best), kept(best // 2), kept(best * 2)
+    for other in (half, double):
+        gains = [a - b for a, b in zip(here, other, strict=True)]
+        assert statistics.mean(gains) > margin(gains)
+
+
+def planned(nodes: int = 64, often: float = 20.0) -> Way:
+    nbytes = size_of(preset("llama3-70b"), FORMATS["mixed"]).nbytes
+    rates = LLAMA.of_job(nodes).times(often)
+    return Way(Spread(nbytes, nodes, 8, nodes * 8), 5.0, rates, frozenset({"memory", "peer", "durable"}))
+
+
+def test_three_tiers_are_what_the_planner_expects() -> None:
+    """The planner's product over tiers is exact to first order: within half a percentage point here."""
+    way = planned()
+    outlook = look_ahead(way)
+    found = [Simulation(simulated(way, outlook.every(), spares=8), seed).run(20).goodput for seed in range(8)]
+    assert statistics.mean(found) == pytest.approx(outlook.goodput, abs=0.005 + margin(found))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("often", [5.0, 15.0, 45.0])
+def test_auto_beats_half_and_double_over_a_month(often: float) -> None:
+    """Seeds are shared, so that the same failures strike all three."""
+    way = planned(often=often)
+    best = look_ahead(way).every()
+
+    def kept(factor: float) -> list[float]:
+        every = {kind: max(1, round(factor * steps)) for kind, steps in best.items()}
+        return [Simulation(simulated(way, every, spares=8), seed).run(30).goodput for seed in range(10)]
+
+    auto = kept(1.0)
+    for factor in (0.5, 2.0):
+        gains = [a - b for a, b in zip(auto, kept(factor), strict=True)]
+        assert statistics.mean(gains) > 0
+        assert statistics.mean(gains) > margin(gains) / 2
+
+
+@pytest.mark.parametrize("often", [5.0, 20.0, 80.0])
+def test_a_job_that_retunes_itself_comes_to_the_best_interval(often: float) -> None:
+    """From a bad start, and a prior that is 5 to 80 times too low, by what it sees of its own failures alone."""
+    rate, blocked = LLAMA.of_job(64).total * often, 1.0
+    best, interval, seen = best_interval(blocked, 1 / rate), 40.0, 0
+    for day in range(1, 31):
+        settings = job(
+            1, rates=Rates(rate, 0, 0, ""), tiers={"durable": Tier(max(1, round(interval / 5)), blocked, 4.0)}, spares=0
+        )
+        seen += sum(Simulation(settings, day).run(1).faults.values())
+        interval = retune(interval, Measured(day * 86400.0, seen, blocked, 4.0), prior_rate(64))
+    assert interval == pytest.approx(best, rel=0.25)
+    assert goodput(interval, blocked, 1 / rate) > max(
+        goodput(factor * best, blocked, 1 / rate) for factor in (0.5, 2.0)
+    )
+
+
+# --- arithmetic instead of events -------------------------------------------------------------------
+
+
+def test_a_stretch_is_what_one_event_a_step_would_give() -> None:
+    tiers = {"memory": Tier(2, 0.25, 1.0), "durable": Tier(6, 1.0, 23.0)}
+    stretch = Stretch(100.0, 7, 3, 1.5, tiers)
+    now, ends, arrived = 100.0, {7: 100.0}, []
+    free_at = 0.0
+    for step in range(8, 60):
+        now += 1.5 + 0.25 * (step % 2 == 0) + 1.0 * (step % 6 == 0)
+        ends[step] = now
+        if step % 6 == 0 and now >= free_at - 1e-9:
+            free_at = now + 23.0
+            arrived.append((step, free_at))
+    assert all(stretch.ends(step) == pytest.approx(moment) for step, moment in ends.items())
+    for moment in (100.0, 101.0, 118.3, 150.0, 177.7):
+        assert stretch.newest(moment) == max(step for step, end in ends.items() if end <= moment)
+        safe = [step for step, ready in arrived if ready <= moment]
+        assert [held.step for held in stretch.held("durable", moment, 3)] == safe[::-1][:3]
+
+
+def test_nothing_to_simulate_is_said() -> None:
+    for change in ({"nodes": 0}, {"step_s": 0.0}, {"rack_nodes": 0}):
+        with pytest.raises(ValueError, match="nothing to simulate"):
+            replace(job(), **change)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="every_steps must be 1 or more"):
+        Tier(0)
+
+
+# --- size -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_month_of_16384_nodes_takes_seconds() -> None:
+    settings = job(16384, often=1.0, spares=320)
+    began = time.process_time()
+    found = Simulation(settings, 0).run(30)
+    took = time.process_time() - began
+    print(f"{sum(found.faults.values())} faults in {took:.1f} s of CPU")
+    assert sum(found.faults.values()) > 1500
+    assert took < 60
+
+
+def test_it_loads_no_torch() -> None:
+    code = "import sys, hyperpod_ext.runtime.simulator.engine; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False False\n"

@@ -1,0 +1,106 @@
+"""Sizes of well-known models: computed from their architecture, counted by torch, and as they were published."""
+
+from __future__ import annotations
+
+import plain_models
+import pytest
+import torch
+
+from hyperpod_ext.errors import ConfigError, NotFoundError
+from hyperpod_ext.planner.presets import PRESETS, preset
+from hyperpod_ext.planner.shapes import Decoder
+from hyperpod_ext.planner.state import FORMATS, StateFormat, size_of, size_of_count, size_of_tree, state_format
+
+PUBLISHED = {
+    "gpt2": 124_439_808,
+    "gpt2-xl": 1_557_611_200,
+    "gpt-neo-1.3b": 1_315_575_808,
+    "gpt-neox-20b": 20_554_567_680,
+    "pythia-6.9b": 6_857_302_016,
+    "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3.1-405b": 405_853_388_800,
+    "llama3.2-1b": 1_235_814_400,
+    "llama3.2-3b": 3_212_749_824,
+    "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-72b": 72_706_203_648,
+    "qwen3-8b": 8_190_735_360,
+    "gemma2-2b": 2_614_341_888,
+    "gemma2-9b": 9_241_705_984,
+    "gemma2-27b": 27_227_128_320,
+    "deepseek-v3": 671_026_404_352,
+    "olmo-7b": 6_888_095_744,
+    "phi3-mini": 3_821_079_552,
+    "falcon-7b": 6_921_720_704,
+}
+"""Parameters, tied ones once."""
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_has_the_parameters_that_were_published(name: str) -> None:
+    assert preset(name).count() == PUBLISHED[name]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "deepseek-v3" else []) for name in PRESETS]
+)
+def test_a_preset_is_what_torch_builds(name: str) -> None:
+    """Every tensor, not only their sum; and the bytes of the state that torch's own AdamW would keep of them."""
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            model = plain_models.build(name)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    decoder = PRESETS[name]
+    assert sorted(tuple(p.shape) for p in model.parameters()) == sorted(shape for _, shape in decoder.parameters())
+    buffers = [buffer.float() for buffer in model.buffers()]  # kept as fp32 by those who have them
+    moments = [torch.empty_like(p, dtype=torch.float32) for p in model.parameters() for _ in range(2)]
+    steps = [torch.empty((), dtype=torch.float32, device="meta") for _ in model.parameters()]
+    state = {"model": [*model.parameters()], "buffers": buffers, "optimizer": {"moments": moments, "steps": steps}}
+    assert size_of_tree(state) == size_of(decoder, FORMATS["bf16+fp32-adam"]).nbytes
+
+
+def test_the_state_of_a_real_optimizer_has_the_size_that_was_said() -> None:
+    tiny = Decoder(2, 64, 4, 128, 100, kv_heads=2)
+    model = plain_models.llama(2, 64, 4, 2, 128, 100, head=16)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    assert size_of_tree(state) == size_of(tiny, FORMATS["fp32"]).nbytes
+
+
+def test_the_sizes_that_people_quote_of_70b() -> None:
+    """2 and 8 bytes of 70e9 parameters, in GiB, are the 130 and 521 that AWS calls GB."""
+    nominal = 70_000_000_000
+    assert size_of_count(nominal, FORMATS["weights"]).nbytes / 2**30 == pytest.approx(130.39, abs=0.005)
+    moments = StateFormat("fp32", moments=("bf16", "bf16"), step_counters=False)
+    assert size_of_count(nominal, moments).nbytes / 2**30 == pytest.approx(521.54, abs=0.005)
+    assert str(size_of(preset("llama3-70b"), FORMATS["weights"])) == "141.11 GB (131.42 GiB)"
+
+
+def test_what_is_kept_of_each_parameter() -> None:
+    assert [one.bytes_per_parameter for one in FORMATS.values()] == [2, 6, 10, 12, 14, 18]
+
+
+def test_a_tensor_that_is_there_twice_counts_once() -> None:
+    weight = torch.zeros(3, 5)
+    assert size_of_tree({"a": weight, "b": [weight, {"c": torch.zeros(7, dtype=torch.int8)}], "step": 4}) == 67
+
+
+def test_names_that_are_not_there_come_with_the_nearest() -> None:
+    with pytest.raises(NotFoundError) as unknown:
+        preset("llama3-70")
+    assert "did you mean" in unknown.value.hint
+    with pytest.raises(ConfigError, match="did you mean `mixed`"):
+        state_format("mixd")
+    with pytest.raises(ConfigError, match="there is no type 'fp23'"):
+        StateFormat("fp23")
