@@ -8,7 +8,7 @@ import os
 import subprocess
 import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,9 @@ URL = "sagemaker://us-west-2/tiny-gpt"
 class Place:
     folder: Path
     url: str
+    home: str = "home"
+    """What this machine remembers."""
+    region: str = ""
     credentials: dict[str, str] = field(
         default_factory=lambda: {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
     )
@@ -38,8 +41,10 @@ class Place:
 
     def hp_ext(self, *arguments: str) -> Done:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-        env = clean | self.credentials | {"AWS_ENDPOINT_URL": self.url, "HPX_HOME": str(self.folder / "home")}
+        env = clean | self.credentials | {"AWS_ENDPOINT_URL": self.url, "HPX_HOME": str(self.folder / self.home)}
         env |= {"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": "/nowhere", "HOME": str(self.folder)}
+        if self.region:
+            env["AWS_REGION"] = self.region
         done = subprocess.run(
             [HP_EXT, *arguments], env=env, cwd=self.folder, capture_output=True, text=True, timeout=60, check=False
         )
@@ -91,6 +96,30 @@ def test_a_job_is_submitted_to_moto_with_its_code_and_its_secret(tmp_path: Path)
     assert shown["state"] == "succeeded"  # moto's jobs have always ended
     assert place.create("--wait").code == 0
     assert manager.get_secret_value(SecretId="hyperpod_ext/tiny-gpt")["SecretString"] == secret
+
+
+def test_jobs_of_other_machines_are_listed_and_found_by_their_tag(place: Place, aws: AwsStandIn) -> None:
+    for name in ("a", "b", "tiny-gpt", "a"):
+        place.write_job(name=name)
+        assert place.create().code == 0
+        newest = list(aws.jobs)[-1]
+        aws.jobs[newest]["TrainingJobStatus"] = "Completed"  # so that the name may be used again
+        aws.jobs[f"{newest}-{len(aws.jobs)}"] = aws.jobs.pop(newest) | {"TrainingJobName": f"{newest}-{len(aws.jobs)}"}
+    aws.jobs["not-ours"] = {"TrainingJobName": "not-ours", "TrainingJobStatus": "InProgress", "CreationTime": 1.8e9}
+    aws.jobs[last := list(aws.jobs)[-2]]["TrainingJobStatus"] = "InProgress"
+    elsewhere = replace(place, home="elsewhere/home", region="us-west-2")
+    listed = elsewhere.hp_ext("list", *TARGET, "-o", "json").json
+    assert [(one["name"], one["state"]) for one in listed] == [
+        ("a", "running"),
+        ("b", "succeeded"),
+        ("tiny-gpt", "succeeded"),
+    ]
+    shown = elsewhere.hp_ext("cancel", listed[0]["handle"], "-o", "json")
+    assert (shown.json["state"], aws.jobs[last]["TrainingJobStatus"]) == ("cancelled", "Stopped"), shown.stderr
+    aws.failures["Search"] = Failure(400, "AccessDeniedException")
+    refused = elsewhere.hp_ext("list", *TARGET)
+    assert (refused.code, refused.stdout) == (4, "")
+    assert len(place.hp_ext("list", *TARGET, "-o", "json").json) == 3
 
 
 def test_a_running_job_is_followed_refused_a_second_time_and_cancelled(place: Place, aws: AwsStandIn) -> None:

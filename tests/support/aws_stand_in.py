@@ -70,6 +70,18 @@ class AwsStandIn:
             return job | {"TrainingJobStatus": "Stopping"}
         return job
 
+    def on_Search(self, request: dict[str, Any]) -> Any:  # noqa: N802
+        (wanted,) = request["SearchExpression"]["Filters"]
+        key = wanted["Name"].removeprefix("Tags.")
+        found = []
+        for job in reversed(self.jobs.values()):  # newest first
+            tags = {tag["Key"]: tag["Value"] for tag in job.get("Tags", [])}
+            if key in tags and tags[key] == wanted.get("Value", tags[key]):
+                found.append({"TrainingJob": job})
+        start = int(request.get("NextToken", "0"))
+        more = {"NextToken": str(start + 2)} if start + 2 < len(found) else {}
+        return {"Results": found[start : start + 2]} | more
+
     def on_StopTrainingJob(self, request: dict[str, Any]) -> Any:  # noqa: N802
         self.jobs[request["TrainingJobName"]]["TrainingJobStatus"] = "Stopping"
         return {}

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from hyperpod_ext.catalog.labels import JOB as TAG
 from hyperpod_ext.config.document import dotted
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
@@ -154,7 +155,7 @@ def _network_and_more(rest: Document, options: Document) -> None:
         options["experiment"] = {"name": filed.get("ExperimentName")}
         _put(options["experiment"], "trial", filed.get("TrialName"))
         _put(options["experiment"], "run", filed.get("RunName"))
-    _put(options, "tags", {tag["Key"]: tag["Value"] for tag in rest.pop("Tags", [])} or None)
+    _put(options, "tags", {tag["Key"]: tag["Value"] for tag in rest.pop("Tags", []) if tag["Key"] != TAG} or None)
     channels = {one["ChannelName"]: _channel(one) for one in rest.pop("InputDataConfig", [])}
     channels.pop(CODE_CHANNEL, None)
     _put(options, "channels", channels or None)

@@ -79,9 +79,11 @@ def _limits(job: JobConfig) -> Iterator[Problem]:
             )
     if len(environment_of(job)) > _MOST_VARIABLES:
         yield Problem(f"SageMaker takes at most {_MOST_VARIABLES} variables", path="env", hint="use fewer")
-    if len({**job.labels, **job.sagemaker.tags}) > 50:
+    if len({**job.labels, **job.sagemaker.tags}) > 49:
         yield Problem(
-            "labels and tags together are more than the 50 tags of a job", path="sagemaker.tags", hint="use fewer"
+            "labels and tags together are more than the 49 tags that a job has room for",
+            path="sagemaker.tags",
+            hint="use fewer",
         )
 
 

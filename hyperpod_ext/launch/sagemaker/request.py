@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from hyperpod_ext.catalog.labels import JOB as TAG
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.config.sagemaker import FileSystemChannel, S3Channel
 from hyperpod_ext.launch.sagemaker.container import arguments_of, entrypoint_of, environment_of
@@ -145,8 +146,9 @@ def hyperparameters(job: JobConfig, job_name: str) -> dict[str, str]:
 
 
 def tags(job: JobConfig) -> list[dict[str, str]]:
-    """Labels, and the tags of the section, as the API takes them."""
-    return [{"Key": key, "Value": value} for key, value in {**job.labels, **job.sagemaker.tags}.items()]
+    """What jobs of ours are found by, labels, and the tags of the section, as the API takes them."""
+    found = {TAG: job.name, **job.labels, **job.sagemaker.tags}
+    return [{"Key": key, "Value": value} for key, value in found.items()]
 
 
 def vpc(job: JobConfig) -> Request | None:

@@ -103,12 +103,19 @@ def submit(plan: Plan) -> JobHandle:
 
 
 def list_jobs() -> list[JobStatus]:
-    """The newest submission of every name, from this machine or another; `unknown` where Slurm cannot be asked."""
+    """The newest submission of every name, from this machine or another; `unknown` where Slurm cannot be asked.
+
+    Raises:
+        UnreachableError: it cannot be asked, and nothing was submitted from here.
+    """
     found = []
     known = {name: str(records.recall(NAME, name)["cluster"]) for name in records.names(NAME)}
-    with suppress(UnreachableError):  # no Slurm here: what was submitted from here is listed all the same
+    try:
         elsewhere = [name for name in queue.newest_of_ours() if name not in known]
         known |= dict.fromkeys(elsewhere, slurm.cluster_name() if elsewhere else "")
+    except UnreachableError:
+        if not known:  # what was submitted from here is listed all the same
+            raise
     for name, cluster in sorted(known.items()):
         handle = JobHandle(NAME, cluster, name)
         try:

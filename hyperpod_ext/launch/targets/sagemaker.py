@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 import secrets
@@ -24,6 +25,7 @@ from hyperpod_ext.launch import records
 from hyperpod_ext.launch.capabilities import Capabilities
 from hyperpod_ext.launch.handle import JobHandle
 from hyperpod_ext.launch.job_status import JobStatus, Moment
+from hyperpod_ext.launch.sagemaker.by_tag import newest_by_name
 from hyperpod_ext.launch.sagemaker.client import call, client
 from hyperpod_ext.launch.sagemaker.container import needs_secret, secret_id
 from hyperpod_ext.launch.sagemaker.problems import problems as problems
@@ -100,15 +102,28 @@ def submit(plan: Plan) -> JobHandle:
 
 
 def list_jobs() -> list[JobStatus]:
-    """The newest submission from this machine of every name; `unknown` where SageMaker cannot be asked."""
-    found = []
-    for name in records.names(NAME):
-        handle = JobHandle(NAME, records.recall(NAME, name)["region"], name)
+    """The newest submission of every name: those of the region, by their tag, and those that were submitted from here;
+    `unknown` where SageMaker cannot be asked.
+
+    Raises:
+        UnreachableError: it cannot be asked, and nothing was submitted from here.
+    """
+    known = {JobHandle(NAME, str(records.recall(NAME, name)["region"]), name) for name in records.names(NAME)}
+    found: dict[JobHandle, JobStatus] = {}
+    try:
+        service = client("sagemaker", None)
+        for name, described in newest_by_name(service).items():
+            handle = JobHandle(NAME, str(service.meta.region_name), name)
+            found[handle] = _status(handle, described)
+    except UnreachableError:
+        if not known:
+            raise
+    for handle in known - found.keys():
         try:
-            found.append(status(handle))
+            found[handle] = status(handle)
         except (UnreachableError, NotFoundError) as error:
-            found.append(JobStatus(name=name, handle=str(handle), state="unknown", error=error.to_json()))
-    return found
+            found[handle] = JobStatus(name=handle.name, handle=str(handle), state="unknown", error=error.to_json())
+    return sorted(found.values(), key=lambda one: (one.name, one.handle))
 
 
 def status(handle: JobHandle) -> JobStatus:
@@ -203,11 +218,21 @@ def _describe(handle: JobHandle) -> Mapping[str, Any]:
 
 
 def _job_name(handle: JobHandle) -> str:
-    """The newest submission of the name from this machine, or else the name itself."""
+    """The newest submission of the name from this machine or, by its tag, from another; or else the name itself."""
     try:
         return str(records.recall(NAME, handle.name)["job_name"])
     except NotFoundError:
-        return handle.name
+        return _tagged(handle.place, handle.name) or handle.name
+
+
+@functools.cache
+def _tagged(region: str, name: str) -> str | None:
+    """Asked once: a job that is watched stays the same."""
+    try:
+        found = newest_by_name(client("sagemaker", region), name)
+    except (UnreachableError, ConfigError):  # who may not search may still describe
+        return None
+    return str(found[name]["TrainingJobName"]) if name in found else None
 
 
 def _region(handle: JobHandle) -> str:
