@@ -1,0 +1,77 @@
+"""How well a global batch divides on each number of nodes: pure arithmetic, for the command line and for rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hyperpod_ext.config.elastic import Batch, BatchPolicy, Elastic, batch_at
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """One number of nodes, and what a step is there."""
+
+    nodes: int
+    ranks: int
+    """Ranks that read different samples: copies of the model."""
+    global_batch_size: int
+    micro_batch_size: int
+    micro_batches: int
+    """Of one step, over all ranks."""
+    micro_batches_per_rank: int
+    """On the rank that has most; the others wait for it, or compute ghosts."""
+    ghosts: int
+    """Micro-batches of a step that count for nothing."""
+    efficiency: float
+    """Share of the ranks' time that is spent on samples that count."""
+    learning_rate_factor: float
+
+
+def plan_scales(
+    global_batch_size: int,
+    micro_batch_size: int,
+    nodes: Iterable[int],
+    *,
+    workers_per_node: int = 1,
+    ranks_per_copy: int = 1,
+    policy: BatchPolicy | None = None,
+) -> tuple[Scale, ...]:
+    """What a step is at each number of nodes; those that hold no whole copy of the model are left out.
+
+    Raises:
+        ValueError: batch sizes that do not divide, from `batch_at`.
+    """
+    policy = policy or BatchPolicy()
+    counted = ((one, one * workers_per_node // ranks_per_copy) for one in nodes)
+    return tuple(
+        _scale(one, ranks, batch_at(policy, one, global_batch_size, micro_batch_size))
+        for one, ranks in counted
+        if ranks and one * workers_per_node % ranks_per_copy == 0
+    )
+
+
+def discrete_values(scales: Sequence[Scale], at_least: float) -> tuple[int, ...]:
+    """Numbers of nodes worth running on: what `replicaDiscreteValues` and `elastic.sizes` take."""
+    return tuple(scale.nodes for scale in scales if scale.efficiency >= at_least)
+
+
+def sizes_of(elastic: Elastic) -> tuple[int, ...]:
+    """Every number of nodes that an elastic job may run on."""
+    return elastic.sizes or tuple(range(elastic.min_nodes, elastic.max_nodes + 1, elastic.step or 1))
+
+
+def _scale(nodes: int, ranks: int, batch: Batch) -> Scale:
+    slots = batch.global_batch_size // batch.micro_batch_size
+    most = -(-slots // ranks)
+    return Scale(
+        nodes=nodes,
+        ranks=ranks,
+        global_batch_size=batch.global_batch_size,
+        micro_batch_size=batch.micro_batch_size,
+        micro_batches=slots,
+        micro_batches_per_rank=most,
+        ghosts=most * ranks - slots,
+        efficiency=slots / (most * ranks),
+        learning_rate_factor=batch.learning_rate_factor,
+    )

@@ -1,0 +1,135 @@
+"""Reads one micro-batch: its samples, collated, with random numbers that follow from (seed, step, slot) alone."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+OnError = Literal["fail", "skip"]
+Collate = Callable[[list[Any]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One micro-batch to be read."""
+
+    step: int
+    slot: int
+    ids: list[int]
+    whole: bool = True
+    """Whether it counts; a ghost does not, and what it meets is told by the rank that reads the real one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A sample that could not be read, and was left out."""
+
+    id: int
+    step: int
+    slot: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What became of a task. Failures are values: they cross from worker processes as they are."""
+
+    batch: Any = None
+    kept: int = 0
+    """Samples in the batch."""
+    skipped: tuple[Skipped, ...] = ()
+    failure: str = ""
+    """Why there is no batch."""
+
+
+class Fetch:
+    """Turns tasks into micro-batches; what worker processes are given."""
+
+    def __init__(self, source: Any, collate: Collate | None, seed: int, on_error: OnError) -> None:
+        self._source, self._seed, self._on_error = source, seed, on_error
+        self._collate = collate
+
+    def __call__(self, task: Task) -> Fetched:
+        """Read `task` without touching random generators."""
+        samples, skipped = self._samples(task)
+        if skipped and (self._on_error == "fail" or not samples):
+            why = "; no other sample of its micro-batch could be read either" if self._on_error == "skip" else ""
+            return Fetched(failure=f"sample {skipped[0].id} cannot be read: {skipped[0].error}{why}")
+        try:
+            batch = (self._collate or default_collate())(samples)
+        except Exception as error:  # whatever the user's function raises is told with its place
+            return Fetched(failure=f"collate: {_text(error)}")
+        return Fetched(batch, len(samples), tuple(skipped) if task.whole else ())
+
+    def seeded(self, task: Task) -> Fetched:
+        """Read `task` with Python's, numpy's and torch's generators set for it; for a process of its own."""
+        _seed_all(self._seed, task)
+        return self(task)
+
+    def aside(self, task: Task) -> Fetched:
+        """Like `seeded`, with the generators put back; for the process that trains."""
+        with _generators_put_back():
+            return self.seeded(task)
+
+    def _samples(self, task: Task) -> tuple[list[Any], list[Skipped]]:
+        at_once = getattr(self._source, "__getitems__", None)
+        if callable(at_once):
+            try:
+                samples = list(at_once(task.ids))
+                if len(samples) == len(task.ids):
+                    return samples, []
+            except Exception:  # one by one below, to find the sample that it is
+                pass
+        samples, skipped = [], []
+        for one in task.ids:
+            try:
+                samples.append(self._source[one])
+            except Exception as error:  # StopIteration too: it would end the epoch as if all had been read
+                skipped.append(Skipped(one, task.step, task.slot, _text(error)))
+                if self._on_error == "fail":
+                    break
+        return samples, skipped
+
+
+def default_collate() -> Collate:
+    """torch's own where torch is there, or else the samples as a list."""
+    try:
+        from torch.utils.data import default_collate as of_torch
+    except ImportError:
+        return list
+    return of_torch
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _seed_all(seed: int, task: Task) -> None:
+    digest = hashlib.blake2b(f"{seed}/{task.step}/{task.slot}".encode(), digest_size=8).digest()
+    value = int.from_bytes(digest, "little")
+    random.seed(value)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(value % (1 << 32))
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(value)  # torch.manual_seed would reach for the GPU
+
+
+@contextmanager
+def _generators_put_back() -> Iterator[None]:
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    of_python = random.getstate()
+    of_numpy = numpy.random.get_state() if numpy else None
+    of_torch = torch.default_generator.get_state() if torch else None
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        if numpy:
+            numpy.random.set_state(of_numpy)
+        if torch:
+            torch.default_generator.set_state(of_torch)

@@ -1,0 +1,259 @@
+"""ElasticDataLoader: steps of micro-batches, read ahead, that go on exactly where the optimizer was.
+
+loader = ElasticDataLoader(dataset, global_batch_size=512, micro_batch_size=8)
+run.restore(model=model, optimizer=optimizer, data=loader)
+for _, step in zip(run.steps(1000), loader.steps()):
+    for batch, weight in step:
+        (loss_of(batch) * weight * run.world_size).backward()
+    optimizer.step()
+    loader.ack(step)
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Literal
+
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.data.fetching import Collate, Fetch, Fetched, OnError, Skipped, default_collate
+from hyperpod_ext.runtime.data.positions import Cursor
+from hyperpod_ext.runtime.data.sampler import ElasticBatchSampler, Plan, Slot, Uneven
+from hyperpod_ext.runtime.data.shuffle import Shuffle
+from hyperpod_ext.runtime.data.sources import Stream
+from hyperpod_ext.runtime.data.workers import Read, in_processes, in_this_thread, in_threads
+
+
+@dataclass(frozen=True)
+class Step:
+    """What this rank reads for one optimizer step. Iterating gives (micro-batch, weight)."""
+
+    number: int
+    """Counted from 1 over the whole run."""
+    epoch: int
+    samples: int
+    """Samples of the step over all ranks."""
+    micro_batches: list[Any] = field(repr=False)
+    weights: list[float]
+    """Share of the step's samples in each; 0.0 for what only keeps ranks in step. Over all ranks they sum to 1."""
+    slots: list[Slot] = field(repr=False)
+    skipped: tuple[Skipped, ...]
+    """Samples of this rank that could not be read. What they would have weighed is missing from the sum."""
+    cursor: Cursor = field(repr=False)
+    after: Cursor = field(repr=False)
+    version: int = field(repr=False)
+
+    def __iter__(self) -> Iterator[tuple[Any, float]]:
+        return zip(self.micro_batches, self.weights, strict=True)
+
+    def __len__(self) -> int:
+        return len(self.micro_batches)
+
+
+class ElasticDataLoader:
+    """Reads what `ElasticBatchSampler` plans; takes its arguments, and these.
+
+    collate: list of samples -> micro-batch; default torch's own.
+    workers: processes or threads (`worker_kind`) that read `prefetch` steps ahead; 0: read when asked.
+    on_error: what becomes of a sample that cannot be read. `fail` ends the job with its id; `skip` leaves it out, says
+        so, and records it in `skipped`; more than `most_skipped` in this process are an error again.
+
+    Random numbers that a sample draws (Python, numpy, torch) follow from (seed, step, slot): the same on any rank, at
+    any world size, made anew or not. Threads share one state, so there they do not.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        global_batch_size: int,
+        micro_batch_size: int,
+        rank: int | None = None,
+        world_size: int | None = None,
+        seed: int = 0,
+        shuffle: Shuffle = "global",
+        drop_last: bool = False,
+        uneven: Uneven = "ghost",
+        fingerprint: str | None = None,
+        collate: Collate | None = None,
+        workers: int = 0,
+        worker_kind: Literal["process", "thread"] = "process",
+        prefetch: int = 2,
+        start_method: Literal["fork", "spawn", "forkserver"] | None = None,
+        on_error: OnError = "fail",
+        most_skipped: int = 1000,
+    ) -> None:
+        if workers < 0 or prefetch < 1 or worker_kind not in ("process", "thread") or on_error not in ("fail", "skip"):
+            raise JobFailedError(
+                f"workers={workers}, prefetch={prefetch}, worker_kind={worker_kind!r}, on_error={on_error!r}",
+                hint='workers from 0, prefetch from 1, worker_kind "process" or "thread", on_error "fail" or "skip".',
+            )
+        self.source = source
+        self.sampler = ElasticBatchSampler(
+            source,
+            global_batch_size=global_batch_size,
+            micro_batch_size=micro_batch_size,
+            rank=rank,
+            world_size=world_size,
+            seed=seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            uneven=uneven,
+            fingerprint=fingerprint,
+        )
+        self.skipped: list[Skipped] = []
+        """Samples that this process could not read."""
+        self._collate = collate
+        self._fetch = Fetch(source, collate, seed, on_error)
+        self._workers, self._kind, self._prefetch, self._start_method = workers, worker_kind, prefetch, start_method
+        self._most_skipped = most_skipped
+
+    def steps(self, epochs: int | None = None) -> Generator[Step]:
+        """Yield the steps that are still to be made: without end, or until `epochs` whole epochs have been made.
+
+        Acknowledge each before the next is asked for. After `set_world`, `set_batch`, `set_weights` or
+        `load_state_dict` it goes on with what these changed; what was read ahead is dropped.
+
+        Raises:
+            JobFailedError: a sample cannot be read, or a step was not acknowledged.
+        """
+        if epochs is not None and self.sampler.endless:
+            raise JobFailedError(
+                f"steps(epochs={epochs}): a mixture has no end", hint="Count steps instead: zip(run.steps(n), ...)."
+            )
+        while True:
+            version, reading = self.sampler.version, self._read(epochs)
+            try:
+                for plan, fetched in reading:
+                    yield self._step(plan, fetched)
+                    if self.sampler.version != version:
+                        break
+                    if self.sampler.cursor.step == plan.cursor.step:
+                        raise JobFailedError(
+                            f"step {plan.cursor.step + 1} was not acknowledged: after a fault it would be made again",
+                            hint="Call loader.ack(step) after optimizer.step().",
+                        )
+                else:
+                    return
+            finally:
+                reading.close()
+
+    def __iter__(self) -> Generator[Step]:
+        """The rest of this epoch."""
+        if self.sampler.endless:
+            return self.steps()
+        return self.steps(self.sampler.plan(self.sampler.cursor).cursor.epoch + 1)
+
+    def ack(self, step: Step) -> None:
+        """The optimizer has made `step`: the state goes on behind it."""
+        self.sampler.ack(step)
+
+    def set_world(self, rank: int | None, world_size: int | None) -> None:
+        """See ElasticBatchSampler."""
+        self.sampler.set_world(rank, world_size)
+
+    def set_batch(self, global_batch_size: int, micro_batch_size: int | None = None) -> None:
+        """See ElasticBatchSampler."""
+        self.sampler.set_batch(global_batch_size, micro_batch_size)
+
+    def set_weights(self, weights: Sequence[float]) -> None:
+        """See ElasticBatchSampler."""
+        self.sampler.set_weights(weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run is: small, and equal on every rank."""
+        return self.sampler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` says; see ElasticBatchSampler."""
+        self.sampler.load_state_dict(state)
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def _read(self, epochs: int | None) -> Generator[Read]:
+        if isinstance(self.source, Stream):
+            return self._read_stream(self.source, epochs)
+        plans = self._plans(epochs)
+        if self._workers == 0:
+            return in_this_thread(self._fetch, plans)
+        if self._kind == "thread":
+            return in_threads(self._fetch, plans, self._workers, self._prefetch)
+        return in_processes(self._fetch, plans, self._workers, self._prefetch, self._start_method)
+
+    def _plans(self, epochs: int | None) -> Iterator[Plan]:
+        cursor = self.sampler.cursor
+        while True:
+            plan = self.sampler.plan(cursor)
+            if epochs is not None and plan.cursor.epoch >= epochs:
+                return
+            yield plan
+            cursor = plan.after
+
+    def _read_stream(self, source: Stream, epochs: int | None) -> Generator[Read]:
+        """Every rank reads every sample, and so all of them see the end at the same step."""
+        cursor = self.sampler.cursor
+        samples: Iterator[Any] | None = None
+        while epochs is None or cursor.epoch < epochs:
+            batch = self.sampler.global_batch_size
+            here = f"step {cursor.step + 1}, epoch {cursor.epoch}, sample {cursor.place} of the stream and after"
+            try:
+                samples = iter(source.open(cursor.place)) if samples is None else samples
+                read = list(islice(samples, batch))
+            except Exception as error:
+                raise JobFailedError(
+                    f"{here}: {type(error).__name__}: {error}", hint="Mend the stream; the job goes on with this step."
+                ) from error
+            if len(read) < (batch if self.sampler.drop_last else 1):
+                if cursor.place == 0:
+                    raise JobFailedError(
+                        f"{here}: an epoch of {len(read)} samples has no step", hint="Give a stream that has samples."
+                    )
+                cursor, samples = Cursor(cursor.epoch + 1, 0, cursor.step), None
+                continue
+            plan = self.sampler.plan(cursor, available=len(read))
+            start = plan.extent.start
+            yield plan, [self._collated([read[one - start] for one in slot.ids]) for slot in plan.slots]
+            if plan.after.epoch != cursor.epoch:
+                samples = None
+            cursor = plan.after
+
+    def _collated(self, samples: list[Any]) -> Fetched:
+        return Fetched((self._collate or default_collate())(samples), len(samples))
+
+    def _step(self, plan: Plan, fetched: list[Fetched]) -> Step:
+        number = plan.cursor.step + 1
+        rank = self.sampler.world[0]
+        for slot, one in zip(plan.slots, fetched, strict=True):
+            if one.failure:
+                raise JobFailedError(
+                    f"step {number}, micro-batch {slot.index}, rank {rank}: {one.failure}",
+                    hint='Mend the data, or leave out what cannot be read: on_error="skip".',
+                )
+        skipped = tuple(lost for one in fetched for lost in one.skipped)
+        for lost in skipped:
+            sys.stderr.write(f"hyperpod_ext: step {number}, rank {rank}: sample {lost.id} left out: {lost.error}\n")
+        self.skipped += skipped
+        if len(self.skipped) > self._most_skipped:
+            raise JobFailedError(
+                f"step {number}, rank {rank}: {len(self.skipped)} samples could not be read, "
+                f"the last is {self.skipped[-1].id}: {self.skipped[-1].error}",
+                hint="Mend the data, or raise most_skipped.",
+            )
+        weights = [
+            slot.weight * one.kept / len(slot.ids) if one.kept != len(slot.ids) else slot.weight
+            for slot, one in zip(plan.slots, fetched, strict=True)
+        ]
+        return Step(
+            number=number,
+            epoch=plan.cursor.epoch,
+            samples=plan.extent.count,
+            micro_batches=[one.batch for one in fetched],
+            weights=weights,
+            slots=plan.slots,
+            skipped=skipped,
+            cursor=plan.cursor,
+            after=plan.after,
+            version=plan.version,
+        )

@@ -1,0 +1,170 @@
+"""Several sources in one stream, by weights: which source gives each place, and which of its samples.
+
+Blocks of 4096 places hold a whole number of each source's samples, in an order of their own. What a source gives
+k-th, over the whole run, is its k-th sample in its own shuffled epochs: each comes once before any comes again, however
+weights change.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.data.permutation import Permutation, Places, key_of
+from hyperpod_ext.runtime.data.shuffle import Order, ids_at
+from hyperpod_ext.runtime.data.sources import fingerprint_of, length_of
+
+BLOCK = 4096
+
+
+class Mixture:
+    """Sources that are read as one: ids count through the first, then the second, and so on.
+
+    `weights` say how often each is drawn from, in any unit; a weight of 0 leaves a source out for now. A mixture has
+    no end, each source begins its next epoch by itself.
+
+    Raises:
+        JobFailedError: weights that cannot be kept to, or a source without samples or length.
+    """
+
+    def __init__(self, sources: Sequence[Any], weights: Sequence[float]) -> None:
+        self.sources = list(sources)
+        self.lengths = tuple(_needed_length(index, source) for index, source in enumerate(sources))
+        if len(weights) != len(self.sources):
+            raise JobFailedError(
+                f"Mixture: {len(self.sources)} sources and {len(weights)} weights", hint="Give one weight a source."
+            )
+        self.weights = tuple(float(weight) for weight in weights)
+        quotas_of(self.weights)
+        self._ends = list(accumulate(self.lengths))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> Any:
+        source, inside = self.locate(index)
+        return self.sources[source][inside]
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Source of this id, and the id inside of it."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"id {index} of {len(self)} samples")
+        source = bisect_right(self._ends, index)
+        return source, index - (self._ends[source] - self.lengths[source])
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when one of the sources does; not with the weights."""
+        told = [fingerprint_of(source) for source in self.sources]
+        return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Places from `start` on, mixed by `weights`; `drawn` samples of each source lie before."""
+
+    start: int
+    weights: tuple[float, ...]
+    drawn: tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=64)
+def quotas_of(weights: tuple[float, ...]) -> tuple[int, ...]:
+    """Samples of each source in a block: whole numbers by largest remainder, with BLOCK as their sum.
+
+    Raises:
+        JobFailedError: a weight that is negative, not finite, or too small for one sample in a block.
+    """
+    if not weights or any(not math.isfinite(weight) or weight < 0 for weight in weights) or sum(weights) <= 0:
+        raise JobFailedError(
+            f"weights {list(weights)} of a mixture", hint="Give finite numbers from 0 up, not all of them 0."
+        )
+    total = sum(weights)
+    exact = [weight / total * BLOCK for weight in weights]
+    quotas = [math.floor(share) for share in exact]
+    by_remainder = sorted(range(len(weights)), key=lambda one: (quotas[one] - exact[one], one))
+    for one in by_remainder[: BLOCK - sum(quotas)]:
+        quotas[one] += 1
+    for one, weight in enumerate(weights):
+        if weight > 0 and quotas[one] == 0:
+            raise JobFailedError(
+                f"weight {weight} of source {one} is {weight / total:.2g} of all: less than one sample in {BLOCK}",
+                hint="Give it at least 1/4096 of the sum of weights, or 0.",
+            )
+    return tuple(quotas)
+
+
+def ids_of_mixture(places: Places, segment: Segment, lengths: Sequence[int], order: Order, seed: int) -> Places:
+    """Ids, counted through all sources, of the samples at these places, none of them before the segment."""
+    sources, draws = _locate(places, segment, seed)
+    ids = np.empty_like(places)
+    base = 0
+    for source, length in enumerate(lengths):
+        mine = sources == source
+        ids[mine] = base + _ids_of_draws(draws[mine], length, order, seed, source)
+        base += length
+    return ids
+
+
+def drawn_before(place: int, segment: Segment, seed: int) -> tuple[int, ...]:
+    """Samples of each source before `place`, which is in the segment or at its end."""
+    blocks, rest = divmod(place - segment.start, BLOCK)
+    quotas = quotas_of(segment.weights)
+    sources, _ = _block(segment, blocks, seed)
+    begun = np.bincount(sources[:rest], minlength=len(quotas)).tolist()
+    return tuple(
+        before + blocks * quota + part for before, quota, part in zip(segment.drawn, quotas, begun, strict=True)
+    )
+
+
+def _locate(places: Places, segment: Segment, seed: int) -> tuple[Places, Places]:
+    """Source of each place, and how many samples that source has given before."""
+    blocks, inside = np.divmod(places - segment.start, BLOCK)
+    drawn, quotas = np.array(segment.drawn, np.int64), np.array(quotas_of(segment.weights), np.int64)
+    sources, draws = np.empty_like(places), np.empty_like(places)
+    for block in np.unique(blocks).tolist():
+        here = blocks == block
+        of_block, nth = _block(segment, block, seed)
+        sources[here] = of_block[inside[here]]
+        draws[here] = (drawn + block * quotas)[sources[here]] + nth[inside[here]]
+    return sources, draws
+
+
+@functools.lru_cache(maxsize=16)
+def _block(segment: Segment, block: int, seed: int) -> tuple[Places, Places]:
+    """For each place of a block: its source, and how many of that source come before it in the block."""
+    quotas = quotas_of(segment.weights)
+    permutation = Permutation(BLOCK, key_of("mixture", seed, segment.start, block))
+    sources = np.repeat(np.arange(len(quotas)), quotas)[permutation.at(np.arange(BLOCK))]
+    nth = np.empty(BLOCK, np.int64)
+    for source in range(len(quotas)):
+        mine = sources == source
+        nth[mine] = np.arange(np.count_nonzero(mine))
+    return sources, nth
+
+
+def _ids_of_draws(draws: Places, length: int, order: Order, seed: int, source: int) -> Places:
+    """Ids inside of a source of its k-th samples, counted over all of its epochs."""
+    epochs, places = np.divmod(draws, length)
+    ids = np.empty_like(draws)
+    for epoch in np.unique(epochs).tolist():
+        now = epochs == epoch
+        ids[now] = ids_at(places[now], length, order, seed, source, epoch)
+    return ids
+
+
+def _needed_length(index: int, source: Any) -> int:
+    length = length_of(source)
+    if not length:
+        what = "has no length" if length is None else "is empty"
+        raise JobFailedError(f"Mixture: source {index} {what}", hint="Leave it out, or give it a length.")
+    return length

@@ -1,0 +1,401 @@
+"""ElasticBatchSampler: which samples each step has, and which of them this rank reads.
+
+Ids are a function of seed, order and position alone; the world size decides only which rank has which slot. State is
+small, equal on every rank, and says what steps have *used*: what was read ahead is read again after a fault.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.data.mixing import Mixture, Segment, drawn_before, ids_of_mixture, quotas_of
+from hyperpod_ext.runtime.data.permutation import MOST
+from hyperpod_ext.runtime.data.positions import (
+    Cursor,
+    Extent,
+    after,
+    extent_at,
+    most_owned,
+    owned,
+    slots_of,
+    steps_per_epoch,
+)
+from hyperpod_ext.runtime.data.saved import Saved, read_state
+from hyperpod_ext.runtime.data.shuffle import Shuffle, ids_at, name_of, order_of
+from hyperpod_ext.runtime.data.sources import fingerprint_of, length_of
+from hyperpod_ext.runtime.data.world import world_of_this_process
+
+Uneven = Literal["ghost", "ragged", "error"]
+
+GHOST = -1
+"""Index of a slot that is there only so that every rank has as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One micro-batch of a step."""
+
+    index: int
+    """Its number in the step, the same for any world size; GHOST when it counts for nothing."""
+    ids: list[int]
+    """Its samples, in order."""
+    weight: float
+    """Share of the step's samples that it has; 0.0 for a ghost. Multiply its mean loss by it, and sum over slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step, as this rank makes it."""
+
+    cursor: Cursor
+    """Where it begins."""
+    after: Cursor
+    """Where the next one begins."""
+    extent: Extent
+    """Its samples, over all ranks."""
+    slots: list[Slot]
+    """What this rank reads."""
+    version: int
+    """Of the sampler that it was made by."""
+
+
+class ElasticBatchSampler:
+    """Global batches of `global_batch_size` samples, as slots of `micro_batch_size`, shared among any number of ranks.
+
+    Every sample comes once an epoch, through any history of world sizes, crashes and batch sizes. Where slots do not
+    divide among the ranks, `uneven` says what becomes of it: `ghost` gives every rank as many, with weight 0 for those
+    that count for nothing (FSDP needs equally many); `ragged` leaves some ranks with one less (none, perhaps, at the
+    last step of an epoch); `error` refuses.
+
+    It is a `batch_sampler` for `torch.utils.data.DataLoader`. There call `ack()` after each optimizer step, so that
+    state follows what was used. Under torchdata's StatefulDataLoader, which counts by itself, give acknowledge=False.
+
+    rank and world_size: default those of torch.distributed, or else of the environment, asked at each iteration.
+    fingerprint: of the source, where it has none of its own or one that does not repeat.
+
+    Raises:
+        JobFailedError: batch sizes that do not divide, a source without length, too few samples for one step.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        global_batch_size: int,
+        micro_batch_size: int,
+        rank: int | None = None,
+        world_size: int | None = None,
+        seed: int = 0,
+        shuffle: Shuffle = "global",
+        drop_last: bool = False,
+        uneven: Uneven = "ghost",
+        fingerprint: str | None = None,
+        acknowledge: bool = True,
+    ) -> None:
+        if uneven not in ("ghost", "ragged", "error"):
+            raise JobFailedError(f"uneven={uneven!r}", hint='Give "ghost", "ragged" or "error".')
+        if uneven == "ragged" and not acknowledge:
+            raise JobFailedError(
+                'uneven="ragged" with acknowledge=False: a rank without a micro-batch would count one step less',
+                hint='Give uneven="ghost", or acknowledge steps.',
+            )
+        self.source = source
+        self.length = length_of(source)
+        """Samples of an epoch; None for a stream."""
+        self.seed, self.drop_last, self.uneven, self.acknowledge = int(seed), drop_last, uneven, acknowledge
+        self._order = order_of(shuffle)
+        self._fingerprint = fingerprint or fingerprint_of(source)
+        self.endless = isinstance(source, Mixture)
+        """Whether epochs are those of its parts alone."""
+        self._check_length()
+        self._asked = self._batch = self._checked_batch(global_batch_size, micro_batch_size)
+        self._segment: Segment | None = None
+        if isinstance(source, Mixture):
+            self._segment = Segment(0, source.weights, (0,) * len(source.sources))
+        self.cursor = Cursor()
+        """The next step that is not yet acknowledged."""
+        self.version = 0
+        """Rises when what was planned ahead no longer holds."""
+        self._given: tuple[int, int] | None = None
+        self._unacknowledged = 0
+        if rank is not None or world_size is not None:
+            self.set_world(rank, world_size)
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of one step over all ranks."""
+        return self._batch[0]
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Samples of one slot."""
+        return self._batch[1]
+
+    @property
+    def world(self) -> tuple[int, int]:
+        """Rank and world size."""
+        return self._given if self._given is not None else world_of_this_process()
+
+    # --- what a step has ------------------------------------------------------------------------
+
+    def step(self) -> list[Slot]:
+        """This rank's slots of the step to be made next: the same ones until it is acknowledged."""
+        return self.plan(self.cursor).slots
+
+    def plan(self, cursor: Cursor, available: int | None = None) -> Plan:
+        """The step at `cursor`, or at the beginning of the next epoch where this one is over.
+
+        available: samples that a stream still has, when that is less than a batch.
+        """
+        batch = self._batch[0]
+        length = None if self.endless else self.length
+        if available is not None and available < batch:
+            length = cursor.place + available
+        cursor, extent = extent_at(cursor, length, batch, self.drop_last)
+        then = after(cursor, extent, length, batch, self.drop_last)
+        return Plan(cursor, then, extent, self._slots(cursor.epoch, extent), self.version)
+
+    def _slots(self, epoch: int, extent: Extent) -> list[Slot]:
+        rank, world_size = self.world
+        micro = self._batch[1]
+        count = slots_of(extent.count, micro)
+        self._check_shares(count, world_size, extent.count == self._batch[0])
+        mine = owned(count, rank, world_size)
+        end = extent.start + extent.count
+        first = extent.start + mine.start * micro
+        ids = self.ids(epoch, first, min(extent.start + mine.stop * micro, end))
+        slots = []
+        for index in mine:
+            part = ids[(index - mine.start) * micro : (index - mine.start + 1) * micro]
+            slots.append(Slot(index, part, len(part) / extent.count))
+        missing = most_owned(count, world_size) - len(slots) if self.uneven == "ghost" else 0
+        if missing:
+            # a whole micro-batch of real samples, so that shapes and collectives are those of any other
+            ghost = self.ids(epoch, extent.start, min(extent.start + micro, end))
+            slots += [Slot(GHOST, ghost, 0.0)] * missing
+        return slots
+
+    def ids(self, epoch: int, start: int, stop: int) -> list[int]:
+        """Ids of the samples at the places from `start` up to `stop` of an epoch."""
+        places = np.arange(start, stop, dtype=np.int64)
+        if self._segment is not None:
+            found = ids_of_mixture(places, self._segment, self.source.lengths, self._order, self.seed)
+        elif self.length is None:
+            found = places
+        else:
+            found = ids_at(places, self.length, self._order, self.seed, 0, epoch)
+        ids: list[int] = found.tolist()
+        return ids
+
+    # --- changes --------------------------------------------------------------------------------
+
+    def ack(self, step: Any = None) -> None:
+        """The optimizer has made the next step: state goes on behind it. `step`: its number, or what a loader gave.
+
+        Raises:
+            JobFailedError: it is not the next step, or was planned before the sampler was changed.
+        """
+        number = step if isinstance(step, int) else step.cursor.step + 1 if step is not None else self.cursor.step + 1
+        if number != self.cursor.step + 1:
+            raise JobFailedError(
+                f"step {number} was acknowledged; the next one to be is {self.cursor.step + 1}",
+                hint="Acknowledge each step once, in order, after optimizer.step().",
+            )
+        if step is not None and not isinstance(step, int):
+            if step.version != self.version:
+                raise JobFailedError(
+                    f"step {number} was taken before the sampler was changed",
+                    hint="Change world, batch or weights after ack(), before the next step is taken.",
+                )
+            self.cursor = step.after
+        else:
+            self.cursor = self.plan(self.cursor).after
+        self._unacknowledged = 0
+
+    def set_world(self, rank: int | None, world_size: int | None) -> None:
+        """Another rank or world size, from the next step on. None, None: ask torch.distributed each time.
+
+        Raises:
+            JobFailedError: no such rank, or slots that do not divide where uneven="error".
+        """
+        given = None if rank is None and world_size is None else (rank or 0, 1 if world_size is None else world_size)
+        if given is not None and (rank is None or world_size is None or not 0 <= given[0] < given[1]):
+            raise JobFailedError(
+                f"rank {rank} of world size {world_size}", hint="Give both, with 0 <= rank < world_size, or neither."
+            )
+        if given is not None:
+            self._check_shares(slots_of(self._batch[0], self._batch[1]), given[1])
+        self._given, self.version = given, self.version + 1
+
+    def set_batch(self, global_batch_size: int, micro_batch_size: int | None = None) -> None:
+        """Another batch size, from the next step on."""
+        micro = self._batch[1] if micro_batch_size is None else micro_batch_size
+        self._batch, self.version = self._checked_batch(global_batch_size, micro), self.version + 1
+
+    def set_weights(self, weights: Sequence[float]) -> None:
+        """Other weights of the mixture, from the next step on.
+
+        Raises:
+            JobFailedError: it is no mixture, or cannot be mixed by these.
+        """
+        segment = self._segment
+        if segment is None or len(weights) != len(segment.weights):
+            parts = 0 if segment is None else len(segment.weights)
+            raise JobFailedError(
+                f"set_weights: {len(weights)} weights for {parts} sources", hint="One weight for each of a Mixture's."
+            )
+        wanted = tuple(float(weight) for weight in weights)
+        quotas_of(wanted)
+        place = self.cursor.place
+        self._segment = Segment(place, wanted, drawn_before(place, segment, self.seed))
+        self.version += 1
+
+    # --- state ----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run is: numbers and text only, equal on every rank."""
+        return self._saved(self.cursor).to_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` says, saved by any rank of any world size.
+
+        Batch size and weights that were changed while the run went go on as they were, unless the script itself now
+        asks for others than it did then.
+
+        Raises:
+            JobFailedError: it is of other samples or another order, or damaged.
+        """
+        saved = read_state(state)
+        saved.check_same(self._saved(self.cursor))
+        if self._asked == saved.asked_batch:
+            self._batch = self._checked_batch(*saved.batch)
+        self.cursor = saved.cursor
+        if self._segment is not None and saved.segment is not None:
+            asked = self.source.weights
+            self._segment = saved.segment
+            if asked != saved.asked_weights:
+                self.set_weights(asked)
+        self.version += 1
+
+    def _saved(self, cursor: Cursor) -> Saved:
+        return Saved(
+            order=name_of(self._order),
+            seed=self.seed,
+            fingerprint=self._fingerprint,
+            cursor=cursor,
+            asked_batch=self._asked,
+            batch=self._batch,
+            asked_weights=self.source.weights if self._segment is not None else None,
+            segment=self._segment,
+            length=None if self.endless else self.length,
+        )
+
+    # --- as a batch sampler ---------------------------------------------------------------------
+
+    def __iter__(self) -> MicroBatches:
+        """Ids of this rank's micro-batches up to the end of the epoch."""
+        if self._unacknowledged > 1:
+            raise JobFailedError(
+                "two epochs were read and no step of them was acknowledged: the same samples would come again",
+                hint="Call ack() after each optimizer step; under StatefulDataLoader give acknowledge=False.",
+            )
+        return MicroBatches(self)
+
+    def __len__(self) -> int:
+        """Micro-batches of this rank in a whole epoch."""
+        if self.length is None or self.endless:
+            raise TypeError("a stream or mixture has no number of batches")
+        batch, micro = self._batch
+        rank, world_size = self.world
+        steps = steps_per_epoch(self.length, batch, self.drop_last)
+        last = min(batch, self.length - (steps - 1) * batch)
+        full, tail = (self._passes(slots_of(count, micro), rank, world_size) for count in (batch, last))
+        return full * (steps - 1) + tail
+
+    def _passes(self, slots: int, rank: int, world_size: int) -> int:
+        return most_owned(slots, world_size) if self.uneven == "ghost" else len(owned(slots, rank, world_size))
+
+    # --- checks ---------------------------------------------------------------------------------
+
+    def _check_length(self) -> None:
+        if self.length is not None and not 0 < self.length <= MOST:
+            raise JobFailedError(f"source: {self.length} samples", hint="It needs at least one, at most 2**62.")
+        if self.length is None and self._order is not None:
+            raise JobFailedError(
+                f"shuffle: a Stream comes in its own order, not {name_of(self._order)}", hint="Give shuffle=False."
+            )
+
+    def _checked_batch(self, batch: int, micro: int) -> tuple[int, int]:
+        if batch < 1 or micro < 1 or batch % micro:
+            near = max(1, batch // max(micro, 1)) * max(micro, 1)
+            raise JobFailedError(
+                f"global_batch_size {batch} is not a multiple of micro_batch_size {micro}",
+                hint=f"Write {near} or {near + max(micro, 1)}, or another micro_batch_size.",
+            )
+        if self.drop_last and self.length is not None and not self.endless and self.length < batch:
+            raise JobFailedError(
+                f"an epoch of {self.length} samples has no step of {batch}: drop_last would drop all of it",
+                hint="Give drop_last=False or a smaller global_batch_size.",
+            )
+        return batch, micro
+
+    def _check_shares(self, slots: int, world_size: int, full: bool = True) -> None:
+        if self.uneven == "ragged" and full and slots < world_size:
+            raise JobFailedError(
+                f"{slots} micro-batches for {world_size} ranks: some would never have one",
+                hint='Choose a smaller micro_batch_size, or uneven="ghost".',
+            )
+        if self.uneven == "error" and slots % world_size:
+            raise JobFailedError(
+                f"{slots} micro-batches do not divide among {world_size} ranks",
+                hint='Choose other batch sizes (`hp-ext scales` lists them), drop_last=True, or uneven="ghost".',
+            )
+
+
+class MicroBatches(Iterator[list[int]]):
+    """One pass over the rest of an epoch. Its own state is what it has given, as StatefulDataLoader wants it."""
+
+    def __init__(self, sampler: ElasticBatchSampler) -> None:
+        self._sampler = sampler
+        self._begin()
+
+    def _begin(self) -> None:
+        self._cursor, self._version = self._sampler.cursor, self._sampler.version
+        self._epoch = self._sampler.plan(self._cursor).cursor.epoch
+        self._slots: deque[Slot] = deque()
+
+    def __next__(self) -> list[int]:
+        if self._version != self._sampler.version:
+            raise JobFailedError(
+                "the sampler was changed while a loader went through it", hint="Begin a new pass over the loader."
+            )
+        while not self._slots:
+            plan = self._sampler.plan(self._cursor)
+            if plan.cursor.epoch != self._epoch:
+                self._sampler._unacknowledged += self._sampler.acknowledge
+                raise StopIteration
+            self._slots, self._after = deque(plan.slots), plan.after
+            if not self._slots:
+                self._move()
+        slot = self._slots.popleft()
+        if not self._slots:
+            self._move()  # before the last is given: who counts by what was given would count one step less
+        return slot.ids
+
+    def _move(self) -> None:
+        self._cursor = self._after
+        if not self._sampler.acknowledge:
+            self._sampler.cursor = self._cursor
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._sampler._saved(self._cursor).to_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._sampler.load_state_dict(state)
+        self._begin()

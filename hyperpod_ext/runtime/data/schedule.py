@@ -1,0 +1,38 @@
+"""Learning rates as a function of the step alone: a resize or a fault leaves no trace in them."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from hyperpod_ext.errors import JobFailedError
+
+
+def learning_rate(
+    step: int,
+    *,
+    peak: float,
+    total_steps: int,
+    warmup_steps: int = 0,
+    final: float = 0.0,
+    shape: Literal["cosine", "linear", "constant"] = "cosine",
+) -> float:
+    """Learning rate of step 1, 2, ..., `total_steps`: up to `peak` in `warmup_steps` equal parts, then to `final` at
+    the last. Steps after that stay there.
+
+    Raises:
+        JobFailedError: there is no such step, or more warm-up than steps.
+    """
+    if step < 1 or not 0 <= warmup_steps <= total_steps or shape not in ("cosine", "linear", "constant"):
+        raise JobFailedError(
+            f"learning_rate: step {step} of {total_steps}, {warmup_steps} of them warm-up, shape {shape!r}",
+            hint='Steps count from 1, warm-up is at most all of them, shapes are "cosine", "linear" and "constant".',
+        )
+    if step <= warmup_steps:
+        return peak * step / warmup_steps
+    if shape == "constant":
+        return peak
+    falling = total_steps - warmup_steps
+    done = min(1.0, (step - warmup_steps) / falling) if falling else 1.0
+    left = (1 + math.cos(math.pi * done)) / 2 if shape == "cosine" else 1 - done
+    return final + (peak - final) * left

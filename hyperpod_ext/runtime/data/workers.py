@@ -1,0 +1,108 @@
+"""Who reads: this thread, other threads, or other processes. Each takes plans and gives them back read, in order."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.data.fetching import Fetch, Fetched, Task
+from hyperpod_ext.runtime.data.sampler import GHOST, Plan
+
+Read = tuple[Plan, list[Fetched]]
+
+
+def in_this_thread(fetch: Fetch, plans: Iterator[Plan]) -> Generator[Read]:
+    """Read each step when it is asked for."""
+    for plan in plans:
+        yield plan, [fetch.aside(task) for task in _tasks(plan)]
+
+
+def in_threads(fetch: Fetch, plans: Iterator[Plan], workers: int, prefetch: int) -> Generator[Read]:
+    """Read up to `prefetch` steps ahead. Threads share one random state, so none is set for them."""
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="hpx-data")
+    ahead: deque[tuple[Plan, list[Future[Fetched]]]] = deque()
+    try:
+        while True:
+            for plan in itertools.islice(plans, prefetch + 1 - len(ahead)):
+                ahead.append((plan, [pool.submit(fetch, task) for task in _tasks(plan)]))
+            if not ahead:
+                return
+            plan, futures = ahead.popleft()
+            yield plan, [future.result() for future in futures]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def in_processes(
+    fetch: Fetch, plans: Iterator[Plan], workers: int, prefetch: int, start_method: str | None
+) -> Generator[Read]:
+    """Read up to `prefetch` steps ahead in processes of torch's DataLoader.
+
+    Raises:
+        JobFailedError: one of them died.
+    """
+    from torch.utils.data import DataLoader
+
+    first = next(plans, None)
+    if first is None:
+        return
+    given: deque[Plan] = deque()
+
+    def tasks() -> Iterator[Task]:
+        for plan in itertools.chain([first], plans):
+            given.append(plan)
+            yield from _tasks(plan)
+
+    each = max(1, -(-prefetch * max(1, len(first.slots)) // workers))
+    loader: DataLoader[Any] = DataLoader(
+        _Seeded(fetch),  # type: ignore[arg-type]  # by task, not by number
+        batch_size=None,
+        sampler=tasks(),
+        num_workers=workers,
+        prefetch_factor=each,
+        collate_fn=_as_it_is,  # type: ignore[arg-type]  # of one task, for want of a batch_size
+        multiprocessing_context=start_method,
+    )
+    read: Any = iter(loader)
+    try:
+        while True:
+            taken: list[Fetched] = []
+            while not given or len(taken) < len(given[0].slots):
+                try:
+                    taken.append(next(read))
+                except StopIteration:
+                    if not given:
+                        return
+                    raise JobFailedError("a worker process ended before its work", hint="See its output.") from None
+                except RuntimeError as error:  # torch tells the death of a worker so
+                    raise JobFailedError(
+                        f"reading step {given[0].cursor.step + 1}: {str(error).splitlines()[0]}",
+                        hint="A worker process was killed: see whether memory or /dev/shm is short.",
+                    ) from error
+            yield given.popleft(), taken
+    finally:
+        if hasattr(read, "_shutdown_workers"):
+            read._shutdown_workers()
+
+
+class _Seeded:
+    """A fetch as a dataset whose items are tasks."""
+
+    def __init__(self, fetch: Fetch) -> None:
+        self._fetch = fetch
+
+    def __getitem__(self, task: Task) -> Fetched:
+        return self._fetch.seeded(task)
+
+
+def _as_it_is(fetched: Fetched) -> Fetched:
+    return fetched
+
+
+def _tasks(plan: Plan) -> list[Task]:
+    number = plan.cursor.step + 1
+    return [Task(number, slot.index, slot.ids, slot.index != GHOST) for slot in plan.slots]

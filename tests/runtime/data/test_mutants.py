@@ -1,0 +1,31 @@
+"""The state machine finds every known bug of other samplers: it would find them in ours."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+from sampler_machine import machine_of
+from sampler_mutants import MUTANTS, mutant
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_known_bug_is_found(name: str) -> None:
+    with mutant(name) as sampler_class:
+        machine = machine_of(sampler_class)
+        with pytest.raises(AssertionError) as found:
+            run_state_machine_as_test(
+                machine,
+                settings=settings(
+                    max_examples=400,
+                    stateful_step_count=15,
+                    deadline=None,
+                    database=None,
+                    derandomize=True,
+                    phases=[Phase.generate],  # that it fails is enough; nobody reads the smallest example
+                    report_multiple_bugs=False,
+                    suppress_health_check=[*HealthCheck],
+                ),
+            )
+    print(f"{name}: after {machine.steps_checked} steps: {str(found.value).splitlines()[0]}")
+    assert machine.samples_checked > 0
