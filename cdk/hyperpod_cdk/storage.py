@@ -148,8 +148,9 @@ class StorageStack(Part):
 
     def _only_our_key(self, bucket: s3.Bucket) -> None:
         """A write that names no key gets ours; one that names another way to encrypt is refused."""
+        how = "s3:x-amz-server-side-encryption"
         for sid, header, wanted in (
-            ("OnlyKms", "s3:x-amz-server-side-encryption", "aws:kms"),
+            ("OnlyKms", how, "aws:kms"),
             ("OnlyOurKey", "s3:x-amz-server-side-encryption-aws-kms-key-id", self._key.key_arn),
         ):
             bucket.add_to_resource_policy(
@@ -159,7 +160,8 @@ class StorageStack(Part):
                     principals=[iam.AnyPrincipal()],
                     actions=["s3:PutObject"],
                     resources=[bucket.arn_for_objects("*")],
-                    conditions={"StringNotEqualsIfExists": {header: wanted}},
+                    # without Null, a write that names nothing would be refused too: what is not there is not equal
+                    conditions={"StringNotEquals": {header: wanted}, "Null": {how: "false"}},
                 )
             )
 

@@ -1,0 +1,212 @@
+"""Who may do what, decided by evaluating the policies of the synthesised stacks, not by reading them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from account import ACCOUNT, Account, documents
+from moto.iam.aws_managed_policies import aws_managed_policies_data
+from policy import Principal, Request, allowed, as_list
+
+MANAGED = {name: one["Document"] for name, one in json.loads(aws_managed_policies_data).items()}
+OTHER_BUCKET = "somebody-elses"
+Synthesised = Callable[..., dict[str, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def eks(synthesised: Synthesised) -> Account:
+    return Account(synthesised("eks"))
+
+
+@pytest.fixture(scope="module")
+def slurm(synthesised: Synthesised) -> Account:
+    return Account(synthesised("slurm"))
+
+
+@pytest.fixture(scope="module")
+def pod(eks: Account) -> Principal:
+    """A pod of the job tiny-gpt."""
+    return eks.role(eks.output("JobRoleArn"), MANAGED)
+
+
+@pytest.fixture(scope="module")
+def sweep(eks: Account) -> Principal:
+    """A pod of a service account whose jobs begin with `sweep-`."""
+    return eks.role(eks.output("JobRoleArns").split(",")[1], MANAGED)
+
+
+def checkpoints(account: Account) -> str:
+    return account.output("CheckpointBucket")
+
+
+@pytest.mark.parametrize("folder", ["jobs", "ephemeral", "milestones"])
+@pytest.mark.parametrize(
+    "action", ["GetObject", "PutObject", "DeleteObject", "AbortMultipartUpload", "ListMultipartUploadParts"]
+)
+def test_a_pod_does_with_its_own_jobs_checkpoints_what_the_runtime_does(
+    eks: Account, pod: Principal, folder: str, action: str
+) -> None:
+    assert eks.s3(pod, action, checkpoints(eks), f"{folder}/tiny-gpt/step-10/rank-0.distcp")
+
+
+@pytest.mark.parametrize("action", ["GetObject", "PutObject", "DeleteObject"])
+@pytest.mark.parametrize(
+    "key", ["jobs/other/x", "jobs/tiny-gpt-2/x", "jobs/tiny-gpt", "tiny-gpt/x", "x", "logs/jobs/tiny-gpt/x"]
+)
+def test_a_pod_touches_no_other_jobs_checkpoints(eks: Account, pod: Principal, action: str, key: str) -> None:
+    assert not eks.s3(pod, action, checkpoints(eks), key)
+
+
+def test_a_pod_lists_its_own_job_and_nothing_else(eks: Account, pod: Principal) -> None:
+    bucket = checkpoints(eks)
+    assert eks.s3(pod, "ListBucket", bucket, prefix="jobs/tiny-gpt/")
+    for prefix in (None, "", "jobs/", "jobs/other/", "jobs/tiny-gpt-2/"):
+        assert not eks.s3(pod, "ListBucket", bucket, prefix=prefix), prefix
+
+
+def test_a_name_with_a_star_covers_what_begins_so(eks: Account, sweep: Principal) -> None:
+    bucket = checkpoints(eks)
+    assert eks.s3(sweep, "PutObject", bucket, "jobs/sweep-7/x")
+    assert eks.s3(sweep, "ListBucket", bucket, prefix="jobs/sweep-7/")
+    for key in ("jobs/tiny-gpt/x", "jobs/sweeper/x", "jobs/other/sweep-7/x"):
+        assert not eks.s3(sweep, "PutObject", bucket, key), key
+
+
+def test_a_pod_reads_data_and_writes_none(eks: Account, pod: Principal) -> None:
+    data = eks.output("DataBucket")
+    assert eks.s3(pod, "GetObject", data, "shards/0001")
+    assert eks.s3(pod, "ListBucket", data)
+    for action in ("PutObject", "DeleteObject"):
+        assert not eks.s3(pod, action, data, "shards/0001")
+
+
+@pytest.mark.parametrize("action", ["GetObject", "PutObject", "ListBucket"])
+def test_no_role_reaches_another_bucket(
+    eks: Account, slurm: Account, pod: Principal, sweep: Principal, action: str
+) -> None:
+    machines = [one.role(one.output("ExecutionRoleArn"), MANAGED) for one in (eks, slurm)]
+    for account, who in ((eks, pod), (eks, sweep), (eks, machines[0]), (slurm, machines[1])):
+        assert not account.s3(who, action, OTHER_BUCKET, "jobs/tiny-gpt/x" if action != "ListBucket" else "")
+
+
+def test_nothing_passes_without_tls_or_with_an_old_one(eks: Account, slurm: Account, pod: Principal) -> None:
+    machine = slurm.role(slurm.output("ExecutionRoleArn"), MANAGED)
+    for account, who in ((eks, pod), (slurm, machine)):
+        bucket, key = checkpoints(account), "jobs/tiny-gpt/x"
+        for action in ("GetObject", "PutObject"):
+            assert account.s3(who, action, bucket, key)
+            assert not account.s3(who, action, bucket, key, tls=False)
+            assert not account.s3(who, action, bucket, key, tls_version=1.1)
+
+
+def test_nothing_is_written_but_under_our_key(eks: Account, pod: Principal) -> None:
+    bucket, key, ours = checkpoints(eks), "jobs/tiny-gpt/x", eks.output("KmsKeyArn")
+    assert eks.default_key(bucket) == ours
+    assert eks.s3(pod, "PutObject", bucket, key)  # the bucket's own default
+    assert eks.s3(pod, "PutObject", bucket, key, encryption="aws:kms", kms_key=ours)
+    assert not eks.s3(pod, "PutObject", bucket, key, encryption="AES256")
+    assert not eks.s3(pod, "PutObject", bucket, key, encryption="aws:kms")  # the account's key for S3
+    another = f"arn:aws:kms:us-west-2:{ACCOUNT}:key/another"
+    assert not allowed(
+        Request(pod, "s3:PutObject", f"arn:aws:s3:::{bucket}/{key}", {
+            "aws:securetransport": True, "s3:tlsversion": 1.2, "s3:x-amz-server-side-encryption": "aws:kms",
+            "s3:x-amz-server-side-encryption-aws-kms-key-id": another,
+        }),
+        eks.bucket_policy(bucket),
+    )  # fmt: skip
+
+
+def test_the_key_serves_a_pod_only_through_s3(eks: Account, pod: Principal) -> None:
+    key = eks.output("KmsKeyArn")
+    assert eks.kms(pod, "Decrypt", key, via="s3.us-west-2.amazonaws.com")
+    assert not eks.kms(pod, "Decrypt", key)
+    assert not eks.kms(pod, "Decrypt", key, via="s3.eu-west-1.amazonaws.com")
+    for action in ("ScheduleKeyDeletion", "PutKeyPolicy", "CreateGrant", "DisableKey"):
+        assert not eks.kms(pod, action, key, via="s3.us-west-2.amazonaws.com")
+    stranger = Principal("arn:aws:iam::999999999999:role/a", policies=({"Statement": [_ALL]},))
+    assert not eks.kms(stranger, "Decrypt", key)
+
+
+_ALL = {"Effect": "Allow", "Action": "*", "Resource": "*"}
+
+
+def test_machines_of_eks_touch_no_checkpoint_and_no_data(eks: Account) -> None:
+    machine = eks.role(eks.output("ExecutionRoleArn"), MANAGED)
+    for bucket in (checkpoints(eks), eks.output("DataBucket")):
+        for action in ("GetObject", "PutObject", "DeleteObject"):
+            assert not eks.s3(machine, action, bucket, "jobs/tiny-gpt/x")
+        assert not eks.s3(machine, "ListBucket", bucket, prefix="jobs/")
+
+
+def test_machines_of_slurm_write_checkpoints_of_any_job_and_read_data_and_scripts(slurm: Account) -> None:
+    machine = slurm.role(slurm.output("ExecutionRoleArn"), MANAGED)
+    for job in ("one", "two"):
+        assert slurm.s3(machine, "PutObject", checkpoints(slurm), f"jobs/{job}/x")
+    assert not slurm.s3(machine, "PutObject", checkpoints(slurm), "x")
+    assert slurm.s3(machine, "GetObject", slurm.output("DataBucket"), "shards/0001")
+    assert not slurm.s3(machine, "PutObject", slurm.output("DataBucket"), "shards/0001")
+    scripts = slurm.output("LifecycleBucket")
+    assert scripts.startswith("sagemaker-")
+    assert not slurm.s3(machine, "PutObject", scripts, "lifecycle/x")
+
+
+def test_roles_are_taken_only_by_the_services_that_are_meant(eks: Account) -> None:
+    arn = eks.output("JobRoleArn")
+    cluster = next(eks.of_kind("AWS::EKS::PodIdentityAssociation"))[2]["ClusterName"]
+    mine = {"aws:sourceaccount": ACCOUNT, "aws:sourcearn": f"arn:aws:eks:us-west-2:{ACCOUNT}:cluster/{cluster}"}
+    pods = Principal(service="pods.eks.amazonaws.com")
+
+    def takes(who: Principal, action: str = "sts:AssumeRole", role: str = arn, **context: str) -> bool:
+        return allowed(Request(who, action, role, mine | context), eks.trust(role))
+
+    assert takes(pods)
+    assert takes(pods, "sts:TagSession")
+    assert not allowed(Request(pods, "sts:AssumeRole", arn, mine | {"aws:sourceaccount": "9" * 12}), eks.trust(arn))
+    other = mine | {"aws:sourcearn": f"arn:aws:eks:us-west-2:{ACCOUNT}:cluster/other"}
+    assert not allowed(Request(pods, "sts:AssumeRole", arn, other), eks.trust(arn))
+    for who in (Principal(service="sagemaker.amazonaws.com"), Principal(service="ec2.amazonaws.com"),
+                Principal(f"arn:aws:iam::{ACCOUNT}:role/x", policies=({"Statement": [_ALL]},))):  # fmt: skip
+        assert not takes(who)
+    machines = eks.output("ExecutionRoleArn")
+    assert takes(Principal(service="sagemaker.amazonaws.com"), role=machines)
+    assert not takes(pods, role=machines)
+
+
+def test_only_s3s_log_delivery_of_this_account_writes_access_logs(eks: Account, pod: Principal) -> None:
+    (logs,) = (one["Bucket"] for _p, _n, one in eks.of_kind("AWS::S3::BucketPolicy") if "logging.s3" in json.dumps(one))
+    delivery = Principal(service="logging.s3.amazonaws.com")
+    of_ours = {"source_account": ACCOUNT, "source_arn": f"arn:aws:s3:::{checkpoints(eks)}"}
+    assert eks.s3(delivery, "PutObject", logs, "checkpoints/x", **of_ours)
+    assert not eks.s3(delivery, "PutObject", logs, "checkpoints/x", **of_ours | {"source_account": "9" * 12})
+    assert not eks.s3(delivery, "PutObject", logs, "checkpoints/x", **of_ours | {"source_arn": "arn:aws:s3:::other"})
+    assert not eks.s3(pod, "PutObject", logs, "checkpoints/x")
+
+
+@pytest.mark.parametrize("case", ["eks", "slurm", "least", "imported"])
+def test_no_statement_allows_everything_but_to_the_key_in_its_own_policy(synthesised: Synthesised, case: str) -> None:
+    templates = synthesised(case)
+    for where, statement in documents(templates):
+        if statement["Effect"] == "Deny":
+            continue
+        actions = as_list(statement["Action"])
+        assert "*" not in actions, where
+        assert not any(one.endswith(":*") and one != "kms:*" for one in actions), (where, actions)
+        assert "NotAction" not in statement, where
+        if "kms:*" in actions:
+            assert templates[where.split(".")[0]]["Resources"][where.split(".")[1]]["Type"] == "AWS::KMS::Key"
+
+
+@pytest.mark.parametrize("case", ["eks", "slurm"])
+def test_the_last_checkpoint_never_expires(synthesised: Synthesised, case: str) -> None:
+    account = Account(synthesised(case))
+    for part, name, bucket in account.of_kind("AWS::S3::Bucket"):
+        if account.resolve({"Ref": name}, part) != checkpoints(account):
+            continue
+        assert bucket["VersioningConfiguration"]["Status"] == "Enabled"
+        expiring = [rule for rule in bucket["LifecycleConfiguration"]["Rules"] if "ExpirationInDays" in rule]
+        assert [rule["Prefix"] for rule in expiring] == ["ephemeral/"]
+        return
+    pytest.fail("there is no checkpoint bucket")
