@@ -16,7 +16,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup s3-server moto cdk run check static test test-thorough test-sdks soak bench bench-recovery bench-rendezvous bench-faults bench-checkpoint golden clean
+.PHONY: setup s3-server moto cdk run check static test test-thorough test-sdks soak bench bench-recovery bench-rendezvous bench-faults bench-checkpoint bench-data golden clean
 
 setup: $(READY) s3-server moto
 
@@ -65,7 +65,7 @@ test-sdks: $(READY)
 soak: $(READY)
 	$(BIN)/pytest -q -m soak
 
-bench: bench-recovery bench-rendezvous bench-faults bench-checkpoint
+bench: bench-recovery bench-rendezvous bench-faults bench-checkpoint bench-data
 
 # kill -9 to the first new step, beside torchrun with DCP checkpoints, NVRx in process and torchft; about 75 s a round
 bench-recovery: $(READY)
@@ -78,6 +78,10 @@ bench-rendezvous: $(READY)
 # an exception, a kill and a lost node with about 75 MB of state a rank, 10 rounds of each; about four minutes
 bench-faults: $(READY)
 	$(BIN)/python tests/bench/faults_timed.py --fault exception kill node $(ARGS)
+
+# token store beside Megatron's reader and beside decoding; installs both below $(VENV)/bench; about two minutes
+bench-data: $(READY)
+	$(BIN)/python tests/bench/data.py $(ARGS)
 
 # saves and restores beside torch, DLRover, NVRx, AWS's client and S3 clients, which are installed below $(VENV)/bench
 bench-checkpoint: $(READY)

@@ -23,7 +23,7 @@ from hyperpod_ext.errors import (
 )
 from hyperpod_ext.runtime.data.store.files import FileLock, read_json, rebuild_hint
 from hyperpod_ext.runtime.data.store.segment import Segment, Tokens, segment_name
-from hyperpod_ext.runtime.data.store.writer import ABOUT, DONE, LOCK, READERS, digest_of
+from hyperpod_ext.runtime.data.store.writer import ABOUT, DONE, LOCK, READERS, digest_of, key_of
 
 _POLL_S = 0.05
 _TAKEOVER_S = 1.0
@@ -93,6 +93,11 @@ class TokenStore:
     def tokens(self) -> int:
         """Tokens that can be read now."""
         return self._tokens[-1]
+
+    @property
+    def key(self) -> str:
+        """Names what the store is made from; known from the beginning."""
+        return key_of(self.about)
 
     @property
     def fingerprint(self) -> str:

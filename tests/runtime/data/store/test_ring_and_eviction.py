@@ -164,3 +164,23 @@ class TestEviction:
         assert folders[0].exists()
         assert not folders[1].exists()
         assert time.monotonic() - start < 30
+
+
+def test_a_ring_serves_the_sampler_through_a_resize(tmp_path: Path) -> None:
+    from hyperpod_ext.runtime.data import ElasticBatchSampler
+
+    source = [np.full(3, number) for number in range(100)]
+    made: list[tuple[int, int]] = []
+    for world_size in (2, 3):  # the same first step, before and after
+        for rank in range(world_size):
+            arguments = {"global_batch_size": 24, "micro_batch_size": 2, "rank": rank, "world_size": world_size}
+            ring = ReadyRing(tmp_path, "stream")
+            for slot in ElasticBatchSampler(source, **arguments).step():
+                wanted = np.stack([source[number] for number in slot.ids])
+
+                def make(key: tuple[int, int] = (world_size, slot.index), wanted: np.ndarray = wanted) -> Arrays:
+                    made.append(key)
+                    return {"x": wanted}
+
+                assert np.array_equal(ring.fetch(0, slot.index, make)["x"], wanted)
+    assert sorted(made) == [(2, index) for index in range(12)]

@@ -21,7 +21,6 @@ from hyperpod_ext.errors import (
     UnknownLengthError,
     WaitTimeoutError,
 )
-from hyperpod_ext.runtime.data import ElasticBatchSampler
 from hyperpod_ext.runtime.data.store import TensorSource, TokenStore, build
 from hyperpod_ext.runtime.data.store.writer import StoreWriter
 
@@ -127,6 +126,8 @@ class TestGrowing:
             _ = store.fingerprint
 
     def test_a_sampler_refuses_it_and_takes_its_prefix(self, writer: StoreWriter) -> None:
+        from hyperpod_ext.runtime.data import ElasticBatchSampler
+
         store = TokenStore(writer.folder)
         with pytest.raises(UnknownLengthError):
             ElasticBatchSampler(store, global_batch_size=2, micro_batch_size=1, rank=0, world_size=1)
