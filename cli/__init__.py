@@ -15,6 +15,8 @@ COMMANDS = {
     "init": "Write a job spec and a training script to start from.",
     "validate": "Check a job spec, and tell every mistake at once.",
     "render": "Show or write the files that would be submitted.",
+    "plan": "Tell what a job's state weighs, how often to save it, and what that costs.",
+    "simulate": "Run a job through a month of drawn failures, in seconds.",
     "diff": "Show what a spec would change in a job on Kubernetes.",
     "create-job": "Submit a job, and wait for its result if asked to.",
     "wait": "Wait until a job has ended, and show its result.",

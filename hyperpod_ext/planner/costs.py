@@ -16,8 +16,8 @@ _FLOW_BYTES_S = 5e9 / 8
 _NETWORK = re.compile(r"([\d.]+)\s*(Gigabit|Gbps)", re.IGNORECASE)
 _OVERLAPPED = 0.1
 """Of the time of a copy, what training loses when it goes on beside it (measured: 0.09 to 0.13)."""
-_DRAIN_SLOWDOWN = 0.02
-"""How much longer steps take while a checkpoint is written to S3 or a directory (measured: 0.00 to 0.04)."""
+_SLOWDOWN = 0.02
+"""How much longer steps take while a copy is sent to a peer or written to S3 (measured: 0.00 to 0.04)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Speeds:
     """To S3 or a shared directory."""
     durable_total: float = 100e9
     """Of all nodes together, to and from there."""
-    drain_slowdown: float = _DRAIN_SLOWDOWN
-    """How much longer steps take meanwhile, as a share."""
+    slowdown: float = _SLOWDOWN
+    """How much longer steps take while a copy is sent or written, as a share."""
     source: str = "assumed; give measured ones with --copy-gbs, --peer-gbs and --durable-gbs"
 
     def __post_init__(self) -> None:
@@ -109,14 +109,14 @@ def peer_cost(spread: Spread, speeds: Speeds, replicas: int, max_slowdown: float
     if spread.redundant:
         return TierCost(0.0, 0.0, spread.node_bytes / speeds.peer)
     send = replicas * spread.node_bytes / speeds.peer
-    return TierCost(send * max_slowdown, send, spread.node_bytes / speeds.peer)
+    return TierCost(send * min(max_slowdown, speeds.slowdown), send, spread.node_bytes / speeds.peer)
 
 
 def durable_cost(spread: Spread, speeds: Speeds) -> TierCost:
     """Of a checkpoint in S3 or a shared directory."""
     speed = min(speeds.durable, speeds.durable_total / spread.nodes)
     write = spread.distinct_node_bytes / speed
-    return TierCost(write * speeds.drain_slowdown, write, spread.node_bytes / speed)
+    return TierCost(write * speeds.slowdown, write, spread.node_bytes / speed)
 
 
 def memory_per_node(spread: Spread, policy: CheckpointPolicy) -> float:

@@ -11,6 +11,8 @@ COMMANDS = [
     "init",
     "validate",
     "render",
+    "plan",
+    "simulate",
     "diff",
     "create-job",
     "wait",

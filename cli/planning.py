@@ -1,0 +1,347 @@
+"""What `plan` and `simulate` are asked: options, and the job they describe."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from hyperpod_ext.config.checkpoint import CheckpointPolicy
+    from hyperpod_ext.config.job import JobConfig
+    from hyperpod_ext.planner.costs import Spread
+    from hyperpod_ext.planner.history import History
+    from hyperpod_ext.planner.rates import Rates
+    from hyperpod_ext.planner.state import StateSize
+    from hyperpod_ext.planner.ways import Way
+
+F = TypeVar("F", bound=Callable[..., Any])
+_SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+_STEP_S = 10.0
+
+
+class Positive(click.ParamType):  # type: ignore[type-arg]  # older clicks have no argument here
+    """A number above 0. Infinity only where it is allowed."""
+
+    name = "number"
+
+    def __init__(self, *, infinite: bool = False, suffixes: bool = False) -> None:
+        self._infinite, self._suffixes = infinite, suffixes
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number; `70B` is 70e9 where suffixes are allowed."""
+        text, factor = str(value).strip().lower(), 1.0
+        if self._suffixes and text[-1:] in _SUFFIXES:
+            text, factor = text[:-1], _SUFFIXES[text[-1]]
+        try:
+            number = float(text) * factor
+        except ValueError:
+            self.fail(f"{value!r} is not a number", param, ctx)
+        if not number > 0 or (math.isinf(number) and not self._infinite):
+            self.fail(f"{value!r} is not a number above 0", param, ctx)
+        return number
+
+
+def planning_options(function: F) -> F:
+    """The job, its state, and how often it fails."""
+    number, share = Positive(), click.IntRange(min=1)
+    for decorate in (
+        click.option("--region", default="us-west-2", show_default=True, help="Where prices are looked up."),
+        click.option("--usd-per-node-hour", type=number, help="Price of a node, where none is known here."),
+        click.option("--job-s", type=number, help="Seconds to start the whole job again.  [default: 600]"),
+        click.option("--node-s", type=number, help="Seconds to go on after a lost node.  [default: 30]"),
+        click.option("--process-s", type=number, help="Seconds to go on after a dead process.  [default: 5]"),
+        click.option("--durable-gbs", type=number, help="GB/s of one node to S3 or a shared directory."),
+        click.option("--peer-gbs", type=number, help="GB/s of one node to another's memory."),
+        click.option("--copy-gbs", type=number, help="GB/s of one worker into shared memory."),
+        click.option("--racks", "domains", is_flag=True, help="Copies lie in another failure domain."),
+        click.option(
+            "--history", type=click.Path(), metavar="PATH", help="Failures as in this run: events.jsonl or its folder."
+        ),
+        click.option(
+            "--mtbf-hours",
+            type=Positive(infinite=True),
+            help="Mean hours between failures of one node; classes in the shares of --rates.",
+        ),
+        click.option("--rates", default="llama3-405b", show_default=True, help="Failures as in a published run."),
+        click.option("--days", type=number, default=30.0, show_default=True, help="Length of the run."),
+        click.option("--step-seconds", type=number, help="Length of a step.  [default: from --history, or 10]"),
+        click.option(
+            "--replicated", is_flag=True, help="Data parallel: each group of --ranks-per-copy holds all of the state."
+        ),
+        click.option(
+            "--ranks-per-copy", type=share, help="Ranks that hold one copy of the state.  [default: all of them]"
+        ),
+        click.option("--instance-type", metavar="TYPE", help="Type of the nodes, as in `hp-ext instances`."),
+        click.option("--workers-per-node", type=share, help="Processes on each node.  [default: its accelerators]"),
+        click.option("--nodes", type=share, help="Nodes of the job."),
+        click.option(
+            "--format",
+            "format_name",
+            default="mixed",
+            show_default=True,
+            help="What is kept of each parameter: weights, bf16, bf16+fp32-adam, fp32, mixed, mixed+ema.",
+        ),
+        click.option("--state-gb", type=number, help="The state in GB, where it is known: one copy, all ranks."),
+        click.option("--params", type=Positive(suffixes=True), help="Parameters, 70B for example."),
+        click.option("--model", metavar="NAME", help="A model that is known here, llama3-70b for example."),
+        click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a field of the spec."),
+        click.option("-f", "--file", type=click.Path(), metavar="FILE", help="The job's spec."),
+    ):
+        function = decorate(function)
+    return function
+
+
+@dataclass(frozen=True)
+class Question:
+    """What was asked, as the planner wants it."""
+
+    way: Way
+    size: StateSize
+    policy: CheckpointPolicy
+    usd_per_hour: float | None
+    """Of all nodes."""
+    notes: tuple[str, ...]
+    """What was assumed, and where numbers come from."""
+    warnings: tuple[str, ...]
+    written: dict[str, int] | None
+    """Steps between saves as the spec has them; None without a spec, or where one is `auto` or goes by time."""
+    describes: str
+
+
+def read_question(options: dict[str, Any]) -> Question:
+    """The question behind the options.
+
+    Raises:
+        ConfigError: they do not fit one another, or describe no job.
+        NotFoundError: a file, model or type that is not there.
+    """
+    from hyperpod_ext.errors import ConfigError, Problem
+
+    try:
+        return _Reader(options).read()
+    except ValueError as error:
+        raise ConfigError([Problem(str(error))]) from None
+
+
+class _Reader:
+    """Fills in what was not said, and notes it."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._o = options
+        self._notes: list[str] = []
+        self._warnings: list[str] = []
+
+    def read(self) -> Question:
+        from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier, PeerTier, S3Tier
+        from hyperpod_ext.planner.costs import catalogued
+        from hyperpod_ext.planner.ways import Way
+
+        job = self._job()
+        self._machine = self._find_machine(job)
+        size, describes = self._size()
+        spread = self._spread(size, job)
+        storage = S3Tier(uri="s3://bucket/checkpoints")
+        tiers = (MemoryTier(), PeerTier(), storage) if spread.nodes > 1 else (MemoryTier(), storage)
+        policy = job.checkpoint if job else CheckpointPolicy(tiers=tiers)
+        history = self._history()
+        peer = policy.peer()
+        way = Way(
+            spread,
+            self._step_s(history),
+            self._rates(history).of_job(spread.nodes),
+            frozenset({tier.kind if tier.kind in ("memory", "peer") else "durable" for tier in policy.tiers}),
+            speeds=self._speeds(catalogued(self._machine, policy)),
+            recovery=self._recovery(history),
+            overlap=policy.overlap,
+            replicas=min(peer.replicas, spread.nodes - 1) if peer and spread.nodes > 1 else 1,
+            max_slowdown=peer.max_slowdown if peer else 0.05,
+            in_process=job is None or job.mode == "ours",
+            domains=self._o["domains"],
+            run_s=self._o["days"] * 86400,
+        )
+        self._check_room(spread, policy)
+        return Question(
+            way,
+            size,
+            policy,
+            self._price(spread.nodes),
+            tuple(self._notes),
+            tuple(self._warnings),
+            _written(policy) if job else None,
+            describes,
+        )
+
+    def _job(self) -> JobConfig | None:
+        if self._o["file"] is None:
+            if self._o["overrides"]:
+                raise click.UsageError("--set changes a spec: name it with -f job.yaml")
+            if self._o["nodes"] is None:
+                raise click.UsageError("How many nodes? Give -f job.yaml, or --nodes")
+            return None
+        from hyperpod_ext.config.job import JobConfig
+        from hyperpod_ext.config.load import read
+
+        return read(JobConfig, self._o["file"], self._o["overrides"]).config
+
+    def _find_machine(self, job: JobConfig | None) -> Any:
+        from hyperpod_ext.catalog.instances import instance, instances
+        from hyperpod_ext.config.nearest import suggest
+        from hyperpod_ext.errors import NotFoundError
+
+        name = self._o["instance_type"] or (job.resources.instance_type if job else None)
+        if name is None:
+            return None
+        if (found := instance(name)) is None:
+            near = suggest(name, instances())
+            raise NotFoundError(
+                f"no instance type {name!r} is known here", hint=near if "did you" in near else "see hp-ext instances"
+            )
+        return found
+
+    def _size(self) -> tuple[StateSize, str]:
+        from hyperpod_ext.planner.presets import preset
+        from hyperpod_ext.planner.state import StateSize, size_of, size_of_count, state_format
+
+        ways = [name for name in ("model", "params", "state_gb") if self._o[name] is not None]
+        if len(ways) != 1:
+            raise click.UsageError("How large is the state? Give one of --model, --params and --state-gb")
+        if self._o["state_gb"] is not None:
+            nbytes = round(self._o["state_gb"] * 1e9)
+            return StateSize(0, nbytes), "as given"
+        format = state_format(self._o["format_name"])
+        if self._o["model"] is not None:
+            size = size_of(preset(self._o["model"]), format)
+        else:
+            size = size_of_count(round(self._o["params"]), format)
+        name = self._o["model"] or "given"
+        return size, f"{name}: {size.parameters:,} parameters, {format.bytes_per_parameter} bytes each"
+
+    def _spread(self, size: StateSize, job: JobConfig | None) -> Spread:
+        from hyperpod_ext.planner.costs import Spread
+
+        nodes = self._o["nodes"] or (job.nodes if job else 1)
+        workers = self._o["workers_per_node"] or (job.workers_per_node if job else None)
+        if workers is None:
+            workers = (self._machine.accelerators if self._machine else 0) or 8
+            self._notes.append(f"{workers} workers a node: {'its accelerators' if self._machine else 'assumed'}")
+        together = self._o["ranks_per_copy"]
+        if together is None:
+            at_least = job.parallelism.ranks_per_copy if job else 1
+            together = at_least if self._o["replicated"] else nodes * workers
+            if not self._o["replicated"]:
+                self._notes.append("the state is sharded over all ranks; else give --replicated or --ranks-per-copy")
+        return Spread(size.nbytes, nodes, workers, together)
+
+    def _history(self) -> History | None:
+        if self._o["history"] is None:
+            return None
+        from pathlib import Path
+
+        from hyperpod_ext.planner.history import read_history
+
+        history = read_history(Path(self._o["history"]))
+        self._warnings += history.warnings
+        for name in ("process", "node", "correlated"):
+            its = getattr(history, name)
+            low, high = (f"{rate * 86400:.3g}" for rate in (its.low, its.high))
+            self._notes.append(
+                f"{name}: {its.events} in {its.exposure / 3600:.3g} node hours, 95 % sure between {low} and {high} a "
+                "day and node"
+            )
+        return history
+
+    def _rates(self, history: History | None) -> Rates:
+        from hyperpod_ext.planner.rates import Rates, published
+
+        if history is not None:
+            rates = history.rates()
+        else:
+            rates = published(self._o["rates"])
+            hours = self._o["mtbf_hours"]
+            if hours is not None:
+                each = 1 / (hours * 3600 * rates.total)
+                of = f"one failure of a node in {hours:g} h, classes in the shares of {self._o['rates']}"
+                rates = Rates(rates.process * each, rates.node * each, rates.correlated * each, of)
+        self._notes.append(f"failures: {rates.source}")
+        return rates
+
+    def _step_s(self, history: History | None) -> float:
+        given: float | None = self._o["step_seconds"]
+        if given is not None:
+            return given
+        if history is not None and history.step_s:
+            self._notes.append(f"steps of {history.step_s:.3g} s: the median of the history")
+            return history.step_s
+        self._notes.append(f"steps of {_STEP_S:g} s: assumed; give --step-seconds")
+        return _STEP_S
+
+    def _speeds(self, found: Any) -> Any:
+        from dataclasses import replace
+
+        given = {name: self._o[f"{name}_gbs"] for name in ("copy", "peer", "durable")}
+        changes: dict[str, Any] = {name: value * 1e9 for name, value in given.items() if value is not None}
+        self._notes.append(f"speeds: {found.source}" if len(changes) < 3 else "speeds: given")
+        return replace(found, **changes)
+
+    def _recovery(self, history: History | None) -> Any:
+        from dataclasses import replace
+
+        from hyperpod_ext.planner.ways import Recovery
+
+        found = Recovery()
+        if history is not None and history.recovery_s:
+            found = replace(found, process=history.recovery_s)
+            self._notes.append(f"{history.recovery_s:.3g} s to go on after a dead process: the median of the history")
+        given = {name: self._o[f"{name}_s"] for name in ("process", "node", "job")}
+        return replace(found, **{name: value for name, value in given.items() if value is not None})
+
+    def _price(self, nodes: int) -> float | None:
+        if self._o["usd_per_node_hour"] is not None:
+            return float(self._o["usd_per_node_hour"] * nodes)
+        if self._machine is None:
+            return None
+        from hyperpod_ext.catalog.prices import machine_price
+
+        price = machine_price(self._machine.name, self._o["region"])
+        if price is None:
+            self._notes.append(
+                f"no price of {self._machine.name} in {self._o['region']} is known here; give --usd-per-node-hour"
+            )
+            return None
+        self._notes.append(f"${price.usd:,.2f} a node and hour: {price.source}, {price.dated}")
+        return price.usd * nodes
+
+    def _check_room(self, spread: Spread, policy: CheckpointPolicy) -> None:
+        """What does not fit is told; the rest of the answer holds all the same."""
+        from hyperpod_ext.catalog.instances import usable_memory_mib
+        from hyperpod_ext.planner.costs import memory_per_node
+
+        if self._machine is None:
+            return
+        needed, there = memory_per_node(spread, policy) / 2**30, usable_memory_mib(self._machine) / 1024
+        if needed > there:
+            self._warnings.append(
+                f"the memory tier needs {needed:,.1f} GiB of each node; pods can have {there:,.1f} GiB of "
+                f"{self._machine.name}: use more nodes, or fewer replicas"
+            )
+        held = spread.node_bytes / spread.workers_per_node / 2**30
+        if (room := self._machine.accelerator_memory_mib / 1024) and held > room:
+            self._warnings.append(
+                f"each worker's state is {held:,.1f} GiB; one {self._machine.accelerator} has {room:,.0f} GiB: shard "
+                "it over more ranks"
+            )
+
+
+def _written(policy: CheckpointPolicy) -> dict[str, int] | None:
+    """The spec's own intervals, where they are steps."""
+    found: dict[str, int] = {}
+    for tier in policy.tiers:
+        if getattr(tier, "auto", False) or getattr(tier, "every_seconds", None) is not None:
+            return None
+        kind = tier.kind if tier.kind in ("memory", "peer") else "durable"
+        found[kind] = min(found.get(kind, tier.every_steps), tier.every_steps)
+    return found
