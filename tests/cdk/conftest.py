@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from cdk_app import CDK, Templates, synthesise
+
+if TYPE_CHECKING:
+    from cfn_account import Account
 
 sys.path[:0] = [str(CDK), str(Path(__file__).parent)]
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # the node that the CDK supports
@@ -35,3 +38,17 @@ def synthesised(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Templ
         return synthesise(deployment(CASES[name]), tmp_path_factory.mktemp(name), scale=scale)
 
     return templates
+
+
+@pytest.fixture
+def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
+    """An empty account of moto's."""
+    import cfn_shims
+    from cfn_account import Account
+    from moto import mock_aws
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    with mock_aws():
+        cfn_shims.forget()
+        yield Account()

@@ -3,63 +3,15 @@
 from __future__ import annotations
 
 import copy
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import boto3
 import cfn_shims
 import pytest
 from cdk_app import Templates, synthesise
+from cfn_account import REGION, Account
 from deployments import CASES, deployment
-from moto import mock_aws
-
-REGION = "us-west-2"
-
-
-class Account:
-    """An AWS account that stacks are deployed to."""
-
-    def __init__(self) -> None:
-        self.cloudformation = boto3.client("cloudformation", REGION)
-        self.s3 = boto3.client("s3", REGION)
-        boto3.client("ssm", REGION).put_parameter(
-            Name="/cdk-bootstrap/hnb659fds/version", Value="30", Type="String"
-        )  # as `cdk bootstrap` leaves it
-
-    def deploy(self, name: str, templates: Templates) -> None:
-        """Create what is not there, update what is another, in order."""
-        there = {one["StackName"] for one in self.cloudformation.describe_stacks()["Stacks"]}
-        for part, template in templates.items():
-            body = {"StackName": f"{name}-{part}", "TemplateBody": json.dumps(template)}
-            if body["StackName"] not in there:
-                self.cloudformation.create_stack(**body)
-            elif self._template(body["StackName"]) != template:
-                self.cloudformation.update_stack(**body)
-
-    def _template(self, stack: str) -> Any:
-        return json.loads(json.dumps(self.cloudformation.get_template(StackName=stack)["TemplateBody"]))
-
-    def delete(self, name: str, templates: Templates) -> None:
-        for part in reversed(templates):
-            self.cloudformation.delete_stack(StackName=f"{name}-{part}")
-
-    def statuses(self) -> dict[str, str]:
-        return {one["StackName"]: one["StackStatus"] for one in self.cloudformation.describe_stacks()["Stacks"]}
-
-    def outputs(self, stack: str) -> dict[str, str]:
-        (found,) = self.cloudformation.describe_stacks(StackName=stack)["Stacks"]
-        return {one["OutputKey"]: one["OutputValue"] for one in found.get("Outputs", [])}
-
-
-@pytest.fixture
-def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
-    for name, value in {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}.items():
-        monkeypatch.setenv(name, value)
-    with mock_aws():
-        cfn_shims.forget()
-        yield Account()
 
 
 def counts() -> dict[str, int]:

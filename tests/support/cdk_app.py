@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +19,11 @@ def context() -> dict[str, Any]:
     return found
 
 
-@contextmanager
-def validation(on: bool) -> Iterator[None]:
-    """The CDK's validator of templates, which takes most of the time."""
-    before = os.environ.get("CDK_VALIDATION")
-    os.environ["CDK_VALIDATION"] = "true" if on else "false"
-    try:
-        yield
-    finally:
-        os.environ.pop("CDK_VALIDATION")
-        if before is not None:
-            os.environ["CDK_VALIDATION"] = before
+def new_app(folder: Path, *, validate: bool = False) -> Any:
+    """An app that writes to `folder`; the validator of templates takes most of the time."""
+    import aws_cdk as cdk
+
+    return cdk.App(context=context(), outdir=str(folder), builtin_cloud_formation_validation=validate)
 
 
 def synthesise(
@@ -41,12 +33,11 @@ def synthesise(
     import aws_cdk as cdk
     from hyperpod_cdk import build
 
-    app = cdk.App(context=context(), outdir=str(folder))
+    app = new_app(folder, validate=validate)
     stacks = build(app, config, scale=scale)
     for plugin in plugins:
         cdk.Validations.of(app).add_plugins(plugin(app))
-    with validation(validate):
-        app.synth()
+    app.synth()
     return {
         part: json.loads((folder / f"{stack.stack_name}.template.json").read_text()) for part, stack in stacks.items()
     }
