@@ -238,6 +238,7 @@ def api_server(place: Path) -> Iterator[ApiServer]:
             *("--service-account-issuer=https://tests", f"--service-account-key-file={place}/sa.key"),
             *(f"--service-account-signing-key-file={place}/sa.key", "--disable-admission-plugins=ServiceAccount"),
             *("--endpoint-reconciler-type=none", "--kubelet-preferred-address-types=InternalIP", "--profiling=false"),
+            "--allow-privileged=true",
         )
         _wait(lambda: _ready(server))
         with _kubelet(server):
