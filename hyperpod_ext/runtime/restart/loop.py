@@ -27,8 +27,9 @@ from hyperpod_ext.runtime.restart.session import AbortedError, ControlPlane, Gen
 
 Result = TypeVar("Result")
 
-_VERDICT_WAIT_S = 30.0
-"""How long a rank whose collective broke waits to hear which rank failed, before it takes the blame."""
+_VERDICT_LEASES = 2.0
+"""How many leases a rank whose collective broke waits to hear which rank failed, before it takes the blame: the loss of
+any node, the coordinator's too, is told within one."""
 
 _finished: list[str] = []
 """Training functions of this process that have ended."""
@@ -158,7 +159,7 @@ class _Loop:
     def _leave(self, error: Exception | SystemExit, member: _Member) -> bool:
         """Find out whose fault it was, say so if it was ours, and let go of the generation. False: this process must
         end of it."""
-        if not self._is_someone_elses(error):
+        if not self._is_someone_elses(error, member.environment.config.restart.lease_s):
             traceback.print_exception(error)
             stays = self._session.failed(
                 one_line(error),
@@ -180,13 +181,13 @@ class _Loop:
         self._groups.destroy()
         return True
 
-    def _is_someone_elses(self, error: BaseException) -> bool:
+    def _is_someone_elses(self, error: BaseException, lease_s: float) -> bool:
         if self._session.aborted or isinstance(error, AbortedError):
             return True
         broken = isinstance(error, ConnectionError | StaleGenerationError | dist.DistError) or (
             isinstance(error, RuntimeError) and any(sign in str(error) for sign in _BROKEN_GROUP)
         )
-        return broken and self._session.wait_aborted(_VERDICT_WAIT_S)
+        return broken and self._session.wait_aborted(_VERDICT_LEASES * lease_s)
 
 
 def _forget_frames(error: BaseException | None) -> None:
