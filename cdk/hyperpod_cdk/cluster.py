@@ -6,6 +6,7 @@ import aws_cdk as cdk
 from constructs import Construct
 
 from hyperpod_cdk import identity
+from hyperpod_cdk.acknowledgements import accept
 from hyperpod_cdk.eks import Eks
 from hyperpod_cdk.network import Places
 from hyperpod_cdk.part import Part
@@ -48,6 +49,7 @@ class ClusterStack(Part):
         request = create_cluster_request(bound(config, self.bindings, scale=scale))
         # typed constructs refuse dictionaries and accept wrong values; the request was checked against AWS's own model
         self.cluster = cdk.CfnResource(self, "Cluster", type="AWS::SageMaker::Cluster", properties=request)
+        self._accept_what_is_newer()
         for child in self.node.find_all():
             if isinstance(child, cdk.CfnResource) and child.cfn_resource_type == "AWS::IAM::Policy":
                 self.cluster.add_resource_dependency(child)  # no property of the cluster mentions it
@@ -61,6 +63,14 @@ class ClusterStack(Part):
         self.output("SubnetIds", ",".join(request["VpcConfig"]["Subnets"]), "Subnets of its machines")
         self.output("SecurityGroupIds", ",".join(request["VpcConfig"]["SecurityGroupIds"]), "Their security groups")
         self.output("EksClusterName", eks and eks.name, "The EKS cluster that it is part of")
+
+    def _accept_what_is_newer(self) -> None:
+        """What AWS's schemas have and the CDK's validator has not yet; cfn-lint, and our own check, know it."""
+        groups = self.config.instance_groups
+        if any(group.image_release for group in groups):
+            accept(self.cluster, "CloudFormation-Validate::F3002", "its schema has no ImageReleaseVersion yet")
+        if any(group.image == "default" for group in groups):
+            accept(self.cluster, "CloudFormation-Validate::E1152", "ImageId of HyperPod takes the word default")
 
     def _pods(self, stored: Stored, eks: Eks | None) -> None:
         if eks is None:

@@ -100,7 +100,8 @@ ON_EKS: dict[str, st.SearchStrategy[Any]] = {
     "taints": st.lists(st.sampled_from(WHOLE["taints"]), max_size=1),
 }
 SLURM_PARTS = [{"node_type": "Compute", "partition": "dev"}, {"node_type": "Login"}, {"node_type": "Controller"}]
-RESTRICTED = [{name: value for name, value in EKS["restricted_groups"][0].items() if name != "scheduled_update"}]
+ONLY_IN_THE_API = ("scheduled_update", "deep_health_checks")
+RESTRICTED = [{name: value for name, value in EKS["restricted_groups"][0].items() if name not in ONLY_IN_THE_API}]
 
 
 @st.composite

@@ -164,6 +164,14 @@ WRONG: dict[str, tuple[str, ClusterConfig]] = {
     "only in the API: idle": ("instance_groups.0.auto_patch.idle_s", with_patch(idle_s=3600)),
     "only in the API: how long": ("instance_groups.0.auto_patch.drain_timeout_s", with_patch(drain_timeout_s=60)),
     "only in the API: and then": ("instance_groups.0.auto_patch.on_drain_timeout", with_patch(on_drain_timeout="Skip")),
+    "only in the API: a check": (
+        "instance_groups.0.deep_health_checks",
+        changed(instance_groups=[GROUP | {"deep_health_checks": ["MultiNodeTrainingValidation"]}]),
+    ),
+    "only in the API: a check of restricted groups": (
+        "restricted_groups.0.deep_health_checks",
+        changed(restricted_groups=EVERY_MEMBER["restricted_groups"]),
+    ),
     "only in the API: restricted": (
         "restricted_groups.0.scheduled_update",
         changed(restricted_groups=EVERY_MEMBER["restricted_groups"]),

@@ -79,6 +79,14 @@ def _only_in_the_api(cluster: ClusterConfig) -> Iterator[Problem]:
     for index, restricted in enumerate(cluster.restricted_groups):
         if restricted.scheduled_update is not None:
             yield Problem(message, path=f"restricted_groups.{index}.scheduled_update", hint=hint)
+    for field in ("instance_groups", "restricted_groups"):
+        for index, one in enumerate(getattr(cluster, field)):
+            if "MultiNodeTrainingValidation" in one.deep_health_checks:
+                yield Problem(
+                    "CloudFormation does not have MultiNodeTrainingValidation",
+                    path=f"{field}.{index}.deep_health_checks",
+                    hint="remove it, or create the cluster with `hp-ext create-cluster`",
+                )
 
 
 def _buckets(cluster: ClusterConfig, made: Infrastructure) -> Iterator[Problem]:
