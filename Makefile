@@ -57,9 +57,9 @@ test: static s3-server cdk
 test-thorough: $(READY) s3-server moto
 	$(BIN)/pytest -q -m 'thorough and not soak'
 
-# what both SageMaker SDKs send for our arguments; installs 1.3 GB of them, which takes most of its five minutes
+# what both SageMaker SDKs send for our arguments, and hp-ext beside hyp; installing them takes most of its six minutes
 test-sdks: $(READY)
-	-@$(BIN)/python tests/support/sdk_venvs.py v2 v3
+	-@$(BIN)/python tests/support/sdk_venvs.py v2 v3 hyp
 	$(BIN)/pytest -q -m sdks
 
 soak: $(READY)
