@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 
@@ -19,7 +20,9 @@ parser = agent.get_args_parser()
 agent.add_additional_hyperpod_args(parser)
 found = parser.parse_args()
 names = ("nproc_per_node", "log_dir", "redirects", "tee", "inprocess_restart", "inprocess_timeout", "training_script")
-print(json.dumps({name: str(getattr(found, name)) for name in names} | {"args": found.training_script_args}))
+before_lines = agent.config_from_args(found)[0].log_line_prefix_template
+more = {"args": found.training_script_args, "before lines": before_lines}
+print(json.dumps({name: str(getattr(found, name)) for name in names} | more))
 """
 
 
@@ -36,11 +39,15 @@ def test_hyperpodrun_reads_what_is_rendered(mode: str) -> None:
     }
     job = JobConfig.model_validate_json(json.dumps(document))
     rendered = yaml.safe_load(make_plan(job, target="hyperpod-eks").files["job.yaml"])
-    script = rendered["spec"]["replicaSpecs"][0]["template"]["spec"]["containers"][0]["args"][0]
+    container = rendered["spec"]["replicaSpecs"][0]["template"]["spec"]["containers"][0]
+    script = container["args"][0]
+    environment = {one["name"]: one["value"] for one in container["env"]}
     words = shlex.split(script[script.index("exec hyperpodrun") :].replace("\\\n", " "))
     python = hyperpodrun().with_name("python")
     program = START.replace("agent.main()", READ)
-    done = subprocess.run([python, "-c", program, *words[2:]], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [python, "-c", program, *words[2:]], env=os.environ | environment, capture_output=True, text=True, check=True
+    )
     read = json.loads(done.stdout.splitlines()[-1])
     in_process = mode == "ours"
     assert read == {
@@ -52,4 +59,5 @@ def test_hyperpodrun_reads_what_is_rendered(mode: str) -> None:
         "inprocess_timeout": "60" if in_process else "None",
         "training_script": "train.py",
         "args": ["--x", "a b"],
+        "before lines": "rank ${rank} | ",
     }
