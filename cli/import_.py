@@ -13,12 +13,14 @@ from .output import print_result, say
     epilog="""\b
 Examples:
   hp-ext import hyperpod-job.yaml > job.yaml
+  hp-ext import config.yaml > job.yaml        # of hyp init hyp-pytorch-job
   kubectl get hyperpodpytorchjob NAME -o yaml | hp-ext import -""",
 )
 @click.argument("file", type=click.Path(dir_okay=False, allow_dash=True), metavar="FILE")
 @output_option()
 def command(file: str, output: str) -> None:
-    """Turn a job for Kubernetes, an sbatch file or a CreateTrainingJob request into a spec, and tell what is lost."""
+    """Turn somebody else's job into a spec, and tell what is lost: a job for Kubernetes, a config.yaml of AWS's hyp, an
+    sbatch file or a CreateTrainingJob request."""
     import sys
     from pathlib import Path
 
