@@ -4,28 +4,77 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidatorFunctionWrapHandler,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from hyperpod_ext.config.base import Config
 
+AUTO = "auto"
 
-class MemoryTier(Config):
+
+def _or_auto(schema: dict[str, Any]) -> None:
+    """Editors are told that `auto` may stand for the number."""
+    number = {key: schema.pop(key) for key in ("type", "exclusiveMinimum") if key in schema}
+    schema["anyOf"] = [number, {"const": AUTO, "type": "string"}]
+
+
+EverySteps = Annotated[PositiveInt, Field(json_schema_extra=_or_auto)]
+
+
+class Auto(int):
+    """A number of steps that the planner may choose; written as `auto`."""
+
+    def __repr__(self) -> str:
+        return AUTO
+
+
+class Tuned(Config):
+    """A tier whose frequency may be left to the planner, with `every_steps: auto`."""
+
+    @field_validator("every_steps", mode="wrap", check_fields=False)
+    @classmethod
+    def _read_auto(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> int:
+        if value == AUTO or isinstance(value, Auto):
+            return Auto(cls.model_fields["every_steps"].default)
+        return int(handler(value))
+
+    @field_serializer("every_steps", check_fields=False)
+    def _say_auto(self, value: int) -> int | str:
+        return AUTO if isinstance(value, Auto) else value
+
+    @property
+    def auto(self) -> bool:
+        """Whether `every_steps` is no more than where to begin."""
+        return isinstance(getattr(self, "every_steps", None), Auto)
+
+
+class MemoryTier(Tuned):
     """Memory of the node itself: survives the death of every worker process on it."""
 
     kind: Literal["memory"] = "memory"
-    every_steps: PositiveInt = 1
-    """Take a snapshot each time this many steps have been made."""
+    every_steps: EverySteps = 1
+    """Take a snapshot each time this many steps have been made. `auto`: as `hp-ext plan` says, else each."""
     budget_mib: PositiveInt | None = None
     """Most memory the tier may take on one node, in MiB, replicas of other nodes included. Default:
     whatever the node has free."""
 
 
-class PeerTier(Config):
+class PeerTier(Tuned):
     """Memory of other nodes: survives the loss of `replicas` nodes at once."""
 
     kind: Literal["peer"] = "peer"
-    every_steps: PositiveInt = 10
-    """Copy the newest snapshot to peers each time this many steps have been made."""
+    every_steps: EverySteps = 10
+    """Copy the newest snapshot to peers each time this many steps have been made.
+    `auto`: as `hp-ext plan` says, else 10."""
     replicas: PositiveInt = 1
     """Copies of each snapshot, each on a different node."""
     streams: PositiveInt = 2
@@ -35,13 +84,15 @@ class PeerTier(Config):
     down until it holds."""
 
 
-class DurableTier(Config):
+class DurableTier(Tuned):
     """A place that survives the loss of every node."""
 
-    every_steps: PositiveInt = 100
-    """Write the newest snapshot each time this many steps have been made."""
+    every_steps: EverySteps = 100
+    """Write the newest snapshot each time this many steps have been made.
+    `auto`: the running job finds the best interval, from what saves cost it and how often it fails."""
     every_seconds: PositiveFloat | None = None
-    """Write one each time this many seconds have passed, instead of every_steps."""
+    """Write one each time this many seconds have passed, instead of every_steps. With `every_steps: auto`: how it
+    begins."""
     keep: PositiveInt = 3
     """Newest checkpoints that are kept; older ones are deleted, but for those below."""
     keep_every_steps: PositiveInt | None = None
