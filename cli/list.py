@@ -18,8 +18,8 @@ Examples:
 @click.option("--target", default="local", show_default=True, help="Where to look.")
 @output_option()
 def command(target: str, output: str) -> None:
-    """List the jobs of a target, from whichever machine they were submitted: on Kubernetes those in the namespace of the
-    current context, on Slurm your own, on SageMaker those of the region. On local: those of this machine."""
+    """List the jobs of a target, from whichever machine they were submitted: on Kubernetes those in the namespace of
+    the current context, on Slurm your own, on SageMaker those of the region. On local: those of this machine."""
     from hyperpod_ext.launch.targets import get_target
 
     from .status import table
