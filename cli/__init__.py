@@ -17,6 +17,7 @@ COMMANDS = {
     "render": "Show or write the files that would be submitted.",
     "plan": "Tell what a job's state weighs, how often to save it, and what that costs.",
     "simulate": "Run a job through a month of drawn failures, in seconds.",
+    "scales": "Show how well a global batch divides on each number of nodes.",
     "diff": "Show what a spec would change in a job on Kubernetes.",
     "create-job": "Submit a job, and wait for its result if asked to.",
     "wait": "Wait until a job has ended, and show its result.",

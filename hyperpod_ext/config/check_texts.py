@@ -48,4 +48,9 @@ TEXTS: dict[str, tuple[str, str, str]] = {
         "Spares are among the machines of their group.",
         "Ask for fewer spares, or for more machines.",
     ),
+    "HPX010": (
+        "the batch is not made of whole micro-batches",
+        "elastic.batch cuts the global batch into micro-batches of one size, which any number of ranks share.",
+        "Choose a micro_batch_size that divides the batch of each number of nodes.",
+    ),
 }

@@ -13,6 +13,7 @@ from typing import Any
 
 from hyperpod_ext.config.cluster import ClusterConfig
 from hyperpod_ext.config.document import Path
+from hyperpod_ext.config.elastic import batch_at
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.config.nearest import nearest
 
@@ -66,10 +67,29 @@ def batch_divides_among_ranks(job: JobConfig, _files: ListFiles | None) -> Itera
     batch, world = job.global_batch_size, job.world_size
     if batch is None or batch % world == 0:
         return
+    if job.elastic is not None and job.elastic.batch.micro_batch_size is not None:
+        return  # micro-batches are shared instead
     below = batch // world * world
     values = f"{below} or {below + world}" if below else f"{world}"
     ranks = f"{job.nodes} nodes x {job.workers_per_node} workers_per_node = {world} ranks"
     yield Finding(("global_batch_size",), f"`{batch}` does not divide evenly: {ranks}", f"write {values}")
+
+
+def batch_is_whole_micro_batches(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
+    if job.elastic is None or job.global_batch_size is None:
+        return
+    policy, batch = job.elastic.batch, job.global_batch_size
+    sizes: list[tuple[Path, int]] = [
+        (("elastic", "batch", "scale_config", index, "nodes"), scale.nodes)
+        for index, scale in enumerate(policy.scale_config)
+    ]
+    if policy.micro_batch_size is not None:
+        sizes.append((("elastic", "batch", "micro_batch_size"), job.nodes))
+    for path, nodes in sizes:
+        try:
+            batch_at(policy, nodes, batch)
+        except ValueError as error:
+            yield Finding(path, str(error), "write a micro_batch_size that divides it")
 
 
 def each_tier_once(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
@@ -134,6 +154,7 @@ CHECKS: dict[type, tuple[Check, ...]] = {
         Check((("script",),), script_is_python, "HPX001"),
         Check((("script",),), script_is_beside_the_spec, "HPX002"),
         Check((("global_batch_size",), *_WORLD), batch_divides_among_ranks, "HPX003"),
+        Check((("elastic", "batch"), ("global_batch_size",), ("nodes",)), batch_is_whole_micro_batches, "HPX010"),
         Check((_TIER_KINDS,), each_tier_once, "HPX004"),
         Check((("checkpoint", "tiers", "*", "replicas"), _TIER_KINDS, ("nodes",)), peer_copies_fit_the_nodes, "HPX005"),
         Check((("chaos", "*", "*", "rank"), *_WORLD), faults_hit_ranks_that_exist, "HPX006"),

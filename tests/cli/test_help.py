@@ -13,6 +13,7 @@ COMMANDS = [
     "render",
     "plan",
     "simulate",
+    "scales",
     "diff",
     "create-job",
     "wait",

@@ -48,6 +48,8 @@ def batch_divides_at_every_size(context: Context) -> Iterator[Finding]:
     job, elastic, batch = context.job, context.job.elastic, context.job.global_batch_size
     if elastic is None or batch is None or elastic.max_nodes < elastic.min_nodes:
         return
+    if elastic.batch.micro_batch_size is not None:
+        return  # any number of ranks shares the micro-batches
     sizes = elastic.sizes or range(elastic.min_nodes, elastic.max_nodes + 1, elastic.step or 1)
     wrong = [size for size in sizes if batch % (size * job.workers_per_node)]
     if wrong:
