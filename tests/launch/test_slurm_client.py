@@ -91,6 +91,11 @@ def test_variables_of_this_shell_do_not_reach_the_job(slurm: Path, monkeypatch: 
     }
 
 
+def test_a_machine_with_slurms_commands_but_without_a_cluster_is_unreachable() -> None:
+    said = "squeue: fatal: Could not establish a configuration source"
+    assert isinstance(client.explain("squeue", said), UnreachableError)
+
+
 @pytest.mark.parametrize(
     ("said", "path"),
     [

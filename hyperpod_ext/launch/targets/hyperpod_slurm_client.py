@@ -201,6 +201,9 @@ def explain(command: str, said: str) -> HyperpodExtError:
     last = lines[-1] if lines else "it said nothing"
     if "Invalid job id" in said:
         return NotFoundError("Slurm does not know the job", hint="`hp-ext status` lists jobs submitted from here")
+    if "configuration source" in said:
+        hint = "run this where Slurm is: on the login or controller node of the cluster, or set SLURM_CONF"
+        return UnreachableError(f"{command} is here, but knows of no cluster", hint=hint)
     if any(words in said for words in _AWAY):
         return UnreachableError(f"{command}: {last}", hint="is the controller up? `scontrol ping` asks it")
     for words, path, hint in _REFUSALS:
