@@ -35,7 +35,7 @@ class Agent:
         reader, writer = await asyncio.open_connection(*door.address)
         await wire.join_peer(reader, writer, SECRET)
         agent = cls(node, reader, writer)
-        known = {"id": f"agent {node}", "pid": 1, "address": ["", 1], "peer": ["", 2], "door": ["", 3], "domain": ""}
+        known = {"id": f"agent {node}", "pid": 1, "peer": ["", 2], "door": ["", 3], "domain": ""}
         state = {"generation": 1, "committed": 0, "workers": {}, "exited": {}, "record": None}
         agent.hello = {"type": "hello", "node": node, **known, **state, **said}
         agent.say(**agent.hello)

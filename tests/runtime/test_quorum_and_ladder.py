@@ -38,7 +38,7 @@ def test_the_newest_record_of_the_latest_term_is_the_one_to_go_on_with() -> None
 def roster(*nodes: int, me: int = 0) -> Roster:
     made = Roster(me, standing=[{me}])
     for node in nodes:
-        hello = dict.fromkeys(("id", "pid", "door", "peer", "domain", "address"), "")
+        hello = dict.fromkeys(("id", "pid", "door", "peer", "domain"), "")
         agent: Any = Agent(SimpleNamespace(), 0.0)  # type: ignore[arg-type]
         made.enter(node, hello, agent)
         made.number += 1
@@ -66,7 +66,7 @@ def test_a_membership_that_everybody_left_knows_of_is_the_new_measure() -> None:
 def test_nodes_that_have_just_come_count_before_everybody_knows_of_them() -> None:
     known = roster(0)
     for node in (1, 2):
-        known.enter(node, dict.fromkeys(("id", "pid", "door", "peer", "domain", "address"), ""), None)  # type: ignore[arg-type]
+        known.enter(node, dict.fromkeys(("id", "pid", "door", "peer", "domain"), ""), None)  # type: ignore[arg-type]
     known.leave(1)
     assert not known.leave(2)
 

@@ -89,8 +89,8 @@ class Commander:
                 self._log(
                     "generation", generation=generation, step=decision.step, world_size=len(self._membership.nodes)
                 )
-                stores, nodes = self._roster.table("address"), self._membership.nodes
-                addresses = [self._stores.get(rank, stores[nodes[rank]]) for rank in sorted(nodes)]
+                nodes = self._membership.nodes
+                addresses = [self._stores[rank] for rank in sorted(nodes)]
                 self._steps, self._inquest = {}, Inquest(len(nodes))
                 more = {"peers": self._roster.table("peer"), "run": self._run}
                 self._to_workers("begin", decision=decision.to_json(), addresses=addresses, **more)

@@ -26,8 +26,7 @@ class Hearing(Commander):
                 self._log("joined", rank=rank, pid=message["pid"], live_step=live and live["step"])
                 offer = Offer("live", rank=rank, node=node, **live) if live else None
                 held = [Offer.of_memory(brief, node) for brief in message["held"]]
-                if "store_port" in message:
-                    self._stores[rank] = self._roster.table("peer")[node][0], int(message["store_port"])
+                self._stores[rank] = self._roster.table("peer")[node][0], int(message["store_port"])
                 self._carry_out(membership.join(rank, offer, held))
                 self._joined_once = True
                 self._check_exits()

@@ -108,7 +108,6 @@ class Node:
         self._hello = {
             "node": settings.node,
             "pid": os.getpid(),
-            "address": [address, 0],
             "peer": [address, (await self._memory.ask({"op": "listen", "host": address}))["port"]],
             "door": list(self._door.address),
             "domain": os.environ.get(ENV_FAILURE_DOMAIN, ""),

@@ -41,7 +41,7 @@ class Roster:
 
     def enter(self, node: int, hello: wire.Message, agent: Agent) -> None:
         """A node is there, for the first time or again."""
-        keys = ("id", "pid", "door", "peer", "domain", "address")
+        keys = ("id", "pid", "door", "peer", "domain")
         self.members[node] = {key: hello[key] for key in keys}
         self.agents[node] = agent
         self.expected.pop(node, None)

@@ -257,7 +257,7 @@ class Endpoint:
     def open(self, addresses: Sequence[Address], generation: int) -> PartitionedStore:
         """The store of a generation. Keys of earlier ones are dropped, and whoever waits for one is told."""
         self._server.enter(generation)
-        own = (self.rank, self._server) if addresses[self.rank][1] == self.port else None
+        own = (self.rank, self._server)
         return PartitionedStore(addresses, generation, self._secret, own=own, connections=self._connections)
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ class Generation:
     number: int
     decision: Decision
     addresses: tuple[tuple[str, int], ...]
-    """Key-value server of each rank's node."""
+    """Key-value server of each rank."""
     peers: dict[int, tuple[str, int]]
     """Memory server of each node, for other nodes."""
     moved: bool = False
