@@ -276,7 +276,7 @@ class Coordinator(Hearing):
         step = membership.committed + 1
         for rank in ranks:
             fault = {"rank": rank, "node": node, "step": step, "cause": f"node {node} is lost: {cause}"}
-            self._log("fault", t=seen, **fault, died=True, rung=m.Rung.NODE.value)
+            self._log("fault", t=seen, **fault, died=True, phase="", kind="lost", rung=m.Rung.NODE.value)
         self._carry_out(commands)
         self._tell_record()
         if node == self._asked and not self.ended.done():
