@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -166,6 +167,7 @@ def main() -> None:
 
     order = json.loads(sys.stdin.buffer.read())
     die_with_parent(order["parent"])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, and ends this with it
     os.nice(_NICE)
     folder = Path(order["folder"])
     recipe = Recipe(**{**order["recipe"], "sources": tuple(order["recipe"]["sources"])})

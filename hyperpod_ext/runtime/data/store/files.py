@@ -164,9 +164,11 @@ class FileLock:
                     return False
                 time.sleep(_RETRY_S)
                 continue
-            except BaseException:
+            except OSError as error:
                 os.close(descriptor)
-                raise
+                raise HyperpodExtError(
+                    f"{self.path} cannot be locked ({error.strerror})", hint="Choose a place on a local disk."
+                ) from error
             if _is_at(descriptor, self.path):
                 self._descriptor, self._shared = descriptor, shared
                 return True

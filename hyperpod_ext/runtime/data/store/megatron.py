@@ -57,12 +57,14 @@ class MegatronStore:
                 raise NotFoundError(f"there is no {file}", hint="A Megatron dataset is a .bin and an .idx.")
         self._read_index()
         self._file = self._bin.open("rb")
-        self._status = os.fstat(self._file.fileno())
+        self._descriptor = self._file.fileno()
+        self._status = os.fstat(self._descriptor)
+        self._size, self._mtime_ns = self._status.st_size, self._status.st_mtime_ns
         need = int((self._pointers + self.lengths * self._dtype.itemsize).max()) if len(self.lengths) else 0
         if self._status.st_size < need or not need:
             raise self._wrong(self._bin, f"it has {self._status.st_size:,} bytes, the index speaks of {need:,}")
         self._map = mmap.mmap(
-            self._file.fileno(),
+            self._descriptor,
             self._status.st_size,
             flags=mmap.MAP_PRIVATE | _NORESERVE,
             prot=mmap.PROT_READ | mmap.PROT_WRITE,
@@ -72,6 +74,7 @@ class MegatronStore:
         self._tokens = self._writable.view()
         self._tokens.flags.writeable = False
         self._starts = self._pointers // self._dtype.itemsize
+        self._count = len(self.lengths)
         self.tokens = int(self.lengths.sum(dtype=np.int64))
         self._in_row = bool((self._starts == np.cumsum(self.lengths, dtype=np.int64) - self.lengths).all())
 
@@ -107,7 +110,7 @@ class MegatronStore:
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return self._count
 
     def __getitem__(self, number: int) -> Tokens:
         return self.get(number)
@@ -116,11 +119,11 @@ class MegatronStore:
         """Sequence `number`: a view, shape [n]."""
         number = operator.index(number)
         if number < 0:
-            number += len(self.lengths)
-        if not 0 <= number < len(self.lengths):
-            raise IndexError(f"sequence {number} of {len(self.lengths)}")
-        begin = int(self._starts[number])
-        return self._view(begin, begin + int(self.lengths[number]), writable)
+            number += self._count
+        if not 0 <= number < self._count:
+            raise IndexError(f"sequence {number} of {self._count}")
+        begin: int = self._starts.item(number)
+        return self._view(begin, begin + self.lengths.item(number), writable)
 
     def read(self, begin: int, end: int, writable: bool = False) -> Tokens:
         """Tokens `begin` to `end` of the .bin as they lie there: a view, shape [end - begin]."""
@@ -150,20 +153,18 @@ class MegatronStore:
             raise self._changed("it is gone") from None
         if not os.path.samestat(now, self._status):
             raise self._changed("another file has its name now")
-        self._look()
+        self._view(0, 0, False)
 
     def _need_row(self) -> None:
         if not self._in_row:
             raise self._wrong(self._idx, "its sequences do not follow one another, and can only be read one by one")
 
     def _view(self, begin: int, end: int, writable: bool) -> Tokens:
-        self._look()  # a file that was cut off would be SIGBUS at the first touch
-        return (self._writable if writable else self._tokens)[begin:end]
-
-    def _look(self) -> None:
-        now = os.fstat(self._file.fileno())
-        if now.st_size != self._status.st_size or now.st_mtime_ns != self._status.st_mtime_ns:
+        # a file that was cut off would be SIGBUS at the first touch
+        now = os.fstat(self._descriptor)
+        if now.st_mtime_ns != self._mtime_ns or now.st_size != self._size:
             raise self._changed(f"it was written to, and has {now.st_size:,} bytes now")
+        return (self._writable if writable else self._tokens)[begin:end]
 
     def _changed(self, why: str) -> DatasetChangedError:
         return DatasetChangedError(

@@ -126,7 +126,7 @@ class TokenStore:
         """
         segment, at = self._find(operator.index(number))
         offsets = segment.offsets
-        return segment.tokens(int(offsets[at]), int(offsets[at + 1]), writable)
+        return segment.tokens(offsets.item(at), offsets.item(at + 1), writable)
 
     def __iter__(self) -> Iterator[Tokens]:
         return self.documents_from(0)

@@ -118,3 +118,13 @@ def test_a_damaged_record_of_the_whole_is_dropped_alone(store: Path, dataset: Pa
     assert found.first_damaged == 2
     assert drop_from(store, 2) == []
     assert build(dataset, place=store.parent, split="lines", segment_bytes=1 << 20).fingerprint == before
+
+
+def test_a_document_of_two_blocks_is_read_only_if_both_are_whole(store: Path) -> None:
+    across = BLOCK_BYTES // DOCUMENT
+    assert across * DOCUMENT < BLOCK_BYTES < (across + 1) * DOCUMENT
+    flip(store / "seg-000000.tokens", HEADER_BYTES + BLOCK_BYTES)
+    opened = TokenStore(store)
+    assert len(opened[0]) == DOCUMENT  # the first block has been looked at now
+    with pytest.raises(CorruptSegmentError, match=rf"bytes {HEADER_BYTES + BLOCK_BYTES} to"):
+        opened[across]
