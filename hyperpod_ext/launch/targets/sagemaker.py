@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping
@@ -28,6 +27,7 @@ from hyperpod_ext.launch.job_status import JobStatus, Moment
 from hyperpod_ext.launch.sagemaker.by_tag import newest_by_name
 from hyperpod_ext.launch.sagemaker.client import call, client
 from hyperpod_ext.launch.sagemaker.container import needs_secret, secret_id
+from hyperpod_ext.launch.sagemaker.job_logs import JobLogs
 from hyperpod_ext.launch.sagemaker.problems import problems as problems
 from hyperpod_ext.launch.sagemaker.problems import warnings as warnings
 from hyperpod_ext.launch.sagemaker.request import code_uri, submitted_as, training_job_request
@@ -41,7 +41,6 @@ NAME = "sagemaker"
 FILE = "create_training_job.json"
 _ASK_EVERY_S = 5.0
 _CANCEL_PATIENCE_S = 300.0
-_LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 _STATES = {
     "InProgress": "running",
     "Stopping": "running",
@@ -51,8 +50,6 @@ _STATES = {
     "Stopped": "cancelled",
 }
 _LONGEST_NAME = 63
-_STREAM_TIME = re.compile(r"-\d+$")
-"""Of `algo-1-1700000000`: when the node began to print."""
 
 
 def capabilities() -> Capabilities:
@@ -133,7 +130,7 @@ def status(handle: JobHandle) -> JobStatus:
 
 def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[Moment]:
     """A moment every few seconds."""
-    printed = _Logs(handle)
+    printed = JobLogs(_region(handle), _job_name(handle))
     while True:
         now = status(handle)
         yield Moment(now, (), tuple(printed.new_lines()) if with_lines else ())
@@ -144,7 +141,7 @@ def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[Moment]:
 
 def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
     """What CloudWatch has of the job."""
-    printed = _Logs(handle)
+    printed = JobLogs(_region(handle), _job_name(handle))
     of_rank = None if rank is None else f"rank {rank} | "
     while True:
         ended = not follow or status(handle).ended  # asked first: what came before its end is read below
@@ -272,45 +269,6 @@ def _put_code(plan: Plan, uri: str, region: str | None) -> None:
 
 def _moment(at: datetime | None) -> str | None:
     return at.astimezone(UTC).isoformat(timespec="seconds") if at else None
-
-
-class _Logs:
-    """The job's streams in CloudWatch, each read on from where it was left."""
-
-    def __init__(self, handle: JobHandle) -> None:
-        self._service, self._job_name = client("logs", _region(handle)), _job_name(handle)
-        self._tokens: dict[str, str] = {}
-
-    def new_lines(self) -> Iterator[str]:
-        for stream in self._streams():
-            while True:
-                token = {"nextToken": self._tokens[stream]} if stream in self._tokens else {}
-                page = call(f"GetLogEvents {stream}", lambda s=stream, t=token: self._page(s, t))  # type: ignore[misc]
-                self._tokens[stream] = page["nextForwardToken"]
-                node = _STREAM_TIME.sub("", stream.partition("/")[2])
-                yield from (f"{node} | {event['message']}" for event in page["events"])
-                if not page["events"]:
-                    break
-
-    def _page(self, stream: str, token: dict[str, str]) -> Any:
-        return self._service.get_log_events(logGroupName=_LOG_GROUP, logStreamName=stream, startFromHead=True, **token)
-
-    def _streams(self) -> list[str]:
-        """One of each node."""
-        found: list[str] = []
-        request = {"logGroupName": _LOG_GROUP, "logStreamNamePrefix": f"{self._job_name}/"}
-        while True:
-            try:
-                page = call(
-                    f"DescribeLogStreams {self._job_name}",
-                    lambda sent=request: self._service.describe_log_streams(**sent),  # type: ignore[misc]
-                )
-            except NotFoundError:
-                return []  # the first job of an account, before it prints
-            found += [stream["logStreamName"] for stream in page["logStreams"]]
-            if "nextToken" not in page:
-                return sorted(found)
-            request = request | {"nextToken": page["nextToken"]}
 
 
 if TYPE_CHECKING:
