@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import time
@@ -66,3 +67,62 @@ def test_faults_are_inflicted_while_the_job_runs_and_told_afterwards(place: Loca
     assert "rank 2 on node 1, step 200 (backward): InjectedError: an injected exception in backward of step 200" in told
     ended = hp_ext("chaos", "tiny-gpt", "--sigkill", "--rank", "1")
     assert (ended.code, "does not run" in ended.stderr) == (5, True)
+
+
+def start(spec: Path, *more: str) -> subprocess.Popen[str]:
+    """The job of `spec`, and once more undisturbed, to compare with."""
+    command = [HP_EXT, "create-job", "-f", str(spec), "--no-kill", "--wait", "--set", "chaos.compare=true", *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def until(events: Path, *signs: str) -> None:
+    """Until a line of the event log has all of `signs`."""
+    deadline = time.monotonic() + 60
+    while not events.exists() or not any(all(s in line for s in signs) for line in events.read_text().splitlines()):
+        assert time.monotonic() < deadline, f"no event with {signs}"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_a_node_is_lost_at_a_word_and_the_spare_takes_its_ranks(place: LocalPlace, spec: Path) -> None:
+    job = start(spec, "--set", "spares=1", "--set", f"args={json.dumps(['--steps', '150', *SMALL])}")
+    events = place.home / "local" / "tiny-gpt" / "0001" / "main" / "events.jsonl"
+    until(events, '"imported"', '"node": 2')
+    until(events, '"step"')
+    assert hp_ext("chaos", "tiny-gpt", "--sigkill", "--node", "1").stdout == "sigkill ordered for node 1\n"
+    stdout, stderr = job.communicate(timeout=110)
+    assert job.returncode == 0, stderr
+    (recovery,) = hp_ext("report", "tiny-gpt", "-o", "json").json["recoveries"]
+    assert (recovery["rung"], recovery["fault"]["node"], recovery["fault"]["kind"]) == ("node", 1, "lost")
+    assert '"node_replaced", "node": 2' in events.read_text()
+    assert re.search(r"weights equal +yes", stdout)
+    assert place.leftovers() == []
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_corrupted_memory_is_refused_when_it_is_needed_and_a_peers_copy_is_taken(
+    place: LocalPlace, root: Path, tmp_path: Path
+) -> None:
+    """Shards that nobody else holds: once its rank is dead, they are in its memory, flipped, and on the other node."""
+    for name in ("job.yaml", "train.py"):
+        shutil.copy(root / "examples" / "03-sharded" / name, tmp_path)
+    tiers = [{"kind": "memory", "every_steps": 1}, {"kind": "peer", "every_steps": 1, "max_slowdown": 1.0}]
+    arguments = ["--steps", "320", "--width", "32", "--layers", "1", "--replicas", "1"]
+    job = start(
+        tmp_path / "job.yaml",
+        *("--set", f"checkpoint.tiers={json.dumps(tiers)}"),
+        *("--set", f"args={json.dumps(arguments)}"),
+    )
+    events = place.home / "local" / "sharded" / "0001" / "main" / "events.jsonl"
+    until(events, '"step"')
+    for order in (("--corrupt-memory", "--phase", "forward"), ("--sigkill", "--phase", "backward")):
+        assert hp_ext("chaos", "sharded", *order, "--rank", "2", "--step", "300").code == 0
+    stdout, stderr = job.communicate(timeout=110)
+    assert job.returncode == 0, stderr
+    (recovery,) = hp_ext("report", "sharded", "-o", "json").json["recoveries"]
+    assert (recovery["fault"]["rank"], recovery["fault"]["step"], recovery["source"]) == (2, 300, "peer")
+    refused = [one for one in map(json.loads, events.read_text().splitlines()) if one["event"] == "restore_failed"]
+    assert {one["rank"] for one in refused} == {2}
+    assert re.search(r"weights equal +yes", stdout)

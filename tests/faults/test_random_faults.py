@@ -109,6 +109,7 @@ def growth(samples: list[dict[int, dict[str, float]]]) -> None:
     for pid in sorted(lasting):
         before, after = ({m: statistics.median(s[pid][m] for s in some) for m in MEASURES} for some in (early, late))
         print(pid, {measure: (before[measure], after[measure]) for measure in MEASURES})
-        assert after["threads"] <= before["threads"] + 2
-        assert after["fds"] <= before["fds"] + 4
-        assert after["rss_mib"] <= before["rss_mib"] * 1.05 + 8
+        # of 200 faults, 100 lie between the two: one descriptor in thirty that stayed would be seen
+        assert after["threads"] <= before["threads"] + 1
+        assert after["fds"] <= before["fds"] + 2
+        assert after["rss_mib"] <= before["rss_mib"] * 1.01 + 3
