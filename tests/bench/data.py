@@ -111,8 +111,8 @@ def make_page(document: Mapping[str, Any]) -> str:
     """The page in docs/benchmarks."""
     return f"""# Token store
 
-Made by `make bench-data` (`{document["command"]}`) on {document["machine"]}, load average
-{document["load_average"]:.1f}.
+Made by `make bench-data`, on {document["machine"]}, load average {document["load_average"]:.1f}:
+`{document["command"]}`.
 
 {make_tables(document)}
 

@@ -161,9 +161,13 @@ def run(
         skipped = Skipped(int(writer.position.get("skipped", 0)))
         on_bytes(sum(int(each["nbytes"]) for each in prepared.about["source"][: start.file]))
         read = rows(prepared.files, start, field=recipe.field, split=recipe.split, on_bytes=on_bytes)
-        for following, tokens in _tokenised(_values(read, prepared, skipped), prepared):
-            if (info := writer.append(tokens, following)) is not None:
-                on_segment(info)
+        try:
+            for following, tokens in _tokenised(_values(read, prepared, skipped), prepared):
+                if (info := writer.append(tokens, following)) is not None:
+                    on_segment(info)
+        except (OSError, ConfigError):
+            _check_unchanged(prepared)  # half a file may only mean that somebody is writing it
+            raise
         if writer.documents == 0:
             why = f"all {skipped.count} records were left out" if skipped.count else "there is no record in it"
             raise ConfigError([Problem(f"no document in it: {why}", source=", ".join(recipe.sources))])
@@ -186,7 +190,6 @@ def _values(
             str(value), source=str(path), line=number, hint="--on-bad-record skip leaves such records out"
         )
         if prepared.recipe.on_bad_record == "fail":
-            _check_unchanged(prepared)  # half a record may only mean that somebody is writing
             raise ConfigError([problem])
         skipped.count += 1
         if len(skipped.examples) < _EXAMPLES:

@@ -137,7 +137,7 @@ class FileLock:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor: int | None = None
-        self._shared = False
+        self._owner = 0
 
     @property
     def held(self) -> bool:
@@ -170,7 +170,7 @@ class FileLock:
                     f"{self.path} cannot be locked ({error.strerror})", hint="Choose a place on a local disk."
                 ) from error
             if _is_at(descriptor, self.path):
-                self._descriptor, self._shared = descriptor, shared
+                self._descriptor, self._owner = descriptor, 0 if shared else os.getpid()
                 return True
             os.close(descriptor)  # evicted while we waited; the store's place is free again
 
@@ -182,7 +182,7 @@ class FileLock:
         """Let go; again does no harm."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            if not self._shared:  # or a child that was forked meanwhile would hold it on
+            if self._owner == os.getpid():  # a child that was forked meanwhile holds it no longer, nor can it let go
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 

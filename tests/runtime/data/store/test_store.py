@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from hyperpod_ext.errors import (
     WaitTimeoutError,
 )
 from hyperpod_ext.runtime.data.store import TensorSource, TokenStore, build
+from hyperpod_ext.runtime.data.store.files import FileLock
 from hyperpod_ext.runtime.data.store.writer import StoreWriter
 
 ABOUT: dict[str, Any] = {"source": [], "tokenizer": "test"}
@@ -106,6 +108,27 @@ def test_only_one_may_write_and_the_next_goes_on(tmp_path: Path) -> None:
     with StoreWriter(tmp_path / "s", ABOUT, segment_bytes=4) as second:
         assert second.position == {"record": 4}  # the fifth was waiting, and is read again
         assert second.documents == 4
+
+
+def test_a_forked_child_neither_frees_the_lock_nor_keeps_it(tmp_path: Path) -> None:
+    lock, other = FileLock(tmp_path / "lock"), FileLock(tmp_path / "lock")
+    assert lock.acquire()
+    go = os.pipe()
+    for frees in (True, False):
+        pid = os.fork()
+        if pid == 0:
+            if frees:
+                lock.release()
+            else:
+                os.read(go[0], 1)
+            os._exit(0)
+        if frees:
+            os.waitpid(pid, 0)
+            assert not other.acquire()
+    lock.release()
+    assert other.acquire()  # while the second child has the file open
+    os.write(go[1], b"1")
+    os.waitpid(pid, 0)
 
 
 class TestGrowing:
@@ -217,6 +240,16 @@ class TestKeys:
         file.unlink()
         with pytest.raises(DatasetChangedError, match="gone"):
             store.check_source()
+
+    def test_a_dataset_that_goes_while_it_is_converted_is_told(self, tmp_path: Path) -> None:
+        files = [jsonl(tmp_path / f"{name}.jsonl", ["abc"] * 1000) for name in "ab"]
+
+        def tokenizer(text: str) -> list[int]:
+            files[1].unlink(missing_ok=True)
+            return [1]
+
+        with pytest.raises(DatasetChangedError, match=r"b\.jsonl is gone"):
+            build(files, place=tmp_path, tokenizer=tokenizer)
 
     def test_a_dataset_that_changes_while_it_is_converted_is_not_published(self, tmp_path: Path) -> None:
         file = jsonl(tmp_path / "x.jsonl", ["abc"] * 1000)
