@@ -20,6 +20,7 @@ from hyperpod_ext.config.infrastructure import JobRole
 _OBJECT_ACTIONS = [
     *("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"),
 ]
+_UNRESTRICTED = "AWS does not restrict describing networks, and logging in to ECR, to resources"
 _GRANTS = [
     *("CreateGrant", "Decrypt", "DescribeKey", "GenerateDataKeyWithoutPlaintext"),
     *("ReEncryptTo", "ReEncryptFrom", "RetireGrant"),
@@ -149,8 +150,7 @@ def _use_key(role: iam.Role, stored: Stored) -> None:
 
 
 def _pull_images(role: iam.Role, stack: Part) -> None:
-    why = "ECR does not restrict logging in to resources"
-    allow(role, why, sid="EcrLogin", actions=["ecr:GetAuthorizationToken"], resources=["*"])
+    allow(role, _UNRESTRICTED, sid="EcrLogin", actions=["ecr:GetAuthorizationToken"], resources=["*"])
     allow(
         role,
         "AWS's own training images are in other accounts and regions; the repository's policy decides",
@@ -172,7 +172,7 @@ def _use_interfaces(role: iam.Role, stack: Part, places: Places) -> None:
     )
     allow(
         role,
-        "EC2 does not restrict describing to resources",
+        _UNRESTRICTED,
         sid="DescribeNetwork",
         actions=[f"ec2:Describe{what}" for what in described],
         resources=["*"],

@@ -1,0 +1,160 @@
+"""Every kind of cluster synthesises without a network, and three validators have nothing to say against it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import aws_cdk as cdk
+import pytest
+from cdk_app import CDK, Templates, new_app, synthesise
+from cdk_nag import AwsSolutionsChecks
+from cfnlint.api import lint
+from deployments import CASES, deployment
+
+from hyperpod_ext.config.cluster import ClusterConfig
+from hyperpod_ext.config.load import load
+
+EXAMPLES = CDK.parent / "examples"
+CLUSTERS = {name: deployment(case) for name, case in CASES.items()} | {
+    name: load(ClusterConfig, EXAMPLES / name / "cluster.yaml") for name in ("10-cluster-eks", "11-cluster-slurm")
+}
+MADE_OF_CODE = ("AWS::Lambda::", "Custom::", "AWS::CloudFormation::CustomResource", "AWS::CloudFormation::Stack")
+KNOWN_WARNINGS = {
+    "W6001",  # what only another stack knows is an output of the cluster's stack too: people read one place
+    "W3010",  # capacity is in one zone, which its owner names
+}
+
+
+def reports(folder: Path) -> dict[str, Any]:
+    """What each validator has said, by its name."""
+    found = json.loads((folder / "validation-report.json").read_text())["pluginReports"]
+    return {report["pluginName"]: report for report in found}
+
+
+def without_code(templates: Templates, folder: Path) -> None:
+    """No Lambda, no custom resource, no asset, and nothing that was to be looked up in the account."""
+    kinds = Counter(one["Type"] for template in templates.values() for one in template["Resources"].values())
+    assert [kind for kind in kinds if kind.startswith(MADE_OF_CODE)] == []
+    assets = [json.loads(file.read_text()) for file in folder.glob("*.assets.json")]
+    files = [one["source"]["path"] for manifest in assets for one in manifest["files"].values()]
+    assert files
+    assert [path for path in files if not path.endswith(".template.json")] == []
+    assert [manifest["dockerImages"] for manifest in assets if manifest.get("dockerImages")] == []
+    assert json.loads((folder / "manifest.json").read_text()).get("missing", []) == []
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_no_validator_has_anything_against_a_cluster(name: str, tmp_path: Path) -> None:
+    templates = synthesise(CLUSTERS[name], tmp_path, validate=True, plugins=[AwsSolutionsChecks])
+    without_code(templates, tmp_path)
+    found = reports(tmp_path)
+    assert "AwsSolutions" in found  # the other one is silent when it has found nothing
+    assert {report["conclusion"] for report in found.values()} == {"success"}
+    assert [violation for report in found.values() for violation in report["violations"]] == []
+    accepted = [one for report in found.values() for one in report["suppressedViolations"]]
+    assert all(len(one["reason"].split()) > 3 for one in accepted)
+    matches = [match for template in templates.values() for match in lint(json.dumps(template), regions=["us-west-2"])]
+    assert [match for match in matches if match.rule.id not in KNOWN_WARNINGS] == []
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "share": {"TieredStorageConfig": {"Mode": "Enable", "InstanceMemoryAllocationPercentage": 150}},
+    "member": {"NodeRecover": "Automatic"},
+    "both": {"Orchestrator": {"Eks": {"ClusterArn": "arn:aws:eks:us-west-2:123456789012:cluster/a"}, "Slurm": {}}},
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_validator_is_set_to_fail(name: str, tmp_path: Path) -> None:
+    app = new_app(tmp_path, validate=True)
+    stack = cdk.Stack(app, "Wrong", env=cdk.Environment(region="us-west-2"))
+    group = {"InstanceGroupName": "a", "InstanceType": "ml.p5.48xlarge", "InstanceCount": 1}
+    group["ExecutionRole"] = "arn:aws:iam::123456789012:role/machines"
+    properties = {"ClusterName": "a", "InstanceGroups": [group]} | WRONG[name]
+    cdk.CfnResource(stack, "Cluster", type="AWS::SageMaker::Cluster", properties=properties)
+    with pytest.raises(RuntimeError, match="ValidationFailed"):
+        app.synth()
+
+
+def test_a_finding_that_nobody_accepted_fails(tmp_path: Path) -> None:
+    app = new_app(tmp_path)
+    stack = cdk.Stack(app, "Open")
+    cdk.aws_s3.Bucket(stack, "Bucket")
+    cdk.Validations.of(app).add_plugins(AwsSolutionsChecks(app))
+    with pytest.raises(RuntimeError, match="AwsSolutions-S1"):
+        app.synth()
+
+
+def test_what_is_newer_than_the_validator_passes_it(tmp_path: Path) -> None:
+    group = CASES["least"]["instance_groups"][0]
+    groups = [group | {"image_release": "1.2.3"}, group | {"name": "others", "image": "default"}]
+    synthesise(deployment(instance_groups=groups), tmp_path, validate=True)
+    assert reports(tmp_path)["CloudFormation Validate"]["conclusion"] == "success"
+
+
+def run_app(folder: Path, config: Path, *prefix: str, **context: str) -> subprocess.CompletedProcess[str]:
+    """`cdk/app.py` as the CDK's command line starts it."""
+    flags = json.loads((CDK / "cdk.json").read_text())["context"] | context
+    environ = os.environ | {
+        "CDK_OUTDIR": str(folder),
+        "CDK_CONTEXT_JSON": json.dumps(flags),
+        "HPX_CLUSTER": str(config),
+    }
+    environ = {name: value for name, value in environ.items() if not name.startswith("AWS_")}
+    return subprocess.run(
+        [*prefix, sys.executable, "app.py"], cwd=CDK, env=environ, capture_output=True, text=True, check=False
+    )
+
+
+def without_a_network() -> list[str]:
+    """A command that takes the network away, where this machine lets us."""
+    command = ["unshare", "-rn"]
+    able = (
+        shutil.which("unshare") and subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0
+    )
+    return command if able else []
+
+
+def test_the_app_needs_no_network_and_no_account(tmp_path: Path) -> None:
+    alone = without_a_network()
+    done = run_app(tmp_path, EXAMPLES / "10-cluster-eks" / "cluster.yaml", *alone, scale="true")
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    parts = {"network", "storage", "eks", "cluster", "addons", "observability"}
+    assert {file.name for file in tmp_path.glob("*.template.json")} == {
+        f"research-{part}.template.json" for part in parts
+    }
+    stacks = json.loads((tmp_path / "manifest.json").read_text())["artifacts"]
+    kept = {name for name, one in stacks.items() if one.get("properties", {}).get("terminationProtection")}
+    assert kept == {"research-storage"}
+
+
+def test_without_scale_no_machine_is_asked_for(tmp_path: Path) -> None:
+    done = run_app(tmp_path, EXAMPLES / "11-cluster-slurm" / "cluster.yaml")
+    assert done.returncode == 0, done.stderr
+    template = json.loads((tmp_path / "lab-cluster.template.json").read_text())
+    groups = template["Resources"]["Cluster"]["Properties"]["InstanceGroups"]
+    assert [group["InstanceCount"] for group in groups] == [0, 0]
+
+
+def test_a_mistake_is_told_with_its_line_and_nothing_is_made(tmp_path: Path) -> None:
+    text = (EXAMPLES / "10-cluster-eks" / "cluster.yaml").read_text().replace('"1.34"', '"1.36"')
+    config = tmp_path / "cluster.yaml"
+    config.write_text(text)
+    done = run_app(tmp_path / "out", config)
+    line = text.splitlines().index('    version: "1.36"') + 1
+    told = "infrastructure.eks.version: HyperPod runs on Kubernetes 1.28 to 1.34 (write 1.34)"
+    assert (done.returncode, done.stderr) == (3, f"{config}:{line}: {told}\n")
+    assert list((tmp_path / "out").glob("*.template.json")) == []
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    done = run_app(tmp_path / "out", tmp_path / "none.yaml")
+    assert (done.returncode, "Traceback" in done.stderr) == (6, False)
+    assert "none.yaml" in done.stderr
