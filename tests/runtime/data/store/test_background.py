@@ -111,3 +111,28 @@ def test_stopping_leaves_no_process_and_what_was_published(dataset: Path, option
     conversion.stop()
     assert converters() == []
     assert TokenStore(conversion.folder).available >= 1
+
+
+def test_ranks_that_start_at_once_share_one_conversion(dataset: Path, options: dict[str, Any], tmp_path: Path) -> None:
+    log = tmp_path / "pids"
+    noting = f"import os\ndef encode(text):\n    open({str(log)!r}, 'a').write(f'{{os.getpid()}}\\n')\n    return [1]\n"
+    (tmp_path / "modules" / "noting_words.py").write_text(noting + "encode.identity = 'noting'\n")
+    read, write = os.pipe()
+    pids = []
+    for _ in range(4):
+        pid = os.fork()
+        if pid == 0:
+            store = follow(dataset, **options | {"tokenizer": "noting_words:encode"}).wait(timeout_s=60)
+            os.write(write, f"{store.fingerprint} {len(store)}\n".encode())
+            os._exit(0)
+        pids.append(pid)
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 4
+    told = os.read(read, 4096).decode().splitlines()
+    assert len(told) == 4
+    assert len(set(told)) == 1
+    converted = log.read_text().split()
+    assert len(converted) == 600
+    assert len(set(converted)) == 1
+    assert not set(converted) & set(map(str, pids))  # in a process of its own
+    os.close(read)
+    os.close(write)
