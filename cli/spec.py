@@ -34,7 +34,6 @@ class Specs:
         strict: bool = False,
         ignored: Sequence[str] = (),
     ) -> None:
-        from hyperpod_ext.config.cluster import ClusterConfig
         from hyperpod_ext.config.job import JobConfig
         from hyperpod_ext.config.load import read
         from hyperpod_ext.errors import ConfigError
@@ -51,6 +50,8 @@ class Specs:
         except ConfigError as error:
             problems += error.problems
         if cluster_file is not None:
+            from hyperpod_ext.config.cluster import ClusterConfig
+
             try:
                 self.cluster = read(ClusterConfig, cluster_file).config
             except ConfigError as error:

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hyperpod_ext.config.cluster import ClusterConfig
 from hyperpod_ext.config.document import Path
 from hyperpod_ext.config.elastic import batch_at
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.config.nearest import nearest
+
+if TYPE_CHECKING:
+    from hyperpod_ext.config.cluster import ClusterConfig
 
 ListFiles = Callable[[str], Sequence[str]]
 """Names of the files in a folder, given relative to the spec's own folder."""
@@ -149,8 +151,8 @@ def spares_are_part_of_the_group(cluster: ClusterConfig, _files: ListFiles | Non
 _WORLD: tuple[Path, ...] = (("nodes",), ("workers_per_node",))
 _TIER_KINDS: Path = ("checkpoint", "tiers", "*", "kind")
 
-CHECKS: dict[type, tuple[Check, ...]] = {
-    JobConfig: (
+CHECKS: dict[str, tuple[Check, ...]] = {
+    "JobConfig": (
         Check((("script",),), script_is_python, "HPX001"),
         Check((("script",),), script_is_beside_the_spec, "HPX002"),
         Check((("global_batch_size",), *_WORLD), batch_divides_among_ranks, "HPX003"),
@@ -160,7 +162,7 @@ CHECKS: dict[type, tuple[Check, ...]] = {
         Check((("chaos", "*", "*", "rank"), *_WORLD), faults_hit_ranks_that_exist, "HPX006"),
         Check((("env",),), own_variables_are_left_alone, "HPX007"),
     ),
-    ClusterConfig: (
+    "ClusterConfig": (
         Check((("instance_groups", "*", "name"),), group_names_are_unique, "HPX008"),
         Check(
             (("instance_groups", "*", "spares"), ("instance_groups", "*", "count")),
@@ -169,4 +171,4 @@ CHECKS: dict[type, tuple[Check, ...]] = {
         ),
     ),
 }
-"""Checks of each model that a user writes."""
+"""Checks of each model that a user writes, by its name: who checks a job needs no model of clusters."""

@@ -124,7 +124,7 @@ def _validate(model: type[M], document: Document, list_files: ListFiles | None) 
 
 
 def _check(config: M, document: Document, made_up: set[Path], list_files: ListFiles | None) -> Iterator[Problem]:
-    for check in CHECKS.get(type(config), ()):
+    for check in CHECKS.get(type(config).__name__, ()):
         if any(overlaps(read, path) for read in check.reads for path in made_up):
             continue
         for finding in check.run(config, list_files):

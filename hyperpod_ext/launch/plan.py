@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hyperpod_ext.config.cluster import ClusterConfig
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.errors import Problem, UnsupportedError
 from hyperpod_ext.launch.capabilities import unsupported, unused
 from hyperpod_ext.launch.rules import Context, findings
 from hyperpod_ext.launch.targets import get_target
+
+if TYPE_CHECKING:
+    from hyperpod_ext.config.cluster import ClusterConfig
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from hyperpod_ext.config.checks import Finding
-from hyperpod_ext.config.cluster import ClusterConfig
 from hyperpod_ext.config.document import dotted
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.errors import Problem
+
+if TYPE_CHECKING:
+    from hyperpod_ext.config.cluster import ClusterConfig
 
 Severity = Literal["error", "warning"]
 KUBERNETES = frozenset({"hyperpod-eks", "kubeflow"})

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from hyperpod_ext.config.cluster import ClusterConfig
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.launch.capabilities import Capabilities
 from hyperpod_ext.launch.handle import JobHandle
@@ -14,6 +13,7 @@ from hyperpod_ext.launch.kubernetes.kinds import HYPERPOD
 from hyperpod_ext.launch.kubernetes.reads import READS
 
 if TYPE_CHECKING:
+    from hyperpod_ext.config.cluster import ClusterConfig
     from hyperpod_ext.launch.plan import Plan
     from hyperpod_ext.launch.targets import Target
 

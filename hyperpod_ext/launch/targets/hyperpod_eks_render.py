@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hyperpod_ext.catalog.images import checkpointless_image
-from hyperpod_ext.config.cluster import ClusterConfig
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.config.scheduling import NodeGroup
 from hyperpod_ext.launch.kubernetes.pod import (
@@ -22,6 +21,9 @@ from hyperpod_ext.launch.kubernetes.policy import network_policy
 from hyperpod_ext.launch.kubernetes.spec_note import note_of
 from hyperpod_ext.launch.render import render as fill
 from hyperpod_ext.launch.torchrun_words import RANKED_LINES, for_torchrun
+
+if TYPE_CHECKING:
+    from hyperpod_ext.config.cluster import ClusterConfig
 
 LOG_DIR = "/tmp/hyperpod"
 """Where the operator's log rules look."""

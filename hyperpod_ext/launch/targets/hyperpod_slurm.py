@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hyperpod_ext.config.cluster import ClusterConfig
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.errors import ConflictError, HyperpodExtError, NotFoundError, UnreachableError
 from hyperpod_ext.launch import records
@@ -25,6 +24,7 @@ from hyperpod_ext.launch.targets.hyperpod_slurm_script import problems as proble
 from hyperpod_ext.launch.targets.hyperpod_slurm_script import warnings as warnings
 
 if TYPE_CHECKING:
+    from hyperpod_ext.config.cluster import ClusterConfig
     from hyperpod_ext.launch.plan import Plan
     from hyperpod_ext.launch.targets import Target
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from hyperpod_ext.config.cluster import ClusterConfig
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.errors import (
     ConfigError,
@@ -34,6 +33,7 @@ from hyperpod_ext.launch.sagemaker.request import code_uri, submitted_as, traini
 from hyperpod_ext.launch.targets.local_result import EMPTY_REPORT
 
 if TYPE_CHECKING:
+    from hyperpod_ext.config.cluster import ClusterConfig
     from hyperpod_ext.launch.plan import Plan
     from hyperpod_ext.launch.targets import Target
 
