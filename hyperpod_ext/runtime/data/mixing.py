@@ -13,6 +13,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import accumulate
 from typing import Any
 
@@ -88,8 +89,9 @@ def quotas_of(weights: tuple[float, ...]) -> tuple[int, ...]:
         raise JobFailedError(
             f"weights {list(weights)} of a mixture", hint="Give finite numbers from 0 up, not all of them 0."
         )
-    total = sum(weights)
-    exact = [weight / total * BLOCK for weight in weights]
+    parts = [Fraction(weight) for weight in weights]  # rounding must not decide between equal remainders
+    total = sum(parts)
+    exact = [part / total * BLOCK for part in parts]
     quotas = [math.floor(share) for share in exact]
     by_remainder = sorted(range(len(weights)), key=lambda one: (quotas[one] - exact[one], one))
     for one in by_remainder[: BLOCK - sum(quotas)]:
@@ -97,7 +99,7 @@ def quotas_of(weights: tuple[float, ...]) -> tuple[int, ...]:
     for one, weight in enumerate(weights):
         if weight > 0 and quotas[one] == 0:
             raise JobFailedError(
-                f"weight {weight} of source {one} is {weight / total:.2g} of all: less than one sample in {BLOCK}",
+                f"weight {weight} of source {one} is {float(parts[one] / total):.2g} of all: less than one sample in {BLOCK}",
                 hint="Give it at least 1/4096 of the sum of weights, or 0.",
             )
     return tuple(quotas)
