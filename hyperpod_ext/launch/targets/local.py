@@ -40,7 +40,6 @@ def capabilities() -> Capabilities:
         chaos=True,
         process_restart=True,
         spares=True,
-        elastic=True,
     )
 
 
