@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import Member, Ranks
+
+from hyperpod_ext.runtime.rendezvous.gloo_waits import sleeping, threads
 
 SIZE = 4
 FREED_S = 0.05
@@ -185,6 +189,32 @@ def test_a_cut_without_a_death_frees_everybody():
             ranks.hear("busy")
             ranks.abort()
             assert all(told["raised"] for (told,) in ranks.hear("freed").values())
+
+
+def _leave_with_a_forgotten_sum(member: Member) -> None:
+    """Rank 0 leaves with a sum under way that it does not wait for, and gloo never hears that its connections end."""
+    while member.join():
+        _sum(1.0)
+        if member.rank == 0:
+            member.groups._cut_reading = lambda: False  # type: ignore[method-assign]
+            dist.all_reduce(torch.ones(1 << 18), async_op=True)
+            while not any(sleep and sleep.timed for sleep in map(sleeping, threads("pt_gloo"))):
+                os.sched_yield()
+        else:
+            member._inbox.get()  # the abort, once rank 0 is out: until then its connections stay
+        began = time.monotonic()
+        member.groups.cut()
+        member.groups.destroy()
+        member.send("left", time.monotonic() - began)
+
+
+def test_a_sum_that_nobody_waits_for_and_gloo_has_forgotten_does_not_keep_its_rank():
+    with Ranks(SIZE, _leave_with_a_forgotten_sum) as ranks:
+        ranks.begin()
+        (took,) = ranks.hear("left", 1, 2, 3)[0]
+        ranks.abort(0)
+        ranks.hear("left", 0)
+    assert took <= LOADED_S
 
 
 # --- nothing left -------------------------------------------------------------------------------

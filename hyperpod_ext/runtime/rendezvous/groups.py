@@ -152,11 +152,12 @@ class ProcessGroups:
         with self._lock:  # a cut that comes later finds nothing to look after
             watcher, self._watcher = self._watcher, None
             store, self._store = self._store, None
+        if dist.is_initialized():
+            _wait_until_idle()  # while the watcher is there: threads of gloo may sleep in forgotten waits too
         if watcher is not None:
             self._left.set()
             watcher.join()
         if dist.is_initialized():
-            _wait_until_idle()
             with _kept_quiet() if self._cut else contextlib.nullcontext():
                 dist.destroy_process_group()
         torch_names.forget_groups()
@@ -216,7 +217,7 @@ def _bytes_on_their_way(connection: socket.socket) -> bool:
     return False
 
 
-def _wait_until_idle(limit_s: float = 2.0) -> None:
+def _wait_until_idle(limit_s: float = 10.0) -> None:
     """Until no thread of gloo has anything left to clean up.
 
     The group's destructor joins them and holds the GIL meanwhile; one that still has to let go of a tensor, or to
