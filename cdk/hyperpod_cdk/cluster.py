@@ -79,12 +79,13 @@ class ClusterStack(Part):
             identity.pod_role(self, f"JobRole{place}", wanted, stored, eks)
             for place, wanted in enumerate(self.made.job_roles, 1)
         ]
-        governance = self.made.add_ons.task_governance
-        team = governance.teams[0].name if governance is not None and governance.teams else None
-        namespace = self.made.job_roles[0].namespace if roles else team and f"hyperpod-ns-{team}"
         self.output("JobRoleArn", roles[0].role_arn if roles else None, "Role of pods of the first service account")
         if len(roles) > 1:
             self.output("JobRoleArns", ",".join(role.role_arn for role in roles), "Roles of pods, as the spec has them")
+        governance = self.made.add_ons.task_governance
+        teams = [f"hyperpod-ns-{team.name}" for team in (governance.teams if governance else ())]
+        namespace = next((one.namespace for one in self.made.job_roles), next(iter(teams), None))
         self.output("Namespace", namespace, "Namespace of jobs that name none")
         self.output("ServiceAccount", self.made.job_roles[0].service_account if roles else None, "And service account")
-        self.output("QueueName", team and f"hyperpod-ns-{team}-localqueue", "Queue of the first team")
+        queue = f"{namespace}-localqueue" if namespace in teams else None
+        self.output("QueueName", queue, "Queue of that namespace, as AWS's task governance calls it")

@@ -49,6 +49,7 @@ class EksStack(Part):
             "Role",
             assume_role_policy_document=_trusts("eks.amazonaws.com"),
             managed_policy_arns=[managed_policy("AmazonEKSClusterPolicy")],
+            policies=[iam.CfnRole.PolicyProperty(policy_name="secrets", policy_document=_uses(key.key_arn))],
         )
         accept_managed_policy(
             role, managed_policy("AmazonEKSClusterPolicy"), "EKS wants this policy, and keeps it current"
@@ -113,6 +114,11 @@ class EksStack(Part):
             )
         self.eks = Eks(name=cluster.ref, arn=cluster.attr_arn)
         self.output("EksClusterArn", cluster.attr_arn, "The EKS cluster")
+
+
+def _uses(key: str) -> dict[str, object]:
+    actions = ["kms:Encrypt", "kms:Decrypt", "kms:ListGrants", "kms:DescribeKey"]
+    return {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": actions, "Resource": key}]}
 
 
 def _trusts(service: str) -> dict[str, object]:

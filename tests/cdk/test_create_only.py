@@ -11,6 +11,8 @@ import pytest
 from cdk_app import Templates, synthesise
 from deployments import CASES, deployment
 
+pytestmark = pytest.mark.slow  # the CDK starts node, which takes seconds
+
 CREATE_ONLY = ("ClusterName", "VpcConfig", "Orchestrator")
 
 

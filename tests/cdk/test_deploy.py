@@ -13,6 +13,8 @@ from cdk_app import Templates, synthesise
 from cfn_account import REGION, Account
 from deployments import CASES, deployment
 
+pytestmark = pytest.mark.slow  # the CDK starts node, which takes seconds
+
 
 def counts() -> dict[str, int]:
     (cluster,) = cfn_shims.WORLD.sagemaker.clusters.values()

@@ -29,6 +29,8 @@ from hyperpod_ext.launch.cluster.deployment import problems
 from hyperpod_ext.launch.cluster.request import create_cluster_request
 from hyperpod_ext.launch.sagemaker.strict import check_request
 
+pytestmark = pytest.mark.slow  # the CDK starts node, which takes seconds
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 DEPLOYED = {name: deployment(CASES[name]) for name in ("eks", "slurm", "least")} | {
     name: load(ClusterConfig, EXAMPLES / name / "cluster.yaml") for name in ("10-cluster-eks", "11-cluster-slurm")
@@ -173,8 +175,10 @@ def properties_of(configs: list[ClusterConfig], folder: Path) -> list[dict[str, 
 
 
 def test_any_cluster_is_the_request(tmp_path: Path) -> None:
-    configs = generated(500)
-    assert len(configs) == 500
+    example = load(ClusterConfig, EXAMPLES / "08-cluster" / "cluster.yaml")
+    around = deployment(IMPORTED).infrastructure
+    configs = [*generated(500), example.model_copy(update={"infrastructure": around})]
+    assert len(configs) == 501
     found = properties_of(configs, tmp_path)
     for config, properties in zip(configs, found, strict=True):
         assert properties == create_cluster_request(config)

@@ -16,6 +16,8 @@ from hyperpod_cdk.subnets import plan_subnets
 from hypothesis import given
 from hypothesis import strategies as st
 
+pytestmark = pytest.mark.slow  # the CDK starts node, which takes seconds
+
 
 def of_type(template: dict[str, Any], kind: str) -> dict[str, dict[str, Any]]:
     """Properties of the resources of a type, by logical id."""
@@ -223,3 +225,26 @@ def test_the_app_stands_on_config_catalog_and_the_request_only() -> None:
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             ours = [name for name in names if name.split(".")[0] in ("hyperpod_ext", "cli")]
             assert all(name.startswith(allowed) for name in ours), (file, ours)
+
+
+@pytest.mark.parametrize(
+    ("namespace", "teams", "named"),
+    [
+        ("hyperpod-ns-a", ["b", "a"], ("hyperpod-ns-a", "hyperpod-ns-a-localqueue")),
+        ("default", ["a"], ("default", None)),
+        (None, ["b", "a"], ("hyperpod-ns-b", "hyperpod-ns-b-localqueue")),
+        (None, [], (None, None)),
+    ],
+)
+def test_a_job_that_names_the_cluster_gets_a_queue_of_its_own_namespace(
+    namespace: str | None, teams: list[str], named: tuple[str | None, str | None], tmp_path: Path
+) -> None:
+    quota = {"instance_type": "ml.p5.48xlarge", "count": 1}
+    roles = [{"namespace": namespace, "service_account": "training", "jobs": "a"}] if namespace else []
+    config = deployment(
+        infrastructure__job_roles=roles,
+        infrastructure__add_ons__task_governance={"teams": [quota | {"name": team} for team in teams]},
+    )
+    outputs = synthesise(config, tmp_path)["cluster"]["Outputs"]
+    found = tuple(outputs[name]["Value"] if name in outputs else None for name in ("Namespace", "QueueName"))
+    assert found == named
