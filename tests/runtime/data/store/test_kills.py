@@ -44,10 +44,12 @@ def test_a_hundred_kills_leave_no_damage_no_lock_and_the_same_store(tmp_path: Pa
     folder = prepare(Recipe((str(file),), **OPTIONS), tmp_path / "killed").folder
     chance = random.Random(0)
     kills, seen, left, stores = 0, 0, 0, 0
-    newest = 0
+    newest, longest_s = 0, 0.02
     while kills < KILLS:
         pid = start_writer(file, tmp_path / "killed")
-        time.sleep(chance.uniform(0.0, 0.02))  # the moment of the kill is the test's chance, not its synchronisation
+        time.sleep(
+            chance.uniform(0.0, longest_s)
+        )  # the moment of the kill is the test's chance, not its synchronisation
         os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         if not os.WIFSIGNALED(status):
@@ -62,10 +64,12 @@ def test_a_hundred_kills_leave_no_damage_no_lock_and_the_same_store(tmp_path: Pa
         kills += 1
         left += len(list(folder.glob(f".*{TEMPORARY}")))
         if not (folder / "about.json").exists():
+            longest_s *= 1.1
             continue
         found = check(folder)
         assert found.problems == []
         assert found.segments >= newest  # what was published stays
+        longest_s *= 1.1 if found.segments == newest else 0.8  # so that some get somewhere, on any machine
         newest = found.segments
         seen += found.segments
         lock = FileLock(folder / LOCK)
