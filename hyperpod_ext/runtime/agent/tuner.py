@@ -1,0 +1,131 @@
+"""How often a durable tier with `every_steps: auto` is written to, in a job that runs: from what it measures of itself.
+
+Fed with the events that agents report; `planner.retune` decides. Only the coordinator has one, so all nodes agree.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, S3Tier
+from hyperpod_ext.config.runtime import RuntimeConfig
+from hyperpod_ext.planner.rates import PUBLISHED
+from hyperpod_ext.planner.retune import Measured, retune
+from hyperpod_ext.runtime.rendezvous.membership import Membership
+
+START_S = 60.0
+"""Seconds until the first checkpoint, and between the first two, where nothing else is said."""
+_IDLE_STEPS = 64
+_ENOUGH = 5  # steps beside a copy, and beside none, before anything is concluded from them
+
+
+def by_clock(config: RuntimeConfig) -> RuntimeConfig:
+    """The settings with durable tiers that are `auto` going by time: the coordinator names their steps."""
+    tiers = tuple(
+        tier.model_copy(update={"every_seconds": START_S})
+        if isinstance(tier, S3Tier | FileTier) and tier.auto and tier.every_seconds is None
+        else tier
+        for tier in config.checkpoint.tiers
+    )
+    if tiers == config.checkpoint.tiers:
+        return config
+    return config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"tiers": tiers})})
+
+
+class Tuner:
+    """Intervals of the durable tiers, in seconds.
+
+    Args:
+        now: when the job began.
+    """
+
+    def __init__(self, policy: CheckpointPolicy, nodes: int, now: float) -> None:
+        rates = PUBLISHED["llama3-405b"].rates().of_job(nodes)
+        self._prior = rates.correlated if policy.peer() is not None else rates.correlated + rates.node
+        self._started = now
+        self._tiers = {tier.kind: _Tuned(tier.every_seconds or START_S) for tier in policy.durable() if tier.auto}
+        self._idle: deque[float] = deque(maxlen=_IDLE_STEPS)
+        self._fell_back = 0
+
+    def seconds(self, tier: S3Tier | FileTier) -> float | None:
+        """Seconds between two checkpoints in `tier`; None where it goes by steps."""
+        tuned = self._tiers.get(tier.kind)
+        return tuned.interval if tuned is not None else tier.every_seconds
+
+    def named(self, kind: str, step: int) -> None:
+        """The tier gets a copy of this step next."""
+        if kind in self._tiers:
+            self._tiers[kind].expect(step)
+
+    def went_on(self, membership: Membership) -> None:
+        """A generation goes on; after a fault, and from a durable tier, that is what checkpoints are for."""
+        if membership.faults and membership.decision is not None:
+            kinds = {source.kind for several in membership.decision.sources.values() for source in several}
+            self._fell_back += bool(kinds & {"file", "s3"})
+
+    def heard(self, event: Mapping[str, Any], now: float) -> dict[str, float]:
+        """Take in an event; returns the tiers whose interval changed with it. Of its own clock, which may be another
+        machine's, only differences are used."""
+        if not self._tiers:
+            return {}
+        if event["event"] == "step" and "began" in event and int(event["rank"]) == 0:
+            took = float(event["t"]) - float(event["began"])
+            if not any(tuned.copying for tuned in self._tiers.values()):
+                self._idle.append(took)
+            for tuned in self._tiers.values():
+                tuned.step_done(int(event["step"]), took, now)
+        elif event["event"] == "copying" and event["tier"] in self._tiers and event["newest_step"] is not None:
+            tuned = self._tiers[event["tier"]]
+            if tuned.arrived(int(event["newest_step"]), now):
+                return self._retune(str(event["tier"]), tuned, now)
+        return {}
+
+    def _retune(self, kind: str, tuned: _Tuned, now: float) -> dict[str, float]:
+        if len(self._idle) < _ENOUGH or not tuned.latencies:
+            return {}
+        usual = median(self._idle)
+        blocked = median(max(0.0, sum(took - usual for took in beside)) for beside in tuned.beside)
+        measured = Measured(now - self._started, self._fell_back, blocked, median(tuned.latencies))
+        before, tuned.interval = tuned.interval, retune(tuned.interval, measured, self._prior)
+        return {kind: tuned.interval} if tuned.interval != before else {}
+
+
+class _Tuned:
+    """One tier: its interval, and the last few copies."""
+
+    def __init__(self, interval: float) -> None:
+        self.interval = interval
+        self.latencies: deque[float] = deque(maxlen=8)
+        self.beside: deque[list[float]] = deque(maxlen=8)
+        """How long the steps took that were made while each was copied."""
+        self._expected: int | None = None
+        self._since: float | None = None
+        self._steps: list[float] = []
+
+    @property
+    def copying(self) -> bool:
+        """Whether a copy is under way."""
+        return self._since is not None
+
+    def expect(self, step: int) -> None:
+        """A copy of `step` will be made."""
+        self._expected, self._since, self._steps = step, None, []
+
+    def step_done(self, step: int, took: float, now: float) -> None:
+        """Training has made a step."""
+        if self.copying:
+            self._steps.append(took)
+        if step == self._expected:
+            self._since = now
+
+    def arrived(self, step: int, now: float) -> bool:
+        """The tier has `step` now; whether that is the copy that was waited for."""
+        if self._since is None or self._expected is None or step < self._expected:
+            return False
+        self.latencies.append(now - self._since)
+        self.beside.append(self._steps)
+        self._expected, self._since, self._steps = None, None, []
+        return True

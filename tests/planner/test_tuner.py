@@ -1,0 +1,118 @@
+"""A running job finds the interval of a durable tier: what it hears, and what it makes of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from hyperpod_ext.config.checkpoint import CheckpointPolicy
+from hyperpod_ext.config.runtime import RuntimeConfig
+from hyperpod_ext.planner.intervals import best_interval
+from hyperpod_ext.planner.rates import published
+from hyperpod_ext.runtime.agent.tuner import START_S, Tuner, by_clock
+from hyperpod_ext.runtime.checkpoint.choose import Decision, Source
+from hyperpod_ext.runtime.rendezvous.membership import Fault, Membership
+
+AUTO = {"kind": "file", "path": "/x", "every_steps": "auto"}
+
+
+def policy(*tiers: dict[str, Any]) -> CheckpointPolicy:
+    return CheckpointPolicy.model_validate_json(json.dumps({"tiers": [{"kind": "memory"}, *tiers]}))
+
+
+def from_storage() -> Membership:
+    """After a fault, all go on from a checkpoint."""
+    fault = Fault(0, "killed", 5, died=True)
+    return Membership({0: 0}, 9, faults=[fault], decision=Decision(4, {0: (Source("file", 0),)}))
+
+
+class Job:
+    """Steps of 1 s; each checkpoint makes the four steps beside it 0.25 s longer, and arrives 4 s after."""
+
+    def __init__(self, tuner: Tuner, checkpoint: CheckpointPolicy) -> None:
+        self.tuner, (self.tier,) = tuner, checkpoint.durable()
+        self.now, self.step, self.drained_at = 0.0, 0, 0.0
+        self.due: int | None = None
+        self.arrives: float | None = None
+        self.copies: list[float] = []
+        self.changes: list[float] = []
+
+    def make_steps(self, count: int) -> None:
+        for _ in range(count):
+            began, self.step = self.now, self.step + 1
+            self.now += 1.25 if self.arrives is not None else 1.0
+            self.hear({"event": "step", "rank": 0, "step": self.step, "began": began})
+            if self.step == self.due:
+                self.arrives, self.due = self.now + 4.0, None
+                self.copies.append(self.now)
+            elif self.arrives is not None and self.now >= self.arrives:
+                self.arrives = None
+                self.hear({"event": "copying", "tier": "file", "newest_step": self.step})
+            seconds = self.tuner.seconds(self.tier)
+            assert seconds is not None
+            if self.now - self.drained_at >= seconds:
+                self.drained_at, self.due = self.now, self.step + 2
+                self.tuner.named("file", self.due)
+
+    def hear(self, event: dict[str, Any]) -> None:
+        self.changes += self.tuner.heard({**event, "t": self.now}, self.now).values()
+
+
+def test_a_job_comes_to_the_interval_that_its_own_numbers_ask_for() -> None:
+    checkpoint = policy(AUTO)
+    job = Job(Tuner(checkpoint, 256, 0.0), checkpoint)
+    for _hour in range(40):
+        job.make_steps(3000)
+        job.tuner.went_on(from_storage())  # a failure each hour, or nearly so
+    prior = published("llama3-405b").of_job(256)
+    rate = 41 / (job.now + 1 / (prior.node + prior.correlated))
+    assert job.changes[:2] == [2 * START_S, 4 * START_S]
+    assert job.tuner.seconds(job.tier) == pytest.approx(best_interval(1.0, 1 / rate), rel=0.3)
+    gaps = [after - before for before, after in zip(job.copies[-6:], job.copies[-5:], strict=False)]
+    assert gaps == [pytest.approx(job.tuner.seconds(job.tier), rel=0.05)] * len(gaps)
+
+
+def test_nothing_is_concluded_before_there_is_enough_to_conclude_from() -> None:
+    checkpoint = policy(AUTO)
+    tuner = Tuner(checkpoint, 2, 0.0)
+    tuner.named("file", 1)
+    tuner.heard({"event": "step", "rank": 0, "step": 1, "began": 0.0, "t": 1.0}, 1.0)
+    assert tuner.heard({"event": "copying", "tier": "file", "newest_step": 1}, 2.0) == {}
+    assert tuner.seconds(checkpoint.durable()[0]) == START_S
+
+
+def test_a_copy_of_an_older_step_is_not_the_one_that_is_waited_for() -> None:
+    tuner = Tuner(policy(AUTO), 2, 0.0)
+    for step in range(1, 20):
+        tuner.heard({"event": "step", "rank": 0, "step": step, "began": step - 1.0, "t": float(step)}, step)
+    tuner.named("file", 20)
+    tuner.heard({"event": "step", "rank": 0, "step": 20, "began": 19.0, "t": 20.0}, 20.0)
+    assert tuner.heard({"event": "copying", "tier": "file", "newest_step": 10}, 21.0) == {}
+    assert tuner.heard({"event": "copying", "tier": "s3", "newest_step": 20}, 21.0) == {}
+    assert tuner.heard({"event": "copying", "tier": "file", "newest_step": None}, 21.0) == {}
+
+
+def test_tiers_that_say_how_often_are_left_alone() -> None:
+    for tier, seconds in (({"every_steps": 50}, None), ({"every_seconds": 30}, 30.0)):
+        checkpoint = policy({"kind": "file", "path": "/x", **tier})
+        tuner = Tuner(checkpoint, 2, 0.0)
+        tuner.named("file", 3)
+        assert tuner.heard({"event": "step", "rank": 0, "step": 3, "began": 2.0, "t": 3.0}, 3.0) == {}
+        assert tuner.seconds(checkpoint.durable()[0]) == seconds
+
+
+def test_auto_goes_by_the_coordinators_clock() -> None:
+    def settings(**tier: Any) -> RuntimeConfig:
+        checkpoint = policy({"kind": "file", "path": "/x", **tier})
+        return RuntimeConfig(name="job", nodes=1, workers_per_node=1, checkpoint=checkpoint)
+
+    auto = by_clock(settings(every_steps="auto")).checkpoint.durable()[0]
+    assert (auto.auto, auto.every_seconds) == (True, START_S)
+    told = by_clock(settings(every_steps="auto", every_seconds=7)).checkpoint.durable()[0]
+    assert (told.auto, told.every_seconds) == (True, 7.0)
+    plain = settings(every_steps=5)
+    assert by_clock(plain) is plain
+    once_more = RuntimeConfig.model_validate_json(by_clock(settings(every_steps="auto")).model_dump_json())
+    assert once_more.checkpoint.durable()[0].every_seconds == START_S
