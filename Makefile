@@ -16,7 +16,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup s3-server moto cdk run check static test test-thorough test-sdks soak bench bench-recovery bench-rendezvous bench-faults bench-checkpoint bench-data bench-first-batch golden clean
+.PHONY: setup s3-server moto cdk run check static test test-thorough test-sdks soak bench bench-recovery bench-rendezvous bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator golden clean
 
 setup: $(READY) s3-server moto
 
@@ -86,6 +86,10 @@ bench-data: $(READY)
 # saves and restores beside torch, DLRover, NVRx, AWS's client and S3 clients, which are installed below $(VENV)/bench
 bench-checkpoint: $(READY)
 	$(BIN)/python tests/bench/checkpointing.py $(ARGS)
+
+# simulated jobs beside real ones that are killed at random; 50 runs of 16 nodes take more than an hour on 2 cores
+bench-simulator: $(READY)
+	$(BIN)/python tests/bench/simulator.py $(ARGS)
 
 # from a new process to its first batch, deep in an epoch, beside StatefulDataLoader; about five minutes
 bench-first-batch: $(READY)

@@ -1,0 +1,122 @@
+"""The simulator beside real jobs: as many local runs of the example as asked for, killed at random, and as many
+simulated ones with what those measured of steps and recoveries.
+
+    python tests/bench/simulator.py --runs 50 --nodes 16
+
+Start-up and the end of a job are left out of both: what is compared is the share of training time that was kept. The
+jobs of 16 nodes on a machine of 2 cores wait for one another's imports; give it an hour, or fewer nodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.planner.rates import Rates
+from hyperpod_ext.planner.ways import Recovery
+from hyperpod_ext.runtime.simulator.engine import Simulation
+from hyperpod_ext.runtime.simulator.settings import Simulated, Tier
+
+ROOT = Path(__file__).resolve().parents[2]
+HP_EXT = Path(sys.executable).with_name("hp-ext")
+
+
+@dataclass(frozen=True)
+class Real:
+    """What one real job did. Seconds."""
+
+    kills: int
+    steps: int
+    kept: float
+    recovery: float
+    other: float
+    recoveries: tuple[float, ...]
+
+    def share(self, idle: float) -> float:
+        """Of training, the share that was kept; `idle` is what a job without faults spends on neither."""
+        lost = max(0.0, self.other - idle)
+        return self.kept / (self.kept + self.recovery + lost)
+
+
+def run(nodes: int, steps: int, kills: list[tuple[int, int]]) -> Real:
+    """One real job of `nodes` nodes with one worker each."""
+    with tempfile.TemporaryDirectory(prefix="hpx-sim-", dir="/tmp") as folder:
+        spec = Path(folder) / "job.yaml"
+        spec.write_text((ROOT / "examples" / "01-local" / "job.yaml").read_text())
+        (spec.parent / "train.py").write_text((ROOT / "examples" / "01-local" / "train.py").read_text())
+        command = [str(HP_EXT), "create-job", "-f", str(spec), "--target", "local", "--wait", "-o", "json"]
+        command += ["--set", f"nodes={nodes}", "--set", "workers_per_node=1", "--set", f"global_batch_size={nodes}"]
+        command += ["--set", f"args.1='{steps}'", "--set", "chaos.compare=false", "--set", "restart.max_restarts=1000"]
+        command += [part for rank, step in kills for part in ("--kill", f"rank={rank}@step={step}")] or ["--no-kill"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"a job failed:\n{done.stdout}\n{done.stderr}")
+    report: dict[str, Any] = json.loads(done.stdout)
+    seconds, recoveries = report["seconds"], report["recoveries"]
+    took = [
+        sum(value for name, value in one["phases"].items() if value is not None and name != "first_new_step")
+        for one in recoveries
+    ]
+    return Real(len(recoveries), report["steps"], seconds["steps"], seconds["recovery"], seconds["other"], tuple(took))
+
+
+def simulate(real: list[Real], idle: float, nodes: int, kills: float, runs: int) -> list[float]:
+    """Shares kept by as many simulated jobs, with steps, recoveries and failures as the real ones had."""
+    step_s = statistics.median(one.kept / one.steps for one in real)
+    recovery = statistics.fmean(took for one in real for took in one.recoveries)
+    length = statistics.fmean(one.kept + one.recovery + max(0.0, one.other - idle) for one in real)
+    settings = Simulated(
+        nodes,
+        step_s,
+        {"memory": Tier(1)},
+        Rates(kills / length / nodes, 0.0, 0.0, "the real jobs"),
+        Recovery(process=recovery),
+        redundant=True,
+    )
+    return [Simulation(settings, seed).run(length / 86400).goodput for seed in range(runs)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=50)
+    parser.add_argument("--nodes", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--kills", type=int, default=3, help="most kills of one job; drawn evenly from 0")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="write all numbers there, as JSON")
+    args = parser.parse_args()
+    draw = random.Random(args.seed)
+    calm = run(args.nodes, args.steps, [])
+    print(f"without a fault: {calm.steps} steps of {calm.kept / calm.steps:.3f} s, {calm.other:.2f} s of other")
+    real: list[Real] = []
+    for number in range(args.runs):
+        steps = sorted(draw.sample(range(5, args.steps - 5), 1 + draw.randrange(args.kills)))
+        real.append(run(args.nodes, args.steps, [(draw.randrange(args.nodes), step) for step in steps]))
+        one = real[-1]
+        print(f"{number + 1}/{args.runs}: {one.kills} kills, {100 * one.share(calm.other):.2f} % kept", flush=True)
+    shares = [one.share(calm.other) for one in real]
+    mean_kills = statistics.fmean(one.kills for one in real)
+    simulated = simulate(real, calm.other, args.nodes, mean_kills, max(200, args.runs))
+    rows = [("real", shares), ("simulated", simulated)]
+    for name, values in rows:
+        print(
+            f"{name:10} {100 * statistics.fmean(values):6.2f} % +- {100 * statistics.stdev(values):.2f} ({len(values)})"
+        )
+    apart = abs(statistics.fmean(shares) - statistics.fmean(simulated))
+    spread = statistics.stdev(shares)
+    print(f"apart by {100 * apart:.2f} points; the real jobs spread by {100 * spread:.2f}")
+    if args.out is not None:
+        args.out.write_text(json.dumps({"nodes": args.nodes, "real": shares, "simulated": simulated}, indent=2) + "\n")
+    return 0 if apart <= spread else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
