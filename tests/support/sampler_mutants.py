@@ -14,9 +14,10 @@ from unittest import mock
 import numpy as np
 
 from hyperpod_ext.runtime.data import mixing, permutation, sampler
+from hyperpod_ext.runtime.data.batches import MicroBatches
 from hyperpod_ext.runtime.data.mixing import Segment
 from hyperpod_ext.runtime.data.positions import Cursor, Extent, extent_at
-from hyperpod_ext.runtime.data.sampler import ElasticBatchSampler, MicroBatches, Plan, Slot
+from hyperpod_ext.runtime.data.sampler import ElasticBatchSampler, Plan, Slot
 
 
 class LocalCounts(ElasticBatchSampler):
@@ -95,7 +96,7 @@ class ReadAhead(ElasticBatchSampler):
         return plan
 
     def state_dict(self) -> dict[str, Any]:
-        return self._saved(self._furthest or self.cursor).to_dict()
+        return self.saved_at(self._furthest or self.cursor).to_dict()
 
 
 class LateMicroBatches(MicroBatches):

@@ -99,7 +99,8 @@ def quotas_of(weights: tuple[float, ...]) -> tuple[int, ...]:
     for one, weight in enumerate(weights):
         if weight > 0 and quotas[one] == 0:
             raise JobFailedError(
-                f"weight {weight} of source {one} is {float(parts[one] / total):.2g} of all: less than one sample in {BLOCK}",
+                f"weight {weight} of source {one} is {float(parts[one] / total):.2g} of all: "
+                f"less than one sample in {BLOCK}",
                 hint="Give it at least 1/4096 of the sum of weights, or 0.",
             )
     return tuple(quotas)

@@ -6,14 +6,14 @@ small, equal on every rank, and says what steps have *used*: what was read ahead
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.data.batches import MicroBatches
 from hyperpod_ext.runtime.data.mixing import Mixture, Segment, drawn_before, ids_of_mixture, quotas_of
 from hyperpod_ext.runtime.data.permutation import MOST
 from hyperpod_ext.runtime.data.positions import (
@@ -123,7 +123,8 @@ class ElasticBatchSampler:
         self.version = 0
         """Rises when what was planned ahead no longer holds."""
         self._given: tuple[int, int] | None = None
-        self._unacknowledged = 0
+        self.unacknowledged = 0
+        """Passes that ended since a step was acknowledged last."""
         if rank is not None or world_size is not None:
             self.set_world(rank, world_size)
 
@@ -216,7 +217,7 @@ class ElasticBatchSampler:
             self.cursor = step.after
         else:
             self.cursor = self.plan(self.cursor).after
-        self._unacknowledged = 0
+        self.unacknowledged = 0
 
     def set_world(self, rank: int | None, world_size: int | None) -> None:
         """Another rank or world size, from the next step on. None, None: ask torch.distributed each time.
@@ -260,7 +261,7 @@ class ElasticBatchSampler:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the run is: numbers and text only, equal on every rank."""
-        return self._saved(self.cursor).to_dict()
+        return self.saved_at(self.cursor).to_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` says, saved by any rank of any world size.
@@ -272,7 +273,7 @@ class ElasticBatchSampler:
             JobFailedError: it is of other samples or another order, or damaged.
         """
         saved = read_state(state)
-        saved.check_same(self._saved(self.cursor))
+        saved.check_same(self.saved_at(self.cursor))
         if self._asked == saved.asked_batch:
             self._batch = self._checked_batch(*saved.batch)
         self.cursor = saved.cursor
@@ -283,7 +284,8 @@ class ElasticBatchSampler:
                 self.set_weights(asked)
         self.version += 1
 
-    def _saved(self, cursor: Cursor) -> Saved:
+    def saved_at(self, cursor: Cursor) -> Saved:
+        """What would be saved if the next step were the one at `cursor`."""
         return Saved(
             order=name_of(self._order),
             seed=self.seed,
@@ -300,7 +302,7 @@ class ElasticBatchSampler:
 
     def __iter__(self) -> MicroBatches:
         """Ids of this rank's micro-batches up to the end of the epoch."""
-        if self._unacknowledged > 1:
+        if self.unacknowledged > 1:
             raise JobFailedError(
                 "two epochs were read and no step of them was acknowledged: the same samples would come again",
                 hint="Call ack() after each optimizer step; under StatefulDataLoader give acknowledge=False.",
@@ -356,46 +358,3 @@ class ElasticBatchSampler:
                 f"{slots} micro-batches do not divide among {world_size} ranks",
                 hint='Choose other batch sizes (`hp-ext scales` lists them), drop_last=True, or uneven="ghost".',
             )
-
-
-class MicroBatches(Iterator[list[int]]):
-    """One pass over the rest of an epoch. Its own state is what it has given, as StatefulDataLoader wants it."""
-
-    def __init__(self, sampler: ElasticBatchSampler) -> None:
-        self._sampler = sampler
-        self._begin()
-
-    def _begin(self) -> None:
-        self._cursor, self._version = self._sampler.cursor, self._sampler.version
-        self._epoch = self._sampler.plan(self._cursor).cursor.epoch
-        self._slots: deque[Slot] = deque()
-
-    def __next__(self) -> list[int]:
-        if self._version != self._sampler.version:
-            raise JobFailedError(
-                "the sampler was changed while a loader went through it", hint="Begin a new pass over the loader."
-            )
-        while not self._slots:
-            plan = self._sampler.plan(self._cursor)
-            if plan.cursor.epoch != self._epoch:
-                self._sampler._unacknowledged += self._sampler.acknowledge
-                raise StopIteration
-            self._slots, self._after = deque(plan.slots), plan.after
-            if not self._slots:
-                self._move()
-        slot = self._slots.popleft()
-        if not self._slots:
-            self._move()  # before the last is given: who counts by what was given would count one step less
-        return slot.ids
-
-    def _move(self) -> None:
-        self._cursor = self._after
-        if not self._sampler.acknowledge:
-            self._sampler.cursor = self._cursor
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._sampler._saved(self._cursor).to_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._sampler.load_state_dict(state)
-        self._begin()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import multiprocessing
+import os
+import threading
 from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.processes import die_with_parent
 from hyperpod_ext.runtime.data.fetching import Fetch, Fetched, Task
 from hyperpod_ext.runtime.data.sampler import GHOST, Plan
 
@@ -66,6 +71,7 @@ def in_processes(
         prefetch_factor=each,
         collate_fn=_as_it_is,  # type: ignore[arg-type]  # of one task, for want of a batch_size
         multiprocessing_context=start_method,
+        worker_init_fn=functools.partial(_end_with_parent, os.getpid()) if _forks(start_method) else None,
     )
     read: Any = iter(loader)
     try:
@@ -87,6 +93,18 @@ def in_processes(
     finally:
         if hasattr(read, "_shutdown_workers"):
             read._shutdown_workers()
+
+
+def _forks(start_method: str | None) -> bool:
+    """Whether workers are children of this thread, and this thread lasts as long as the process."""
+    method = start_method or multiprocessing.get_start_method()
+    return method == "fork" and threading.current_thread() is threading.main_thread()
+
+
+def _end_with_parent(parent_pid: int, _worker: int) -> None:
+    """torch's workers look every five seconds whether their parent lives, and hold its sockets open until then: other
+    ranks would wait for a dead one."""
+    die_with_parent(parent_pid)
 
 
 class _Seeded:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -147,6 +151,32 @@ class Deadly(Noisy):
         if index == 50 and torch.utils.data.get_worker_info() is not None:
             os.kill(os.getpid(), signal.SIGKILL)
         return [index]
+
+
+PARENT = """
+import os, signal, sys
+from hyperpod_ext.runtime.data import ElasticDataLoader
+from hyperpod_ext.processes import descendants
+loader = ElasticDataLoader(range(1000), global_batch_size=4, micro_batch_size=4, workers=2, rank=0, world_size=1)
+steps = loader.steps()
+next(steps)
+print(*descendants(os.getpid()), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_workers_end_with_the_process_that_they_read_for(tmp_path: Path) -> None:
+    """They hold its sockets open: another rank would wait for a dead one."""
+    told = tmp_path / "workers"
+    with told.open("w") as file:  # not a pipe: they would hold that open, too, and be waited for
+        done = subprocess.run([sys.executable, "-c", PARENT], stdout=file, check=False)
+    assert done.returncode == -signal.SIGKILL
+    workers = [int(pid) for pid in told.read_text().split()]
+    assert len(workers) == 2
+    until = time.monotonic() + 3  # torch's own look after 5
+    while any(Path(f"/proc/{pid}/exe").exists() for pid in workers):
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def test_a_step_that_was_not_acknowledged_is_an_error_at_the_next() -> None:
