@@ -83,8 +83,12 @@ def pod_role(stack: Part, name: str, wanted: JobRole, stored: Stored, cluster: E
     trusted = iam.ServicePrincipal(
         "pods.eks.amazonaws.com",
         conditions={
-            "StringEquals": {"aws:SourceAccount": stack.account},
-            "ArnEquals": {"aws:SourceArn": cluster.arn},
+            "StringEquals": {
+                "aws:SourceAccount": stack.account,
+                "aws:RequestTag/eks-cluster-name": cluster.name,
+                "aws:RequestTag/kubernetes-namespace": wanted.namespace,
+                "aws:RequestTag/kubernetes-service-account": wanted.service_account,
+            }
         },
     ).with_session_tags()
     about = f"Pods of {wanted.service_account} in {wanted.namespace}: checkpoints of {wanted.jobs}"

@@ -155,8 +155,16 @@ def test_machines_of_slurm_write_checkpoints_of_any_job_and_read_data_and_script
 
 def test_roles_are_taken_only_by_the_services_that_are_meant(eks: Account) -> None:
     arn = eks.output("JobRoleArn")
-    cluster = next(eks.of_kind("AWS::EKS::PodIdentityAssociation"))[2]["ClusterName"]
-    mine = {"aws:sourceaccount": ACCOUNT, "aws:sourcearn": f"arn:aws:eks:us-west-2:{ACCOUNT}:cluster/{cluster}"}
+    found = (one for _, _, one in eks.of_kind("AWS::EKS::PodIdentityAssociation") if one["RoleArn"] == arn)
+    mine = {"aws:sourceaccount": ACCOUNT} | {
+        f"aws:requesttag/{tag}": one[member]
+        for one in found
+        for tag, member in (
+            ("eks-cluster-name", "ClusterName"),
+            ("kubernetes-namespace", "Namespace"),
+            ("kubernetes-service-account", "ServiceAccount"),
+        )
+    }
     pods = Principal(service="pods.eks.amazonaws.com")
 
     def takes(who: Principal, action: str = "sts:AssumeRole", role: str = arn, **context: str) -> bool:
@@ -165,8 +173,8 @@ def test_roles_are_taken_only_by_the_services_that_are_meant(eks: Account) -> No
     assert takes(pods)
     assert takes(pods, "sts:TagSession")
     assert not allowed(Request(pods, "sts:AssumeRole", arn, mine | {"aws:sourceaccount": "9" * 12}), eks.trust(arn))
-    other = mine | {"aws:sourcearn": f"arn:aws:eks:us-west-2:{ACCOUNT}:cluster/other"}
-    assert not allowed(Request(pods, "sts:AssumeRole", arn, other), eks.trust(arn))
+    for key in mine:
+        assert not allowed(Request(pods, "sts:AssumeRole", arn, mine | {key: "other"}), eks.trust(arn))
     for who in (Principal(service="sagemaker.amazonaws.com"), Principal(service="ec2.amazonaws.com"),
                 Principal(f"arn:aws:iam::{ACCOUNT}:role/x", policies=({"Statement": [_ALL]},))):  # fmt: skip
         assert not takes(who)

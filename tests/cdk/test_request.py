@@ -150,12 +150,13 @@ def generated(number: int) -> list[ClusterConfig]:
     """So many different clusters."""
     found: dict[str, ClusterConfig] = {}
 
-    @settings(max_examples=3 * number, database=None, deadline=None, phases=[Phase.generate])
+    @settings(max_examples=number, database=None, deadline=None, phases=[Phase.generate])
     @given(config=clusters())
     def collect(config: ClusterConfig) -> None:
         found[config.model_dump_json(exclude={"name"})] = config
 
-    collect()
+    while len(found) < number:
+        collect()
     return list(found.values())[:number]
 
 
@@ -174,6 +175,7 @@ def properties_of(configs: list[ClusterConfig], folder: Path) -> list[dict[str, 
     return [template["Resources"]["Cluster"]["Properties"] for template in templates]
 
 
+@pytest.mark.timeout(300)
 def test_any_cluster_is_the_request(tmp_path: Path) -> None:
     example = load(ClusterConfig, EXAMPLES / "08-cluster" / "cluster.yaml")
     around = deployment(IMPORTED).infrastructure
