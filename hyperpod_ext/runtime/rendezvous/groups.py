@@ -36,8 +36,10 @@ from hyperpod_ext.runtime.rendezvous.gloo_sockets import answer_for, duplicate, 
 from hyperpod_ext.runtime.rendezvous.store import PartitionedStore
 
 _LAZY = "TORCH_GLOO_LAZY_INIT"
-_LOOK_S, _SLOWER, _SLOWEST_LOOK_S = 0.002, 1.2, 0.05
+_LOOK_S, _SLOWER, _SLOWEST_LOOK_S = 0.005, 1.2, 0.05
 """How often it is looked for waits that gloo has forgotten, once a generation is over."""
+_LOOK_SHARE = 0.1
+"""Share of the time that may go into looking: where many ranks share few cores, it is taken from those not free yet."""
 _NOTICE_S = 0.02
 """How long gloo may take to notice that a connection has ended."""
 _QUIET_LOOK_S = 0.02
@@ -132,6 +134,7 @@ class ProcessGroups:
         answered: set[tuple[str, int]] = set()
         pause_s = _LOOK_S
         while not self._left.wait(pause_s):
+            began = time.monotonic()
             noticing = self._cut_reading()
             asleep = waits.look()
             forgotten = [] if noticing else [lost for lost in asleep if lost in before]
@@ -144,7 +147,8 @@ class ProcessGroups:
                         answered.add(loop.address)
                         answer_for(loop, self._world_size)
             before = [] if noticing else asleep
-            pause_s = min(pause_s * _SLOWER, _SLOWEST_LOOK_S)
+            looked_s = time.monotonic() - began
+            pause_s = min(max(pause_s * _SLOWER, looked_s / _LOOK_SHARE), _SLOWEST_LOOK_S)
 
     def destroy(self) -> None:
         """Destroy the groups. Call with no DDP module or work handle of them alive, or their threads stay."""
