@@ -160,8 +160,9 @@ def _run(
                 pass
             case MakeStacks(names=names):
                 say(f"deploying {', '.join(names)} ...")
-                options = ("--app", str(assembly.folder), "--exclusively", "--require-approval", "never")
-                run_cdk(program, environment, cluster.region, "deploy", *names, *options, "--progress", "events")
+                # without change sets of its own: what changes was shown, and agreed to, above
+                options = ("--exclusively", "--require-approval", "never", "--method", "direct", "--progress", "events")
+                run_cdk(program, environment, cluster.region, "deploy", *names, "--app", str(assembly.folder), *options)
             case InstallChart() if not chart_installed:
                 _stop_for_chart(cluster, step)
             case UploadScripts():
