@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hyperpod_ext.config.cluster import ClusterConfig
+from hyperpod_ext.launch.cluster import rules
 from hyperpod_ext.launch.cluster.bindings import Bindings, Mount, bound
 from hyperpod_ext.launch.cluster.deployment import problems
 from hyperpod_ext.launch.cluster.network_rules import zone_prefix
@@ -232,6 +233,13 @@ def test_without_scale_no_group_has_machines_or_asks_for_the_least() -> None:
     groups = [*request["InstanceGroups"], *request["RestrictedInstanceGroups"]]
     assert [group["InstanceCount"] for group in groups] == [0, 0]
     assert "MinInstanceCount" not in groups[0]
+
+
+def test_who_creates_what_is_to_be_deployed_is_told_how() -> None:
+    told = {problem.path: problem.hint for problem in rules.problems(deployment(EKS))}
+    made = {"eks_cluster_arn", "vpc", "cluster_role", *(f"instance_groups.{n}.execution_role" for n in (0, 1))}
+    assert told.keys() == made
+    assert all("hp-ext cluster deploy" in hint for hint in told.values())
 
 
 @pytest.mark.parametrize(

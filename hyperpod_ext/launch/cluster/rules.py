@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from hyperpod_ext.config.cluster import ClusterConfig, InstanceGroup
 from hyperpod_ext.errors import Problem
@@ -10,6 +11,18 @@ from hyperpod_ext.errors import Problem
 
 def problems(cluster: ClusterConfig) -> Iterator[Problem]:
     """Every reason why AWS would refuse `cluster`, or it would not be what was meant."""
+    for problem in _problems(cluster):
+        open_to_deploy = cluster.infrastructure is not None and problem.path.rpartition(".")[2] in _MADE
+        if open_to_deploy and problem.message.startswith("is needed"):
+            problem = replace(problem, hint="`hp-ext cluster deploy` makes it; without it, write the one that is there")
+        yield problem
+
+
+_MADE = ("eks_cluster_arn", "vpc", "execution_role", "cluster_role")
+"""Fields that a deployment fills in."""
+
+
+def _problems(cluster: ClusterConfig) -> Iterator[Problem]:
     yield from (_on_eks if cluster.orchestrator == "eks" else _on_slurm)(cluster)
     yield from _shared(cluster)
     for index, group in enumerate(cluster.instance_groups):
