@@ -16,7 +16,7 @@ from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.launch.sagemaker.request import as_model_trainer_sends_it, training_job_request
 from hyperpod_ext.launch.sagemaker.strict import check_request
 
-pytestmark = pytest.mark.sdks
+pytestmark = [pytest.mark.sdks, pytest.mark.timeout(600)]
 
 ALL = CASES | V2_ALONE
 
@@ -37,7 +37,7 @@ def sdk(request: pytest.FixtureRequest, root: Path, tmp_path_factory: pytest.Tem
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

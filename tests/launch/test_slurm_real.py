@@ -142,6 +142,11 @@ def report(folder: Path) -> dict[str, Any]:
     return found
 
 
+def durable_step(folder: Path) -> int:
+    """The newest step that a job can go on from; the first is 0."""
+    return max((int(file.parent.name.split("-")[1]) for file in folder.glob("step-*/manifest.json")), default=-1)
+
+
 def lose_power(cluster: SlurmCluster, node: str) -> None:
     """Kill all that runs on a node: slurmd, its steps, the batch script and what they started."""
     space = Path(f"/proc/{cluster.processes[node].pid}/ns/uts").readlink()
@@ -165,14 +170,14 @@ def lose_power(cluster: SlurmCluster, node: str) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("lost", ["hpx1", "hpx2"], ids=["of-the-batch-script", "another"])
 def test_a_node_is_lost_and_the_job_is_queued_again_and_goes_on_with_the_same_losses(place: Place, lost: str) -> None:
-    place.write_job(steps=100)
+    place.write_job(steps=200)
     whole = place.create("--wait")
     assert (whole.code, whole.json["starts"]) == (0, 1), whole.stderr
 
     shutil.rmtree(place.folder / "kept")
     waiting = place.start("create-job", "-f", "job.yaml", *TARGET, "--wait", "-o", "json")
     job = str(int(whole.json["slurm_job_id"]) + 1)
-    wait_until(lambda: made_step(place.start_dir(job) / "events.jsonl", 7))
+    wait_until(lambda: durable_step(place.folder / "kept" / "tiny-gpt") > 0)
     assert place.cluster.ask("squeue", "-h", "-j", job, "-o", "%N").strip() == "hpx[1-2]"
     lose_power(place.cluster, lost)
     try:
@@ -181,7 +186,7 @@ def test_a_node_is_lost_and_the_job_is_queued_again_and_goes_on_with_the_same_lo
         place.cluster.start_node(lost)
         wait_until(lambda: place.cluster.ask("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == "3")
     assert again.code == 0, again.stderr
-    assert (again.json["state"], again.json["starts"], len(again.json["losses"])) == ("succeeded", 2, 100)
+    assert (again.json["state"], again.json["starts"], len(again.json["losses"])) == ("succeeded", 2, 200)
     assert again.json["losses"] == whole.json["losses"]
     assert again.json["weights"] == whole.json["weights"]
     assert min(map(int, report(place.start_dir(job, "1.0"))["losses"])) > 1, "it began anew"
@@ -233,6 +238,16 @@ def test_a_script_that_raises_fails_the_job_once_with_its_error(place: Place) ->
     assert (failed.code, failed.json["state"], failed.json["starts"]) == (7, "failed", 1)
     assert "no such luck" in failed.stderr
     assert place.hp_ext("status", URL, "-o", "json").json["error"]["message"]
+
+
+def test_a_plain_script_has_its_arguments_under_torchrun_and_the_lines_of_its_ranks_are_found(place: Place) -> None:
+    words = ["$HOME", "${local_rank}", "$$"]
+    place.write_job(mode="plain", workers_per_node=2, args=words, checkpoint={})
+    (place.folder / "train.py").write_text("import os, sys\nprint('from', os.environ['RANK'], sys.argv[1:])\n")
+    whole = place.create("--wait")
+    assert (whole.code, whole.json["state"]) == (0, "succeeded"), whole.stderr
+    for rank in range(4):
+        assert place.hp_ext("logs", URL, "--rank", str(rank)).stdout == f"rank {rank} | from {rank} {words}\n"
 
 
 REFUSED = {
