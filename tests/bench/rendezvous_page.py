@@ -82,7 +82,8 @@ def _freed(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
         found[kind] = {
             "median": median(times), "p95": times[int(0.95 * (len(times) - 1))], "most": times[-1], "count": len(times)
         }  # fmt: skip
-    return found
+    spent = {name: median(t for one in runs for t in one[name]) for name in ("cpu", "queued")}
+    return {**found, "spent": spent}
 
 
 def _ratio(medians: Mapping[str, Any], phase: str, size: str) -> float:
@@ -106,6 +107,10 @@ def make_tables(document: Mapping[str, Any]) -> str:
             one = document["survivors"][size][kind]
             figures = "".join(f"{one[name] * 1000:>10.1f}" for name in ("median", "p95", "most"))
             lines.append(f"{size + ' ranks, ' + label:<44}{figures}{one['count']:>8}")
+    lines += ["", f"{'one survivor until it is out, ms, medians':<44}{'CPU time':>10}{'run queue':>10}"]
+    for size in sizes:
+        spent = document["survivors"][size]["spent"]
+        lines.append(f"{size + ' ranks':<44}{spent['cpu'] * 1000:>10.1f}{spent['queued'] * 1000:>10.1f}")
     stock = document["stock"]
     lines += [
         "",
@@ -153,7 +158,9 @@ begins for all at once; it is over when the last rank is through. *Destroy block
 
 *First all-reduce* makes what connections it needs; where they are made at once, it finds them. *Survivors out*: from
 the moment the death of a rank in the middle of the ring is seen, half of them in all-reduces of 4 bytes, half of 4 MB,
-until the exception in the survivor's main thread. 0 ms: it had one before the death was seen.
+until the exception in the survivor's main thread. 0 ms: it had one before the death was seen. From the word that the
+generation is over until then, *CPU time* is what the survivor's process ran, and *run queue* what its main thread
+waited for a core, by the kernel's count (schedstat).
 
 Measured on {machine["cores"]} cores ({machine["cpu"]}), Python {machine["python"]}, torch {machine["torch"]}, load
 average {min(loads):.1f} to {max(loads):.1f} when the sides started.
@@ -165,7 +172,8 @@ average {min(loads):.1f} to {max(loads):.1f} when the sides started.
 ## Limits
 
 - All ranks share {machine["cores"]} cores, so at 64 ranks it is the work of all of them together that is measured,
-  more than what one rank waits for.
+  more than what one rank waits for: the run queue tells how much of the time that is. Who is out first closes its
+  groups, and takes from the others once more.
 - One machine: connections cost no round trip. Over a network, the mesh that is not made costs more than here.
 - The advantage over lazily connecting torch is not speed: it is that no process serves the store for the others.
 - Requests are counted where they are served, a rank's own included. Names are counted where Python asks for them; the

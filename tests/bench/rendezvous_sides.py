@@ -218,6 +218,10 @@ class Freed:
 
     neighbours: list[float] = field(default_factory=list)
     others: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    """What each survivor's process ran, from the word that the generation is over until it was out."""
+    queued: list[float] = field(default_factory=list)
+    """What its main thread waited for a core meanwhile."""
 
 
 def _reduce_for_ever(numel: int) -> Callable[[Member], None]:
@@ -246,6 +250,8 @@ def measure_freed(size: int, faults: int, numel: int) -> Freed:
             for rank, (told,) in ranks.hear("freed", victim, timeout_s=120.0).items():
                 near = (rank - victim) % size in (1, size - 1)
                 (found.neighbours if near else found.others).append(told["at"] - seen)
+                found.cpu.append(told["cpu"])
+                found.queued.append(told["queued"])
             ranks.start(victim)
     return found
 

@@ -10,6 +10,8 @@ import pytest
 from rendezvous_page import make_document, make_tables
 from rendezvous_sides import OURS, SIDES, TORCH
 
+SPENT = {"cpu": [0.002, 0.003], "queued": [0.15, 0.16]}
+
 
 def _opened(side: str, size: int, **changes):
     slow = 10.0 if side == TORCH else 1.0
@@ -22,12 +24,13 @@ def _opened(side: str, size: int, **changes):
 
 def _document(others: float = 0.02, **changes):
     opened = [_opened(side, size, **(changes if side == OURS else {})) for side in SIDES for size in (4, 64)]
-    freed = [{"size": size, "numel": 1, "neighbours": [-0.01, 0.002], "others": [others]} for size in (4, 64)]
+    freed = [{"size": size, "numel": 1, "neighbours": [-0.01, 0.002], "others": [others], **SPENT} for size in (4, 64)]
     return make_document(opened, freed, 3.0, 3.0, "command")
 
 
 def test_all_aims_met():
     document = _document()
+    assert "64 ranks                                           2.5     155.0" in make_tables(document)
     assert all(document["aims"].values())
     assert document["medians"][OURS]["64"]["reinit"] == 1.0
     assert document["survivors"]["4"]["neighbours"]["median"] == pytest.approx(0.001)  # earlier than seen counts as 0

@@ -29,6 +29,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -55,6 +56,7 @@ class Member:
         self._line = line
         self._inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._aborted_at = 0.0
+        self._spent_before = (0.0, 0.0)
         self._sending = threading.Lock()
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -80,13 +82,15 @@ class Member:
         try:
             yield
         except (RuntimeError, ConnectionError) as error:
-            freed = time.monotonic()
+            freed, after = time.monotonic(), spent()
             raised = f"{type(error).__name__}: {error}"
             traceback.clear_frames(error.__traceback__)
             error.__traceback__ = None
             while not self._aborted_at:  # heard it from a neighbour's closed socket first
                 self._inbox.put(self._inbox.get())
-            self.send("freed", {"at": freed, "heard": self._aborted_at, "raised": raised})
+            cpu, queued = (max(0.0, now - before) for now, before in zip(after, self._spent_before, strict=True))
+            told = {"at": freed, "heard": self._aborted_at, "raised": raised, "cpu": cpu, "queued": queued}
+            self.send("freed", told)
         if raised:
             self._aborted_at = 0.0
             self.groups.cut()
@@ -101,6 +105,7 @@ class Member:
             while True:
                 message = self._line.recv()
                 if message[0] == "abort":
+                    self._spent_before = spent()
                     heard = self._aborted_at = time.monotonic()
                     self.groups.cut()
                     self.send("cut", time.monotonic() - heard)
@@ -110,6 +115,12 @@ class Member:
     def _broke(self, why: str) -> None:
         print(why, file=sys.stderr)
         os._exit(1)
+
+
+def spent() -> tuple[float, float]:
+    """Seconds that this process has run, and that its main thread was ready to and waited for a core."""
+    waited_ns = Path("/proc/self/schedstat").read_text().split()[1]
+    return time.process_time(), int(waited_ns) / 1e9
 
 
 class Ranks:
