@@ -140,6 +140,8 @@ class SamplerMachine(RuleBasedStateMachine):
     """Steps are slices of the oracle's lists, all ranks' states are equal, whatever happens in between."""
 
     sampler_class: type[ElasticBatchSampler] = ElasticBatchSampler
+    sources: int | None = None
+    """1: no mixtures; 3: only mixtures."""
     steps_checked = 0
     """Over all examples: a run that checks nothing must not pass."""
     samples_checked = 0
@@ -176,6 +178,7 @@ class SamplerMachine(RuleBasedStateMachine):
         permutation.EXACT_UP_TO, mixing.BLOCK = exact, MIX_BLOCK
         for cached in (mixing._block, mixing.quotas_of):
             cached.cache_clear()
+        lengths = (lengths * 3)[: self.sources or len(lengths)]
         mixed = len(lengths) > 1
         sources = [Numbers(length, sum(lengths[:index])) for index, length in enumerate(lengths)]
         self.source: Any = Mixture(sources, weights) if mixed else sources[0]
@@ -297,15 +300,16 @@ class SamplerMachine(RuleBasedStateMachine):
         real = [slot for of_rank in slots for slot in of_rank if slot.index != GHOST]
         wanted = [ids[start : start + self.micro] for start in range(0, len(ids), self.micro)]
         assert [slot.ids for slot in real] == wanted, "not the samples of this step, slot by slot"
-        assert [slot.index for slot in real] == [*range(len(wanted))]
+        assert [slot.index for slot in real] == [*range(len(wanted))], "slots are numbered otherwise"
         for slot in real:
-            assert abs(slot.weight - len(slot.ids) / len(ids)) < 1e-12
+            assert abs(slot.weight - len(slot.ids) / len(ids)) < 1e-12, "a weight is not the share of samples"
         counts = {len(of_rank) for of_rank in slots}
         assert max(counts) == -(-len(wanted) // len(slots)), "the busiest rank has more than its share"
         assert len(counts) == 1 or self.uneven == "ragged", "ranks differ in their number of micro-batches"
         for of_rank in slots:
             for slot in of_rank:
-                assert slot.index != GHOST or (slot.weight == 0.0 and set(slot.ids) <= set(ids))
+                is_idle = slot.weight == 0.0 and set(slot.ids) <= set(ids)
+                assert slot.index != GHOST or is_idle, "a ghost counts, or has samples of another step"
         for rank in self.ranks:
             rank.ack()
         states = [rank.state() for rank in self.ranks]
@@ -320,7 +324,8 @@ class SamplerMachine(RuleBasedStateMachine):
             rank.close()
 
 
-def machine_of(sampler_class: type[ElasticBatchSampler]) -> type[SamplerMachine]:
+def machine_of(sampler_class: type[ElasticBatchSampler], sources: int | None = None) -> type[SamplerMachine]:
     """The machine over this class, with counts of its own."""
     name = f"Machine_{sampler_class.__name__}"
-    return type(name, (SamplerMachine,), {"sampler_class": sampler_class, "steps_checked": 0, "samples_checked": 0})
+    own = {"sampler_class": sampler_class, "sources": sources, "steps_checked": 0, "samples_checked": 0}
+    return type(name, (SamplerMachine,), own)

@@ -278,6 +278,9 @@ MUTANTS: dict[str, tuple[type[ElasticBatchSampler], Callable[[], Any] | None]] =
     **{one.__name__.strip("_"): (ElasticBatchSampler, one) for one in PATCHES},
 }
 
+OF_MIXTURES = {"WeightsForgetDraws", "WeightsOfAll", "chunked_draws"}
+"""Bugs that only mixtures show."""
+
 
 @contextmanager
 def mutant(name: str) -> Iterator[type[ElasticBatchSampler]]:
