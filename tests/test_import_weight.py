@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from command import HP_EXT
 
-HEAVY = {"pydantic", "yaml", "jinja2", "boto3", "torch", "rich", "numpy"}
+HEAVY = {"pydantic", "yaml", "jinja2", "boto3", "torch", "rich", "numpy", "aws_cdk"}
 
 LOADED_BY_COMMAND = """\
 import json, sys
@@ -36,7 +36,15 @@ def loaded_by(code: str, *arguments: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], [], ["create-job", "--help"], ["status", "--help"], ["update-cluster", "--help"]]
+    "arguments",
+    [
+        ["--help"],
+        [],
+        ["create-job", "--help"],
+        ["status", "--help"],
+        ["update-cluster", "--help"],
+        ["cluster", "deploy", "--help"],
+    ],
 )
 def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     loaded = loaded_by(LOADED_BY_COMMAND, *arguments)
@@ -53,6 +61,15 @@ def test_validate_loads_neither_templates_nor_torch(root: Path) -> None:
     loaded = loaded_by(LOADED_BY_COMMAND, "validate", str(root / "examples" / "01-local" / "job.yaml"))
     assert {"pydantic", "yaml"} <= loaded
     assert loaded & {"jinja2", "torch", "rich", "boto3"} == set()
+
+
+def test_templates_of_a_cluster_are_made_in_another_process(root: Path, tmp_path: Path) -> None:
+    spec = root / "examples" / "10-cluster-eks" / "cluster.yaml"
+    app = tmp_path / "app.py"
+    app.write_text("raise SystemExit('here')\n")
+    loaded = loaded_by(LOADED_BY_COMMAND, "cluster", "synth", "-f", str(spec), "--app", str(tmp_path))
+    assert "hyperpod_ext.launch.cdk.synth" in loaded
+    assert loaded & {"aws_cdk", "jsii", "cfnlint", "torch", "boto3", "jinja2", "rich"} == set()
 
 
 @pytest.mark.parametrize("module", ["hyperpod_ext", "hyperpod_ext.runtime", "hyperpod_ext.errors"])

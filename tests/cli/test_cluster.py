@@ -134,6 +134,7 @@ def test_counts_stay_as_they_are_unless_it_is_said(here: Workplace) -> None:
     assert "InstanceGroups.workers.InstanceCount: 4 -> 0" in gone.stdout
 
 
+@pytest.mark.slow
 def test_from_deploy_to_a_job_without_copy_and_paste(aws: Workplace) -> None:
     unprepared = aws.run("deploy", *FILE, "--yes")
     assert unprepared.code == 6
@@ -168,6 +169,7 @@ def test_from_deploy_to_a_job_without_copy_and_paste(aws: Workplace) -> None:
     assert f"cluster {aws.name}: as it was read just now" in rendered.stderr
 
 
+@pytest.mark.slow
 def test_a_scaled_cluster_is_a_step_of_its_own_and_what_would_be_replaced_is_refused(aws: Workplace) -> None:
     assert aws.run("deploy", *FILE, "--yes", "--bootstrap", "--chart-installed").code == 0
     scaled = aws.run("deploy", *FILE, "--yes", "--scale", "-o", "json")
