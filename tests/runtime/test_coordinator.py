@@ -112,7 +112,7 @@ def test_when_a_line_ends_the_ranks_go_to_the_spare_and_everybody_hears_of_it(tm
     lost = events(tmp_path, "node_lost")[0]  # the others are hung up on when the test ends
     assert (lost["node"], lost["cause"]) == (1, "the connection to its agent closed")
     fault = events(tmp_path, "fault")[0]
-    assert (fault["rank"], fault["rung"]) == (1, "node")
+    assert (fault["rank"], fault["rung"], fault["kind"]) == (1, "node", "lost")
 
 
 def test_a_silent_node_is_lost_after_half_of_the_lease_and_told_to_stop_when_it_speaks_again(tmp_path: Path) -> None:
