@@ -26,6 +26,7 @@ COMMANDS = {
     "logs": "Show what the workers of a job print.",
     "report": "Show what happened to a job, and what it cost.",
     "cancel": "End a job, and leave nothing of it running.",
+    "resize": "Have a job that runs go on with more or fewer nodes.",
     "chaos": "Inflict a fault on a job that runs, to see what it does.",
     "checkpoints": "List, show, verify, copy and prune checkpoints.",
     "data": "Convert datasets to memory-mapped tokens; show and verify them.",

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field, PositiveInt
 
 from hyperpod_ext.config.base import Config
+from hyperpod_ext.config.elastic import Elastic
 
 RESIZES = "resizes"
 """Folder of orders in the run folder; each is a file that is written whole and never changed."""
@@ -19,3 +20,10 @@ class ResizeOrder(Config):
 
     nodes: Annotated[PositiveInt, Field(examples=[3])]
     """Nodes that the job goes on with, spares not counted."""
+
+
+def sizes_of(elastic: Elastic, nodes: int, workers_per_node: int, batch: int | None) -> tuple[int, ...]:
+    """Numbers of nodes that a job which began with `nodes` may have, smallest first; those that do not divide its
+    global batch are left out."""
+    sizes = set(elastic.sizes or range(elastic.min_nodes, elastic.max_nodes + 1, elastic.step or 1)) | {nodes}
+    return tuple(sorted(size for size in sizes if batch is None or batch % (size * workers_per_node) == 0))

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from hyperpod_ext.runtime.resizes import find_resizes
+
 Event = dict[str, Any]
 """`t` (seconds of the machine's monotonic clock), `event`, and fields of its kind."""
 
@@ -28,6 +30,7 @@ def make_report(events: Sequence[Event], *, state: str, error: Any, world_size: 
         "goodput": round(seconds["steps"] / seconds["wall"], 4) if seconds["wall"] else 0.0,
         "seconds": {name: round(value, 4) for name, value in seconds.items()},
         "recoveries": recoveries,
+        "resizes": find_resizes(events),
         "nodes_lost": sorted({e["node"] for e in events if e["event"] == "node_lost"}),
         "faults": [{"t": round(e["t"] - events[0]["t"], 4), **_typed(e)} for e in events if e["event"] == "fault"],
         "skipped": sorted({e["step"] for e in events if e["event"] == "skipped"}),
@@ -105,7 +108,8 @@ def _recovery(
 ) -> dict[str, Any]:
     # the first choice may have been refused; what everybody went on from is the last word
     fault, resumed = faults[0], next((e["step"] for e in reversed(_of(coming, "go"))), coming[0]["step"])
-    committed = committed_step(past, world_size)
+    begun = _of(past, "generation")[-1:]
+    committed = committed_step(past, begun[0].get("world_size", world_size) if begun else world_size)
     inflicted = [*_of(leaving, "killed"), *_of(leaving, "injected")]
     struck = next((e["t"] for e in inflicted if e.get("rank") == fault["rank"]), None)
     gone = {f["rank"] for f in faults if f["died"]}
@@ -137,7 +141,7 @@ def _recovery(
         "resumed_step": resumed,
         "steps_lost": max(0, committed - resumed),
         "source": restored.get(fault["rank"], ""),
-        "survivor_pids_kept": _same_pids(past, leaving, set(range(world_size)) - gone, fault["t"]),
+        "survivor_pids_kept": _same_pids(past, leaving, _survivors(leaving, world_size, gone), fault["t"]),
         "phases": phases,
         "seconds": round(reached - begin, 4),
     }
@@ -157,11 +161,18 @@ def _last(events: Iterable[Event], kind: str, *, after: float = 0.0) -> float | 
     return max((e["t"] for e in _of(events, kind) if e["t"] >= after), default=None)
 
 
-def _same_pids(past: Sequence[Event], leaving: Sequence[Event], survivors: set[int], fault_t: float) -> bool:
+def _survivors(leaving: Sequence[Event], world_size: int, gone: set[int]) -> dict[int, int]:
+    """New rank of each rank whose process stays."""
+    if worlds := _of(leaving, "world"):
+        return {int(rank): now for rank, now in worlds[-1]["moved"].items()}
+    return {rank: rank for rank in set(range(world_size)) - gone}
+
+
+def _same_pids(past: Sequence[Event], leaving: Sequence[Event], survivors: dict[int, int], fault_t: float) -> bool:
     """Whether every survivor joined with the process id it had before the fault."""
     before = {e["rank"]: e["pid"] for e in _of(past, "joined") if e["t"] < fault_t}
     now = {e["rank"]: e["pid"] for e in _of(leaving, "joined") if e["t"] >= fault_t}
-    return all(before.get(rank) == now.get(rank) for rank in survivors)
+    return all(before.get(rank) == now.get(moved) for rank, moved in survivors.items())
 
 
 def _losses(events: Iterable[Event]) -> dict[int, float | None]:

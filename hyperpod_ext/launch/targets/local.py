@@ -40,6 +40,7 @@ def capabilities() -> Capabilities:
         chaos=True,
         process_restart=True,
         spares=True,
+        elastic=True,
     )
 
 

@@ -22,7 +22,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ext.launch.targets.local_nodes import Cancellation, Node, Patience, run_nodes
+from hyperpod_ext.launch.targets.local_nodes import WANTED, Cancellation, Node, Patience, Wanted, run_nodes
 from hyperpod_ext.launch.targets.local_result import Report, lost_result, make_result, settle
 from hyperpod_ext.launch.targets.local_store import Submission, write_whole
 from hyperpod_ext.processes import become_subreaper, describe_exit, die_with_parent, kill_descendants
@@ -115,15 +115,14 @@ def _run_once(
     }
     if run == "undisturbed":
         shared["HPX_CHAOS"] = "off"
-    nodes = [
-        Node(
-            command=("sh", str(submission.script)),
-            env=os.environ | shared | {"HPX_NODE_RANK": str(rank)},
-            log=run_dir / "logs" / f"node{rank}.log",
-        )
-        for rank in range(job["nodes"] + job["spares"])
-    ]
-    exit_codes = run_nodes(nodes, cancellation, _patience(job))
+
+    def node(number: int) -> Node:
+        env = os.environ | shared | {"HPX_NODE_RANK": str(number)}
+        return Node(("sh", str(submission.script)), env, run_dir / "logs" / f"node{number}.log")
+
+    nodes = [node(number) for number in range(job["nodes"] + job["spares"])]
+    wanted = Wanted(run_dir / WANTED, node) if job.get("elastic") else None
+    exit_codes = run_nodes(nodes, cancellation, _patience(job), wanted)
     kill_descendants(os.getpid())
     failed = next((node for node, code in zip(nodes, exit_codes, strict=True) if code != 0), nodes[0])
     return settle(_read_report(run_dir, len(nodes)), exit_codes, cancellation.requested, _tail(failed.log))
@@ -134,7 +133,8 @@ def _patience(job: Any) -> Patience:
     restart = job["restart"]
     waits_s = restart["lease_s"] + restart["node_wait_s"] if job["spares"] else 0.0
     restarts = restart["max_node_losses"] if job["nodes"] > 1 else 0
-    return Patience(after_failure_s=10.0 + waits_s, needed=job["nodes"], restarts=restarts)
+    needed = min(job["nodes"], job["elastic"]["min_nodes"]) if job.get("elastic") else job["nodes"]
+    return Patience(after_failure_s=10.0 + waits_s, needed=needed, restarts=restarts)
 
 
 def _make_scratch() -> Path:

@@ -5,12 +5,13 @@ Standard library only, and single-threaded: that is what makes it safe to run co
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,6 +19,10 @@ from typing import Literal
 from hyperpod_ext.processes import die_with_parent
 
 Action = Literal["wait", "terminate", "kill"]
+WANTED = "nodes_wanted.json"
+"""As `config.resize` has it, which takes too long to import here."""
+_LOOK_S = 0.1
+"""How often it is looked which nodes a job wants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,41 @@ def next_action(
     return "wait", None
 
 
-def run_nodes(nodes: list[Node], cancellation: Cancellation, patience: Patience | None = None) -> list[int]:
+class Wanted:
+    """The nodes that a job whose number of nodes changes would have, as its agents say in a file.
+
+    Args:
+        file: JSON with `nodes`, replaced as a whole.
+        make: what a node of this number runs.
+    """
+
+    def __init__(self, file: Path, make: Callable[[int], Node]) -> None:
+        self._file, self.make = file, make
+        self._seen: tuple[int, int] | None = None
+        self.nodes: frozenset[int] | None = None
+        """None: nothing was said yet."""
+
+    def look(self) -> bool:
+        """Whether there is news."""
+        try:
+            status = self._file.stat()
+            if (status.st_ino, status.st_mtime_ns) == self._seen:
+                return False
+            self.nodes = frozenset(json.loads(self._file.read_text())["nodes"])
+        except FileNotFoundError:
+            return False
+        self._seen = status.st_ino, status.st_mtime_ns
+        return True
+
+    def has_left(self, node: int) -> bool:
+        """Whether the job goes on without this node."""
+        self.look()
+        return self.nodes is not None and node not in self.nodes
+
+
+def run_nodes(
+    nodes: list[Node], cancellation: Cancellation, patience: Patience | None = None, wanted: Wanted | None = None
+) -> list[int]:
     """Run all nodes to their end; returns their exit codes, negative for a signal, of the last time each was run."""
     patience = patience or Patience()
     needed = len(nodes) if patience.needed is None else patience.needed
@@ -102,6 +141,14 @@ def run_nodes(nodes: list[Node], cancellation: Cancellation, patience: Patience 
     while running:
         now = time.monotonic()
         action, wait_s = next_action(now, failed_at, asked_at, cancellation.requested, patience)
+        if wanted is not None and action == "wait":
+            wait_s = min(_LOOK_S, _LOOK_S if wait_s is None else wait_s)
+            if wanted.look() and failed_at is None and not ended_well:
+                for number in sorted((wanted.nodes or frozenset()) - {index for index, _ in running.values()}):
+                    while number >= len(nodes):
+                        nodes.append(wanted.make(len(nodes)))
+                        codes.append(0)
+                    start(number, again=True)
         if action != "wait":
             asked_at = asked_at or now
             for _, process in running.values():
@@ -114,6 +161,8 @@ def run_nodes(nodes: list[Node], cancellation: Cancellation, patience: Patience 
             os.close(descriptor)
             index, process = running.pop(descriptor)
             codes[index] = process.wait()
+            if wanted is not None and codes[index] == 0 and wanted.has_left(index):
+                continue
             ended_well += codes[index] == 0
             if codes[index] == 0 or len(running) + ended_well >= needed or failed_at or asked_at:
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from hyperpod_ext.runtime.agent.homecoming import newest_of_all
 from hyperpod_ext.runtime.agent.inquest import Inquest
 from hyperpod_ext.runtime.agent.resize_orders import tell_wanted
 from hyperpod_ext.runtime.agent.roster import Roster
+from hyperpod_ext.runtime.agent.tuner import Tuner
 from hyperpod_ext.runtime.goodput import make_report
 from hyperpod_ext.runtime.rendezvous import membership as m
 from hyperpod_ext.runtime.rendezvous.elastic import ElasticMembership
@@ -63,12 +64,19 @@ class Commander:
         self._inquest = Inquest(config.world_size)
         self._asked = -1
         self._started, self._drained_at = time.monotonic(), dict[str, float]()
+        self._tuner = Tuner(config.checkpoint, config.nodes, self._started)
         self._exit_codes: dict[int, int] = {}
         self._joined_once = False
         self._waits: dict[int, asyncio.TimerHandle] = {}
         self._forming_since = time.monotonic()
         self._stood_down = False
         self._dismissing: set[int] = set()
+        self._world: dict[str, Any] | None = None
+        """What is known of the world that is being entered."""
+        self._last_step_at = 0.0
+        self._pids: dict[int, int] = {}
+        self._pids_before: dict[int, int] = {}
+        self._pids_after: dict[int, int] = {}
         self._growing: asyncio.TimerHandle | None = None
         self._settling: asyncio.TimerHandle | None = None
         self._log_file = EventLog(run_dir, fresh=term == 1)
@@ -100,6 +108,7 @@ class Commander:
                 self._to_workers("restore", decision=decision.to_json(), run=self._run)
             case m.Go(step):
                 self._log("go", step=step)
+                self._tuner.went_on(self._membership)
                 self._to_workers("go", step=step)
                 if self._membership.settling:
                     self._settle_in_time()
@@ -140,6 +149,8 @@ class Commander:
         match command:
             case m.Log(event, fields):
                 self._log(event, **fields)
+                if event == "world":
+                    self._enter_world(fields)
             case m.Prepare(rank, node, world_size):
                 self._send(node, {"type": "prepare", "rank": rank, "world_size": world_size})
             case m.Unprepare(node):
@@ -160,6 +171,13 @@ class Commander:
             case _:
                 return False
         return True
+
+    def _enter_world(self, fields: Mapping[str, Any]) -> None:
+        """From here on it is timed how long no step is made, and seen who keeps its process."""
+        moved = self._membership.moved
+        self._world = {key: value for key, value in fields.items() if key != "moved"}
+        self._pids_before = {now: self._pids[rank] for rank, now in moved.items() if rank in self._pids}
+        self._pids, self._pids_after = {}, {}
 
     def _want_nodes(self, count: int) -> None:
         """Tell whoever starts nodes which ones the job would have; after a while, go on with those that are there."""

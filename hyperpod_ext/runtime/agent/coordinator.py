@@ -49,9 +49,10 @@ class Coordinator(Hearing):
         membership = ElasticMembership(nodes, budgets.max_restarts, durable=durable, budgets=budgets)
         _scale(membership, config)
         run = secrets.token_hex(8)
+        earlier = set(read_orders(run_dir))  # before there is an event log: who orders waits for that
         made = cls(config, node, run_dir, membership=membership, master_port=master_port, run=run)
         made._watching = asyncio.create_task(made._watch())
-        made._looking = asyncio.create_task(made._look_for_orders(fresh=True))
+        made._looking = asyncio.create_task(made._look_for_orders(earlier))
         made._log("job_started", world_size=config.world_size, nodes=config.nodes, spares=config.spares)
         return made
 
@@ -86,7 +87,7 @@ class Coordinator(Hearing):
         # who voted is as good as there; the others get their time
         roster.expected = {its: until for its in roster.members if its not in (node, lost)}
         made._watching = asyncio.create_task(made._watch())
-        made._looking = asyncio.create_task(made._look_for_orders())
+        made._looking = asyncio.create_task(made._look_for_orders(made._orders_taken()))
         made._log("coordinator", node=node, before=lost, term=made._term)
         made._carry_out(commands)
         if lost in roster.members:
@@ -208,11 +209,10 @@ class Coordinator(Hearing):
 
     # --- another number of nodes ----------------------------------------------------------------
 
-    async def _look_for_orders(self, *, fresh: bool = False) -> None:
+    async def _look_for_orders(self, taken: set[str]) -> None:
         """Take orders to resize, in the order in which they came; those of an earlier run are none."""
         if self._config.elastic is None:
             return
-        taken = set(read_orders(self._run_dir)) if fresh else {str(name) for name in self._orders_taken()}
         while not self.ended.done() and not self._stood_down:
             await asyncio.sleep(_ORDERS_S)
             if self._membership.phase is not m.Phase.RUNNING:

@@ -24,6 +24,9 @@ class Hearing(Commander):
             case "join" if membership.nodes.get(rank) == node:
                 live = message["live"]
                 self._log("joined", rank=rank, pid=message["pid"], live_step=live and live["step"])
+                if self._world is not None and rank in self._pids_before:
+                    self._pids_after[rank] = int(message["pid"])
+                self._pids[rank] = int(message["pid"])
                 offer = Offer("live", rank=rank, node=node, **live) if live else None
                 held = [Offer.of_memory(brief, node) for brief in message["held"]]
                 self._stores[rank] = self._roster.table("peer")[node][0], int(message["store_port"])
@@ -56,8 +59,12 @@ class Hearing(Commander):
                         membership.sharded = message.get("sharing") == "shard"
                     elif membership.settling and len(self._steps) == len(membership.nodes):
                         self._carry_out(membership.settle(min(self._steps.values())))
+                for kind, seconds in self._tuner.heard(message, time.monotonic()).items():
+                    self._log("tuned", tier=kind, every_seconds=round(seconds, 3))
                 fields = {key: value for key, value in message.items() if key not in ("type", "event", "t")}
                 self._log(message["event"], t=float(message["t"]), **fields)
+                if message["event"] == "step":
+                    self._time_resize(message)
             case "stalled":
                 if self._inquest.stalled(message):
                     self._to_agents({"type": "look"})
@@ -82,6 +89,17 @@ class Hearing(Commander):
             case "broken":
                 code = str(message.get("code", "JobFailedError"))
                 self._fail(m.Fail(code, f"node {node}: {message['cause']}"))
+
+    def _time_resize(self, message: wire.Message) -> None:
+        """The first step of a new world ends the pause that began with the last one of the former."""
+        world = self._world
+        if world is None or int(message["generation"]) < int(world["generation"]):
+            self._last_step_at = max(self._last_step_at, float(message["t"]))
+            return
+        self._world = None
+        pause_s = round(max(0.0, float(message["began"]) - self._last_step_at), 4)
+        step = int(message["step"]) - 1
+        self._log("resized", **world, step=step, pause_s=pause_s, pids_kept=self._pids_before == self._pids_after)
 
     def _hear_newcomer(self, rank: int, message: wire.Message) -> None:
         """A worker that waits for the next world."""
@@ -111,10 +129,12 @@ class Hearing(Commander):
         """Name the step that tiers which go by time write next. Ahead of it, so that every node hears in time."""
         for tier in self._config.checkpoint.durable():
             now, last = time.monotonic(), self._drained_at.get(tier.kind, self._started)
-            if tier.every_seconds is not None and now - last >= tier.every_seconds:
+            every = self._tuner.seconds(tier)
+            if every is not None and now - last >= every:
                 self._drained_at[tier.kind] = now
                 step = self._config.checkpoint.next_due(max(self._steps.values()) + 2)
                 self._to_agents({"type": "drain_at", "kind": tier.kind, "step": step})
+                self._tuner.named(tier.kind, step)
 
     def _fault(self, message: wire.Message, rank: int, generation: int) -> None:
         died = message["type"] == "died"

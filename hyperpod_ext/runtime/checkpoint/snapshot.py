@@ -52,18 +52,24 @@ class Snapshot:
     def image(self) -> memoryview:
         return self.load()
 
+    @property
+    def was_read(self) -> bool:
+        """Whether its image was brought here."""
+        return "image" in self.__dict__
+
     def check(self) -> None:
         """Raise CorruptSnapshotError where the bytes are not those that were sealed."""
         if self.manifest is not None:
             check_bytes(self.manifest, self.image)
 
 
-def fill(live: Parts, snapshots: Sequence[Snapshot], layout: Layout | None = None) -> Any:
+def fill(live: Parts, snapshots: Sequence[Snapshot], layout: Layout | None = None, *, lean: bool = False) -> Any:
     """Copy the state of `snapshots` into the live tensors, and return the tree that was saved.
 
     Its tensors are the live ones where there are live ones of the name, and private copies elsewhere; its
     plain values are those that were saved. One snapshot serves when it was laid out as the live state is;
     otherwise each shard is cut from whichever snapshots hold parts of it. `layout` is the live state's, if known.
+    `lean`: snapshots of which nothing is needed are not read, so nobody looks whether what should be equal is.
 
     Every byte is verified. After an error the live tensors hold anything, and the state must not be used.
 
@@ -76,16 +82,44 @@ def fill(live: Parts, snapshots: Sequence[Snapshot], layout: Layout | None = Non
     if layout.plan.items == first.plan.items:
         _copy_whole(first, layout)
     else:
-        for snapshot in snapshots:
+        used = needed(layout.plan.items, snapshots) if lean else snapshots
+        for snapshot in used:
             snapshot.check()
-        _cut(layout, snapshots)
+        _cut(layout, used)
     paths, _ = leaf_paths(live.shape)
     by_name = {fqn(path): tensor for path, tensor in zip(paths, live.tensors, strict=True)}
     saved, _ = leaf_paths(first.plan.shape)
     missing = {fqn(path) for path in saved} - by_name.keys()
-    parts = _parts_of(snapshots) if missing else {}
+    parts = _parts_of(snapshots) if missing else {}  # rarely: then all are read
     tensors = [_private(parts, fqn(path)) if fqn(path) in missing else by_name[fqn(path)] for path in saved]
     return put_together(first.plan.shape, tensors, first.values)
+
+
+def needed(targets: Sequence[Item], snapshots: Sequence[Snapshot]) -> list[Snapshot]:
+    """Those of the snapshots, one of each rank, that together hold what is to be filled; of copies the nearest."""
+    by_name = [{item.fqn: item for item in snapshot.plan.items} for snapshot in snapshots]
+    chosen: set[int] = set()
+    for target in targets:
+        parts: dict[tuple[int, ...], int] = {}
+        for index, items in enumerate(by_name):
+            source = items.get(target.fqn)
+            if source is None or not _meet(target, source):
+                continue
+            if source.sizes == source.shape:  # whole: of several that may differ, every rank takes the lowest rank's
+                parts = {source.offsets: index}
+                break
+            known = parts.get(source.offsets)
+            if known is None or (snapshots[known].scatter is not None and snapshots[index].scatter is None):
+                parts[source.offsets] = index
+        chosen.update(parts.values())
+    return [snapshots[index] for index in sorted(chosen)] or list(snapshots[:1])
+
+
+def _meet(target: Item, source: Item) -> bool:
+    return target.shape != source.shape or all(
+        low < other + length and other < low + size
+        for low, size, other, length in zip(target.offsets, target.sizes, source.offsets, source.sizes, strict=True)
+    )
 
 
 _CACHED = 1 << 20

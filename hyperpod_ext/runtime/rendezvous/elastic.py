@@ -37,6 +37,7 @@ from hyperpod_ext.runtime.rendezvous.placing import (
     Scale,
     assign_ranks,
     blocks_of,
+    choose_staying,
     local_share,
     moved_ranks,
     ranks_of,
@@ -186,10 +187,11 @@ class ElasticMembership(Membership):
         staying = [node for node in before if node not in self.leavers]
         if self.wanted == len(before) == len(staying):
             return []
-        staying = staying[: self.wanted]
+        all_stay = len(staying) == len(before)
+        staying = choose_staying(before, staying, self.wanted, sharded=self.sharded)
         short = self.wanted - len(staying)
         free = sorted(self.spares - self.leavers)
-        if short > (self._free() if len(staying) == len(before) else len(free)):
+        if short > (self._free() if all_stay else len(free)):
             return [WantNodes(self.wanted + self.reserve)]
         blocks = assign_ranks(before, {*staying, *free[:short]}, sharded=self.sharded)
         after = ranks_of(blocks, self._each)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hyperpod_ext.config.elastic import Elastic
+from hyperpod_ext.config.resize import sizes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +23,8 @@ class Scale:
 
     @classmethod
     def of(cls, elastic: Elastic | None, nodes: int, workers_per_node: int, batch: int | None = None) -> Scale | None:
-        """Those of a job that begins with `nodes`; numbers that do not divide its global batch are left out."""
-        if elastic is None:
-            return None
-        sizes = set(elastic.sizes or range(elastic.min_nodes, elastic.max_nodes + 1, elastic.step or 1)) | {nodes}
-        fits = sorted(size for size in sizes if batch is None or batch % (size * workers_per_node) == 0)
-        return cls(tuple(fits), workers_per_node)
+        """Those of a job that begins with `nodes`; None: it has no others."""
+        return None if elastic is None else cls(sizes_of(elastic, nodes, workers_per_node, batch), workers_per_node)
 
     def most(self, nodes: int) -> int | None:
         """The largest of the numbers that is not above `nodes`."""
@@ -62,42 +59,59 @@ def assign_ranks(before: Sequence[int], nodes: Collection[int], *, sharded: bool
     """
     staying = [(block, node) for block, node in enumerate(before) if node in nodes]
     count = len(nodes)
-    places = _most_in_common(staying, len(before), count) if sharded else _as_they_were(staying, count)
-    blocks = dict(places)
+    blocks = _most_in_common(staying, len(before), count) if sharded else _as_they_were(staying, count)
     newcomers = iter(sorted(set(nodes) - {node for _, node in staying}))
     return [blocks[block] if block in blocks else next(newcomers) for block in range(count)]
 
 
-def _as_they_were(staying: Sequence[tuple[int, int]], count: int) -> list[tuple[int, int]]:
-    kept = [(block, node) for block, node in staying if block < count]
-    free = sorted(set(range(count)) - {block for block, _ in kept})
-    return kept + [(free[i], node) for i, (_, node) in enumerate(at for at in staying if at[0] >= count)]
+def choose_staying(before: Sequence[int], candidates: Collection[int], count: int, *, sharded: bool) -> list[int]:
+    """Which `count` of `candidates` stay when there are more: those of the lowest ranks, or, where the state is cut
+    among nodes, those whose parts have most in common with the new ones."""
+    able = [(block, node) for block, node in enumerate(before) if node in candidates]
+    if not sharded or len(able) <= count:
+        return [node for _, node in able[:count]]
+    chosen = set(_most_in_common(able, len(before), count).values())
+    return [node for _, node in able if node in chosen]
 
 
-def _most_in_common(staying: Sequence[tuple[int, int]], of_before: int, of_after: int) -> list[tuple[int, int]]:
-    """The places that have most in common with those before, among equals those where most nodes keep theirs.
+def _as_they_were(staying: Sequence[tuple[int, int]], count: int) -> dict[int, int]:
+    return _fill({block: node for block, node in staying if block < count}, staying, count)
 
-    Nodes keep their order: blocks lie in a row, so nothing is won by crossing.
+
+def _fill(blocks: dict[int, int], staying: Sequence[tuple[int, int]], count: int) -> dict[int, int]:
+    """`blocks`, and the nodes that are in none of them in what is left, in their own where they can."""
+    left = [(block, node) for block, node in staying if node not in blocks.values()]
+    for block, node in sorted(left, key=lambda at: at[0] in blocks or at[0] >= count):
+        if not (free := [place for place in range(count) if place not in blocks]):
+            break  # more nodes than blocks: some of them leave
+        blocks[block if block in free else free[0]] = node
+    return blocks
+
+
+def _most_in_common(staying: Sequence[tuple[int, int]], of_before: int, of_after: int) -> dict[int, int]:
+    """The blocks that have most in common with those before; among equals, those of which most are the same.
+
+    Of nodes that keep something, none crosses another: blocks lie in a row, so nothing is won by it. Those that keep
+    nothing get what is left.
     """
-    best: list[tuple[tuple[int, int], list[tuple[int, int]]] | None] = [((0, 0), []), *([None] * of_after)]
-    for number, (block, node) in enumerate(staying):
-        # best[k]: the places of the nodes so far, all of them below block k
-        following: list[tuple[tuple[int, int], list[tuple[int, int]]] | None] = [None] * (of_after + 1)
-        for place in range(number, of_after - (len(staying) - number - 1)):
-            known = best[place] if place < len(best) else None
-            options = [following[place]] if following[place] is not None else []
-            if known is not None:
-                (common, same), places = known
-                gain = overlap(block, of_before, place, of_after)
-                options.append(((common + gain, same + (block == place)), [*places, (place, node)]))
-            following[place + 1] = max((o for o in options if o is not None), key=lambda o: o[0], default=None)
-        best = following
-        for place in range(1, of_after + 1):  # whoever fits below a place fits below the next one, too
-            before_it, here = best[place - 1], best[place]
-            if before_it is not None and (here is None or before_it[0] > here[0]):
-                best[place] = before_it
-    found = best[of_after]
-    return [] if found is None else found[1]
+    # best[i][k]: score of the first i nodes in the first k blocks, where any may be left out
+    best = [[(0, 0)] * (of_after + 1) for _ in range(len(staying) + 1)]
+    for i, (block, _) in enumerate(staying, 1):
+        for k in range(1, of_after + 1):
+            common, same = best[i - 1][k - 1]
+            gain = overlap(block, of_before, k - 1, of_after)
+            both = (common + gain, same + (block == k - 1)) if gain else (0, 0)
+            best[i][k] = max(best[i - 1][k], best[i][k - 1], both)
+    blocks, i, k = dict[int, int](), len(staying), of_after
+    while i and k:
+        if best[i][k] == best[i - 1][k]:
+            i -= 1
+        elif best[i][k] == best[i][k - 1]:
+            k -= 1
+        else:
+            i, k = i - 1, k - 1
+            blocks[k] = staying[i][1]
+    return _fill(blocks, staying, of_after)
 
 
 def moved_ranks(before: Mapping[int, int], after: Mapping[int, int], workers_per_node: int) -> dict[int, int]:

@@ -76,16 +76,20 @@ class Boundary:
         `whole`: whether the state is that of this step, and not in the middle of an accumulation.
         """
         with self._changed:
-            if whole and self._stop is not None and step >= self._stop:
-                self._changed.wait_for(lambda: self._stop is None or self._agreed)
-                if self._stop is not None:
+            if whole and self._is_due(step):
+                self._changed.wait_for(lambda: self._agreed or not self._is_due(step))
+                if self._is_due(step):
                     return True
             self._making = step + 1
             return False
 
+    def _is_due(self, step: int) -> bool:
+        return self._stop is not None and self._stop <= step
+
     def halt(self, step: int, **fields: Any) -> None:
         """Say that this rank stands, and wait until the generation is over, or all go on after all."""
         with self._changed:
-            self._tell("halted", number=self._number, step=step, **fields)
-            self._changed.wait_for(lambda: self._stop is None)
+            number = self._number
+            self._tell("halted", number=number, step=step, **fields)
+            self._changed.wait_for(lambda: self._stop is None or self._number != number)
             self._making = step + 1

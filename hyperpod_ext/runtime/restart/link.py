@@ -26,6 +26,10 @@ class Restored:
 
     step: int
     extras: dict[str, Any] = field(default_factory=dict)
+    bytes_moved: int = 0
+    """Bytes of state that came from other nodes."""
+    bytes_local: int = 0
+    """Bytes that were read on this one."""
 
 
 class Link(Protocol):
@@ -90,7 +94,8 @@ class JobLink:
             step, following = self._session.restored(attempt, error)
             if step is not None:
                 assert restored is not None
-                self.event("restored", rank=self.rank, step=step, source=decision.source(self.rank).kind)
+                came = {"bytes_moved": restored.bytes_moved, "bytes_local": restored.bytes_local}
+                self.event("restored", rank=self.rank, step=step, source=decision.source(self.rank).kind, **came)
                 return restored
             assert following is not None
             decision, attempt = following, attempt + 1
@@ -111,11 +116,13 @@ class JobLink:
         sources, key = decision.sources[self.rank], f"state-{attempt}"
         mine, orders = sources[0], orders_for(self.rank, decision)
         if mine.kind == "live":
-            return self._load(state, [receive_state(self._store, key, [source.rank for source in sources])])
+            return self._load(
+                state, [receive_state(self._store, key, [source.rank for source in sources])], sources[:1]
+            )
         if mine.kind == "self":
             self._check_own(state, mine, key, orders)
         elif mine.kind != "fresh":
-            return self._load(state, self._read(sources))
+            return self._load(state, self._read(sources), sources)
         if orders:
             send_state(self._store, key, orders, decision.step, state.take().parts, extras())
         return Restored(decision.step, extras() if mine.kind == "self" else {})
@@ -150,9 +157,13 @@ class JobLink:
         raise JobFailedError(message, hint="Build them in run.keep, so that they are the same after a fault.")
 
     @staticmethod
-    def _load(state: TrainingState, snapshots: Sequence[Snapshot]) -> Restored:
-        state.load(snapshots)
-        return Restored(snapshots[0].step, dict(snapshots[0].extras))
+    def _load(state: TrainingState, snapshots: Sequence[Snapshot], sources: Sequence[Source]) -> Restored:
+        state.load(snapshots, lean=all(source.kind in ("memory", "peer") for source in sources))
+        pairs = list(zip(snapshots, sources, strict=True))
+        read = [(one.plan.nbytes, source.kind) for one, source in pairs if one.was_read or len(pairs) == 1]
+        local = sum(nbytes for nbytes, kind in read if kind == "memory")
+        moved = sum(nbytes for nbytes, kind in read if kind in ("peer", "live"))
+        return Restored(snapshots[0].step, dict(snapshots[0].extras), moved, local)
 
 
 def _holds(state: TrainingState, mine: Source) -> bool:

@@ -156,10 +156,11 @@ class TrainingState:
         coming = [bytes_to_come(value) for value in self._objects.values() if isinstance(value, torch.optim.Optimizer)]
         return Layout(self.take().parts).plan.nbytes + sum(coming)
 
-    def load(self, snapshots: Sequence[Snapshot]) -> None:
+    def load(self, snapshots: Sequence[Snapshot], *, lean: bool = False) -> None:
         """Bring the objects to a state taken on another rank or at another time, verified already.
 
-        Live tensors are filled in place. One snapshot of this rank, or all of a world of another size.
+        Live tensors are filled in place. One snapshot of this rank, or all of a world of another size; `lean`: of
+        those, only what this rank needs is read.
         """
         names = list(snapshots[0].plan.shape[1])
         if set(names) != set(self._objects):
@@ -170,7 +171,7 @@ class TrainingState:
         self._mark = None
         self._match_optimizer_state(snapshots[0])
         try:
-            tree = fill(self.take().parts, snapshots)
+            tree = fill(self.take().parts, snapshots, lean=lean)
         except RuntimeError as error:
             raise self._does_not_take("the state", error) from error
         for name, value in self._objects.items():

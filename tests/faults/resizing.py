@@ -1,0 +1,98 @@
+"""Jobs that are resized: a stand-in for whoever starts nodes, orders, and what must hold whatever happens."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ELASTIC = Path(__file__).parent / "elastic.py"
+PRELOAD = ["torch", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"]
+FROM_MEMORY = {"self", "live", "memory", "peer"}
+
+
+class Resizable:
+    """A job whose nodes are started when it wants them."""
+
+    def __init__(self, job: Any) -> None:
+        self.job = job
+        self._orders = 0
+        self._stopped = threading.Event()
+        self._starter = threading.Thread(target=self._start_nodes, daemon=True)
+
+    def start(self) -> Resizable:
+        self.job.start()
+        self._starter.start()
+        return self
+
+    def order(self, nodes: int) -> str:
+        """As `hp-ext resize` does."""
+        folder = self.job.folder / "resizes"
+        folder.mkdir(exist_ok=True)
+        self._orders += 1
+        name = f"{self._orders:03d}"
+        partial = folder / f"{name}.partial"
+        partial.write_text(json.dumps({"nodes": nodes}))
+        partial.rename(folder / f"{name}.json")
+        return name
+
+    def resize(self, nodes: int) -> dict[str, Any]:
+        """Order it, and wait until the job trains on so many."""
+        return self.job.until("resized", order=self.order(nodes))
+
+    def finish(self) -> dict[str, Any]:
+        """The report, once the rest of the steps has been made as fast as can be."""
+        (self.job.folder / "hurry").touch()
+        self.job.until("job_ended")
+        report: dict[str, Any] = self.job.wait()
+        self.close()
+        return report
+
+    def close(self) -> None:
+        self._stopped.set()
+        if self._starter.is_alive():
+            self._starter.join()
+
+    def events(self) -> list[dict[str, Any]]:
+        lines = (self.job.folder / "events.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def _start_nodes(self) -> None:
+        seen, file, agents = None, self.job.folder / "nodes_wanted.json", self.job.agents
+        while not self._stopped.wait(0.05):
+            if not file.exists() or (status := file.stat()).st_ino == seen:
+                continue
+            seen = status.st_ino
+            for node in json.loads(file.read_text())["nodes"]:
+                while len(agents) > node and agents[node].poll() is None and not self._is_member(node):
+                    time.sleep(0.01)  # it is about to end
+                if len(agents) <= node or agents[node].poll() is not None:
+                    agent = self.job.start_agent(node, "--rejoin")
+                    agents[node : node + 1] = [agent]
+
+    def _is_member(self, node: int) -> bool:
+        kinds = [
+            e["event"] for e in self.events() if e.get("node") == node and e["event"] in ("node_joined", "node_left")
+        ]
+        return kinds[-1:] == ["node_joined"]
+
+
+def settings(**more: Any) -> dict[str, Any]:
+    """Of a job of one to four nodes that writes to a durable tier, and has no need to read it."""
+    elastic = {"min_nodes": 1, "max_nodes": 4, **more.pop("elastic", {})}
+    return {"global_batch_size": 24, "elastic": elastic, "restart": {"preload": PRELOAD}, **more}
+
+
+def assert_went_on(resized: Resizable, report: dict[str, Any], undisturbed: dict[str, Any]) -> None:
+    """The job is whole, its losses are those of the undisturbed run, and nothing was read from storage."""
+    assert report["state"] == "succeeded", report["error"]
+    assert report["losses"].keys() == undisturbed["losses"].keys()
+    for step, loss in undisturbed["losses"].items():
+        assert report["losses"][step] == pytest.approx(loss, rel=2e-3, abs=1e-4), f"step {step}"
+    restored = [e for e in resized.events() if e["event"] == "restored" and e["generation"] > 1]
+    assert restored
+    assert {e["source"] for e in restored} <= FROM_MEMORY

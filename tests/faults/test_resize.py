@@ -1,0 +1,144 @@
+"""Nodes come to a job that runs, and leave it, or are lost: those that stay keep their processes."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from resizing import ELASTIC, Resizable, assert_went_on, settings
+
+pytestmark = [pytest.mark.slow]
+
+STEPS = "260"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(job_class: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The report of two nodes that nobody disturbs."""
+    env = {"HPX_TEST_STEPS": STEPS, "HPX_TEST_SECONDS": "0"}
+    folder = tmp_path_factory.mktemp("undisturbed") / "job"
+    report = job_class(folder, workers_per_node=1, script=ELASTIC, settings=settings(), env=env).start().wait()
+    assert report["state"] == "succeeded", report["error"]
+    assert len(report["losses"]) == int(STEPS)
+    return dict(report)
+
+
+@pytest.fixture
+def resizable(job: Any) -> Iterator[Any]:
+    made: list[Resizable] = []
+
+    def make(parallel: str = "ddp", nodes: int = 2, **more: Any) -> Resizable:
+        env = {"HPX_TEST_STEPS": STEPS, "HPX_TEST_SECONDS": "0.25", "HPX_TEST_PARALLEL": parallel}
+        known = {"workers_per_node": 1, "script": ELASTIC, "settings": settings(**more)}
+        made.append(Resizable(job(f"job{len(made)}", nodes=nodes, env=env, **known)).start())
+        made[-1].job.until("step", step=3)
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def pids(resized: Resizable, generation: int) -> dict[int, int]:
+    """Process of each rank in a generation."""
+    events = resized.events()
+    begins = [i for i, e in enumerate(events) if e["event"] == "generation" and e["generation"] == generation]
+    return {e["rank"]: e["pid"] for e in events[: begins[0]] if e["event"] == "joined"}
+
+
+def test_a_job_grows_and_shrinks_and_those_who_stay_keep_their_processes(resizable, undisturbed, tmp_path):
+    durable = {"tiers": [{"kind": "memory"}, {"kind": "file", "path": str(tmp_path / "durable"), "every_steps": 50}]}
+    running = resizable(checkpoint=durable)
+    grown = running.resize(3)
+    assert (grown["of"], grown["nodes"], grown["pids_kept"]) == (2, 3, True)
+    shrunk = running.resize(2)
+    assert (shrunk["of"], shrunk["nodes"], shrunk["pids_kept"]) == (3, 2, True)
+    report = running.finish()
+    assert_went_on(running, report, undisturbed)
+    assert pids(running, 1).items() <= pids(running, 2).items()
+    assert running.job.agents[2].wait() == 0
+    assert len([e for e in running.events() if e["event"] == "durable"]) == 1, "asked once, at the very start"
+    assert max(grown["pause_s"], shrunk["pause_s"]) < 1.5
+    worlds = [e["world"] for e in running.events() if e["event"] == "step" and e["rank"] == 0]
+    assert [world for world, before in zip(worlds[1:], worlds, strict=False) if world != before] == [3, 2]
+    assert [(r["of"], r["nodes"]) for r in report["resizes"]] == [(2, 3), (3, 2)]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2", "hsdp", "norm"])
+def test_two_four_three_one_four(resizable, undisturbed, parallel):
+    running = resizable(parallel)
+    resizes = [running.resize(nodes) for nodes in (4, 3, 1, 4)]
+    report = running.finish()
+    if parallel == "norm":  # its statistics are of one rank's samples: no number of ranks is like another
+        assert report["state"] == "succeeded"
+    else:
+        assert_went_on(running, report, undisturbed)
+    assert all(resize["pids_kept"] for resize in resizes)
+    assert max(resize["pause_s"] for resize in resizes) < 1.5
+    assert report["recoveries"] == []
+
+
+def test_shards_are_cut_anew_from_memory(resizable, undisturbed):
+    running = resizable("fsdp2")
+    grown, shrunk = running.resize(3), running.resize(2)
+    report = running.finish()
+    assert_went_on(running, report, undisturbed)
+    assert grown["pids_kept"]
+    assert shrunk["pids_kept"]
+
+
+@pytest.mark.parametrize("parallel", ["ddp"])
+def test_a_node_that_is_told_to_end_leaves_and_the_others_go_on(resizable, undisturbed, parallel):
+    """SIGTERM, as a spot notice or a scheduler sends it; and it is the first node, where the job is coordinated."""
+    running = resizable(parallel, nodes=3)
+    running.job.agents[0].send_signal(signal.SIGTERM)
+    left = running.job.until("resized")
+    assert (left["of"], left["nodes"], left["cause"], left["pids_kept"]) == (3, 2, "leave", True)
+    assert running.job.agents[0].wait() == 0
+    report = running.finish()
+    assert_went_on(running, report, undisturbed)
+    assert report["nodes_lost"] == []
+
+
+@pytest.mark.parametrize("parallel", ["ddp"])
+def test_a_node_that_is_gone_is_done_without(resizable, undisturbed, parallel):
+    running = resizable(parallel, nodes=3)
+    running.job.agents[1].kill()
+    lost = running.job.until("resized")
+    assert (lost["of"], lost["nodes"], lost["cause"], lost["pids_kept"]) == (3, 2, "lost", True)
+    report = running.finish()
+    assert_went_on(running, report, undisturbed)
+    assert report["nodes_lost"] == [1]
+    assert report["recoveries"][0]["seconds"] < 5
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("moment", ["resize_begun", "resize_prepared", "halted", "world"])
+@pytest.mark.parametrize("who", ["leaver", "joiner", "coordinator"])
+@pytest.mark.parametrize("parallel", ["ddp", "hsdp"])
+def test_a_kill_in_the_middle_of_a_resize_leaves_a_job_that_goes_on(resizable, undisturbed, parallel, who, moment):
+    running = resizable(parallel, nodes=4 if who == "leaver" else 3)
+    victim = {"leaver": 3, "joiner": 3, "coordinator": 0}[who]
+    order = running.order(3 if who == "leaver" else 4)
+    if moment == "resize_prepared" and who == "leaver":
+        pytest.skip("nobody is prepared to shrink")
+    running.job.until(moment)
+    running.job.agents[victim].kill()
+    running.job.until("node_lost", node=victim)
+    assert order
+    report = running.finish()
+    if parallel == "ddp":
+        assert_went_on(running, report, undisturbed)
+    else:
+        assert report["state"] == "succeeded", report["error"]
+
+
+def test_all_nodes_told_to_end_is_the_end_of_the_job(resizable):
+    running = resizable()
+    for agent in running.job.agents:
+        agent.send_signal(signal.SIGTERM)
+    assert running.job.wait()["state"] == "cancelled"
+    assert set(running.job.codes()) == {130}
