@@ -278,8 +278,8 @@ MUTANTS: dict[str, tuple[type[ElasticBatchSampler], Callable[[], Any] | None]] =
     **{one.__name__.strip("_"): (ElasticBatchSampler, one) for one in PATCHES},
 }
 
-OF_MIXTURES = {"WeightsForgetDraws", "WeightsOfAll", "chunked_draws"}
-"""Bugs that only mixtures show."""
+SOURCES = {"WeightsForgetDraws": 3, "WeightsOfAll": 3, "chunked_draws": 3, "TailDropped": 1}
+"""Of bugs that only mixtures, or only single sources show."""
 
 
 @contextmanager

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from sampler_machine import machine_of
-from sampler_mutants import MUTANTS, OF_MIXTURES, mutant
+from sampler_mutants import MUTANTS, SOURCES, mutant
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_known_bug_is_found(name: str) -> None:
     with mutant(name) as sampler_class:
-        machine = machine_of(sampler_class, sources=3 if name in OF_MIXTURES else 1)
+        machine = machine_of(sampler_class, sources=SOURCES.get(name))
         with pytest.raises(AssertionError) as found:
             run_state_machine_as_test(
                 machine,

@@ -30,7 +30,7 @@ def run(examples: int) -> None:
 
 
 def test_steps_are_those_of_the_list_whatever_happens() -> None:
-    run(150)
+    run(100)
 
 
 @pytest.mark.thorough
