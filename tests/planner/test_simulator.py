@@ -18,8 +18,9 @@ from hyperpod_ext.planner.rates import Rates, published
 from hyperpod_ext.planner.retune import Measured, prior_rate, retune
 from hyperpod_ext.planner.state import FORMATS, size_of
 from hyperpod_ext.planner.ways import Recovery, Way
+from hyperpod_ext.runtime.memory_server.placement import place_replicas
 from hyperpod_ext.runtime.rendezvous.ladder import Budgets
-from hyperpod_ext.runtime.simulator.engine import Outcome, Simulation
+from hyperpod_ext.runtime.simulator.engine import Outcome, Simulation, _Strike
 from hyperpod_ext.runtime.simulator.settings import Simulated, Tier, simulated
 from hyperpod_ext.runtime.simulator.stretch import Stretch
 
@@ -103,6 +104,39 @@ def test_without_a_durable_tier_a_job_that_gives_up_begins_anew() -> None:
     assert found.relaunches > 0
     assert "fresh" in found.fell_back_to
     assert "No step that all" in found.given_up[0]
+
+
+class Scripted(Simulation):
+    """Faults at these moments instead of drawn ones: when, what, which rank."""
+
+    def __init__(self, settings: Simulated, *script: tuple[float, str, int]) -> None:
+        super().__init__(settings, 0)
+        self._script = list(script)
+
+    def _next_fault(self, moment: float) -> float:
+        return self._script[0][0] if self._script else float("inf")
+
+    def _strike(self, moment: float) -> _Strike:
+        when, kind, rank = self._script.pop(0)
+        return _Strike(when, kind, rank, repair=1e9)  # type: ignore[arg-type]
+
+
+def test_a_node_and_the_holder_of_its_copies_lost_in_one_recovery_fall_back_to_storage() -> None:
+    settings = job()
+    (holder,) = place_replicas(dict.fromkeys(range(16), ""), 1)[3]
+    one, other = Scripted(settings, (5000.0, "node", 3)), Scripted(settings, (5000.0, "node", 3), (5010.0, "node", 5))
+    both = Scripted(settings, (5000.0, "node", 3), (5010.0, "node", holder))
+    assert one.run(0.1).fell_back_to == other.run(0.1).fell_back_to == {"peer": 1}
+    assert both.run(0.1).fell_back_to == {"s3": 1}
+    assert both.outcome.lost_steps > one.outcome.lost_steps
+
+
+def test_a_node_that_has_just_come_has_nothing_in_its_memory() -> None:
+    """Its process dies before the next snapshot: what helps is the copy on the peer of the node before it."""
+    soon = Scripted(job(), (5000.0, "node", 3), (5041.0, "process", 3)).run(0.1)
+    later = Scripted(job(), (5000.0, "node", 3), (6000.0, "process", 3)).run(0.1)
+    assert soon.fell_back_to == {"peer": 2}
+    assert later.fell_back_to == {"peer": 1, "memory": 1}
 
 
 # --- it agrees with the closed forms ----------------------------------------------------------------

@@ -104,13 +104,14 @@ class Memory:
     def copies(self, owner: int, holder: int, rank: int, moment: float) -> list[Offer]:
         """What `holder` has of the snapshots of `rank`, whose node was `owner`."""
         log, born = self._log.get("peer", ()), self._born.get(owner, -1.0)
-        if holder not in self._placed[rank // self._block].get(owner, ()):
-            held = [one for one in log if self._born.get(holder, -1.0) < one.taken_at <= born]
-            return [self._offer(one, holder, rank) for one in held]
-        since, again = self._paired.get((owner, holder), (-1.0, None))
-        held = [one for one in log if one.taken_at > max(since, born)]
-        if again is not None and again.ready_at <= moment:
-            held.append(again)
+        held: list[Held] = []
+        if owner in self._born and holder in self._left.get(rank, ()):  # of the node before this one
+            held += [one for one in log if self._born.get(holder, -1.0) < one.taken_at <= born]
+        if holder in self._placed[rank // self._block].get(owner, ()):
+            since, again = self._paired.get((owner, holder), (-1.0, None))
+            held += [one for one in log if one.taken_at > max(since, born)]
+            if again is not None and again.ready_at <= moment:
+                held.append(again)
         return [self._offer(one, holder, rank) for one in held]
 
     def stored(self) -> list[Offer]:
