@@ -196,7 +196,6 @@ REFUSED = {
     "volumes.0": {"volumes": [{"kind": "claim", "path": "/a", "claim": "b"}]},
     "node_groups": {"node_groups": [{"name": "a", "nodes": 1}]},
     "mode": {"mode": "aws-checkpointless"},
-    "elastic": {"elastic": {"min_nodes": 1, "max_nodes": 2}},
     "chaos": {"chaos": {"faults": [{"rank": 0, "step": 1}]}},
 }
 
@@ -219,6 +218,13 @@ def test_what_slurm_cannot_do_is_refused_with_its_field(path: str, fields: dict[
 )
 def test_what_will_be_otherwise_is_said(fields: dict[str, Any], said: str) -> None:
     assert said in "\n".join(make_plan(job(**fields), target=TARGET).warnings)
+
+
+def test_an_elastic_job_outlives_the_loss_of_a_node() -> None:
+    step = step_of(script := job_script(job(nodes=2, elastic={"min_nodes": 1, "max_nodes": 2})))
+    assert {"--nodes=2", "--no-kill"} <= set(options_of(script))
+    assert "--no-kill" in step.split()
+    assert '"elastic":{"min_nodes":1,"max_nodes":2' in script
 
 
 def test_spares_are_further_nodes_and_the_loss_of_one_ends_nothing() -> None:

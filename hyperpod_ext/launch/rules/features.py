@@ -27,14 +27,20 @@ def elastic_with_aws_recovery(context: Context) -> Iterator[Finding]:
 @rule(
     "HPX102",
     "error",
-    "this runtime begins with exactly `nodes`",
-    "The runtime inside the container (mode `ours`) refuses to start on another number of nodes than the spec says; "
-    "after the operator has scaled the job, it would not come up again.",
-    "Use mode `plain` with a script that handles elastic events itself, or remove elastic.",
+    "the engine and the runtime change the number of nodes in different ways",
+    "On Kubernetes the operator stops the pods and starts another number of them, and mode `ours` refuses to start on "
+    "another number than the spec says. On Slurm our agents take nodes and let them go, and mode `plain` has none.",
+    "On Kubernetes: mode `plain` with a script that handles elastic events itself. On Slurm: mode `ours`. Or remove "
+    "elastic.",
 )
 def elastic_with_our_runtime(context: Context) -> Iterator[Finding]:
-    if context.job.elastic is not None and context.job.mode == "ours" and context.may_be(*KUBERNETES):
-        yield Finding(("elastic",), "mode `ours` runs on exactly `nodes` in this version", "write mode: plain")
+    if context.job.elastic is None:
+        return
+    if context.job.mode == "ours" and context.target in KUBERNETES:
+        message = "mode `ours` runs on exactly `nodes` where an operator starts the pods"
+        yield Finding(("elastic",), message, "write mode: plain, or use --target hyperpod-slurm or local")
+    if context.job.mode == "plain" and context.target == "hyperpod-slurm":
+        yield Finding(("elastic",), "mode `plain` runs on exactly `nodes` on Slurm", "write mode: ours")
 
 
 @rule(

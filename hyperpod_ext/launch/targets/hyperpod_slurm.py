@@ -66,6 +66,7 @@ def capabilities() -> Capabilities:
         image=True,
         process_restart=True,
         spares=True,
+        elastic=True,
         reads=frozenset({"working_dir", "resources", "scheduling", "volumes", "relaunch", "timeouts", "slurm"}),
     )
 

@@ -107,8 +107,8 @@ def _batch_options(job: JobConfig) -> Iterator[str]:
     if job.timeouts.run_s is not None:
         yield f"signal=TERM@{math.ceil(job.checkpoint.grace_s) + _SAVE_S}"  # to the steps, before the limit
     yield "requeue" if slurm.requeue else "no-requeue"
-    if job.spares:
-        yield "no-kill"  # the nodes that are left go on with a spare
+    if job.spares or job.elastic:
+        yield "no-kill"  # the nodes that are left go on, with a spare or with fewer
     yield from ("output=%x-%j.out", "open-mode=append", f"comment={COMMENT}")
     for name, value in slurm.sbatch.items():
         yield f"{name}={value}" if value else name
@@ -117,7 +117,7 @@ def _batch_options(job: JobConfig) -> Iterator[str]:
 def _step_options(job: JobConfig) -> Iterator[str]:
     if job.slurm.auto_resume:
         yield "auto-resume=1"
-    if job.spares:
+    if job.spares or job.elastic:
         yield "no-kill"
     # our agents end by themselves, and then the exit code is the job's own; workers of torchrun may wait for ever
     yield f"kill-on-bad-exit={int(job.mode == 'plain')}"
