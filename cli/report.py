@@ -41,6 +41,8 @@ def describe_result(result: Mapping[str, Any]) -> str:
     """What happened when, what it cost, and whether it made a difference."""
     parts = [f"{result['name']}: {result['state']}, {result['steps']} steps on {result['world_size']} ranks"]
     parts += [_recovery(recovery) for recovery in result["recoveries"]]
+    if resizes := result.get("resizes"):
+        parts.append("\n".join(_resize(resize) for resize in resizes))
     if last := _last_fault(result):
         parts.append(last)
     if result["steps"]:
@@ -73,6 +75,14 @@ def _recovery(recovery: Mapping[str, Any]) -> str:
     went_on = f"went on from step {recovery['resumed_step']} with the state of {source}; {kept}"
     tail = went_on if source else "the job ended before it could go on"
     return "\n".join([head, *(f"  {line}" for line in [*table[:-1], "-" * len(table[0]), table[-1]]), tail])
+
+
+def _resize(resize: Mapping[str, Any]) -> str:
+    why = {"lost": "a node was lost", "leave": "a node left", "order": "as ordered"}.get(resize["cause"], "nodes came")
+    kept = "processes kept" if resize["pids_kept"] else "processes replaced"
+    moved = f"{resize['bytes_moved'] / (1 << 20):.1f} MiB from other nodes"
+    head = f"{resize['of']} -> {resize['nodes']} nodes after step {resize['step']} ({why}): "
+    return f"{head}{resize['pause_s']:.2f} s without a step, {moved}, {kept}"
 
 
 def _figures(result: Mapping[str, Any]) -> str:

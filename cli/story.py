@@ -50,6 +50,15 @@ class Story:
             case "go" if self._faulty:
                 self._faulty = False
                 lines.append(f"recovered: all ranks go on after step {event['step']}")
+            case "resize_begun":
+                lines.append(f"on its way from {event['of']} to {event['nodes']} nodes")
+            case "resize_refused":
+                lines.append(f"the number of nodes stays as it is: {_first_line(event['why'])}")
+            case "resized":
+                lines.append(
+                    f"goes on with {event['nodes']} nodes instead of {event['of']} after step {event['step']}, "
+                    f"{event['pause_s']:.2f} s without a step"
+                )
             case "restore_failed":
                 lines.append(f"rank {event['rank']} could not restore, the next source is tried: {event['error']}")
         return lines
