@@ -72,7 +72,9 @@ def test_templates_of_a_cluster_are_made_in_another_process(root: Path, tmp_path
     assert loaded & {"aws_cdk", "jsii", "cfnlint", "torch", "boto3", "jinja2", "rich"} == set()
 
 
-@pytest.mark.parametrize("module", ["hyperpod_ext", "hyperpod_ext.runtime", "hyperpod_ext.runtime.data", "hyperpod_ext.errors"])
+@pytest.mark.parametrize(
+    "module", ["hyperpod_ext", "hyperpod_ext.runtime", "hyperpod_ext.runtime.data", "hyperpod_ext.errors"]
+)
 def test_importing_a_package_costs_nothing(module: str) -> None:
     loaded = loaded_by(f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))")
     assert module in loaded
