@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import Any
+import time
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
@@ -11,6 +14,7 @@ from hyperpod_ext.config.checkpoint import CheckpointPolicy
 from hyperpod_ext.config.runtime import RuntimeConfig
 from hyperpod_ext.planner.intervals import best_interval
 from hyperpod_ext.planner.rates import published
+from hyperpod_ext.runtime.agent.coordinator import Coordinator
 from hyperpod_ext.runtime.agent.tuner import START_S, Tuner, by_clock
 from hyperpod_ext.runtime.checkpoint.choose import Decision, Source
 from hyperpod_ext.runtime.rendezvous.membership import Fault, Membership
@@ -94,6 +98,20 @@ def test_a_copy_of_an_older_step_is_not_the_one_that_is_waited_for() -> None:
     assert tuner.heard({"event": "copying", "tier": "file", "newest_step": None}, 21.0) == {}
 
 
+def test_a_copy_that_costs_nothing_that_can_be_seen_is_not_made_all_the_time() -> None:
+    checkpoint = policy(AUTO)
+    tuner, (tier,) = Tuner(checkpoint, 2, 0.0), checkpoint.durable()
+    for step in range(1, 2001):
+        tuner.heard({"event": "step", "rank": 0, "step": step, "began": step - 1.0, "t": float(step)}, step)
+        if step % 100 == 50:
+            tuner.named("file", step + 1)
+        if step % 100 == 56:
+            tuner.heard({"event": "copying", "tier": "file", "newest_step": step - 5}, step)
+    seconds = tuner.seconds(tier)
+    assert seconds is not None
+    assert seconds > 10 * START_S  # a copy takes 5 s, and a failure is a thing of months here
+
+
 def test_tiers_that_say_how_often_are_left_alone() -> None:
     for tier, seconds in (({"every_steps": 50}, None), ({"every_seconds": 30}, 30.0)):
         checkpoint = policy({"kind": "file", "path": "/x", **tier})
@@ -116,3 +134,43 @@ def test_auto_goes_by_the_coordinators_clock() -> None:
     assert by_clock(plain) is plain
     once_more = RuntimeConfig.model_validate_json(by_clock(settings(every_steps="auto")).model_dump_json())
     assert once_more.checkpoint.durable()[0].every_seconds == START_S
+
+
+class Told(Coordinator):
+    """A coordinator whose words to agents are kept."""
+
+    told: ClassVar[list[dict[str, Any]]] = []
+
+    def _to_agents(self, message: dict[str, Any]) -> None:
+        self.told.append(message)
+
+
+def test_a_coordinator_names_the_steps_and_changes_how_often(tmp_path: Path) -> None:
+    """Fed with what agents report, it asks for copies by its clock, twice as far apart after each that arrived."""
+
+    async def run() -> None:
+        config = by_clock(
+            RuntimeConfig(name="job", nodes=1, workers_per_node=1, checkpoint=policy({**AUTO, "every_seconds": 0.05}))
+        )
+        coordinator = Told.first(config, 0, tmp_path, 1)
+        step, copies, t = 0, 0, 100.0  # an agent's own clock is another than the coordinator's
+        until = time.monotonic() + 30
+        while copies < 4 and time.monotonic() < until:
+            copying = bool(Told.told) and Told.told[-1].get("step") == step
+            step, took = step + 1, 0.02 if copying else 0.01
+            t += took
+            report = {"type": "event", "event": "step", "rank": 0, "step": step, "t": t, "began": t - took}
+            coordinator._act(0, 0, 1, {**report, "generation": 1, "node": 0})
+            if copying:
+                copies += 1
+                copied = {"type": "event", "event": "copying", "tier": "file", "newest_step": step - 1, "t": t}
+                coordinator._act(0, -1, 1, {**copied, "generation": 1, "node": 0})
+            await asyncio.sleep(0)
+        coordinator._watching.cancel()
+        coordinator._log_file.close()
+
+    asyncio.run(run())
+    log = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    tuned = [event["every_seconds"] for event in log if event["event"] == "tuned"]
+    assert tuned == [0.1, 0.2, 0.4, 0.8]
+    assert {message["kind"] for message in Told.told if message["type"] == "drain_at"} == {"file"}

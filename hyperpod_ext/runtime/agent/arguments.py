@@ -12,6 +12,7 @@ from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.agent.preflight import check_node
 from hyperpod_ext.runtime.agent.settings import NodeSettings
+from hyperpod_ext.runtime.agent.tuner import by_clock
 from hyperpod_ext.runtime.environment import ENV_CHAOS, ENV_SECRET_FILE, read_secret
 
 
@@ -81,7 +82,7 @@ def _config(arguments: argparse.Namespace) -> RuntimeConfig:
     shape = {"nodes": arguments.nnodes, "workers_per_node": arguments.nproc_per_node}
     if ENV_RUNTIME not in os.environ:
         return RuntimeConfig(name="job", **shape)
-    config = RuntimeConfig.model_validate_json(os.environ[ENV_RUNTIME])
+    config = by_clock(RuntimeConfig.model_validate_json(os.environ[ENV_RUNTIME]))
     if os.environ.get(ENV_CHAOS) == "off":  # the run to compare with: it begins from nothing, and leaves nothing
         passing = tuple(tier for tier in config.checkpoint.tiers if not isinstance(tier, DurableTier))
         config = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"tiers": passing})})

@@ -21,6 +21,9 @@ START_S = 60.0
 _IDLE_STEPS = 64
 _ENOUGH = 5  # steps beside a copy, and beside none, before anything is concluded from them
 
+_LEAST = 0.005
+"""Of the time a copy is on its way, what it takes from training at least: less cannot be told from noise."""
+
 
 def by_clock(config: RuntimeConfig) -> RuntimeConfig:
     """The settings with durable tiers that are `auto` going by time: the coordinator names their steps."""
@@ -87,8 +90,9 @@ class Tuner:
         if len(self._idle) < _ENOUGH or not tuned.latencies:
             return {}
         usual = median(self._idle)
-        blocked = median(max(0.0, sum(took - usual for took in beside)) for beside in tuned.beside)
-        measured = Measured(now - self._started, self._fell_back, blocked, median(tuned.latencies))
+        latency = median(tuned.latencies)
+        blocked = max(_LEAST * latency, median(sum(took - usual for took in beside) for beside in tuned.beside))
+        measured = Measured(now - self._started, self._fell_back, blocked, latency)
         before, tuned.interval = tuned.interval, retune(tuned.interval, measured, self._prior)
         return {kind: tuned.interval} if tuned.interval != before else {}
 
