@@ -20,12 +20,13 @@ class MicroBatches(Iterator[list[int]]):
         self._begin()
 
     def _begin(self) -> None:
-        self._cursor, self._version = self._sampler.cursor, self._sampler.version
+        self._cursor = self._sampler.cursor
+        self._planned_for = (self._sampler.version, self._sampler.world)
         self._epoch = self._sampler.plan(self._cursor).cursor.epoch
         self._slots: deque[Slot] = deque()
 
     def __next__(self) -> list[int]:
-        if self._version != self._sampler.version:
+        if self._planned_for != (self._sampler.version, self._sampler.world):
             raise JobFailedError(
                 "the sampler was changed while a loader went through it", hint="Begin a new pass over the loader."
             )

@@ -114,7 +114,8 @@ class ElasticDataLoader:
         """Yield the steps that are still to be made: without end, or until `epochs` whole epochs have been made.
 
         Acknowledge each before the next is asked for. After `set_world`, `set_batch`, `set_weights` or
-        `load_state_dict` it goes on with what these changed; what was read ahead is dropped.
+        `load_state_dict`, and when torch.distributed has come to have another world, it goes on with what these
+        changed; what was read ahead is dropped.
 
         Raises:
             JobFailedError: a sample cannot be read, or a step was not acknowledged.
@@ -124,11 +125,11 @@ class ElasticDataLoader:
                 f"steps(epochs={epochs}): a mixture has no end", hint="Count steps instead: zip(run.steps(n), ...)."
             )
         while True:
-            version, reading = self.sampler.version, self._read(epochs)
+            planned_for, reading = (self.sampler.version, self.sampler.world), self._read(epochs)
             try:
                 for plan, fetched in reading:
                     yield self._step(plan, fetched)
-                    if self.sampler.version != version:
+                    if (self.sampler.version, self.sampler.world) != planned_for:
                         break
                     if self.sampler.cursor.step == plan.cursor.step:
                         raise JobFailedError(

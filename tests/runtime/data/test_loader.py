@@ -203,6 +203,25 @@ def test_changes_hold_from_the_next_step_whatever_was_read_ahead(reader: dict[st
     assert sorted(ids) == [*range(100)]
 
 
+@pytest.mark.parametrize("reader", [{}, {"workers": 2, "worker_kind": "thread", "prefetch": 4}])
+def test_a_world_that_changes_between_steps_is_noticed(reader: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job resized in place: the loop goes on, and what was read ahead was read for the old world."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    loader = loader_of(range(60), rank=None, world_size=None, **reader)
+    steps = loader.steps(1)
+    alone = loader_of(range(60))
+    for number in range(5):
+        if number == 2:
+            monkeypatch.setenv("WORLD_SIZE", "1")
+        step = next(steps)
+        ids = [one for batch, _ in step for one in batch]
+        wanted = [one for slot in alone.sampler.step() for one in slot.ids]
+        assert ids == (wanted if number >= 2 else wanted[:6])
+        loader.ack(step)
+        alone.sampler.ack()
+
+
 def test_a_change_between_a_step_and_its_ack_is_refused() -> None:
     loader = loader_of(range(100))
     step = next(loader.steps())
