@@ -59,13 +59,24 @@ def command(plot: str | None, output: str, **options: Any) -> None:
         "plan": outlooks["as planned"].to_json(usd),
         "as_written": written and written.to_json(usd),
         "without": {name: one.to_json(usd) for name, one in outlooks.items() if name != "as planned"},
+        "set": _settings(question, outlooks["as planned"]) if options["file"] else [],
         "notes": [*_advice(outlooks), *question.notes],
         "warnings": list(question.warnings),
     }
     for warning in question.warnings:
         say(f"warning: {warning}")
     table = _describe(question, outlooks, written, memory) if output == "table" else ""
+    if table and options["file"]:
+        changes = " ".join(f"--set {one}" for one in _settings(question, outlooks["as planned"]))
+        table += f"\n- to use these intervals: {changes}"
     print_result(result, output, table)
+
+
+def _settings(question: Question, outlook: Outlook) -> list[str]:
+    """The best intervals as changes of the spec."""
+    every = outlook.every()
+    kinds = [tier.kind if tier.kind in ("memory", "peer") else "durable" for tier in question.policy.tiers]
+    return [f"checkpoint.tiers.{index}.every_steps={every[kind]}" for index, kind in enumerate(kinds) if kind in every]
 
 
 def _describe(question: Question, outlooks: dict[str, Outlook], written: Outlook | None, memory: float) -> str:

@@ -53,8 +53,18 @@ def test_a_spec_is_compared_with_the_best_intervals(spec: Path) -> None:
     assert found["plan"]["usd_lost"]["a_month"] < found["as_written"]["usd_lost"]["a_month"]
     assert found["step_s"] == 4.0
     assert found["memory_per_node_bytes"] == pytest.approx(found["state"]["bytes"] / 64 * 7, rel=1e-6)
+    used = [part for change in found["set"] for part in ("--set", change)]
+    again = hp_ext("plan", "-f", spec, "--model", "llama3-8b", "--step-seconds", "4", *used, "-o", "json").json
+    assert again["as_written"]["goodput"] == found["plan"]["goodput"]
     changed = hp_ext("plan", "-f", spec, "--set", "nodes=128", "--params", "8B", "-o", "json").json
     assert changed["nodes"] == 128
+
+
+def test_auto_is_planned_for(spec: Path) -> None:
+    spec.write_text(SPEC.replace("every_steps: 500", "every_steps: auto"))
+    found = hp_ext("plan", "-f", spec, "--params", "8B", "-o", "json").json
+    assert found["as_written"] is None
+    assert found["set"][2].startswith("checkpoint.tiers.2.every_steps=")
 
 
 def test_people_read_a_table(spec: Path) -> None:
@@ -65,6 +75,7 @@ def test_people_read_a_table(spec: Path) -> None:
     assert "$ a month" in text
     assert "correlated, second loss" in text
     assert "steps of 10 s: assumed" in text
+    assert "to use these intervals: --set checkpoint.tiers.0.every_steps=" in text
 
 
 def test_dollars_follow_the_price_that_is_given(spec: Path) -> None:
