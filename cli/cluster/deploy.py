@@ -32,6 +32,7 @@ Examples:
 @file_options
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--allow-replace", is_flag=True, help="Go on where something that is there is replaced or deleted.")
+@click.option("--chart", type=click.Path(), metavar="DIR", help="Install HyperPod's Helm chart from there into EKS.")
 @click.option("--chart-installed", is_flag=True, help="HyperPod's Helm chart is in EKS: go on to the cluster.")
 @click.option("--bootstrap", is_flag=True, help="Prepare account and region for CDK first, if they are not.")
 @output_option()
@@ -42,6 +43,7 @@ def command(
     scale: bool | None,
     yes: bool,
     allow_replace: bool,
+    chart: str | None,
     chart_installed: bool,
     bootstrap: bool,
     output: str,
@@ -80,7 +82,7 @@ def command(
         environment = node_environment()
         program = cdk_cli(environment, say)
         _bootstrap(assembly, cluster, account, bootstrap, program, environment)
-        _run(cluster, assembly, frozenset(there), app, chart_installed, program, environment)
+        _run(cluster, assembly, frozenset(there), app, chart, chart_installed, program, environment)
     found = fetch(cluster.name, cluster.region)
     keep(found)
     result = {
@@ -148,11 +150,14 @@ def _run(
     assembly: Assembly,
     there: frozenset[str],
     app: str | None,
+    chart: str | None,
     chart_installed: bool,
     program: Path,
     environment: dict[str, str],
 ) -> None:
-    from hyperpod_ext.launch.cdk.deploy import InstallChart, MakeStacks, UploadScripts, run_cdk, steps
+    from pathlib import Path
+
+    from hyperpod_ext.launch.cdk.deploy import InstallChart, MakeStacks, UploadScripts, install_chart, run_cdk, steps
 
     for step in steps(cluster, assembly, there):
         match step:
@@ -163,6 +168,8 @@ def _run(
                 # without change sets of its own: what changes was shown, and agreed to, above
                 options = ("--exclusively", "--require-approval", "never", "--method", "direct", "--progress", "events")
                 run_cdk(program, environment, cluster.region, "deploy", *names, "--app", str(assembly.folder), *options)
+            case InstallChart() if chart is not None:
+                install_chart(cluster, Path(chart))
             case InstallChart() if not chart_installed:
                 _stop_for_chart(cluster, step)
             case UploadScripts():
@@ -174,7 +181,9 @@ def _stop_for_chart(cluster: ClusterConfig, step: InstallChart) -> None:
 
     commands = "\n".join(f"  {command}" for command in step.commands)
     message = f"EKS is there; before the cluster itself, HyperPod's Helm chart must be in it:\n{commands}"
-    raise HyperpodExtError(message, hint="then give the same command with --chart-installed: it goes on from here")
+    raise HyperpodExtError(
+        message, hint="then give the same command with --chart-installed, or with --chart DIR at once"
+    )
 
 
 def _upload(cluster: ClusterConfig, step: UploadScripts, app: str | None) -> None:

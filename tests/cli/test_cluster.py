@@ -169,6 +169,30 @@ def test_from_deploy_to_a_job_without_copy_and_paste(aws: Workplace) -> None:
     assert f"cluster {aws.name}: as it was read just now" in rendered.stderr
 
 
+def test_the_chart_is_installed_from_a_copy(here: Workplace) -> None:
+    from hyperpod_ext.config.cluster import ClusterConfig
+    from hyperpod_ext.config.load import load
+    from hyperpod_ext.errors import HyperpodExtError, NotFoundError
+    from hyperpod_ext.launch.cdk.deploy import install_chart
+
+    cluster = load(ClusterConfig, here.folder / "cluster.yaml")
+    chart, calls = here.folder / "my chart", here.folder / "programs"
+    for name in ("aws", "helm"):
+        program(here.folder / "bin" / name, f'#!/bin/sh\necho "{name} $*" >> {calls}\ntest -n "$KUBECONFIG"\n')
+    with pytest.raises(NotFoundError, match=r"holds no Chart\.yaml"):
+        install_chart(cluster, chart)
+    chart.mkdir()
+    (chart / "Chart.yaml").touch()
+    install_chart(cluster, chart)
+    assert calls.read_text().splitlines() == [
+        f"aws eks update-kubeconfig --name {here.name} --region us-west-2",
+        f"helm upgrade --install hyperpod-dependencies {chart} --namespace kube-system",
+    ]
+    program(here.folder / "bin" / "helm", "#!/bin/sh\nexit 1\n")
+    with pytest.raises(HyperpodExtError, match="public_access"):
+        install_chart(cluster, chart)
+
+
 @pytest.mark.slow
 def test_a_scaled_cluster_is_a_step_of_its_own_and_what_would_be_replaced_is_refused(aws: Workplace) -> None:
     assert aws.run("deploy", *FILE, "--yes", "--bootstrap", "--chart-installed").code == 0

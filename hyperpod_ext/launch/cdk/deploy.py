@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
+import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,17 +72,40 @@ def steps(cluster: ClusterConfig, assembly: Assembly, there: frozenset[str]) -> 
     return [*found, MakeStacks(tuple(last))]
 
 
-def chart_commands(cluster: ClusterConfig) -> Iterator[str]:
-    """Commands that install HyperPod's chart in the cluster's EKS."""
+def chart_commands(cluster: ClusterConfig, chart: str | None = None) -> Iterator[str]:
+    """Commands that install HyperPod's chart in the cluster's EKS; `chart`: its folder, subcharts included."""
     made = cluster.infrastructure
-    own = made is not None and made.add_ons.cert_manager
+    own = made is not None and made.add_ons.cert_manager  # one of the two, or they fight over its CRDs
     yield f"aws eks update-kubeconfig --name {cluster.name} --region {cluster.region}"
-    yield f"git clone --depth 1 {CHART}"
-    yield "helm dependency update sagemaker-hyperpod-cli/helm_chart/HyperPodHelmChart"
+    if chart is None:
+        chart = "sagemaker-hyperpod-cli/helm_chart/HyperPodHelmChart"
+        yield f"git clone --depth 1 {CHART}"
+        yield f"helm dependency update {chart}"
     yield (
-        "helm upgrade --install hyperpod-dependencies sagemaker-hyperpod-cli/helm_chart/HyperPodHelmChart "
-        "--namespace kube-system" + (" --set cert-manager.enabled=false" if own else "")
+        f"helm upgrade --install hyperpod-dependencies {shlex.quote(chart)} --namespace kube-system"
+        + (" --set cert-manager.enabled=false" if own else "")
     )
+
+
+def install_chart(cluster: ClusterConfig, chart: Path) -> None:
+    """Install the chart from a folder, with `aws` and `helm`; the user's own kubeconfig is left alone.
+
+    Raises:
+        NotFoundError: the folder holds no chart, or its subcharts are not there.
+        HyperpodExtError: a program is missing, or fails.
+    """
+    if not (chart / "Chart.yaml").is_file():
+        raise NotFoundError(f"{chart} holds no Chart.yaml", hint=f"it is helm_chart/HyperPodHelmChart of {CHART}")
+    for program in ("aws", "helm"):
+        if shutil.which(program) is None:
+            raise HyperpodExtError(f"the chart is installed with {program}, and there is none", hint="install it")
+    with tempfile.TemporaryDirectory(prefix="hpx-chart-") as scratch:
+        environment = {**os.environ, "KUBECONFIG": str(Path(scratch) / "kubeconfig")}
+        for command in chart_commands(cluster, str(chart.resolve())):
+            done = subprocess.run(shlex.split(command), env=environment, stdout=2, check=False)
+            if done.returncode != 0:
+                hint = "can EKS's API be reached from here? infrastructure.eks.public_access says from where"
+                raise HyperpodExtError(f"{command} failed", hint=hint)
 
 
 def scripts_prefix(cluster: ClusterConfig, assembly: Assembly) -> str | None:
