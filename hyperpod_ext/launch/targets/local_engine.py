@@ -121,7 +121,7 @@ def _run_once(
         return Node(("sh", str(submission.script)), env, run_dir / "logs" / f"node{number}.log")
 
     nodes = [node(number) for number in range(job["nodes"] + job["spares"])]
-    wanted = Wanted(run_dir / WANTED, node) if job.get("elastic") else None
+    wanted = Wanted(run_dir / WANTED, run_dir / "report.json", node) if job.get("elastic") else None
     exit_codes = run_nodes(nodes, cancellation, _patience(job), wanted)
     kill_descendants(os.getpid())
     failed = next((node for node, code in zip(nodes, exit_codes, strict=True) if code != 0), nodes[0])

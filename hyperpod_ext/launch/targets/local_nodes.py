@@ -89,11 +89,12 @@ class Wanted:
 
     Args:
         file: JSON with `nodes`, replaced as a whole.
+        report: is written when the job is over; a node that ends well before that has left it.
         make: what a node of this number runs.
     """
 
-    def __init__(self, file: Path, make: Callable[[int], Node]) -> None:
-        self._file, self.make = file, make
+    def __init__(self, file: Path, report: Path, make: Callable[[int], Node]) -> None:
+        self._file, self._report, self.make = file, report, make
         self._seen: tuple[int, int] | None = None
         self.nodes: frozenset[int] | None = None
         """None: nothing was said yet."""
@@ -110,10 +111,10 @@ class Wanted:
         self._seen = status.st_ino, status.st_mtime_ns
         return True
 
-    def has_left(self, node: int) -> bool:
-        """Whether the job goes on without this node."""
-        self.look()
-        return self.nodes is not None and node not in self.nodes
+    @property
+    def is_over(self) -> bool:
+        """Whether the job is."""
+        return self._report.exists()
 
 
 def run_nodes(
@@ -137,13 +138,15 @@ def run_nodes(
         start(index)
     failed_at: float | None = None
     asked_at: float | None = None
-    restarts, ended_well = patience.restarts, 0
+    restarts, ended_well, news = patience.restarts, 0, False
     while running:
         now = time.monotonic()
         action, wait_s = next_action(now, failed_at, asked_at, cancellation.requested, patience)
         if wanted is not None and action == "wait":
             wait_s = min(_LOOK_S, _LOOK_S if wait_s is None else wait_s)
-            if wanted.look() and failed_at is None and not ended_well:
+            news |= wanted.look()
+            if news and failed_at is None and not ended_well:
+                news = False
                 for number in sorted((wanted.nodes or frozenset()) - {index for index, _ in running.values()}):
                     while number >= len(nodes):
                         nodes.append(wanted.make(len(nodes)))
@@ -161,7 +164,9 @@ def run_nodes(
             os.close(descriptor)
             index, process = running.pop(descriptor)
             codes[index] = process.wait()
-            if wanted is not None and codes[index] == 0 and wanted.has_left(index):
+            if wanted is not None and codes[index] == 0 and not wanted.is_over:
+                wanted.look()
+                news = True  # it may have been asked for again while it was leaving
                 continue
             ended_well += codes[index] == 0
             if codes[index] == 0 or len(running) + ended_well >= needed or failed_at or asked_at:

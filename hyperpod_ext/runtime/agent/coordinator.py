@@ -90,6 +90,7 @@ class Coordinator(Hearing):
         made._looking = asyncio.create_task(made._look_for_orders(made._orders_taken()))
         made._log("coordinator", node=node, before=lost, term=made._term)
         made._carry_out(commands)
+        made._resume_world()
         if lost in roster.members:
             made._lose(lost, "its agent, which coordinated the job, is gone")
         return made
@@ -183,6 +184,8 @@ class Coordinator(Hearing):
         there = {membership.rank_now(int(rank), int(hello.get("moved_in", 0))) for rank in hello["workers"]}
         for rank in sorted(here - there):
             self._send(node, {"type": "replace", "rank": rank})
+        if hello.get("leaving") and node not in membership.leavers:
+            self._carry_out(membership.leave(node))
         if not here and hello["workers"]:  # of a world that has come to nothing, or that it has left
             self._send(node, {"type": "retire" if node in membership.settling else "unprepare"})
 
@@ -221,6 +224,12 @@ class Coordinator(Hearing):
                 if name not in taken:
                     taken.add(name)
                     self._carry_out(self._membership.resize(order.nodes, name))
+
+    def _resume_world(self) -> None:
+        """What the coordinator before this one was about to enter, if anything: this one tells how it goes."""
+        worlds = [event for event in self._log_file.read() if event["event"] in ("world", "resized")]
+        if worlds and worlds[-1]["event"] == "world":
+            self._world = {key: value for key, value in worlds[-1].items() if key not in ("t", "event", "moved")}
 
     def _orders_taken(self) -> set[str]:
         """Orders that a coordinator before this one has taken."""

@@ -168,7 +168,7 @@ class Node:
 
     def _who(self) -> wire.Message:
         """What a coordinator is told first."""
-        return {**self._hello, **self._workers.brief()}
+        return {**self._hello, **self._workers.brief(), "leaving": self._told_once}
 
     # --- what the coordinator says --------------------------------------------------------------
 
