@@ -1,4 +1,4 @@
-"""The plan as a picture: goodput by interval of each tier, and what is left without each feature."""
+"""The plan as a picture: what each tier costs by its interval, and what is lost without each feature."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ def draw(file: str, way: Way, outlooks: Mapping[str, Outlook]) -> None:
         left.plot([tier.interval_s], [chosen], "o", color=line.get_color())
     left.set(xscale="log", yscale="log", xlabel="seconds between saves", ylabel="% of time lost to this tier")
     if left.get_legend_handles_labels()[0]:
-        left.legend()
-    names = list(outlooks)
-    kept = [100 * one.goodput for one in outlooks.values()]
-    bars = right.barh(names[::-1], kept[::-1])
-    right.bar_label(bars, labels=[f"{value:.2f} %" for value in kept[::-1]], padding=3)
-    right.set(xlim=(0, 118), xlabel=f"goodput on {way.spread.nodes:,} nodes, %")
+        figure.legend(loc="outside lower left", ncols=3, frameon=False)
+    names = list(outlooks)[::-1]
+    shares = [100 * (1 - outlooks[name].goodput) for name in names]
+    bars = right.barh(names, shares)
+    right.bar_label(bars, labels=[f"{value:.3g} %" for value in shares], padding=3)
+    right.margins(x=0.15)
+    right.set(xlabel=f"% of time lost on {way.spread.nodes:,} nodes")
     figure.savefig(file, metadata={"Date": None} if file.endswith(".svg") else None)
