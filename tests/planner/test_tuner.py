@@ -112,6 +112,20 @@ def test_a_copy_that_costs_nothing_that_can_be_seen_is_not_made_all_the_time() -
     assert seconds > 10 * START_S  # a copy takes 5 s, and a failure is a thing of months here
 
 
+def test_copies_that_are_named_faster_than_agents_report_are_measured_too() -> None:
+    checkpoint = policy({**AUTO, "every_seconds": 2})
+    tuner, (tier,) = Tuner(checkpoint, 2, 0.0), checkpoint.durable()
+    for step in range(1, 200):
+        tuner.heard({"event": "step", "rank": 0, "step": step, "began": step - 1.0, "t": float(step)}, step)
+        if step % 2 == 0:
+            tuner.named("file", step + 2)
+        if step % 9 == 0:
+            tuner.heard({"event": "copying", "tier": "file", "newest_step": step - 3}, step)
+    seconds = tuner.seconds(tier)
+    assert seconds is not None
+    assert seconds > 2
+
+
 def test_tiers_that_say_how_often_are_left_alone() -> None:
     for tier, seconds in (({"every_steps": 50}, None), ({"every_seconds": 30}, 30.0)):
         checkpoint = policy({"kind": "file", "path": "/x", **tier})

@@ -115,8 +115,9 @@ class _Tuned:
         return self._since is not None
 
     def expect(self, step: int) -> None:
-        """A copy of `step` will be made."""
-        self._expected, self._since, self._steps = step, None, []
+        """A copy of `step` will be made. It is followed unless another one still is: agents report seldom."""
+        if self._expected is None:
+            self._expected, self._since, self._steps = step, None, []
 
     def step_done(self, step: int, took: float, now: float) -> None:
         """Training has made a step."""
