@@ -311,6 +311,17 @@ def test_a_job_takes_from_its_cluster_only_what_it_leaves_open(here: Workplace) 
     assert (broken.code, "holds no outputs of a cluster" in broken.stderr) == (3, True)
 
 
+def test_a_queue_of_the_cluster_is_as_good_as_one_of_the_spec(here: Workplace) -> None:
+    kept = {"name": "research", "region": "us-west-2", "read_at": 0, "values": {"QueueName": "team-queue"}}
+    place = here.folder / ".hyperpod_ext" / "clusters" / "research.json"
+    place.parent.mkdir(parents=True)
+    (here.folder / "job.yaml").write_text(f"{JOB}cluster: research\nscheduling: {{priority: high}}\n")
+    for values, code in (({}, 3), (kept["values"], 0)):
+        place.write_text(json.dumps(kept | {"values": values}))
+        told = call_hp_ext("validate", "job.yaml", cwd=here.folder)
+        assert (told.code, "needs a queue of Kueue" in told.stderr) == (code, code == 3), told.stderr
+
+
 def test_a_cluster_that_is_not_there_is_told_with_the_jobs_line(aws: Workplace) -> None:
     (aws.folder / "train.py").touch()
     (aws.folder / "job.yaml").write_text(

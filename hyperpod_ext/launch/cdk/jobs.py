@@ -60,16 +60,19 @@ def checkpoint_uri(outputs: ClusterOutputs) -> str | None:
 def on_cluster(job: JobConfig, outputs: ClusterOutputs, target: str | None) -> JobConfig:
     """`job` with what its cluster settles for `target`, where the job itself says nothing. Pure.
 
+    Args:
+        target: None: any; what rules look at is then filled in.
+
     Raises:
         ConfigError: an output does not fit its field: the stack is not one of ours.
     """
     changes: dict[str, Any] = {}
-    if target in _KUBERNETES:
+    if target is None or target in _KUBERNETES:
         given = {"namespace": outputs.get("Namespace"), "service_account": outputs.get("ServiceAccount")}
         if job.kubernetes.namespace not in (None, given["namespace"]):
             given["service_account"] = None  # it is in the other namespace
         changes["kubernetes"] = _with(Kubernetes, job.kubernetes, given, outputs)
-    if target in _KUBERNETES | {"hyperpod-slurm"}:
+    if target is None or target in _KUBERNETES | {"hyperpod-slurm"}:
         changes["scheduling"] = _with(Scheduling, job.scheduling, {"queue": outputs.get("QueueName")}, outputs)
     if target == "sagemaker":
         changes["sagemaker"] = _with(SageMaker, job.sagemaker, dict(_of_sagemaker(job, outputs)), outputs)
