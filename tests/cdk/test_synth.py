@@ -128,8 +128,8 @@ def without_a_network() -> list[str]:
 
 
 def test_the_app_needs_no_network_and_no_account(tmp_path: Path) -> None:
-    alone = without_a_network()
-    done = run_app(tmp_path, EXAMPLES / "10-cluster-eks" / "cluster.yaml", *alone, validate=True, scale="true")
+    alone, config = without_a_network(), EXAMPLES / "10-cluster-eks" / "cluster.yaml"
+    done = run_app(tmp_path, config, *alone, validate=True, scale="true")
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
     parts = {"network", "storage", "eks", "cluster", "addons", "observability"}
     assert {file.name for file in tmp_path.glob("*.template.json")} == {
@@ -141,8 +141,8 @@ def test_the_app_needs_no_network_and_no_account(tmp_path: Path) -> None:
 
 
 def test_without_scale_no_machine_is_asked_for(tmp_path: Path) -> None:
-    done = run_app(tmp_path, EXAMPLES / "11-cluster-slurm" / "cluster.yaml")
-    assert done.returncode == 0, done.stderr
+    done = run_app(tmp_path, EXAMPLES / "11-cluster-slurm" / "cluster.yaml", *without_a_network(), validate=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
     template = json.loads((tmp_path / "lab-cluster.template.json").read_text())
     groups = template["Resources"]["Cluster"]["Properties"]["InstanceGroups"]
     assert [group["InstanceCount"] for group in groups] == [0, 0]
