@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -56,7 +57,8 @@ def run(nodes: int, steps: int, kills: list[tuple[int, int]]) -> Real:
         command += ["--set", f"nodes={nodes}", "--set", "workers_per_node=1", "--set", f"global_batch_size={nodes}"]
         command += ["--set", f"args.1='{steps}'", "--set", "chaos.compare=false", "--set", "restart.max_restarts=1000"]
         command += [part for rank, step in kills for part in ("--kill", f"rank={rank}@step={step}")] or ["--no-kill"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        environ = {**os.environ, "HPX_HOME": f"{folder}/home"}  # apart from jobs of the same name
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"a job failed:\n{done.stdout}\n{done.stderr}")
     report: dict[str, Any] = json.loads(done.stdout)
