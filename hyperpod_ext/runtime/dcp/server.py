@@ -52,10 +52,13 @@ class LonelyServer(Server):
             time.sleep(min(_TICK_S, max(self._idle_exit_s / 4, 0.05)))
             if not self._idle():
                 continue
-            with locked(self._lock):  # whoever starts one or finds this one holds it
-                if self._idle():
-                    self._path.unlink(missing_ok=True)
-                    os._exit(0)
+            try:
+                with locked(self._lock):  # whoever starts one or finds this one holds it
+                    if self._idle():
+                        self._path.unlink(missing_ok=True)
+                        os._exit(0)
+            except FileNotFoundError:  # the folder of its socket is gone: nobody can find this one any more
+                os._exit(0)
 
     def _idle(self) -> bool:
         with self._counting:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 from dcp_job import Job
 
@@ -48,6 +52,24 @@ def test_the_memory_server_ends_when_it_has_brought_all_that_is_due(job: Job) ->
     assert not job.servers()
     assert len(list((job.directory / "f" / "j").glob("step-*/manifest.json"))) == 2
     assert job.run("load", 2, kind="plain", policy=policy)[0]["latest"] == 2
+
+
+def test_a_memory_server_whose_folder_is_removed_ends(tmp_path: Path) -> None:
+    """As that of a job whose temporary folder was cleaned up: nobody could find it to end it."""
+    secret = tmp_path / "secret"
+    secret.touch(mode=0o600)
+    secret.write_text("a secret of a job")
+    runtime = '{"name": "j", "nodes": 1, "workers_per_node": 1}'
+    lock = tmp_path / "gone" / "j.lock"
+    command = [sys.executable, "-m", "hyperpod_ext.runtime.dcp.server", "--lock", str(lock), "--idle-exit-s", "0.2"]
+    server = subprocess.Popen(
+        [*command, "--socket", str(tmp_path / "j.socket")],
+        env={**os.environ, "HPX_RUNTIME": runtime, "HPX_SECRET_FILE": str(secret)},
+    )
+    try:
+        assert server.wait(20) == 0
+    finally:
+        server.kill()
 
 
 def test_ranks_that_are_no_more_give_their_memory_back(job: Job) -> None:
