@@ -11,6 +11,7 @@ import faulthandler
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -40,6 +41,9 @@ class Progress:
         self._pulse = Pulse.of(os.environ.get(ENV_PULSE))
         self._hooks: list[_Hook] = []
         self._orders = 0
+        self._step_began: float | None = None
+        self.data_s = 0.0
+        """Seconds from the beginning of this step to its first forward pass; 0 where that was not seen."""
         self.watcher: Watcher | None = None
         """Set where faults are rehearsed; nothing is asked of it otherwise."""
         if ENV_PULSE in os.environ:
@@ -60,6 +64,7 @@ class Progress:
 
     def begin_step(self, step: int) -> None:
         self._pulse.step = step
+        self._step_began, self.data_s = time.monotonic(), 0.0
         self.mark(Phase.DATA)
 
     def mark(self, phase: Phase) -> None:
@@ -93,8 +98,11 @@ class Progress:
         self._hooks = []
 
     def _before_forward(self, *_: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self.mark(Phase.FORWARD)
+        if torch.compiler.is_compiling():
+            return
+        if self._step_began is not None:
+            self.data_s, self._step_began = time.monotonic() - self._step_began, None
+        self.mark(Phase.FORWARD)
 
     def _after_forward(self, _module: torch.nn.Module, _inputs: Any, output: Any) -> None:
         if torch.compiler.is_compiling():

@@ -39,7 +39,10 @@ class _Kept:
         return bool(self.made.calls or self.made.meshes) or meshes.is_cut(self.value)
 
 
-_RESERVED = {"t", "type", "event", "rank", "node", "generation", "step", "of", "began", "self"}
+_RESERVED = {
+    *("t", "type", "event", "rank", "node", "generation", "self"),
+    *("step", "of", "began", "data_s", "checkpoint_s"),
+}
 
 
 class Run:
@@ -84,6 +87,8 @@ class Run:
         self._metrics: dict[str, float | None] = {}
         self._in_step = False
         self._began = 0
+        self._blocked = 0.0
+        """Seconds of this step in which the training thread waited for a snapshot."""
 
     @property
     def batch_size(self) -> int:
@@ -173,7 +178,7 @@ class Run:
         self._link.boundary.begin(self.step + 1, total)
         for step in range(self.step + 1, total + 1):
             began = time.monotonic()
-            self._metrics, self._in_step = {}, True
+            self._metrics, self._in_step, self._blocked = {}, True, 0.0
             seed_step(self.config.seed, step, self.rank)
             self._watchdog.begin_step(step)
             try:
@@ -184,14 +189,13 @@ class Run:
             finally:
                 self._in_step = False
             self._watchdog.end_step()
-            made = {"rank": self.rank, "step": step, "of": total, "began": began}
             try:
                 self._commit(step)
             except Exception:
                 if self.step == step:  # a save that fails does not undo the step: others may go on from it
-                    self._link.event("step", **made, **self._metrics)
+                    self._tell(step, total, began)
                 raise
-            self._link.event("step", **made, **self._metrics)
+            self._tell(step, total, began)
             self._stop_after(step)
         self._wait_staged()
         self._watchdog.end_steps()
@@ -243,6 +247,11 @@ class Run:
         self._watchdog.done()
         return self._state.digest() if self._state is not None else ""
 
+    def _tell(self, step: int, total: int, began: float) -> None:
+        """Report a step, and what of its time was not spent on it."""
+        waited = {"data_s": round(self._watchdog.data_s, 6), "checkpoint_s": round(self._blocked, 6)}
+        self._link.event("step", rank=self.rank, step=step, of=total, began=began, **waited, **self._metrics)
+
     def _commit(self, step: int) -> None:
         """Declare `step` whole on this rank, and snapshot it when one is due."""
         if self._state is None or self._state.accumulates:
@@ -265,7 +274,7 @@ class Run:
     def _save(self, taken: Taken, whole: Whole, *, at_once: bool, when_busy: str | None = None) -> None:
         if self._checkpointer is None:
             return
-        own = {id(tensor) for tensor in taken.own}
+        own, began = {id(tensor) for tensor in taken.own}, time.monotonic()
         saved = self._checkpointer.save(
             whole.step,
             whole.save_id,
@@ -277,6 +286,7 @@ class Run:
             at_once=at_once,
             when_busy=when_busy,
         )
+        self._blocked += time.monotonic() - began
         self._saved = whole.step if saved else self._saved
 
     def _stop_after(self, step: int) -> None:
@@ -300,7 +310,9 @@ class Run:
     def _wait_staged(self) -> None:
         """The state is about to change: what is still being copied of it must be copied first."""
         if self._checkpointer is not None:
+            began = time.monotonic()
             self._checkpointer.wait_staged()
+            self._blocked += time.monotonic() - began
 
     def _extras(self) -> dict[str, Any]:
         return {"ddp_buckets": {str(index): layout for index, layout in self._layouts.items()}}

@@ -54,6 +54,11 @@ class Watchdog:
         if checkpointer is not None:  # a job: alone, there is nobody to recover
             self._injector = Injector(armed_faults(config), rank, run_dir_of(), self)
 
+    @property
+    def data_s(self) -> float:
+        """Seconds from the beginning of this step to its first forward pass; 0 where that is not seen."""
+        return self._progress.data_s
+
     def close(self) -> None:
         """Let go of the objects; another one takes this one's place."""
         self._nan.close()
