@@ -90,10 +90,9 @@ def test_shards_are_cut_anew_from_memory(resizable, undisturbed):
     assert shrunk["pids_kept"]
 
 
-@pytest.mark.parametrize("parallel", ["ddp"])
-def test_a_node_that_is_told_to_end_leaves_and_the_others_go_on(resizable, undisturbed, parallel):
+def test_a_node_that_is_told_to_end_leaves_and_the_others_go_on(resizable, undisturbed):
     """SIGTERM, as a spot notice or a scheduler sends it; and it is the first node, where the job is coordinated."""
-    running = resizable(parallel, nodes=3)
+    running = resizable(nodes=3)
     running.job.agents[0].send_signal(signal.SIGTERM)
     left = running.job.until("resized")
     assert (left["of"], left["nodes"], left["cause"], left["pids_kept"]) == (3, 2, "leave", True)
@@ -103,9 +102,8 @@ def test_a_node_that_is_told_to_end_leaves_and_the_others_go_on(resizable, undis
     assert report["nodes_lost"] == []
 
 
-@pytest.mark.parametrize("parallel", ["ddp"])
-def test_a_node_that_is_gone_is_done_without(resizable, undisturbed, parallel):
-    running = resizable(parallel, nodes=3)
+def test_a_node_that_is_gone_is_done_without(resizable, undisturbed):
+    running = resizable(nodes=3)
     running.job.agents[1].kill()
     lost = running.job.until("resized")
     assert (lost["of"], lost["nodes"], lost["cause"], lost["pids_kept"]) == (3, 2, "lost", True)
@@ -118,22 +116,28 @@ def test_a_node_that_is_gone_is_done_without(resizable, undisturbed, parallel):
 @pytest.mark.thorough
 @pytest.mark.parametrize("moment", ["resize_begun", "resize_prepared", "halted", "world"])
 @pytest.mark.parametrize("who", ["leaver", "joiner", "coordinator"])
-@pytest.mark.parametrize("parallel", ["ddp", "hsdp"])
-def test_a_kill_in_the_middle_of_a_resize_leaves_a_job_that_goes_on(resizable, undisturbed, parallel, who, moment):
-    running = resizable(parallel, nodes=4 if who == "leaver" else 3)
+def test_a_kill_in_the_middle_of_a_resize_leaves_a_job_that_goes_on(resizable, undisturbed, who, moment):
+    if (who, moment) == ("leaver", "resize_prepared"):
+        pytest.skip("to shrink nobody needs to be prepared")
+    running = resizable(nodes=4 if who == "leaver" else 3)
     victim = {"leaver": 3, "joiner": 3, "coordinator": 0}[who]
-    order = running.order(3 if who == "leaver" else 4)
-    if moment == "resize_prepared" and who == "leaver":
-        pytest.skip("nobody is prepared to shrink")
+    running.order(3 if who == "leaver" else 4)
     running.job.until(moment)
     running.job.agents[victim].kill()
-    running.job.until("node_lost", node=victim)
-    assert order
-    report = running.finish()
-    if parallel == "ddp":
-        assert_went_on(running, report, undisturbed)
-    else:
-        assert report["state"] == "succeeded", report["error"]
+    running.job.until("coordinator" if who == "coordinator" else "node_lost")
+    running.job.until("resized")
+    assert_went_on(running, running.finish(), undisturbed)
+
+
+@pytest.mark.thorough
+def test_shards_of_a_lost_node_come_from_copies_on_others(resizable, undisturbed):
+    tiers = [{"kind": "memory"}, {"kind": "peer", "every_steps": 1, "max_slowdown": 1.0}]
+    running = resizable("fsdp2", nodes=3, checkpoint={"tiers": tiers})
+    running.job.until("step", step=8)
+    running.job.agents[1].kill()
+    lost = running.job.until("resized")
+    assert (lost["of"], lost["nodes"], lost["cause"]) == (3, 2, "lost")
+    assert_went_on(running, running.finish(), undisturbed)
 
 
 def test_all_nodes_told_to_end_is_the_end_of_the_job(resizable):

@@ -233,7 +233,7 @@ class Coordinator(Hearing):
 
     def _orders_taken(self) -> set[str]:
         """Orders that a coordinator before this one has taken."""
-        return {str(event["order"]) for event in self._log_file.read() if str(event["event"]).startswith("resize_")}
+        return {str(event["order"]) for event in self._log_file.read() if event.get("order")}
 
     def _let_go(self) -> None:
         """All members know who they are now: those that are none any more may end."""

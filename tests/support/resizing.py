@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-ELASTIC = Path(__file__).parent / "elastic.py"
+ELASTIC = Path(__file__).parents[1] / "faults" / "elastic.py"
 PRELOAD = ["torch", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"]
 FROM_MEMORY = {"self", "live", "memory", "peer"}
 
