@@ -53,7 +53,7 @@ class Job:
                 self.copies.append(self.now)
             elif self.arrives is not None and self.now >= self.arrives:
                 self.arrives = None
-                self.hear({"event": "copying", "tier": "file", "newest_step": self.step})
+                self.hear({"event": "copying", "tier": "/x/job", "newest_step": self.step})
             seconds = self.tuner.seconds(self.tier)
             assert seconds is not None
             if self.now - self.drained_at >= seconds:
@@ -83,7 +83,7 @@ def test_nothing_is_concluded_before_there_is_enough_to_conclude_from() -> None:
     tuner = Tuner(checkpoint, 2, 0.0)
     tuner.named("file", 1)
     tuner.heard({"event": "step", "rank": 0, "step": 1, "began": 0.0, "t": 1.0}, 1.0)
-    assert tuner.heard({"event": "copying", "tier": "file", "newest_step": 1}, 2.0) == {}
+    assert tuner.heard({"event": "copying", "tier": "/x/job", "newest_step": 1}, 2.0) == {}
     assert tuner.seconds(checkpoint.durable()[0]) == START_S
 
 
@@ -93,9 +93,9 @@ def test_a_copy_of_an_older_step_is_not_the_one_that_is_waited_for() -> None:
         tuner.heard({"event": "step", "rank": 0, "step": step, "began": step - 1.0, "t": float(step)}, step)
     tuner.named("file", 20)
     tuner.heard({"event": "step", "rank": 0, "step": 20, "began": 19.0, "t": 20.0}, 20.0)
-    assert tuner.heard({"event": "copying", "tier": "file", "newest_step": 10}, 21.0) == {}
-    assert tuner.heard({"event": "copying", "tier": "s3", "newest_step": 20}, 21.0) == {}
-    assert tuner.heard({"event": "copying", "tier": "file", "newest_step": None}, 21.0) == {}
+    assert tuner.heard({"event": "copying", "tier": "/x/job", "newest_step": 10}, 21.0) == {}
+    assert tuner.heard({"event": "copying", "tier": "s3://bucket/x/job", "newest_step": 20}, 21.0) == {}
+    assert tuner.heard({"event": "copying", "tier": "/x/job", "newest_step": None}, 21.0) == {}
 
 
 def test_a_copy_that_costs_nothing_that_can_be_seen_is_not_made_all_the_time() -> None:
@@ -106,7 +106,7 @@ def test_a_copy_that_costs_nothing_that_can_be_seen_is_not_made_all_the_time() -
         if step % 100 == 50:
             tuner.named("file", step + 1)
         if step % 100 == 56:
-            tuner.heard({"event": "copying", "tier": "file", "newest_step": step - 5}, step)
+            tuner.heard({"event": "copying", "tier": "/x/job", "newest_step": step - 5}, step)
     seconds = tuner.seconds(tier)
     assert seconds is not None
     assert seconds > 10 * START_S  # a copy takes 5 s, and a failure is a thing of months here
@@ -120,7 +120,7 @@ def test_copies_that_are_named_faster_than_agents_report_are_measured_too() -> N
         if step % 2 == 0:
             tuner.named("file", step + 2)
         if step % 9 == 0:
-            tuner.heard({"event": "copying", "tier": "file", "newest_step": step - 3}, step)
+            tuner.heard({"event": "copying", "tier": "/x/job", "newest_step": step - 3}, step)
     seconds = tuner.seconds(tier)
     assert seconds is not None
     assert seconds > 2
@@ -177,7 +177,7 @@ def test_a_coordinator_names_the_steps_and_changes_how_often(tmp_path: Path) -> 
             coordinator._act(0, 0, 1, {**report, "generation": 1, "node": 0})
             if copying:
                 copies += 1
-                copied = {"type": "event", "event": "copying", "tier": "file", "newest_step": step - 1, "t": t}
+                copied = {"type": "event", "event": "copying", "tier": "/x/job", "newest_step": step - 1, "t": t}
                 coordinator._act(0, -1, 1, {**copied, "generation": 1, "node": 0})
             await asyncio.sleep(0)
         coordinator._watching.cancel()

@@ -80,10 +80,11 @@ class Tuner:
                 self._idle.append(took)
             for tuned in self._tiers.values():
                 tuned.step_done(int(event["step"]), took, now)
-        elif event["event"] == "copying" and event["tier"] in self._tiers and event["newest_step"] is not None:
-            tuned = self._tiers[event["tier"]]
-            if tuned.arrived(int(event["newest_step"]), now):
-                return self._retune(str(event["tier"]), tuned, now)
+        elif event["event"] == "copying" and event["newest_step"] is not None:
+            kind = _kind(str(event["tier"]))
+            tuned = self._tiers.get(kind)
+            if tuned is not None and tuned.arrived(int(event["newest_step"]), now):
+                return self._retune(kind, tuned, now)
         return {}
 
     def _retune(self, kind: str, tuned: _Tuned, now: float) -> dict[str, float]:
@@ -95,6 +96,11 @@ class Tuner:
         measured = Measured(now - self._started, self._fell_back, blocked, latency)
         before, tuned.interval = tuned.interval, retune(tuned.interval, measured, self._prior)
         return {kind: tuned.interval} if tuned.interval != before else {}
+
+
+def _kind(place: str) -> str:
+    """The kind of a tier that agents name by its place: `peer`, a URL of S3, or a path."""
+    return "s3" if place.startswith("s3://") else place if place == "peer" else "file"
 
 
 class _Tuned:
