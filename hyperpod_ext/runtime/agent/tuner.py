@@ -49,7 +49,9 @@ class Tuner:
         rates = PUBLISHED["llama3-405b"].rates().of_job(nodes)
         self._prior = rates.correlated if policy.peer() is not None else rates.correlated + rates.node
         self._started = now
-        self._tiers = {tier.kind: _Tuned(tier.every_seconds or START_S) for tier in policy.durable() if tier.auto}
+        self._tiers: dict[str, _Tuned] = {
+            tier.kind: _Tuned(tier.every_seconds or START_S) for tier in policy.durable() if tier.auto
+        }
         self._idle: deque[float] = deque(maxlen=_IDLE_STEPS)
         self._fell_back = 0
 
