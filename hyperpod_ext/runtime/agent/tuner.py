@@ -84,9 +84,9 @@ class Tuner:
                 tuned.step_done(int(event["step"]), took, now)
         elif event["event"] == "copying" and event["newest_step"] is not None:
             kind = _kind(str(event["tier"]))
-            tuned = self._tiers.get(kind)
-            if tuned is not None and tuned.arrived(int(event["newest_step"]), now):
-                return self._retune(kind, tuned, now)
+            its = self._tiers.get(kind)
+            if its is not None and its.arrived(int(event["newest_step"]), now):
+                return self._retune(kind, its, now)
         return {}
 
     def _retune(self, kind: str, tuned: _Tuned, now: float) -> dict[str, float]:
