@@ -19,7 +19,8 @@ idle              before a rank was there, after it had nothing more to do
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -41,7 +42,12 @@ Phase = Literal[
 ]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
-_KEPT: tuple[Phase, ...] = ("step", "data", "checkpoint", "first_step")
+KEPT: tuple[Phase, ...] = ("step", "data", "checkpoint", "first_step")
+"""What goodput counts."""
+
+
+_REMEMBERED_STEPS = 4096
+"""Steps of a running job whose making is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,7 @@ class Span:
         return self.ended - self.began
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Facts:
     """What all ranks have in common."""
 
@@ -85,6 +91,49 @@ def spans(events: Sequence[Event]) -> dict[int, list[Span]]:
     return {rank: _of_rank(rank, events, facts) for rank in ranks_of(events)}
 
 
+class LivePhases:
+    """Spans while the job runs. What nobody can know yet, such as that a step will be made again, is not in them."""
+
+    def __init__(self) -> None:
+        self._facts: _Facts | None = None
+        self._tellers: dict[int, _Teller] = {}
+
+    def tell(self, event: Mapping[str, Any]) -> list[Span]:
+        """Take in an event, in the order of the log; returns the spans that end with it."""
+        if self._facts is None:
+            self._facts = _Facts(_moment(event), math.inf, {}, (), (), math.inf)
+        facts, kind = self._facts, event["event"]
+        if kind in ("killed", "injected"):
+            facts.struck = (*facts.struck[-8:], _moment(event))
+        elif kind == "step":
+            facts.first_step = min(facts.first_step, float(event["began"]))
+            self._generations(facts.last_making, int(event["step"]), int(event["generation"]))
+        elif kind == "generation" and "world_size" in event:
+            for rank in [rank for rank in self._tellers if rank >= event["world_size"]]:
+                del self._tellers[rank]
+        if kind in ("worker_started", "joined") and event["rank"] not in self._tellers:
+            self._tellers[event["rank"]] = _Teller(event["rank"], facts)
+            if facts.first_step < math.inf:  # before that it was not there
+                self._tellers[event["rank"]].begin_at(_moment(event))
+        every = kind in ("generation", "fault")
+        tellers = (
+            self._tellers.values() if every else [self._tellers[r] for r in [event.get("rank")] if r in self._tellers]
+        )
+        ended = []
+        for teller in tellers:
+            if _concerns(event, teller.rank):
+                teller.tell(event)
+                ended += teller.take()
+        return ended
+
+    @staticmethod
+    def _generations(making: dict[int, int], step: int, generation: int) -> None:
+        """Remember which generation made a step last; of long ago, nobody reports any more."""
+        making[step] = max(making.pop(step, 0), generation)
+        if len(making) > _REMEMBERED_STEPS:
+            del making[next(iter(making))]
+
+
 def ranks_of(events: Iterable[Event]) -> list[int]:
     """Ranks that ever joined."""
     return sorted({event["rank"] for event in events if event["event"] == "joined"})
@@ -102,7 +151,7 @@ def kept_share(of_rank: Iterable[Span]) -> float:
     """Share of a rank's time that went into steps which were kept: 0 to 1, and 0 for no time at all."""
     seconds = totals(of_rank)
     wall = sum(seconds.values())
-    return sum(seconds[phase] for phase in _KEPT) / wall if wall else 0.0
+    return sum(seconds[phase] for phase in KEPT) / wall if wall else 0.0
 
 
 def _facts(events: Sequence[Event]) -> _Facts:
@@ -140,14 +189,14 @@ def _of_rank(rank: int, events: Sequence[Event], facts: _Facts) -> list[Span]:
     return teller.spans
 
 
-def _concerns(event: Event, rank: int) -> bool:
+def _concerns(event: Mapping[str, Any], rank: int) -> bool:
     """Whether an event ends a span of this rank: its own, or one that all of them wait for."""
     if event["event"] in ("generation", "fault"):
         return True
     return event.get("rank") == rank and event["event"] in (*_ENDS, "step", "done")
 
 
-def _moment(event: Event) -> float:
+def _moment(event: Mapping[str, Any]) -> float:
     return float(event["t"])
 
 
@@ -155,14 +204,14 @@ class _Teller:
     """Walks over a rank's events and closes one span after another."""
 
     def __init__(self, rank: int, facts: _Facts) -> None:
-        self._rank, self._facts = rank, facts
+        self.rank, self._facts = rank, facts
         self._at = facts.start
         self._generation = 1
         self._joined, self._training, self._done = False, False, False
         self._first_of_generation = False
         self.spans: list[Span] = []
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: Mapping[str, Any]) -> None:
         kind, moment = event["event"], _moment(event)
         if kind == "step":
             self._step(event)
@@ -176,6 +225,15 @@ class _Teller:
             self._done, self._training = True, False
         else:
             self._own(kind, moment)
+
+    def begin_at(self, moment: float) -> None:
+        """Leave out what was before."""
+        self._at = moment
+
+    def take(self) -> list[Span]:
+        """Hand over the spans so far."""
+        taken, self.spans = self.spans, []
+        return taken
 
     def close(self) -> None:
         """To the end of the log."""
@@ -206,7 +264,7 @@ class _Teller:
         self._until(moment, "detect")
         self._training = False
 
-    def _step(self, event: Event) -> None:
+    def _step(self, event: Mapping[str, Any]) -> None:
         began, moment, step = float(event["began"]), _moment(event), int(event["step"])
         self._until(began, "step")  # what the loop does between two steps
         if self._facts.last_making[step] > event["generation"]:
@@ -228,7 +286,7 @@ class _Teller:
             phase = "startup"
         last = self.spans[-1] if self.spans else None
         if last is not None and last.phase == phase and last.step == step and last.generation == self._generation:
-            self.spans[-1] = Span(self._rank, phase, last.began, moment, self._generation, step)
+            self.spans[-1] = Span(self.rank, phase, last.began, moment, self._generation, step)
         else:
-            self.spans.append(Span(self._rank, phase, self._at, moment, self._generation, step))
+            self.spans.append(Span(self.rank, phase, self._at, moment, self._generation, step))
         self._at = moment
