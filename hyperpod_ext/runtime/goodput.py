@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from hyperpod_ext.runtime.breakdown import breakdown
 from hyperpod_ext.runtime.resizes import find_resizes
 
 Event = dict[str, Any]
@@ -38,6 +39,7 @@ def make_report(events: Sequence[Event], *, state: str, error: Any, world_size: 
         "metrics": _metrics(events),
         "weights": _weights(events, world_size),
         "pids": {str(e["rank"]): e["pid"] for e in events if e["event"] == "joined"},
+        **breakdown(events, recoveries),
     }
 
 
@@ -136,6 +138,7 @@ def _recovery(
     restored = {e["rank"]: e["source"] for e in _of(coming, "restored")}
     return {
         "generation": coming[0]["generation"],
+        "t": round(begin - past[0]["t"], 4),
         "fault": _typed(fault),
         "rung": fault.get("rung", ""),
         "resumed_step": resumed,

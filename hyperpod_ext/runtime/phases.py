@@ -20,7 +20,7 @@ idle              before a rank was there, after it had nothing more to do
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -85,10 +85,21 @@ class _Facts:
 
 def spans(events: Sequence[Event]) -> dict[int, list[Span]]:
     """Spans of every rank that the log tells of, in order and without a gap, from its first event to its last."""
+    return dict(spans_by_rank(events))
+
+
+def spans_by_rank(events: Sequence[Event]) -> Iterator[tuple[int, list[Span]]]:
+    """The same, one rank after another: those of a long job need not be there all at once."""
     if not events:
-        return {}
+        return
     facts = _facts(events)
-    return {rank: _of_rank(rank, events, facts) for rank in ranks_of(events)}
+    concerning: dict[int, list[Event]] = {rank: [] for rank in ranks_of(events)}
+    for event in events:
+        every = event["event"] in ("generation", "fault")
+        for each in concerning.values() if every else [concerning.get(event.get("rank", -1), [])]:
+            each.append(event)
+    for rank, own in concerning.items():
+        yield rank, _of_rank(rank, own, facts)
 
 
 class LivePhases:
