@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hyperpod_ext.runtime.checkpoint.choose import Offer
 from hyperpod_ext.runtime.checkpoint.manifest import save_id_of
@@ -592,6 +595,42 @@ def test_a_node_that_comes_takes_what_waits_for_it():
     assert membership.node_came(1) == [TakeOver(1, (2, 3)), Replace(2), Replace(3)]
     assert membership.no_node_came(1, 30.0) == []
     assert not membership.vacant
+
+
+def test_a_node_that_comes_back_takes_its_own_ranks_before_those_of_another():
+    membership = with_spares()
+    membership.node_lost(0, "gone")
+    membership.node_lost(1, "gone")
+    assert membership.node_came(1)[0] == TakeOver(1, (2, 3))
+    membership.node_lost(1, "gone again")
+    assert membership.node_came(9)[0] == TakeOver(9, (0, 1))
+    assert membership.node_came(8)[0] == TakeOver(8, (2, 3))
+
+
+@given(st.lists(st.tuples(st.sampled_from(["comes or goes", "given up", "revived"]), st.integers(0, 3)), max_size=30))
+@settings(max_examples=500, deadline=None)
+def test_no_node_ever_has_more_ranks_than_a_node_has(history: list[tuple[str, int]]):
+    budgets = Budgets(1000, max_node_losses=1000)
+    membership, present = Membership(NODES, 1000, budgets=budgets), {0, 1}
+    for number, (what, node) in enumerate(history):
+        if what == "comes or goes" and node in present:
+            present.discard(node)
+            membership.node_lost(node, f"gone {number}")
+        elif what == "comes or goes":
+            present.add(node)
+            membership.node_came(node)
+        elif what == "given up" and (ranks := membership._ranks_on(node)):
+            membership.fault(Fault(ranks[0], f"broken {number}", 1, died=True, whole_node=True), membership.generation)
+            present.discard(node)  # it has left the job, and may come again as a new one
+            membership.retired(node, [])
+        elif what == "revived":
+            data = json.loads(json.dumps(membership.to_json()))
+            membership, _ = Membership.revived(data, budgets, durable=False, generation=1, committed=0)
+        has = Counter(its for rank, its in membership.nodes.items() if rank not in membership.vacant)
+        assert membership.phase is not Phase.ENDED
+        assert set(has) <= present
+        assert set(has.values()) <= {2}
+        assert not membership.vacant or not membership.spares
 
 
 def test_a_lost_spare_is_nobodys_fault():

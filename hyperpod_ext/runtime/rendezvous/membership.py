@@ -281,7 +281,9 @@ class Membership:
         self.spares.add(node)
         if not self.vacant or self.phase is Phase.ENDED:
             return []
-        return self._give(min(self.nodes[rank] for rank in self.vacant))
+        waiting = {self.nodes[rank] for rank in self.vacant}
+        # its own first: were it given another's and lost again, the next node would be given both as one's
+        return self._give(node if node in waiting else min(waiting))
 
     def is_shut_out(self, node: int) -> bool:
         """Whether a node has been lost so often that it is not taken again."""
