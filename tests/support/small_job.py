@@ -31,6 +31,7 @@ from hyperpod_ext.runtime.checkpoint.choose import Decision, Offer
 from hyperpod_ext.runtime.checkpoint.image import Layout
 from hyperpod_ext.runtime.checkpoint.plan import Plan
 from hyperpod_ext.runtime.rendezvous import membership as m
+from hyperpod_ext.runtime.restart.boundary import Boundary
 from hyperpod_ext.runtime.restart.link import JobLink
 from hyperpod_ext.runtime.restart.run import Run
 from hyperpod_ext.runtime.restart.state import TrainingState
@@ -83,6 +84,7 @@ class _Line:
     vote: Vote
     rank: int
     aborted = False
+    boundary = Boundary()  # nobody asks
 
     def restored(self, attempt: int, error: str) -> tuple[int | None, Decision | None]:
         return self.vote.restored(self.rank, attempt, error)
