@@ -1,0 +1,22 @@
+"""`every_steps: auto` in a job that runs: the coordinator names the steps, and changes how often."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_a_job_finds_its_own_interval(job: Any, tmp_path: Path) -> None:
+    durable = {"kind": "file", "path": str(tmp_path / "durable"), "every_steps": "auto", "every_seconds": 0.5}
+    settings = {"checkpoint": {"tiers": [{"kind": "memory"}, durable]}}
+    running = job(settings=settings, env={"HPX_TEST_STEPS": "100000"}).start()
+    tuned = running.until("tuned", tier="file")
+    assert tuned["every_seconds"] == 1.0  # by at most two times, though failures are rare and saves are cheap
+    assert running.until("tuned", tier="file", every_seconds=2.0)
+    saved = [int(folder.name.split("-")[1]) for folder in (tmp_path / "durable" / "tiny").glob("step-*")]
+    assert saved
+    assert any(step % 100 for step in saved)
