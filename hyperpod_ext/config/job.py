@@ -13,6 +13,7 @@ from hyperpod_ext.config.checkpoint import CheckpointPolicy
 from hyperpod_ext.config.detection import HangPolicy, HealthPolicy, NanPolicy
 from hyperpod_ext.config.elastic import Elastic
 from hyperpod_ext.config.kubernetes import Kubernetes
+from hyperpod_ext.config.metrics import Metrics
 from hyperpod_ext.config.names import AbsolutePath, EnvName, LabelKey, LabelValue
 from hyperpod_ext.config.parallelism import Parallelism
 from hyperpod_ext.config.resources import Libraries, Resources
@@ -132,6 +133,8 @@ class JobConfig(Config):
     """When the platform starts the whole job anew, and how often."""
     timeouts: Timeouts = Timeouts()
     """Limits on the time of the whole job."""
+    metrics: Metrics | None = None
+    """Where the numbers of the running job can be read, for Prometheus. Default: nowhere."""
     log_rules: tuple[LogRule, ...] = ()
     """Patterns in what rank 0 prints by which the platform tells a hang, a slow job or a fault."""
     labels: dict[LabelKey, LabelValue] = {}

@@ -15,8 +15,10 @@ from hyperpod_ext.config.chaos import Chaos
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
 from hyperpod_ext.config.elastic import Elastic
 from hyperpod_ext.config.job import JobConfig, JobName, RestartPolicy
+from hyperpod_ext.config.metrics import Metrics
 
 ENV_RUNTIME = "HPX_RUNTIME"
+_LEFT_OUT = ("elastic", "metrics")
 
 
 class RuntimeConfig(Config):
@@ -46,13 +48,13 @@ class RuntimeConfig(Config):
     """What happens after a fault."""
     chaos: Chaos | None = None
     """Faults to rehearse."""
+    metrics: Metrics | None = None
+    """Where the job's numbers are shown. Left out of the text where they are not."""
 
     @model_serializer(mode="wrap")
     def _without_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         said: dict[str, Any] = dump(self)
-        if said.get("elastic", 0) is None:
-            del said["elastic"]
-        return said
+        return {name: value for name, value in said.items() if value is not None or name not in _LEFT_OUT}
 
     @property
     def most_nodes(self) -> int:

@@ -19,6 +19,7 @@ from hyperpod_ext.runtime.agent.resize_orders import tell_wanted
 from hyperpod_ext.runtime.agent.roster import Roster
 from hyperpod_ext.runtime.agent.tuner import Tuner
 from hyperpod_ext.runtime.goodput import make_report
+from hyperpod_ext.runtime.metrics.shown import Shown
 from hyperpod_ext.runtime.rendezvous import membership as m
 from hyperpod_ext.runtime.rendezvous.elastic import ElasticMembership
 
@@ -81,6 +82,10 @@ class Commander:
         self._settling: asyncio.TimerHandle | None = None
         self._log_file = EventLog(run_dir, fresh=term == 1)
         self._log = self._log_file.write
+        self._shown: Shown | None = None
+        if config.metrics is not None:
+            self._shown = Shown(config.metrics, config.name, self._log_file.read(), self._log)
+            self._log_file.heard = self._shown.tell
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Final state: succeeded, failed or cancelled."""
 

@@ -95,6 +95,11 @@ class Coordinator(Hearing):
             made._lose(lost, "its agent, which coordinated the job, is gone")
         return made
 
+    def show(self) -> None:
+        """Let the job's numbers be read, if the job wants that."""
+        if self._shown is not None:
+            self._shown.open()
+
     async def close(self) -> None:
         """Let the agents have their last message."""
         self._watching.cancel()
@@ -102,6 +107,8 @@ class Coordinator(Hearing):
         for agent in self._roster.agents.values():
             with contextlib.suppress(ConnectionError):  # that agent left first
                 await agent.writer.wait_closed()
+        if self._shown is not None:
+            await self._shown.close()
         self._log_file.close()
 
     # --- one connection an agent ----------------------------------------------------------------

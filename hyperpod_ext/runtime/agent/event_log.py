@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ class EventLog:
         fresh: a new job begins; what an earlier one left is cleared.
     """
 
+    heard: Callable[[dict[str, Any]], None] | None = None
+    """Who follows what is written."""
+
     def __init__(self, run_dir: Path, *, fresh: bool) -> None:
         self._path = run_dir / "events.jsonl"
         if fresh:
@@ -27,6 +31,8 @@ class EventLog:
         """Add an event, of now or of moment `t`."""
         entry = {"t": time.monotonic() if t is None else t, "event": event, **fields}
         self._file.write(json.dumps(entry).encode() + b"\n")
+        if self.heard is not None:
+            self.heard(entry)
 
     def read(self) -> list[dict[str, Any]]:
         """All events so far."""

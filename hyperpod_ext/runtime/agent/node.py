@@ -58,6 +58,7 @@ class Node:
         self._copies = CopyWatch(self._memory.ask, self._event, self._break)
         self._workers = Workers(settings, self._memory, tell=self._tell, event=self._event, spawn=self._spawn)
         self._nodes_in_use = self._config.nodes
+        self._own_ranks: set[int] = set()
         self._told_once = False
         self._peers: dict[str, Any] = {}
         """Memory servers that ours was told to copy to."""
@@ -149,6 +150,7 @@ class Node:
     def _coordinate(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self._door.lead_to(coordinator)
+        coordinator.show()
         write_report(self._settings.run_dir, {"address": self._door.address}, _WHERE)
 
     def _endpoint(self) -> tuple[str, int]:
@@ -261,6 +263,8 @@ class Node:
                 stored = any(s["kind"] in ("file", "s3") for each in decision["sources"].values() for s in each)
                 self._beginning = {"run": message["run"], "stored": stored}
                 # not at the abort: what ranks saved before they left, or died, is still on its way then
+                if message["type"] == "begin":
+                    self._workers.keep_only(self._own_ranks)
                 await self._memory.ask({"op": "fence", "generation": self._workers.generation})
                 if self._config.elastic is not None:
                     await self._memory.ask({"op": "world", "nodes": self._nodes_in_use})
@@ -297,6 +301,7 @@ class Node:
             self._workers.moved_in = int(membership["moved_in"])
         in_use = {str(node) for node in membership["nodes"].values()} & record["members"].keys()
         self._nodes_in_use = len(in_use)
+        self._own_ranks = {int(rank) for rank, its in membership["nodes"].items() if its == self._settings.node}
         peers = {node: record["members"][node]["peer"] for node in sorted(in_use)}
         if str(self._settings.node) in in_use and peers != self._peers:
             domains = {node: record["members"][node]["domain"] for node in peers}

@@ -1,0 +1,222 @@
+"""What a job's events come to so far. Takes one event after another; of bounded size, however long the job runs."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hyperpod_ext.runtime.metrics.families import Family, Histogram, Labels, Sample, counter, gauge
+from hyperpod_ext.runtime.phases import KEPT, PHASES, LivePhases, Phase
+
+_STEP_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+_RECOVERY_BOUNDS = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+_REMEMBERED_STEPS = 4096
+"""Steps whose time is taken back from what was kept when the job goes back behind them."""
+
+
+@dataclass(slots=True)
+class RankNow:
+    """What one rank did last. `t` is of the log's clock."""
+
+    phase: str = "startup"
+    step: int | None = None
+    step_s: float | None = None
+    node: int | None = None
+    t: float = 0.0
+
+
+@dataclass(slots=True)
+class _Made:
+    """One step, over all ranks that made it."""
+
+    ranks: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Meters:
+    """Running numbers of one job."""
+
+    step: int | None = None
+    of: int | None = None
+    loss: float | None = None
+    world_size: int | None = None
+    nodes: int | None = None
+    generation: int = 0
+    state: str = "starting"
+    last_step_t: float | None = None
+    """When a step was made last, of the log's clock."""
+    faults: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Faults by kind and rung."""
+    recoveries: int = 0
+    steps_made: int = 0
+    """Steps that were made for the first time."""
+    steps_lost: int = 0
+    steps_skipped: int = 0
+    nodes_lost: int = 0
+    seconds: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    """Of all ranks together, as it was told; what turns out to be lost later has counted as a step."""
+    tiers: dict[str, int] = field(default_factory=dict)
+    """Newest step that each tier has."""
+    tier_failures: Counter[str] = field(default_factory=Counter)
+    ranks: dict[int, RankNow] = field(default_factory=dict)
+    step_seconds: Histogram = field(default_factory=lambda: Histogram(_STEP_BOUNDS))
+    recovery_seconds: Histogram = field(default_factory=lambda: Histogram(_RECOVERY_BOUNDS))
+    _phases: LivePhases = field(default_factory=LivePhases)
+    _recent: OrderedDict[int, _Made] = field(default_factory=OrderedDict)
+    _failed_by: dict[tuple[str, int], int] = field(default_factory=dict)
+    _taken_back: float = 0.0
+    _struck: float | None = None
+    """When the fault was seen that the job has yet to recover from."""
+
+    def tell(self, event: Mapping[str, Any]) -> None:
+        """Take in one event. Kinds it does not know are none of its business."""
+        match event["event"]:
+            case "job_started":
+                self.world_size, self.nodes = event.get("world_size"), event.get("nodes")
+            case "step":
+                self._take_step(event)
+            case "fault":
+                self.faults[str(event.get("kind", "")), str(event.get("rung", ""))] += 1
+                self._struck = self._struck or float(event["t"])
+                self.state = "recovering"
+                for now in self.ranks.values():
+                    now.phase = "abort"
+                self._rank(event).phase = "rebuild"
+            case "generation":
+                self._enter(event)
+            case "go":
+                self._go_on_from(int(event["step"]))
+            case "resized":
+                self.nodes = event.get("nodes", self.nodes)
+            case "node_lost":
+                self.nodes_lost += 1
+            case "skipped":
+                self.steps_skipped += 1
+            case "copying":
+                self._take_copy(event)
+            case "worker_started" | "joined" | "groups_open" | "restored" | "begun" | "freed" | "done" as kind:
+                rank = self._rank(event)
+                rank.phase, rank.t = _NEXT[kind], float(event["t"])
+            case "job_ended":
+                self.state = str(event["state"])
+        for span in self._phases.tell(event):
+            self.seconds[span.phase] += span.seconds
+            if span.step is not None and span.phase in KEPT:
+                self._made(span.step).seconds += span.seconds
+
+    @property
+    def goodput(self) -> float | None:
+        """Share of all ranks' time that went into steps which are kept, as far as is known; None before any time."""
+        whole = sum(self.seconds.values())
+        if not whole:
+            return None
+        return max(0.0, sum(self.seconds[phase] for phase in KEPT) - self._taken_back) / whole
+
+    def families(self, epoch: float) -> list[Family]:
+        """All of it for Prometheus. `epoch`: Unix time at 0 of the log's clock, in seconds."""
+        last = None if self.last_step_t is None else self.last_step_t + epoch
+        by_fault = {_labels(kind=kind, rung=rung): float(count) for (kind, rung), count in self.faults.items()}
+        by_phase = {_labels(phase=phase): seconds for phase, seconds in self.seconds.items()}
+        held = tuple(Sample(step, _labels(tier=tier)) for tier, step in sorted(self.tiers.items()))
+        failed = {_labels(tier=tier): float(count) for tier, count in self.tier_failures.items()}
+        return [
+            gauge("hpx_step", "Newest step that was made.", self.step),
+            gauge("hpx_steps_planned", "Steps the job will make.", self.of),
+            gauge("hpx_loss", "Loss of the newest step.", self.loss),
+            gauge("hpx_world_size", "Ranks of the job.", self.world_size),
+            gauge("hpx_nodes", "Nodes of the job, spares not counted.", self.nodes),
+            gauge("hpx_generation", "Times the ranks have agreed to go on together.", self.generation),
+            gauge("hpx_goodput_ratio", "Share of all ranks' time that went into kept steps.", self.goodput),
+            gauge("hpx_last_step_timestamp_seconds", "When a step was made last, Unix time.", last),
+            counter("hpx_steps_total", "Steps made for the first time.", self.steps_made),
+            counter("hpx_steps_lost_total", "Steps of all ranks that had to be made again.", self.steps_lost),
+            counter("hpx_steps_skipped_total", "Steps left out because of their numbers.", self.steps_skipped),
+            counter("hpx_faults_total", "Faults by kind, and by what they were met with.", by_fault or 0.0),
+            counter("hpx_recoveries_total", "Faults after which steps were made again.", self.recoveries),
+            counter("hpx_nodes_lost_total", "Nodes that were lost.", self.nodes_lost),
+            counter("hpx_phase_seconds_total", "Seconds of all ranks together, by phase.", by_phase),
+            Family("hpx_tier_newest_step", "gauge", "Newest step that a tier has.", held),
+            counter("hpx_tier_failures_total", "Copies to a tier that failed.", failed),
+            Family("hpx_step_seconds", "histogram", "Seconds of one step of one rank.", self.step_seconds.samples()),
+            Family(
+                "hpx_recovery_seconds",
+                "histogram",
+                "Seconds from a fault that was seen to the end of the next step.",
+                self.recovery_seconds.samples(),
+            ),
+        ]
+
+    def _take_step(self, event: Mapping[str, Any]) -> None:
+        step, moment, took = int(event["step"]), float(event["t"]), float(event["t"]) - float(event["began"])
+        rank = self._rank(event)
+        rank.phase, rank.step, rank.step_s, rank.t = "step", step, took, moment
+        self.step_seconds.observe(took)
+        self.of = event.get("of") or self.of
+        made = self._made(step)
+        made.ranks += 1
+        if self.step is None or step > self.step:
+            self.step, self.state = step, "running"
+            self.steps_made += 1
+        if step == self.step:
+            self.loss = event["loss"] if event.get("loss") is not None else self.loss
+        self.last_step_t = max(self.last_step_t or moment, moment)
+        if self._struck is not None and int(event["generation"]) == self.generation:
+            self.recoveries += 1
+            self.recovery_seconds.observe(max(0.0, moment - self._struck))
+            self._struck, self.state = None, "running"
+
+    def _made(self, step: int) -> _Made:
+        made = self._recent.get(step)
+        if made is None:
+            made = self._recent[step] = _Made()
+            if len(self._recent) > _REMEMBERED_STEPS:
+                self._recent.popitem(last=False)
+        return made
+
+    def _enter(self, event: Mapping[str, Any]) -> None:
+        self.generation = int(event["generation"])
+        self.world_size = event.get("world_size", self.world_size)
+        for rank in [rank for rank in self.ranks if self.world_size is not None and rank >= self.world_size]:
+            del self.ranks[rank]
+        for now in self.ranks.values():
+            now.phase, now.t = "rebuild", float(event["t"])
+
+    def _go_on_from(self, step: int) -> None:
+        """Steps after `step` are made again; what went into them was not kept."""
+        again = [made for made in self._recent if made > step]
+        everywhere = [made for made in again if self._recent[made].ranks >= (self.world_size or 1)]
+        self.steps_lost += max(everywhere, default=step) - step
+        self._taken_back += sum(self._recent.pop(made).seconds for made in again)
+
+    def _take_copy(self, event: Mapping[str, Any]) -> None:
+        tier, newest = str(event["tier"]), event.get("newest_step")
+        if newest is not None:
+            self.tiers[tier] = max(self.tiers.get(tier, 0), int(newest))
+        # each node counts its own, and one that is started again counts from zero
+        of = tier, int(event.get("node", 0))
+        before, self._failed_by[of] = self._failed_by.get(of, 0), int(event.get("failed", 0))
+        self.tier_failures[tier] += max(0, self._failed_by[of] - before)
+
+    def _rank(self, event: Mapping[str, Any]) -> RankNow:
+        now = self.ranks.setdefault(int(event["rank"]), RankNow(t=float(event["t"])))
+        now.node = event.get("node", now.node)
+        return now
+
+
+_NEXT = {
+    "worker_started": "rebuild",
+    "joined": "agree",
+    "groups_open": "restore",
+    "restored": "rebuild",
+    "begun": "step",
+    "freed": "agree",
+    "done": "idle",
+}
+"""What a rank does from this event on."""
+
+
+def _labels(**labels: str) -> Labels:
+    return tuple(labels.items())

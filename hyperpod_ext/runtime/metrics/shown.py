@@ -1,0 +1,74 @@
+"""The numbers of the job that this process coordinates, up to date and shown. Never the reason that a job fails."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from hyperpod_ext.config.metrics import Metrics
+from hyperpod_ext.runtime.metrics.endpoint import Endpoint
+from hyperpod_ext.runtime.metrics.families import render
+from hyperpod_ext.runtime.metrics.meters import Meters
+
+
+class Shown:
+    """Meters, and where they can be read.
+
+    Args:
+        config: host and port.
+        job: its name; the label `hpx_job` of every number.
+        past: events of coordinators before this one, so that counters go on where they were.
+        event: takes what is worth an event: where the numbers are, or why they are not.
+    """
+
+    def __init__(
+        self, config: Metrics, job: str, past: Iterable[Mapping[str, Any]], event: Callable[..., None]
+    ) -> None:
+        self._config, self._event = config, event
+        self._labels = (("hpx_job", job),)
+        self._epoch = time.time() - time.monotonic()
+        self._meters: Meters | None = Meters()
+        self._endpoint = Endpoint(self.text, self._failed)
+        self._opening: asyncio.Task[None] | None = None
+        for known in past:
+            self.tell(known)
+
+    def tell(self, event: Mapping[str, Any]) -> None:
+        """Take in one event of the log."""
+        if self._meters is None:
+            return
+        try:
+            self._meters.tell(event)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # a script may log what it likes
+            self._meters = None  # no number is better than a wrong one
+            self._failed(f"they could not follow the event {event.get('event')!r}: {type(error).__name__}: {error}")
+
+    def text(self) -> str:
+        """What is answered; empty once the numbers could not be kept."""
+        return render(self._meters.families(self._epoch), self._labels) if self._meters is not None else ""
+
+    def open(self) -> None:
+        """Listen from now on; the job does not wait for it."""
+        self._opening = asyncio.get_running_loop().create_task(self._open())
+
+    async def close(self) -> None:
+        """Stop listening."""
+        if self._opening is not None:
+            await self._opening
+        await self._endpoint.close()
+
+    async def _open(self) -> None:
+        host, port = self._config.host, self._config.port
+        try:
+            port = await self._endpoint.open(host, port)
+        except OSError as error:
+            self._failed(f"cannot listen on {host}:{port} ({error.strerror}); set metrics.port to another one, or to 0")
+            return
+        self._event("metrics_shown", host=host, port=port)
+
+    def _failed(self, why: str) -> None:
+        sys.stderr.write(f"the job's metrics are not shown: {why}\n")
+        self._event("metrics_failed", cause=why)
