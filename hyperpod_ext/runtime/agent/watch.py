@@ -82,6 +82,11 @@ class Watch:
     def started(self, rank: int, pid: int, log: Path) -> None:
         self._workers[rank] = _Watched(pid, log, self._pulses[rank])
 
+    def forget(self, rank: int) -> None:
+        """A worker has been ended that nobody needs to hear of."""
+        self._workers.pop(rank, None)
+        self._pulses.pop(rank, None)
+
     def renumber(self, moved: Mapping[int, int]) -> None:
         """Workers have got other numbers; those that are not named keep theirs."""
         self._pulses = _renumbered(self._pulses, moved)

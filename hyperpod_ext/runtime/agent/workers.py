@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,10 +127,15 @@ class Workers:
 
     def kill_all(self) -> None:
         """SIGKILL to each; nobody is told of these deaths."""
-        for worker in self._workers.values():
+        self.keep_only(())
+
+    def keep_only(self, ranks: Collection[int]) -> None:
+        """End those that are none of these: of a world that has come to nothing, or that this node has left."""
+        for rank in self._workers.keys() - set(ranks):
+            worker = self._workers.pop(rank)
+            self.watch.forget(rank)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGKILL)
-        self._workers = {}
 
     async def start(self, rank: int, zygote: Zygote, world_size: int | None = None, *, coming: bool = False) -> None:
         """Fork a worker for `rank`; one that is there already is ended. `coming`: of the next world."""
