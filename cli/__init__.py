@@ -25,6 +25,7 @@ COMMANDS = {
     "status": "Show one job, or all.",
     "logs": "Show what the workers of a job print.",
     "report": "Show what happened to a job, and what it cost.",
+    "top": "Follow a job that runs: step, goodput, faults, ranks.",
     "cancel": "End a job, and leave nothing of it running.",
     "resize": "Have a job that runs go on with more or fewer nodes.",
     "chaos": "Inflict a fault on a job that runs, to see what it does.",
@@ -38,6 +39,7 @@ COMMANDS = {
     "explain": "Tell what a rule or a field means.",
     "instances": "List instance types, and what pods can have of each.",
     "templates": "List, show and hand over the templates of what is submitted.",
+    "dashboards": "Write a Grafana dashboard and alert rules for jobs that show their numbers.",
     "doctor": "Tell what is installed and reachable.",
     "completion": "Print what a shell needs to complete commands.",
 }

@@ -12,7 +12,7 @@ import pytest
 FOLDERS = {"hyperpod_ext": "hyperpod_ext", "cli": "hyperpod_ext/cli", "templates": "hyperpod_ext/templates"}
 """Folder of the repository, and the package it installs as."""
 
-SHIPPED = {".py", ".j2", ".json", ".typed"}
+SHIPPED = {".py", ".j2", ".json", ".yaml", ".typed"}
 
 
 def wanted_files(root: Path) -> set[str]:

@@ -21,6 +21,7 @@ COMMANDS = [
     "status",
     "logs",
     "report",
+    "top",
     "cancel",
     "resize",
     "chaos",
@@ -36,6 +37,7 @@ COMMANDS += [
     "explain",
     "instances",
     "templates",
+    "dashboards",
     "doctor",
     "completion",
 ]
