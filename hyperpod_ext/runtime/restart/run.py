@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -21,6 +21,9 @@ from hyperpod_ext.runtime.restart.randomness import seed_of, seed_step
 from hyperpod_ext.runtime.restart.session import AbortedError
 from hyperpod_ext.runtime.restart.state import Stateful, Taken, TrainingState, Whole
 from hyperpod_ext.runtime.restart.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from hyperpod_ext.runtime.reproducible import Reproducible
 
 Kept = TypeVar("Kept")
 
@@ -149,12 +152,26 @@ class Run:
         self._layouts = {int(index): layout for index, layout in restored.extras.get("ddp_buckets", {}).items()}
         return self.step
 
-    def data_parallel(self, module: torch.nn.Module, **options: Any) -> DistributedDataParallel:
+    @overload
+    def data_parallel(
+        self, module: torch.nn.Module, *, reproducible: Literal[True], init_sync: bool = ...
+    ) -> Reproducible: ...
+
+    @overload
+    def data_parallel(self, module: torch.nn.Module, **options: Any) -> DistributedDataParallel: ...
+
+    def data_parallel(self, module: torch.nn.Module, *, reproducible: bool = False, **options: Any) -> Any:
         """`DistributedDataParallel(module, **options)` that adds gradients in the same order after a fault as before.
 
         Ranks agree on the values already, so the first broadcast is left out except at the very start.
+        reproducible: instead, sum gradients so that their order does not matter, and weights are the same bits for any
+        number of ranks; for FSDP2 modules, too. Call `reduce()` of the result before the optimizer's step.
         """
         options.setdefault("init_sync", self.step == 0)
+        if reproducible:
+            from hyperpod_ext.runtime import reproducible as without_order
+
+            return without_order.reproducible(module, **options)
         wrapped = buckets.wrap(module, self._layouts.get(len(self._wrapped)), **options)
         self._wrapped.append(wrapped)
         return wrapped

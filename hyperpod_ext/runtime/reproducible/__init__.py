@@ -1,0 +1,27 @@
+"""Gradients whose sum does not depend on its order: the same bits for any number of ranks and any history of them."""
+
+from __future__ import annotations
+
+import torch
+
+from hyperpod_ext.runtime.reproducible.random import seeded
+from hyperpod_ext.runtime.reproducible.wrapped import Reproducible
+
+__all__ = ["Reproducible", "reproducible", "seeded"]
+
+
+def reproducible(module: torch.nn.Module, *, init_sync: bool = True) -> Reproducible:
+    """Wrap `module`, as DistributedDataParallel would: by itself, or after `fully_shard` (FSDP2, HSDP).
+
+    init_sync: send rank 0's parameters and buffers to all ranks first; FSDP2 modules are left as they are.
+
+    Raises:
+        JobFailedError: the module has parts whose results depend on the number of ranks, or an unknown layout.
+    """
+    if any(hasattr(part, "_get_fsdp_state") for part in module.modules()):
+        from hyperpod_ext.runtime.reproducible.sharded import Sharded  # FSDP2 takes a second to import
+
+        return Sharded(module)
+    from hyperpod_ext.runtime.reproducible.replicated import Replicated
+
+    return Replicated(module, init_sync=init_sync)

@@ -1,0 +1,85 @@
+"""Sums of floating-point tensors as integers, so that their order does not matter.
+
+A grid that is fixed beforehand cuts every number into bins of 16 bits: bin k has the bits worth 2^(16k) to 2^(16k+15).
+Of each tensor the three bins from that of its largest number downwards are kept, each summed as int32. A larger number
+that comes later moves the window up: the lowest bin is dropped, as if it had never been summed. So what is left depends
+on what was added, not on when, nor on who added it.
+
+The window has 48 bits, of which the largest number uses at least 33. The bound: a contribution is less than 2^48
+of the lowest bin's units, so `MOST` = 2^14 of them stay below 2^62 in an int64; in one bin, below 2^30 in an int32.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+MOST = 1 << 14
+"""Micro-batches in one sum, at most, over all ranks."""
+NONE, BAD = -128, 127
+"""Instead of a bin: nothing was added; something that is not finite was."""
+_BITS, _BINS = 16, 3
+_LOWEST = -7  # below it scales would leave float32; 2^-144 is the last bit that it keeps
+
+
+def bin_of(largest: float) -> int:
+    """Bin of the highest bit of a magnitude, a float32; `BAD` when it is not finite."""
+    if not math.isfinite(largest):
+        return BAD
+    exponent = math.frexp(largest)[1]  # largest < 2^exponent
+    return max(_LOWEST, -(-exponent // _BITS) - 1) if largest else _LOWEST
+
+
+def cut(values: torch.Tensor, top: int, into: torch.Tensor) -> None:
+    """Add the bins `top`, `top` - 1 and `top` - 2 of float `values` to the rows of int32 `into`, highest first.
+
+    Shapes: `values` (n), `into` (3, n). No value may reach above bin `top`. Bits below are dropped, towards zero.
+    """
+    rest = values.to(torch.float32) * math.ldexp(1.0, -_BITS * top)  # exact: a power of two
+    for row in into:
+        whole = rest.to(torch.int32)
+        row.add_(whole)
+        rest.sub_(whole).mul_(1 << _BITS)
+
+
+class Sum:
+    """Of tensors of `shape`, flat: int32 bins of this rank, 12 bytes a number."""
+
+    def __init__(self, numel: int, device: torch.device) -> None:
+        self.top = NONE
+        self.bins = torch.zeros(_BINS, numel, dtype=torch.int32, device=device)
+
+    def add(self, values: torch.Tensor, top: int) -> None:
+        """Add `values`, whose largest magnitude is in bin `top`."""
+        self.raise_to(top)
+        if self.top != BAD:
+            cut(values.reshape(-1), self.top, self.bins)
+
+    def raise_to(self, top: int) -> None:
+        """Move the window up to `top`, unless it is there already."""
+        if top <= self.top:
+            return
+        up = min(top - self.top, _BINS)
+        if self.top != NONE and top != BAD:
+            self.bins[up:] = self.bins[: _BINS - up].clone()
+            self.bins[:up] = 0
+        self.top = top
+
+    def packed(self) -> torch.Tensor:
+        """All bins as one int64 number each, in units of the lowest."""
+        high, middle, low = self.bins.to(torch.int64)
+        packed: torch.Tensor = (high << 2 * _BITS) + (middle << _BITS) + low
+        return packed
+
+    def clear(self) -> None:
+        """Nothing has been added."""
+        self.top = NONE
+        self.bins.zero_()
+
+
+def value_of(packed: torch.Tensor, top: int) -> torch.Tensor:
+    """The numbers that int64 sums of `packed` stand for, as float32; NaN where something was not finite."""
+    if top == BAD:
+        return torch.full(packed.shape, math.nan, dtype=torch.float32, device=packed.device)
+    return packed.to(torch.float64).mul(math.ldexp(1.0, _BITS * (top - _BINS + 1))).to(torch.float32)

@@ -1,0 +1,146 @@
+"""Every rank has the whole model. A micro-batch's gradients go into bins when its backward pass ends; bins are summed
+over the ranks as int64, in parts, so that packing one overlaps with sending another."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hyperpod_ext.runtime.reproducible.bins import BAD, NONE, Sum, bin_of, value_of
+from hyperpod_ext.runtime.reproducible.wrapped import Reproducible, stale
+
+_PART = 1 << 22
+"""Numbers that are sent at once: 32 MiB."""
+
+
+class Replicated(Reproducible):
+    """See `Reproducible`. Its bins take 12 bytes a parameter, from the first backward pass on."""
+
+    def __init__(self, module: torch.nn.Module, *, init_sync: bool = True) -> None:
+        super().__init__(module)
+        self._trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self._sums: list[Sum | None] = [None] * len(self._trained)
+        self._given: list[weakref.ref[torch.Tensor] | None] = [None] * len(self._trained)
+        self._queued = False
+        own = weakref.ref(self)
+
+        def arrived(_: torch.Tensor) -> None:
+            if (wrapped := own()) is not None:
+                wrapped._arrived()
+
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
+            for parameter in self._trained
+        ]
+        if init_sync:
+            with torch.no_grad():
+                for tensor in (*module.parameters(), *module.buffers()):
+                    dist.broadcast(tensor, 0)
+
+    def forward(self, *arguments: Any, **options: Any) -> Any:
+        self._queued = False  # a backward pass that raised has not called back
+        return self.module(*arguments, **options)
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._sums, self.count = [], [None] * len(self._trained), 0
+
+    def _arrived(self) -> None:
+        if not self._queued:
+            self._queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._absorb)
+
+    @torch.no_grad()
+    def _absorb(self) -> None:
+        """The backward pass of one micro-batch has ended: its gradients go into the bins."""
+        self._queued = False
+        found = [(i, p, p.grad) for i, p in enumerate(self._trained) if p.grad is not None]
+        for i, _, gradient in found:
+            given = self._given[i]
+            if given is not None and given() is gradient:
+                raise stale()
+        self._counted(self.count + 1)
+        largest = torch.stack(torch._foreach_norm([gradient for *_, gradient in found], math.inf)).tolist()
+        for (i, parameter, gradient), most in zip(found, largest, strict=True):
+            held = self._sums[i]
+            if held is None:
+                held = self._sums[i] = Sum(parameter.numel(), parameter.device)
+            held.add(gradient, bin_of(most))
+            parameter.grad = None
+        self.count += 1
+
+    @torch.no_grad()
+    def reduce(self) -> None:
+        tops = [NONE if held is None else held.top for held in self._sums]
+        agreed = torch.tensor([*tops, self.count], dtype=torch.int32, device=self._device())
+        dist.all_reduce(agreed, dist.ReduceOp.MAX)
+        *tops, most = agreed.tolist()
+        self._counted(most * dist.get_world_size())
+        for i, top in enumerate(tops):
+            if top != NONE and self._sums[i] is None:
+                self._sums[i] = Sum(self._trained[i].numel(), self._trained[i].device)
+        waiting = None
+        for part in self._parts(tops):
+            sums = self._packed(part, tops)
+            work = dist.all_reduce(sums, dist.ReduceOp.SUM, async_op=True)
+            if waiting is not None:
+                self._give(*waiting, tops)
+            waiting = (part, sums, work)
+        if waiting is not None:
+            self._give(*waiting, tops)
+        self.count = 0
+
+    def norm(self) -> torch.Tensor:
+        if self.count:
+            self.reduce()
+        gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
+        return torch.nn.utils.get_total_norm(gradients)  # whole on every rank, so always added in one order
+
+    def _parts(self, tops: list[int]) -> Iterator[list[int]]:
+        """Parameters that are sent together."""
+        part, numel = list[int](), 0
+        for i, top in enumerate(tops):
+            if top in (NONE, BAD):
+                continue
+            if part and numel + self._trained[i].numel() > _PART:
+                yield part
+                part, numel = [], 0
+            part.append(i)
+            numel += self._trained[i].numel()
+        if part:
+            yield part
+        for i, top in enumerate(tops):
+            if top == BAD:
+                self._set(i, torch.full_like(self._trained[i], math.nan))
+
+    def _packed(self, part: list[int], tops: list[int]) -> torch.Tensor:
+        packed = []
+        for i in part:
+            held = self._sums[i]
+            assert held is not None
+            held.raise_to(tops[i])
+            packed.append(held.packed())
+        return torch.cat(packed)
+
+    def _give(self, part: list[int], sums: torch.Tensor, work: Any, tops: list[int]) -> None:
+        work.wait()
+        sizes = [self._trained[i].numel() for i in part]
+        for i, own in zip(part, torch.split(sums, sizes), strict=True):
+            parameter = self._trained[i]
+            self._set(i, value_of(own, tops[i]).to(parameter.dtype).view_as(parameter))
+
+    def _set(self, i: int, gradient: torch.Tensor) -> None:
+        self._trained[i].grad = gradient
+        self._given[i] = weakref.ref(gradient)
+        held = self._sums[i]
+        assert held is not None
+        held.clear()
+
+    def _device(self) -> torch.device:
+        return self._trained[0].device
