@@ -16,7 +16,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup s3-server moto cdk run check static test test-thorough test-sdks soak bench bench-recovery bench-rendezvous bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator golden clean
+.PHONY: setup s3-server moto cdk run check static test test-thorough test-sdks soak bench bench-recovery bench-rendezvous bench-resize bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator golden clean
 
 setup: $(READY) s3-server moto
 
@@ -70,6 +70,10 @@ bench: bench-recovery bench-rendezvous bench-faults bench-checkpoint bench-data
 # kill -9 to the first new step, beside torchrun with DCP checkpoints, NVRx in process and torchft; about 75 s a round
 bench-recovery: $(READY)
 	$(BIN)/python tests/bench/recovery.py --rounds 5 $(ARGS)
+
+# seconds without a step when the number of nodes changes, beside saving, ending and starting again; about four minutes
+bench-resize: $(READY)
+	$(BIN)/python tests/bench/resize.py $(ARGS)
 
 # process groups opened again, closed and cut, at 4 to 64 ranks, beside TCPStore; about two minutes
 bench-rendezvous: $(READY)
