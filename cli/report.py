@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
 
 from .command import Command, output_option
-from .output import columns, print_result
+from .output import columns, print_result, say
 
 _SOURCES = {
     "live": "a live rank",
@@ -22,18 +23,31 @@ _SOURCES = {
 @click.command(
     cls=Command,
     epilog="""\b
-Example:
-  hp-ext report tiny-gpt""",
+Examples:
+  hp-ext report tiny-gpt
+  hp-ext report tiny-gpt --page report.html
+  hp-ext report ./run/events.jsonl --beside ./other-run""",
 )
-@click.argument("job", metavar="NAME|URL")
+@click.argument("run", metavar="RUN")
+@click.option("--page", type=click.Path(dir_okay=False), metavar="FILE", help="Write it as one HTML page, too.")
+@click.option("--beside", metavar="RUN", help="Another run to compare with, such as an undisturbed one.")
 @output_option()
-def command(job: str, output: str) -> None:
-    """Show what happened to a job that has ended: its faults, what they cost, and where the time went."""
-    from hyperpod_ext.launch.handle import JobHandle
-    from hyperpod_ext.launch.targets import get_target
+def command(run: str, page: str | None, beside: str | None, output: str) -> None:
+    """Show what happened to a job that has ended: its faults, what they cost, and where the time went.
 
-    handle = JobHandle.parse(job)
-    result = get_target(handle.target).result(handle)
+    RUN is a job's name or URL; or, with a slash or a suffix, a folder with its files, or one of them: result.json,
+    report.json, or the events.jsonl of a job that wrote no report.
+    """
+    from .report_runs import compare, read_run
+
+    result = read_run(run)
+    if beside is not None:
+        result = compare(result, read_run(beside))
+    if page is not None:
+        from .report_page import make_page
+
+        Path(page).write_text(make_page(result), encoding="utf-8")
+        say(f"the page is in {page}")
     print_result(result, output, describe_result(result))
 
 
@@ -100,12 +114,27 @@ def _figures(result: Mapping[str, Any]) -> str:
             f"{name.replace('startup', 'start-up')} {seconds[name]:.1f} s" for name in ("startup", "recovery", "other")
         ]
         rows.append(("where the rest went", ", ".join(rest)))
+    if phases := _phases(result.get("phases") or {}):
+        rows.append(("each rank's time, on average", phases))
     if result["undisturbed"]:
         rows.append(("the same, undisturbed", f"{100 * result['undisturbed']['goodput']:.1f} %"))
     for name, value in result["metrics"].items():
         label = name.replace("_", " ").replace("held out", "held-out")
         rows.append((label, f"{value:.4f}" if isinstance(value, float) else str(value)))
     return columns(rows)
+
+
+def _phases(phases: Mapping[str, Mapping[str, float]]) -> str:
+    """Shares of all ranks' time; what is less than a thousandth is left out."""
+    sums: dict[str, float] = {}
+    for of_rank in phases.values():
+        for phase, seconds in of_rank.items():
+            sums[phase] = sums.get(phase, 0.0) + seconds
+    total = sum(sums.values())
+    shares = {phase: seconds / total for phase, seconds in sums.items()} if total else {}
+    return ", ".join(
+        f"{phase.replace('_', ' ')} {100 * share:.1f} %" for phase, share in shares.items() if share > 1e-3
+    )
 
 
 def _seconds(took: float | None) -> str:

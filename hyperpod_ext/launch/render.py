@@ -88,12 +88,16 @@ def _environment(folder: Path | None) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # shell and YAML, not HTML: the filters below do it
+        autoescape=_is_page,  # shell and YAML are not HTML: the filters below do it there
     )
     environment.filters["json"] = json.dumps
     environment.filters["quote"] = shlex.quote
     environment.filters["yaml"] = _yaml
     return environment
+
+
+def _is_page(template: str | None) -> bool:
+    return template is not None and template.endswith(".html.j2")
 
 
 def _yaml(data: object, indent: int = 0) -> str:

@@ -113,7 +113,8 @@ def _recovery(
     begun = _of(past, "generation")[-1:]
     committed = committed_step(past, begun[0].get("world_size", world_size) if begun else world_size)
     inflicted = [*_of(leaving, "killed"), *_of(leaving, "injected")]
-    struck = next((e["t"] for e in inflicted if e.get("rank") == fault["rank"]), None)
+    failed = {f["rank"] for f in faults}  # who saw it first need not be whom it struck
+    struck = next((e["t"] for e in inflicted if e.get("rank") in failed and e["t"] <= fault["t"]), None)
     gone = {f["rank"] for f in faults if f["died"]}
     first_new = [e["t"] for e in _of(coming, "step") if e["step"] == resumed + 1]
     milestones = {

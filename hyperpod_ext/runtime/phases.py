@@ -217,6 +217,7 @@ class _Teller:
     def __init__(self, rank: int, facts: _Facts) -> None:
         self.rank, self._facts = rank, facts
         self._at = facts.start
+        self._step_began = facts.start
         self._generation = 1
         self._joined, self._training, self._done = False, False, False
         self._first_of_generation = False
@@ -270,13 +271,15 @@ class _Teller:
         if not self._training:
             self._until(moment, "agree" if self._joined else "idle")
             return
-        struck = max((t for t in self._facts.struck if self._at <= t <= moment), default=moment)
+        # it may have struck another rank while this one still ended a step
+        struck = max((t for t in self._facts.struck if self._step_began <= t <= moment), default=moment)
         self._until(struck, "lost_work")
         self._until(moment, "detect")
         self._training = False
 
     def _step(self, event: Mapping[str, Any]) -> None:
         began, moment, step = float(event["began"]), _moment(event), int(event["step"])
+        self._step_began = began
         self._until(began, "step")  # what the loop does between two steps
         if self._facts.last_making[step] > event["generation"]:
             self._until(moment, "lost_work", step)

@@ -69,6 +69,8 @@ def make_result(name: str, handle: str, main: Report, undisturbed: Report | None
         "seconds": undisturbed["seconds"].get("wall"),
         "goodput": undisturbed["goodput"],
     }
+    if result["loss_equal"] is False:  # else they are those above
+        result["undisturbed"]["losses"] = undisturbed["losses"]
     if main["state"] == "succeeded" and undisturbed["state"] != "succeeded":
         result["state"] = undisturbed["state"]
         cause = undisturbed["error"] or {"code": "JobFailedError", "message": undisturbed["state"], "hint": ""}

@@ -1,0 +1,147 @@
+"""Charts as SVG, for a page that needs nothing else: no script, no font, no network. Pure.
+
+Colours are classes of the page's style, so that a chart is light or dark with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 960, 64, 12, 10, 34
+_MOST_POINTS = 800
+
+Points = Sequence[tuple[float, float]]
+
+
+def stacked(shares: Mapping[str, Sequence[float]], part_s: float, height: int = 220) -> str:
+    """Shares of all time, from 0 to 1, one above the other in parts of `part_s` seconds."""
+    parts = max((len(each) for each in shares.values()), default=0)
+    if not parts or part_s <= 0:
+        return ""
+    frame = _Frame((0.0, parts * part_s), (0.0, 1.0), height)
+    base = [0.0] * parts
+    bodies = []
+    for phase, each in shares.items():
+        top = [below + share for below, share in zip(base, each, strict=True)]
+        for index in (i for i, share in enumerate(each) if share > 0):
+            left, right = frame.x(index * part_s), frame.x((index + 1) * part_s)
+            upper, lower = frame.y(min(1.0, top[index])), frame.y(min(1.0, base[index]))
+            about = f"{phase.replace('_', ' ')}: {100 * each[index]:.1f} % at {index * part_s:.1f} s"
+            bodies.append(_bar(phase, left, right, upper, lower, about))
+        base = top
+    return frame.around("".join(bodies), "seconds", "% of all ranks' time", lambda share: f"{100 * share:.0f}")
+
+
+def timeline(rows: Mapping[str, Sequence[tuple[str, float, float]]], seconds: float) -> str:
+    """A row for each rank, with its spans: phase, when it began, and how long it took, in seconds."""
+    if not rows or seconds <= 0:
+        return ""
+    row, gap = 20, 4
+    frame = _Frame((0.0, 1000 * seconds), (0.0, 1.0), TOP + BOTTOM + len(rows) * (row + gap))
+    bodies = []
+    for index, (rank, pieces) in enumerate(rows.items()):
+        top = TOP + index * (row + gap)
+        bodies.append(_text(LEFT - 8, top + 14, f"rank {rank}", "end"))
+        for phase, began, took in pieces:
+            about = f"rank {rank}, {phase.replace('_', ' ')}: {1000 * took:.1f} ms"
+            bodies.append(_bar(phase, frame.x(1000 * began), frame.x(1000 * (began + took)), top, top + row, about))
+    return frame.around("".join(bodies), "milliseconds since the fault", "", None)
+
+
+def lines(
+    series: Mapping[str, Points],
+    x_label: str,
+    y_label: str,
+    marks: Mapping[float, str],
+    *,
+    height: int = 240,
+    from_zero: bool = True,
+) -> str:
+    """Lines by class, and marks at places of the x axis. Values that are not finite are gaps."""
+    known = [point for points in series.values() for point in points if math.isfinite(point[1])]
+    if not known:
+        return ""
+    across, up = [x for x, _ in known], [y for _, y in known]
+    frame = _Frame((min(across), max(across)), (min(0.0, *up) if from_zero else min(up), max(up)), height)
+    bodies = []
+    for at, about in marks.items():
+        if min(across) <= at <= max(across):
+            x = frame.x(at)
+            line = f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{height - BOTTOM}"/>'
+            bodies.append(f"<g><title>{escape(about)}</title>{line}</g>")
+    for name, points in series.items():
+        drawn = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in thinned(points) if math.isfinite(y))
+        bodies.append(f'<polyline class="line {name}" points="{drawn}"/>')
+    return frame.around("".join(bodies), x_label, y_label, _number)
+
+
+def thinned(points: Points) -> list[tuple[float, float]]:
+    """Of many points in a row, the lowest and the highest, so that no spike is lost."""
+    each = -(-2 * len(points) // _MOST_POINTS)
+    if each <= 2:
+        return list(points)
+    kept: list[tuple[float, float]] = []
+    for begin in range(0, len(points), each):
+        some = points[begin : begin + each]
+        kept += sorted({min(some, key=lambda point: point[1]), max(some, key=lambda point: point[1])})
+    return kept
+
+
+def _bar(phase: str, left: float, right: float, upper: float, lower: float, about: str) -> str:
+    size = f'x="{left:.2f}" y="{upper:.2f}" width="{max(0.3, right - left):.2f}" height="{lower - upper:.2f}"'
+    return f'<rect class="p-{phase}" {size}><title>{escape(about)}</title></rect>'
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+class _Frame:
+    """Axes, and where values are between them."""
+
+    def __init__(self, across: tuple[float, float], up: tuple[float, float], height: int) -> None:
+        self._across, self._up, self._height = across, up, height
+
+    def x(self, value: float) -> float:
+        low, high = self._across
+        return LEFT + (value - low) / ((high - low) or 1.0) * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        low, high = self._up
+        return self._height - BOTTOM - (value - low) / ((high - low) or 1.0) * (self._height - TOP - BOTTOM)
+
+    def around(self, body: str, x_label: str, y_label: str, y_text: object) -> str:
+        """The whole picture: `body` between axes. Without `y_text` there are no ticks on the left."""
+        parts = [f'<svg viewBox="0 0 {WIDTH} {self._height}" role="img">']
+        for tick in ticks(*self._across):
+            x = self.x(tick)
+            parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{self._height - BOTTOM}"/>')
+            parts.append(_text(x, self._height - BOTTOM + 14, _number(tick), "middle"))
+        for tick in ticks(*self._up, wanted=4) if callable(y_text) else []:
+            y = self.y(tick)
+            parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            parts.append(_text(LEFT - 8, y + 4, y_text(tick) if callable(y_text) else "", "end"))
+        parts += [body, _text((LEFT + WIDTH) / 2, self._height - 4, x_label, "middle")]
+        if y_label:
+            middle = (TOP + self._height - BOTTOM) / 2
+            parts.append(
+                f'<text x="12" y="{middle:.1f}" text-anchor="middle" transform="rotate(-90 12 {middle:.1f})">'
+                f"{escape(y_label)}</text>"
+            )
+        return "".join([*parts, "</svg>"])
+
+
+def ticks(low: float, high: float, wanted: int = 8) -> list[float]:
+    """Round values from `low` to `high`, about as many as `wanted`."""
+    if not high > low:
+        return [low]
+    rough = (high - low) / wanted
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+    return [number * step for number in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def _number(value: float) -> str:
+    return f"{value:.6g}"
