@@ -139,6 +139,26 @@ def test_a_node_that_has_just_come_has_nothing_in_its_memory() -> None:
     assert later.fell_back_to == {"peer": 1, "memory": 1}
 
 
+class Watched(Simulation):
+    """Nobody may hold what is newer than the step that a job goes on from: real memory servers drop it, too."""
+
+    resumed = 0
+
+    def _resume(self, step: int, counts: dict[str, int], moment: float, ready: float) -> float:
+        assert all(held.step <= step for log in self._memory._log.values() for held in log)
+        self.resumed += 1
+        return super()._resume(step, counts, moment, ready)
+
+
+def test_what_a_recovery_gives_up_is_held_by_nobody_after_it() -> None:
+    for budgets in (Budgets(1000, max_node_losses=1000), Budgets(12, max_node_losses=4)):  # the job is started again
+        simulation = Watched(job(rates=Rates(1e-5, 3e-4, 1e-6, "given"), rack_nodes=2, budgets=budgets), 248)
+        outcome = simulation.run(0.3)
+        assert simulation.resumed > 20
+        assert outcome.fell_back_to["s3"] > 2
+        assert (outcome.relaunches > 0) is (budgets.max_restarts == 12)
+
+
 # --- it agrees with the closed forms ----------------------------------------------------------------
 
 

@@ -285,7 +285,6 @@ class Simulation:
         decision = part.decide(ready)
         assert decision is not None, part.failed
         kind = decision.sources[0][0].kind
-        self._memory.give_up(decision.step)
         return self._resume(decision.step, {kind: settings.nodes}, moment, ready + settings.recovery.job)
 
 
