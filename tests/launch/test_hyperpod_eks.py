@@ -219,3 +219,9 @@ def test_a_template_of_ones_own_is_taken_and_what_it_lacks_is_told(tmp_path: Pat
     own.write_text("exec {{ nothing }}\n")
     with own_templates(tmp_path), pytest.raises(ConfigError, match=r"start\.sh\.j2.*'nothing' is undefined"):
         make_plan(job(), target="hyperpod-eks")
+
+
+def test_numbers_that_nobody_shows_there_are_warned_of() -> None:
+    plan = make_plan(job(metrics={}), target="hyperpod-eks")
+    assert "metrics is not used on hyperpod-eks" in plan.warnings
+    assert len(yaml.safe_load(plan.files["network-policy.yaml"])["spec"]["ingress"]) == 2

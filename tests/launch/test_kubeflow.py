@@ -120,3 +120,17 @@ def test_hyperpods_auto_resume_is_asked_for_by_annotations() -> None:
     assert found["metadata"]["annotations"]["sagemaker.amazonaws.com/job-max-retry-count"] == "3"
     assert found["spec"]["runPolicy"]["backoffLimit"] == 3
     assert found["spec"]["pytorchReplicaSpecs"]["Master"]["restartPolicy"] == "OnFailure"
+
+
+def test_whoever_collects_numbers_reaches_their_port_and_no_other() -> None:
+    def policy(**fields: object) -> list[dict[str, Any]]:
+        plan = make_plan(job(**fields), target="kubeflow")
+        assert not [warning for warning in plan.warnings if "metrics" in warning]
+        ingress: list[dict[str, Any]] = yaml.safe_load(plan.files["network-policy.yaml"])["spec"]["ingress"]
+        return ingress
+
+    members, collectors = policy(metrics={"port": 9500})
+    assert "podSelector" in members["from"][0]
+    assert collectors == {"ports": [{"protocol": "TCP", "port": 9500}]}
+    for closed in ({}, {"metrics": {"port": 0}}, {"metrics": {}, "mode": "plain"}):
+        assert policy(**closed) == [members]

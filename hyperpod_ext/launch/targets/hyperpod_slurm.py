@@ -67,7 +67,9 @@ def capabilities() -> Capabilities:
         process_restart=True,
         spares=True,
         elastic=True,
-        reads=frozenset({"working_dir", "resources", "scheduling", "volumes", "relaunch", "timeouts", "slurm"}),
+        reads=frozenset(
+            {"working_dir", "resources", "scheduling", "volumes", "relaunch", "timeouts", "slurm", "metrics"}
+        ),
     )
 
 

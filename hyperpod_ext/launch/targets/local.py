@@ -41,6 +41,7 @@ def capabilities() -> Capabilities:
         process_restart=True,
         spares=True,
         elastic=True,
+        reads=frozenset({"metrics"}),
     )
 
 

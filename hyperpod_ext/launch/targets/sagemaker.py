@@ -59,7 +59,7 @@ def capabilities() -> Capabilities:
         tiers_reason="",
         image=True,
         process_restart=True,
-        reads=frozenset({"resources", "node_groups", "relaunch", "timeouts", "labels", "sagemaker"}),
+        reads=frozenset({"resources", "node_groups", "relaunch", "timeouts", "labels", "sagemaker", "metrics"}),
     )
 
 
