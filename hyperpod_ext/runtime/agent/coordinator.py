@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from hyperpod_ext.runtime import wire
 from hyperpod_ext.runtime.agent.hearing import Hearing
 from hyperpod_ext.runtime.agent.resize_orders import read_orders
 from hyperpod_ext.runtime.agent.roster import Agent
+from hyperpod_ext.runtime.metrics import tracing
 from hyperpod_ext.runtime.rendezvous import membership as m
 from hyperpod_ext.runtime.rendezvous.elastic import ElasticMembership
 from hyperpod_ext.runtime.rendezvous.placing import Scale
@@ -109,7 +111,19 @@ class Coordinator(Hearing):
                 await agent.writer.wait_closed()
         if self._shown is not None:
             await self._shown.close()
+        if self.ended.done() and tracing.is_asked_for():
+            await asyncio.to_thread(self._send_trace)
         self._log_file.close()
+
+    def _send_trace(self) -> None:
+        """Where it does not work, the job has ended as it has."""
+        root = tracing.trace(self._log_file.read(), self._config.name)
+        try:
+            if root is not None:
+                tracing.send(root, time.time() - time.monotonic())
+        except (ImportError, OSError) as error:
+            hint = "; pip install 'hyperpod-ext[observability]'" if isinstance(error, ImportError) else ""
+            sys.stderr.write(f"the job's spans were not sent: {error}{hint}\n")
 
     # --- one connection an agent ----------------------------------------------------------------
 
