@@ -79,6 +79,14 @@ def test_kept_share_counts_what_was_kept_alone():
     assert kept_share([]) == 0.0
 
 
+def test_a_fault_that_strikes_while_another_rank_ends_its_step_is_waiting_to_be_seen_there():
+    late = [event | {"t": 4.1} if event["event"] == "killed" else event for event in KILLED]
+    late.append(_step(4.2, 1, 2, 3.0))  # rank 1 still ends step 2
+    seconds = _by_phase(spans(sorted(late, key=lambda event: event["t"]))[1])
+    assert seconds["detect"] == pytest.approx(4.75 - 4.2)
+    assert seconds["lost_work"] == pytest.approx(1.2)
+
+
 def test_nothing_is_told_of_a_log_without_events():
     assert spans([]) == {}
     assert spans([_event(3.0, "job_started")]) == {}

@@ -1,0 +1,192 @@
+"""hp-ext report: files of a run that were copied from somewhere, two runs beside one another, and the page."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import browser
+import pytest
+from command import call_hp_ext as hp_ext
+
+Event = dict[str, Any]
+HOSTILE = "ValueError: </script><img src=x onerror=alert(1)> & 'quoted' \"twice\""
+
+
+def _event(t: float, event: str, **fields: Any) -> Event:
+    return {"t": t, "event": event, **fields}
+
+
+def _step(t: float, rank: int, step: int, began: float, generation: int = 1, **fields: Any) -> Event:
+    loss = 3.0 / step + rank
+    return _event(t, "step", rank=rank, step=step, began=began, generation=generation, **{"loss": loss, **fields})
+
+
+def _run(cause: str = HOSTILE) -> list[Event]:
+    """Two ranks, three steps, and a fault in the third."""
+    return [
+        _event(100.0, "job_started", world_size=2, nodes=1),
+        *(_event(101.0, "joined", rank=rank, pid=rank) for rank in (0, 1)),
+        _event(101.0, "generation", generation=1, step=0),
+        *(_event(101.5, "restored", rank=rank, source="fresh") for rank in (0, 1)),
+        *(_event(102.0, "begun", rank=rank, step=0, generation=1) for rank in (0, 1)),
+        *(_step(103.0, rank, 1, 102.0, checkpoint_s=0.25) for rank in (0, 1)),
+        *(_step(104.0, rank, 2, 103.0, data_s=0.125) for rank in (0, 1)),
+        _event(104.1, "copying", tier="/d", node=0, newest_step=1, failed=0, skipped=0, last_error=None),
+        _event(104.2, "copying", tier="/d", node=0, newest_step=2, failed=0, skipped=0, last_error=None),
+        _event(104.5, "injected", rank=1, kind="exception", step=3),
+        _event(104.75, "fault", rank=1, node=0, step=3, cause=cause, died=False, phase="forward"),
+        *(_event(105.25, "freed", rank=rank, step=2) for rank in (0, 1)),
+        *(_event(105.5, "joined", rank=rank, pid=rank) for rank in (0, 1)),
+        _event(105.75, "generation", generation=2, step=2),
+        *(_event(106.0, "groups_open", rank=rank) for rank in (0, 1)),
+        _event(106.5, "go", step=2),
+        *(_event(106.5, "restored", rank=rank, source="self", bytes_local=3 << 20) for rank in (0, 1)),
+        *(_event(107.0, "begun", rank=rank, step=2, generation=2) for rank in (0, 1)),
+        *(_step(108.0, rank, 3, 107.0, generation=2) for rank in (0, 1)),
+        *(_event(108.0, "done", rank=rank, digest="d") for rank in (0, 1)),
+        _event(110.0, "job_ended", state="succeeded"),
+    ]
+
+
+def _write(file: Path, events: list[Event], more: str = "") -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(event) + "\n" for event in events) + more)
+    return file
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return _write(tmp_path / "run" / "events.jsonl", _run())
+
+
+def _no_constant(text: str) -> Any:
+    raise AssertionError(f"{text} in JSON")
+
+
+def test_a_log_alone_is_enough(log: Path) -> None:
+    done = hp_ext("report", log, "-o", "json")
+    result = json.loads(done.stdout, parse_constant=_no_constant)
+    assert (done.code, result["name"], result["state"], result["steps"]) == (0, "run", "succeeded", 3)
+    assert [sum(seconds.values()) for seconds in result["phases"].values()] == pytest.approx([10.0, 10.0])
+    assert hp_ext("report", log.parent, "-o", "json").json == result
+    text = hp_ext("report", log).stdout
+    assert re.search(r"each rank's time, on average +startup 20.0 %, data 1.2 %, step", text)
+
+
+def test_a_report_is_read_before_the_log_beside_it(log: Path) -> None:
+    result = hp_ext("report", log, "-o", "json").json
+    (log.parent / "report.json").write_text(json.dumps(result | {"name": "told", "goodput": 0.25}))
+    again = hp_ext("report", log.parent, "-o", "json").json
+    assert (again["name"], again["goodput"]) == ("told", 0.25)
+
+
+def test_a_line_that_was_cut_off_is_left_out_and_told(log: Path) -> None:
+    whole = hp_ext("report", log, "-o", "json").json
+    _write(log, _run(), more='{"t": 111.0, "event": "st')
+    done = hp_ext("report", log, "-o", "json")
+    assert (done.code, done.json) == (0, whole)
+    assert "the last line is cut off" in done.stderr
+
+
+@pytest.mark.parametrize("count", [1, 2, 6, 12, 20])
+def test_a_job_that_was_cut_short_has_a_report_and_a_page(tmp_path: Path, count: int) -> None:
+    log = _write(tmp_path / "run" / "events.jsonl", _run()[:count])
+    page = tmp_path / "page.html"
+    done = hp_ext("report", log, "-o", "json", "--page", page)
+    assert done.code == 0, done.stderr
+    assert json.loads(done.stdout, parse_constant=_no_constant)["state"] == "unfinished"
+    assert not re.search(r"\b(nan|NaN|inf|None)\b", page.read_text())
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("events.jsonl", "", "holds no event"),
+        ("events.jsonl", '{"t": 1.0, "event"\n{"t": 2.0, "event": "step"}\n', "is not an event"),
+        ("events.jsonl", '{"t": 1.0, "event": "step"}\n', "an event without what it should tell: 'step'"),
+        ("report.json", '{"state": "succ', "is no JSON"),
+        ("report.json", "[1, 2]", "is not the report of a run"),
+    ],
+)
+def test_a_file_that_is_no_run_is_one_error(tmp_path: Path, name: str, text: str, told: str) -> None:
+    (tmp_path / name).write_text(text)
+    done = hp_ext("report", tmp_path / name)
+    assert (done.code, done.stdout) == (3, "")
+    assert told in done.stderr
+    assert name in done.stderr
+
+
+def test_what_is_not_there_is_told(tmp_path: Path) -> None:
+    assert "has no result.json" in hp_ext("report", tmp_path).stderr
+    done = hp_ext("report", tmp_path / "no.jsonl")
+    assert (done.code, "there is no file" in done.stderr) == (6, True)
+
+
+@pytest.mark.parametrize(("loss", "equal", "told"), [(3.0, True, "yes"), (3.5, False, "NO")])
+def test_another_run_is_put_beside(log: Path, tmp_path: Path, loss: float, equal: bool, told: str) -> None:
+    events = [event for event in _run() if event["event"] not in ("injected", "fault", "freed")]
+    for event in events:
+        if event["event"] == "step" and event["step"] == 1 and event["rank"] == 0:
+            event["loss"] = loss
+    other = _write(tmp_path / "undisturbed" / "events.jsonl", events)
+    page = tmp_path / "page.html"
+    done = hp_ext("report", log, "--beside", other, "-o", "json", "--page", page)
+    assert done.json["loss_equal"] is equal
+    assert done.json["undisturbed"]["losses"]["1"] == loss
+    assert re.search(f"loss equal to the undisturbed run +{told}", hp_ext("report", log, "--beside", other).stdout)
+    lines = re.findall(r'class="line (?:beside|own)" points="([^"]+)"', page.read_text())
+    assert (len(lines), lines[0] == lines[1]) == (2, equal)
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = ((str(index), each) for index, each in enumerate(value))
+    else:
+        return {path: value}
+    return {key: leaf for name, each in items for key, leaf in _flat(each, f"{path}.{name}" if path else name).items()}
+
+
+@pytest.mark.slow
+def test_the_browser_shows_the_figures_of_the_json(log: Path, tmp_path: Path) -> None:
+    browser.require()
+    page = tmp_path / "page.html"
+    result = hp_ext("report", log, "--beside", log, "-o", "json", "--page", page).json
+    opened = browser.open_page(page)
+    assert opened.console == []
+    assert "<img" not in opened.dom
+    assert not re.search(r"""(src|href)=["'](?!data:)""", opened.dom), "the page needs nothing else"
+    check_figures(opened.data(), result)
+    assert len(opened.data()) >= 45
+
+
+def check_figures(shown: dict[str, tuple[str, str]], result: dict[str, Any]) -> None:
+    """Every figure on a page is the JSON's, and its text says the same, as exactly as it is shown."""
+    known = _flat(result)
+    for key, (value, text) in shown.items():
+        assert float(value) == known[key], key
+        number = float(re.match(r"[-\d.]+", text).group())  # type: ignore[union-attr]
+        scale = 100 if "%" in text else 1 / (1 << 20) if "bytes" in key else 1
+        digits = len(text.partition(".")[2].split(" ")[0])
+        assert math.isclose(number, known[key] * scale, abs_tol=0.5001 * 10**-digits), f"{key}: {text}"
+    for rank, seconds in result["phases"].items():
+        for phase, took in seconds.items():
+            assert f"phases.{rank}.{phase}" in shown or not took, f"the page does not show {phase} of rank {rank}"
+    assert {"goodput", "steps", "steps_lost", "seconds.wall"} <= shown.keys()
+
+
+@pytest.mark.slow
+def test_an_error_in_the_console_is_noticed(tmp_path: Path) -> None:
+    browser.require()
+    page = tmp_path / "page.html"
+    page.write_text(
+        "<script>nowhere()</script><data data-key='a' value='1'>1</data><img src='http://example.invalid/'>"
+    )
+    opened = browser.open_page(page)
+    assert any("nowhere is not defined" in line for line in opened.console), opened
+    assert opened.data() == {"a": ("1", "1")}
