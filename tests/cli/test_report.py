@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import browser
 import pytest
 from command import call_hp_ext as hp_ext
+from report_figures import check_figures
 
 Event = dict[str, Any]
 HOSTILE = "ValueError: </script><img src=x onerror=alert(1)> & 'quoted' \"twice\""
@@ -142,16 +142,6 @@ def test_another_run_is_put_beside(log: Path, tmp_path: Path, loss: float, equal
     assert (len(lines), lines[0] == lines[1]) == (2, equal)
 
 
-def _flat(value: Any, path: str = "") -> dict[str, Any]:
-    if isinstance(value, dict):
-        items = value.items()
-    elif isinstance(value, list):
-        items = ((str(index), each) for index, each in enumerate(value))
-    else:
-        return {path: value}
-    return {key: leaf for name, each in items for key, leaf in _flat(each, f"{path}.{name}" if path else name).items()}
-
-
 @pytest.mark.slow
 def test_the_browser_shows_the_figures_of_the_json(log: Path, tmp_path: Path) -> None:
     browser.require()
@@ -163,21 +153,6 @@ def test_the_browser_shows_the_figures_of_the_json(log: Path, tmp_path: Path) ->
     assert not re.search(r"""(src|href)=["'](?!data:)""", opened.dom), "the page needs nothing else"
     check_figures(opened.data(), result)
     assert len(opened.data()) >= 45
-
-
-def check_figures(shown: dict[str, tuple[str, str]], result: dict[str, Any]) -> None:
-    """Every figure on a page is the JSON's, and its text says the same, as exactly as it is shown."""
-    known = _flat(result)
-    for key, (value, text) in shown.items():
-        assert float(value) == known[key], key
-        number = float(re.match(r"[-\d.]+", text).group())  # type: ignore[union-attr]
-        scale = 100 if "%" in text else 1 / (1 << 20) if "bytes" in key else 1
-        digits = len(text.partition(".")[2].split(" ")[0])
-        assert math.isclose(number, known[key] * scale, abs_tol=0.5001 * 10**-digits), f"{key}: {text}"
-    for rank, seconds in result["phases"].items():
-        for phase, took in seconds.items():
-            assert f"phases.{rank}.{phase}" in shown or not took, f"the page does not show {phase} of rank {rank}"
-    assert {"goodput", "steps", "steps_lost", "seconds.wall"} <= shown.keys()
 
 
 @pytest.mark.slow
