@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import launched
 import pytest
 
@@ -36,3 +38,14 @@ def test_a_death_is_torchruns_and_state_comes_from_the_nodes_memory(tmp_path, un
     launched.assert_equal(job, undisturbed)
     assert job.went_on_from() == [0, 5]
     assert all(len(set(job.pids(rank))) == 2 for rank in range(4)), "all processes began again"
+
+
+@pytest.mark.thorough
+def test_a_tier_that_goes_by_time_is_written_to(tmp_path):
+    job = launched.Launched(tmp_path / "job", durable=True, every={"every_seconds": 0.5}, steps=400)
+    ended = job.torchrun()
+    assert ended.returncode == 0, ended.stderr
+    steps = {event["step"]: event["t"] for event in job.events() if event["event"] == "step" and event["rank"] == 0}
+    saved = sorted(int(folder.name.split("-")[1]) for folder in (tmp_path / "job" / "durable" / "tiny").glob("step-*"))
+    assert saved
+    assert all(steps[after] - steps[before] > 0.4 for before, after in pairwise(saved))

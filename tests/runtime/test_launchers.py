@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import random
 import socket
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import HashStore
 
+from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTier, S3Tier
 from hyperpod_ext.errors import ConfigError, ConflictError, NoCheckpointError, UnreachableError
 from hyperpod_ext.runtime import wire
 from hyperpod_ext.runtime.checkpoint.manifest import save_id_of
@@ -16,6 +20,7 @@ from hyperpod_ext.runtime.launchers import Launcher, find_launcher
 from hyperpod_ext.runtime.launchers.agent_line import AgentLine
 from hyperpod_ext.runtime.launchers.council import Council
 from hyperpod_ext.runtime.launchers.settings import name_of, port_base
+from hyperpod_ext.runtime.launchers.timed import TimedTiers
 
 NODES = {0: 0, 1: 0, 2: 1, 3: 1}
 EMPTY: dict[str, Any] = {"checkpoints": [], "problems": [], "unreachable": [], "generation": 0}
@@ -127,3 +132,47 @@ def test_a_rank_that_is_stopped_at_the_barrier_says_again_that_it_is_there(tmp_p
     assert faults == ["fault"]
     agent.close()
     assert gone.wait(10)
+
+
+def timed_job(step_s: float, steps: int, clock_apart: float) -> list[dict[int, dict[str, int]]]:
+    """Two nodes of one rank each that make steps together: of each, what it was asked for after which step."""
+    tiers = FileTier(path="/x", every_seconds=10), S3Tier(uri="s3://bucket/x", every_seconds=25)
+    store, rng = HashStore(), random.Random(1)
+    ranks = [TimedTiers(CheckpointPolicy(tiers=(MemoryTier(every_steps=2), *tiers)), clock_apart * r) for r in (0, 1)]
+    asked: list[dict[int, dict[str, int]]] = [{}, {}]
+    for step in range(1, steps + 1):
+        for rank in rng.sample((0, 1), 2):  # no step begins before the other rank has made the one before
+            now = step * step_s + clock_apart * rank
+            if due := ranks[rank].made(step, now, store, names=rank == 0, hears=True):
+                asked[rank][step] = due
+    return asked
+
+
+@pytest.mark.parametrize("step_s", [0.1, 1.0, 4.0, 30.0])
+def test_tiers_that_go_by_time_get_the_same_steps_from_every_node_which_hear_of_them_ahead(step_s: float):
+    first, second = timed_job(step_s, 400, clock_apart=1000.0)
+    for kind, every in (("file", 10), ("s3", 25)):
+        steps = [due[kind] for due in first.values() if kind in due]
+        assert [step for step in steps if step <= 400] == [
+            due[kind] for due in second.values() if due.get(kind, 401) <= 400
+        ]
+        apart = max(math.ceil(every / step_s), 2)  # only each second step is saved at all
+        assert len(steps) == pytest.approx(400 / apart, abs=1)
+        assert len(set(steps)) == len(steps)
+    assert all(step > at and step % 2 == 0 for at, due in second.items() for step in due.values())
+
+
+def test_in_another_generation_another_rank_names_the_steps_and_all_hear_of_the_first():
+    policy = CheckpointPolicy(tiers=(MemoryTier(), FileTier(path="/x", every_seconds=10)))
+    ranks = [TimedTiers(policy, 0.0) for _ in range(2)]
+
+    def made(step: int, now: float, store: HashStore, rank_0: int) -> list[dict[str, int]]:
+        turns = sorted((0, 1), key=lambda rank: rank != rank_0)
+        return [ranks[rank].made(step, now, store, names=rank == rank_0, hears=True) for rank in turns]
+
+    store = HashStore()
+    assert [made(step, 3.0 * step, store, 0)[1] for step in range(1, 6)] == [{}, {}, {}, {"file": 6}, {}]
+    for rank in ranks:
+        rank.enter()
+    store = HashStore()  # rank 1 has heard at 12 s when the last one was, and knows when the next one is
+    assert [made(step, 3.0 * step, store, 1) for step in range(6, 9)] == [[{}, {}], [{}, {}], [{"file": 10}] * 2]

@@ -26,6 +26,9 @@ class Launched:
     norm: str = "BatchNorm1d"
     durable: bool = False
     """Whether there is a shared directory for checkpoints, too."""
+    every: dict[str, float] = field(default_factory=lambda: {"every_steps": 4})
+    """How often it gets one."""
+    steps: int = 12
 
     def env(self) -> dict[str, str]:
         """What every process of the job is told."""
@@ -37,7 +40,7 @@ class Launched:
         # at once, not beside the next step: a rank that dies while it copies loses that step
         tiers: list[dict[str, Any]] = [{"kind": "memory"}]
         if self.durable:
-            tiers.append({"kind": "file", "path": str(self.folder / "durable"), "every_steps": 4})
+            tiers.append({"kind": "file", "path": str(self.folder / "durable"), **self.every})
         policy = {"overlap": False, "tiers": tiers}
         runtime = {"name": "tiny", "nodes": 2, "workers_per_node": 2, "checkpoint": policy}
         return {
@@ -46,6 +49,7 @@ class Launched:
             "HPX_SECRET_FILE": str(secret),
             "HPX_TEST_FAULT": json.dumps(self.fault),
             "HPX_TEST_NORM": self.norm,
+            "HPX_TEST_STEPS": str(self.steps),
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
         }

@@ -28,6 +28,7 @@ from hyperpod_ext.runtime.launchers.council import Council
 from hyperpod_ext.runtime.launchers.keys import OwnKeys, wait_listening
 from hyperpod_ext.runtime.launchers.node import NodeMemory
 from hyperpod_ext.runtime.launchers.settings import Settings, sized
+from hyperpod_ext.runtime.launchers.timed import TimedTiers
 from hyperpod_ext.runtime.memory_server.client import error_of
 from hyperpod_ext.runtime.rendezvous.groups import ProcessGroups
 from hyperpod_ext.runtime.rendezvous.store import Address, GenerationOverError, PartitionedStore
@@ -80,6 +81,7 @@ class Members(ABC):
         self._finishing = False
         self._changed = threading.Condition()
         self._generation, self._committed, self._began = 0, 0, dict[int, int]()
+        self._timed: TimedTiers | None = None
         self._decision: Decision | None = None
         self._run = secrets.token_hex(8)
 
@@ -226,6 +228,8 @@ class Members(ABC):
         self._ask(f"ready-{attempt}", self._go(self._decision), _all_ready)
         step = self._decision.step
         self._began[self._generation] = self._committed = step
+        self._timed = self._timed or TimedTiers(self.settings.config.checkpoint, time.monotonic())
+        self._timed.enter()
         if self.rank == 0:
             self.event("go", step=step)
             self._say(f"all ranks go on after step {step} (generation {self._generation})")
@@ -295,11 +299,24 @@ class Members(ABC):
         """One line in events-rankN.jsonl of the run directory, where there is one."""
         if event == "step":
             self._committed = int(fields["step"])
+            self._keep_time(self._committed)
         directory = os.environ.get(ENV_RUN_DIR)
         if directory is not None and self.rank >= 0:
             entry = {"t": time.monotonic(), "event": event, "generation": self._generation, **fields}
             with (Path(directory) / f"events-rank{self.rank}.jsonl").open("a", encoding="utf-8") as log:
                 log.write(json.dumps(entry) + "\n")
+
+    def _keep_time(self, step: int) -> None:
+        if self._timed is None or self._store is None:
+            return
+        names, hears = self.rank == 0, self._node is not None
+        try:
+            due = self._timed.made(step, time.monotonic(), self._store, names=names, hears=hears)
+        except ConnectionError:
+            return  # the generation is over; whoever trains hears it by himself
+        for kind, at in due.items():
+            assert self._node is not None
+            self._node.drain_at(kind, at)
 
     def _tell_fault(self, step: int, cause: str) -> None:
         node = self._nodes.node_of.get(self.rank, 0)

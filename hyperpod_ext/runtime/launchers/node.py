@@ -95,6 +95,10 @@ class NodeMemory:
         stored = any(source.kind in ("file", "s3") for sources in decision.sources.values() for source in sources)
         self._ask("fence", generation=generation, step=decision.step, run=run, stored=stored)
 
+    def drain_at(self, kind: str, step: int) -> None:
+        """Have `step` brought to the durable tier of this kind, once it is saved."""
+        self._ask("drain_at", kind=kind, step=step)
+
     def newest_durable(self) -> tuple[int, str] | None:
         """Step and URL of the newest checkpoint that this node has brought to a durable tier."""
         found = [
