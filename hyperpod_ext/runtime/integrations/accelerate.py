@@ -1,0 +1,103 @@
+"""Accelerate on a `Run`: `prepare` also brings the state to the step that the job goes on from.
+
+@resilient
+def train(run: Run) -> None:
+    accelerator = ResilientAccelerator(run, cpu=True)
+    model, optimizer = run.keep(build)
+    accelerator.register_for_checkpointing(loader)
+    model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
+    for step in run.steps(1000):
+        ...  # forward, accelerator.backward(loss), optimizer.step(): yours
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, PartialState
+
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.restart.run import Run
+
+
+def see_world(run: Run) -> None:
+    """Let Accelerate see rank and world size as they are now; it asks once a process."""
+    known = dict(PartialState._shared_state)
+    os.environ |= {"RANK": str(run.rank), "WORLD_SIZE": str(run.world_size), "LOCAL_RANK": str(run.local_rank)}
+    if known and (known.get("process_index"), known.get("num_processes")) != (run.rank, run.world_size):
+        AcceleratorState._reset_state(reset_partial_state=True)
+        PartialState(cpu=known["device"].type == "cpu")  # whoever holds the one before sees this one's values
+
+
+class ResilientAccelerator(Accelerator):
+    """`Accelerator(**options)`, made anew in each call of the training function, before `prepare` is called once.
+
+    Models, optimizers and schedulers that are prepared, and what was registered for checkpointing before, make up the
+    state. Give `run.keep` the model and the optimizer. Batches are yours: choose them from the step's number, or by
+    `ElasticDataLoader`; a DataLoader that is prepared begins anew after a fault.
+    """
+
+    def __init__(self, run: Run, **options: Any) -> None:
+        gc.collect()  # the one of the call before, and what it holds of the process group before
+        see_world(run)
+        self._run = run
+        super().__init__(**options)
+        if self.num_processes != run.world_size:
+            raise JobFailedError(
+                f"Accelerate sees {self.num_processes} processes, the job has {run.world_size}",
+                hint="Make it inside the training function; on CPUs give cpu=True.",
+            )
+        self.prepared = False
+
+    def prepare(self, *things: Any, **options: Any) -> Any:
+        """See Accelerator.prepare. Collective; after it `run.step` says what has been made.
+
+        Raises:
+            JobFailedError: it is called twice, or something cannot be saved.
+        """
+        if self.prepared:
+            raise JobFailedError(
+                "prepare() was called twice in one call of the training function",
+                hint="Give all models, optimizers and schedulers to one call.",
+            )
+        self.prepared = True
+        state: dict[str, Any] = {}
+        for thing in things:
+            if isinstance(thing, torch.utils.data.DataLoader):
+                raise JobFailedError(
+                    "prepare(): a DataLoader would begin anew after a fault, with samples that were used already",
+                    hint="Use hyperpod_ext.runtime.data.ElasticDataLoader, and register it for checkpointing.",
+                )
+            state[_name(thing, state)] = thing
+        for thing in self._custom_objects:
+            state[_name(thing, state)] = thing
+        self._run.restore(**state)
+        return super().prepare(*things, **options)
+
+    def prepare_model(self, model: Any, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:
+        """See Accelerator.prepare_model; DDP is the run's."""
+        prepared = super().prepare_model(model, device_placement, evaluation_mode=True)
+        if evaluation_mode or not any(parameter.requires_grad for parameter in model.parameters()):
+            return prepared
+        options = self.ddp_handler.to_kwargs() if self.ddp_handler is not None else {}
+        if self.device.type != "cpu":
+            options["device_ids"] = [self.device.index]
+        return self._run.data_parallel(prepared, **options)
+
+
+def _name(thing: Any, taken: dict[str, Any]) -> str:
+    """`model`, `optimizer`, `scheduler` or the type's name, and its number from the second on."""
+    if isinstance(thing, torch.nn.Module):
+        name = "model"
+    elif isinstance(thing, torch.optim.Optimizer):
+        name = "optimizer"
+    elif isinstance(thing, torch.optim.lr_scheduler.LRScheduler):
+        name = "scheduler"
+    else:
+        name = type(thing).__name__
+    count = sum(known.rstrip("0123456789") == name for known in taken)
+    return name if not count else f"{name}{count}"
