@@ -77,6 +77,12 @@ def test_hardly_any_events_and_a_line_that_is_cut_off(run_dir: Path, events: lis
     assert "NaN" not in done.stdout
 
 
+def test_a_line_that_a_full_disk_cut_short_is_left_out(run_dir: Path) -> None:
+    whole = "".join(json.dumps(event) + "\n" for event in EVENTS)
+    (run_dir / "events.jsonl").write_text(whole + '{"t": 5.0, "event": "fa' + json.dumps(FAULT) + "\n" + whole[-200:])
+    assert hp_ext("top", "big", "-o", "json").json["step"] == 1
+
+
 def test_a_job_that_is_not_there(run_dir: Path) -> None:
     done = hp_ext("top", "bgi")
     assert (done.code, done.stderr.count("there is no local job named bgi")) == (6, 1)

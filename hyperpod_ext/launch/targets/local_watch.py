@@ -67,7 +67,9 @@ def watch(submission: Submission, with_lines: bool) -> Iterator[Moment]:
         status = read_job_status(submission, running)
         yield Moment(
             status=status,
-            events=tuple(json.loads(line) | {"run": run} for run in RUNS for line in events[run].lines()),
+            events=tuple(
+                event | {"run": run} for run in RUNS for line in events[run].lines() if (event := _event(line))
+            ),
             lines=tuple(line for run in RUNS for line in logs[run].lines()) if with_lines else (),
         )
         if status.ended and not running:
@@ -128,9 +130,9 @@ def _last_step(events: Path) -> dict[str, Any]:
     return {}
 
 
-def _event(line: bytes) -> dict[str, Any]:
+def _event(line: bytes | str) -> dict[str, Any]:
     try:
         event: dict[str, Any] = json.loads(line)
-    except json.JSONDecodeError:  # the first line of the window may be cut
+    except json.JSONDecodeError:  # the first line of a window may be cut, and any that a full disk ended early
         return {}
     return event

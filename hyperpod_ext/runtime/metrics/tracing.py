@@ -115,7 +115,8 @@ def send(root: Traced, epoch: float) -> None:
         span.end(at(traced.ended))
 
     add(root, None)
-    exporter, spans = OTLPSpanExporter(), made.get_finished_spans()
+    exporter: Any = OTLPSpanExporter()
+    spans = made.get_finished_spans()
     for begin in range(0, len(spans), _AT_ONCE):
         if exporter.export(spans[begin : begin + _AT_ONCE]) is not SpanExportResult.SUCCESS:
             raise ConnectionError("the collector did not take them")
