@@ -10,7 +10,7 @@ import click
 from .command import Command
 from .output import say
 
-_FILES = ("dashboard.json", "alerts.yaml", "alerts.test.yaml")
+_FILES = ("dashboard.json", "alerts.yaml", "alerts.test.yaml", "prometheus.yaml")
 
 
 @click.command(
@@ -32,4 +32,4 @@ def command(folder: Path) -> None:
     for name in _FILES:
         (folder / name).write_text((shipped / name).read_text(encoding="utf-8"), encoding="utf-8")
         click.echo(folder / name)
-    say("import dashboard.json in Grafana; name alerts.yaml under `rule_files` of Prometheus")
+    say("import dashboard.json in Grafana; prometheus.yaml shows how jobs are found, and reads alerts.yaml")

@@ -90,7 +90,8 @@ def test_a_job_that_is_not_there(run_dir: Path) -> None:
 
 def test_dashboards_are_written_once(tmp_path: Path) -> None:
     done = hp_ext("dashboards", tmp_path / "made")
-    assert [Path(line).name for line in done.stdout.split()] == ["dashboard.json", "alerts.yaml", "alerts.test.yaml"]
+    names = [Path(line).name for line in done.stdout.split()]
+    assert names == ["dashboard.json", "alerts.yaml", "alerts.test.yaml", "prometheus.yaml"]
     assert json.loads((tmp_path / "made" / "dashboard.json").read_text())["title"] == "hyperpod_ext jobs"
     again = hp_ext("dashboards", tmp_path / "made")
     assert again.code == 5

@@ -24,7 +24,7 @@ def promtool() -> str:
 
 
 def test_the_alert_rules_are_whole_and_fire_when_they_should(promtool: str) -> None:
-    for command in (["check", "rules", "alerts.yaml"], ["test", "rules", "alerts.test.yaml"]):
+    for command in (["check", "config", "prometheus.yaml"], ["test", "rules", "alerts.test.yaml"]):
         done = subprocess.run([promtool, *command], cwd=OBSERVABILITY, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
