@@ -1,0 +1,71 @@
+"""Where the numbers are read: over HTTP, from the process that coordinates, whatever becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from hyperpod_ext.config.metrics import Metrics
+from hyperpod_ext.runtime.metrics.shown import Shown
+
+HERE = Metrics(host="127.0.0.1", port=0)
+FAULT = {"t": 1.0, "event": "fault", "rank": 0, "kind": "signal", "rung": "process"}
+COUNTED = 'hpx_faults_total{hpx_job="tiny",kind="signal",rung="process"}'
+
+
+class Events(list[dict[str, Any]]):
+    """What it told the event log."""
+
+    def write(self, event: str, **fields: Any) -> None:
+        self.append({"event": event, **fields})
+
+
+async def ask(port: int, request: str) -> tuple[str, str]:
+    """Status and body of what is answered."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request.encode())
+    head, _, body = (await reader.read()).decode().partition("\r\n\r\n")
+    writer.close()
+    return head.partition("\r\n")[0].partition(" ")[2], body
+
+
+def answers(shown: Shown, events: Events, *requests: str) -> list[tuple[str, str]]:
+    """One after another, each on a line of its own."""
+
+    async def run() -> list[tuple[str, str]]:
+        shown.open()
+        while not events:
+            await asyncio.sleep(0)
+        try:
+            return [await ask(events[-1]["port"], request) for request in requests]
+        finally:
+            await shown.close()
+
+    return asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_counters_go_on_where_the_coordinator_before_left_them() -> None:
+    events = Events()
+    shown = Shown(HERE, "tiny", [FAULT], events.write)
+    shown.tell(FAULT)
+    ((status, body),) = answers(shown, events, "GET /metrics?x=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert status == "200 OK"
+    assert f"{COUNTED} 2" in body.splitlines()
+
+
+def test_what_else_is_asked_for_is_not_there() -> None:
+    events = Events()
+    asked = ("POST /metrics HTTP/1.1\r\n\r\n", "GET / HTTP/1.1\r\n\r\n")
+    said = answers(Shown(HERE, "tiny", [], events.write), events, *asked)
+    assert [status for status, _ in said] == ["405 Method Not Allowed", "404 Not Found"]
+
+
+def test_an_event_that_cannot_be_counted_ends_the_numbers_and_not_the_job() -> None:
+    events = Events()
+    shown = Shown(HERE, "tiny", [], events.write)
+    for _ in range(3):
+        shown.tell({"t": 1.0, "event": "step", "rank": 0, "step": "first", "began": 0.5})
+    (event,) = events
+    assert event["event"] == "metrics_failed"
+    assert "'step': ValueError" in event["cause"]
+    assert shown.text() == ""
