@@ -38,11 +38,13 @@ def command(run: str, page: str | None, beside: str | None, output: str) -> None
     RUN is a job's name or URL; or, with a slash or a suffix, a folder with its files, or one of them: result.json,
     report.json, or the events.jsonl of a job that wrote no report.
     """
+    from .report_advice import advise
     from .report_runs import compare, read_run
 
     result = read_run(run)
     if beside is not None:
         result = compare(result, read_run(beside))
+    result["advice"] = advise(result) if "phases" in result else []
     if page is not None:
         from .report_page import make_page
 
@@ -61,6 +63,8 @@ def describe_result(result: Mapping[str, Any]) -> str:
         parts.append(last)
     if result["steps"]:
         parts.append(_figures(result))
+    if advice := result.get("advice"):
+        parts.append("\n".join(["what to change:", *(f"- {text}" for text in advice)]))
     return "\n\n".join(parts)
 
 

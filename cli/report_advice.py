@@ -45,6 +45,10 @@ def _recoveries(recoveries: Sequence[Mapping[str, Any]]) -> list[tuple[float, st
     worst = max(sums, key=lambda phase: sums[phase])
     share, name = 100 * sums[worst] / total, worst.replace("_", " ")
     how = f"{total / len(recoveries):.3f} s a recovery, {share:.0f} % of it in `{name}`"
+    slowest = max(recoveries, key=lambda recovery: float(recovery["seconds"]))
+    if len(recoveries) > 1 and slowest["seconds"] > total / 2:
+        fault = slowest["fault"]
+        how += f"; {slowest['seconds']:.2f} s in one of them, rank {fault['rank']} in step {fault['step']}"
     return [(sums[worst], f"{how}: {_SLOW_PHASE.get(worst, 'look at the timelines')}.")]
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import charts
-from .report_advice import advise
 
 _ORDER: tuple[str, ...] = (
     "step",
@@ -27,7 +26,10 @@ _MOST_TIMELINES = 40
 
 
 def make_page(result: Mapping[str, Any]) -> str:
-    """HTML of a job's result. Figures are `<data>` elements: `data-key` names the field, `value` is the JSON's."""
+    """HTML of a job's result, with its `advice`.
+
+    Figures are `<data>` elements: `data-key` names the field, `value` is the JSON's.
+    """
     from hyperpod_ext.launch.render import render
 
     over_time = result.get("over_time") or {"part_s": 0.0, "shares": {}}
@@ -39,7 +41,6 @@ def make_page(result: Mapping[str, Any]) -> str:
         "report/page.html.j2",
         result=result,
         figures=_figures(result),
-        advice=advise(result),
         over_time=charts.stacked({phase: over_time["shares"][phase] for phase in order}, over_time["part_s"])
         if over_time["shares"]
         else "",

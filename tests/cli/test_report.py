@@ -77,6 +77,22 @@ def test_a_log_alone_is_enough(log: Path) -> None:
     assert re.search(r"each rank's time, on average +startup 20.0 %, data 1.2 %, step", text)
 
 
+def test_advice_names_the_figure_it_follows_from(log: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = hp_ext("report", log, "-o", "json", "--page", page)
+    (slow, waited) = [text for text in done.json["advice"] if "recovery" in text or "snapshots" in text]
+    assert slow.startswith("3.500 s a recovery, 43 % of it in `first new step`")
+    assert waited.startswith("Each rank waited 0.25 s (2 %) for snapshots")
+    assert "3.500 s a recovery" in page.read_text()
+    assert "what to change:\n- 3.500 s" in hp_ext("report", log).stdout
+
+
+def test_without_a_fault_no_recovery_is_advised_on(log: Path) -> None:
+    _write(log, [event for event in _run()[:10] if event["event"] != "step"])
+    (startup,) = hp_ext("report", log, "-o", "json").json["advice"]
+    assert startup.startswith("Each rank waited 2.00 s (100 %) before the first step")
+
+
 def test_a_report_is_read_before_the_log_beside_it(log: Path) -> None:
     result = hp_ext("report", log, "-o", "json").json
     (log.parent / "report.json").write_text(json.dumps(result | {"name": "told", "goodput": 0.25}))
