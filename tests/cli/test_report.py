@@ -158,6 +158,19 @@ def test_another_run_is_put_beside(log: Path, tmp_path: Path, loss: float, equal
     assert (len(lines), lines[0] == lines[1]) == (2, equal)
 
 
+def test_a_page_of_many_ranks_says_what_it_leaves_out(tmp_path: Path) -> None:
+    events = [_event(100.0, "job_started", world_size=70, nodes=1)]
+    events += [_event(101.0, "joined", rank=rank, pid=rank) for rank in range(70)]
+    events += [_step(103.0, rank, 1, 102.0, loss=None) for rank in range(70)]
+    page = tmp_path / "page.html"
+    done = hp_ext("report", _write(tmp_path / "run" / "events.jsonl", events), "-o", "json", "--page", page)
+    assert (len(done.json["phases"]), done.json["losses"]) == (70, {"1": None})
+    text = page.read_text()
+    assert "6 more ranks are in the JSON" in text
+    assert text.count('data-key="phases.') == 64 * 2  # startup and step
+    assert "No step told its loss" in text
+
+
 @pytest.mark.slow
 def test_the_browser_shows_the_figures_of_the_json(log: Path, tmp_path: Path) -> None:
     browser.require()
