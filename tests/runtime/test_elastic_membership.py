@@ -98,7 +98,7 @@ def test_a_node_that_leaves_takes_its_ranks_to_the_last_one():
     commands = membership.leave(1)
     commands = stop(membership, commands)
     assert membership.nodes == {0: 0, 1: 2}
-    assert membership.moved == {0: 0, 2: 1}
+    assert membership.moves == {2: {0: 0, 2: 1}}
     assert m.Retire(1) in commands
     membership.retired(1, [])
     assert m.Dismiss((1,)) in begin(membership)
@@ -119,6 +119,19 @@ def test_a_lost_node_is_done_without_where_fewer_may_go_on():
     assert membership.rank_now(0, 2) == 0
     begin(membership)
     assert membership.faults[0].rung is m.Rung.NODE
+
+
+def test_who_has_missed_several_worlds_learns_its_number_in_the_last_one():
+    membership = world(4, 1)
+    membership.node_lost(0, "gone")
+    begin(membership)
+    assert membership.nodes == {0: 3, 1: 1, 2: 2}
+    membership.node_lost(3, "gone")
+    assert membership.nodes == {0: 2, 1: 1}
+    assert membership.moved_since(1) == {1: 1, 2: 0}
+    assert membership.moved_since(2) == {1: 1, 2: 0}
+    assert membership.moved_since(3) is None
+    assert (membership.rank_now(3, 1), membership.rank_now(2, 1)) == (None, 0)
 
 
 def test_below_the_fewest_another_node_is_waited_for():
@@ -216,7 +229,7 @@ def test_another_coordinator_goes_on_with_the_same_world_and_the_same_wish():
     data = json.loads(json.dumps(membership.to_json()))
     revived, commands = ElasticMembership.revived(data, m.Budgets(10), durable=False, generation=2, committed=7)
     assert revived.nodes == membership.nodes
-    assert (revived.moved, revived.moved_in) == (membership.moved, 2)
+    assert (revived.moves, revived.moved_in) == (membership.moves, 2)
     assert revived.settling == {0}
     assert revived.wanted == 2
     assert kinds(commands) == [m.Abort]

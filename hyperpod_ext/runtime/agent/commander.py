@@ -122,7 +122,7 @@ class Commander:
                 membership = self._membership
                 numbers: dict[str, Any] = {}
                 if membership.moved_in:  # whoever has missed it goes by the old numbers still
-                    numbers = {"moved": dict(membership.moved), "moved_in": membership.moved_in}
+                    numbers = {"moved": membership.moves[membership.moved_in], "moved_in": membership.moved_in}
                 if membership.moved_in == membership.generation:
                     self._stores = {}
                     self._tell_record()  # first: whoever has new numbers must be able to tell another coordinator
@@ -179,7 +179,7 @@ class Commander:
 
     def _enter_world(self, fields: Mapping[str, Any]) -> None:
         """From here on it is timed how long no step is made, and seen who keeps its process."""
-        moved = self._membership.moved
+        moved = self._membership.moves[self._membership.moved_in]
         self._world = {key: value for key, value in fields.items() if key != "moved"}
         self._pids_before = {now: self._pids[rank] for rank, now in moved.items() if rank in self._pids}
         self._pids, self._pids_after = {}, {}

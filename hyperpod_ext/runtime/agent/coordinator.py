@@ -199,10 +199,14 @@ class Coordinator(Hearing):
             self._send(node, {"type": "finish", "generation": membership.generation})
             self._check_exits()
             return
+        moved = membership.moved_since(int(hello.get("moved_in", 0)))
         if int(hello["generation"]) < membership.generation:
-            self._send(node, {"type": "abort", "generation": membership.generation, "rank": -1})
+            numbers = {} if moved is None else {"moved": moved, "moved_in": membership.moved_in}
+            abort = {"type": "abort", "generation": membership.generation, "rank": -1, "drop_coming": True}
+            self._send(node, abort | numbers)
         here = {rank for rank, its in membership.nodes.items() if its == node and rank not in membership.vacant}
-        there = {membership.rank_now(int(rank), int(hello.get("moved_in", 0))) for rank in hello["workers"]}
+        staying = [int(rank) for rank, worker in hello["workers"].items() if not worker.get("coming")]
+        there = {rank if moved is None else moved.get(rank) for rank in staying}
         for rank in sorted(here - there):
             self._send(node, {"type": "replace", "rank": rank})
         if hello.get("leaving") and node not in membership.leavers:

@@ -83,7 +83,10 @@ class Workers:
         return {
             "generation": self.generation,
             "moved_in": self.moved_in,
-            "workers": {str(rank): {"pid": worker.pid, "step": worker.step} for rank, worker in self._workers.items()},
+            "workers": {
+                str(rank): {"pid": worker.pid, "step": worker.step, "coming": worker.coming}
+                for rank, worker in self._workers.items()
+            },
             "committed": max((worker.step - 1 for worker in self._workers.values()), default=0),
             "exited": {str(rank): code for rank, code in self.exited.items()},
         }
@@ -102,6 +105,8 @@ class Workers:
     def leave(self, message: wire.Message) -> None:
         """A generation is over: tell everybody, and end those that do not come out of it in time."""
         self.generation = int(message["generation"])
+        if message.get("drop_coming"):  # another coordinator knows nothing of the world that they wait for
+            self.keep_only([rank for rank, worker in self._workers.items() if not worker.coming])
         if int(message.get("moved_in", 0)) > self.moved_in:
             self._renumber({int(rank): int(now) for rank, now in message["moved"].items()}, int(message["moved_in"]))
         self.send(message)

@@ -45,6 +45,8 @@ from hyperpod_ext.runtime.rendezvous.placing import (
 
 _AHEAD, _FARTHEST = 2, 4096
 """Steps that a common stop lies ahead: twice as many each time that a rank was past it already."""
+_MOVES = 16
+"""How many changes of numbers are remembered, for nodes that have missed some."""
 _TRIES = 3
 """Deaths of newcomers before they are ready, after which the job stays as it is."""
 
@@ -94,9 +96,8 @@ class ElasticMembership(Membership):
     """Nodes without a rank whose memory may still be needed."""
     settle_at: int = 0
     """Step after which it is not."""
-    moved: dict[int, int] = field(default_factory=dict)
-    moved_in: int = 0
-    """Generation in which ranks last got other numbers, and which ones those whose processes stayed."""
+    moves: dict[int, dict[int, int]] = field(default_factory=dict)
+    """Generations in which ranks got other numbers, and which ones those whose processes stayed; the newest few."""
     sharded: bool = False
     """Whether each rank holds a part of the state that no other has."""
     change: Change | None = None
@@ -295,7 +296,8 @@ class ElasticMembership(Membership):
     ) -> list[Command]:
         abort = self._leave(why)
         self.change, self.order = None, ""
-        self.nodes, self.moved, self.moved_in = dict(after), dict(moved), self.generation
+        self.nodes = dict(after)
+        self.moves = {**dict(sorted(self.moves.items())[-_MOVES:]), self.generation: dict(moved)}
         self.spares -= set(after.values())
         self.vacant = set()
         self._retiring |= set(leaving)
@@ -305,9 +307,25 @@ class ElasticMembership(Membership):
         commands: list[Command] = [world, abort]
         return [*commands, *(Retire(node) for node in leaving)]
 
+    @property
+    def moved_in(self) -> int:
+        """Generation in which ranks last got other numbers; 0: never."""
+        return max(self.moves, default=0)
+
+    def moved_since(self, generation: int) -> dict[int, int] | None:
+        """New number of each rank of `generation` whose process stays; None: all have theirs still."""
+        later = [moved for number, moved in sorted(self.moves.items()) if number > generation]
+        if not later:
+            return None
+        together = later[0]
+        for moved in later[1:]:
+            together = {rank: moved[now] for rank, now in together.items() if now in moved}
+        return together
+
     def rank_now(self, rank: int, generation: int) -> int | None:
         """Number that a rank of `generation` has now; None: it has none any more."""
-        return rank if generation >= self.moved_in else self.moved.get(rank)
+        moved = self.moved_since(generation)
+        return rank if moved is None else moved.get(rank)
 
     def restore_reported(self, rank: int, generation: int, attempt: int, error: str) -> list[Command]:
         commands = super().restore_reported(rank, generation, attempt, error)
@@ -412,7 +430,7 @@ class ElasticMembership(Membership):
             "order": self.order,
             "leavers": sorted(self.leavers),
             "settling": sorted(self.settling | (set(self.change.leaving) if self.change else set())),
-            "moved": _told(self.moved),
+            "moves": {str(generation): _told(moved) for generation, moved in self.moves.items()},
             "moved_in": self.moved_in,
             "sharded": self.sharded,
         }
@@ -429,8 +447,10 @@ class ElasticMembership(Membership):
         membership.leavers = set(data["leavers"])
         membership.settling = set(data["settling"]) - set(membership.nodes.values())
         membership.settle_at = -1
-        membership.moved = {int(rank): int(now) for rank, now in data["moved"].items()}
-        membership.moved_in = int(data["moved_in"])
+        membership.moves = {
+            int(generation): {int(rank): int(now) for rank, now in moved.items()}
+            for generation, moved in data["moves"].items()
+        }
         return membership, commands
 
 
