@@ -99,6 +99,10 @@ bench-simulator: $(READY)
 bench-first-batch: $(READY)
 	$(BIN)/python tests/bench/first_batch.py $(ARGS)
 
+# seconds of a step with reproducible=True, beside float32 sums, DDP and FSDP2; about half a minute
+bench-reproducible: $(READY)
+	$(BIN)/python tests/bench/reproducible.py $(ARGS)
+
 golden: $(READY)
 	cp examples/01-local/train.py templates/init/train.py.j2
 	$(BIN)/pytest -q -m 'not slow and not soak and not sdks' --update-golden

@@ -100,6 +100,8 @@ class Operator:
     faults: list[dict[str, Any]] = field(default_factory=list)
     """What the agents reported at each fault, and how they were told to restart."""
     max_faults: int = 3
+    resizes: list[dict[str, Any]] = field(default_factory=list)
+    """Each change of the number of nodes: from, to, and how long agents took until they were ready again."""
     last: dict[int, dict[str, Any]] = field(default_factory=dict)
     """What each active agent said last."""
 
@@ -142,6 +144,22 @@ class Operator:
         self._await(self.active, "ready")
         self._start()
 
+    def resize(self, nodes: int, grace_s: int = 30) -> None:
+        """Another number of nodes, as the elastic policy has it: a graceful stop of all, and a start. Pods that leave
+        are deleted, and their memory with them."""
+        began = time.monotonic()
+        for pod in self.active:
+            body = {"restart_mode": "process_level_restart", "is_graceful": True, "timeout": grace_s}
+            pod.ask("/stop", body)
+        self._await(self.active, "ready")
+        self.resizes.append({"of": self.nodes, "nodes": nodes, "stop_s": time.monotonic() - began})
+        for pod in self.active[nodes:]:
+            pod.kill()
+        joining = [self.spares.pop(0) for _ in range(nodes - len(self.active))]
+        self.nodes, self.active = nodes, [*self.active[:nodes], *joining]
+        self._await(self.active, "ready")
+        self._start()
+
     def _start(self) -> None:
         for rank, pod in enumerate(self.active):
             info, deadline = self._info(rank), time.monotonic() + _PATIENCE_S
@@ -157,8 +175,8 @@ class Operator:
             "nnodes": self.nodes,
             "faultCount": len(self.faults),
             "master_addr": self.active[0].ip,
-            "master_port": str(self.active[0].port + 1 + len(self.faults)),
-            "ipVersion": f"v{len(self.faults)}",
+            "master_port": str(self.active[0].port + 1 + len(self.faults) + len(self.resizes)),
+            "ipVersion": f"v{len(self.faults) + len(self.resizes)}",
             "rankIps": [{"rank": place, "ip": pod.ip} for place, pod in enumerate(self.active)],
             "spare": False,
         }

@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from hyperpod_ext.errors import UnreachableError
 from hyperpod_ext.runtime.launchers import Launcher
+from hyperpod_ext.runtime.launchers.elastic_events import ElasticBoundary, ElasticEvent
 from hyperpod_ext.runtime.launchers.keys import OwnKeys
 from hyperpod_ext.runtime.launchers.members import Epoch, Members
 from hyperpod_ext.runtime.launchers.settings import Settings
@@ -34,6 +35,8 @@ class TorchrunMembers(Members):
     def __init__(self, groups: ProcessGroups, launcher: Launcher) -> None:
         super().__init__(groups)
         self._launcher = launcher
+        if launcher is Launcher.HYPERPODRUN:  # first of all: whoever has no handler dies of the signal
+            self.boundary = ElasticBoundary(ElasticEvent(), self._stop_for_others)
         environ = os.environ
         self._local_size = int(environ["LOCAL_WORLD_SIZE"])
         self._world_size, self._me = int(environ["WORLD_SIZE"]), int(environ["RANK"])
@@ -88,6 +91,16 @@ class TorchrunMembers(Members):
             if self._finishing:
                 return  # whoever is done may go
         self._abort(number)
+
+    def _stop_for_others(self, step: int) -> None:
+        """The operator will start the job with other nodes: wait until every node's memory has what it is to have."""
+        self._ask("elastic-saved", None, lambda said: None)
+        if self._node is not None:
+            self._node.settle()
+        self._ask("elastic-settled", None, lambda said: None)
+        self.event("stopped", rank=self.rank, step=step)
+        if self.rank == 0:
+            self._say(f"all ranks have stopped after step {step}, for another number of nodes")
 
     def failed(self, cause: str, step: int, *, final: bool, code: str, hint: str) -> bool:
         """Have all ranks begin anew in their processes; the same exception again is left to the launcher."""

@@ -20,6 +20,9 @@ class Boundary:
         tell: takes this rank's answers, as a message's type and fields.
     """
 
+    ends = False
+    """Whether processes end where they halt, so that only what is saved survives it."""
+
     def __init__(self, tell: Tell = lambda kind, **fields: None) -> None:
         self._tell = tell
         self._changed = threading.Condition()

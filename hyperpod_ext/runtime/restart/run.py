@@ -316,7 +316,7 @@ class Run:
         if not boundary.stops_after(step, whole=self.step == step):
             return
         self._watchdog.leave()
-        if self._checkpointer is not None and self._taken is not None and self._taken[1].world_size:
+        if self._checkpointer is not None and self._taken is not None and (boundary.ends or self._taken[1].world_size):
             if self._saved != step:  # others cut their parts from it
                 self._save(*self._taken, at_once=True, when_busy="wait")
             self._checkpointer.flush()

@@ -117,7 +117,8 @@ def run(rank: int, folder: Path, kinds: list[str]) -> None:
                 groups += 1
                 if rank < world_size:
                     found = stretch(kind, rank, world_size, until, folder / f"{kind}-{name}.pt", groups)
-                    hashes.setdefault(kind, {})[name] = found
+                    if until == STEPS:
+                        hashes.setdefault(kind, {})[name] = found
                 gate(folder, rank, groups)  # who is not in this one waits, so that the next finds what it saved
     (folder / f"hashes-{rank}.json").write_text(json.dumps(hashes))
 
