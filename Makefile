@@ -16,7 +16,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup s3-server moto cdk run check static test test-thorough test-sdks soak bench bench-recovery bench-rendezvous bench-resize bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator golden clean
+.PHONY: setup s3-server moto cdk run check static test test-thorough test-sdks test-integrations soak bench bench-recovery bench-rendezvous bench-resize bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible golden clean
 
 setup: $(READY) s3-server moto
 
@@ -48,10 +48,10 @@ static: $(READY)
 	$(BIN)/mypy --no-error-summary hyperpod_ext cli
 
 check: static
-	$(BIN)/pytest -q -m 'not slow and not soak and not sdks'
+	$(BIN)/pytest -q -m 'not slow and not soak and not sdks and not integrations'
 
 test: static s3-server cdk
-	$(BIN)/pytest -q -m 'not thorough and not soak and not sdks'
+	$(BIN)/pytest -q -m 'not thorough and not soak and not sdks and not integrations'
 
 # hangs, lost nodes, partitions, hyperpodrun, Slurm, SageMaker's API, every place of a step, thousands of specs
 test-thorough: $(READY) s3-server moto
@@ -61,6 +61,11 @@ test-thorough: $(READY) s3-server moto
 test-sdks: $(READY)
 	-@$(BIN)/python tests/support/sdk_venvs.py v2 v3 hyp
 	$(BIN)/pytest -q -m sdks
+
+# Lightning, Hugging Face's Trainer, Accelerate and a loop like TorchTitan's, each through a kill -9; about five minutes
+test-integrations: $(READY)
+	-@$(BIN)/python tests/support/integrations_env.py
+	$(BIN)/pytest -q -m integrations
 
 soak: $(READY)
 	$(BIN)/pytest -q -m soak
@@ -105,7 +110,7 @@ bench-reproducible: $(READY)
 
 golden: $(READY)
 	cp examples/01-local/train.py templates/init/train.py.j2
-	$(BIN)/pytest -q -m 'not slow and not soak and not sdks' --update-golden
+	$(BIN)/pytest -q -m 'not slow and not soak and not sdks and not integrations' --update-golden
 
 clean:
 	rm -rf $(VENV) .venv-s3 build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,49 @@
+"""The examples of other people's training loops, with their real libraries: a kill -9 changes no bit of any loss."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from integrations_env import hp_ext
+
+pytestmark = [pytest.mark.integrations, pytest.mark.timeout(1200)]
+
+EXAMPLES = ("15-lightning", "16-hugging-face", "17-accelerate", "18-titan")
+LIBRARIES = ("accelerate", "lightning", "transformers")
+
+
+def run_example(root: Path, name: str, kill: str) -> dict[str, Any]:
+    spec = root / "examples" / name / "job.yaml"
+    command = [hp_ext(), "create-job", "-f", spec, "--target", "local", "--wait", "--kill", kill, "-o", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+@pytest.mark.parametrize("kill", ["rank=1@step=7", "rank=0@step=9"])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_killed_worker_changes_no_loss(root: Path, name: str, kill: str) -> None:
+    report = run_example(root, name, kill)
+    assert report["loss_equal"]
+    assert report["weights_equal"]
+    assert sorted(map(int, report["losses"])) == list(range(1, 21)), "every step tells its loss"
+    assert len(set(report["losses"].values())) == 20, "it learns"
+    (recovery,) = report["recoveries"]
+    assert kill == f"rank={recovery['fault']['rank']}@step={recovery['fault']['step']}"
+    assert recovery["survivor_pids_kept"], "the healthy process stayed"
+    assert report["steps_lost"] == 0
+
+
+def test_nothing_else_loads_the_libraries() -> None:
+    code = (
+        "import sys, hyperpod_ext.cli, hyperpod_ext.runtime.restart.loop, hyperpod_ext.runtime.data.loader\n"
+        "import hyperpod_ext.runtime.integrations.titan\n"
+        f"print(sorted(set(sys.modules) & set({LIBRARIES!r})))"
+    )
+    python = hp_ext().with_name("python")
+    assert subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
