@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from hyperpod_ext.config.elastic import Elastic
 from hyperpod_ext.config.job import RestartPolicy
 from hyperpod_ext.config.runtime import RuntimeConfig
 from hyperpod_ext.runtime import wire
 from hyperpod_ext.runtime.agent.coordinator import Coordinator
 from hyperpod_ext.runtime.agent.door import Door
+from hyperpod_ext.runtime.rendezvous.elastic import ElasticMembership
 
 SECRET = b"the secret of this test's job"
 LEASE_S = 3.0
@@ -199,3 +201,38 @@ def test_a_successor_goes_on_with_what_the_voters_know(tmp_path: Path) -> None:
     assert (took["node"], took["before"], took["term"]) == (1, 0, 2)
     assert len(events(tmp_path, "job_started")) == 1
     assert events(tmp_path, "fault")[0]["step"] == 8
+
+
+def test_who_waits_for_a_world_that_its_coordinator_took_with_it_gets_a_number_of_the_next_one(tmp_path: Path) -> None:
+    """The coordinator dies when some have entered a world of four: a worker that waits for that begins anew."""
+    elastic = Elastic(min_nodes=1, max_nodes=4)
+    config = RuntimeConfig(
+        name="a", nodes=3, workers_per_node=1, elastic=elastic, restart=RestartPolicy(lease_s=LEASE_S)
+    )
+    entered = ElasticMembership({rank: rank for rank in range(4)}, 10, generation=2, committed=7)
+    entered.moves = {2: {0: 0, 1: 1, 2: 2}}
+
+    async def run() -> None:
+        async with coordinating(tmp_path) as (door, _):
+            _, one, two = await three(door)
+        assert two.record is not None
+        members = {**two.record["members"], "3": two.record["members"]["2"] | {"id": "agent 3"}}
+        record = two.record | {"members": members, "membership": json.loads(json.dumps(entered.to_json()))}
+        door = Door(SECRET, lambda why: pytest.fail(why))
+        await door.open("127.0.0.1", 0)
+        late = {"record": record, "generation": 1, "committed": 7, "moved_in": 0}
+        voters = [
+            await Agent.come(door, 2, **late | {"workers": {"2": {"pid": 1, "step": 8, "coming": False}}}),
+            await Agent.come(door, 3, **late | {"workers": {"3": {"pid": 1, "step": 0, "coming": True}}}),
+        ]
+        assert await door.wait_for_majority({0, 1, 2, 3}, 1, 5.0)
+        door.lead_to(Coordinator.successor(config, 1, tmp_path, {**one.hello, **late}, list(door.votes.values())))
+        for agent in voters:
+            abort = await agent.hears("abort")
+            assert (abort["drop_coming"], abort["generation"], abort["moved_in"]) == (True, 4, 4)
+            assert abort["moved"] == {"1": 1, "2": 2}
+        assert (await voters[1].hears("replace"))["rank"] == 0
+        await door.close()
+
+    asyncio.run(run())
+    assert events(tmp_path, "world")[0]["nodes"] == 3
