@@ -134,6 +134,17 @@ def test_who_has_missed_several_worlds_learns_its_number_in_the_last_one():
     assert (membership.rank_now(3, 1), membership.rank_now(2, 1)) == (None, 0)
 
 
+def test_who_ordered_hears_what_a_lost_node_makes_of_it():
+    membership = world(3, 1)
+    membership.resize(2, "a")
+    assert logged(membership.node_lost(2, "gone"), "world")["order"] == "a"  # as was ordered
+    membership = world(3, 1)
+    membership.resize(4, "b")
+    commands = membership.node_lost(2, "gone")
+    assert logged(commands, "resize_refused")["order"] == "b"
+    assert logged(commands, "world")["order"] == ""
+
+
 def test_below_the_fewest_another_node_is_waited_for():
     membership = world(2, 1, sizes=(2, 3))
     assert kinds(membership.node_lost(1, "gone")) == [m.Abort, m.AwaitNode]

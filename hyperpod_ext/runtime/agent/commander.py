@@ -180,6 +180,9 @@ class Commander:
     def _enter_world(self, fields: Mapping[str, Any]) -> None:
         """From here on it is timed how long no step is made, and seen who keeps its process."""
         moved = self._membership.moves[self._membership.moved_in]
+        if self._world is not None and self._world["order"]:  # it never came to a step
+            why = f"nodes were lost meanwhile; the job goes on with {fields['nodes']}"
+            self._log("resize_refused", order=self._world["order"], nodes=self._world["nodes"], why=why)
         self._world = {key: value for key, value in fields.items() if key != "moved"}
         self._pids_before = {now: self._pids[rank] for rank, now in moved.items() if rank in self._pids}
         self._pids, self._pids_after = {}, {}

@@ -396,10 +396,14 @@ class ElasticMembership(Membership):
         blocks = assign_ranks(before, smaller, sharded=self.sharded)
         after = ranks_of(blocks, self._each)
         leaving = tuple(its for its in before if its not in smaller and its != node)
+        as_ordered = self.wanted == len(smaller)
+        if self.order and not as_ordered:
+            why = f"node {node} was lost; the job goes on with {len(smaller)} nodes"
+            dropped = [*dropped, self._not_now(why)]
         self.wanted = len(smaller)
         self.desired = max(self.desired, self.wanted)
         said = {
-            "order": "",
+            "order": self.order,
             "nodes": len(smaller),
             "of": len(before),
             "cause": "lost",
