@@ -12,6 +12,7 @@ of the lowest bin's units, so `MOST` = 2^14 of them stay below 2^62 in an int64;
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 
@@ -20,6 +21,8 @@ MOST = 1 << 14
 NONE, BAD = -128, 127
 """Instead of a bin: nothing was added; something that is not finite was."""
 _BITS, _BINS = 16, 3
+_AT_ONCE = 1 << 15
+"""Numbers that a CPU cuts at once: what fits into its cache."""
 _LOWEST = -7  # below it scales would leave float32; 2^-144 is the last bit that it keeps
 
 
@@ -36,11 +39,18 @@ def cut(values: torch.Tensor, top: int, into: torch.Tensor) -> None:
 
     Shapes: `values` (n), `into` (3, n). No value may reach above bin `top`. Bits below are dropped, towards zero.
     """
-    rest = values.to(torch.float32) * math.ldexp(1.0, -_BITS * top)  # exact: a power of two
-    for row in into:
-        whole = rest.to(torch.int32)
-        row.add_(whole)
-        rest.sub_(whole).mul_(1 << _BITS)
+    scale = math.ldexp(1.0, -_BITS * top)
+    for piece in _pieces(values):
+        rest = values[piece].to(torch.float32) * scale  # exact: a power of two
+        for row in into[:, piece]:
+            whole = rest.to(torch.int32)
+            row.add_(whole)
+            rest.sub_(whole).mul_(1 << _BITS)
+
+
+def _pieces(values: torch.Tensor) -> Iterator[slice]:
+    size = _AT_ONCE if values.device.type == "cpu" else max(1, values.numel())
+    return (slice(begin, begin + size) for begin in range(0, values.numel(), size))
 
 
 class Sum:
@@ -66,11 +76,16 @@ class Sum:
             self.bins[:up] = 0
         self.top = top
 
+    def pack(self, into: torch.Tensor) -> torch.Tensor:
+        """All bins as one int64 number each, in units of the lowest, in flat `into`."""
+        for piece in _pieces(into):
+            into[piece] = self.bins[0, piece]
+            for row in self.bins[1:, piece]:
+                into[piece].bitwise_left_shift_(_BITS).add_(row)
+        return into
+
     def packed(self) -> torch.Tensor:
-        """All bins as one int64 number each, in units of the lowest."""
-        high, middle, low = self.bins.to(torch.int64)
-        packed: torch.Tensor = (high << 2 * _BITS) + (middle << _BITS) + low
-        return packed
+        return self.pack(torch.empty(self.bins.shape[1], dtype=torch.int64, device=self.bins.device))
 
     def clear(self) -> None:
         """Nothing has been added."""
@@ -79,7 +94,11 @@ class Sum:
 
 
 def value_of(packed: torch.Tensor, top: int) -> torch.Tensor:
-    """The numbers that int64 sums of `packed` stand for, as float32; NaN where something was not finite."""
+    """The numbers that flat int64 sums of `packed` stand for, as float32; NaN where something was not finite."""
+    values = torch.empty(packed.shape, dtype=torch.float32, device=packed.device)
     if top == BAD:
-        return torch.full(packed.shape, math.nan, dtype=torch.float32, device=packed.device)
-    return packed.to(torch.float64).mul(math.ldexp(1.0, _BITS * (top - _BINS + 1))).to(torch.float32)
+        return values.fill_(math.nan)
+    scale = math.ldexp(1.0, _BITS * (top - _BINS + 1))
+    for piece in _pieces(packed):
+        values[piece] = packed[piece].to(torch.float64).mul_(scale)
+    return values
