@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -50,3 +51,12 @@ def test_killed_ranks_leave_every_step_with_its_samples(job: Any, kind: str) -> 
     assert read_by(disturbed.folder) == expected(range(1, 13))
     assert report["losses"] == undisturbed["losses"]
     assert report["weights"] == undisturbed["weights"]
+
+
+def test_a_rank_with_other_data_ends_the_job_before_the_first_step(job: Any) -> None:
+    report = job(script=SCRIPT, env={"HPX_TEST_WORKERS": "thread", "HPX_TEST_OTHER_DATA": "2"}).start().wait()
+    assert report["state"] == "failed"
+    assert report["error"]["code"] == "JobFailedError"
+    assert re.search(r"another fingerprint .* on ranks 0, 1, 3, '\S+' on rank 2 ", report["error"]["message"])
+    assert report["generations"] == 1
+    assert not report["losses"]

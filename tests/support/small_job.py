@@ -252,7 +252,8 @@ class SmallJob:
         assert isinstance(command, m.Begin)
         self.generation = command.generation
         self._fence(command)
-        errors = self._in_threads(lambda rank: self._restore(rank, command))
+        keys = dist.HashStore()  # one a generation
+        errors = self._in_threads(lambda rank: self._restore(rank, command, keys))
         if errors:
             raise errors[0]
         steps = {rank.run.step for rank in self.ranks.values()}
@@ -265,10 +266,10 @@ class SmallJob:
         for server in self.servers.values():
             server.ask("fence", stored=bool(kinds & {"file", "s3"}), **fields)
 
-    def _restore(self, rank: Rank, begin: m.Begin) -> None:
+    def _restore(self, rank: Rank, begin: m.Begin, keys: dist.Store) -> None:
         assert self.vote is not None
         rank.link._session = _Line(self.vote, rank.number)  # type: ignore[assignment]
-        rank.link.enter(begin.decision, object(), self._peers)  # type: ignore[arg-type]
+        rank.link.enter(begin.decision, keys, self._peers)  # type: ignore[arg-type]
         rank.run.enter(begin.generation, fresh=begin.decision.source(rank.number).kind == "fresh")
         rank.run.restore(model=rank.model, optimizer=rank.optimizer)
 

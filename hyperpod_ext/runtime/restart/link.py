@@ -16,6 +16,7 @@ from hyperpod_ext.runtime.checkpoint.snapshot import Snapshot
 from hyperpod_ext.runtime.checkpoint.transfer import Order, receive_state, refuse_state, send_state
 from hyperpod_ext.runtime.rendezvous.store import PartitionedStore
 from hyperpod_ext.runtime.restart.boundary import Boundary
+from hyperpod_ext.runtime.restart.same_data import check_same_data
 from hyperpod_ext.runtime.restart.session import ControlPlane
 from hyperpod_ext.runtime.restart.state import TrainingState
 
@@ -89,6 +90,9 @@ class JobLink:
     def restore(self, state: TrainingState, extras: Callable[[], dict[str, Any]]) -> Restored:
         assert self._decision is not None, "restore() outside of a generation"
         decision, attempt = self._decision, 1
+        if decision.source(self.rank).kind == "fresh":  # then it is so on every rank
+            assert self._store is not None
+            check_same_data(self._store, self.rank, len(decision.sources), state.told_of_data())
         while True:
             restored, error = self._try(state, extras, decision, attempt)
             step, following = self._session.restored(attempt, error)

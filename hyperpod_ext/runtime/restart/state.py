@@ -18,6 +18,7 @@ from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme, crc_text
 from hyperpod_ext.runtime.checkpoint.sharing import Sharing
 from hyperpod_ext.runtime.checkpoint.snapshot import Snapshot, fill
 from hyperpod_ext.runtime.checkpoint.tree import Parts, leaf_paths, put_together, take_apart
+from hyperpod_ext.runtime.restart.same_data import Told, told_of
 from hyperpod_ext.runtime.restart.sizes import bytes_to_come
 
 
@@ -150,6 +151,11 @@ class TrainingState:
         parts = take_apart(tree, torch.Tensor)  # first, because it names what cannot be saved in full
         own = [t for name, value in self._objects.items() for t in _own(value, tree[name])]
         return Taken(parts, own)
+
+    def told_of_data(self) -> Told:
+        """Of the objects that are a position in data: what must be the same on every rank."""
+        others = {n: v for n, v in self._objects.items() if not isinstance(v, torch.nn.Module | torch.optim.Optimizer)}
+        return told_of((name, value.state_dict()) for name, value in others.items())
 
     def nbytes(self) -> int:
         """Size of a snapshot, with what the optimizers have yet to make."""
