@@ -1,0 +1,247 @@
+"""Lightning's Trainer on a `Run`: data parallel, with a step's data, seed and state as `run.steps` has them.
+
+@resilient
+def train(run: Run) -> None:
+    trainer = ResilientTrainer(run, max_steps=1000, accelerator="cpu")
+    trainer.fit(run.keep(Model), ElasticDataLoader(...))
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.plugins.environments import ClusterEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.data.loader import ElasticDataLoader, Step
+from hyperpod_ext.runtime.data.positions import slots_of, steps_per_epoch
+from hyperpod_ext.runtime.integrations.steps import Steps
+from hyperpod_ext.runtime.restart.run import Run
+
+
+class ResilientTrainer(Trainer):
+    """`Trainer(**options)`, made anew in each call of the training function; the module comes from `run.keep`.
+
+    Its strategy, devices and nodes are the job's. Hyperparameters and metrics of an unfinished epoch are not kept.
+    """
+
+    def __init__(self, run: Run, **options: Any) -> None:
+        gc.collect()  # the trainer of the call before, and what it holds of the process group before
+        taken = sorted({"strategy", "devices", "num_nodes", "use_distributed_sampler"} & options.keys())
+        if taken:
+            raise JobFailedError(f"ResilientTrainer: {taken[0]} is the job's", hint=f"Leave {taken[0]} out.")
+        self._run_of_job, self._follow = run, _Follow(run)
+        per_node = run.config.workers_per_node
+        super().__init__(
+            **options | {"callbacks": [self._follow, *_listed(options.get("callbacks"))]},
+            strategy=ResilientStrategy(run, self._follow),
+            devices=per_node,
+            num_nodes=run.world_size // per_node,
+            use_distributed_sampler=False,
+        )
+
+    def fit(self, model: Any, train_dataloaders: Any = None, *arguments: Any, **options: Any) -> None:
+        """See Trainer.fit. Where the job has state, that is what it goes on from.
+
+        Raises:
+            JobFailedError: the loader is no ElasticDataLoader, or its steps are not those of this trainer; a module
+                that optimizes by itself, or has several optimizers.
+        """
+        follow = self._follow
+        follow.attach(self, model, train_dataloaders)
+        try:
+            super().fit(model, follow.batches, *arguments, **options)
+        finally:
+            follow.close()
+
+
+class ResilientStrategy(DDPStrategy):
+    """DDP over the job's process group. State is restored after optimizers are made and before DDP is."""
+
+    def __init__(self, run: Run, follow: _Follow, **options: Any) -> None:
+        super().__init__(cluster_environment=_Environment(run), **options)
+        self._run, self._follow = run, follow
+
+    def _configure_launcher(self) -> None:
+        """Processes are the agent's."""
+
+    def configure_ddp(self) -> None:
+        super().setup_optimizers(self._follow.trainer)
+        self._follow.restore(self)
+        super().configure_ddp()
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        """They are made already, in `configure_ddp`."""
+
+    def _setup_model(self, model: Any) -> Any:
+        return self._run.data_parallel(model, device_ids=self.determine_ddp_device_ids(), **self._ddp_kwargs)
+
+    def teardown(self) -> None:
+        """Let go of DDP. Module and optimizer stay on their device, for the next call: Lightning would move them."""
+        self.model = self.lightning_module
+        if self._layer_sync and self.model is not None:
+            self.model = self._layer_sync.revert(self.model)
+        self.precision_plugin.teardown()
+        self.accelerator.teardown()
+        self.checkpoint_io.teardown()
+
+
+class _Environment(ClusterEnvironment):
+    """Who this process is: what the run says."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._run = run
+
+    creates_processes_externally = True
+    main_address, main_port = "127.0.0.1", 0  # nobody asks: the groups are open
+
+    @staticmethod
+    def detect() -> bool:
+        return False
+
+    def world_size(self) -> int:
+        return self._run.world_size
+
+    def global_rank(self) -> int:
+        return self._run.rank
+
+    def local_rank(self) -> int:
+        return self._run.local_rank
+
+    def node_rank(self) -> int:
+        return self._run.rank // self._run.config.workers_per_node
+
+    def set_world_size(self, size: int) -> None:
+        """It is the job's."""
+
+    def set_global_rank(self, rank: int) -> None:
+        """It is the job's."""
+
+
+class _Follow(Callback):
+    """Tells the run of steps, and Lightning where to go on."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.batches: _Batches | None = None
+        self._steps: Steps | None = None
+        self._in_step = False
+        self._loops = ""
+
+    def attach(self, trainer: ResilientTrainer, model: Any, loader: Any) -> None:
+        """See whether `trainer` can make the steps of `loader`. Raises JobFailedError where it cannot."""
+        if not isinstance(loader, ElasticDataLoader):
+            raise JobFailedError(
+                f"fit(train_dataloaders={type(loader).__name__}): after a fault its samples would begin anew",
+                hint="Give a hyperpod_ext.runtime.data.ElasticDataLoader.",
+            )
+        if not model.automatic_optimization:
+            raise JobFailedError(
+                f"{type(model).__name__} optimizes by itself: what is one step, only it knows",
+                hint="Use automatic optimization, or write the loop with run.steps.",
+            )
+        sampler = loader.sampler
+        batch, slots = sampler.global_batch_size, slots_of(sampler.global_batch_size, sampler.micro_batch_size)
+        if slots != trainer.accumulate_grad_batches * self._run.world_size:
+            raise JobFailedError(
+                f"a step of {batch} samples is {slots} micro-batches; accumulate_grad_batches is "
+                f"{trainer.accumulate_grad_batches}, and there are {self._run.world_size} ranks",
+                hint="Make micro-batches a step = accumulate_grad_batches x ranks.",
+            )
+        if sampler.length is None or (sampler.length % batch and not sampler.drop_last):
+            raise JobFailedError(
+                f"an epoch of {sampler.length} samples does not divide into steps of {batch}",
+                hint="Give ElasticDataLoader drop_last=True.",
+            )
+        of_epochs = steps_per_epoch(sampler.length, batch, sampler.drop_last) * (trainer.max_epochs or 1000)
+        totals = [total for total in (trainer.max_steps, of_epochs) if total > 0]
+        if not totals:
+            raise JobFailedError("fit() without an end", hint="Give the trainer max_steps or max_epochs.")
+        self.trainer, self.batches, self._total = trainer, _Batches(loader), min(totals)
+
+    def restore(self, strategy: ResilientStrategy) -> None:
+        """Bring the state to the step that the job goes on from, and Lightning's counters to it."""
+        assert self.batches is not None, "fit() has given it"
+        if len(strategy.optimizers) != 1:
+            raise JobFailedError(
+                f"configure_optimizers gave {len(strategy.optimizers)} optimizers", hint="One, or a loop of your own."
+            )
+        schedulers = {f"scheduler{i}": config.scheduler for i, config in enumerate(strategy.lr_scheduler_configs)}
+        self._run.restore(
+            model=strategy.lightning_module,
+            optimizer=strategy.optimizers[0],
+            data=self.batches.loader,
+            loops=self,
+            **schedulers,
+        )
+        if self._loops:
+            self.trainer.fit_loop.load_state_dict(json.loads(self._loops))
+        self._steps = Steps(self._run, self._total)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"loops": self._loops}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._loops = state["loops"]
+
+    def close(self) -> None:
+        """Let go of the generation."""
+        if self._steps is not None:
+            self._steps.__exit__(RuntimeError, RuntimeError(), None)
+
+    # --- called by Lightning ----------------------------------------------------------------------
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        assert self._steps is not None, "the strategy has restored"
+        if not self._in_step:
+            self._steps.begin()
+            self._in_step = True
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
+        assert self._steps is not None, "a step has begun"
+        assert self.batches is not None, "a batch was read"
+        assert self.batches.now is not None, "a batch was read"
+        self._steps.add_loss(outputs["loss"])
+        if trainer.fit_loop._should_accumulate():
+            return
+        self._steps.log_loss()
+        self.batches.loader.ack(self.batches.now)
+        self._loops = json.dumps(trainer.fit_loop.state_dict())  # as ModelCheckpoint would see it
+        self._in_step = False
+
+    def on_train_end(self, *_: Any) -> None:
+        if self._steps is not None:
+            self._steps.end()
+
+
+class _Batches:
+    """Micro-batches of the rest of an epoch, as the loop takes them: without weights, as all are alike."""
+
+    def __init__(self, loader: ElasticDataLoader) -> None:
+        self.loader = loader
+        self.now: Step | None = None
+
+    def __len__(self) -> int:
+        return len(self.loader.sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        for step in self.loader:
+            self.now = step
+            yield from step.micro_batches
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the run has it. Lightning asks whether there is one."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `state_dict`."""
+
+
+def _listed(callbacks: Any) -> list[Any]:
+    return [] if callbacks is None else list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
