@@ -46,6 +46,8 @@ class _Work:
     pins: dict[int, Pin] = field(default_factory=dict)
     stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     dropped: bool = False
+    brought: bool = False
+    """This node's part is there: others may commit it."""
 
     def cancelled(self) -> bool:
         return self.dropped or any(pin.cancelled() for pin in self.pins.values())
@@ -90,10 +92,13 @@ class Drain:
         self._committed = self._waiting = False
         self._brought = ""
         self._skipped: set[str] = set()
-        self._failed: set[str] = set()
+        self._told: set[str] = set()
+        """What others were told not to wait for."""
         self._base, self._entered_at = (0, 0, ""), 0.0
         self._stored = False
         self._changed = threading.Condition()
+        self._wake = threading.Event()
+        """Something happened that may end a wait for other nodes."""
         self.status: dict[str, Any] = {
             "tier": self.url,
             "durable_step": None,
@@ -126,6 +131,7 @@ class Drain:
                 self._drop(work)
             if (now := self._current) is not None and now.generation < generation and now.step >= step:
                 now.dropped = True  # its thread lets go of the memory
+            self._wake.set()
 
     def resize(self, node: int, nodes: int, owners: int) -> None:
         """The job goes on with another number of nodes, or of ranks on this one."""
@@ -179,6 +185,7 @@ class Drain:
                 with contextlib.suppress(NotFoundError):  # overwritten already: then this checkpoint will not be
                     pin = self._regions.pin(owner, save_id, f"drain {self.url}", active=False)
                     work.pins[owner] = work.stack.enter_context(pin)
+                    work.pins[owner].on_cancel = self._wake.set
             if len(work.pins) < self._owners:
                 return
             for older in [w for w in self._gathering.values() if w.step < work.step]:
@@ -191,6 +198,7 @@ class Drain:
                 self._queue.clear()
             self._queue.append(work)
             self._changed.notify_all()
+            self._wake.set()
 
     def _drop(self, work: _Work) -> None:
         work.dropped = True
@@ -214,6 +222,8 @@ class Drain:
                     self.checkpoints.prune(self.tier.keep, self.tier.keep_every_steps, self.tier.keep_steps)
             except Cancelled:
                 self.status["superseded"] += 1
+                work.stack.close()
+                self._tell_left(work)
             except Exception as error:  # whatever it was: a thread that ends would bring nothing ever after
                 self.status["failed"] += 1
                 self.status["taken_over"] |= isinstance(error, StaleGenerationError)
@@ -243,8 +253,8 @@ class Drain:
             assert plan is not None, "a snapshot is sealed only with a plan that is known"
             checkpoints.put_plan(folder, plan)
         manifests = [pin.manifest for _, pin in sorted(work.pins.items())]
-        if work.save_id in self._failed:
-            checkpoints.forget_failure(folder, self._node)
+        if work.save_id in self._told:
+            checkpoints.forget_notes(folder, self._node)
         if work.nodes > 1:
             checkpoints.put_record(folder, self._node, manifests)
         records = self._all_records(work, folder)
@@ -254,6 +264,7 @@ class Drain:
         work.stack.close()  # from here on the workers may have the memory
         if work.nodes > 1:
             checkpoints.put_done(folder, self._node)
+            work.brought = True
         everyone = {int(manifest["rank"]): manifest for each in records.values() for manifest in each}
         self._see_committed(work, folder, everyone, files)
         for manifest in manifests:
@@ -266,7 +277,16 @@ class Drain:
         if work.nodes > 1:
             with contextlib.suppress(HyperpodExtError):
                 self.checkpoints.put_failed(folder_of(work.step, work.generation), self._node)
-            self._failed.add(work.save_id)
+            self._told.add(work.save_id)
+
+    def _tell_left(self, work: _Work) -> None:
+        """The same, of a step that was given up here because its memory was needed: another node, which has it
+        still, has no newer one to go on to before the next is due. What a new generation gave up, all have."""
+        if work.nodes > 1 and not work.brought and not work.dropped:
+            with contextlib.suppress(HyperpodExtError):
+                self._claim(work.generation)
+                self.checkpoints.put_left(folder_of(work.step, work.generation), self._node)
+            self._told.add(work.save_id)
 
     def _claim(self, generation: int) -> None:
         """Also for a generation that another one of this run has followed while its checkpoint waited."""
@@ -325,6 +345,8 @@ class Drain:
         progress = self.checkpoints.progress(folder)
         if others := progress.failed - {self._node}:
             raise HyperpodExtError(f"node {min(others)} could not bring its part of step {work.step}")
+        if progress.left - {self._node} and not progress.complete:
+            raise Cancelled
         return progress
 
     def _is_passed(self, work: _Work) -> bool:
@@ -338,12 +360,15 @@ class Drain:
         wait, deadline = _POLL_S[0], time.monotonic() + _DEADLINE_S
         self._waiting = True  # for others; this node could go on
         try:
-            while not condition():
+            while True:
+                self._wake.clear()
+                if condition():
+                    return
                 if given_up():
                     raise Cancelled
                 if time.monotonic() > deadline:
                     raise HyperpodExtError(f"{self.url}: {failure} after {_DEADLINE_S:.0f} s")
-                time.sleep(wait)
+                self._wake.wait(wait)
                 wait = min(wait * 2, _POLL_S[1])
         finally:
             self._waiting = False

@@ -35,6 +35,8 @@ class Pin:
         self.slot = region.slots[index]
         self.manifest = self.slot.manifest
         self._cancelled = threading.Event()
+        self.on_cancel: Callable[[], None] = lambda: None
+        """Wakes whoever copies, where that waits for something else."""
 
     @property
     def data(self) -> memoryview:
@@ -44,6 +46,7 @@ class Pin:
     def cancel(self) -> None:
         """Ask whoever copies to stop: a newer snapshot needs the slot."""
         self._cancelled.set()
+        self.on_cancel()
 
     def cancelled(self) -> bool:
         return self._cancelled.is_set()

@@ -10,7 +10,8 @@
 
 Until the manifest is there, `node-N.json` and `done-N.json` tell the nodes of each other; whoever finds
 all of them done writes it, so no single node's death can keep a whole checkpoint from counting. `failed-N.json`
-says that a node's part will not come, so that no other waits for it.
+and `left-N.json` say that a node's part will not come, so that no other waits for it: it could not bring it, or
+its memory was needed for a newer step.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from hyperpod_ext.runtime.tiers.object_store import ObjectStore
 MANIFEST = "manifest.json"
 VALUES = "__0_1.distcp"
 _FOLDER = re.compile(r"step-(\d{9,})-g(\d{6,})(?:/|$)")
-NOTE = re.compile(r"(node|done|failed)-(\d+)\.json")
+NOTE = re.compile(r"(node|done|failed|left)-(\d+)\.json")
 """What nodes tell each other of a checkpoint that is not there yet."""
 
 
@@ -63,6 +64,7 @@ class Progress:
     announced: frozenset[int]
     done: frozenset[int]
     failed: frozenset[int]
+    left: frozenset[int]
     complete: bool
     """The manifest is there."""
 
@@ -177,18 +179,22 @@ class Checkpoints:
     def put_failed(self, folder: str, node: int) -> None:
         self.store.put_new(f"{folder}/failed-{node}.json", b"{}")
 
-    def forget_failure(self, folder: str, node: int) -> None:
+    def put_left(self, folder: str, node: int) -> None:
+        self.store.put_new(f"{folder}/left-{node}.json", b"{}")
+
+    def forget_notes(self, folder: str, node: int) -> None:
         """This node tries once more."""
-        self.store.delete([f"{folder}/failed-{node}.json"])
+        self.store.delete([f"{folder}/failed-{node}.json", f"{folder}/left-{node}.json"])
 
     def progress(self, folder: str) -> Progress:
         """How far the nodes are, by one listing."""
         names = [entry.name.rpartition("/")[2] for entry in self.store.list(f"{folder}/")]
         notes = [match for name in names if (match := NOTE.fullmatch(name))]
         nodes = {
-            kind: frozenset(int(note[2]) for note in notes if note[1] == kind) for kind in ("node", "done", "failed")
+            kind: frozenset(int(note[2]) for note in notes if note[1] == kind)
+            for kind in ("node", "done", "failed", "left")
         }
-        return Progress(nodes["node"], nodes["done"], nodes["failed"], MANIFEST in names)
+        return Progress(nodes["node"], nodes["done"], nodes["failed"], nodes["left"], MANIFEST in names)
 
     def record(self, folder: str, node: int) -> list[Manifest]:
         """What a node has announced, verified."""

@@ -228,7 +228,8 @@ def _unfinished(store: ObjectStore, found: Found, files: Mapping[str, int]) -> S
     announced = {int(match[2]) for match in notes if match[1] == "node"}
     done = {int(match[2]) for match in notes if match[1] == "done"}
     failed = {int(match[2]) for match in notes if match[1] == "failed"}
-    detail = _missing(announced, done, failed, _nodes(store, found, announced))
+    left = {int(match[2]) for match in notes if match[1] == "left"}
+    detail = _missing(announced, done, failed, left, _nodes(store, found, announced))
     return Seen(found, "unfinished", files, detail=detail)
 
 
@@ -243,12 +244,17 @@ def _nodes(store: ObjectStore, found: Found, announced: Collection[int]) -> int 
     return None
 
 
-def _missing(announced: Collection[int], done: Collection[int], failed: Collection[int], nodes: int | None) -> str:
-    silent = set(range(nodes)) - set(announced) - set(failed) if nodes is not None else set()
+def _missing(
+    announced: Collection[int], done: Collection[int], failed: Collection[int], left: Collection[int], nodes: int | None
+) -> str:
+    out = {*failed, *left}
+    silent = set(range(nodes)) - set(announced) - out if nodes is not None else set()
     parts = [f"{_name_nodes(failed)} could not"] if failed else []
+    if left:
+        parts.append(f"{_name_nodes(left)} left it for a newer step")
     if silent:
         parts.append(f"{_name_nodes(silent)} not begun")
-    if uploading := set(announced) - set(done) - set(failed):
+    if uploading := set(announced) - set(done) - out:
         parts.append(f"{_name_nodes(uploading)} not done")
     return ", ".join(parts) or ("every node is done, no manifest yet" if done else "no manifest")
 
