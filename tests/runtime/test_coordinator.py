@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -236,3 +237,21 @@ def test_who_waits_for_a_world_that_its_coordinator_took_with_it_gets_a_number_o
 
     asyncio.run(run())
     assert events(tmp_path, "world")[0]["nodes"] == 3
+
+
+def test_what_another_machine_reports_is_timed_by_the_clock_of_the_log(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path) as (door, _):
+            zero, one, _two = await three(door)
+            for agent, behind in ((zero, 0.0), (one, 1000.0)):
+                there = time.monotonic() - behind
+                agent.say(type="beat", clock=there)
+                agent.say(type="event", event="imported", t=there, began=there - 2.0, seconds=2.0, node=agent.node)
+            while len(events(tmp_path, "imported")) < 2:
+                await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    (joined, *_) = events(tmp_path, "node_joined")
+    for event in events(tmp_path, "imported"):
+        assert 0.0 <= event["t"] - joined["t"] < 30.0
+        assert event["t"] - event["began"] == pytest.approx(2.0)

@@ -11,6 +11,7 @@ from typing import Any
 
 from hyperpod_ext.config.runtime import RuntimeConfig
 from hyperpod_ext.runtime import wire
+from hyperpod_ext.runtime.agent.clocks import Clocks
 from hyperpod_ext.runtime.agent.durable import DurableQuestion
 from hyperpod_ext.runtime.agent.event_log import EventLog, write_report
 from hyperpod_ext.runtime.agent.homecoming import newest_of_all
@@ -63,6 +64,7 @@ class Commander:
         self._home: str | None = None
         self._durable = DurableQuestion(self._ask_durable)
         self._inquest = Inquest(config.world_size)
+        self._clocks = Clocks()
         self._asked = -1
         self._started, self._drained_at = time.monotonic(), dict[str, float]()
         self._tuner = Tuner(config.checkpoint, config.nodes, self._started)

@@ -142,6 +142,7 @@ class Coordinator(Hearing):
             return
         agent = Agent(writer, time.monotonic())
         try:
+            self._hear_clock(node, hello)
             self._welcome(node, hello, agent)
             message = await reading
             while message is not None:
@@ -218,6 +219,7 @@ class Coordinator(Hearing):
         """One message of an agent, most of them passed on from its workers."""
         match message["type"]:
             case "beat":
+                self._hear_clock(node, message)
                 self._send(node, {"type": "beat", "heard": agent.events})
                 return
             case "noted":
@@ -233,7 +235,11 @@ class Coordinator(Hearing):
         if (self.ended.done() and message["type"] != "event") or self._stood_down:
             return  # what becomes of its processes now is no news
         rank, generation = int(message.get("rank", -1)), int(message.get("generation", 0))
-        self._act(node, rank, generation, message)
+        self._act(node, rank, generation, self._clocks.translated(node, message))
+
+    def _hear_clock(self, node: int, message: wire.Message) -> None:
+        if "clock" in message:
+            self._clocks.heard(node, float(message["clock"]), time.monotonic())
 
     # --- another number of nodes ----------------------------------------------------------------
 

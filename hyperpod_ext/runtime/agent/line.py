@@ -182,7 +182,7 @@ class Line:
                 self._writer.transport.abort()  # whoever reads learns of it
                 continue
             with contextlib.suppress(ConnectionError):
-                self._writer.write(wire.encode({"type": "beat"}))
+                self._writer.write(wire.encode({"type": "beat", "clock": now}))
 
     async def _dial(self, host: str, port: int, timeout_s: float) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         async with asyncio.timeout(timeout_s):

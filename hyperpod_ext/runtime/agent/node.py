@@ -170,7 +170,7 @@ class Node:
 
     def _who(self) -> wire.Message:
         """What a coordinator is told first."""
-        return {**self._hello, **self._workers.brief(), "leaving": self._told_once}
+        return {**self._hello, **self._workers.brief(), "leaving": self._told_once, "clock": time.monotonic()}
 
     # --- what the coordinator says --------------------------------------------------------------
 

@@ -1,0 +1,35 @@
+"""What time it is here when another machine says what time it is there. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+_REMEMBERED = 32
+"""Messages by which a clock is judged: enough for one that was not delayed, too few for clocks to drift apart in."""
+_SAME_S = 0.5
+"""What differs less is the same clock, heard of a little late."""
+
+
+class Clocks:
+    """Translates moments of other nodes' monotonic clocks, each of which counts from its machine's own start."""
+
+    def __init__(self) -> None:
+        self._behind: dict[int, deque[float]] = {}
+
+    def heard(self, node: int, there: float, here: float) -> None:
+        """A node has said its time; what the message took on its way counts as if the clock were behind."""
+        self._behind.setdefault(node, deque(maxlen=_REMEMBERED)).append(here - there)
+
+    def behind(self, node: int) -> float:
+        """Seconds to add to the node's moments; 0 where the clock is the same, or not known."""
+        least = min(self._behind.get(node, ()), default=0.0)
+        return least if abs(least) >= _SAME_S else 0.0
+
+    def translated(self, node: int, message: Mapping[str, Any]) -> dict[str, Any]:
+        """A report of the node, with its moments as they are here."""
+        behind = self.behind(node)
+        if not behind:
+            return dict(message)
+        return {**message, **{key: float(message[key]) + behind for key in ("t", "began") if key in message}}
