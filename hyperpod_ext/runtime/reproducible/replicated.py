@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hyperpod_ext.runtime.reproducible.bins import BAD, NONE, Sum, bin_of, value_of
+from hyperpod_ext.runtime.reproducible.bins import BAD, NONE, Sum, bin_of, largest_of, value_of
 from hyperpod_ext.runtime.reproducible.wrapped import Reproducible, stale
 
 _PART = 1 << 22
@@ -66,7 +66,7 @@ class Replicated(Reproducible):
             if given is not None and given() is gradient:
                 raise stale()
         self._counted(self.count + 1)
-        largest = torch.stack(torch._foreach_norm([gradient for *_, gradient in found], math.inf)).tolist()
+        largest = largest_of([gradient for *_, gradient in found])
         for (i, parameter, gradient), most in zip(found, largest, strict=True):
             held = self._sums[i]
             if held is None:

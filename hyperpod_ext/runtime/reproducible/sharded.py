@@ -15,7 +15,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.tensor import DTensor
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.reproducible.bins import BAD, Sum, bin_of, cut, value_of
+from hyperpod_ext.runtime.reproducible.bins import BAD, Sum, bin_of, cut, largest_of, value_of
 from hyperpod_ext.runtime.reproducible.norm import norm_of
 from hyperpod_ext.runtime.reproducible.wrapped import Reproducible, local_of, stale
 
@@ -121,7 +121,7 @@ class _Group(ReduceScatter):
         self._check(output)
         self._rounds += 1
         ranks = 1
-        top = torch.tensor([bin_of(gradients.abs().max().item())], dtype=torch.int32, device=gradients.device)
+        top = torch.tensor([bin_of(*largest_of([gradients]))], dtype=torch.int32, device=gradients.device)
         for each in groups:
             dist.all_reduce(top, dist.ReduceOp.MAX, each)
             ranks *= each.size()

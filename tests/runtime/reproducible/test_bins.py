@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from hyperpod_ext.runtime.reproducible.bins import BAD, MOST, NONE, Sum, bin_of, value_of
+from hyperpod_ext.runtime.reproducible.bins import BAD, MOST, NONE, Sum, bin_of, largest_of, value_of
 from hyperpod_ext.runtime.reproducible.norm import norm_of
 
 LARGEST = torch.finfo(torch.float32).max
@@ -87,6 +87,14 @@ def test_bins_of_all_magnitudes():
     assert [bin_of(2.0**e) for e in (-1, 0, 15, 16, -17)] == [-1, 0, 0, 1, -2]
     assert bin_of(math.nan) == bin_of(math.inf) == BAD
     assert NONE < -7
+
+
+def test_the_largest_of_each():
+    tensors = [torch.tensor([1.0, -3.0]), torch.zeros(0), torch.tensor([math.nan, 9.0]), torch.tensor([-math.inf, 1.0])]
+    first, empty, nan, infinite = largest_of(tensors)
+    assert (first, empty, infinite) == (3.0, 0.0, math.inf)
+    assert math.isnan(nan)
+    assert largest_of([]) == []
 
 
 def test_what_is_not_finite_wins_whatever_follows():
