@@ -47,3 +47,26 @@ def test_nothing_else_loads_the_libraries() -> None:
     )
     python = hp_ext().with_name("python")
     assert subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_what_cannot_be_done_is_refused_with_a_hint() -> None:
+    """None of these is a fault: each is told before a step is made."""
+    command = [hp_ext().with_name("python"), Path(__file__).with_name("refused.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    said: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
+    words = {
+        "lightning: a DataLoader": "fit(train_dataloaders=DataLoader)",
+        "lightning: devices": "devices is the job's",
+        "lightning: no optimizer": "configure_optimizers gave 0 optimizers",
+        "lightning: by hand": "Module optimizes by itself",
+        "lightning: accumulation": "a step of 4 samples is 2 micro-batches; accumulate_grad_batches is 1",
+        "lightning: a broken step": "an epoch of 10 samples does not divide into steps of 4",
+        "hugging face: another batch": "the job's global_batch_size is 1",
+        "accelerate: a DataLoader": "a DataLoader would begin anew",
+        "accelerate: twice": "prepare() was called twice",
+    }
+    assert said.keys() == words.keys()
+    for case, part in words.items():
+        assert part in said[case][0], case
+        assert said[case][1], case
