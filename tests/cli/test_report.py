@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import browser
+import numpy as np
 import pytest
 from command import call_hp_ext as hp_ext
 from report_figures import check_figures
@@ -182,6 +183,22 @@ def test_the_browser_shows_the_figures_of_the_json(log: Path, tmp_path: Path) ->
     assert not re.search(r"""(src|href)=["'](?!data:)""", opened.dom), "the page needs nothing else"
     check_figures(opened.data(), result)
     assert len(opened.data()) >= 45
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dark", "background"), [(False, (255, 255, 255)), (True, (20, 24, 29))])
+def test_the_page_is_as_light_or_dark_as_its_reader(
+    log: Path, tmp_path: Path, dark: bool, background: tuple[int, int, int]
+) -> None:
+    from matplotlib.image import imread
+
+    browser.require()
+    page, picture = tmp_path / "page.html", tmp_path / "page.png"
+    hp_ext("report", log, "--page", page)
+    browser.photograph(page, picture, dark=dark)
+    pixels = (imread(picture)[..., :3] * 255).round().astype("uint8")
+    assert tuple(pixels[3, 3]) == background
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 30, "the charts are drawn"
 
 
 @pytest.mark.slow

@@ -50,10 +50,10 @@ def _check_phases(result: dict[str, Any], events: list[dict[str, Any]]) -> None:
         assert sum(phases.values()) == pytest.approx(wall, rel=0.005)
         own = [e for e in events if e["event"] == "step" and e["rank"] == int(rank)]
         last = {e["step"]: e for e in own}  # of a step made twice, the last making
-        # between two steps the loop does next to nothing
+        # what the loop does between two steps is told as part of the steps
         kept = sum(e["t"] - e["began"] for e in last.values())
         told = sum(phases[phase] for phase in ("step", "data", "checkpoint", "first_step"))
-        assert told == pytest.approx(kept, rel=0.15)
+        assert told == pytest.approx(kept, rel=0.25)
         for phase in ("startup", "detect", "agree", "rebuild", "restore", "first_step", "lost_work"):
             assert phases[phase] > 0, f"rank {rank} has no {phase}"
         assert phases["idle"] < 0.2 * wall
