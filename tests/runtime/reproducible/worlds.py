@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import sys
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hyperpod_ext.processes import die_with_parent
 from hyperpod_ext.runtime.data import ElasticDataLoader
-from hyperpod_ext.runtime.reproducible import reproducible, seeded
+from hyperpod_ext.runtime.reproducible import reproducible, seeded, sharded  # noqa: F401  (before the fork)
 
 STEPS = 40
 HISTORIES = {"1": [(1, 40)], "2": [(2, 40)], "3": [(3, 40)], "4": [(4, 40)], "2-3-1": [(2, 13), (3, 27), (1, 40)]}
@@ -137,9 +138,15 @@ def main() -> None:
     processes = [context.Process(target=run, args=(rank, folder, kinds)) for rank in range(MOST)]
     for process in processes:
         process.start()
-    for process in processes:
-        process.join()
-    sys.exit(max(abs(process.exitcode or 0) for process in processes))
+    left = {process.sentinel: process for process in processes}
+    while left:
+        for ended in wait(list(left)):
+            process = left.pop(int(ended))
+            process.join()
+            if process.exitcode:
+                for other in left.values():  # they would wait for it
+                    other.kill()
+                sys.exit(1)
 
 
 if __name__ == "__main__":
