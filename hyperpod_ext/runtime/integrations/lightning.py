@@ -197,6 +197,10 @@ class _Follow(Callback):
 
     # --- called by Lightning ----------------------------------------------------------------------
 
+    def on_train_start(self, trainer: Any, *_: Any) -> None:
+        if self._loops and json.loads(self._loops)["epoch_loop.batch_progress"]["is_last_batch"]:
+            trainer.fit_loop.reset_restart_stage()  # it takes the new epoch for one that has begun
+
     def on_train_batch_start(self, *_: Any) -> None:
         assert self._steps is not None, "the strategy has restored"
         if not self._in_step:
@@ -212,7 +216,9 @@ class _Follow(Callback):
             return
         self._steps.log_loss()
         self.batches.loader.ack(self.batches.now)
-        self._loops = json.dumps(trainer.fit_loop.state_dict())  # as ModelCheckpoint would see it
+        loops = trainer.fit_loop.state_dict()  # as ModelCheckpoint would see it
+        # validation counts from zero each time; what is left of it depends on when it ran last
+        self._loops = json.dumps({name: value for name, value in loops.items() if ".val_loop." not in name})
         self._in_step = False
 
     def on_train_end(self, *_: Any) -> None:
