@@ -108,6 +108,11 @@ class NodeMemory:
         ]
         return max(found, default=None)
 
+    def hand_over(self) -> None:
+        """What this node alone has goes to peers, and to durable tiers what is due there: the node may go."""
+        self._ask("replicate_now")
+        self.settle()
+
     def settle(self) -> None:
         """Until what is due has been brought to the durable tiers."""
         self._ask("wait_idle", timeout_s=_DRAIN_S)

@@ -96,7 +96,7 @@ class TorchrunMembers(Members):
         """The operator will start the job with other nodes: wait until every node's memory has what it is to have."""
         self._ask("elastic-saved", None, lambda said: None)
         if self._node is not None:
-            self._node.settle()
+            self._node.hand_over()
         self._ask("elastic-settled", None, lambda said: None)
         self.event("stopped", rank=self.rank, step=step)
         if self.rank == 0:

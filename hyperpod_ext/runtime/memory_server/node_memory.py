@@ -206,6 +206,15 @@ class NodeMemory:
         if self.replicator is not None:
             self.replicator.set_peers(peers, domains)
 
+    def replicate_now(self) -> None:
+        """Have the newest snapshots copied to other nodes; `wait_idle` tells when they are."""
+        if self.replicator is None:
+            return
+        for owner in self.own.owners():
+            manifest = self.own.newest(owner)
+            if manifest is not None and manifest["extras"].get("sharing") != "same":
+                self.replicator.catch_up(owner, manifest)
+
     # --- durable tiers --------------------------------------------------------------------------
 
     def durable(self, besides: Collection[tuple[str, str]] = (), newest: int = 4) -> dict[str, Any]:

@@ -100,6 +100,12 @@ class Replicator:
                 if self._targets:
                     self._take(owner, manifest)
 
+    def catch_up(self, owner: int, manifest: Manifest) -> None:
+        """Copy this snapshot now, due or not: its node may be about to go."""
+        with self._changed:
+            if self._targets:
+                self._take(owner, manifest, again=True)
+
     def set_peers(self, addresses: Mapping[int, Address], domains: Mapping[int, str] | None = None) -> None:
         """The nodes there are now, and their failure domains. Where a copy's holder is gone, or was started
         anew, the newest snapshots are copied at once."""

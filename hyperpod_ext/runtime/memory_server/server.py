@@ -156,6 +156,9 @@ def _about_all(memory: NodeMemory, op: Any, request: wire.Message) -> wire.Messa
                 if drain.tier.kind == request.get("kind", drain.tier.kind):
                     drain.ask(int(request["step"]))
             return {}
+        case "replicate_now":
+            memory.replicate_now()
+            return {}
         case "drain_now":
             return {"idle": memory.drain_now(str(request["save_id"]), float(request["timeout_s"]))}
         case "wait_idle":

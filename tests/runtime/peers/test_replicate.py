@@ -58,6 +58,19 @@ def test_only_the_steps_that_are_due_are_copied(make_node):
     assert steps(b.replicas) == [3]
 
 
+def test_a_node_that_may_go_hands_over_what_is_not_due(make_node):
+    a, b = make_node(0, every_steps=10), make_node(1)
+    a.replicator.set_peers({1: b.address})
+    for owner in range(2):
+        a.save(owner, 13, content(1000, owner))
+    assert a.replicator.wait_idle(20)
+    assert steps(b.replicas) == []
+    for owner in range(2):
+        a.replicator.catch_up(owner, a.own.newest(owner))
+    assert a.replicator.wait_idle(20)
+    assert [read(b.client(), "g1-s13", owner) for owner in range(2)] == [content(1000, owner) for owner in range(2)]
+
+
 def test_two_replicas_are_on_two_nodes(make_node):
     nodes = [make_node(number, replicas=2) for number in range(3)]
     nodes[0].replicator.set_peers({node.number: node.address for node in nodes})
