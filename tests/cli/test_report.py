@@ -173,6 +173,7 @@ def test_a_page_of_many_ranks_says_what_it_leaves_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough  # installs a browser
 def test_the_browser_shows_the_figures_of_the_json(log: Path, tmp_path: Path) -> None:
     browser.require()
     page = tmp_path / "page.html"
@@ -186,6 +187,7 @@ def test_the_browser_shows_the_figures_of_the_json(log: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.thorough  # installs a browser
 @pytest.mark.parametrize(("dark", "background"), [(False, (255, 255, 255)), (True, (20, 24, 29))])
 def test_the_page_is_as_light_or_dark_as_its_reader(
     log: Path, tmp_path: Path, dark: bool, background: tuple[int, int, int]
@@ -202,6 +204,7 @@ def test_the_page_is_as_light_or_dark_as_its_reader(
 
 
 @pytest.mark.slow
+@pytest.mark.thorough  # installs a browser
 def test_an_error_in_the_console_is_noticed(tmp_path: Path) -> None:
     browser.require()
     page = tmp_path / "page.html"
