@@ -40,6 +40,8 @@ class Job:
     host: str = "127.0.0.1"
     namespaces: list[str] = field(default_factory=list)
     """Network namespace of each node, where they do not share one."""
+    elsewhere: dict[int, list[str]] = field(default_factory=dict)
+    """What each node's agent is started with, where that makes another machine of it."""
     agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
     environ: dict[str, str] = field(default_factory=dict)
 
@@ -68,6 +70,7 @@ class Job:
 
     def start_agent(self, node: int, *flags: str) -> subprocess.Popen[bytes]:
         inside = ["ip", "netns", "exec", self.namespaces[node]] if self.namespaces else []
+        inside += self.elsewhere.get(node, [])
         command = [*inside, sys.executable, "-m", "hyperpod_ext.runtime.agent", "--nnodes", str(self.nodes), *flags]
         command += ["--nproc-per-node", str(self.workers_per_node), "--node-rank", str(node)]
         command += ["--rdzv-endpoint", f"{self.host}:{self.port}", "--", str(self.script), *self.args]
