@@ -10,7 +10,6 @@ import os
 import threading
 from collections.abc import Callable
 
-from hyperpod_ext.runtime.memory_server import peer_socket as ps
 from hyperpod_ext.runtime.memory_server.slots import Slot
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; first touch costs ten times the copy that follows
@@ -61,7 +60,6 @@ class Region:
             self.memory.close()
 
     def _populate(self) -> None:
-        ps.be_nice()  # a node that takes a lost one's place restores at this very moment
         populate(self.memory, self._stop_populating)
 
     def _stop_populating(self) -> bool:
