@@ -22,6 +22,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from hyperpod_ext.processes import die_with_parent
@@ -95,14 +96,15 @@ def stretch(kind: str, rank: int, world_size: int, until: int, kept: Path, group
         loader.ack(step)
         if step.number == until:
             break
-    weights, optim = get_state_dict(model, optimizer, options=options)
+    digest = hashlib.sha256()
+    for _, parameter in sorted(model.named_parameters(), key=lambda named: named[0]):
+        whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        digest.update(whole.detach().numpy().tobytes())
+    weights, optim = get_state_dict(model, optimizer, options=options)  # whole on rank 0 alone
     if rank == 0:
         torch.save({"model": weights, "optim": optim, "data": loader.state_dict()}, kept)
     dist.barrier()
     dist.destroy_process_group()
-    digest = hashlib.sha256()
-    for name in sorted(weights):
-        digest.update(weights[name].numpy().tobytes())
     return digest.hexdigest()
 
 
