@@ -111,10 +111,11 @@ def test_the_launcher_takes_the_place_of_the_shell() -> None:
 
 
 def test_the_launcher_restarts_in_process_for_those_who_can_and_never_waits_for_ever() -> None:
-    def flags(mode: str) -> str:
-        return str(container(job(nodes=2, workers_per_node=4, mode=mode))["args"][0])
+    def flags(mode: str, **fields: Any) -> str:
+        return str(container(job(nodes=2, workers_per_node=4, mode=mode, **fields))["args"][0])
 
     assert "--inprocess-restart --inprocess-timeout 60" in flags("ours")
+    assert "--inprocess" not in flags("ours", elastic={"min_nodes": 1, "max_nodes": 4}), "which never get SIGUSR1"
     assert "--inprocess-restart" in flags("aws-checkpointless")
     assert "--inprocess" not in flags("plain") + flags("aws-managed-tier")
     assert all("--nproc-per-node 4 " in flags(mode) for mode in ("ours", "plain", "aws-managed-tier"))

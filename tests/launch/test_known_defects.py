@@ -60,7 +60,7 @@ def job(**fields: object) -> JobConfig:
 
 def spec_of(found: JobConfig) -> dict[str, Any]:
     """What the operator acts on: the spec in the annotations is not part of it."""
-    rendered = yaml.safe_load(make_plan(found, target="hyperpod-eks", ignore=("HPX102",)).files["job.yaml"])
+    rendered = yaml.safe_load(make_plan(found, target="hyperpod-eks").files["job.yaml"])
     rendered["metadata"].pop("annotations", None)
     whole: dict[str, Any] = rendered
     return whole

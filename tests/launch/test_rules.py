@@ -39,7 +39,6 @@ def named(key: str, value: Any) -> dict[str, Any]:
 CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     # id, wrong, mended, the field that is named
     ("HPX101", ELASTIC | AWS, ELASTIC, "elastic"),
-    ("HPX102", ELASTIC | {"mode": "ours"}, ELASTIC, "elastic"),
     ("HPX103", ELASTIC | {"nodes": 5}, ELASTIC, "nodes"),
     ("HPX103", ELASTIC | {"elastic": {"min_nodes": 4, "max_nodes": 2}}, ELASTIC, "elastic.min_nodes"),
     ("HPX103", ELASTIC | {"elastic": {"min_nodes": 1, "max_nodes": 4, "sizes": [4, 2]}}, ELASTIC, "elastic.sizes"),
@@ -228,6 +227,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("HPX173", ELASTIC | {"global_batch_size": 4}, ELASTIC | {"global_batch_size": 12}, "global_batch_size"),
 ]
 OTHERS = {
+    "HPX102",
     "HPX120",
     "HPX123",
     "HPX121",
@@ -307,6 +307,7 @@ TRAINJOB = {"kubeflow_api": "trainjob"}
 @pytest.mark.parametrize(
     ("rule", "wrong", "path"),
     [
+        ("HPX102", ELASTIC | {"mode": "ours"}, "elastic"),
         ("HPX109", ELASTIC | {"kubernetes": TRAINJOB}, "elastic"),
         ("HPX110", {"node_groups": [{"name": "g", "nodes": 1}]}, "node_groups"),
         ("HPX154", {"kubernetes": TRAINJOB | {"host_network": True}}, "kubernetes.host_network"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hyperpod_ext.catalog.instances import instance
 from hyperpod_ext.config.checks import Finding
 from hyperpod_ext.launch.kubernetes.sizes import instance_type_of
-from hyperpod_ext.launch.rules import KUBERNETES, Context, rule
+from hyperpod_ext.launch.rules import Context, rule
 
 
 @rule(
@@ -28,17 +28,18 @@ def elastic_with_aws_recovery(context: Context) -> Iterator[Finding]:
     "HPX102",
     "error",
     "the engine and the runtime change the number of nodes in different ways",
-    "On Kubernetes the operator stops the pods and starts another number of them, and mode `ours` refuses to start on "
-    "another number than the spec says. On Slurm our agents take nodes and let them go, and mode `plain` has none.",
-    "On Kubernetes: mode `plain` with a script that handles elastic events itself. On Slurm: mode `ours`. Or remove "
-    "elastic.",
+    "Kubeflow's operator stops the pods and starts another number of them, and our agent, which is inside, refuses to "
+    "start on another number than the spec says. On Slurm our agents take nodes and let them go, and mode `plain` has "
+    "none.",
+    "On Kubeflow: mode `plain` with a script that handles elastic events itself. On Slurm: mode `ours`. HyperPod on EKS "
+    "takes both. Or remove elastic.",
 )
 def elastic_with_our_runtime(context: Context) -> Iterator[Finding]:
     if context.job.elastic is None:
         return
-    if context.job.mode == "ours" and context.target in KUBERNETES:
-        message = "mode `ours` runs on exactly `nodes` where an operator starts the pods"
-        yield Finding(("elastic",), message, "write mode: plain, or use --target hyperpod-slurm or local")
+    if context.job.mode == "ours" and context.target == "kubeflow":
+        message = "mode `ours` runs on exactly `nodes` where Kubeflow's operator starts the pods"
+        yield Finding(("elastic",), message, "write mode: plain, or use --target hyperpod-eks, hyperpod-slurm or local")
     if context.job.mode == "plain" and context.target == "hyperpod-slurm":
         yield Finding(("elastic",), "mode `plain` runs on exactly `nodes` on Slurm", "write mode: ours")
 

@@ -84,9 +84,11 @@ def start_of(job: JobConfig, cluster: ClusterConfig | None) -> Start:
     """How the container begins: always with exec hyperpodrun, which this operator alone can drive."""
     checkpointless = job.mode == "aws-checkpointless"
     flags = ["--nproc-per-node", str(job.workers_per_node), "--log-dir", LOG_DIR, "--redirects", "3", "--tee", "3"]
-    if checkpointless or job.mode == "ours":
+    # an elastic job is told of another number of nodes by SIGUSR1, which only agents that restart processes send
+    in_process = checkpointless or (job.mode == "ours" and job.elastic is None)
+    if in_process:
         flags.append("--inprocess-restart")
-    if job.mode == "ours":  # without a bound, a rank that hangs is waited for for ever
+    if in_process and not checkpointless:  # without a bound, a rank that hangs is waited for for ever
         flags += ["--inprocess-timeout", str(math.ceil(2 * job.restart.leave_timeout_s))]
     environment: dict[str, str] = dict(RANKED_LINES)
     if checkpointless:
