@@ -31,8 +31,8 @@ def elastic_with_aws_recovery(context: Context) -> Iterator[Finding]:
     "Kubeflow's operator stops the pods and starts another number of them, and our agent, which is inside, refuses to "
     "start on another number than the spec says. On Slurm our agents take nodes and let them go, and mode `plain` has "
     "none.",
-    "On Kubeflow: mode `plain` with a script that handles elastic events itself. On Slurm: mode `ours`. HyperPod on EKS "
-    "takes both. Or remove elastic.",
+    "On Kubeflow: mode `plain` with a script that handles elastic events itself. On Slurm: mode `ours`. HyperPod takes "
+    "both on EKS. Or remove elastic.",
 )
 def elastic_with_our_runtime(context: Context) -> Iterator[Finding]:
     if context.job.elastic is None:
