@@ -26,7 +26,7 @@ def command(file: str, output: str) -> None:
 
     from hyperpod_ext.errors import NotFoundError
     from hyperpod_ext.launch.import_file import import_file
-    from hyperpod_ext.launch.kubernetes.spec_note import brief
+    from hyperpod_ext.launch.spec_note import brief
 
     if file != "-" and not Path(file).is_file():
         raise NotFoundError(f"there is no file {file}")

@@ -19,6 +19,7 @@ from hyperpod_ext.config.sagemaker import SageMaker
 from hyperpod_ext.config.slurm import Slurm
 from hyperpod_ext.launch.import_file import import_file
 from hyperpod_ext.launch.plan import find_problems, make_plan
+from hyperpod_ext.launch.sagemaker.container import ENV_SPEC
 from hyperpod_ext.launch.sagemaker.request import training_job_request
 from hyperpod_ext.launch.sagemaker.strict import check_request
 from hyperpod_ext.launch.torchrun_words import for_torchrun
@@ -131,7 +132,14 @@ def sagemaker_takes(job: JobConfig, _folder: Path) -> None:
     request = json.loads(make_plan(job, target="sagemaker").files["create_training_job.json"])
     assert check_request("CreateTrainingJob", request) == []
     assert request["Environment"].items() >= job.env.items()
-    assert training_job_request(import_file(json.dumps(request), "request.json").job) == request
+    imported = import_file(json.dumps(request), "request.json")
+    assert (imported.job, imported.left_out) == (job, [])
+    assert all(not name.startswith(ENV_SPEC) for name in job.env)
+    for name in [name for name in request["Environment"] if name.startswith(ENV_SPEC)]:
+        del request["Environment"][name]  # then what it says is read, and comes to the same request
+    again = training_job_request(import_file(json.dumps(request), "request.json").job)
+    again["Environment"] = {name: text for name, text in again["Environment"].items() if not name.startswith(ENV_SPEC)}
+    assert again == request
     assert RuntimeConfig.model_validate_json(join_parts(request["Environment"])) == RuntimeConfig.of(job)
     assert tuple(request["AlgorithmSpecification"].get("ContainerArguments", ())) == job.args
 

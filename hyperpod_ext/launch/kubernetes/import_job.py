@@ -16,8 +16,8 @@ from hyperpod_ext.config.document import dotted
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.launch.kubernetes.import_pod import read_pod
-from hyperpod_ext.launch.kubernetes.spec_note import ANNOTATION, brief, read_note
 from hyperpod_ext.launch.kubernetes.text import read_all
+from hyperpod_ext.launch.spec_note import ANNOTATION, brief, read_note
 
 _TARGETS = {"HyperPodPyTorchJob": "hyperpod-eks", "PyTorchJob": "kubeflow", "TrainJob": "kubeflow"}
 _CLEAN = {"All": "all", "OnlyComplete": "completed", "Running": "completed", "None": "none"}

@@ -20,8 +20,8 @@ from hyperpod_ext.launch.kubernetes.kubeconfig import load_access
 from hyperpod_ext.launch.kubernetes.mounts import secret_name
 from hyperpod_ext.launch.kubernetes.pod_logs import PodLogs
 from hyperpod_ext.launch.kubernetes.rank_lines import Only
-from hyperpod_ext.launch.kubernetes.spec_note import read_note
 from hyperpod_ext.launch.kubernetes.text import read_all
+from hyperpod_ext.launch.spec_note import read_note
 
 POLL_S = 2.0
 _CANCEL_PATIENCE_S = 120.0

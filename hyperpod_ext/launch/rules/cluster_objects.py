@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hyperpod_ext.config.checks import Finding
-from hyperpod_ext.launch.kubernetes.spec_note import note_of
 from hyperpod_ext.launch.rules import KUBERNETES, Context, rule
+from hyperpod_ext.launch.spec_note import note_of
 
 _POD_SUFFIX = {"hyperpod-eks": "-nodes-00000", "kubeflow": "-worker-00000"}
 _MOST_BYTES = 256 * 1024

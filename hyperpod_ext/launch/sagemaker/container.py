@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Iterator
 from typing import Any
 
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
+from hyperpod_ext.launch.spec_note import brief
 
 ENV_SECRET_ID = "HPX_SECRET_ID"
+ENV_SPEC = "HPX_SPEC"
+"""The spec that the request was made from; nothing in the container reads it."""
 LONGEST_VARIABLE = 512
 """Characters that SageMaker lets a variable have."""
+MOST_VARIABLES = 100
 LONGEST_ARGUMENT = 256
 ENTRY = ("python3", "-m", "hyperpod_ext.runtime.training_job")
 
 
 def environment_of(job: JobConfig) -> dict[str, str]:
-    """Variables of every node. The runtime's settings come in parts where they are too long for one."""
-    if job.mode == "plain":
-        return dict(job.env)
-    settings = RuntimeConfig.of(job).model_dump_json()
-    parts = [settings[at : at + LONGEST_VARIABLE] for at in range(0, len(settings), LONGEST_VARIABLE)]
-    if len(parts) == 1:
-        runtime = {ENV_RUNTIME: settings}
-    else:
-        runtime = {f"{ENV_RUNTIME}_{index}": part for index, part in enumerate(parts)}
+    """Variables of every node, and the spec where there is room for it. What is too long for one comes in parts."""
+    runtime = _in_parts(ENV_RUNTIME, RuntimeConfig.of(job).model_dump_json()) if job.mode != "plain" else {}
     secret = {ENV_SECRET_ID: secret_id(job)} if needs_secret(job) else {}
-    return {**job.env, **runtime, **secret}
+    needed = {**job.env, **runtime, **secret}
+    note = _in_parts(ENV_SPEC, json.dumps(brief(job)))
+    return needed | note if len(needed) + len(note) <= MOST_VARIABLES else needed
+
+
+def _in_parts(name: str, text: str) -> dict[str, str]:
+    parts = [text[at : at + LONGEST_VARIABLE] for at in range(0, len(text), LONGEST_VARIABLE)]
+    return {name: text} if len(parts) == 1 else {f"{name}_{index}": part for index, part in enumerate(parts)}
+
+
+def take_parts(environment: dict[str, str], name: str) -> str | None:
+    """What `name` was set to, taken out of `environment` whether it came in parts or not; None: it was not set."""
+    parts = [environment.pop(name)] if name in environment else []
+    while (part := environment.pop(f"{name}_{len(parts)}", None)) is not None:
+        parts.append(part)
+    return "".join(parts) if parts else None
 
 
 def needs_secret(job: JobConfig) -> bool:

@@ -1,7 +1,7 @@
 """From a CreateTrainingJob request back to a JobConfig. Pure.
 
-Whatever a training job has comes back; sections that SageMaker does not read (`kubernetes`, `slurm`, `scheduling`)
-are not in a request, and labels come back as tags.
+A request that we made, and that nobody changed, holds its spec. From any other, whatever a training job has comes back;
+sections that SageMaker does not read (`kubernetes`, `slurm`, `scheduling`) do not, and labels come back as tags.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from hyperpod_ext.config.document import dotted
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.errors import ConfigError, Problem
-from hyperpod_ext.launch.sagemaker.container import ENTRY, ENV_SECRET_ID
-from hyperpod_ext.launch.sagemaker.request import CODE_CHANNEL, DEFAULT_RUN_S, code_uri
+from hyperpod_ext.launch.sagemaker.container import ENTRY, ENV_SECRET_ID, ENV_SPEC, take_parts
+from hyperpod_ext.launch.sagemaker.request import CODE_CHANNEL, DEFAULT_RUN_S, code_uri, training_job_request
+from hyperpod_ext.launch.spec_note import parse_note
 
 _TIME = re.compile(r"-\d{8}-\d{6}$")
 _INSTALL = re.compile(r"^python3 -m pip install -q (?P<wanted>.+) && exec ")
@@ -36,6 +37,10 @@ def import_request(request: Mapping[str, Any], source: str) -> tuple[JobConfig, 
         ConfigError: what it says is no valid job; names every field.
     """
     rest = copy.deepcopy(dict(request))
+    note = take_parts(rest.get("Environment", {}), ENV_SPEC)
+    noted = parse_note(note) if note is not None else None
+    if noted is not None and training_job_request(noted, str(request["TrainingJobName"])) == request:
+        return noted, []
     options: Document = {}
     document: Document = {"name": _TIME.sub("", str(rest.pop("TrainingJobName"))).lower(), "sagemaker": options}
     document |= _environment(rest, options)
@@ -56,20 +61,19 @@ def import_request(request: Mapping[str, Any], source: str) -> tuple[JobConfig, 
     except ValidationError as error:
         problems = [Problem(str(one["msg"]), path=dotted(one["loc"]), source=source) for one in error.errors()]
         raise ConfigError(problems) from None
-    return job, sorted(_left(rest, ""))
+    changed = [] if note is None else [f"Environment.{ENV_SPEC}: the request was changed after it was written"]
+    return job, [*changed, *sorted(_left(rest, ""))]
 
 
 def _environment(rest: Document, options: Document) -> Document:
     """Variables of the workers, and the settings of our runtime among them."""
     env = rest.pop("Environment", {})
-    parts = [env.pop(ENV_RUNTIME)] if ENV_RUNTIME in env else []
-    while (part := env.pop(f"{ENV_RUNTIME}_{len(parts)}", None)) is not None:
-        parts.append(part)
+    settings = take_parts(env, ENV_RUNTIME)
     secret = env.pop(ENV_SECRET_ID, None)
     found: Document = {"env": env} if env else {}
-    if not parts:
+    if settings is None:
         return found | {"mode": "plain"}
-    runtime = RuntimeConfig.model_validate_json("".join(parts))
+    runtime = RuntimeConfig.model_validate_json(settings)
     if secret not in (None, f"hyperpod_ext/{runtime.name}"):
         options["secret"] = secret
     shared = set(RuntimeConfig.model_fields) & set(JobConfig.model_fields) - {"mode"}

@@ -18,8 +18,8 @@ from hyperpod_ext.launch.kubernetes.pod import (
     topology_annotations,
 )
 from hyperpod_ext.launch.kubernetes.policy import network_policy
-from hyperpod_ext.launch.kubernetes.spec_note import note_of
 from hyperpod_ext.launch.render import render as fill
+from hyperpod_ext.launch.spec_note import note_of
 from hyperpod_ext.launch.torchrun_words import RANKED_LINES, for_torchrun
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.errors import Problem
-from hyperpod_ext.launch.kubernetes.spec_note import brief
 from hyperpod_ext.launch.render import render
+from hyperpod_ext.launch.spec_note import brief
 from hyperpod_ext.launch.torchrun_words import RANKED_LINES, for_torchrun
 
 NOTE = "# spec: "

@@ -1,4 +1,4 @@
-"""The job's own spec, kept as an annotation: what `hp-ext import` and `hp-ext diff` read back, letter for letter."""
+"""The job's own spec, kept in what is submitted: `hp-ext import` and `hp-ext diff` read it back, letter for letter."""
 
 from __future__ import annotations
 
@@ -42,8 +42,11 @@ def _plain(value: object) -> Any:
 def read_note(metadata: Mapping[str, Any]) -> JobConfig | None:
     """The spec that an object was made from, or None where there is none that this version can read."""
     text = (metadata.get("annotations") or {}).get(ANNOTATION)
-    if not isinstance(text, str):
-        return None
+    return parse_note(text) if isinstance(text, str) else None
+
+
+def parse_note(text: str) -> JobConfig | None:
+    """The spec, or None where this version cannot read it."""
     try:
         return JobConfig.model_validate_json(text)
     except ValidationError:
