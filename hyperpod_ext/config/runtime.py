@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from typing import Any
 
 from pydantic import ConfigDict, NonNegativeInt, PositiveInt, SerializerFunctionWrapHandler, model_serializer
@@ -70,3 +71,17 @@ class RuntimeConfig(Config):
     def world_size(self) -> int:
         """Number of ranks."""
         return self.nodes * self.workers_per_node
+
+
+def split_variable(name: str, text: str, longest: int) -> dict[str, str]:
+    """`text` as one variable or, where an engine lets a variable have only `longest` characters, as several."""
+    parts = [text[at : at + longest] for at in range(0, len(text), longest)]
+    return {name: text} if len(parts) == 1 else {f"{name}_{index}": part for index, part in enumerate(parts)}
+
+
+def take_variable(environment: MutableMapping[str, str], name: str) -> str | None:
+    """What `split_variable` made variables of, taken out of `environment`; None where it is not set."""
+    parts = [environment.pop(name)] if name in environment else []
+    while (part := environment.pop(f"{name}_{len(parts)}", None)) is not None:
+        parts.append(part)
+    return "".join(parts) if parts else None

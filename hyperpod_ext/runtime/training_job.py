@@ -18,7 +18,7 @@ from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
+from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig, take_variable
 from hyperpod_ext.errors import HyperpodExtError, UnreachableError
 from hyperpod_ext.processes import die_with_parent
 from hyperpod_ext.runtime.environment import ENV_RUN_DIR, ENV_SECRET_FILE
@@ -77,14 +77,10 @@ def _run(root: Path, arguments: list[str], environ: MutableMapping[str, str]) ->
 
 def join_parts(environ: Mapping[str, str]) -> str:
     """The runtime's settings; SageMaker's variables have 512 characters at most, so they may come in parts."""
-    if ENV_RUNTIME in environ:
-        return environ[ENV_RUNTIME]
-    parts: list[str] = []
-    while (part := environ.get(f"{ENV_RUNTIME}_{len(parts)}")) is not None:
-        parts.append(part)
-    if not parts:
+    settings = take_variable(dict(environ), ENV_RUNTIME)
+    if settings is None:
         raise HyperpodExtError(f"{ENV_RUNTIME} is not set", hint="was the job made by hyperpod_ext's own helpers?")
-    return "".join(parts)
+    return settings
 
 
 def place_of(resources: Mapping[str, Any]) -> tuple[list[str], int]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hyperpod_ext.config.job import JobConfig
-from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
+from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig, split_variable
 from hyperpod_ext.launch.spec_note import brief
 
 ENV_SECRET_ID = "HPX_SECRET_ID"
@@ -23,24 +23,15 @@ ENTRY = ("python3", "-m", "hyperpod_ext.runtime.training_job")
 
 def environment_of(job: JobConfig) -> dict[str, str]:
     """Variables of every node, and the spec where there is room for it. What is too long for one comes in parts."""
-    runtime = _in_parts(ENV_RUNTIME, RuntimeConfig.of(job).model_dump_json()) if job.mode != "plain" else {}
+    runtime = (
+        split_variable(ENV_RUNTIME, RuntimeConfig.of(job).model_dump_json(), LONGEST_VARIABLE)
+        if job.mode != "plain"
+        else {}
+    )
     secret = {ENV_SECRET_ID: secret_id(job)} if needs_secret(job) else {}
     needed = {**job.env, **runtime, **secret}
-    note = _in_parts(ENV_SPEC, json.dumps(brief(job)))
+    note = split_variable(ENV_SPEC, json.dumps(brief(job)), LONGEST_VARIABLE)
     return needed | note if len(needed) + len(note) <= MOST_VARIABLES else needed
-
-
-def _in_parts(name: str, text: str) -> dict[str, str]:
-    parts = [text[at : at + LONGEST_VARIABLE] for at in range(0, len(text), LONGEST_VARIABLE)]
-    return {name: text} if len(parts) == 1 else {f"{name}_{index}": part for index, part in enumerate(parts)}
-
-
-def take_parts(environment: dict[str, str], name: str) -> str | None:
-    """What `name` was set to, taken out of `environment` whether it came in parts or not; None: it was not set."""
-    parts = [environment.pop(name)] if name in environment else []
-    while (part := environment.pop(f"{name}_{len(parts)}", None)) is not None:
-        parts.append(part)
-    return "".join(parts) if parts else None
 
 
 def needs_secret(job: JobConfig) -> bool:

@@ -17,9 +17,9 @@ from pydantic import ValidationError
 from hyperpod_ext.catalog.labels import JOB as TAG
 from hyperpod_ext.config.document import dotted
 from hyperpod_ext.config.job import JobConfig
-from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
+from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig, take_variable
 from hyperpod_ext.errors import ConfigError, Problem
-from hyperpod_ext.launch.sagemaker.container import ENTRY, ENV_SECRET_ID, ENV_SPEC, take_parts
+from hyperpod_ext.launch.sagemaker.container import ENTRY, ENV_SECRET_ID, ENV_SPEC
 from hyperpod_ext.launch.sagemaker.request import CODE_CHANNEL, DEFAULT_RUN_S, code_uri, training_job_request
 from hyperpod_ext.launch.spec_note import parse_note
 
@@ -37,7 +37,7 @@ def import_request(request: Mapping[str, Any], source: str) -> tuple[JobConfig, 
         ConfigError: what it says is no valid job; names every field.
     """
     rest = copy.deepcopy(dict(request))
-    note = take_parts(rest.get("Environment", {}), ENV_SPEC)
+    note = take_variable(rest.get("Environment", {}), ENV_SPEC)
     noted = parse_note(note) if note is not None else None
     if noted is not None and training_job_request(noted, str(request["TrainingJobName"])) == request:
         return noted, []
@@ -68,7 +68,7 @@ def import_request(request: Mapping[str, Any], source: str) -> tuple[JobConfig, 
 def _environment(rest: Document, options: Document) -> Document:
     """Variables of the workers, and the settings of our runtime among them."""
     env = rest.pop("Environment", {})
-    settings = take_parts(env, ENV_RUNTIME)
+    settings = take_variable(env, ENV_RUNTIME)
     secret = env.pop(ENV_SECRET_ID, None)
     found: Document = {"env": env} if env else {}
     if settings is None:
