@@ -8,6 +8,7 @@ from pydantic import Field, PositiveInt
 
 from hyperpod_ext.config.base import Config
 from hyperpod_ext.config.elastic import Elastic
+from hyperpod_ext.config.scales import sizes_of
 
 RESIZES = "resizes"
 """Folder of orders in the run folder; each is a file that is written whole and never changed."""
@@ -22,8 +23,8 @@ class ResizeOrder(Config):
     """Nodes that the job goes on with, spares not counted."""
 
 
-def sizes_of(elastic: Elastic, nodes: int, workers_per_node: int, batch: int | None) -> tuple[int, ...]:
+def allowed_sizes(elastic: Elastic, nodes: int, workers_per_node: int, batch: int | None) -> tuple[int, ...]:
     """Numbers of nodes that a job which began with `nodes` may have, smallest first; those that do not divide its
     global batch are left out."""
-    sizes = set(elastic.sizes or range(elastic.min_nodes, elastic.max_nodes + 1, elastic.step or 1)) | {nodes}
+    sizes = {*sizes_of(elastic), nodes}
     return tuple(sorted(size for size in sizes if batch is None or batch % (size * workers_per_node) == 0))

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from hyperpod_ext.config.job import JobConfig
-from hyperpod_ext.config.resize import RESIZES, ResizeOrder, sizes_of
+from hyperpod_ext.config.resize import RESIZES, ResizeOrder, allowed_sizes
 from hyperpod_ext.errors import ConfigError, ConflictError, NotFoundError, Problem, WaitTimeoutError
 from hyperpod_ext.launch.handle import JobHandle
 from hyperpod_ext.launch.targets import local_store, local_watch
@@ -43,10 +43,10 @@ def refusal(job: JobConfig, nodes: int) -> Problem | None:
     if job.elastic is None:
         hint = "give it `elastic` with min_nodes and max_nodes, and start it again"
         return Problem(f"{job.name} runs on exactly {job.nodes} nodes", source="--nodes", hint=hint)
-    sizes = sizes_of(job.elastic, job.nodes, job.workers_per_node, job.global_batch_size)
+    sizes = allowed_sizes(job.elastic, job.nodes, job.workers_per_node, job.global_batch_size)
     if nodes in sizes:
         return None
-    allowed = sizes_of(job.elastic, job.nodes, job.workers_per_node, None)
+    allowed = allowed_sizes(job.elastic, job.nodes, job.workers_per_node, None)
     if nodes in allowed:
         ranks = nodes * job.workers_per_node
         message = f"its global batch of {job.global_batch_size} does not divide among {ranks} ranks"

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from hyperpod_ext.config.elastic import Elastic
-from hyperpod_ext.config.resize import sizes_of
+from hyperpod_ext.config.resize import allowed_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,9 @@ class Scale:
     @classmethod
     def of(cls, elastic: Elastic | None, nodes: int, workers_per_node: int, batch: int | None = None) -> Scale | None:
         """Those of a job that begins with `nodes`; None: it has no others."""
-        return None if elastic is None else cls(sizes_of(elastic, nodes, workers_per_node, batch), workers_per_node)
+        return (
+            None if elastic is None else cls(allowed_sizes(elastic, nodes, workers_per_node, batch), workers_per_node)
+        )
 
     def most(self, nodes: int) -> int | None:
         """The largest of the numbers that is not above `nodes`."""
