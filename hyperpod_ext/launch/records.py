@@ -12,7 +12,8 @@ from typing import Any
 
 from hyperpod_ext.config.nearest import suggest
 from hyperpod_ext.errors import NotFoundError
-from hyperpod_ext.launch.targets.local_store import home, write_whole
+from hyperpod_ext.files import write_whole
+from hyperpod_ext.launch.targets.local_store import home
 
 
 def remember(target: str, name: str, record: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ $HPX_HOME/clusters/NAME.json              what this machine has read; `hp-ext cl
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
+from hyperpod_ext.files import write_whole
 from hyperpod_ext.launch.cdk import stacks
 
 STACKS = ("storage", "cluster")
@@ -72,9 +72,7 @@ def keep(found: ClusterOutputs, file: Path | None = None) -> Path:
     """Write them where `recall` looks, or to `file`."""
     file = file or _own(found.name)
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.{os.getpid()}")
-    partial.write_text(json.dumps(asdict(found), indent=2) + "\n", encoding="utf-8")
-    partial.replace(file)
+    write_whole(file, json.dumps(asdict(found), indent=2) + "\n")
     return file
 
 

@@ -22,9 +22,10 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ext.files import write_whole
 from hyperpod_ext.launch.targets.local_nodes import WANTED, Cancellation, Node, Patience, Wanted, run_nodes
 from hyperpod_ext.launch.targets.local_result import Report, lost_result, make_result, settle
-from hyperpod_ext.launch.targets.local_store import Submission, write_whole
+from hyperpod_ext.launch.targets.local_store import Submission
 from hyperpod_ext.processes import become_subreaper, describe_exit, die_with_parent, kill_descendants
 
 _LONGEST_SCRATCH = 60

@@ -9,6 +9,7 @@ from typing import Any
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.config.resize import RESIZES, ResizeOrder, allowed_sizes
 from hyperpod_ext.errors import ConfigError, ConflictError, NotFoundError, Problem, WaitTimeoutError
+from hyperpod_ext.files import write_whole
 from hyperpod_ext.launch.handle import JobHandle
 from hyperpod_ext.launch.targets import local_store, local_watch
 
@@ -34,7 +35,7 @@ def order(handle: JobHandle, nodes: int) -> str:
     folder = submission.run_dir(_RUN) / RESIZES
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{time.time_ns():020d}"
-    local_store.write_whole(folder / f"{name}.json", ResizeOrder(nodes=nodes).model_dump_json() + "\n")
+    write_whole(folder / f"{name}.json", ResizeOrder(nodes=nodes).model_dump_json() + "\n")
     return name
 
 

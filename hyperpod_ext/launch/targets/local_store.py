@@ -24,6 +24,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ext.files import write_whole
+
 _KEPT = 10
 _LOCK_PATIENCE_S = 0.3
 """Whoever looks whether a lock is held takes it for a moment; a submission waits that out."""
@@ -107,13 +109,6 @@ class Submission:
 def now() -> str:
     """The time, to the second, as status files carry it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Replace `file`: readers see all of the old text or all of the new."""
-    partial = file.with_name(f"{file.name}.{os.getpid()}")
-    partial.write_text(text)
-    partial.rename(file)
 
 
 def names(at: Path | None = None) -> list[str]:

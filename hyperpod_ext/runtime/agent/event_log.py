@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ext.files import write_whole
+
 REPORT = "report.json"
 
 
@@ -46,9 +48,7 @@ class EventLog:
 
 def write_report(run_dir: Path, report: dict[str, Any], name: str = REPORT) -> None:
     """Write a report so that readers see all of it or none of it."""
-    partial = run_dir / f"{name}.partial"
-    partial.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    partial.rename(run_dir / name)
+    write_whole(run_dir / name, json.dumps(report, indent=2) + "\n")
 
 
 def report_of(node: int | str) -> str:

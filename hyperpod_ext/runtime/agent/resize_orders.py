@@ -11,6 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from hyperpod_ext.config.resize import RESIZES, WANTED, ResizeOrder
+from hyperpod_ext.files import write_whole
 
 
 def read_orders(run_dir: Path) -> dict[str, ResizeOrder]:
@@ -27,6 +28,4 @@ def read_orders(run_dir: Path) -> dict[str, ResizeOrder]:
 
 def tell_wanted(run_dir: Path, nodes: Collection[int]) -> None:
     """Say which nodes the job would have."""
-    partial = run_dir / f"{WANTED}.partial"
-    partial.write_text(json.dumps({"nodes": sorted(nodes)}) + "\n", encoding="utf-8")
-    partial.rename(run_dir / WANTED)
+    write_whole(run_dir / WANTED, json.dumps({"nodes": sorted(nodes)}) + "\n")

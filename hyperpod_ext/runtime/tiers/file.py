@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFoundError, UnreachableError
+from hyperpod_ext.files import sync_directory
 from hyperpod_ext.runtime.tiers.object_store import (
     MIB,
     PARTIAL,
@@ -75,7 +76,7 @@ class FileStore:
             if cancelled():
                 raise Cancelled(f"{self.url}/{name}")
             partial.replace(final)  # readers see all of it or none of it
-            _sync_directory(final.parent)
+            sync_directory(final.parent)
 
     def put_new(self, name: str, data: bytes) -> bool:
         final = self._path(name)
@@ -86,7 +87,7 @@ class FileStore:
                 final.hardlink_to(partial)  # unlike rename, refuses a name that is taken
             except FileExistsError:
                 return partial.stat().st_nlink == 2  # an NFS server whose answer got lost: the link is ours
-            _sync_directory(final.parent)
+            sync_directory(final.parent)
             return True
 
     def get(self, name: str, limit: int = 64 * MIB) -> bytes:
@@ -216,19 +217,10 @@ def _make_folder(path: Path) -> None:
     if not path.exists():
         _make_folder(path.parent)
         path.mkdir(exist_ok=True)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
     left = memoryview(data)
     while left:
         left = left[os.write(descriptor, left) :]
-
-
-def _sync_directory(path: Path) -> None:
-    """Without this the name, unlike the bytes, may be lost with the power."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

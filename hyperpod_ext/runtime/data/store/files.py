@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.errors import CorruptSegmentError, DiskFullError, HyperpodExtError
+from hyperpod_ext.files import sync_directory
 
 TEMPORARY = ".tmp"
 Bytes = bytes | bytearray | memoryview
@@ -52,7 +53,7 @@ def publish(final: Path, parts: Sequence[Bytes]) -> int:
             raise
         finally:
             os.close(descriptor)
-        sync_folder(final.parent)
+        sync_directory(final.parent)
     return nbytes
 
 
@@ -94,15 +95,6 @@ def sweep(folder: Path) -> int:
     for path in left:
         path.unlink(missing_ok=True)
     return len(left)
-
-
-def sync_folder(path: Path) -> None:
-    """Without this the name, unlike the bytes, may be lost with the power."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def make_folder(path: Path) -> None:
