@@ -19,6 +19,7 @@ Processes are forked from this one, which has torch imported, as workers are for
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import multiprocessing
 import os
 import queue
@@ -101,16 +102,24 @@ class Member:
             self._line.send((kind, *what))
 
     def _listen(self) -> None:
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                message = self._line.recv()
+        try:
+            while (message := self._heard()) is not None:
                 if message[0] == "abort":
                     self._spent_before = spent()
                     heard = self._aborted_at = time.monotonic()
                     self.groups.cut()
                     self.send("cut", time.monotonic() - heard)
                 self._inbox.put(message)
-        os._exit(1)
+        except BaseException:  # the main thread waits for this one: it would hang, and nobody know why
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+    def _heard(self) -> tuple[Any, ...] | None:
+        """None once the test is over."""
+        with contextlib.suppress(EOFError, OSError):
+            return self._line.recv()  # type: ignore[no-any-return]
+        return None
 
     def _broke(self, why: str) -> None:
         print(why, file=sys.stderr)
@@ -211,12 +220,15 @@ class Ranks:
                 try:
                     self._told[rank].append(line.recv())  # type: ignore[union-attr]
                 except EOFError:
-                    raise AssertionError(f"rank {rank} ended before it said {kind!r}") from None
+                    self.processes[rank].join(timeout_s)
+                    ended = self.processes[rank].exitcode
+                    raise AssertionError(f"rank {rank} ended with {ended} before it said {kind!r}") from None
         return found
 
 
 def _run(rank: int, size: int, body: Callable[[Member], None], line: Connection, inherited: list[Connection]) -> None:
     die_with_parent(os.getppid())
+    faulthandler.enable()
     for other in inherited:  # a rank that dies must not live on in another's descriptors
         other.close()
     torch.set_num_threads(1)

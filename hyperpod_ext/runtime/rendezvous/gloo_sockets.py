@@ -32,9 +32,12 @@ class Connection:
     """One of a group's sockets, as it is registered; those that are being made included."""
 
     fd: int
+    """The number it was registered under. An epoll set keeps a socket that lives on elsewhere (a duplicate, a forked
+    process) when this number has long become something else's."""
     events: int
     data: int
     """A pointer to whatever of gloo's takes the events."""
+    inode: int
 
     @property
     def armed(self) -> bool:
@@ -73,27 +76,29 @@ def _read(epoll: int, fdinfo: str) -> EventLoop | None:
     for registered in _registered(fdinfo):
         with contextlib.suppress(OSError):  # closed meanwhile
             status = os.fstat(registered.fd)
+            if status.st_ino != registered.inode:
+                continue  # the number is another's by now
             if stat.S_ISFIFO(status.st_mode):
                 pipes += 1
             elif stat.S_ISSOCK(status.st_mode):
                 if (address := _listens_at(registered.fd)) is not None:
                     listeners.append(address)
                 else:
-                    connections[status.st_ino] = registered
+                    connections[registered.inode] = registered
     if pipes != 1 or len(listeners) != 1:
         return None
     return EventLoop(epoll, connections, listeners[0])
 
 
 def _registered(fdinfo: str) -> list[Connection]:
-    """What is in an epoll set, from lines like `tfd: 29 events: 19 data: 7f12ac0 pos:0 ...`."""
+    """What is in an epoll set, from lines like `tfd: 29 events: 19 data: 7f12ac0  pos:0 ino:3d sdev:9`."""
     found = []
     for line in fdinfo.splitlines():
         if line.startswith("tfd:"):
             words = line.split()
             fd, events, data = int(words[1]), int(words[3], 16), int(words[5], 16)
             if data & 0xFFFFFFFF != fd:  # a pointer; Python and libuv put the descriptor there
-                found.append(Connection(fd, events, data))
+                found.append(Connection(fd, events, data, int(words[7].removeprefix("ino:"), 16)))
     return found
 
 

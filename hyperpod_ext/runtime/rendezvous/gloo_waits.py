@@ -25,6 +25,8 @@ _GLOO = "N4gloo9transport3tcp"
 _BUFFER, _PAIR = f"_ZTV{_GLOO}13UnboundBufferE", f"_ZTV{_GLOO}4PairE"
 _TELL_BUFFER = f"_Z{_GLOO}13UnboundBuffer15signalExceptionENSt15__exception_ptr13exception_ptrE"
 _RUNTIME_ERROR_BYTES = 16
+_SYSCALL_BYTES = 256
+"""A call's number, six arguments and two registers."""
 _BUFFER_BYTES, _PAIR_BYTES = 256, 1024
 """How far inside of an object its condition variable may be: 120 and 528 bytes in torch 2.13."""
 
@@ -42,9 +44,13 @@ class Sleep:
 def sleeping(thread: int) -> Sleep | None:
     """On what a thread of this process waits; None while it does anything else."""
     try:
-        words = Path(f"/proc/self/task/{thread}/syscall").read_text().split()
+        return _sleep(thread, Path(f"/proc/self/task/{thread}/syscall").read_text())
     except OSError:  # it has just ended
         return None
+
+
+def _sleep(thread: int, syscall: str) -> Sleep | None:
+    words = syscall.split()
     if len(words) < 5 or words[0] != str(_FUTEX):
         return None
     return Sleep(thread, int(words[1], 16), timed=int(words[4], 16) != 0)
@@ -74,7 +80,8 @@ class Lost:
 class LostWaits:
     """Finds and ends such waits in this process."""
 
-    def __init__(self, torch: ctypes.CDLL, cpp: ctypes.CDLL) -> None:
+    def __init__(self, torch: ctypes.PyDLL, cpp: ctypes.PyDLL, c: ctypes.PyDLL) -> None:
+        self._c = c
         # an object's first word points behind two words of the table: its offset and its type
         self._buffer, self._pair = _address(torch, _BUFFER) + 16, _address(torch, _PAIR) + 16
         self._tell = torch[_TELL_BUFFER]
@@ -93,8 +100,8 @@ class LostWaits:
         import torch
 
         try:
-            library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-            return cls(library, ctypes.CDLL("libstdc++.so.6"))
+            library = ctypes.PyDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+            return cls(library, ctypes.PyDLL("libstdc++.so.6"), ctypes.PyDLL(None))
         except (OSError, AttributeError, ValueError):
             return None
 
@@ -111,12 +118,26 @@ class LostWaits:
 
     def end(self, lost: Lost, why: str) -> None:
         """Have the wait for a buffer raise. Only for one that was seen twice, when all connections were closed: a
-        thread that might go on by itself could free the object meanwhile."""
-        if sleeping(lost.sleep.thread) != lost.sleep:
-            return
+        thread that might go on by itself could free the object meanwhile.
+
+        From the last look to the call the GIL is kept (nothing here goes through Python's own files, or through a
+        library that lets go of it): a thread of Python's that has been woken may not free what it waited for.
+        """
         pointer = self._exception(why)
-        self._tell(ctypes.c_void_p(lost.object), ctypes.byref(pointer))
-        self._let_go(ctypes.byref(pointer))
+        target, argument = ctypes.c_void_p(lost.object), ctypes.byref(pointer)
+        if self._sleeping_still(lost.sleep):
+            self._tell(target, argument)
+        self._let_go(argument)
+
+    def _sleeping_still(self, sleep: Sleep) -> bool:
+        """Without letting go of the GIL."""
+        file = self._c.open(f"/proc/self/task/{sleep.thread}/syscall".encode(), os.O_RDONLY | os.O_CLOEXEC)
+        if file < 0:
+            return False
+        text = ctypes.create_string_buffer(_SYSCALL_BYTES)
+        read = self._c.read(file, text, _SYSCALL_BYTES)
+        self._c.close(file)
+        return read > 0 and _sleep(sleep.thread, text.raw[:read].decode()) == sleep
 
     def _object_around(self, sleep: Sleep, memory: int) -> Lost | None:
         """The nearest object of gloo's that begins before the address the thread sleeps on."""
@@ -141,5 +162,5 @@ class LostWaits:
         return pointer
 
 
-def _address(library: ctypes.CDLL, name: str) -> int:
+def _address(library: ctypes.PyDLL, name: str) -> int:
     return ctypes.addressof(ctypes.c_char.in_dll(library, name))

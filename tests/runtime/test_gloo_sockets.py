@@ -1,0 +1,69 @@
+"""Which sockets are gloo's: never one that has taken the number of a former one."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from hyperpod_ext.runtime.rendezvous import gloo_sockets
+from hyperpod_ext.runtime.rendezvous.gloo_sockets import duplicate, event_loops
+
+_POINTER = 0x7F00_1234_5678_9AB0
+"""What gloo registers with a socket."""
+
+
+class Loop:
+    """An epoll set as gloo's event threads have it, with one connection."""
+
+    def __init__(self) -> None:
+        self.epoll = select.epoll()
+        self.pipe = os.pipe()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.connection, self.other_side = socket.socketpair()
+        for fd in (self.pipe[0], self.listener.fileno(), self.connection.fileno()):
+            event = gloo_sockets._Event(select.EPOLLIN, _POINTER)
+            added = gloo_sockets._libc.epoll_ctl(self.epoll.fileno(), 1, fd, ctypes.byref(event))
+            assert added == 0, ctypes.get_errno()
+
+    def connections(self) -> list[int]:
+        (loop,) = (loop for loop in event_loops() if loop.epoll == self.epoll.fileno())
+        return [connection.fd for connection in loop.connections.values()]
+
+    def close(self) -> None:
+        for fd in self.pipe:
+            os.close(fd)
+        for each in (self.epoll, self.listener, self.connection, self.other_side):
+            each.close()
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    made.close()
+
+
+def test_a_connection_is_found_and_its_duplicate_is_the_same_socket(loop):
+    assert loop.connections() == [loop.connection.fileno()]
+    copy = duplicate(loop.connection.fileno(), os.fstat(loop.connection.fileno()).st_ino)
+    assert copy is not None
+    with copy:
+        copy.shutdown(socket.SHUT_RD)
+    assert loop.connection.recv(1) == b""
+
+
+def test_a_socket_that_took_the_number_of_one_that_lives_on_elsewhere_is_left_alone(loop):
+    number = loop.connection.fileno()
+    elsewhere = loop.connection.dup()  # or in a process that was forked: the epoll set keeps its entry
+    ours, theirs = socket.socketpair()
+    os.dup2(ours.fileno(), number)
+    try:
+        assert loop.connections() == []
+    finally:
+        for each in (elsewhere, ours, theirs):
+            each.close()
