@@ -9,7 +9,6 @@ def train(run: Run) -> None:
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -17,9 +16,9 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.data.loader import ElasticDataLoader, Step
+from hyperpod_ext.runtime.data.loader import ElasticDataLoader
 from hyperpod_ext.runtime.integrations.accelerate import see_world
-from hyperpod_ext.runtime.integrations.steps import Steps
+from hyperpod_ext.runtime.integrations.steps import Batches, Steps
 from hyperpod_ext.runtime.restart.run import Run
 
 
@@ -93,7 +92,7 @@ class ResilientTrainer(Trainer):
             collate=collate,
             workers=args.dataloader_num_workers,
         )
-        self._batches = _Batches(loader)
+        self._batches = Batches(loader)
         return self._batches
 
     def _init_training_state(
@@ -131,22 +130,6 @@ class ResilientTrainer(Trainer):
         if self._steps is not None:
             self._steps.add_loss(loss)
         return loss
-
-
-class _Batches:
-    """Micro-batches of the rest of an epoch, as the loop takes them: without weights, as all are alike."""
-
-    def __init__(self, loader: ElasticDataLoader) -> None:
-        self.loader, self.dataset = loader, loader.source
-        self.now: Step | None = None
-
-    def __len__(self) -> int:
-        return len(self.loader.sampler)
-
-    def __iter__(self) -> Iterator[Any]:
-        for step in self.loader:
-            self.now = step
-            yield from step.micro_batches
 
 
 class _Follow(TrainerCallback):

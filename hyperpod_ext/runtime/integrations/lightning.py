@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterator
 from typing import Any
 
 from lightning.pytorch import Callback, Trainer
@@ -18,9 +17,9 @@ from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.data.loader import ElasticDataLoader, Step
+from hyperpod_ext.runtime.data.loader import ElasticDataLoader
 from hyperpod_ext.runtime.data.positions import slots_of, steps_per_epoch
-from hyperpod_ext.runtime.integrations.steps import Steps
+from hyperpod_ext.runtime.integrations.steps import Batches, Steps
 from hyperpod_ext.runtime.restart.run import Run
 
 
@@ -129,7 +128,7 @@ class _Follow(Callback):
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self.batches: _Batches | None = None
+        self.batches: Batches | None = None
         self._steps: Steps | None = None
         self._in_step = False
         self._loops = ""
@@ -163,7 +162,7 @@ class _Follow(Callback):
         totals = [total for total in (trainer.max_steps, of_epochs) if total > 0]
         if not totals:
             raise JobFailedError("fit() without an end", hint="Give the trainer max_steps or max_epochs.")
-        self.trainer, self.batches, self._total = trainer, _Batches(loader), min(totals)
+        self.trainer, self.batches, self._total = trainer, Batches(loader), min(totals)
 
     def restore(self, strategy: ResilientStrategy) -> None:
         """Bring the state to the step that the job goes on from, and Lightning's counters to it."""
@@ -224,29 +223,6 @@ class _Follow(Callback):
     def on_train_end(self, *_: Any) -> None:
         if self._steps is not None:
             self._steps.end()
-
-
-class _Batches:
-    """Micro-batches of the rest of an epoch, as the loop takes them: without weights, as all are alike."""
-
-    def __init__(self, loader: ElasticDataLoader) -> None:
-        self.loader = loader
-        self.now: Step | None = None
-
-    def __len__(self) -> int:
-        return len(self.loader.sampler)
-
-    def __iter__(self) -> Iterator[Any]:
-        for step in self.loader:
-            self.now = step
-            yield from step.micro_batches
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: the run has it. Lightning asks whether there is one."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `state_dict`."""
 
 
 def _listed(callbacks: Any) -> list[Any]:

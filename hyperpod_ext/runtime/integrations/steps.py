@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from types import TracebackType
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from hyperpod_ext.errors import JobFailedError, NotFoundError, StaleGenerationError
+from hyperpod_ext.runtime.data.loader import ElasticDataLoader, Step
 from hyperpod_ext.runtime.restart.run import Run
 
 
@@ -71,3 +73,27 @@ class Steps:
             self.end()
         with contextlib.suppress(StaleGenerationError, NotFoundError):  # a save that came too late
             self.close()
+
+
+class Batches:
+    """Micro-batches of the rest of an epoch, as a loop takes them: without weights, as all are alike."""
+
+    def __init__(self, loader: ElasticDataLoader) -> None:
+        self.loader, self.dataset = loader, loader.source
+        self.now: Step | None = None
+        """The step that was read last."""
+
+    def __len__(self) -> int:
+        return len(self.loader.sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        for step in self.loader:
+            self.now = step
+            yield from step.micro_batches
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the run has it. Lightning asks whether there is one."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `state_dict`."""
