@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,7 +92,7 @@ class Job:
         path = self.folder / "events.jsonl"
         position = 0
         while True:
-            ended = all(agent.poll() is not None for agent in self.agents)
+            ended, before = all(agent.poll() is not None for agent in self.agents), position
             if path.exists():
                 with path.open() as file:
                     file.seek(position)
@@ -100,6 +101,8 @@ class Job:
                         yield json.loads(line)
             if ended:
                 return
+            if position == before:
+                time.sleep(0.01)  # the job needs the processors more than who looks at it
 
     def until(self, event: str, **fields: Any) -> dict[str, Any]:
         """Block until the log has such an event."""

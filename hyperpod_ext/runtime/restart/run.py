@@ -112,8 +112,8 @@ class Run:
         known = self._kept[self._cursor] if self._cursor < len(self._kept) else None
         if known is not None and known.world != world and known.is_of_one_world:
             known.value, known = None, None  # two of them may not fit into memory
-            if self._state is not None:
-                self._state.forget()
+            if self._state is not None and self._state.is_cut:
+                self._state.forget()  # its parts come from what was saved
         if known is None or known.made.talked or not meshes.can_keep_fsdp():
             torch.manual_seed(seed_of(self.config.seed, 0, -1))
             with meshes.recording() as made:
@@ -281,7 +281,7 @@ class Run:
         taken = self._state.take()
         self._watchdog.compare(step, taken)
         sharing = taken.sharing()
-        world_size = 0 if sharing == "same" else self.world_size
+        world_size = 0 if sharing == "same" and not taken.is_cut else self.world_size
         whole = Whole(step, save_id_of(self.generation, step), taken.own_digest(), sharing, world_size)
         self._state.commit(taken, whole)
         self.step, self._taken = step, (taken, whole)

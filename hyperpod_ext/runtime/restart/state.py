@@ -40,6 +40,11 @@ class Taken:
     """Tensors that data parallelism does not keep equal: buffers, and whatever is neither a module nor an
     optimizer."""
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether it is laid out for the ranks of one world, even where each of them holds all of it."""
+        return any(is_dtensor(tensor) for tensor in self.parts.tensors)
+
     def versions(self) -> list[int]:
         """Autograd's version counters; in-place changes raise them, but for those of fused optimizers and `.data`."""
         return [0 if tensor.is_inference() else tensor._version for tensor in self.parts.tensors]
@@ -74,7 +79,7 @@ class Whole:
     own_digest: str
     sharing: str
     world_size: int = 0
-    """Ranks among which it is cut; 0: any number will do, as it is the same on all."""
+    """Ranks that it is laid out for; 0: any number will do, as it is the same on all."""
 
 
 class TrainingState:
@@ -115,6 +120,11 @@ class TrainingState:
     def forget(self) -> None:
         """Let go of what was committed, too: its memory is wanted by what takes its place."""
         self._mark = None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether what was committed is of no use in a world of another size."""
+        return self._mark is not None and self._mark[2].world_size > 0
 
     @property
     def tells_of_changes(self) -> bool:
