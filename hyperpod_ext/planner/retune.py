@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from hyperpod_ext.planner.intervals import best_interval
-from hyperpod_ext.planner.rates import PUBLISHED
+from hyperpod_ext.planner.rates import Rates, published
 
 _STEADY = 1.15
 """Intervals that differ by less than this factor differ in goodput by less than a hundredth of what saves cost."""
@@ -31,9 +31,9 @@ class Measured:
     """From a snapshot until it had arrived: mean of what was measured."""
 
 
-def prior_rate(nodes: int) -> float:
+def prior_rates(nodes: int) -> Rates:
     """Failures per second to expect of so many nodes before anything was seen: those of a published run."""
-    return PUBLISHED["llama3-405b"].rates().of_job(nodes).total
+    return published("llama3-405b").of_job(nodes)
 
 
 def believed_rate(failures: int, elapsed: float, prior: float) -> float:

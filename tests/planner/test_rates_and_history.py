@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hyperpod_ext.errors import ConfigError, NotFoundError
 from hyperpod_ext.planner.history import read_history
 from hyperpod_ext.planner.rates import Rates, fit, published
-from hyperpod_ext.planner.retune import Measured, believed_rate, prior_rate, retune
+from hyperpod_ext.planner.retune import Measured, believed_rate, prior_rates, retune
 
 
 def test_the_published_run_fails_as_often_as_was_published() -> None:
@@ -131,7 +131,7 @@ def test_what_was_seen_outweighs_what_was_expected_as_time_goes_on() -> None:
     assert believed_rate(0, 0.0, prior) == prior
     assert believed_rate(0, 36_000.0, prior) == prior / 2
     assert believed_rate(100, 36_000.0, prior) == pytest.approx(101 / 72_000)
-    assert prior_rate(2048) == pytest.approx(419 / (54 * 86400))
+    assert prior_rates(2048).total == pytest.approx(419 / (54 * 86400))
 
 
 def test_an_interval_goes_towards_the_best_by_at_most_two_times() -> None:

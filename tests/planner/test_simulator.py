@@ -15,7 +15,7 @@ from hyperpod_ext.planner.intervals import best_interval, goodput
 from hyperpod_ext.planner.outlook import look_ahead
 from hyperpod_ext.planner.presets import preset
 from hyperpod_ext.planner.rates import Rates, published
-from hyperpod_ext.planner.retune import Measured, prior_rate, retune
+from hyperpod_ext.planner.retune import Measured, prior_rates, retune
 from hyperpod_ext.planner.state import FORMATS, size_of
 from hyperpod_ext.planner.ways import Recovery, Way
 from hyperpod_ext.runtime.memory_server.placement import place_replicas
@@ -236,7 +236,7 @@ def test_a_job_that_retunes_itself_comes_to_the_best_interval(often: float) -> N
             1, rates=Rates(rate, 0, 0, ""), tiers={"durable": Tier(max(1, round(interval / 5)), blocked, 4.0)}, spares=0
         )
         seen += sum(Simulation(settings, day).run(1).faults.values())
-        interval = retune(interval, Measured(day * 86400.0, seen, blocked, 4.0), prior_rate(64))
+        interval = retune(interval, Measured(day * 86400.0, seen, blocked, 4.0), prior_rates(64).total)
     assert interval == pytest.approx(best, rel=0.25)
     assert goodput(interval, blocked, 1 / rate) > max(
         goodput(factor * best, blocked, 1 / rate) for factor in (0.5, 2.0)

@@ -12,8 +12,7 @@ from typing import Any
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, S3Tier
 from hyperpod_ext.config.runtime import RuntimeConfig
-from hyperpod_ext.planner.rates import PUBLISHED
-from hyperpod_ext.planner.retune import Measured, retune
+from hyperpod_ext.planner.retune import Measured, prior_rates, retune
 from hyperpod_ext.runtime.rendezvous.membership import Membership
 
 START_S = 60.0
@@ -46,7 +45,7 @@ class Tuner:
     """
 
     def __init__(self, policy: CheckpointPolicy, nodes: int, now: float) -> None:
-        rates = PUBLISHED["llama3-405b"].rates().of_job(nodes)
+        rates = prior_rates(nodes)
         self._prior = rates.correlated if policy.peer() is not None else rates.correlated + rates.node
         self._started = now
         self._tiers: dict[str, _Tuned] = {
