@@ -81,7 +81,7 @@ def standing(status: JobStatus, meters: Meters) -> dict[str, Any]:
     took = [rank.step_s for rank in meters.ranks.values() if rank.step_s is not None]
     step_s = max(took, default=None)
     step, of = meters.step if meters.step is not None else status.step, meters.of or status.of
-    left = (of - step) * step_s if None not in (of, step, step_s) else None  # type: ignore[operator]
+    left = None if of is None or step is None or step_s is None else (of - step) * step_s
     return {
         "name": status.name,
         "handle": status.handle,

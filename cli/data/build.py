@@ -18,7 +18,7 @@ _MIB = 1 << 20
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
-class Size(click.ParamType):  # type: ignore[type-arg]
+class Size(click.ParamType):  # type: ignore[type-arg]  # older clicks have no argument here
     """200GiB, 512 MiB, 1000000"""
 
     name = "size"

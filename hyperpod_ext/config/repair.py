@@ -38,7 +38,7 @@ def repair(error: Mapping[str, Any], model: type[BaseModel], document: Document)
     read = _reading(error, len(expected.models) > 1)
     holder = _value_at(document.data, path[:-1])
     if read is not None and isinstance(holder, dict | list):
-        holder[path[-1]] = read  # type: ignore[index]
+        holder[path[-1]] = read  # type: ignore[index]  # a key or an index, as the holder needs it
         return None
     return _drop(document, path)
 

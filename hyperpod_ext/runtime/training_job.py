@@ -40,7 +40,7 @@ def main() -> None:
     try:
         code = _run(root, sys.argv[1:], os.environ)
     except HyperpodExtError as error:
-        print(f"hyperpod_ext: {error}", file=sys.stderr)  # noqa: T201
+        print(f"hyperpod_ext: {error}", file=sys.stderr)  # noqa: T201  (CloudWatch keeps what is printed)
         _tell_cause(root, str(error))
         code = error.exit_code
     sys.exit(code)

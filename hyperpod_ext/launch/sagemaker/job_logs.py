@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from hyperpod_ext.errors import NotFoundError
@@ -26,7 +27,7 @@ class JobLogs:
         for stream in self._streams():
             while True:
                 token = {"nextToken": self._tokens[stream]} if stream in self._tokens else {}
-                page = call(f"GetLogEvents {stream}", lambda s=stream, t=token: self._page(s, t))  # type: ignore[misc]
+                page = call(f"GetLogEvents {stream}", partial(self._page, stream, token))
                 self._tokens[stream] = page["nextForwardToken"]
                 node = _STREAM_TIME.sub("", stream.partition("/")[2])
                 yield from (f"{node} | {event['message']}" for event in page["events"])
@@ -43,8 +44,7 @@ class JobLogs:
         while True:
             try:
                 page = call(
-                    f"DescribeLogStreams {self._job_name}",
-                    lambda sent=request: self._service.describe_log_streams(**sent),  # type: ignore[misc]
+                    f"DescribeLogStreams {self._job_name}", partial(self._service.describe_log_streams, **request)
                 )
             except NotFoundError:
                 return []  # the first job of an account, before it prints

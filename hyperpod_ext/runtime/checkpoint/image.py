@@ -49,17 +49,14 @@ def chunk_of(tensor: torch.Tensor | Chunk, name: str) -> Chunk | None:
         return Chunk(tensor.detach(), tuple(tensor.shape), (0,) * tensor.dim())
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    if any(placement.is_partial() for placement in tensor.placements):  # type: ignore[attr-defined]
+    sharded: Any = tensor  # a DTensor, whose type is not imported
+    if any(placement.is_partial() for placement in sharded.placements):
         raise JobFailedError(
-            f"{name} is placed as {tensor.placements}: its parts are not summed yet",  # type: ignore[attr-defined]
+            f"{name} is placed as {sharded.placements}: its parts are not summed yet",
             hint="Redistribute it to Replicate() or Shard() before it is saved.",
         )
-    local = tensor.detach().to_local()  # type: ignore[attr-defined]
-    sizes, offsets = compute_local_shape_and_global_offset(
-        tensor.shape,
-        tensor.device_mesh,  # type: ignore[attr-defined]
-        tensor.placements,  # type: ignore[attr-defined]
-    )
+    local = sharded.detach().to_local()
+    sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, sharded.device_mesh, sharded.placements)
     if local.numel() == 0 and tensor.numel() > 0:
         return None
     assert tuple(sizes) == tuple(local.shape), f"{name}: {sizes} is not {local.shape}"

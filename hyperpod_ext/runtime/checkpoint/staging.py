@@ -27,7 +27,7 @@ class Stager:
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         if address in self._pinned:
             return
-        code = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0))  # type: ignore[no-untyped-call]
+        code = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0))
         if code != 0:
             raise HyperpodExtError(f"the memory tier cannot be pinned for the GPU: CUDA error {code}")
         self._pinned.add(address)
@@ -46,7 +46,7 @@ class Stager:
                 destination.copy_(source, non_blocking=True)
                 if source.is_cuda:
                     source.record_stream(stream)
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done = torch.cuda.Event()
             done.record(stream)
         done.synchronize()
 
@@ -57,12 +57,12 @@ class Stager:
 
     def _side_stream(self) -> torch.cuda.Stream:
         if self._stream is None:
-            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self._stream = torch.cuda.Stream()
         return self._stream
 
 
 def _cuda_in_use() -> bool:
-    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())
 
 
 class Background:

@@ -33,10 +33,7 @@ class Replicated(Reproducible):
             if (wrapped := own()) is not None:
                 wrapped._arrived()
 
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
-            for parameter in self._trained
-        ]
+        self._hooks = [parameter.register_post_accumulate_grad_hook(arrived) for parameter in self._trained]
         if init_sync:
             with torch.no_grad():
                 for tensor in (*module.parameters(), *module.buffers()):

@@ -87,7 +87,8 @@ class _Group(ReduceScatter):
     @property
     def shards(self) -> dist.ProcessGroup:
         """Ranks that have a part each. Asked each time: a fault replaces groups."""
-        return self.inner.mesh_info.shard_process_group  # type: ignore[no-any-return]
+        group: dist.ProcessGroup = self.inner.mesh_info.shard_process_group
+        return group
 
     @property
     def _is_hybrid(self) -> bool:

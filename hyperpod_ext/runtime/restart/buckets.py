@@ -34,7 +34,7 @@ def layout_of(ddp: DistributedDataParallel) -> Buckets | None:
     are looked for (then the first layout is final, and the same in every DDP of the module).
     """
     anew = ddp.reducer._rebuild_buckets()  # what the next forward would do first
-    logged: Any = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+    logged: Any = ddp._get_ddp_logging_data()
     if not anew and not logged.get("has_rebuilt_buckets"):
         return None
     # the logged layout is one backward late; the buckets themselves are not
@@ -63,7 +63,7 @@ class _PinnedDDP(DistributedDataParallel):
             )
 
     def _build_params_for_reducer(self) -> tuple[list[torch.nn.Parameter], list[bool]]:
-        parameters, sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
+        parameters, sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]  # torch's has no types
         if sorted(self._arrival) != list(range(len(parameters))):
             raise JobFailedError(
                 f"data_parallel: the module has {len(parameters)} trained parameters; "

@@ -58,12 +58,12 @@ def recording() -> Iterator[Made]:
         init(mesh, *arguments, **options)
 
     _c10d._new_group_with_tag = record
-    DeviceMesh.__init__ = count  # type: ignore[assignment,method-assign]
+    DeviceMesh.__init__ = count  # type: ignore[assignment,method-assign]  # put back below
     try:
         yield made
     finally:
         _c10d._new_group_with_tag = make
-        DeviceMesh.__init__ = init  # type: ignore[method-assign]
+        DeviceMesh.__init__ = init  # type: ignore[method-assign]  # as it was
     made.talked = _words() != before
 
 

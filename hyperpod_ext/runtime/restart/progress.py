@@ -109,7 +109,7 @@ class Progress:
             return
         result = _first_with_gradient(output)
         if result is not None:
-            result.register_hook(self._backward_came)  # type: ignore[no-untyped-call]
+            result.register_hook(self._backward_came)
 
     def _backward_came(self, _gradient: torch.Tensor) -> None:
         self.mark(Phase.BACKWARD)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from hyperpod_ext.planner.rates import Rates
 from hyperpod_ext.planner.ways import Recovery, Way, costs_of
@@ -69,7 +70,7 @@ class Simulated:
             )
 
 
-def simulated(way: Way, every: Mapping[str, int], **more: object) -> Simulated:
+def simulated(way: Way, every: Mapping[str, int], **more: Any) -> Simulated:
     """The simulation of what a planner looked at, with these steps between saves."""
     costs = costs_of(way)
     tiers: dict[str, Tier] = {}
@@ -91,5 +92,5 @@ def simulated(way: Way, every: Mapping[str, int], **more: object) -> Simulated:
         node_bytes=way.spread.node_bytes,
         state_bytes=way.spread.state_bytes,
         live_read_s=costs["live"].read_s,
-        **more,  # type: ignore[arg-type]
+        **more,
     )

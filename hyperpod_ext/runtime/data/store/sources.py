@@ -200,7 +200,9 @@ def _whole(path: Path, text: IO[bytes]) -> bytes:
 
 
 def _opened(path: Path, raw: IO[bytes]) -> IO[bytes]:
-    return gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw  # type: ignore[return-value]
+    if path.suffix.lower() == ".gz":
+        return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]  # reads as IO[bytes] does; its type lacks fileno
+    return raw
 
 
 def _valid() -> str:

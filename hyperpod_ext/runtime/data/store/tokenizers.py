@@ -128,14 +128,15 @@ def _of_function(function: Callable[[str], Any], name: str | None) -> Tokenizer:
 def _imported(name: str) -> Callable[[str], Any]:
     module, _, attribute = name.partition(":")
     try:
-        found = importlib.import_module(module)
+        found: Any = importlib.import_module(module)
     except ImportError as error:
         raise _unknown(name, f"cannot be imported ({error})") from None
     for part in attribute.split("."):
-        found = getattr(found, part, None)  # type: ignore[assignment]
+        found = getattr(found, part, None)
     if not callable(found):
         raise _unknown(name, f"{module} has no function {attribute}")
-    return found
+    encode: Callable[[str], Any] = found
+    return encode
 
 
 def _library(module: str, package: str, name: str) -> Any:
