@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from hyperpod_ext.config.base import Config
 from hyperpod_ext.config.elastic import Elastic
@@ -14,6 +14,8 @@ RESIZES = "resizes"
 """Folder of orders in the run folder; each is a file that is written whole and never changed."""
 WANTED = "nodes_wanted.json"
 """In the run folder: the numbers of the nodes that the job would have, for whoever starts nodes."""
+LEFT = "node{}.left"
+"""In the run folder: nothing of this node is needed any more, and whoever lent it may have it back."""
 
 
 class ResizeOrder(Config):
@@ -21,6 +23,8 @@ class ResizeOrder(Config):
 
     nodes: Annotated[PositiveInt, Field(examples=[3])]
     """Nodes that the job goes on with, spares not counted."""
+    joining: tuple[NonNegativeInt, ...] = ()
+    """Numbers of nodes that come for it; it waits for all of them, however long a queue may take."""
 
 
 def allowed_sizes(elastic: Elastic, nodes: int, workers_per_node: int, batch: int | None) -> tuple[int, ...]:

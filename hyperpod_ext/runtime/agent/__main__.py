@@ -17,6 +17,7 @@ from hyperpod_ext.runtime.agent.arguments import parse, read_settings
 from hyperpod_ext.runtime.agent.event_log import REPORT, report_of, write_report
 from hyperpod_ext.runtime.agent.line import CutOffError
 from hyperpod_ext.runtime.agent.node import Node
+from hyperpod_ext.runtime.agent.resize_orders import tell_left
 from hyperpod_ext.runtime.environment import ENV_RUN_DIR, ENV_SOCKET_DIR
 from hyperpod_ext.runtime.goodput import make_report
 
@@ -37,6 +38,8 @@ def main() -> None:
             print(f"hyperpod_ext agent, node {arguments.node_rank}: {error}", file=sys.stderr)  # noqa: T201
             _report(error, arguments, run_dir)
             sys.exit(error.exit_code)
+    if state == "left":
+        tell_left(run_dir, arguments.node_rank)
     sys.exit(_EXIT_CODES[state])
 
 

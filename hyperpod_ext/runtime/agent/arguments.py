@@ -8,6 +8,8 @@ import secrets
 from pathlib import Path
 
 from hyperpod_ext.config.checkpoint import DurableTier
+from hyperpod_ext.config.elastic import Elastic
+from hyperpod_ext.config.resize import allowed_sizes
 from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.agent.preflight import check_node
@@ -20,7 +22,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """Read the command line."""
     description = "`python -m hyperpod_ext.runtime.agent [flags] -- script.py [args]`: run one node of a job."
     parser = argparse.ArgumentParser(prog="python -m hyperpod_ext.runtime.agent", description=description)
-    parser.add_argument("--nnodes", type=int, default=1, help="nodes of the job, without spares")
+    parser.add_argument(
+        "--nnodes", type=int, default=1, help="nodes of the job, without spares; of an elastic job: those there are"
+    )
     parser.add_argument("--nproc-per-node", "--nproc_per_node", type=int, default=1, help="workers on each node")
     parser.add_argument(
         "--node-rank", "--node_rank", type=int, default=0, help="number of this node, from 0; from nnodes on: a spare"
@@ -77,6 +81,16 @@ def read_settings(arguments: argparse.Namespace, run_dir: Path, private: Path) -
     )
 
 
+def _begun_with(config: RuntimeConfig, elastic: Elastic, there: int) -> RuntimeConfig:
+    """An elastic job that is started again may have other nodes than at first; those above its size are spares."""
+    sizes = allowed_sizes(elastic, config.nodes, config.workers_per_node, config.global_batch_size)
+    most = max(there - config.spares, min(there, config.nodes))
+    if not (fit := [size for size in sizes if size <= most]):
+        message = f"{config.name} cannot begin on {there} nodes (--nnodes); it can on {', '.join(map(str, sizes))}"
+        raise JobFailedError(message, hint="start it where there are more nodes, or lower elastic.min_nodes")
+    return config.model_copy(update={"nodes": max(fit)})
+
+
 def _config(arguments: argparse.Namespace) -> RuntimeConfig:
     """The job's settings, or defaults for a script started by hand; flags that contradict them are refused."""
     shape = {"nodes": arguments.nnodes, "workers_per_node": arguments.nproc_per_node}
@@ -86,6 +100,9 @@ def _config(arguments: argparse.Namespace) -> RuntimeConfig:
     if os.environ.get(ENV_CHAOS) == "off":  # the run to compare with: it begins from nothing, and leaves nothing
         passing = tuple(tier for tier in config.checkpoint.tiers if not isinstance(tier, DurableTier))
         config = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"tiers": passing})})
+    if config.elastic is not None and arguments.nnodes != config.nodes:
+        config = _begun_with(config, config.elastic, arguments.nnodes)
+        shape["nodes"] = config.nodes
     if (config.nodes, config.workers_per_node) != tuple(shape.values()):
         raise JobFailedError(
             f"--nnodes {arguments.nnodes} --nproc-per-node {arguments.nproc_per_node} contradicts {ENV_RUNTIME}, "

@@ -252,7 +252,7 @@ class Coordinator(Hearing):
             if self._membership.phase is not m.Phase.RUNNING:
                 continue
             for name, order in read_orders(self._run_dir).items():
-                if name not in taken:
+                if name not in taken and set(order.joining) <= self._roster.members.keys():
                     taken.add(name)
                     self._carry_out(self._membership.resize(order.nodes, name))
 

@@ -2,6 +2,7 @@
 
 RUN_DIR/resizes/NAME.json      one order, written whole; its name tells when it came
 RUN_DIR/nodes_wanted.json      for whoever starts nodes
+RUN_DIR/node3.left             for whoever takes them back
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 from collections.abc import Collection
 from pathlib import Path
 
-from hyperpod_ext.config.resize import RESIZES, WANTED, ResizeOrder
+from hyperpod_ext.config.resize import LEFT, RESIZES, WANTED, ResizeOrder
 from hyperpod_ext.files import write_whole
 
 
@@ -29,3 +30,8 @@ def read_orders(run_dir: Path) -> dict[str, ResizeOrder]:
 def tell_wanted(run_dir: Path, nodes: Collection[int]) -> None:
     """Say which nodes the job would have."""
     write_whole(run_dir / WANTED, json.dumps({"nodes": sorted(nodes)}) + "\n")
+
+
+def tell_left(run_dir: Path, node: int) -> None:
+    """Say that nothing of this node is needed any more."""
+    (run_dir / LEFT.format(node)).touch()
