@@ -81,7 +81,7 @@ def _of_events(path: Path, text: str) -> Mapping[str, Any]:
 
     from .output import say
 
-    events, warnings = parse_events(text, str(path))
+    events, warnings = parse_events(text.splitlines(), str(path))
     if not events:
         raise _damaged(path, "holds no event", "the job has not begun, or another file is meant")
     for warning in warnings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -56,19 +56,32 @@ def read_history(path: Path) -> History:
         raise NotFoundError(f"there is no file {file}", hint=hint) from None
     except OSError as error:
         raise ConfigError([Problem(f"cannot be read: {error.strerror}", source=str(file))]) from None
-    events, warnings = parse_events(text, str(file))
+    events, warnings = parse_events(text.splitlines(), str(file))
     return history_of(events, str(file), warnings)
 
 
-def parse_events(text: str, source: str) -> tuple[list[dict[str, Any]], list[str]]:
+def parse_events(lines: Iterable[str], source: str) -> tuple[list[dict[str, Any]], list[str]]:
     """Events of a log, and what could not be read of it. A last line that was cut off is left out.
 
     Raises:
         ConfigError: a line in the middle is not an event.
     """
+    events, damaged, cut = scan_events(lines, source)
+    if damaged is not None:
+        raise ConfigError([damaged])
+    return events, [f"{source}:{cut}: the last line is cut off; it was left out"] if cut is not None else []
+
+
+def scan_events(lines: Iterable[str], source: str) -> tuple[list[dict[str, Any]], Problem | None, int | None]:
+    """Whole events of a log; the first line in the middle that is none; and the number of a last line that is cut."""
     events: list[dict[str, Any]] = []
-    lines = text.splitlines(keepends=True)
+    damaged: Problem | None = None
+    cut: int | None = None
     for number, line in enumerate(lines, 1):
+        if cut is not None:
+            hint = "the file is damaged there; remove the line, or name another history"
+            damaged = damaged or Problem("is not an event", source=source, line=cut, hint=hint)
+            cut = None
         if not line.strip():
             continue
         try:
@@ -77,12 +90,9 @@ def parse_events(text: str, source: str) -> tuple[list[dict[str, Any]], list[str
             event = None
         if isinstance(event, dict) and isinstance(event.get("t"), int | float) and isinstance(event.get("event"), str):
             events.append(event)
-        elif number == len(lines):
-            return events, [f"{source}:{number}: the last line is cut off; it was left out"]
         else:
-            hint = "the file is damaged there; remove the line, or name another history"
-            raise ConfigError([Problem("is not an event", source=source, line=number, hint=hint)])
-    return events, []
+            cut = number
+    return events, damaged, cut
 
 
 def history_of(events: Sequence[Mapping[str, Any]], source: str, warnings: Sequence[str] = ()) -> History:

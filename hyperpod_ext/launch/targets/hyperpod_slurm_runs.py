@@ -16,7 +16,7 @@ from typing import Any
 
 from hyperpod_ext.launch.job_status import FINAL_STATES
 from hyperpod_ext.launch.targets.local_result import EMPTY_REPORT, Report
-from hyperpod_ext.launch.targets.local_watch import LogReader, Tail
+from hyperpod_ext.launch.targets.local_watch import LogReader, Tail, read_event
 
 _START = re.compile(r"(\d+)\.(\d+)")
 _TAIL_LINES = 20
@@ -42,7 +42,8 @@ class JobReader:
         """Events of the runtime, each with `run: main`."""
         for start in starts(self._job_dir):
             for line in self._events.setdefault(start, Tail(start / "events.jsonl")).lines():
-                yield json.loads(line) | {"run": "main"}
+                if event := read_event(line):
+                    yield event | {"run": "main"}
 
     def lines(self) -> Iterator[str]:
         """What the batch script, the nodes and the workers print."""
@@ -104,7 +105,7 @@ def _losses(folder: Path) -> dict[str, Any]:
 
 
 def _events(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Tail(folder / "events.jsonl").lines()]
+    return [event for line in Tail(folder / "events.jsonl").lines() if (event := read_event(line))]
 
 
 def _report(folder: Path) -> Report | None:

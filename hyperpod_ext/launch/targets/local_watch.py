@@ -68,7 +68,7 @@ def watch(submission: Submission, with_lines: bool) -> Iterator[Moment]:
         yield Moment(
             status=status,
             events=tuple(
-                event | {"run": run} for run in RUNS for line in events[run].lines() if (event := _event(line))
+                event | {"run": run} for run in RUNS for line in events[run].lines() if (event := read_event(line))
             ),
             lines=tuple(line for run in RUNS for line in logs[run].lines()) if with_lines else (),
         )
@@ -125,12 +125,13 @@ def _last_step(events: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     for line in reversed(lines[:-1]):
-        if b'"step"' in line and (event := _event(line)).get("event") == "step":
+        if b'"step"' in line and (event := read_event(line)).get("event") == "step":
             return event
     return {}
 
 
-def _event(line: bytes | str) -> dict[str, Any]:
+def read_event(line: bytes | str) -> dict[str, Any]:
+    """The event of a line; empty where it is none. Who follows a job goes on; a report tells the line."""
     try:
         event: dict[str, Any] = json.loads(line)
     except json.JSONDecodeError:  # the first line of a window may be cut, and any that a full disk ended early

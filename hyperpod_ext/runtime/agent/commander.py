@@ -19,7 +19,6 @@ from hyperpod_ext.runtime.agent.inquest import Inquest
 from hyperpod_ext.runtime.agent.resize_orders import tell_wanted
 from hyperpod_ext.runtime.agent.roster import Roster
 from hyperpod_ext.runtime.agent.tuner import Tuner
-from hyperpod_ext.runtime.goodput import make_report
 from hyperpod_ext.runtime.metrics.shown import Shown
 from hyperpod_ext.runtime.rendezvous import membership as m
 from hyperpod_ext.runtime.rendezvous.elastic import ElasticMembership
@@ -266,7 +265,7 @@ class Commander:
             return
         self._log("job_ended", state=state)
         world_size = len(self._membership.nodes)
-        report = make_report(self._log_file.read(), state=state, error=error, world_size=world_size)
+        report = self._log_file.report(state=state, error=error, world_size=world_size)
         write_report(self._run_dir, report)
         self.ended.set_result(state)
         self._to_agents({"type": "end", "state": state})
