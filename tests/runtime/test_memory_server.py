@@ -62,6 +62,14 @@ def test_the_last_two_snapshots_are_held(server):
     assert read(server.client(), 2) == bytes([2]) * 1000
 
 
+def test_steps_are_told_without_an_answer(server):
+    writer = Writer(server)
+    for _ in range(3):
+        writer.client.stepped(0)
+    writer.save(1)
+    assert read(writer.client, 1) == bytes([1]) * 1000
+
+
 def test_a_snapshot_comes_with_its_plan_and_its_values(server):
     writer = Writer(server)
     writer.save(1)

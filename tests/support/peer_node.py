@@ -15,6 +15,7 @@ from typing import Any
 from hyperpod_ext.config.checkpoint import PeerTier
 from hyperpod_ext.runtime.checkpoint.manifest import Manifest, save_id_of
 from hyperpod_ext.runtime.checkpoint.plan import Plan
+from hyperpod_ext.runtime.memory_server.courtesy import Courtesy
 from hyperpod_ext.runtime.memory_server.node_memory import Plans
 from hyperpod_ext.runtime.memory_server.peer_client import PeerClient
 from hyperpod_ext.runtime.memory_server.peer_server import PeerServer
@@ -49,8 +50,16 @@ class Node:
         self.own = Regions(kind="own", job=JOB, secret=secret, budget=whole, slots=slots)
         self.replicas = Regions(kind="replica", job=JOB, secret=secret, budget=whole, slots=2)
         self.plans = Plans()
+        courtesy = Courtesy(1.0, 1)
         self.server = PeerServer(
-            self.own, self.replicas, self.plans, secret=secret, job=JOB, host="127.0.0.1", patience_s=patience_s
+            self.own,
+            self.replicas,
+            self.plans,
+            secret=secret,
+            job=JOB,
+            courtesy=courtesy,
+            host="127.0.0.1",
+            patience_s=patience_s,
         )
         self.server.start()
         when_busy = tier.pop("when_busy", "supersede")
@@ -60,6 +69,7 @@ class Node:
             PeerTier(**{"every_steps": 1, **tier}),
             node=number,
             secret=secret,
+            courtesy=courtesy,
             when_busy=when_busy,
             patience_s=patience_s,
         )
@@ -79,7 +89,7 @@ class Node:
         os.close(fd)
         index = self.own.next_slot(owner, when_busy, timeout_s=20)
         assert index is not None
-        self.replicator.begins(owner)
+        self.replicator.stepped(owner)
         save_id = save_id_of(generation, step)
         self.own.begin(owner, index, step, save_id, generation)
         region.view(index, len(data))[:] = data

@@ -150,6 +150,10 @@ class Checkpointer:
         self._background.do(stage)
         return True
 
+    def stepped(self) -> None:
+        """Tell the node's memory server that a step was made without a save."""
+        self._client.stepped(self._rank)
+
     def wait_staged(self) -> None:
         """Until the last save has been copied: from then on the state may change, and the snapshot survives
         the death of this process.

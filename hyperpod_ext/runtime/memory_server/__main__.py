@@ -17,6 +17,7 @@ from hyperpod_ext.errors import HyperpodExtError
 from hyperpod_ext.processes import die_with_parent
 from hyperpod_ext.runtime.environment import ENV_SECRET_FILE, read_secret
 from hyperpod_ext.runtime.memory_server.capacity import usable_bytes
+from hyperpod_ext.runtime.memory_server.courtesy import own_group
 from hyperpod_ext.runtime.memory_server.node_memory import NodeMemory
 from hyperpod_ext.runtime.memory_server.server import Server
 
@@ -72,6 +73,7 @@ def _serve_workers() -> None:
         owners=config.workers_per_node,
         usable_bytes=usable_bytes,
         most_nodes=config.most_nodes,
+        group=own_group(),
     )
     Server(arguments.socket, memory).serve()
 

@@ -124,6 +124,10 @@ class MemoryClient:
         wire.send(self._socket, request)
         self._pending += 1
 
+    def stepped(self, owner: int) -> None:
+        """Tell that a step was made, without a save. What copies cost is learned from how long steps take."""
+        wire.send(self._socket, {"op": "stepped", "owner": owner})
+
     def flush(self) -> None:
         """Wait until everything asked for is done, and raise the first thing that went wrong with it."""
         self._take_answers(wait=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from hyperpod_ext.errors import CorruptSnapshotError, MemoryTierFullError, NotFoundError
 from hyperpod_ext.runtime.checkpoint.manifest import Manifest, check_crc, generation_of
 from hyperpod_ext.runtime.memory_server import peer_socket as ps
+from hyperpod_ext.runtime.memory_server.courtesy import Courtesy
 from hyperpod_ext.runtime.memory_server.regions import Regions
 
 _SLOT_WAIT_S = 10.0  # a slot for replicas is in use only while somebody reads it
@@ -35,8 +36,8 @@ class Incoming:
 class IncomingReplicas:
     """At most one replica per owner is on its way in; a newer attempt takes the place of an older one."""
 
-    def __init__(self, replicas: Regions) -> None:
-        self._replicas = replicas
+    def __init__(self, replicas: Regions, courtesy: Courtesy) -> None:
+        self._replicas, self._courtesy = replicas, courtesy
         self._by_token: dict[int, Incoming] = {}
         self._next_token = itertools.count(1)
         self._one_per_owner: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
@@ -61,6 +62,7 @@ class IncomingReplicas:
             token = next(self._next_token)
             with self._changed:
                 self._by_token[token] = Incoming(owner, index, manifest, region.view(index, nbytes), begun_by)
+            self._courtesy.copy_begins()
             return token
 
     def receive(self, sock: socket.socket, token: int, start: int, nbytes: int) -> None:
@@ -100,6 +102,7 @@ class IncomingReplicas:
                 if replica.receiving:
                     raise NotFoundError(f"{replica.manifest['save_id']} of rank {owner} is still being received")
                 del self._by_token[token]
+            self._courtesy.copy_ends()
             check_crc(replica.manifest, *_whole(replica), where=f"replica of rank {owner}")
             self._replicas.adopt(owner, replica.index, replica.manifest)
 
@@ -124,6 +127,8 @@ class IncomingReplicas:
                 for sock in replica.receiving:
                     ps.cut(sock)
             self._changed.wait_for(lambda: not any(replica.receiving for replica in gone.values()))
+        for _ in gone:
+            self._courtesy.copy_ends()
 
 
 def _whole(replica: Incoming) -> tuple[int, int]:

@@ -6,12 +6,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
 from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, MemoryTierFullError, NotFoundError
 from hyperpod_ext.runtime.checkpoint.manifest import Manifest, save_id_of
 from hyperpod_ext.runtime.checkpoint.plan import Plan, read_plan
+from hyperpod_ext.runtime.memory_server.courtesy import Courtesy
 from hyperpod_ext.runtime.memory_server.drain import Drain
 from hyperpod_ext.runtime.memory_server.peer_server import PeerServer
 from hyperpod_ext.runtime.memory_server.region import Region, whole_pages
@@ -54,6 +56,7 @@ class NodeMemory:
         policy: what goes where, and when.
         node, nodes, owners: this node's number, how many there are, and how many ranks each has.
         most_nodes: how many there may come to be. Default: as many as there are.
+        group: see `Courtesy`.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class NodeMemory:
         owners: int,
         usable_bytes: Callable[[], int],
         most_nodes: int | None = None,
+        group: Path | None = None,
     ) -> None:
         self.policy, self._job, self._secret = policy, job, secret
         memory = policy.memory()
@@ -94,9 +98,19 @@ class NodeMemory:
         self.peer_server: PeerServer | None = None
         self.replicator: Replicator | None = None
         self._alone = (most_nodes or nodes) == 1
-        if (peer := policy.peer()) is not None and not self._alone:
+        peer = policy.peer()
+        max_slowdown, streams = (peer.max_slowdown, peer.streams) if peer is not None else (1.0, 1)
+        # what a node sends and what it receives are copied at the same time
+        self._courtesy = Courtesy(max_slowdown, 2 * streams, group)
+        if peer is not None and not self._alone:
             self.replicator = Replicator(
-                self.own, self.plans.__getitem__, peer, node=node, secret=secret, when_busy=policy.when_busy
+                self.own,
+                self.plans.__getitem__,
+                peer,
+                node=node,
+                secret=secret,
+                courtesy=self._courtesy,
+                when_busy=policy.when_busy,
             )
         self._provisional: dict[int, Manifest] = {}
         self._fetched: dict[tuple[str, str, str], Region] = {}
@@ -119,7 +133,8 @@ class NodeMemory:
         """Seal a snapshot, and send it on where it is due; a provisional one once its writer stands by it."""
         self.plans[str(record["plan"])]
         provisional = bool(record.pop("provisional", False))
-        manifest = self.own.seal(owner, slot, record)
+        with self._courtesy.urgent():
+            manifest = self.own.seal(owner, slot, record)
         if provisional:
             self._provisional[owner] = manifest
         else:
@@ -145,10 +160,14 @@ class NodeMemory:
         if self.replicator is not None and manifest["extras"].get("sharing") != "same":
             self.replicator.sealed(owner, manifest)
 
+    def stepped(self, owner: int) -> None:
+        """A rank has made a step."""
+        if self.replicator is not None:
+            self.replicator.stepped(owner)
+
     def begin(self, owner: int, slot: int, step: int, save_id: str, generation: int) -> None:
         """A rank writes a slot from now on."""
-        if self.replicator is not None:
-            self.replicator.begins(owner)
+        self.stepped(owner)
         self.own.begin(owner, slot, step, save_id, generation)
 
     def fence(self, generation: int, step: int | None, run: str, stored: bool = False) -> None:
@@ -196,7 +215,13 @@ class NodeMemory:
             return 0
         if self.peer_server is None:
             self.peer_server = PeerServer(
-                self.own, self.replicas, self.plans, secret=self._secret, job=self._job, host=host
+                self.own,
+                self.replicas,
+                self.plans,
+                secret=self._secret,
+                job=self._job,
+                courtesy=self._courtesy,
+                host=host,
             )
             self.peer_server.start()
         return self.peer_server.port

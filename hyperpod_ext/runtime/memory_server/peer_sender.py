@@ -12,6 +12,7 @@ from hyperpod_ext.runtime import wire
 from hyperpod_ext.runtime.checkpoint.plan import Plan
 from hyperpod_ext.runtime.memory_server import peer_socket as ps
 from hyperpod_ext.runtime.memory_server.client import error_of
+from hyperpod_ext.runtime.memory_server.courtesy import Courtesy
 from hyperpod_ext.runtime.memory_server.pace import Pace
 from hyperpod_ext.runtime.memory_server.regions import Pin
 
@@ -30,10 +31,19 @@ class PeerSender:
     """Sends to one peer, one snapshot at a time; its connections are made when the first one is due."""
 
     def __init__(
-        self, host: str, port: int, *, secret: bytes, streams: int, pace: Pace, patience_s: float = ps.PATIENCE_S
+        self,
+        host: str,
+        port: int,
+        *,
+        secret: bytes,
+        streams: int,
+        pace: Pace,
+        courtesy: Courtesy,
+        patience_s: float = ps.PATIENCE_S,
     ) -> None:
         self.address = (host, port)
         self._secret, self._streams, self._pace, self._patience_s = secret, streams, pace, patience_s
+        self._courtesy = courtesy
         self._sockets: list[socket.socket] = []
         self._closed = False
         self._wait_s, self._not_before = 0.0, 0.0
@@ -122,7 +132,7 @@ class PeerSender:
                 return next(starts, None)
 
         def work(stream: int) -> None:
-            ps.be_nice()
+            self._courtesy.give_way()
             try:
                 self._stream(self._sockets[stream], token, data, next_start, lambda: stop() or failed.is_set())
             except BaseException:

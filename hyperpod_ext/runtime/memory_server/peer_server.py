@@ -15,6 +15,7 @@ from hyperpod_ext.runtime import wire
 from hyperpod_ext.runtime.checkpoint.manifest import Manifest, check_manifest
 from hyperpod_ext.runtime.checkpoint.plan import Plan
 from hyperpod_ext.runtime.memory_server import peer_socket as ps
+from hyperpod_ext.runtime.memory_server.courtesy import Courtesy
 from hyperpod_ext.runtime.memory_server.incoming import IncomingReplicas
 from hyperpod_ext.runtime.memory_server.regions import Regions
 
@@ -40,13 +41,15 @@ class PeerServer:
         *,
         secret: bytes,
         job: str,
+        courtesy: Courtesy,
         host: str = "",
         port: int = 0,
         patience_s: float = ps.PATIENCE_S,
     ) -> None:
         self._own, self._replicas, self._plans = own, replicas, plans
         self._secret, self._job, self._patience_s = secret, job, patience_s
-        self._incoming = IncomingReplicas(replicas)
+        self._courtesy = courtesy
+        self._incoming = IncomingReplicas(replicas, courtesy)
         self._unproven = threading.BoundedSemaphore(_UNPROVEN)
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -142,7 +145,7 @@ class PeerServer:
             raise CorruptSnapshotError(f"the plan of {manifest['save_id']} is for {plan.nbytes} bytes")
         if self._has(manifest):
             return {"have": True}
-        ps.be_nice()  # from here on this connection only brings replicas, and training comes first
+        self._courtesy.give_way()  # from here on this connection only brings replicas, and training comes first
         return {"token": self._incoming.begin(manifest, connection)}
 
     def _has(self, manifest: Manifest) -> bool:

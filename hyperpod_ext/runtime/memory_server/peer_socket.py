@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import struct
@@ -116,12 +115,6 @@ def join_checksums(parts: Sequence[tuple[int, int]]) -> int:
     for checksum, nbytes in parts:
         whole = int(checksums.combine_crc64nvme(whole, checksum, nbytes))
     return whole
-
-
-def be_nice(niceness: int = 10) -> None:
-    """Let this thread, and no other of the process, give way to training."""
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
 def in_threads(work: Callable[[int], None], count: int, name: str) -> list[BaseException]:

@@ -20,6 +20,7 @@ from hyperpod_ext.errors import NotFoundError
 from hyperpod_ext.runtime.checkpoint.manifest import Manifest
 from hyperpod_ext.runtime.checkpoint.plan import Plan
 from hyperpod_ext.runtime.memory_server import peer_socket as ps
+from hyperpod_ext.runtime.memory_server.courtesy import Courtesy
 from hyperpod_ext.runtime.memory_server.pace import Pace
 from hyperpod_ext.runtime.memory_server.peer_sender import PeerSender, Superseded
 from hyperpod_ext.runtime.memory_server.placement import Placement, place_replicas
@@ -49,6 +50,7 @@ class Replicator:
         regions: this node's own snapshots.
         plan_of: plan by digest.
         tier: how often, how many copies, over how many connections, and what it may cost.
+        courtesy: how copies give way to training.
         node: this node's number.
         when_busy: what becomes of a step that is due while an earlier one is still being copied.
     """
@@ -61,12 +63,13 @@ class Replicator:
         *,
         node: int,
         secret: bytes,
+        courtesy: Courtesy,
         when_busy: WhenBusy = "supersede",
         patience_s: float = ps.PATIENCE_S,
     ) -> None:
         self._regions, self._plan_of, self._tier, self._node = regions, plan_of, tier, node
         self._secret, self._when_busy, self._patience_s = secret, when_busy, patience_s
-        self.pace = Pace(tier.max_slowdown)
+        self.pace, self._courtesy = Pace(tier.max_slowdown), courtesy
         self._peers: dict[int, PeerSender] = {}
         self._placement: Placement = {}
         self._targets: tuple[int, ...] = ()
@@ -74,7 +77,7 @@ class Replicator:
         self._closed = False
         self._skipped = ""
         self._kept: dict[int, tuple[str, ExitStack]] = {}
-        self._begun_at: dict[int, float] = {}
+        self._stepped_at: dict[int, float] = {}
         self._due_at, self._latest = 0.0, _Step("", (0, 0))
         self._changed = threading.Condition()
         self._counts = dict.fromkeys(("copies", "bytes_sent", "superseded", "skipped", "failed"), 0)
@@ -85,10 +88,10 @@ class Replicator:
 
     # --- what is due ----------------------------------------------------------------------------
 
-    def begins(self, owner: int) -> None:
-        """A rank begins a save: the time since it began the one before shows what copying costs."""
-        now, before = time.monotonic(), self._begun_at.get(owner)
-        self._begun_at[owner] = now
+    def stepped(self, owner: int) -> None:
+        """A rank has made a step: the time since the one before shows what copying costs."""
+        now, before = time.monotonic(), self._stepped_at.get(owner)
+        self._stepped_at[owner] = now
         if before is not None:
             self.pace.observe_step(now - before, self.pace.sending_since(before))
 
@@ -124,8 +127,14 @@ class Replicator:
                         self._take(owner, manifest, again=True)
 
     def _sender(self, address: Address) -> PeerSender:
-        streams, pace, patience_s = self._tier.streams, self.pace, self._patience_s
-        return PeerSender(*address, secret=self._secret, streams=streams, pace=pace, patience_s=patience_s)
+        return PeerSender(
+            *address,
+            secret=self._secret,
+            streams=self._tier.streams,
+            pace=self.pace,
+            courtesy=self._courtesy,
+            patience_s=self._patience_s,
+        )
 
     def _take(self, owner: int, manifest: Manifest, *, again: bool = False) -> None:
         save_id = str(manifest["save_id"])
@@ -201,9 +210,11 @@ class Replicator:
                 self._counts["bytes_sent"] += sent
 
         self.pace.copy_begins()
+        self._courtesy.copy_begins()
         try:
             return ps.in_threads(work, len(targets), "replicate")
         finally:
+            self._courtesy.copy_ends()
             self.pace.copy_ends()
 
     def _conclude(self, owner: int, manifest: Manifest, failures: list[BaseException]) -> None:

@@ -52,7 +52,9 @@ class Server:
                     if request.get("op") == "map":
                         writers.add((int(request["owner"]), pid))
                         self._change_writers(writers, set())
-                    _reply(connection, *self._answer(request))
+                    answer = self._answer(request)
+                    if request.get("op") != "stepped":  # told each step, and not waited for
+                        _reply(connection, *answer)
             except ConnectionError:
                 pass  # the worker died or broke the protocol; what it had not asked to seal stays unsealed
             finally:
@@ -109,6 +111,9 @@ def _dispatch(memory: NodeMemory, request: wire.Message) -> Answer:
         case "begin":
             owner, slot, step = int(request["owner"]), int(request["slot"]), int(request["step"])
             memory.begin(owner, slot, step, str(request["save_id"]), int(request["generation"]))
+            return {}, None
+        case "stepped":
+            memory.stepped(int(request["owner"]))
             return {}, None
         case "seal":
             owner = int(request["owner"])

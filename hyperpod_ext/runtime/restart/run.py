@@ -287,6 +287,8 @@ class Run:
         self.step, self._taken = step, (taken, whole)
         if self.config.checkpoint.due(step):
             self._save(taken, whole, at_once=at_once)
+        elif self._checkpointer is not None and self.config.checkpoint.peer() is not None:
+            self._checkpointer.stepped()
 
     def _save(self, taken: Taken, whole: Whole, *, at_once: bool, when_busy: str | None = None) -> None:
         if self._checkpointer is None:

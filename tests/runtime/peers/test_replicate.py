@@ -294,3 +294,22 @@ def test_the_last_step_with_replicas_stays_until_the_next_has_some(make_node):
     assert 20 in steps(a.own)
     assert 10 not in steps(a.own)
     assert steps(b.replicas) == [10, 20]
+
+
+def test_steps_that_take_longer_beside_a_copy_slow_it_down_though_nothing_is_saved_meanwhile(pair):
+    a, _ = pair
+
+    def step(seconds: float) -> None:
+        time.sleep(seconds)
+        a.replicator.stepped(0)
+
+    for _ in range(5):
+        step(0.01)
+    a.replicator.pace.rate = before = 8 * MIB
+    a.save(0, 1, content(MIB, 1) * 32)
+    wait_until(lambda: a.replicator.pace._sent > 0)
+    for _ in range(4):
+        step(0.05)
+    assert a.replicator.pace.rate < before
+    a.replicator.pace.rate = float("inf")
+    assert a.replicator.wait_idle(20)

@@ -1,0 +1,103 @@
+"""How copies give way to training: by their threads' nice values, and by that of this process among other sessions.
+
+A nice value counts among the threads of one scheduling group. Where the kernel makes a group of each session
+(autogroup: hosts on which no CPU cgroup holds the job), workers are in other groups than this process, and
+only the group's own nice value counts between them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_NICEST = 19
+_STEP = 1.25
+"""Of two neighbouring nice values, one gets so many times the other's share of a core."""
+_AUTOGROUP = Path("/proc/self/autogroup")
+_AGAIN_S = 0.11
+"""Who is not root may change the group's value ten times a second."""
+
+
+def niceness_for(max_slowdown: float, threads: int = 1) -> int:
+    """The least nice value at which `threads` that never rest make a thread of training, on the same core, take no
+    more than `max_slowdown` longer, as a share; the greatest there is, where none is enough."""
+    needed = math.log(threads / max_slowdown) / math.log(_STEP)
+    return min(_NICEST, max(0, math.ceil(needed - 1e-9)))
+
+
+def own_group() -> Path | None:
+    """Where this process's scheduling group is told its nice value; None where others are in that group too."""
+    return _AUTOGROUP if os.getsid(0) == os.getpid() and _AUTOGROUP.exists() else None
+
+
+class Courtesy:
+    """Of one memory server. Thread-safe.
+
+    Args:
+        max_slowdown: how much longer training may take beside copies, as a share.
+        threads: that copy at the same time.
+        group: `own_group()`; None: the group is left alone.
+    """
+
+    def __init__(self, max_slowdown: float, threads: int, group: Path | None = None) -> None:
+        self._thread_niceness = niceness_for(max_slowdown, threads)
+        self._group_niceness = niceness_for(max_slowdown)
+        self._group = group
+        self._copies = self._urgent = self._told = 0
+        self._asking_again = False
+        self._lock = threading.Lock()
+
+    def give_way(self) -> None:
+        """Let this thread, and no other of the process, give way to training."""
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._thread_niceness)
+
+    def copy_begins(self) -> None:
+        """From now on the whole process gives way, until as many copies have ended."""
+        with self._lock:
+            self._copies += 1
+            self._tell()
+
+    def copy_ends(self) -> None:
+        with self._lock:
+            self._copies -= 1
+            self._tell()
+
+    @contextmanager
+    def urgent(self) -> Iterator[None]:
+        """What training waits for, or what is not safe before it is done: the process does not give way meanwhile.
+        Its threads that copy still do, to the others."""
+        with self._lock:
+            self._urgent += 1
+            self._tell()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._urgent -= 1
+                self._tell()
+
+    def _tell(self) -> None:
+        wanted = self._group_niceness if self._copies and not self._urgent else 0
+        if self._group is None or wanted == self._told or self._asking_again:
+            return
+        try:
+            self._group.write_text(str(wanted))
+        except BlockingIOError:  # too soon after the last time
+            self._asking_again = True
+            timer = threading.Timer(_AGAIN_S, self._tell_again)
+            timer.daemon = True
+            timer.start()
+        except OSError:
+            self._group = None  # this kernel has no such groups
+        else:
+            self._told = wanted
+
+    def _tell_again(self) -> None:
+        with self._lock:
+            self._asking_again = False
+            self._tell()

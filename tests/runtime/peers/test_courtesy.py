@@ -1,0 +1,108 @@
+"""How copies give way: nice values as numbers, and the group of a process as the kernel has it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from peer_node import wait_until
+
+from hyperpod_ext.runtime.memory_server.courtesy import Courtesy, niceness_for
+
+
+@pytest.mark.parametrize(
+    ("max_slowdown", "threads", "niceness"), [(1.0, 1, 0), (1.0, 4, 7), (0.25, 1, 7), (0.05, 1, 14), (0.05, 4, 19)]
+)
+def test_the_nice_value_follows_from_what_training_may_lose(max_slowdown, threads, niceness):
+    assert niceness_for(max_slowdown, threads) == niceness
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("max_slowdown", [0.06, 0.1, 0.5, 1.0])
+def test_no_smaller_nice_value_would_do(max_slowdown, threads):
+    niceness = niceness_for(max_slowdown, threads)
+    taken = [threads / 1.25**n for n in (niceness, niceness - 1)]  # of what the thread of training gets
+    assert taken[0] <= max_slowdown * 1.001
+    assert taken[1] > max_slowdown or niceness == 19
+
+
+class Group:
+    """Stands for /proc/self/autogroup; refuses as the kernel does, for as many times as it is told to."""
+
+    def __init__(self, refusals: int = 0) -> None:
+        self.told: list[int] = []
+        self.refusals = refusals
+
+    def write_text(self, text: str) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise BlockingIOError
+        self.told.append(int(text))
+
+
+def test_the_group_gives_way_while_something_is_copied_and_nothing_is_sealed():
+    group = Group()
+    courtesy = Courtesy(0.05, 4, group)
+    courtesy.copy_begins()
+    courtesy.copy_begins()
+    courtesy.copy_ends()
+    with courtesy.urgent():
+        assert group.told == [14, 0]
+    courtesy.copy_ends()
+    with courtesy.urgent():
+        pass
+    assert group.told == [14, 0, 14, 0]
+
+
+def test_what_the_kernel_refuses_for_now_is_told_later():
+    group = Group(refusals=2)
+    courtesy = Courtesy(0.05, 4, group)
+    courtesy.copy_begins()
+    wait_until(lambda: group.told == [14])
+    group.refusals = 1
+    courtesy.copy_ends()
+    wait_until(lambda: group.told == [14, 0])
+
+
+def test_a_kernel_without_groups_is_asked_once(tmp_path: Path):
+    courtesy = Courtesy(0.05, 4, tmp_path / "not" / "there")
+    courtesy.copy_begins()
+    courtesy.copy_ends()
+    assert courtesy._group is None
+
+
+def test_only_the_copying_thread_is_nice():
+    found: list[int] = []
+
+    def copy() -> None:
+        Courtesy(0.05, 4).give_way()
+        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    thread = threading.Thread(target=copy)
+    thread.start()
+    thread.join()
+    assert found == [19]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == mine
+
+
+_IN_A_SESSION = """
+from hyperpod_ext.runtime.memory_server.courtesy import Courtesy, own_group
+group = own_group()
+courtesy = Courtesy(0.05, 4, group)
+courtesy.copy_begins()
+print(group and group.read_text().split()[-1])
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel makes no groups of sessions")
+@pytest.mark.parametrize(("own_session", "niceness"), [(True, "14"), (False, "None")])
+def test_a_session_of_its_own_gives_way_as_a_whole(own_session, niceness):
+    done = subprocess.run(
+        [sys.executable, "-c", _IN_A_SESSION], start_new_session=own_session, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.strip() == niceness, done.stderr
