@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 
-import pytest
+from debian import cannot_run, install_under_ci
 
 _OPTIONS = (
     "--headless",
@@ -33,13 +32,10 @@ _PATIENCE_S = 60.0
 
 def require() -> None:
     """Skip where there is no Chromium; fail under CI."""
-    if _browser() is None and os.environ.get("CI") and os.geteuid() == 0 and shutil.which("apt-get"):
-        for command in (["update", "-q"], ["install", "-y", "-q", "--no-install-recommends", "chromium"]):
-            subprocess.run(["apt-get", *command], check=False, capture_output=True, timeout=300)
     if _browser() is None:
-        if os.environ.get("CI"):
-            pytest.fail("Chromium cannot be installed here")
-        pytest.skip("there is no Chromium here: apt-get install chromium")
+        install_under_ci("chromium")
+    if _browser() is None:
+        cannot_run("there is no Chromium here: apt-get install chromium")
 
 
 @dataclass(frozen=True)

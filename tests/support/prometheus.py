@@ -16,20 +16,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
+from debian import cannot_run, install_under_ci
 
 
 def program(name: str) -> str:
     """Path of `prometheus` or `promtool`. Skips the test where it is missing; fails it under CI."""
-    if (found := _find(name)) is None and os.environ.get("CI") and os.geteuid() == 0 and shutil.which("apt-get"):
-        for command in (["update", "-q"], ["install", "-y", "-q", "--no-install-recommends", "prometheus"]):
-            subprocess.run(["apt-get", *command], check=False, capture_output=True, timeout=300)
+    if (found := _find(name)) is None:
+        install_under_ci("prometheus")
         found = _find(name)
     if found is None:
-        if os.environ.get("CI"):
-            pytest.fail(f"{name} cannot be installed here")
-        pytest.skip(f"there is no {name} here: apt-get install prometheus, or name its folder in HPX_PROMETHEUS")
+        cannot_run(f"there is no {name} here: apt-get install prometheus, or name its folder in HPX_PROMETHEUS")
     return found
 
 

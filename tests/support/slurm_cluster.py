@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from debian import cannot_run, install_under_ci
 
 from hyperpod_ext.processes import die_with_parent
 
@@ -115,14 +116,11 @@ class SlurmCluster:
 def require() -> None:
     """Skip where there can be no Slurm; fail under CI."""
     lacking = _lacking()
-    if lacking and os.environ.get("CI") and os.geteuid() == 0 and shutil.which("apt-get"):
-        for command in (["update", "-q"], ["install", "-y", "-q", "--no-install-recommends", *PACKAGES]):
-            subprocess.run(["apt-get", *command], capture_output=True, timeout=300, check=False)
-        lacking = _lacking()
-    if lacking and os.environ.get("CI"):
-        pytest.fail(f"Slurm cannot run here: {lacking}")
     if lacking:
-        pytest.skip(f"Slurm cannot run here: {lacking}")
+        install_under_ci(*PACKAGES)
+        lacking = _lacking()
+    if lacking:
+        cannot_run(f"Slurm cannot run here: {lacking}")
 
 
 def _lacking() -> str:
