@@ -52,17 +52,13 @@ class AddonsStack(Part):
 
     def _operator_role(self) -> eks.CfnPodIdentityAssociation:
         """Apart from the add-on: it refuses an association of its own."""
+        arn = managed_policy("AmazonSageMakerHyperPodTrainingOperatorAccess")
         role = iam.Role(
             self,
             "OperatorRole",
             assumed_by=iam.ServicePrincipal("pods.eks.amazonaws.com").with_session_tags(),
-            managed_policies=[
-                iam.ManagedPolicy.from_managed_policy_arn(
-                    self, "OperatorPolicy", managed_policy("AmazonSageMakerHyperPodTrainingOperatorAccess")
-                )
-            ],
+            managed_policies=[iam.ManagedPolicy.from_managed_policy_arn(self, "OperatorPolicy", arn)],
         )
-        arn = managed_policy("AmazonSageMakerHyperPodTrainingOperatorAccess")
         accept_managed_policy(role, arn, "AWS's operator asks for this policy, which follows its releases")
         return eks.CfnPodIdentityAssociation(
             self,
