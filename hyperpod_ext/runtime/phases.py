@@ -19,7 +19,6 @@ idle              before a rank was there, after it had nothing more to do
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -46,10 +45,6 @@ KEPT: tuple[Phase, ...] = ("step", "data", "checkpoint", "first_step")
 """What goodput counts."""
 
 
-_REMEMBERED_STEPS = 4096
-"""Steps of a running job whose making is known."""
-
-
 @dataclass(frozen=True, slots=True)
 class Span:
     """Time of one rank that went into one phase. Times are seconds of the log's clock."""
@@ -68,7 +63,7 @@ class Span:
 
 
 @dataclass(slots=True)
-class _Facts:
+class Facts:
     """What all ranks have in common."""
 
     start: float
@@ -102,49 +97,6 @@ def spans_by_rank(events: Sequence[Event]) -> Iterator[tuple[int, list[Span]]]:
         yield rank, _of_rank(rank, own, facts)
 
 
-class LivePhases:
-    """Spans while the job runs. What nobody can know yet, such as that a step will be made again, is not in them."""
-
-    def __init__(self) -> None:
-        self._facts: _Facts | None = None
-        self._tellers: dict[int, _Teller] = {}
-
-    def tell(self, event: Mapping[str, Any]) -> list[Span]:
-        """Take in an event, in the order of the log; returns the spans that end with it."""
-        if self._facts is None:
-            self._facts = _Facts(_moment(event), math.inf, {}, (), (), math.inf)
-        facts, kind = self._facts, event["event"]
-        if kind in ("killed", "injected"):
-            facts.struck = (*facts.struck[-8:], _moment(event))
-        elif kind == "step":
-            facts.first_step = min(facts.first_step, float(event["began"]))
-            self._generations(facts.last_making, int(event["step"]), int(event["generation"]))
-        elif kind == "generation" and "world_size" in event:
-            for rank in [rank for rank in self._tellers if rank >= event["world_size"]]:
-                del self._tellers[rank]
-        if kind in ("worker_started", "joined") and event["rank"] not in self._tellers:
-            self._tellers[event["rank"]] = _Teller(event["rank"], facts)
-            if facts.first_step < math.inf:  # before that it was not there
-                self._tellers[event["rank"]].begin_at(_moment(event))
-        every = kind in ("generation", "fault")
-        tellers = (
-            self._tellers.values() if every else [self._tellers[r] for r in [event.get("rank")] if r in self._tellers]
-        )
-        ended = []
-        for teller in tellers:
-            if _concerns(event, teller.rank):
-                teller.tell(event)
-                ended += teller.take()
-        return ended
-
-    @staticmethod
-    def _generations(making: dict[int, int], step: int, generation: int) -> None:
-        """Remember which generation made a step last; of long ago, nobody reports any more."""
-        making[step] = max(making.pop(step, 0), generation)
-        if len(making) > _REMEMBERED_STEPS:
-            del making[next(iter(making))]
-
-
 def ranks_of(events: Iterable[Event]) -> list[int]:
     """Ranks that ever joined."""
     return sorted({event["rank"] for event in events if event["event"] == "joined"})
@@ -158,20 +110,13 @@ def totals(of_rank: Iterable[Span]) -> dict[Phase, float]:
     return seconds
 
 
-def kept_share(of_rank: Iterable[Span]) -> float:
-    """Share of a rank's time that went into steps which were kept: 0 to 1, and 0 for no time at all."""
-    seconds = totals(of_rank)
-    wall = sum(seconds.values())
-    return sum(seconds[phase] for phase in KEPT) / wall if wall else 0.0
-
-
-def _facts(events: Sequence[Event]) -> _Facts:
+def _facts(events: Sequence[Event]) -> Facts:
     making: dict[int, int] = {}
     for event in events:
         if event["event"] == "step":
             making[event["step"]] = max(making.get(event["step"], 0), event["generation"])
     end = max(event["t"] for event in events)
-    return _Facts(
+    return Facts(
         start=events[0]["t"],
         end=end,
         last_making=making,
@@ -192,29 +137,29 @@ _ENDS: dict[str, Phase] = {
 """What a rank was doing until it came to this event."""
 
 
-def _of_rank(rank: int, events: Sequence[Event], facts: _Facts) -> list[Span]:
-    teller = _Teller(rank, facts)
-    for event in sorted((e for e in events if _concerns(e, rank)), key=_moment):
+def _of_rank(rank: int, events: Sequence[Event], facts: Facts) -> list[Span]:
+    teller = Teller(rank, facts)
+    for event in sorted((e for e in events if concerns(e, rank)), key=moment_of):
         teller.tell(event)
     teller.close()
     return teller.spans
 
 
-def _concerns(event: Mapping[str, Any], rank: int) -> bool:
+def concerns(event: Mapping[str, Any], rank: int) -> bool:
     """Whether an event ends a span of this rank: its own, or one that all of them wait for."""
     if event["event"] in ("generation", "fault"):
         return True
     return event.get("rank") == rank and event["event"] in (*_ENDS, "step", "done")
 
 
-def _moment(event: Mapping[str, Any]) -> float:
+def moment_of(event: Mapping[str, Any]) -> float:
     return float(event["t"])
 
 
-class _Teller:
+class Teller:
     """Walks over a rank's events and closes one span after another."""
 
-    def __init__(self, rank: int, facts: _Facts) -> None:
+    def __init__(self, rank: int, facts: Facts) -> None:
         self.rank, self._facts = rank, facts
         self._at = facts.start
         self._step_began = facts.start
@@ -224,7 +169,7 @@ class _Teller:
         self.spans: list[Span] = []
 
     def tell(self, event: Mapping[str, Any]) -> None:
-        kind, moment = event["event"], _moment(event)
+        kind, moment = event["event"], moment_of(event)
         if kind == "step":
             self._step(event)
         elif kind == "fault":
@@ -278,7 +223,7 @@ class _Teller:
         self._training = False
 
     def _step(self, event: Mapping[str, Any]) -> None:
-        began, moment, step = float(event["began"]), _moment(event), int(event["step"])
+        began, moment, step = float(event["began"]), moment_of(event), int(event["step"])
         self._step_began = began
         self._until(began, "step")  # what the loop does between two steps
         if self._facts.last_making[step] > event["generation"]:

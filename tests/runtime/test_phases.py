@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hyperpod_ext.runtime.phases import Span, kept_share, spans, totals
+from hyperpod_ext.runtime.phases import Span, spans, totals
 
 Event = dict[str, Any]
 
@@ -71,12 +71,6 @@ def test_a_kill_by_phase():
     assert "abort" not in killed
     assert killed["lost_work"] == 1.5
     assert killed["rebuild"] == 0.25 + 0.5 + 0.25 + 0.5  # until it is started, until it is there, groups, wrappers
-
-
-def test_kept_share_counts_what_was_kept_alone():
-    found = spans(KILLED)
-    assert kept_share(found[0]) == pytest.approx((0.25 + 1.625 + 0.125 + 1.0) / 10.0)
-    assert kept_share([]) == 0.0
 
 
 def test_a_fault_that_strikes_while_another_rank_ends_its_step_is_waiting_to_be_seen_there():
