@@ -8,7 +8,7 @@ import click
 
 from .command import Command, output_option
 from .output import columns, print_result, say
-from .planning import planning_options
+from .planning_options import planning_options
 
 if TYPE_CHECKING:
     from hyperpod_ext.planner.outlook import Outlook

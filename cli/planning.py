@@ -1,11 +1,9 @@
-"""What `plan` and `simulate` are asked: options, and the job they describe."""
+"""What `plan` and `simulate` are asked, and what was not said: the job that the options describe."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,81 +16,7 @@ if TYPE_CHECKING:
     from hyperpod_ext.planner.state import StateSize
     from hyperpod_ext.planner.ways import Way
 
-F = TypeVar("F", bound=Callable[..., Any])
-_SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _STEP_S = 10.0
-
-
-class Positive(click.ParamType):  # type: ignore[type-arg]  # older clicks have no argument here
-    """A number above 0. Infinity only where it is allowed."""
-
-    name = "number"
-
-    def __init__(self, *, infinite: bool = False, suffixes: bool = False) -> None:
-        self._infinite, self._suffixes = infinite, suffixes
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number; `70B` is 70e9 where suffixes are allowed."""
-        text, factor = str(value).strip().lower(), 1.0
-        if self._suffixes and text[-1:] in _SUFFIXES:
-            text, factor = text[:-1], _SUFFIXES[text[-1]]
-        try:
-            number = float(text) * factor
-        except ValueError:
-            self.fail(f"{value!r} is not a number", param, ctx)
-        if not number > 0 or (math.isinf(number) and not self._infinite):
-            self.fail(f"{value!r} is not a number above 0", param, ctx)
-        return number
-
-
-def planning_options(function: F) -> F:
-    """The job, its state, and how often it fails."""
-    number, share = Positive(), click.IntRange(min=1)
-    for decorate in (
-        click.option("--region", default="us-west-2", show_default=True, help="Where prices are looked up."),
-        click.option("--usd-per-node-hour", type=number, help="Price of a node, where none is known here."),
-        click.option("--job-s", type=number, help="Seconds to start the whole job again.  [default: 600]"),
-        click.option("--node-s", type=number, help="Seconds to go on after a lost node.  [default: 30]"),
-        click.option("--process-s", type=number, help="Seconds to go on after a dead process.  [default: 5]"),
-        click.option("--durable-gbs", type=number, help="GB/s of one node to S3 or a shared directory."),
-        click.option("--peer-gbs", type=number, help="GB/s of one node to another's memory."),
-        click.option("--copy-gbs", type=number, help="GB/s of one worker into shared memory."),
-        click.option("--racks", "domains", is_flag=True, help="Copies lie in another failure domain."),
-        click.option(
-            "--history", type=click.Path(), metavar="PATH", help="Failures as in this run: events.jsonl or its folder."
-        ),
-        click.option(
-            "--mtbf-hours",
-            type=Positive(infinite=True),
-            help="Mean hours between failures of one node; classes in the shares of --rates.",
-        ),
-        click.option("--rates", default="llama3-405b", show_default=True, help="Failures as in a published run."),
-        click.option("--days", type=number, default=30.0, show_default=True, help="Length of the run."),
-        click.option("--step-seconds", type=number, help="Length of a step.  [default: from --history, or 10]"),
-        click.option(
-            "--replicated", is_flag=True, help="Data parallel: each group of --ranks-per-copy holds all of the state."
-        ),
-        click.option(
-            "--ranks-per-copy", type=share, help="Ranks that hold one copy of the state.  [default: all of them]"
-        ),
-        click.option("--instance-type", metavar="TYPE", help="Type of the nodes, as in `hp-ext instances`."),
-        click.option("--workers-per-node", type=share, help="Processes on each node.  [default: its accelerators]"),
-        click.option("--nodes", type=share, help="Nodes of the job."),
-        click.option(
-            "--format",
-            "format_name",
-            default="mixed",
-            show_default=True,
-            help="What is kept of each parameter: weights, bf16, bf16+fp32-adam, fp32, mixed, mixed+ema.",
-        ),
-        click.option("--state-gb", type=number, help="The state in GB, where it is known: one copy, all ranks."),
-        click.option("--params", type=Positive(suffixes=True), help="Parameters, 70B for example."),
-        click.option("--model", metavar="NAME", help="A model that is known here, llama3-70b for example."),
-        click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a field of the spec."),
-        click.option("-f", "--file", type=click.Path(), metavar="FILE", help="The job's spec."),
-    ):
-        function = decorate(function)
-    return function
 
 
 @dataclass(frozen=True)

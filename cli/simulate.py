@@ -8,7 +8,7 @@ import click
 
 from .command import Command, output_option
 from .output import columns, print_result, say
-from .planning import Positive, planning_options
+from .planning_options import Positive, planning_options
 
 _QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 """Student's t, 97.5 %, for 1 to 15 degrees of freedom; from there on near 2."""
