@@ -14,6 +14,8 @@ from hyperpod_ext.runtime.checkpoint.manifest import generation_of
 from hyperpod_ext.runtime.checkpoint.sharing import Sharing
 
 Tier = Literal["live", "memory", "file", "s3"]
+Place = tuple[str, int, int, str, str]
+"""Tier, rank, node, save id and URL of an offer: what a refused one is known by."""
 
 _AT_ONCE = 4
 """Live ranks that one newcomer takes parts from at the same time."""
@@ -45,6 +47,10 @@ class Offer:
     folder: str = ""
     """Where a checkpoint of all lies."""
 
+    @property
+    def place(self) -> Place:
+        return (self.tier, self.rank, self.node, self.save_id, self.url)
+
     @classmethod
     def of_memory(cls, brief: Mapping[str, Any], node: int) -> Offer:
         """What a node's memory server says of one snapshot."""
@@ -71,6 +77,17 @@ class Source:
     """Node of a peer's memory."""
     url: str = ""
     folder: str = ""
+
+
+def place_of(source: Source, nodes: Mapping[int, int]) -> Place:
+    """Of the offer that a source came from. `nodes`: the node of each rank."""
+    match source.kind:
+        case "memory" | "peer":
+            return ("memory", source.rank, source.node, source.save_id, "")
+        case "file" | "s3":
+            return (source.kind, -1, -1, source.save_id, source.url)
+        case _:
+            return ("live", source.rank, nodes[source.rank], source.save_id, "")
 
 
 @dataclass(frozen=True, slots=True)

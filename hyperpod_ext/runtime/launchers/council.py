@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hyperpod_ext.errors import NoCheckpointError, UnreachableError
-from hyperpod_ext.runtime.checkpoint.choose import Decision, Offer, Source, choose_step, start_fresh
+from hyperpod_ext.runtime.checkpoint.choose import Decision, Offer, Place, choose_step, place_of, start_fresh
 from hyperpod_ext.runtime.memory_server.client import error_of
-
-_Place = tuple[str, int, int, str, str]
 
 
 @dataclass
@@ -38,7 +36,7 @@ class Council:
     _stored: list[Offer] | None = None
     _unreachable: tuple[str, ...] = ()
     _problems: tuple[str, ...] = ()
-    _refused: set[_Place] = field(default_factory=set)
+    _refused: set[Place] = field(default_factory=set)
 
     def begin(self, said: Sequence[Mapping[str, Any]]) -> Decision:
         """From what every rank says when it joins: `live`, `held` (of its node, by its first rank), `committed`,
@@ -77,7 +75,7 @@ class Council:
         changed = {rank for rank, sources in self.decision.sources.items() if sources[0].kind != "self"}
         self._offers = [offer for offer in self._offers if offer.tier != "live" or offer.rank not in changed]
         for rank in errors:
-            self._refused |= {self._place_of(source) for source in self.decision.sources[rank]}
+            self._refused |= {place_of(source, self.nodes) for source in self.decision.sources[rank]}
         rank, error = min(errors.items())
         return self._decide(f"rank {rank}: {error}")
 
@@ -105,7 +103,7 @@ class Council:
 
     def _choose(self) -> Decision | None:
         offers = [*self._offers, *(self._stored or [])]
-        allowed = [o for o in offers if (o.tier, o.rank, o.node, o.save_id, o.url) not in self._refused]
+        allowed = [o for o in offers if o.place not in self._refused]
         return choose_step(allowed, self.nodes, self.began)
 
     def _ask(self) -> None:
@@ -118,15 +116,6 @@ class Council:
         self._problems, self._unreachable = tuple(found["problems"]), tuple(found["unreachable"])
         if not self.began:  # writers of earlier runs are older than this one
             self.generation = max(self.generation, int(found["generation"]))
-
-    def _place_of(self, source: Source) -> _Place:
-        """The offer that a source came from."""
-        match source.kind:
-            case "memory" | "peer":
-                return ("memory", source.rank, source.node, source.save_id, "")
-            case "file" | "s3":
-                return (source.kind, -1, -1, source.save_id, source.url)
-        return ("live", source.rank, self.nodes[source.rank], source.save_id, "")
 
     def _nothing(self, last_try: str) -> str:
         seen = sorted({f"{o.tier} step {o.step}" for o in (*self._offers, *(self._stored or []))})

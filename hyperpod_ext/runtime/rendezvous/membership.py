@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
-from hyperpod_ext.runtime.checkpoint.choose import Decision, Offer, Source, choose_step, start_fresh
+from hyperpod_ext.runtime.checkpoint.choose import Decision, Offer, Place, choose_step, place_of, start_fresh
 from hyperpod_ext.runtime.rendezvous.commands import (
     Abort,
     AskDurable,
@@ -72,9 +72,6 @@ __all__ = [
     "WantNodes",
 ]
 
-_Place = tuple[str, int, int, str, str]
-"""Tier, rank, node, save id and URL of an offer."""
-
 
 @dataclass(slots=True)
 class Membership:
@@ -118,7 +115,7 @@ class Membership:
     """Durable checkpoints that were refused already when the durable tiers were last asked."""
     _unreachable: tuple[str, ...] = ()
     """What may be there and could not be asked: no reason to go on from less."""
-    _refused: set[_Place] = field(default_factory=set)
+    _refused: set[Place] = field(default_factory=set)
     _last_try: str = ""
     """Why a decision could not be carried out, until there is another."""
 
@@ -190,7 +187,7 @@ class Membership:
         for loaded, its in self.decision.sources.items():
             if its[0].kind != "self":
                 self.joined[loaded] = None
-        self._refused |= {self._place_of(source) for source in self.decision.sources[rank]}
+        self._refused |= {place_of(source, self.nodes) for source in self.decision.sources[rank]}
         asking = bool(self._last_try)
         self._last_try = f"rank {rank}: {error}"
         return [] if asking else self._try_next()
@@ -406,7 +403,7 @@ class Membership:
     def _decide(self) -> Decision | Fail:
         live = [offer for offer in self.joined.values() if offer is not None]
         offers = live + [offer for held in self._held.values() for offer in held] + (self._stored or [])
-        allowed = [o for o in offers if (o.tier, o.rank, o.node, o.save_id, o.url) not in self._refused]
+        allowed = [o for o in offers if o.place not in self._refused]
         # where this generation begins is what is being decided, maybe not for the first time
         earlier = {generation: step for generation, step in self.began.items() if generation < self.generation}
         decided = choose_step(allowed, self.nodes, earlier)
@@ -424,16 +421,6 @@ class Membership:
             if self.durable
             else "Start the job again; add a durable tier to checkpoint.tiers to survive this.",
         )
-
-    def _place_of(self, source: Source) -> _Place:
-        """The offer that a source came from."""
-        match source.kind:
-            case "memory" | "peer":
-                return ("memory", source.rank, source.node, source.save_id, "")
-            case "file" | "s3":
-                return (source.kind, -1, -1, source.save_id, source.url)
-            case _:
-                return ("live", source.rank, self.nodes[source.rank], source.save_id, "")
 
     def _end(self, failure: Fail) -> Fail:
         self.phase = Phase.ENDED
