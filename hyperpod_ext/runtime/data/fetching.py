@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -71,10 +71,10 @@ class Fetch:
         _seed_all(self._seed, task)
         return self(task)
 
-    def aside(self, task: Task) -> Fetched:
-        """Like `seeded`, with the generators put back; for the process that trains."""
-        with _generators_put_back():
-            return self.seeded(task)
+    def aside(self, tasks: Sequence[Task]) -> list[Fetched]:
+        """Like `seeded` for a step's tasks, with the generators put back; for the process that trains."""
+        with _generators_put_back():  # once a step: numpy's take longer than reading a few samples
+            return [self.seeded(task) for task in tasks]
 
     def _samples(self, task: Task) -> tuple[list[Any], list[Skipped]]:
         at_once = getattr(self._source, "__getitems__", None)

@@ -23,7 +23,7 @@ Read = tuple[Plan, list[Fetched]]
 def in_this_thread(fetch: Fetch, plans: Iterator[Plan]) -> Generator[Read]:
     """Read each step when it is asked for."""
     for plan in plans:
-        yield plan, [fetch.aside(task) for task in _tasks(plan)]
+        yield plan, fetch.aside(_tasks(plan))
 
 
 def in_threads(fetch: Fetch, plans: Iterator[Plan], workers: int, prefetch: int) -> Generator[Read]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from hyperpod_ext.errors import ConfigError, DatasetChangedError, NotFoundError, Problem
 from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme
-from hyperpod_ext.runtime.data.store.segment import Tokens
+from hyperpod_ext.runtime.data.store.segment import Tokens, windows_of
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEAD = struct.Struct("<9sQBQQ")
@@ -73,6 +73,7 @@ class MegatronStore:
         self._writable: Tokens = np.frombuffer(self._map, self._dtype, count)
         self._tokens = self._writable.view()
         self._tokens.flags.writeable = False
+        self._rows = windows_of(self._tokens, 1)
         self._starts = self._pointers // self._dtype.itemsize
         self._count = len(self.lengths)
         self.tokens = int(self.lengths.sum(dtype=np.int64))
@@ -132,6 +133,18 @@ class MegatronStore:
             raise IndexError(f"tokens {begin} to {end} of {self.tokens}")
         return self._view(begin, end, writable)
 
+    def windows(self, begins: npt.NDArray[np.int64], length: int) -> Tokens:
+        """As many tokens from each of `begins` on in the .bin: a copy, shape [len(begins), length]."""
+        self._need_row()
+        places = begins.tolist()
+        if min(places) < 0 or max(places) + length > self.tokens:
+            raise IndexError(f"tokens {min(places)} to {max(places) + length} of {self.tokens}")
+        rows = self._rows  # another thread may ask for another length
+        if rows.shape[1] != length:
+            self._rows = rows = windows_of(self._tokens, length)
+        self._check()
+        return rows[begins]
+
     def document_starts(self) -> Iterator[npt.NDArray[np.int64]]:
         """Where sequences begin in the .bin, in tokens.
 
@@ -153,18 +166,21 @@ class MegatronStore:
             raise self._changed("it is gone") from None
         if not os.path.samestat(now, self._status):
             raise self._changed("another file has its name now")
-        self._view(0, 0, False)
+        self._check()
 
     def _need_row(self) -> None:
         if not self._in_row:
             raise self._wrong(self._idx, "its sequences do not follow one another, and can only be read one by one")
 
     def _view(self, begin: int, end: int, writable: bool) -> Tokens:
+        self._check()
+        return (self._writable if writable else self._tokens)[begin:end]
+
+    def _check(self) -> None:
         # a file that was cut off would be SIGBUS at the first touch
         now = os.fstat(self._descriptor)
         if now.st_mtime_ns != self._mtime_ns or now.st_size != self._size:
             raise self._changed(f"it was written to, and has {now.st_size:,} bytes now")
-        return (self._writable if writable else self._tokens)[begin:end]
 
     def _changed(self, why: str) -> DatasetChangedError:
         return DatasetChangedError(

@@ -36,6 +36,8 @@ class TokenRow(Protocol):
 
     def read(self, begin: int, end: int, writable: bool = False) -> Tokens: ...
 
+    def windows(self, begins: npt.NDArray[np.int64], length: int) -> Tokens: ...
+
     def document_starts(self) -> Iterator[Tokens]: ...
 
 
@@ -77,14 +79,30 @@ class Packed:
             return np.concatenate([tokens, np.full(short, self.pad, tokens.dtype)])
         return tokens
 
-    def batch(self, numbers: Sequence[int]) -> npt.NDArray[np.int64]:
-        """Samples as one array of shape [len(numbers), sequence_length + 1], ready for an embedding."""
-        out = np.empty((len(numbers), self.sequence_length + 1), np.int64)
-        read = self._store.read
-        for row, number in zip(out, numbers, strict=True):
-            begin, end = self._range(number)
-            row[: end - begin] = read(begin, end)
-            row[end - begin :] = self.pad
+    def batch(self, numbers: Sequence[int], dtype: npt.DTypeLike | None = np.int64) -> npt.NDArray[Any]:
+        """Samples as one array of shape [len(numbers), sequence_length + 1]; int64 is ready for an embedding.
+
+        dtype: None leaves them as they are stored, which is less to write and to send, and can be cast on the device.
+        """
+        if self._begins is not None:
+            rows = self._whole_batch(numbers)
+        else:
+            length = self.sequence_length
+            try:
+                rows = self._store.windows(np.asarray(numbers, np.int64) * length, length + 1)
+            except (IndexError, ValueError):  # some are counted from the end, or there is none
+                ids = [self._number(number) for number in numbers]
+                if not ids:
+                    return np.empty((0, length + 1), dtype or np.int64)
+                rows = self._store.windows(np.array(ids, np.int64) * length, length + 1)
+        return rows if dtype is None else rows.astype(dtype, copy=False)
+
+    def _whole_batch(self, numbers: Sequence[int]) -> Tokens:
+        parts = [self._store.read(*self._range(number)) for number in numbers]
+        kind = np.result_type(np.min_scalar_type(self.pad), *{part.dtype for part in parts})
+        out = np.full((len(parts), self.sequence_length + 1), self.pad, kind)
+        for row, part in zip(out, parts, strict=True):
+            row[: len(part)] = part
         return out
 
     def boundaries(self, number: int) -> npt.NDArray[np.int64]:
@@ -98,15 +116,17 @@ class Packed:
         return _make, (self._store, self.sequence_length, self.documents, self.pad)
 
     def _range(self, number: int) -> tuple[int, int]:
-        number = operator.index(number)
-        if number < 0:
-            number += self._count
-        if not 0 <= number < self._count:
-            raise IndexError(f"sample {number} of {self._count}")
+        number = self._number(number)
         if self._begins is not None:
             return int(self._begins[number]), int(self._begins[number + 1])
         begin = number * self.sequence_length
         return begin, begin + self.sequence_length + 1
+
+    def _number(self, number: int) -> int:
+        number = operator.index(number)
+        if not -self._count <= number < self._count:
+            raise IndexError(f"sample {number} of {self._count}")
+        return number + self._count if number < 0 else number
 
     def _document_starts(self) -> npt.NDArray[np.int64]:
         if not hasattr(self, "_starts"):

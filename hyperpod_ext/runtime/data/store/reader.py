@@ -5,10 +5,8 @@ A store that is still being written can be read as far as it is: its ids never c
 
 from __future__ import annotations
 
-import operator
 import os
 import time
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +19,7 @@ from hyperpod_ext.errors import (
     UnknownLengthError,
     WaitTimeoutError,
 )
+from hyperpod_ext.runtime.data.store.documents import Documents
 from hyperpod_ext.runtime.data.store.files import FileLock, read_json, rebuild_hint
 from hyperpod_ext.runtime.data.store.segment import Segment, Tokens, segment_name
 from hyperpod_ext.runtime.data.store.writer import ABOUT, DONE, LOCK, READERS, digest_of, key_of
@@ -30,7 +29,7 @@ _TAKEOVER_S = 1.0
 """A writer that died may be followed by another."""
 
 
-class TokenStore:
+class TokenStore(Documents[Segment]):
     """Documents of a store by id, `store[i]`: read-only arrays of shape [n].
 
     Goes to worker processes by its path, and is opened again there.
@@ -43,6 +42,7 @@ class TokenStore:
             NotFoundError: there is none.
             CorruptSegmentError: it is damaged.
         """
+        super().__init__()
         self.folder = Path(folder)
         about = read_json(self.folder / ABOUT)
         if about is None:
@@ -59,9 +59,6 @@ class TokenStore:
         self._limit = segments
         self.done: Mapping[str, Any] | None = None
         """What store.json says; None while the store grows."""
-        self.segments: list[Segment] = []
-        self._documents = [0]  # before each segment, and after the last
-        self._tokens = [0]
         self.refresh()
 
     def refresh(self) -> int:
@@ -73,9 +70,7 @@ class TokenStore:
                     segment = Segment(self.folder / segment_name(len(self.segments)))
                 except FileNotFoundError:
                     break
-                self.segments.append(segment)
-                self._documents.append(self._documents[-1] + segment.info.documents)
-                self._tokens.append(self._tokens[-1] + segment.info.tokens)
+                self._add(segment)
             self._check_complete()
         return self._documents[-1]
 
@@ -88,11 +83,6 @@ class TokenStore:
     def available(self) -> int:
         """Documents that can be read now."""
         return self._documents[-1]
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that can be read now."""
-        return self._tokens[-1]
 
     @property
     def key(self) -> str:
@@ -114,19 +104,6 @@ class TokenStore:
         if not self.finished:
             raise self._unknown("length")
         return self._documents[-1]
-
-    def __getitem__(self, number: int) -> Tokens:
-        return self.get(number)
-
-    def get(self, number: int, writable: bool = False) -> Tokens:
-        """Document `number`: a view, shape [n]. What is written to a writable one is seen by this process alone.
-
-        Raises:
-            CorruptSegmentError: bytes of it do not match their checksum.
-        """
-        segment, at = self._find(operator.index(number))
-        offsets = segment.offsets
-        return segment.tokens(offsets.item(at), offsets.item(at + 1), writable)
 
     def __iter__(self) -> Iterator[Tokens]:
         return self.documents_from(0)
@@ -177,23 +154,6 @@ class TokenStore:
                 raise WaitTimeoutError(f"{self.folder} is still being written; {self._so_far()} can be read")
             time.sleep(_POLL_S)
 
-    def read(self, begin: int, end: int, writable: bool = False) -> Tokens:
-        """Tokens `begin` to `end` of all documents in a row, shape [end - begin]; a view where one segment has them."""
-        if not 0 <= begin <= end <= self._tokens[-1]:
-            raise IndexError(f"tokens {begin} to {end} of {self._tokens[-1]}")
-        index = bisect_right(self._tokens, begin) - 1
-        if begin == end:
-            index = min(index, len(self.segments) - 1)
-        first = self._tokens[index]
-        if end <= self._tokens[index + 1]:
-            return self.segments[index].tokens(begin - first, end - first, writable)
-        return self._joined(begin, end, index)
-
-    def document_starts(self) -> Iterator[Tokens]:
-        """Where documents begin in the row of all tokens: i64, an array a segment, without the last one's end."""
-        for segment, first in zip(self.segments, self._tokens, strict=False):
-            yield segment.offsets[:-1].astype("i8") + first
-
     def check_source(self) -> None:
         """Compare the source as it is now with what was converted.
 
@@ -216,25 +176,14 @@ class TokenStore:
     def __reduce__(self) -> tuple[Any, ...]:
         return _open, (str(self.folder), self._limit)
 
-    def _find(self, number: int) -> tuple[Segment, int]:
-        if number < 0 and self.finished:
-            number += self._documents[-1]
+    def _reached(self, number: int) -> int:
         if number >= self._documents[-1] and not self.finished:
             self.wait(documents=number + 1)
-        if not 0 <= number < self._documents[-1]:
+            if number < self._documents[-1]:
+                return number
+        if not self.finished:  # there is no end to count from yet
             raise IndexError(f"document {number} of {self._documents[-1]}")
-        index = bisect_right(self._documents, number) - 1
-        return self.segments[index], number - self._documents[index]
-
-    def _joined(self, begin: int, end: int, index: int) -> Tokens:
-        import numpy as np
-
-        parts = []
-        while begin < end:
-            first, upto = self._tokens[index], min(end, self._tokens[index + 1])
-            parts.append(self.segments[index].tokens(begin - first, upto - first))
-            begin, index = upto, index + 1
-        return np.concatenate(parts)
+        return super()._reached(number)
 
     def _check_complete(self) -> None:
         if self.done is None or self._limit is not None:

@@ -168,6 +168,8 @@ class Segment:
                 hint=rebuild_hint(path.parent),
             )
         self._seen = bytearray(info.blocks)
+        self._all_seen = False
+        self._rows = windows_of(self._tokens, 1)
         self._see((info.offsets_at - HEADER_BYTES) // BLOCK_BYTES, info.blocks - 1)
         if self.offsets[0] != 0 or self.offsets[-1] != info.tokens or (np.diff(self.offsets.view("<i8")) < 0).any():
             raise CorruptSegmentError(f"{path}: its offsets are not in order", hint=rebuild_hint(path.parent))
@@ -178,11 +180,25 @@ class Segment:
         Raises:
             CorruptSegmentError: a block of them does not match its checksum.
         """
-        if end > begin:
+        if end > begin and not self._all_seen:
             first, last = begin * self._itemsize // BLOCK_BYTES, (end * self._itemsize - 1) // BLOCK_BYTES
             if self._seen.find(0, first, last + 1) >= 0:
                 self._see(first, last)
         return (self._writable if writable else self._tokens)[begin:end]
+
+    def windows(self, begins: npt.NDArray[np.int64], length: int) -> Tokens:
+        """As many tokens from each of `begins` on: a copy, shape [len(begins), length].
+
+        Raises:
+            CorruptSegmentError: a block of them does not match its checksum.
+        """
+        if not self._all_seen:
+            for begin in begins.tolist():
+                self.tokens(begin, begin + length)
+        rows = self._rows  # another thread may ask for another length
+        if rows.shape[1] != length:
+            self._rows = rows = windows_of(self._tokens, length)
+        return rows[begins]
 
     def damage(self) -> list[str]:
         """What is wrong with the blocks, with their places; reads every byte."""
@@ -194,6 +210,7 @@ class Segment:
                 if not self._matches(block):
                     raise CorruptSegmentError(f"{self.path}: {self._told(block)}", hint=rebuild_hint(self.path.parent))
                 self._seen[block] = 1
+        self._all_seen = 0 not in self._seen
 
     def _matches(self, block: int) -> bool:
         begin, end = self._range(block)
@@ -207,6 +224,12 @@ class Segment:
     def _told(self, block: int) -> str:
         begin, end = self._range(block)
         return f"bytes {begin} to {end} do not match their checksum"
+
+
+def windows_of(tokens: Tokens, length: int) -> Tokens:
+    """A view of `tokens`, shape [n], that begins anew at each of them: shape [n - length + 1, length]."""
+    shape = (max(len(tokens) - length + 1, 0), length)
+    return np.lib.stride_tricks.as_strided(tokens, shape, tokens.strides * 2, writeable=False)
 
 
 def _block_crcs(parts: Sequence[Bytes]) -> Iterator[int]:

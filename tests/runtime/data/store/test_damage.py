@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hyperpod_ext.errors import CorruptSegmentError
-from hyperpod_ext.runtime.data.store import TokenStore, build
+from hyperpod_ext.runtime.data.store import Packed, TokenStore, build
 from hyperpod_ext.runtime.data.store.check import check, drop_from
 from hyperpod_ext.runtime.data.store.segment import BLOCK_BYTES, HEADER_BYTES
 
@@ -62,6 +62,20 @@ def test_every_single_place_is_covered_by_a_checksum(store: Path) -> None:
         assert check(store).problems
         flip(path, at)
     assert read_all(store) == good
+
+
+def test_a_batch_that_is_read_at_once_is_checked_first(store: Path) -> None:
+    flip(store / "seg-000001.tokens", HEADER_BYTES + BLOCK_BYTES + 5)
+    packed = Packed(TokenStore(store), 99)
+    segment = packed._store.segments[1]
+    first = packed._store.segments[0].info.tokens
+    damaged = (first + BLOCK_BYTES) // 99 + 10
+    assert packed.batch([damaged - 2000]).shape == (1, 100)  # in an earlier block of the same segment
+    assert segment.damage()
+    for numbers in ([damaged], [damaged - 2000, damaged], [0, damaged]):
+        for _ in range(2):
+            with pytest.raises(CorruptSegmentError, match=r"seg-000001\.tokens: bytes"):
+                packed.batch(numbers)
 
 
 def test_damage_is_named_with_its_bytes_and_what_to_do(store: Path) -> None:

@@ -41,6 +41,10 @@ def test_split_samples_are_the_row_of_all_tokens_each_predicted_once(
     samples = [packed[number].tolist() for number in range(len(packed))]
     assert samples == [list(range(i * length, (i + 1) * length + 1)) for i in range((sum(lengths) - 1) // length)]
     assert packed.batch(range(len(packed))).tolist() == samples
+    rng = np.random.default_rng(len(samples))
+    for _ in range(3):  # from one segment or from many
+        numbers = rng.integers(-len(packed), len(packed), int(rng.integers(1, 4)))
+        assert packed.batch(numbers, dtype=None).tolist() == [samples[number] for number in numbers]
     starts = np.concatenate([[0], np.cumsum(lengths)])
     for number in range(len(packed)):
         begin = number * length
@@ -81,6 +85,31 @@ def test_a_sample_within_a_segment_is_a_view(tmp_path: Path) -> None:
     packed = Packed(write(tmp_path / "s", [50], segment_bytes=1000), 8)
     assert np.shares_memory(packed[2], packed[3])  # the one token that both have
     assert TensorSource(packed)[2].tolist() == list(range(16, 25))
+
+
+@pytest.mark.parametrize("documents", ["split", "whole"])
+@pytest.mark.parametrize("segment_bytes", [20, 1000])
+def test_a_batch_is_a_copy_as_stored_or_as_asked_for(tmp_path: Path, documents: str, segment_bytes: int) -> None:
+    packed = Packed(write(tmp_path / "s", [30, 21], segment_bytes), 8, documents=documents)
+    stored = packed.batch([2, 0], dtype=None)
+    assert stored.dtype == np.uint8
+    assert stored.tolist() == [packed[2].tolist(), packed[0].tolist()]
+    assert packed.batch(np.array([2, 0])).dtype == np.int64
+    stored[:] = 77
+    assert packed[2][0] != 77
+    assert packed.batch([]).shape == packed.batch([], dtype=None).shape == (0, 9)
+    for beyond in (len(packed), -len(packed) - 1):
+        with pytest.raises(IndexError, match=f"sample {beyond} of {len(packed)}"):
+            packed.batch([0, beyond])
+
+
+def test_a_micro_batch_is_read_at_once_and_is_what_single_samples_are(tmp_path: Path) -> None:
+    source = TensorSource(Packed(write(tmp_path / "s", [50], segment_bytes=20), 8))
+    rows = source.__getitems__([4, 1])
+    assert [row.tolist() for row in rows] == [source[4].tolist(), source[1].tolist()]
+    assert rows[0].dtype == source[4].dtype
+    documents = TensorSource(write(tmp_path / "t", [3, 5]))
+    assert [row.tolist() for row in documents.__getitems__([1, 0])] == [[3, 4, 5, 6, 7], [0, 1, 2]]
 
 
 def test_fingerprints_tell_every_difference_and_survive_pickling(tmp_path: Path) -> None:
