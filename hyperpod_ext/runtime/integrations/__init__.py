@@ -1,6 +1,7 @@
 """`@resilient` for training loops that are somebody else's, one file for each:
 
-    from hyperpod_ext.runtime.integrations.lightning import ResilientStrategy
+    from hyperpod_ext.runtime.integrations.lightning import ResilientTrainer
+    from hyperpod_ext.runtime.integrations.lightning_checkpoint import HyperpodCheckpointIO
     from hyperpod_ext.runtime.integrations.hugging_face import ResilientTrainer
     from hyperpod_ext.runtime.integrations.accelerate import ResilientAccelerator
     from hyperpod_ext.runtime.integrations.titan import RunCheckpointer

@@ -1,0 +1,151 @@
+"""One process's nested state as a checkpoint by itself, at a place of its own: a folder, or an S3 prefix.
+
+The place is laid out as a durable tier's (`tiers.durable`), for a job of one rank: an image of the tensors, everything
+else as JSON in a signed manifest, which is written last. So plain `dcp.load` reads it, `hp-ext checkpoints` looks after
+it, and nothing is unpickled. A place that is written again keeps what it had until the new one is whole.
+"""
+
+from __future__ import annotations
+
+import mmap
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hyperpod_ext.errors import ConflictError, CorruptSnapshotError, NotFoundError
+from hyperpod_ext.runtime.checkpoint.image import Layout, views
+from hyperpod_ext.runtime.checkpoint.manifest import FORMAT, check_crc, crc64nvme, crc_text, save_id_of, sign
+from hyperpod_ext.runtime.checkpoint.plan import Item, Plan
+from hyperpod_ext.runtime.checkpoint.snapshot import bytes_of
+from hyperpod_ext.runtime.checkpoint.tree import put_together, take_apart
+from hyperpod_ext.runtime.tiers.durable import Checkpoints, claimed, folder_of, image_of, parse_folder, remove
+from hyperpod_ext.runtime.tiers.object_store import MIB, ObjectStore, open_store
+
+_CHUNK = 256 * MIB
+"""Bytes that are read, verified and handed out at a time: beside the tensors, no more memory is needed."""
+
+
+class WholeCheckpoint:
+    """The checkpoint at `url`: s3://bucket/prefix, file:///path or a path.
+
+    Args:
+        job: who it belongs to; one of another job is refused.
+        secret: signs it, and what is read must be signed with it.
+
+    Raises:
+        ConflictError: a file is there.
+    """
+
+    def __init__(self, url: str, *, job: str, secret: bytes) -> None:
+        self._store: ObjectStore = open_store(url)
+        if self._store.url.startswith("file:") and Path(url.removeprefix("file://")).is_file():
+            raise ConflictError(
+                f"{url} is a file, and no checkpoint of ours: those are folders",
+                hint="A checkpoint by torch.save holds a pickle, which is not read here: load it with the library's "
+                "own reader, and save it again.",
+            )
+        self._job, self._secret = job, secret
+        self._checkpoints = Checkpoints(self._store, job=job, secret=secret)
+
+    def save(self, tree: Any, step: int) -> None:
+        """Write `tree`, and then take away what was there before.
+
+        Raises:
+            JobFailedError: something in it is neither a tensor nor JSON, with its path.
+            StaleGenerationError: another process writes to the same place at this moment.
+            UnreachableError: the place refuses us; what was there before is untouched.
+        """
+        parts = take_apart(tree, torch.Tensor)
+        layout = Layout(parts)
+        plan = layout.plan
+        before = [entry.name for entry in self._store.list()]
+        generation = self._checkpoints.newest_generation() + 1
+        self._checkpoints.claim(generation, -1, secrets.token_hex(8))  # from here on what was before is given up
+        folder = folder_of(step, generation)
+        self._checkpoints.put_plan(folder, plan)
+        with mmap.mmap(-1, plan.nbytes) as memory, memoryview(memory) as image:
+            _fill(layout, image)
+            checksum = crc_text(crc64nvme(image))
+            self._store.put(f"{folder}/{image_of(0)}", image, checksum)
+        manifest = {
+            "format": FORMAT,
+            "job": self._job,
+            "rank": 0,
+            "world_size": 1,
+            "generation": generation,
+            "step": step,
+            "save_id": save_id_of(generation, step),
+            "plan": plan.digest,
+            "nbytes": plan.nbytes,
+            "crc64nvme": checksum,
+            "values": parts.values,
+            "extras": {},
+            "saved_at": time.time(),
+        }
+        known = {plan.digest: plan}
+        self._checkpoints.commit(folder, {0: sign(manifest, self._secret)}, {0: image_of(0)}, known.get)
+        self._remove(before)
+
+    def load(self) -> Any:
+        """What was saved, on the CPU: mappings as dicts that keep their order, verified to the last byte.
+
+        Raises:
+            NotFoundError: nothing is there, or no save has come to its end.
+            CorruptSnapshotError: it is damaged, or signed with another secret.
+        """
+        found = self._checkpoints.found()
+        if not found:
+            raise NotFoundError(f"there is no whole checkpoint in {self._store.url}")
+        newest = found[0]
+        try:
+            manifest = self._checkpoints.read(newest)["ranks"]["0"]
+        except KeyError:
+            raise CorruptSnapshotError(
+                f"{self._store.url} has no state of rank 0", hint="Read it by dcp.load, as what saved it is another."
+            ) from None
+        plan = self._checkpoints.read_plan(newest.folder, str(manifest["plan"]))
+        tensors = self._read(f"{newest.folder}/{image_of(0)}", plan, manifest)
+        return put_together(plan.shape, tensors, manifest["values"])
+
+    def remove(self) -> None:
+        """Take it away, its manifest first. What is not of a checkpoint stays. Nothing there is no error."""
+        self._remove([entry.name for entry in self._store.list()])
+        root = getattr(self._store, "root", None)
+        if isinstance(root, Path) and root.is_dir() and not any(root.iterdir()):
+            root.rmdir()
+
+    def _remove(self, names: list[str]) -> None:
+        claims = {f"generations/{number:06d}.json" for number in claimed(names)}
+        remove(self._store, [name for name in names if name in claims or parse_folder(name) is not None])
+
+    def _read(self, name: str, plan: Plan, manifest: dict[str, Any]) -> list[torch.Tensor]:
+        """The tensors of an image, in memory of their own. Raises CorruptSnapshotError."""
+        tensors = [torch.empty(item.sizes, dtype=getattr(torch, item.dtype)) for item in plan.items]
+        left = [(item, bytes_of(tensor)) for item, tensor in zip(plan.items, tensors, strict=True) if item.nbytes]
+        left.reverse()
+        buffer, checksum = memoryview(bytearray(min(_CHUNK, plan.nbytes))), 0
+        for start in range(0, plan.nbytes, _CHUNK):
+            piece = buffer[: min(_CHUNK, plan.nbytes - start)]
+            self._store.read_into(name, piece, start)
+            checksum = crc64nvme(piece, checksum)
+            while left and _give(*left[-1], piece, start):
+                left.pop()
+        check_crc(manifest, plan.nbytes, checksum, f"{self._store.url}/{name}")
+        return tensors
+
+
+def _fill(layout: Layout, image: memoryview) -> None:
+    layout.write_frames(image)
+    for target, source in zip(views(layout.plan, image), layout.locals, strict=True):
+        target.copy_(source)
+
+
+def _give(item: Item, tensor: memoryview, piece: memoryview, start: int) -> bool:
+    """Copy what `piece`, from byte `start` of the image on, has of a tensor; whether it has the rest of it."""
+    low, high = max(item.data, start), min(item.data + item.nbytes, start + len(piece))
+    if high > low:
+        tensor[low - item.data : high - item.data] = piece[low - start : high - start]
+    return item.data + item.nbytes <= start + len(piece)
