@@ -11,6 +11,8 @@ import click
 from .command import Command, output_option
 from .output import columns, print_result, say
 
+NOTHING_TO_CHANGE = "Nothing: no figure of this run asks for a change."
+
 _SOURCES = {
     "live": "a live rank",
     "memory": "the node's memory",
@@ -26,31 +28,48 @@ _SOURCES = {
 Examples:
   hp-ext report tiny-gpt
   hp-ext report tiny-gpt --page report.html
-  hp-ext report ./run/events.jsonl --beside ./other-run""",
+  hp-ext report ./run/events.jsonl --beside ./other-run
+  hp-ext report tiny-gpt --usd-per-hour 98.32 -o json | jq '.advice[]'""",
 )
 @click.argument("run", metavar="RUN")
 @click.option("--page", type=click.Path(dir_okay=False), metavar="FILE", help="Write it as one HTML page, too.")
 @click.option("--beside", metavar="RUN", help="Another run to compare with, such as an undisturbed one.")
+@click.option(
+    "--usd-per-hour",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="USD",
+    help="Price of the whole job: says what advice is worth in money.",
+)
 @output_option()
-def command(run: str, page: str | None, beside: str | None, output: str) -> None:
+def command(run: str, page: str | None, beside: str | None, usd_per_hour: float | None, output: str) -> None:
     """Show what happened to a job that has ended: its faults, what they cost, and where the time went.
 
     RUN is a job's name or URL; or, with a slash or a suffix, a folder with its files, or one of them: result.json,
     report.json, or the events.jsonl of a job that wrote no report.
     """
-    from .report_advice import advise
+    from hyperpod_ext.planner.advice import advise
+
     from .report_runs import compare, read_run
 
     result = read_run(run)
     if beside is not None:
         result = compare(result, read_run(beside))
-    result["advice"] = advise(result) if "phases" in result else []
+    advice = advise(result) if "phases" in result else []
+    result["advice"] = [one.to_json(usd_per_hour) for one in advice]
     if page is not None:
         from .report_page import make_page
 
         Path(page).write_text(make_page(result), encoding="utf-8")
         say(f"the page is in {page}")
     print_result(result, output, describe_result(result))
+
+
+def saving(advice: Mapping[str, Any]) -> str:
+    """What a piece of advice would have saved of the job, as far as that is known."""
+    if not advice["gain_s"]:
+        return ""
+    money = f", ${advice['gain_usd']:,.2f}" if "gain_usd" in advice else ""
+    return f" [{advice['gain_s']:,.2f} s{money}]"
 
 
 def describe_result(result: Mapping[str, Any]) -> str:
@@ -63,8 +82,9 @@ def describe_result(result: Mapping[str, Any]) -> str:
         parts.append(last)
     if result["steps"]:
         parts.append(_figures(result))
-    if advice := result.get("advice"):
-        parts.append("\n".join(["what to change:", *(f"- {text}" for text in advice)]))
+    if "advice" in result and "phases" in result:
+        advice = [f"- {each['text']}{saving(each)}" for each in result["advice"]]
+        parts.append("\n".join(["what to change:", *(advice or [f"- {NOTHING_TO_CHANGE}"])]))
     return "\n\n".join(parts)
 
 

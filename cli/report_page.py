@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import charts
+from .report import NOTHING_TO_CHANGE
 
 _ORDER: tuple[str, ...] = (
     "step",
@@ -40,6 +41,7 @@ def make_page(result: Mapping[str, Any]) -> str:
     return render(
         "report/page.html.j2",
         result=result,
+        nothing=NOTHING_TO_CHANGE,
         figures=_figures(result),
         over_time=charts.stacked({phase: over_time["shares"][phase] for phase in order}, over_time["part_s"])
         if over_time["shares"]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hyperpod_ext.runtime.breakdown import breakdown
+from hyperpod_ext.runtime.capacity import capacity_of
 from hyperpod_ext.runtime.resizes import find_resizes
 
 Event = dict[str, Any]
@@ -38,6 +39,7 @@ def make_report(events: Sequence[Event], *, state: str, error: Any, world_size: 
         "losses": {str(step): value for step, value in _losses(events).items()},
         "metrics": _metrics(events),
         "weights": _weights(events, world_size),
+        "capacity": capacity_of(events),
         "pids": {str(e["rank"]): e["pid"] for e in events if e["event"] == "joined"},
         **breakdown(events, recoveries),
     }
@@ -137,11 +139,13 @@ def _recovery(
     if struck is None:
         phases["fault_seen"] = None  # nobody knows when it struck
     restored = {e["rank"]: e["source"] for e in _of(coming, "restored")}
+    moved = [e["t"] for e in leaving if e["event"] in ("step", "begun") and e["t"] <= fault["t"]]
     return {
         "generation": coming[0]["generation"],
         "t": round(begin - past[0]["t"], 4),
         "fault": _typed(fault),
         "rung": fault.get("rung", ""),
+        "silent_s": round(fault["t"] - max(moved), 4) if moved else None,
         "resumed_step": resumed,
         "steps_lost": max(0, committed - resumed),
         "source": restored.get(fault["rank"], ""),

@@ -80,18 +80,35 @@ def test_a_log_alone_is_enough(log: Path) -> None:
 
 def test_advice_names_the_figure_it_follows_from(log: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    done = hp_ext("report", log, "-o", "json", "--page", page)
-    (slow, waited) = [text for text in done.json["advice"] if "recovery" in text or "snapshots" in text]
-    assert slow.startswith("3.500 s a recovery, 43 % of it in `first new step`")
-    assert waited.startswith("Each rank waited 0.25 s (2 %) for snapshots")
-    assert "3.500 s a recovery" in page.read_text()
+    done = hp_ext("report", log, "-o", "json", "--page", page, "--usd-per-hour", "7200")
+    slow, waited = done.json["advice"][:1], [each for each in done.json["advice"] if each["rule"] == "checkpoint-wait"]
+    assert slow[0]["text"].startswith("3.500 s a recovery, 43 % of it in `first new step`")
+    assert (slow[0]["gain_s"], slow[0]["gain_usd"]) == (1.5, 3.0)
+    assert waited[0]["text"].startswith("Each rank waited 0.25 s (2 %) for snapshots")
+    shown = page.read_text()
+    assert "3.500 s a recovery" in shown
+    assert '<data data-key="advice.0.gain_usd" value="3.0">3.00</data>' in shown
     assert "what to change:\n- 3.500 s" in hp_ext("report", log).stdout
+    assert "before its first step, such as compiling. [1.50 s]" in hp_ext("report", log).stdout
+    assert "[1.50 s, $3.00]" in hp_ext("report", log, "--usd-per-hour", "7200").stdout
+    assert hp_ext("report", log, "--usd-per-hour", "0").code == 2
 
 
-def test_without_a_fault_no_recovery_is_advised_on(log: Path) -> None:
+def test_without_a_fault_no_recovery_is_advised_on(log: Path, tmp_path: Path) -> None:
     _write(log, [event for event in _run()[:10] if event["event"] != "step"])
     (startup,) = hp_ext("report", log, "-o", "json").json["advice"]
-    assert startup.startswith("Each rank waited 2.00 s (100 %) before the first step")
+    assert startup["text"].startswith("Each rank waited 2.00 s (100 %) before the first step")
+    assert startup["gain_s"] == 0.0
+
+
+def test_where_nothing_is_to_be_changed_it_is_said(log: Path, tmp_path: Path) -> None:
+    events = [_event(0.0, "job_started", world_size=1, nodes=1), _event(0.1, "joined", rank=0, pid=1)]
+    events += [_event(0.2, "begun", rank=0, step=0, generation=1)]
+    events += [_step(1.0 + step, 0, step, float(step)) for step in range(1, 9)]
+    page = tmp_path / "page.html"
+    done = hp_ext("report", _write(log, events), "--page", page)
+    for said in (done.stdout, page.read_text()):
+        assert "Nothing: no figure of this run asks for a change." in said
 
 
 def test_a_report_is_read_before_the_log_beside_it(log: Path) -> None:

@@ -1,0 +1,134 @@
+"""What to change, from what was measured: each rule is one function from a job's report to what it found, or nothing.
+
+A rule speaks where what it found cost more than `MATTERS` of the job's time, and says how many seconds of it the change
+would have saved: an estimate, from above where the text says "at most". `advice_faults` has those about faults. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hyperpod_ext.planner.intervals import best_interval, goodput
+
+MATTERS = 0.001
+"""Share of a job's time below which nothing is said."""
+FEW = 3
+"""Faults: of fewer, no rate is told."""
+
+Report = Mapping[str, Any]
+"""As `runtime.goodput.make_report` has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One thing to change."""
+
+    rule: str
+    """Name of the rule, for scripts."""
+    text: str
+    """What was measured, and what to do about it."""
+    gain_s: float = 0.0
+    """Seconds of this job that it would have saved; 0: not known."""
+
+    def to_json(self, usd_per_hour: float | None = None) -> dict[str, Any]:
+        found: dict[str, Any] = {"rule": self.rule, "text": self.text, "gain_s": round(self.gain_s, 4)}
+        return found if usd_per_hour is None else found | {"gain_usd": round(self.gain_s / 3600 * usd_per_hour, 2)}
+
+
+def advise(report: Report) -> list[Advice]:
+    """All that is to be said of a job, what saves most first."""
+    from hyperpod_ext.planner import advice_faults as of_faults
+
+    rules = (data_wait, checkpoint_wait, startup, snapshot_interval, failed_copies, copies_left_out, *of_faults.RULES)
+    found = [advice for rule in rules if (advice := rule(report)) is not None]
+    return sorted(found, key=lambda advice: -advice.gain_s)
+
+
+def wall_of(report: Report) -> float:
+    """Seconds from the start of the agents to the end of the job; 0: not known."""
+    return float(report["seconds"].get("wall") or 0.0)
+
+
+def seconds_of(report: Report, phase: str) -> float:
+    """Seconds that a rank spent in a phase, on average."""
+    ranks = report.get("phases") or {}
+    return sum(float(each.get(phase, 0.0)) for each in ranks.values()) / max(1, len(ranks))
+
+
+def data_wait(report: Report) -> Advice | None:
+    """Waiting for samples: 5 % or more."""
+    waited, wall = seconds_of(report, "data"), wall_of(report)
+    if not wall or waited < 0.05 * wall:
+        return None
+    text = f"Each rank waited {_share(waited, wall)} for data: prefetch, or more loader workers."
+    return Advice("data-wait", text, waited)
+
+
+def checkpoint_wait(report: Report) -> Advice | None:
+    """Waiting for snapshots: 1 % or more."""
+    waited, wall = seconds_of(report, "checkpoint"), wall_of(report)
+    if not wall or waited < 0.01 * wall:
+        return None
+    how = "let them overlap with the next step, or make them less often"
+    return Advice("checkpoint-wait", f"Each rank waited {_share(waited, wall)} for snapshots: {how}.", waited)
+
+
+def startup(report: Report) -> Advice | None:
+    """What came before the first step: 20 % or more."""
+    waited, wall = seconds_of(report, "startup"), wall_of(report)
+    if not wall or waited < 0.2 * wall:
+        return None
+    how = "before the first step: nothing to change in a long job; `preload` helps a short one"
+    return Advice("startup", f"Each rank waited {_share(waited, wall)} {how}.")
+
+
+def snapshot_interval(report: Report) -> Advice | None:
+    """Snapshots more or less often than the exact minimiser says, for their measured cost and the faults there were."""
+    snapshots, wall = report.get("snapshots") or {}, wall_of(report)
+    steps, kept = int(report["steps"]), float(report["seconds"].get("steps") or 0.0)
+    fell_back = [each for each in report["recoveries"] if each["source"] in ("memory", "peer", "s3", "file")]
+    made = int(snapshots.get("count") or 0) / max(1, int(report["world_size"]))
+    if len(fell_back) < FEW or made < 1 or not steps or not wall or not kept:
+        return None
+    step_s, mtbf_s, cost_s = kept / steps, wall / len(fell_back), float(snapshots["mean_s"])
+    every = max(1, round(steps / made))
+    best = max(1, round(best_interval(cost_s, mtbf_s) / step_s))
+    now, then = (goodput(each * step_s, cost_s, mtbf_s) for each in (every, best))
+    gain = wall * (then - now)
+    if best == every or gain < MATTERS * wall:
+        return None
+    which = "too seldom" if every > best else "too often"
+    measured = f"a fault every {mtbf_s:.1f} s and {1000 * cost_s:.2f} ms of waiting for each"
+    text = f"Snapshots were made {which}, {_every(every)}: with {measured}, {_every(best)} is best."
+    return Advice("snapshot-interval", text, gain)
+
+
+def failed_copies(report: Report) -> Advice | None:
+    """Copies to another tier that failed."""
+    failed = [tier for tier in report.get("tiers") or [] if tier["failed"]]
+    if not failed:
+        return None
+    worst = max(failed, key=lambda tier: int(tier["failed"]))
+    more = f", {sum(int(tier['failed']) for tier in failed)} in all" if len(failed) > 1 else ""
+    text = f"{worst['failed']} copies from node {worst['node']} to {worst['tier']} failed{more}: {worst['last_error']}."
+    return Advice("failed-copies", text)
+
+
+def copies_left_out(report: Report) -> Advice | None:
+    """Copies that were due and not made, as the one before was still on its way: 5 or more."""
+    left_out = {str(tier["tier"]): int(tier["skipped"]) for tier in report.get("tiers") or [] if tier["skipped"]}
+    if not left_out or max(left_out.values()) < 5:
+        return None
+    tier = max(left_out, key=lambda name: left_out[name])
+    text = f"{left_out[tier]} copies to {tier} were left out, as those before were still on their way: it gets one as "
+    return Advice("copies-left-out", text + "often as it can take them; a larger `every_steps` says when.")
+
+
+def _share(seconds: float, wall: float) -> str:
+    return f"{seconds:.2f} s ({100 * seconds / wall:.0f} %)"
+
+
+def _every(steps: int) -> str:
+    return "after every step" if steps == 1 else f"every {steps} steps"

@@ -1,0 +1,147 @@
+"""What to change about faults and what follows them: more rules of `advice`. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from hyperpod_ext.planner.advice import FEW, MATTERS, Advice, Report, seconds_of, wall_of
+from hyperpod_ext.planner.costs import Speeds
+from hyperpod_ext.planner.rates import fit
+
+_SLOW_PHASE = {
+    "fault_seen": "a lower `restart.hang.floor_s`, if hangs were among the faults, finds them sooner",
+    "survivors_freed": "look at what keeps ranks from leaving: `hp-ext logs` shows those that were ended for it",
+    "new_member": "put what the script imports into `preload`, or keep a spare node",
+    "groups_back": "groups are opened anew by name: fewer of them open sooner",
+    "state_back": "a nearer tier: memory on every step, or a `peer` tier for the loss of nodes",
+    "first_new_step": "look at what the training function does before its first step, such as compiling",
+}
+_JOB_RESTART_S = 600.0
+"""What the loss of a node costs a job that cannot replace it, where nothing else is known."""
+_CHANCE = 0.01
+"""Of faults that strike any node alike: what is less likely than this is laid to the node."""
+
+
+def lost_steps(report: Report) -> Advice | None:
+    """Steps that had to be made again."""
+    lost, seconds = int(report["steps_lost"]), seconds_of(report, "lost_work")
+    made = int((report.get("snapshots") or {}).get("count") or 0) / max(1, int(report["world_size"]))
+    if not lost or seconds < MATTERS * wall_of(report) or made > 0.9 * int(report["steps"]):
+        return None  # of the last: every step had a snapshot already
+    text = f"{lost} steps were lost to faults ({seconds:.2f} s of each rank): let the first tier have every step."
+    return Advice("lost-steps", text, seconds)
+
+
+def slowest_phase(report: Report) -> Advice | None:
+    """The phase in which recoveries spent most, whatever it is."""
+    recoveries = report["recoveries"]
+    sums: dict[str, float] = {}
+    for recovery in recoveries:
+        for phase, seconds in recovery["phases"].items():
+            sums[phase] = sums.get(phase, 0.0) + (seconds or 0.0)
+    total = sum(sums.values())
+    if not total or total < MATTERS * wall_of(report):
+        return None
+    worst = max(sums, key=lambda phase: sums[phase])
+    how = f"{total / len(recoveries):.3f} s a recovery, {100 * sums[worst] / total:.0f} % of it in "
+    how += f"`{worst.replace('_', ' ')}`"
+    slowest = max(recoveries, key=lambda recovery: float(recovery["seconds"]))
+    if len(recoveries) > 1 and slowest["seconds"] > total / 2:
+        fault = slowest["fault"]
+        how += f"; {slowest['seconds']:.2f} s in one of them, rank {fault['rank']} in step {fault['step']}"
+    return Advice("slowest-phase", f"{how}: {_SLOW_PHASE.get(worst, 'look at the timelines')}.", sums[worst])
+
+
+def hangs(report: Report) -> Advice | None:
+    """Ranks that hung were found so late that it cost more than all that came after."""
+    hung = [each for each in report["recoveries"] if each["fault"].get("kind") in ("hang", "heartbeat", "stalled")]
+    steps, kept = int(report["steps"]), float(report["seconds"].get("steps") or 0.0)
+    waited = [float(each["silent_s"]) for each in hung if each.get("silent_s") is not None]
+    step_s = kept / steps if steps else 0.0
+    unseen = sum(max(0.0, each - step_s) for each in waited)
+    if not waited or unseen < MATTERS * wall_of(report) or unseen <= sum(float(each["seconds"]) for each in hung):
+        return None
+    mean = unseen / len(waited)
+    text = f"{len(waited)} hangs were found {mean:.1f} s after the step should have ended, at steps of {step_s:.2f} s: "
+    return Advice("hangs", text + "a lower `restart.hang.floor_s` finds them sooner; at most that is saved.", unseen)
+
+
+def nearer_tier(report: Report) -> Advice | None:
+    """State came from storage, where copies on peers would have had it."""
+    slow = [each for each in report["recoveries"] if each["source"] in ("s3", "file")]
+    nodes = int((report.get("capacity") or {}).get("nodes") or 0)
+    if not slow or nodes < 2:
+        return None
+    took = sum(float(each["phases"].get("state_back") or 0.0) for each in slow)
+    steps, kept = int(report["steps"]), float(report["seconds"].get("steps") or 0.0)
+    lost = sum(int(each["steps_lost"]) for each in slow) * (kept / steps if steps else 0.0)
+    traffic = report.get("traffic") or {}
+    moved = sum(int(traffic.get(kind, {}).get("bytes_moved", 0)) for kind in ("s3", "file"))
+    gain = took - moved / nodes / Speeds().peer + lost
+    if gain < MATTERS * wall_of(report):
+        return None
+    what = f"{len(slow)} recoveries read their state from storage, {took:.2f} s, and lost {lost:.2f} s of steps"
+    if any(tier["tier"] == "peer" for tier in report.get("tiers") or []):
+        how = "copies on peers were not there: `replicas: 2`, or nodes in other failure domains, survive more at once"
+    else:
+        how = "a `peer` tier keeps copies in other nodes' memory"
+    return Advice("nearer-tier", f"{what}: {how}. At most that is saved.", gain)
+
+
+def spare_needed(report: Report) -> Advice | None:
+    """Nodes were missing for longer than a spare would have stood idle."""
+    capacity, wall = report.get("capacity") or {}, wall_of(report)
+    missing, nodes = float(capacity.get("missing_node_s") or 0.0), int(capacity.get("nodes") or 0)
+    gain = (missing - wall) / nodes if nodes else 0.0
+    if gain <= MATTERS * wall or capacity.get("spares"):
+        return None
+    text = f"Lost nodes were missing for {missing:.0f} node-seconds of the job's {wall:.0f} s: one node in `spares` "
+    return Advice("spare-needed", text + "would have cost less than it brought.", gain)
+
+
+def spare_idle(report: Report) -> Advice | None:
+    """Spares cost more than the loss of nodes can, even at the greatest rate that what was seen allows."""
+    capacity, wall = report.get("capacity") or {}, wall_of(report)
+    nodes, spares = int(capacity.get("nodes") or 0), int(capacity.get("spares") or 0)
+    lost = len(report.get("nodes_lost") or [])
+    if not spares or not nodes or not wall:
+        return None
+    most = fit(lost, wall).high
+    without, share = most * _JOB_RESTART_S, spares / (nodes + spares)
+    if without >= share:
+        return None
+    which = "No node was" if not lost else "1 node was" if lost == 1 else f"{lost} nodes were"
+    text = f"{which} lost in {wall / 3600:.1f} h, and {spares} of {nodes + spares} nodes were spares: even at the most "
+    text += f"that this allows, a restart of {_JOB_RESTART_S / 60:.0f} minutes for each would cost "
+    return Advice(
+        "spare-idle", f"{text}{100 * without:.1f} %, and they cost {100 * share:.1f} %.", wall * (share - without)
+    )
+
+
+def bad_node(report: Report) -> Advice | None:
+    """One node had more faults than chance gives one of so many."""
+    faults = report.get("faults") or []
+    nodes = int((report.get("capacity") or {}).get("nodes") or 0)
+    if nodes < 2 or len(faults) < FEW:
+        return None
+    node, its = Counter(int(each["node"]) for each in faults).most_common(1)[0]
+    if its < FEW or nodes * _at_least(its, len(faults), 1 / nodes) > _CHANCE:
+        return None
+    cost = sum(_cost(each) for each in report["recoveries"] if int(each["fault"]["node"]) == node)
+    text = f"Node {node} had {its} of {len(faults)} faults, more than chance gives one of {nodes}: have it checked "
+    return Advice("bad-node", text + "(`health`), or take it out.", cost)
+
+
+def _cost(recovery: Mapping[str, Any]) -> float:
+    return float(recovery["seconds"])
+
+
+def _at_least(count: int, tries: int, chance: float) -> float:
+    """The chance of so many or more among the tries."""
+    return math.fsum(math.comb(tries, k) * chance**k * (1 - chance) ** (tries - k) for k in range(count, tries + 1))
+
+
+RULES = (lost_steps, slowest_phase, hangs, nearer_tier, spare_needed, spare_idle, bad_node)
