@@ -12,9 +12,9 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from hyperpod_ext.errors import ConfigError, HyperpodExtError
+from hyperpod_ext.errors import HyperpodExtError
 from hyperpod_ext.runtime.dcp.choice import Choice
-from hyperpod_ext.runtime.dcp.steps import step_of
+from hyperpod_ext.runtime.dcp.steps import names_step, step_of
 from hyperpod_ext.runtime.dcp.tiers import Tiers
 
 Place = tuple[str, tuple[int, ...]]
@@ -89,10 +89,7 @@ class TieredStorageReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        try:
-            return step_of(checkpoint_id) >= 0
-        except ConfigError:
-            return False
+        return names_step(checkpoint_id)
 
 
 def _place(item: ReadItem) -> Place:

@@ -24,6 +24,11 @@ def step_of(checkpoint_id: str | os.PathLike[str]) -> int:
     return int(match[1])
 
 
+def names_step(checkpoint_id: str | os.PathLike[str]) -> bool:
+    """Whether it is one that `step_of` can tell."""
+    return _STEP.fullmatch(os.fspath(checkpoint_id).rstrip("/")) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Save:
     """One save, as every rank knows it."""

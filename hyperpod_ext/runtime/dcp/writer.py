@@ -12,7 +12,7 @@ from torch.futures import Future
 
 from hyperpod_ext.errors import ConfigError, JobFailedError, Problem
 from hyperpod_ext.runtime.dcp.state import parts_of
-from hyperpod_ext.runtime.dcp.steps import Save, step_of
+from hyperpod_ext.runtime.dcp.steps import Save, names_step, step_of
 from hyperpod_ext.runtime.dcp.tiers import Tiers
 
 
@@ -76,10 +76,7 @@ class TieredStorageWriter(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        try:
-            return step_of(checkpoint_id) >= 0
-        except ConfigError:
-            return False
+        return names_step(checkpoint_id)
 
     def __getstate__(self) -> Any:
         raise JobFailedError(

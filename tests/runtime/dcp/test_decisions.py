@@ -16,18 +16,20 @@ from hyperpod_ext.runtime.dcp.given import policy_of
 from hyperpod_ext.runtime.dcp.nodes import Nodes
 from hyperpod_ext.runtime.dcp.place import Place, runtime_dir, secret_file_of
 from hyperpod_ext.runtime.dcp.state import contents_of, parts_of
-from hyperpod_ext.runtime.dcp.steps import Entry, History, step_of
+from hyperpod_ext.runtime.dcp.steps import Entry, History, names_step, step_of
 
 
 @pytest.mark.parametrize("name", ["7", "step_7", "step-7", "step7", "/a/b3/step_7", "s3://b/run-2/step_000007/"])
 def test_a_checkpoint_id_names_its_step(name: str) -> None:
     assert step_of(name) == 7
+    assert names_step(name)
 
 
 @pytest.mark.parametrize("name", ["", "latest", "step_", "7b", "step_7/x"])
 def test_a_checkpoint_id_without_a_step_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="names no step"):
         step_of(name)
+    assert not names_step(name)
 
 
 def test_a_run_that_saves_on_is_one_generation() -> None:
