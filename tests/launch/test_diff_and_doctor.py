@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command import call_hp_ext as hp_ext
-from kubernetes_api import KubernetesApi, serve
+from kubernetes_api import KubernetesApi
 
 from hyperpod_ext.launch.differences import differences
 from hyperpod_ext.launch.kubernetes import schemas
 
 JOBS = "/apis/sagemaker.amazonaws.com/v1/namespaces/team-a/hyperpodpytorchjobs"
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/hyperpodpytorchjobs.sagemaker.amazonaws.com"
-
-
-@pytest.fixture
-def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesApi]:
-    with serve() as found:
-        monkeypatch.setenv("KUBECONFIG", str(found.kubeconfig(tmp_path / "config")))
-        yield found
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import yaml
 from aws_stand_in import AwsStandIn, aws_stand_in
 from clusters import GROUP, LEAST, ROLE
 from command import call_hp_ext as hp_ext
-from kubernetes_api import KubernetesApi, serve
+from kubernetes_api import KubernetesApi
 
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.launch.kubernetes import client as client_module
@@ -36,13 +36,6 @@ from importlib.metadata import entry_points
 sys.argv = ["hp-ext", *sys.argv[1:]]
 entry.load()()
 """
-
-
-@pytest.fixture
-def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesApi]:
-    with serve() as found:
-        monkeypatch.setenv("KUBECONFIG", str(found.kubeconfig(tmp_path / "config")))
-        yield found
 
 
 @pytest.fixture

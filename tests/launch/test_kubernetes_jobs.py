@@ -8,7 +8,6 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +33,9 @@ HANDLE = JobHandle("hyperpod-eks", "team-a@here", "a")
 FAST_S = 0.05
 
 
-@pytest.fixture
-def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesApi]:
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "_FIRST_PAUSE_S", 0.001)
-    with serve() as found:
-        monkeypatch.setenv("KUBECONFIG", str(found.kubeconfig(tmp_path / "config")))
-        yield found
 
 
 def plan(**fields: object) -> Plan:
