@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import sys
 import tempfile
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError
 from hyperpod_ext.runtime.agent.arguments import parse, read_settings
-from hyperpod_ext.runtime.agent.event_log import REPORT, report_of, write_report
+from hyperpod_ext.runtime.agent.event_log import REPORT, report_of, report_on, write_report
 from hyperpod_ext.runtime.agent.line import CutOffError
 from hyperpod_ext.runtime.agent.node import Node
 from hyperpod_ext.runtime.agent.resize_orders import tell_left
@@ -35,7 +34,7 @@ def main() -> None:
         try:
             state = _run(arguments, run_dir, private)
         except HyperpodExtError as error:
-            print(f"hyperpod_ext agent, node {arguments.node_rank}: {error}", file=sys.stderr)  # noqa: T201
+            print(f"hyperpod_ext agent, node {arguments.node_rank}: {error}", file=sys.stderr)  # noqa: T201  (its last words)
             _report(error, arguments, run_dir)
             sys.exit(error.exit_code)
     if state == "left":
@@ -47,16 +46,10 @@ def _report(error: HyperpodExtError, arguments: argparse.Namespace, run_dir: Pat
     """Leave a report where nobody else will: that of the job from its first node before others know better."""
     world_size = arguments.nnodes * arguments.nproc_per_node
     if isinstance(error, CutOffError):
-        events = [json.loads(line) for line in _lines(run_dir / "events.jsonl")]
-        report = make_report(events, state="failed", error=error.to_json(), world_size=world_size)
+        report = report_on(run_dir / "events.jsonl", state="failed", error=error.to_json(), world_size=world_size)
         write_report(run_dir, report, report_of(arguments.node_rank))
     elif arguments.node_rank == 0 and not (run_dir / REPORT).exists():
         write_report(run_dir, make_report([], state="failed", error=error.to_json(), world_size=world_size))
-
-
-def _lines(path: Path) -> list[str]:
-    whole = path.read_text(encoding="utf-8").rpartition("\n")[0] if path.exists() else ""
-    return whole.splitlines()
 
 
 @contextlib.contextmanager
