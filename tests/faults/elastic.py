@@ -1,7 +1,8 @@
 """A model whose number of ranks changes while it is trained; the global batch of a step is the same on any number.
 
-HPX_TEST_PARALLEL is `ddp`, `fsdp2`, `hsdp` (two replicas where ranks are even) or `norm` (ddp, with statistics that
-each rank has of its own). Each step takes HPX_TEST_SECONDS at least, until there is a file `hurry`.
+HPX_TEST_PARALLEL is `ddp`, `fsdp2`, `hsdp` (two replicas where ranks are even), `mesh` (ddp, built beside a mesh) or
+`norm` (ddp, with statistics that each rank has of its own). Each step takes HPX_TEST_SECONDS at least, until there is
+a file `hurry`.
 """
 
 import os
@@ -35,6 +36,8 @@ def build(run: Run) -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_sc
         for layer in (model[0], model[3]):
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
+    if PARALLEL == "mesh":
+        init_device_mesh("cpu", (run.world_size,))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
     return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
 

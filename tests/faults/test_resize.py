@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from resizing import ELASTIC, Resizable, assert_went_on, settings
+from resizing import BITWISE, ELASTIC, Resizable, assert_bitwise, assert_went_on, run_alone, settings
 
 pytestmark = [pytest.mark.slow]
 
-STEPS = "260"
+STEPS, FEWER = "260", "140"
+WITH_PEERS = [{"kind": "memory"}, {"kind": "peer", "every_steps": 1, "max_slowdown": 1.0}]
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +27,22 @@ def undisturbed(job_class: Any, tmp_path_factory: pytest.TempPathFactory) -> dic
     return dict(report)
 
 
+@pytest.fixture(scope="module")
+def alone(job_class: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A job of one rank that nobody disturbs, with sums of gradients that have no order."""
+    env = {"HPX_TEST_STEPS": FEWER, "HPX_TEST_SECONDS": "0"}
+    folder, known = tmp_path_factory.mktemp("alone") / "job", {"nodes": 1, "workers_per_node": 1, "script": BITWISE}
+    return run_alone(job_class(folder, settings=settings(), env=env, **known))
+
+
 @pytest.fixture
 def resizable(job: Any) -> Iterator[Any]:
     made: list[Resizable] = []
 
-    def make(parallel: str = "ddp", nodes: int = 2, **more: Any) -> Resizable:
-        env = {"HPX_TEST_STEPS": STEPS, "HPX_TEST_SECONDS": "0.25", "HPX_TEST_PARALLEL": parallel}
-        known = {"workers_per_node": 1, "script": ELASTIC, "settings": settings(**more)}
+    def make(parallel: str = "ddp", nodes: int = 2, script: Path = ELASTIC, **more: Any) -> Resizable:
+        steps, seconds = (STEPS, "0.25") if script is ELASTIC else (FEWER, "0.5")
+        env = {"HPX_TEST_STEPS": steps, "HPX_TEST_SECONDS": seconds, "HPX_TEST_PARALLEL": parallel}
+        known = {"workers_per_node": 1, "script": script, "settings": settings(**more)}
         made.append(Resizable(job(f"job{len(made)}", nodes=nodes, env=env, **known)).start())
         made[-1].job.until("step", step=3)
         return made[-1]
@@ -90,6 +101,21 @@ def test_shards_are_cut_anew_from_memory(resizable, undisturbed):
     assert shrunk["pids_kept"]
 
 
+@pytest.mark.parametrize(
+    ("parallel", "nodes"),
+    [("hsdp", 2), *(pytest.param(*kind, marks=pytest.mark.thorough) for kind in (("fsdp2", 1), ("mesh", 2)))],
+)
+def test_what_was_never_saved_is_at_hand_where_all_stop(resizable, undisturbed, parallel, nodes):
+    """Each of these ranks has all of the state, but in objects that are built anew for another world."""
+    running = resizable(parallel, nodes=nodes, checkpoint={"tiers": [{"kind": "memory", "every_steps": 1000}]})
+    assert running.resize(3)["pids_kept"]
+    assert_went_on(running, running.finish(), undisturbed)
+    events = running.events()
+    assert not [e for e in events if e["event"] == "restore_failed"], "each has what the others were told"
+    steps = [e["step"] for e in events if e["event"] == "step" and e["rank"] == 0]
+    assert steps == list(range(1, int(STEPS) + 1)), "none is made twice"
+
+
 def test_a_node_that_is_told_to_end_leaves_and_the_others_go_on(resizable, undisturbed):
     """SIGTERM, as a spot notice or a scheduler sends it; and it is the first node, where the job is coordinated."""
     running = resizable(nodes=3)
@@ -113,30 +139,36 @@ def test_a_node_that_is_gone_is_done_without(resizable, undisturbed):
     assert report["recoveries"][0]["seconds"] < 5
 
 
+MOMENTS = ["resize_begun", "resize_prepared", "halted", "world"]
+
+
 @pytest.mark.thorough
-@pytest.mark.parametrize("moment", ["resize_begun", "resize_prepared", "halted", "world"])
+@pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("who", ["leaver", "joiner", "coordinator"])
-def test_a_kill_in_the_middle_of_a_resize_leaves_a_job_that_goes_on(resizable, undisturbed, who, moment):
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_a_kill_in_the_middle_of_a_resize_leaves_a_job_that_goes_on_bitwise(resizable, alone, parallel, who, moment):
     if (who, moment) == ("leaver", "resize_prepared"):
         pytest.skip("to shrink nobody needs to be prepared")
-    running = resizable(nodes=4 if who == "leaver" else 3)
+    policy = {"checkpoint": {"tiers": WITH_PEERS}} if parallel == "fsdp2" else {}
+    running = resizable(parallel, nodes=4 if who == "leaver" else 3, script=BITWISE, **policy)
     victim = {"leaver": 3, "joiner": 3, "coordinator": 0}[who]
     running.order(3 if who == "leaver" else 4)
     running.job.until(moment)
     running.job.agents[victim].kill()
     running.job.until("coordinator" if who == "coordinator" else "node_lost")
     running.job.until("resized")
-    assert_went_on(running, running.finish(), undisturbed)
+    assert_bitwise(running, running.finish(), alone)
 
 
 @pytest.mark.thorough
-def test_shards_of_a_lost_node_come_from_copies_on_others(resizable, undisturbed):
-    tiers = [{"kind": "memory"}, {"kind": "peer", "every_steps": 1, "max_slowdown": 1.0}]
-    running = resizable("fsdp2", nodes=3, checkpoint={"tiers": tiers})
+@pytest.mark.parametrize(("parallel", "nodes", "tiers"), [("fsdp2", 3, WITH_PEERS), ("hsdp", 4, WITH_PEERS[:1])])
+def test_shards_of_a_lost_node_come_from_copies_on_others(resizable, undisturbed, parallel, nodes, tiers):
+    """Of a peer tier; HSDP has them by itself, in the replicas of other nodes."""
+    running = resizable(parallel, nodes=nodes, checkpoint={"tiers": tiers})
     running.job.until("step", step=8)
     running.job.agents[1].kill()
     lost = running.job.until("resized")
-    assert (lost["of"], lost["nodes"], lost["cause"]) == (3, 2, "lost")
+    assert (lost["of"], lost["nodes"], lost["cause"]) == (nodes, nodes - 1, "lost")
     assert_went_on(running, running.finish(), undisturbed)
 
 

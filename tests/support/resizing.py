@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 ELASTIC = Path(__file__).parents[1] / "faults" / "elastic.py"
+BITWISE = ELASTIC.with_name("elastic_bitwise.py")
 PRELOAD = ["torch", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"]
 FROM_MEMORY = {"self", "live", "memory", "peer"}
 
@@ -96,3 +97,28 @@ def assert_went_on(resized: Resizable, report: dict[str, Any], undisturbed: dict
     restored = [e for e in resized.events() if e["event"] == "restored" and e["generation"] > 1]
     assert restored
     assert {e["source"] for e in restored} <= FROM_MEMORY
+
+
+def run_alone(job: Any) -> Any:
+    """Run a job of the script BITWISE, of one rank that nobody disturbs, to its end."""
+    report = job.start().wait()
+    assert report["state"] == "succeeded", report["error"]
+    assert report["world_size"] == 1
+    return job
+
+
+def assert_bitwise(resized: Resizable, report: dict[str, Any], alone: Any) -> None:
+    """As `assert_went_on`; and each loss and the weights are those of the job that ran alone, bit for bit."""
+    expected = json.loads((alone.folder / "report.json").read_text())
+    assert_went_on(resized, report, expected)
+    differing = [step for step, loss in expected["losses"].items() if report["losses"][step] != loss]
+    assert not differing, f"losses differ from step {differing[0]} on"
+    assert bits_of(resized.job) == bits_of(alone)
+
+
+def bits_of(job: Any) -> tuple[int, int]:
+    """What ranks have told of their final weights."""
+    events = [json.loads(line) for line in (job.folder / "events.jsonl").read_text().splitlines()]
+    found = {(e["weights_low"], e["weights_high"]) for e in events if e["event"] == "metric" and "weights_low" in e}
+    assert len(found) == 1, "all ranks have the same"
+    return found.pop()
