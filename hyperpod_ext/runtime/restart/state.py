@@ -269,8 +269,9 @@ class TrainingState:
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank holds of a tensor."""
-    plain = tensor.detach()
-    return plain.to_local() if is_dtensor(plain) else plain  # type: ignore[attr-defined]
+    plain: Any = tensor.detach()  # of a DTensor the type is not imported
+    local: torch.Tensor = plain.to_local() if is_dtensor(plain) else plain
+    return local
 
 
 def raw_bytes(tensor: torch.Tensor) -> ctypes.Array[ctypes.c_char]:

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from hyperpod_ext.errors import (
@@ -348,7 +349,7 @@ class S3Store:
         while True:
             ask = {"Bucket": self.bucket, "Prefix": prefix, **options, **token}
             call = Call(self.deadline_s, self.url)
-            page = self._persist("list", lambda ask=ask: self._client.list_objects_v2(**ask), call)  # type: ignore[misc]
+            page = self._persist("list", partial(self._client.list_objects_v2, **ask), call)
             yield {"Contents": page.get("Contents", []), "CommonPrefixes": page.get("CommonPrefixes", [])}
             if not page.get("IsTruncated"):
                 return
