@@ -60,7 +60,7 @@ def kill_descendants(pid: int) -> list[int]:
     Only reliable in a subreaper (or when `pid` is one): elsewhere orphans escape to init.
     """
     killed: list[int] = []
-    while living := [child for child in descendants(pid) if _alive(child)]:
+    while living := [child for child in descendants(pid) if is_alive(child)]:
         for child in living:
             try:
                 os.kill(child, signal.SIGKILL)
@@ -81,7 +81,8 @@ def describe_exit(status: int) -> str:
     return f"exit code {os.waitstatus_to_exitcode(status)}"
 
 
-def _alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Whether it runs: a process that has ended and waits to be reaped does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -7,37 +7,16 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
+from nodes import events, kill_node
 
-from hyperpod_ext.processes import descendants
+from hyperpod_ext.processes import descendants, is_alive
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 LIVE = {"HPX_TEST_NORM": "LayerNorm"}
 LONG = {**LIVE, "HPX_TEST_STEPS": "100000"}
-
-
-def kill_node(running: Any, node: int) -> None:
-    agent = running.agents[node]
-    for pid in (agent.pid, *descendants(agent.pid)):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-
-
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def events(running: Any, kind: str) -> list[dict[str, Any]]:
-    lines = (running.folder / "events.jsonl").read_text().splitlines()
-    return [entry for entry in map(json.loads, lines) if entry["event"] == kind]
 
 
 def test_without_a_spare_the_job_waits_for_another_node_and_then_says_what_was_tried(job):
@@ -51,7 +30,7 @@ def test_without_a_spare_the_job_waits_for_another_node_and_then_says_what_was_t
     assert report["error"]["message"].startswith("node 1 is lost at step ")
     assert "the job has no spares, and no other node came within 1 s" in report["error"]["message"]
     assert "`spares`" in report["error"]["hint"]
-    assert not any(runs(pid) for pid in pids)
+    assert not any(is_alive(pid) for pid in pids)
 
 
 def test_an_agent_that_is_started_again_takes_the_place_of_the_lost_node(job, alike):
@@ -81,7 +60,7 @@ def test_when_no_majority_is_left_the_rest_stops_within_its_lease_and_says_so(jo
     assert "no majority" in report["error"]["message"]
     assert "Three nodes or more" in report["error"]["hint"]
     assert not (running.folder / "report.json").exists()
-    assert not any(runs(pid) for pid in pids if pid != running.agents[0].pid)
+    assert not any(is_alive(pid) for pid in pids if pid != running.agents[0].pid)
 
 
 @pytest.mark.parametrize("node", [1, 0])

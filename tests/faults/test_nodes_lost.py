@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from typing import Any
 
 import pytest
-
-from hyperpod_ext.processes import descendants
+from nodes import events, kill_node
 
 pytestmark = pytest.mark.slow
 
@@ -18,23 +15,8 @@ LIVE = {"HPX_TEST_NORM": "LayerNorm"}
 """All state is the same on every rank, so that each node's is the others' copy."""
 
 
-def kill_node(running: Any, node: int) -> None:
-    """SIGKILL to every process of a node, its agent first."""
-    agent = running.agents[node]
-    for pid in (agent.pid, *descendants(agent.pid)):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-
-
 def report_of(running: Any, node: int) -> dict[str, Any]:
     return json.loads((running.folder / f"report.node{node}.json").read_text())
-
-
-def events(running: Any, kind: str) -> list[dict[str, Any]]:
-    lines = (running.folder / "events.jsonl").read_text().splitlines()
-    return [entry for entry in map(json.loads, lines) if entry["event"] == kind]
 
 
 def assert_equal_to(alike: dict[str, Any], report: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -11,11 +10,11 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from nodes import events
 
-from hyperpod_ext.processes import descendants
+from hyperpod_ext.processes import descendants, is_alive
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
@@ -60,18 +59,6 @@ def _take_down(names: list[str]) -> None:
         subprocess.run(["ip", *words], check=False, capture_output=True)
 
 
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def events(running: Any, kind: str) -> list[dict[str, Any]]:
-    lines = (running.folder / "events.jsonl").read_text().splitlines()
-    return [entry for entry in map(json.loads, lines) if entry["event"] == kind]
-
-
 @pytest.mark.parametrize("node", [1, 0])
 def test_the_minority_stops_within_its_lease_and_the_majority_goes_on(job, network, tmp_path, node):
     place = tmp_path / "checkpoints"
@@ -92,7 +79,7 @@ def test_the_minority_stops_within_its_lease_and_the_majority_goes_on(job, netwo
     try:
         assert running.agents[node].wait() == 7
         stopped = time.monotonic() - cut
-        assert not any(runs(pid) for pid in pids if pid != running.agents[node].pid)
+        assert not any(is_alive(pid) for pid in pids if pid != running.agents[node].pid)
         while len(events(running, "go")) < 2:
             time.sleep(0.05)
         went_on = events(running, "go")[-1]
