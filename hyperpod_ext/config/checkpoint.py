@@ -74,7 +74,8 @@ class PeerTier(Tuned):
     kind: Literal["peer"] = "peer"
     every_steps: EverySteps = 10
     """Copy the newest snapshot to peers each time this many steps have been made.
-    `auto`: as `hp-ext plan` says, else 10."""
+    `auto`: under our agent the running job finds the best interval, from what copies cost it and how often it fails;
+    elsewhere 10."""
     replicas: PositiveInt = 1
     """Copies of each snapshot, each on a different node."""
     streams: PositiveInt = 2

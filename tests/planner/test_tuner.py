@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pytest
 
@@ -15,7 +15,7 @@ from hyperpod_ext.config.runtime import RuntimeConfig
 from hyperpod_ext.planner.intervals import best_interval
 from hyperpod_ext.planner.rates import published
 from hyperpod_ext.runtime.agent.coordinator import Coordinator
-from hyperpod_ext.runtime.agent.tuner import START_S, Tuner, by_clock
+from hyperpod_ext.runtime.agent.tuner import START_PEER_S, START_S, Tuner, by_clock
 from hyperpod_ext.runtime.checkpoint.choose import Decision, Source
 from hyperpod_ext.runtime.rendezvous.membership import Fault, Membership
 
@@ -26,17 +26,17 @@ def policy(*tiers: dict[str, Any]) -> CheckpointPolicy:
     return CheckpointPolicy.model_validate_json(json.dumps({"tiers": [{"kind": "memory"}, *tiers]}))
 
 
-def from_storage() -> Membership:
-    """After a fault, all go on from a checkpoint."""
+def going_on(kind: Literal["file", "peer"] = "file") -> Membership:
+    """After a fault, all go on from copies there."""
     fault = Fault(0, "killed", 5, died=True)
-    return Membership({0: 0}, 9, faults=[fault], decision=Decision(4, {0: (Source("file", 0),)}))
+    return Membership({0: 0}, 9, faults=[fault], decision=Decision(4, {0: (Source(kind, 0),)}))
 
 
 class Job:
-    """Steps of 1 s; each checkpoint makes the four steps beside it 0.25 s longer, and arrives 4 s after."""
+    """Steps of 1 s; each copy makes the four steps beside it 0.25 s longer, and arrives 4 s after."""
 
-    def __init__(self, tuner: Tuner, checkpoint: CheckpointPolicy) -> None:
-        self.tuner, (self.tier,) = tuner, checkpoint.durable()
+    def __init__(self, tuner: Tuner, checkpoint: CheckpointPolicy, tier: str = "/x/job") -> None:
+        self.tuner, self.tier, self.place = tuner, checkpoint.tiers[1], tier
         self.now, self.step, self.drained_at = 0.0, 0, 0.0
         self.due: int | None = None
         self.arrives: float | None = None
@@ -53,12 +53,12 @@ class Job:
                 self.copies.append(self.now)
             elif self.arrives is not None and self.now >= self.arrives:
                 self.arrives = None
-                self.hear({"event": "copying", "tier": "/x/job", "newest_step": self.step})
+                self.hear({"event": "copying", "tier": self.place, "newest_step": self.step})
             seconds = self.tuner.seconds(self.tier)
             assert seconds is not None
             if self.now - self.drained_at >= seconds:
                 self.drained_at, self.due = self.now, self.step + 2
-                self.tuner.named("file", self.due)
+                self.tuner.named(self.tier.kind, self.due)
 
     def hear(self, event: dict[str, Any]) -> None:
         self.changes += self.tuner.heard({**event, "t": self.now}, self.now).values()
@@ -69,13 +69,29 @@ def test_a_job_comes_to_the_interval_that_its_own_numbers_ask_for() -> None:
     job = Job(Tuner(checkpoint, 256, 0.0), checkpoint)
     for _hour in range(40):
         job.make_steps(3000)
-        job.tuner.went_on(from_storage())  # a failure each hour, or nearly so
+        job.tuner.went_on(going_on())  # a failure each hour, or nearly so
     prior = published("llama3-405b").of_job(256)
     rate = 41 / (job.now + 1 / (prior.node + prior.correlated))
     assert job.changes[:2] == [2 * START_S, 4 * START_S]
     assert job.tuner.seconds(job.tier) == pytest.approx(best_interval(1.0, 1 / rate), rel=0.3)
     gaps = [after - before for before, after in zip(job.copies[-6:], job.copies[-5:], strict=False)]
     assert gaps == [pytest.approx(job.tuner.seconds(job.tier), rel=0.05)] * len(gaps)
+
+
+def test_copies_on_peers_are_tuned_by_the_failures_that_fall_back_to_them() -> None:
+    checkpoint = policy({"kind": "peer", "every_steps": "auto"}, {"kind": "file", "path": "/x", "every_steps": 100})
+    job = Job(Tuner(checkpoint, 256, 0.0), checkpoint, "peer")
+    assert job.tuner.seconds(checkpoint.tiers[2]) is None
+    for hour in range(40):
+        job.make_steps(3000)
+        job.tuner.went_on(going_on("peer"))
+        if hour % 2:
+            job.tuner.went_on(going_on("file"))  # another tier's
+    rate = 41 / (job.now + 1 / published("llama3-405b").of_job(256).node)
+    assert job.changes[:2] == [2 * START_PEER_S, 4 * START_PEER_S]
+    assert job.tuner.seconds(job.tier) == pytest.approx(best_interval(1.0, 1 / rate), rel=0.3)
+    plain = policy({"kind": "peer", "every_steps": 7})
+    assert Tuner(plain, 256, 0.0).seconds(plain.tiers[1]) is None
 
 
 def test_nothing_is_concluded_before_there_is_enough_to_conclude_from() -> None:

@@ -126,8 +126,8 @@ class Hearing(Commander):
         self._carry_out(self._membership.durable_answered(stored, newest_generation, problems, unreachable))
 
     def _keep_time(self) -> None:
-        """Name the step that tiers which go by time write next. Ahead of it, so that every node hears in time."""
-        for tier in self._config.checkpoint.durable():
+        """Name the step that tiers which go by time get next. Ahead of it, so that every node hears in time."""
+        for tier in self._config.checkpoint.tiers:
             now, last = time.monotonic(), self._drained_at.get(tier.kind, self._started)
             every = self._tuner.seconds(tier)
             if every is not None and now - last >= every:

@@ -1,22 +1,24 @@
-"""How often a durable tier with `every_steps: auto` is written to, in a job that runs: from what it measures of itself.
+"""How often a tier with `every_steps: auto` gets a copy, in a job that runs: from what it measures of itself.
 
 Fed with the events that agents report; `planner.retune` decides. Only the coordinator has one, so all nodes agree.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, S3Tier
+from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, S3Tier, Tier
 from hyperpod_ext.config.runtime import RuntimeConfig
 from hyperpod_ext.planner.retune import Measured, prior_rates, retune
 from hyperpod_ext.runtime.rendezvous.membership import Membership
 
 START_S = 60.0
 """Seconds until the first checkpoint, and between the first two, where nothing else is said."""
+START_PEER_S = 10.0
+"""The same of copies on peers. Until the first is named, they are made by the default number of steps."""
 _IDLE_STEPS = 64
 _ENOUGH = 5  # steps beside a copy, and beside none, before anything is concluded from them
 
@@ -38,26 +40,28 @@ def by_clock(config: RuntimeConfig) -> RuntimeConfig:
 
 
 class Tuner:
-    """Intervals of the durable tiers, in seconds.
+    """Intervals of peers and durable tiers, in seconds.
 
     Args:
         now: when the job began.
     """
 
     def __init__(self, policy: CheckpointPolicy, nodes: int, now: float) -> None:
-        rates = prior_rates(nodes)
-        self._prior = rates.correlated if policy.peer() is not None else rates.correlated + rates.node
+        rates, peer = prior_rates(nodes), policy.peer()
+        durable_prior = rates.correlated if peer is not None else rates.correlated + rates.node
         self._started = now
         self._tiers: dict[str, _Tuned] = {
-            tier.kind: _Tuned(tier.every_seconds or START_S) for tier in policy.durable() if tier.auto
+            tier.kind: _Tuned(tier.every_seconds or START_S, durable_prior) for tier in policy.durable() if tier.auto
         }
+        if peer is not None and peer.auto:
+            self._tiers["peer"] = _Tuned(START_PEER_S, rates.node)
         self._idle: deque[float] = deque(maxlen=_IDLE_STEPS)
-        self._fell_back = 0
+        self._fell_back: Counter[str] = Counter()
 
-    def seconds(self, tier: S3Tier | FileTier) -> float | None:
-        """Seconds between two checkpoints in `tier`; None where it goes by steps."""
+    def seconds(self, tier: Tier) -> float | None:
+        """Seconds between two copies in `tier`; None where it goes by steps."""
         tuned = self._tiers.get(tier.kind)
-        return tuned.interval if tuned is not None else tier.every_seconds
+        return tuned.interval if tuned is not None else getattr(tier, "every_seconds", None)
 
     def named(self, kind: str, step: int) -> None:
         """The tier gets a copy of this step next."""
@@ -65,10 +69,13 @@ class Tuner:
             self._tiers[kind].expect(step)
 
     def went_on(self, membership: Membership) -> None:
-        """A generation goes on; after a fault, and from a durable tier, that is what checkpoints are for."""
+        """A generation goes on; after a fault, and from a tier's copy, that is what copies are for."""
         if membership.faults and membership.decision is not None:
             kinds = {source.kind for several in membership.decision.sources.values() for source in several}
-            self._fell_back += bool(kinds & {"file", "s3"})
+            if kinds & {"file", "s3"}:
+                self._fell_back["durable"] += 1
+            elif "peer" in kinds:
+                self._fell_back["peer"] += 1
 
     def heard(self, event: Mapping[str, Any], now: float) -> dict[str, float]:
         """Take in an event; returns the tiers whose interval changed with it. Of its own clock, which may be another
@@ -94,8 +101,9 @@ class Tuner:
         usual = median(self._idle)
         latency = median(tuned.latencies)
         blocked = max(_LEAST * latency, median(sum(took - usual for took in beside) for beside in tuned.beside))
-        measured = Measured(now - self._started, self._fell_back, blocked, latency)
-        before, tuned.interval = tuned.interval, retune(tuned.interval, measured, self._prior)
+        failures = self._fell_back["peer" if kind == "peer" else "durable"]
+        measured = Measured(now - self._started, failures, blocked, latency)
+        before, tuned.interval = tuned.interval, retune(tuned.interval, measured, tuned.prior)
         return {kind: tuned.interval} if tuned.interval != before else {}
 
 
@@ -105,10 +113,10 @@ def _kind(place: str) -> str:
 
 
 class _Tuned:
-    """One tier: its interval, and the last few copies."""
+    """One tier: its interval, failures per second that are expected of it, and the last few copies."""
 
-    def __init__(self, interval: float) -> None:
-        self.interval = interval
+    def __init__(self, interval: float, prior: float) -> None:
+        self.interval, self.prior = interval, prior
         self.latencies: deque[float] = deque(maxlen=8)
         self.beside: deque[list[float]] = deque(maxlen=8)
         """How long the steps took that were made while each was copied."""

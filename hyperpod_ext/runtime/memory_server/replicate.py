@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -28,6 +29,9 @@ from hyperpod_ext.runtime.memory_server.regions import Regions, WhenBusy
 from hyperpod_ext.runtime.memory_server.slots import State
 
 Address = tuple[str, int]
+
+_NAMED = 16
+"""Named steps that are remembered: they are named a few ahead."""
 
 
 @dataclass(eq=False, slots=True)
@@ -76,6 +80,8 @@ class Replicator:
         self._due: list[_Step] = []
         self._closed = False
         self._skipped = ""
+        self._asked: deque[int] | None = None
+        """The newest steps that were named; None: it goes by the tier's own number."""
         self._kept: dict[int, tuple[str, ExitStack]] = {}
         self._stepped_at: dict[int, float] = {}
         self._due_at, self._latest = 0.0, _Step("", (0, 0))
@@ -97,11 +103,20 @@ class Replicator:
 
     def sealed(self, owner: int, manifest: Manifest) -> None:
         """A snapshot was sealed; it is copied if it is due."""
-        if int(manifest["step"]) % self._tier.every_steps == 0:
+        if self._is_due(int(manifest["step"])):
             with self._changed:
                 self._forget_kept(owner)
                 if self._targets:
                     self._take(owner, manifest)
+
+    def ask(self, step: int) -> None:
+        """Have the snapshots of `step` copied; from now on, only such as are named."""
+        with self._changed:
+            self._asked = deque([*(self._asked or ()), step], maxlen=_NAMED)
+
+    def _is_due(self, step: int) -> bool:
+        with self._changed:
+            return step % self._tier.every_steps == 0 if self._asked is None else step in self._asked
 
     def catch_up(self, owner: int, manifest: Manifest) -> None:
         """Copy this snapshot now, due or not: its node may be about to go."""

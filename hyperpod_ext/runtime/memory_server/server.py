@@ -160,6 +160,8 @@ def _about_all(memory: NodeMemory, op: Any, request: wire.Message) -> wire.Messa
             for drain in memory.drains:
                 if drain.tier.kind == request.get("kind", drain.tier.kind):
                     drain.ask(int(request["step"]))
+            if request.get("kind") == "peer" and memory.replicator is not None:
+                memory.replicator.ask(int(request["step"]))
             return {}
         case "replicate_now":
             memory.replicate_now()

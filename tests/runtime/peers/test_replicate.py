@@ -58,6 +58,19 @@ def test_only_the_steps_that_are_due_are_copied(make_node):
     assert steps(b.replicas) == [3]
 
 
+def test_from_the_first_step_that_is_named_only_such_are_copied(make_node):
+    a, b = make_node(0, every_steps=3), make_node(1)
+    a.replicator.set_peers({1: b.address})
+    for step in range(1, 10):
+        if step == 4:
+            a.replicator.ask(5)
+            a.replicator.ask(8)
+        a.save(0, step, content(1000, step))
+        assert a.replicator.wait_idle(20)
+        has = {1: [], 2: [], 3: [3], 4: [3], 5: [5], 6: [5], 7: [5], 8: [8], 9: [8]}
+        assert steps(b.replicas)[-1:] == has[step]
+
+
 def test_a_node_that_may_go_hands_over_what_is_not_due(make_node):
     a, b = make_node(0, every_steps=10), make_node(1)
     a.replicator.set_peers({1: b.address})
