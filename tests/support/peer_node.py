@@ -50,7 +50,7 @@ class Node:
         self.own = Regions(kind="own", job=JOB, secret=secret, budget=whole, slots=slots)
         self.replicas = Regions(kind="replica", job=JOB, secret=secret, budget=whole, slots=2)
         self.plans = Plans()
-        courtesy = Courtesy(1.0, 1)
+        courtesy = Courtesy(1.0)
         self.server = PeerServer(
             self.own,
             self.replicas,

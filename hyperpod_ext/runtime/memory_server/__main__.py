@@ -63,6 +63,8 @@ def _serve_workers() -> None:
     parser.add_argument(_API, action="store_true", help="see --help with it")
     arguments = _settle(parser)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's business; it stops us
+    if arguments.parent is not None:  # Slurm signals every process of a step: what is held here has yet to be saved
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     config = RuntimeConfig.model_validate_json(os.environ[ENV_RUNTIME])
     memory = NodeMemory(
         config.checkpoint,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -18,14 +18,15 @@ _NICEST = 19
 _STEP = 1.25
 """Of two neighbouring nice values, one gets so many times the other's share of a core."""
 _AUTOGROUP = Path("/proc/self/autogroup")
+_PATIENCE_S = 10.0
 _AGAIN_S = 0.11
 """Who is not root may change the group's value ten times a second."""
 
 
-def niceness_for(max_slowdown: float, threads: int = 1) -> int:
-    """The least nice value at which `threads` that never rest make a thread of training, on the same core, take no
+def niceness_for(max_slowdown: float) -> int:
+    """The least nice value at which a thread that never rests makes a thread of training, on the same core, take no
     more than `max_slowdown` longer, as a share; the greatest there is, where none is enough."""
-    needed = math.log(threads / max_slowdown) / math.log(_STEP)
+    needed = math.log(1 / max_slowdown) / math.log(_STEP)
     return min(_NICEST, max(0, math.ceil(needed - 1e-9)))
 
 
@@ -39,32 +40,39 @@ class Courtesy:
 
     Args:
         max_slowdown: how much longer training may take beside copies, as a share.
-        threads: that copy at the same time.
         group: `own_group()`; None: the group is left alone.
     """
 
-    def __init__(self, max_slowdown: float, threads: int, group: Path | None = None) -> None:
-        self._thread_niceness = niceness_for(max_slowdown, threads)
-        self._group_niceness = niceness_for(max_slowdown)
-        self._group = group
+    def __init__(self, max_slowdown: float, group: Path | None = None) -> None:
+        self._niceness, self._group = niceness_for(max_slowdown), group
+        self.patience_s = _PATIENCE_S
+        """After so long with copies under way the process gives way no more: where training leaves no core idle,
+        they would not be done before the next are due."""
+        self._impatient: threading.Timer | None = None
         self._copies = self._urgent = self._told = 0
-        self._asking_again = False
+        self._asking_again = self._late = False
         self._lock = threading.Lock()
 
     def give_way(self) -> None:
         """Let this thread, and no other of the process, give way to training."""
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._thread_niceness)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
 
     def copy_begins(self) -> None:
         """From now on the whole process gives way, until as many copies have ended."""
         with self._lock:
             self._copies += 1
+            if self._copies == 1 and self._group is not None:
+                self._impatient = _later(self.patience_s, self._lose_patience)
             self._tell()
 
     def copy_ends(self) -> None:
         with self._lock:
             self._copies -= 1
+            if self._copies == 0:
+                self._late = False
+                if self._impatient is not None:
+                    self._impatient.cancel()
             self._tell()
 
     @contextmanager
@@ -82,16 +90,14 @@ class Courtesy:
                 self._tell()
 
     def _tell(self) -> None:
-        wanted = self._group_niceness if self._copies and not self._urgent else 0
+        wanted = self._niceness if self._copies and not self._urgent and not self._late else 0
         if self._group is None or wanted == self._told or self._asking_again:
             return
         try:
             self._group.write_text(str(wanted))
         except BlockingIOError:  # too soon after the last time
             self._asking_again = True
-            timer = threading.Timer(_AGAIN_S, self._tell_again)
-            timer.daemon = True
-            timer.start()
+            _later(_AGAIN_S, self._tell_again)
         except OSError:
             self._group = None  # this kernel has no such groups
         else:
@@ -101,3 +107,15 @@ class Courtesy:
         with self._lock:
             self._asking_again = False
             self._tell()
+
+    def _lose_patience(self) -> None:
+        with self._lock:
+            self._late = self._copies > 0
+            self._tell()
+
+
+def _later(seconds: float, what: Callable[[], None]) -> threading.Timer:
+    timer = threading.Timer(seconds, what)
+    timer.daemon = True
+    timer.start()
+    return timer

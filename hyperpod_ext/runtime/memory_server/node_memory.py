@@ -99,9 +99,7 @@ class NodeMemory:
         self.replicator: Replicator | None = None
         self._alone = (most_nodes or nodes) == 1
         peer = policy.peer()
-        max_slowdown, streams = (peer.max_slowdown, peer.streams) if peer is not None else (1.0, 1)
-        # what a node sends and what it receives are copied at the same time
-        self._courtesy = Courtesy(max_slowdown, 2 * streams, group)
+        self._courtesy = Courtesy(peer.max_slowdown if peer is not None else 1.0, group)
         if peer is not None and not self._alone:
             self.replicator = Replicator(
                 self.own,

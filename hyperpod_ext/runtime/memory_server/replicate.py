@@ -185,6 +185,7 @@ class Replicator:
         now = time.monotonic()
         if self._latest.nbytes:
             self.pace.finish_within(self._latest.nbytes * len(self._targets), now - self._due_at)
+            self._courtesy.patience_s = (now - self._due_at) / 2
         self._latest, self._due_at = step, now
 
     def _remove(self, step: _Step) -> None:
