@@ -17,10 +17,11 @@ import sys
 from pathlib import Path
 
 from checkpoint.drain import measure_drain
-from checkpoint.measure import Bench, measure_firsts, measure_replicas, measure_saves, measure_training, order
+from checkpoint.measure import Bench, measure_firsts, measure_saves, measure_training, order
 from checkpoint.page import make_document, make_page, make_tables
 from checkpoint.peers import environments
 from checkpoint.plot import draw
+from checkpoint.replicas import measure_replicas
 from checkpoint.systems import KINDS, MEMCPY, OURS, SYSTEMS, TORCH_SAVE
 
 from hyperpod_ext.processes import become_subreaper, kill_descendants

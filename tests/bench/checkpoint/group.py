@@ -206,13 +206,18 @@ class Group:
     def _process(self, role: str, rank: int) -> Process:
         settings = {"role": role, "adapter": self.job.system.adapter, "kind": self.job.kind, "parent": os.getpid()}
         settings |= {"nbytes": self.job.nbytes, "place": {**self._place, "rank": rank}}
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("HPX_")} | FAIR
         size = str(self.job.world_size)
-        environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+        environ = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
         environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": getattr(self, "_port", "0")}
-        environ |= {"PYTHONPATH": str(BENCH), "TMPDIR": str(self._logs)}
+        environ = environment_of(environ | {"TMPDIR": str(self._logs)})
         arguments = ["-m", "checkpoint.worker", json.dumps(settings)]
         return Process(self._python, arguments, environ, self._logs / f"{role}{rank}.log")
+
+
+def environment_of(more: dict[str, str]) -> dict[str, str]:
+    """Of a process that is measured, or measured against."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("HPX_")}
+    return ours | FAIR | {"PYTHONPATH": str(BENCH)} | more
 
 
 def _free_port() -> int:

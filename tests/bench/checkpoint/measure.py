@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -133,7 +131,7 @@ def batches(bench: Bench, jobs: Sequence[Job]) -> Iterator[Sequence[Job]]:
 def measure_saves(bench: Bench, kind: str) -> None:
     """Blocked by saves at once, the first and the later ones; of the plain state also memory, and kill -9."""
     jobs = [Job(system, kind, bench.nbytes, KINDS[kind]) for system in bench.systems]
-    for members, before in _batches_at_work(bench, f"{kind}, at once", jobs):
+    for members, before in batches_at_work(bench, f"{kind}, at once", jobs):
         for number in range(bench.rounds + 1):
             members.each(number, partial(_save, bench, number))
         if kind == "plain":
@@ -145,8 +143,8 @@ def measure_saves(bench: Bench, kind: str) -> None:
 def measure_training(bench: Bench) -> None:
     """The same model trains: what a save costs it, overlapped where a system can."""
     jobs = [Job(system, "plain", bench.nbytes, 1, overlapped="overlapped" in system.has) for system in bench.systems]
-    for members, _ in _batches_at_work(bench, "plain, training", jobs):
-        members.each(0, partial(_calibrate, bench))
+    for members, _ in batches_at_work(bench, "plain, training", jobs):
+        members.each(0, partial(calibrate, bench))
         members.each(0, partial(_save, bench, 0))
         for number in range(bench.rounds):
             members.each(number, partial(_train, bench, number))
@@ -156,22 +154,11 @@ def measure_firsts(bench: Bench, kind: str) -> None:
     """More first saves, each of systems that are made anew."""
     jobs = [Job(system, kind, bench.nbytes, KINDS[kind]) for system in bench.systems]
     for number in range(bench.colds):
-        for members, _ in _batches_at_work(bench, f"{kind}, first save, {number + 1} of {bench.colds}", jobs):
+        for members, _ in batches_at_work(bench, f"{kind}, first save, {number + 1} of {bench.colds}", jobs):
             members.each(number, partial(_save, bench, 0))
 
 
-def measure_replicas(bench: Bench) -> None:
-    """Two ranks, each a node: saves with a copy on the other; then one forgets, and its rank restores from there."""
-    systems = [system for system in bench.systems if "replicates" in system.has]
-    jobs = [Job(system, "plain", bench.nbytes, 2, overlapped=True, replicas=1) for system in systems]
-    for members, _ in _batches_at_work(bench, "replicas", jobs):
-        for number in range(bench.rounds):
-            members.each(number, partial(_replicate, bench, number))
-        for number in range(bench.rounds):
-            members.each(number, partial(_peer_restore, bench, number), "peer_restore")
-
-
-def _batches_at_work(bench: Bench, what: str, jobs: Sequence[Job]) -> Iterator[tuple[Members, dict[str, MemoryPeak]]]:
+def batches_at_work(bench: Bench, what: str, jobs: Sequence[Job]) -> Iterator[tuple[Members, dict[str, MemoryPeak]]]:
     """Each batch, prepared and settled, with the memory of its trainers before they save."""
     for batch in batches(bench, jobs):
         with opened(bench, what, batch) as members:
@@ -191,7 +178,7 @@ def _save(bench: Bench, number: int, group: Group) -> None:
     """Round 0 is the first save of the process, so it has no second try."""
     what = "blocked_overlapped" if group.job.overlapped else "blocked"
     saves = []
-    for repeat in _repeats(1 if number == 0 else MOST_REPEATS):
+    for repeat in repeats(1 if number == 0 else MOST_REPEATS):
         answers = group.ask("save", step=100 * number + repeat + 1)
         saves.append(
             {
@@ -206,7 +193,7 @@ def _save(bench: Bench, number: int, group: Group) -> None:
     bench.keep(what if number else f"first_{what}", group.job.kind, group.job.system, number, **found, saves=len(saves))
 
 
-def _repeats(most: int) -> Iterator[int]:
+def repeats(most: int) -> Iterator[int]:
     """So many times, or fewer where it takes long."""
     until = time.monotonic() + REPEATING_S
     for repeat in range(most):
@@ -256,9 +243,9 @@ def _restore_figures(answers: Sequence[Row]) -> Row:
     }
 
 
-def _calibrate(bench: Bench, group: Group) -> None:
+def calibrate(bench: Bench, group: Group) -> None:
     """The floor is asked first, and tells it for all."""
-    bench.tokens = bench.tokens or _first(group, "calibrate", least_ratio=COMPUTE_RATIO)["tokens"]
+    bench.tokens = bench.tokens or first(group, "calibrate", least_ratio=COMPUTE_RATIO)["tokens"]
 
 
 def _train(bench: Bench, number: int, group: Group) -> None:
@@ -266,11 +253,11 @@ def _train(bench: Bench, number: int, group: Group) -> None:
     (floor,) = group.ask("floor")
     (before,) = group.ask("train", **window)
     without, saves = [before], []
-    for repeat in _repeats(bench.windows):
+    for repeat in repeats(bench.windows):
         step = 10_000 * (number + 1) + 100 * repeat
         (with_save,) = group.ask("train", **window, save_steps=[0], first_save=step, until_done=True)
         (plain,) = group.ask("train", **window)
-        saves.append(with_save | {"lost": {clock: _lost(with_save, [without[-1], plain], clock) for clock in CLOCKS}})
+        saves.append(with_save | {"lost": {clock: lost(with_save, [without[-1], plain], clock) for clock in CLOCKS}})
         without.append(plain)
     lost = {clock: median(save["lost"][clock] for save in saves) for clock in CLOCKS}
     bench.keep(
@@ -302,83 +289,16 @@ def _train_with_a_save_each_step(bench: Bench, number: int, group: Group) -> Non
     bench.keep("every_step", group.job.kind, group.job.system, number, ratio=mean_ratio, median_ratio=ratio)
 
 
-def _lost(with_save: Row, without: Sequence[Row], clock: str) -> float:
+def lost(with_save: Row, without: Sequence[Row], clock: str) -> float:
     """Seconds that the steps with a save took beyond as many without."""
     step = mean(each for window in without for each in window[clock])
     return sum(with_save[clock]) - len(with_save[clock]) * step
 
 
-def _replicate(bench: Bench, number: int, group: Group) -> None:
-    _calibrate(bench, group)
-    window = {"steps": bench.window_steps, "tokens": bench.tokens}
-    other = group.ranks[1]
-    before = _first(group, "train", **window)
-    other.ask("follow", step=number + 1)
-    found = _first(group, "replicate", **window, step=number + 1)
-    other.answer(time.monotonic() + 60)
-    after = _first(group, "train", **window)
-    floor = found["floor"]["wall"]
-    lost = _lost(found, [before, after], "wall")
-    bench.keep(
-        "replicate",
-        "plain",
-        group.job.system,
-        number,
-        blocked_ratio=sum(found["blocked"]) / found["floor"]["adj"],
-        lost_ratio=lost / floor,
-        done_ratio=found["replicated"] / floor,
-        done_s=found["replicated"],
-        floor_s=floor,
-    )
-
-
-def _first(group: Group, op: str, **arguments: Any) -> Row:
+def first(group: Group, op: str, **arguments: Any) -> Row:
     """Ask only the first rank."""
     group.ranks[0].ask(op, **arguments)
     return group.ranks[0].answer(time.monotonic() + 120)
-
-
-def _peer_restore(bench: Bench, number: int, group: Group) -> None:
-    step = 1000 + number
-    group.ask("fill", step=step)
-    for process in group.ranks:
-        process.ask("follow", step=step)
-    for process in group.ranks:
-        process.answer(time.monotonic() + 120)
-    group.kill()
-    group.ask_host("lose", rank=0)
-    group.start()
-    group.ask("prepare")
-    restored = group.ask("restore", step=step)
-    raw = _raw_copy(group, bench.streams)
-    if not all(answer["equal"] for answer in restored):
-        bench.failed(group.job.system, "restore from a peer", f"step {step} did not come back")
-        return
-    seconds = restored[0]["restore"]["wall"]
-    found = {"seconds": seconds, "raw_s": raw, "ratio": seconds / raw, "floor_s": restored[0]["floor"]["wall"]}
-    bench.keep("peer_restore", "plain", group.job.system, number, **found)
-
-
-def _raw_copy(group: Group, streams: int) -> float:
-    """Seconds for the same bytes over plain sockets into the same process."""
-    data = memoryview(bytearray(b"\1") * group.described[0]["nbytes"])
-    share = -(-len(data) // streams)
-
-    def send() -> None:
-        line, _ = server.accept()
-        with line:
-            nbytes = int.from_bytes(line.recv(8), "little")
-            line.sendall(data[:nbytes])
-
-    with socket.create_server(("127.0.0.1", 0), backlog=streams) as server:
-        assert share
-        senders = [threading.Thread(target=send) for _ in range(streams)]
-        for sender in senders:
-            sender.start()
-        found = _first(group, "receive", port=server.getsockname()[1], streams=streams)
-        for sender in senders:
-            sender.join()
-    return float(found["wall"])
 
 
 def order(systems: Sequence[System]) -> list[System]:

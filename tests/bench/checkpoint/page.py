@@ -13,6 +13,7 @@ from checkpoint.report import (
     ALL_FIGURES,
     DRAIN_FIGURES,
     FIGURES,
+    PEER_FIGURES,
     Figure,
     has_none,
     judge,
@@ -64,7 +65,7 @@ def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def make_tables(document: Document) -> str:
     """All of it for a terminal, and for the page."""
-    return "\n\n".join([_targets(document), _systems(document), _drains(document)])
+    return "\n\n".join([_targets(document), _systems(document), _peers(document), _drains(document)])
 
 
 def _targets(document: Document) -> str:
@@ -74,7 +75,14 @@ def _targets(document: Document) -> str:
         target = f"{'>=' if verdict['least'] else '<='} {verdict['target']:g}{_unit(figure)}"
         measured, spread = (_number(found["median"], figure), _spread(found)) if found else ("not measured", "")
         met = {True: "met", False: "**not met**", None: ""}[verdict["met"]]
-        label = figure.label if figure not in DRAIN_FIGURES.values() else f"drain: {figure.label}"
+        of = (
+            "drain: "
+            if figure in DRAIN_FIGURES.values()
+            else "copy on a peer: "
+            if figure in PEER_FIGURES.values()
+            else ""
+        )
+        label = of + figure.label
         lines.append(f"| {label} | {target} | {measured} | {spread} | {met} |")
     return "\n".join(lines)
 
@@ -116,6 +124,15 @@ def _number(value: float, figure: Figure) -> str:
 
 def _spread(found: Mapping[str, float]) -> str:
     return f"{found['n']:g}: {found['min']:.3g} to {found['max']:.3g}"
+
+
+def _peers(document: Document) -> str:
+    lines = ["| copies to a peer, beside the same trainer | hyperpod_ext |", "|---|---|"]
+    for key, figure in PEER_FIGURES.items():
+        found = document["medians"][key].get(OURS)
+        cell = f"{_number(found['median'], figure)} ({_spread(found)})" if found else "-"
+        lines.append(f"| {figure.label} | {cell} |")
+    return "\n".join(lines)
 
 
 def _drains(document: Document) -> str:
@@ -176,8 +193,13 @@ who goes first changes from round to round. A batch has as many systems as the m
 - **More memory**: the most anonymous memory the trainer had during two saves beyond what it had before its first, in
   percent of the state; then that of the processes it started. Shared memory is in checkpoint.json.
 - **Restore**: into the existing tensors of a fresh process, which are then compared with what was saved.
-- **Copy on a peer**: two ranks, each a node; one trains, the other takes part. Lost time as above. *Restore from a
-  peer*: a node has forgotten what it held; beside the same bytes over {setup["socket_streams"]} plain sockets.
+- **Copy on a peer**: two ranks, each a node, and each copies its state to the other; one trains, the other does
+  nothing else. Lost time as above. *Two plain copies*: beside the same trainer in the same round, two processes send
+  each other as many bytes over {setup["socket_streams"]} sockets each, and do nothing else: what no copy over sockets
+  can beat here; *as nice as ours*: with the priority that our memory servers give their copies. *Blocked more*: than by
+  a save that is not due at the peer.
+- **Restore from a peer**: a node has forgotten what it held; its rank restores while the other rank does nothing, and
+  right after it takes the same bytes over {setup["socket_streams"]} plain sockets.
 - **Drain**: to a local S3 that discards what it gets. CPU time is that of the client; the sink has its own process.
   *Step beside it*: a trainer's mean step while the client goes on, against its median step without.
 

@@ -44,11 +44,21 @@ FIGURES = {
     "memory": Figure("more memory in the trainer", "memory", "own", target=5.0, unit="%"),
     "helpers": Figure("and in what it started", "memory", "helpers", unit="%"),
     "restore": Figure("restore, fresh process", "restore", "ratio", has="restores", target=2.5),
-    "replica_blocked": Figure("copy on a peer: blocked", "replicate", "blocked_ratio", has="replicates", target=0.05),
+    "replica_blocked": Figure("copy on a peer: blocked", "replicate", "blocked_ratio", has="replicates"),
     "replica_lost": Figure("copy on a peer: time lost", "replicate", "lost_ratio", has="replicates", target=0.7),
     "replica_done": Figure("copy on a peer: there after", "replicate", "done_ratio", has="replicates", target=10.0),
     "peer_restore": Figure("restore from a peer / socket", "peer_restore", "ratio", has="peer_restore", target=1.5),
 }
+PEER_FIGURES = {
+    "replica_more": Figure("blocked more than by a save without", "replicate", "more_blocked_ratio", target=0.05),
+    "plain_lost": Figure("two plain copies, time lost", "replicate", "plain_lost_ratio"),
+    "plain_done": Figure("there after", "replicate", "plain_done_ratio"),
+    "nice_lost": Figure("as nice as ours, time lost", "replicate", "nice_lost_ratio"),
+    "nice_done": Figure("as nice as ours, there after", "replicate", "nice_done_ratio"),
+    "of_nice": Figure("ours / as nice as ours, there after", "replicate", "of_nice"),
+    "cpu_of_nice": Figure("ours / as nice as ours, CPU", "replicate", "cpu_of_nice"),
+}
+"""Of ours alone: what a copy on a peer adds to a save, and what plain sockets need beside the same trainer."""
 DRAIN_FIGURES = {
     "drain_gb_per_s": Figure("GB/s", "drain", "gb_per_s", unit=""),
     "drain_speed": Figure("speed / the fastest client", "drain", "speed_ratio", target=0.8, least=True),
@@ -56,7 +66,7 @@ DRAIN_FIGURES = {
     "drain_cpu": Figure("CPU / upload_fileobj", "drain", "cpu_ratio", target=0.25),
     "drain_step": Figure("step beside it / without", "drain", "step_ratio", target=1.15),
 }
-ALL_FIGURES = FIGURES | DRAIN_FIGURES
+ALL_FIGURES = FIGURES | PEER_FIGURES | DRAIN_FIGURES
 
 UPLOAD_FILEOBJ = "boto3 upload_fileobj"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Has = Literal["overlapped", "survives", "restores", "replicates", "peer_restore", "drains"]
+Has = Literal["overlapped", "survives", "restores", "replicates", "peer_restore", "restores_together", "drains"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ SYSTEMS = {
             "nvrx",
             "NVRx local",
             "nvrx:Local",
-            _has("survives", "restores", "replicates", "peer_restore"),
+            _has("survives", "restores", "replicates", "peer_restore", "restores_together"),
             "LocalCheckpointManager, files in memory; DTensors are given as each rank's parts",
             peer="nvrx",
             shims="a state dict class for CPU tensors; torch.cuda.synchronize, current_device, Tensor.cuda and "
@@ -79,7 +79,7 @@ SYSTEMS = {
             "nvrx.async",
             "NVRx local, async (fork)",
             "nvrx:LocalAsync",
-            _has("survives", "restores", "replicates", "peer_restore"),
+            _has("survives", "restores", "replicates", "peer_restore", "restores_together"),
             "as above, written by a process that is forked at each save",
             peer="nvrx",
             shims="as above",

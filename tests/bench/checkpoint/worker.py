@@ -100,7 +100,7 @@ def _rank(settings: dict[str, Any], answers: TextIO) -> None:
 
 
 SAVING = ("prepare", "fill", "floor", "save", "safe", "restore", "receive", "drain")
-TRAINING = ("calibrate", "train", "replicate", "follow")
+TRAINING = ("calibrate", "train", "replicate", "beside", "follow")
 
 
 class Rank:
@@ -139,9 +139,9 @@ class Rank:
     def floor(self, repeat: int = 3) -> Answer:
         """The copy that everything is held against: median of a few, in this process, now."""
         self._meet()
-        return self._floor_alone(repeat)
+        return self.floor_alone(repeat)
 
-    def _floor_alone(self, repeat: int = 3) -> Answer:
+    def floor_alone(self, repeat: int = 3) -> Answer:
         found = [self.floor_copy.measure() for _ in range(repeat)]
         return {clock: median(each[clock] for each in found) for clock in ("wall", "adj")}
 
@@ -171,14 +171,23 @@ class Rank:
         self.adapter.wait_safe()
         return {"floor": floor, "start": start, "safe": time.monotonic(), "step": step}
 
-    def restore(self, step: int) -> Answer:
-        """Into the existing tensors of a fresh process; then whether they are what was saved at `step`."""
+    def restore(self, step: int, last: int | None = None) -> Answer:
+        """Into the existing tensors of a fresh process; then whether they are what was saved at `step`.
+
+        All ranks at once; or rank `last` when the others have done it, and do nothing any more.
+        """
         from checkpoint.timing import Stopwatch
 
         floor = self.floor()
         self._meet()
+        if self.place.rank == last:
+            self._meet()
         with Stopwatch() as clock:
             found = self.adapter.restore(self.state)
+        if last is not None:
+            self._meet()
+            if self.place.rank != last:
+                self._meet()
         equal = self.states.is_state(self.state, found, self.place.rank)
         return {"floor": floor, "restore": clock.to_json(), "found": found, "equal": equal and found == step}
 
@@ -209,7 +218,7 @@ class Rank:
 
     def calibrate(self, least_ratio: float) -> Answer:
         """How many tokens a step takes so that forward and backward last `least_ratio` times the copy."""
-        floor = self._floor_alone()["adj"]
+        floor = self.floor_alone()["adj"]
         for tokens in (8, 16, 32, 64, 128, 256, 512):
             found = self.train(steps=4, tokens=tokens)["compute"]
             if median(found) >= least_ratio * floor:
@@ -255,6 +264,8 @@ class Rank:
                     with staged:
                         self.adapter.wait_staged()
                 self.optimizer.step()
+                if number not in saves:
+                    self.adapter.stepped()
             told["wall"].append(step.wall)
             told["adj"].append(step.adj)
             told["compute"].append(compute.adj)
@@ -295,6 +306,25 @@ class Rank:
         watcher.join()
         self.adapter.flush()
         return {"floor": floor, "replicated": moments[0], **told}
+
+    def beside(self, port: int, tokens: int, steps: int) -> Answer:
+        """Training while something goes on elsewhere: what is at `port` is told when it begins, and tells the end."""
+        import socket
+
+        floor = self.floor_alone()
+        ended = threading.Event()
+
+        def watch() -> None:
+            line.sendall(b"\1")
+            line.recv(1)
+            ended.set()
+
+        watcher = threading.Thread(target=watch)
+        with socket.create_connection(("127.0.0.1", port)) as line:
+            watcher.start()
+            told = self.train(steps, tokens, until_done=True, done=ended.is_set)
+            watcher.join()
+        return {"floor": floor, **told}
 
     def follow(self, step: int) -> Answer:
         """This rank's part in `replicate` of the other rank: its own save, and no training."""

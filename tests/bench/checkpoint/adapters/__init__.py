@@ -68,6 +68,9 @@ class Adapter:
     def wait_staged(self) -> None:
         """Wait until the state may be changed."""
 
+    def stepped(self) -> None:
+        """A step was made without a save."""
+
     def busy(self) -> bool:
         """Whether anything of the last save is still done in the background."""
         return False

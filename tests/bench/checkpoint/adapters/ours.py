@@ -28,11 +28,11 @@ _DEADLINE_S = 120.0
 
 
 def _config(place: Place) -> str:
-    """Every snapshot goes to every tier there is."""
+    """Every snapshot goes to every tier there is; to peers, every second one."""
     tiers: list[dict[str, Any]] = [{"kind": "memory"}]
     nodes = place.world_size if place.replicas else 1
     if place.replicas:
-        tiers.append({"kind": "peer", "every_steps": 1, "replicas": place.replicas})
+        tiers.append({"kind": "peer", "every_steps": 2, "replicas": place.replicas})
     if place.sink:
         tiers.append({"kind": "s3", "uri": "s3://bench/checkpoints", "every_steps": 1})
     shape = {"name": JOB, "nodes": nodes, "workers_per_node": place.world_size // nodes}
@@ -52,7 +52,8 @@ def _serve(place: Place, node: int) -> subprocess.Popen[bytes]:
     path = _socket_of(place, node)
     path.unlink(missing_ok=True)
     command = [sys.executable, "-m", "hyperpod_ext.runtime.memory_server", "--socket", str(path), "--node", str(node)]
-    process = subprocess.Popen([*command, "--parent", str(os.getpid())], env=environ)
+    # a session of its own, as the agent gives it one: the kernel may share cores out by session
+    process = subprocess.Popen([*command, "--parent", str(os.getpid())], env=environ, start_new_session=True)
     deadline = time.monotonic() + _DEADLINE_S
     while not _answers(path):
         if process.poll() is not None or time.monotonic() > deadline:
@@ -135,6 +136,10 @@ class Ours(Adapter):
 
     def wait_staged(self) -> None:
         self._checkpointer.wait_staged()
+
+    def stepped(self) -> None:
+        if self.place.replicas:
+            self._checkpointer.stepped()
 
     def busy(self) -> bool:
         if self._checkpointer.busy():

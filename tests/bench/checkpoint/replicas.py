@@ -1,0 +1,188 @@
+"""What a copy to a peer costs and how it comes back, beside the same bytes over plain sockets in the same round."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from checkpoint.group import Group, Job, Process, environment_of
+from checkpoint.measure import Bench, Row, batches_at_work, calibrate, first, lost, repeats
+from checkpoint.systems import OURS
+
+MAX_SLOWDOWN = 0.05
+"""The default of the peer tier."""
+_MOST_WINDOWS, _MOST_RESTORES = 3, 5
+_PATIENCE_S = 120.0
+
+
+def measure_replicas(bench: Bench) -> None:
+    """Two ranks, each a node: saves with a copy on the other; then one forgets, and its rank restores from there."""
+    systems = [system for system in bench.systems if "replicates" in system.has]
+    jobs = [Job(system, "plain", bench.nbytes, 2, overlapped=True, replicas=1) for system in systems]
+    for members, _ in batches_at_work(bench, "replicas", jobs):
+        with ExitStack() as stack:
+            pairs = {
+                name: stack.enter_context(_pair(bench, max_slowdown))
+                for name, max_slowdown in (("nice", MAX_SLOWDOWN), ("plain", None))
+                if OURS in members.groups
+            }
+            for number in range(bench.rounds):
+                members.each(number, partial(_replicate, bench, number, pairs))
+        for number in range(bench.rounds):
+            members.each(number, partial(_peer_restore, bench, number), "peer_restore")
+
+
+# --- a copy, and what it costs ---------------------------------------------------------------------
+
+
+class Pair:
+    """Two nodes that copy over plain sockets."""
+
+    def __init__(self, nodes: list[Process]) -> None:
+        self._nodes = nodes
+        for node in nodes:
+            node.ask("port")
+        self._ports = [int(node.answer(time.monotonic() + _PATIENCE_S)["port"]) for node in nodes]
+
+    def copy(self) -> tuple[float, float]:
+        """Both ways at once; when the first node's bytes were there, and CPU seconds of both."""
+        for node, port in zip(self._nodes, reversed(self._ports), strict=True):
+            node.ask("copy", port=port)
+        answers = [node.answer(time.monotonic() + _PATIENCE_S) for node in self._nodes]
+        return answers[1]["received"], sum(answer["cpu"] for answer in answers)
+
+
+@contextmanager
+def _pair(bench: Bench, max_slowdown: float | None) -> Iterator[Pair]:
+    settings = {"nbytes": bench.states["plain"]["nbytes"], "streams": bench.streams, "max_slowdown": max_slowdown}
+    arguments = ["-m", "checkpoint.raw_copy", json.dumps(settings | {"parent": os.getpid()})]
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder, ExitStack() as stack:
+        nodes = []
+        for number in range(2):
+            nodes.append(Process(sys.executable, arguments, environment_of({}), Path(folder) / f"{number}.log"))
+            stack.callback(nodes[-1].quit)
+        yield Pair(nodes)
+
+
+def _replicate(bench: Bench, number: int, pairs: dict[str, Pair], group: Group) -> None:
+    calibrate(bench, group)
+    ours = group.job.system.name == OURS
+    windows = []
+    for repeat in repeats(min(_MOST_WINDOWS, bench.windows)):
+        step = 1000 * (number + 1) + 2 * repeat  # ours copies steps that are even
+        windows.append(_window(bench, step, group, alone=ours))
+        for name, pair in pairs.items() if ours else ():
+            windows[-1] |= {f"{name}_{key}": value for key, value in _beside(bench, group, pair).items()}
+        if ours:
+            windows[-1]["of_nice"] = windows[-1]["done_ratio"] / windows[-1]["nice_done_ratio"]
+            windows[-1]["cpu_of_nice"] = windows[-1]["cpu_s"] / windows[-1]["nice_cpu_s"]
+    found = {name: median(window[name] for window in windows) for name in windows[0]}
+    bench.keep("replicate", "plain", group.job.system, number, **found, windows=len(windows))
+
+
+def _window(bench: Bench, step: int, group: Group, *, alone: bool) -> Row:
+    """Steps with a save that is copied; `alone`: also with one that is not, to see what of it the copy blocks."""
+    steps = {"steps": bench.window_steps, "tokens": bench.tokens}
+    other = group.ranks[1]
+    before = first(group, "train", **steps)
+    cpu = group.ask_host("cpu")["seconds"]
+    other.ask("follow", step=step)
+    found = first(group, "replicate", **steps, step=step)
+    other.answer(time.monotonic() + 60)
+    cpu = group.ask_host("cpu")["seconds"] - cpu
+    after = first(group, "train", **steps)
+    floor = found["floor"]
+    row = {
+        "blocked_ratio": sum(found["blocked"]) / floor["adj"],
+        "lost_ratio": lost(found, [before, after], "wall") / floor["wall"],
+        "done_ratio": found["replicated"] / floor["wall"],
+        "done_s": found["replicated"],
+        "floor_s": floor["wall"],
+        "cpu_s": cpu,
+    }
+    if alone:
+        uncopied = first(group, "train", **steps, save_steps=[0], first_save=step + 1)
+        row["more_blocked_ratio"] = row["blocked_ratio"] - sum(uncopied["blocked"]) / floor["adj"]
+    return row
+
+
+def _beside(bench: Bench, group: Group, pair: Pair) -> Row:
+    """The same trainer, beside a plain copy of as many bytes between two other processes."""
+    steps = {"steps": bench.window_steps, "tokens": bench.tokens}
+    before = first(group, "train", **steps)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        group.ranks[0].ask("beside", port=server.getsockname()[1], **steps)
+        line, _ = server.accept()
+        with line:
+            line.recv(1)  # its first step has begun
+            start = time.monotonic()
+            received, cpu = pair.copy()
+            line.sendall(b"\1")
+        found = group.ranks[0].answer(time.monotonic() + _PATIENCE_S)
+    after = first(group, "train", **steps)
+    floor = found["floor"]["wall"]
+    return {
+        "lost_ratio": lost(found, [before, after], "wall") / floor,
+        "done_ratio": (received - start) / floor,
+        "cpu_s": cpu,
+    }
+
+
+# --- and back --------------------------------------------------------------------------------------
+
+
+def _peer_restore(bench: Bench, number: int, group: Group) -> None:
+    """Restores of the rank whose node forgot, each beside plain sockets; the other rank does nothing meanwhile."""
+    step = 100_000 + 2 * number
+    group.ask("fill", step=step)
+    for process in group.ranks:
+        process.ask("follow", step=step)
+    for process in group.ranks:
+        process.answer(time.monotonic() + _PATIENCE_S)
+    group.kill()
+    group.ask_host("lose", rank=0)
+    group.start()
+    group.ask("prepare")
+    together = "restores_together" in group.job.system.has
+    pairs = []
+    for _ in repeats(1 if together else _MOST_RESTORES):
+        restored = group.ask("restore", step=step, last=None if together else 0)
+        if not all(answer["equal"] for answer in restored):
+            bench.failed(group.job.system, "restore from a peer", f"step {step} did not come back")
+            return
+        seconds, raw = restored[0]["restore"]["wall"], _raw_copy(group, bench.streams)
+        floor = restored[0]["floor"]["wall"]
+        pairs.append({"seconds": seconds, "raw_s": raw, "ratio": seconds / raw, "floor_s": floor})
+    found = {name: median(pair[name] for pair in pairs) for name in pairs[0]}
+    bench.keep("peer_restore", "plain", group.job.system, number, **found, restores=len(pairs))
+
+
+def _raw_copy(group: Group, streams: int) -> float:
+    """Seconds for the same bytes over plain sockets into the same process."""
+    data = memoryview(bytearray(b"\1") * group.described[0]["nbytes"])
+
+    def send() -> None:
+        line, _ = server.accept()
+        with line:
+            nbytes = int.from_bytes(line.recv(8), "little")
+            line.sendall(data[:nbytes])
+
+    with socket.create_server(("127.0.0.1", 0), backlog=streams) as server:
+        senders = [threading.Thread(target=send) for _ in range(streams)]
+        for sender in senders:
+            sender.start()
+        found: dict[str, Any] = first(group, "receive", port=server.getsockname()[1], streams=streams)
+        for sender in senders:
+            sender.join()
+    return float(found["wall"])
