@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from serving import serving
 
 _REASONS = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "AlreadyExists", 422: "Invalid"}
 KNOWN = {
@@ -230,14 +231,8 @@ def serve() -> Iterator[KubernetesApi]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     api.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    with serving(server):
         yield api
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def wait_for(condition: Callable[[], bool], within_s: float = 10.0) -> None:

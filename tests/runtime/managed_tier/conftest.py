@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from serving import serving
 
 from hyperpod_ext.runtime.memory_server.managed_tier.api import ApiServer, holders_of
 from hyperpod_ext.runtime.memory_server.managed_tier.blobs import Blobs
@@ -38,12 +38,9 @@ def server() -> Iterator[ApiServer]:
     """Has a budget of 8 MiB, and a namespace `job` of two ranks and the metadata."""
     blobs = Blobs(budget=8 * MIB, usable_bytes=lambda: 100 * MIB)
     blobs.create("job", 3, 3)
-    with ApiServer("127.0.0.1", 0, blobs, holders_of(SECRET)) as serving:
-        thread = threading.Thread(target=serving.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield serving
-        serving.shutdown()
-        thread.join()
+    made = ApiServer("127.0.0.1", 0, blobs, holders_of(SECRET))
+    with serving(made):
+        yield made
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
+from serving import serving
 
 from hyperpod_ext.errors import (
     ConflictError,
@@ -32,12 +33,9 @@ MIB = 1 << 20
 def url() -> Iterator[str]:
     """A server with a budget of 12 MiB."""
     blobs = Blobs(budget=12 * MIB, usable_bytes=lambda: 100 * MIB)
-    with ApiServer("127.0.0.1", 0, blobs, lambda _: False) as serving:
-        thread = threading.Thread(target=serving.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{serving.server_address[1]}"
-        serving.shutdown()
-        thread.join()
+    made = ApiServer("127.0.0.1", 0, blobs, lambda _: False)
+    with serving(made):
+        yield f"http://127.0.0.1:{made.server_address[1]}"
 
 
 @pytest.fixture
