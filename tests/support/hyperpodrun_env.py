@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import venv
 from functools import cache
 from pathlib import Path
 
 import pytest
+from venv_over_ours import UnavailableError, make_venv
 
 PINS = Path(__file__).with_name("hyperpodrun-pins.txt")
 FOLDER = Path(sys.prefix) / "hyperpodrun"
@@ -32,10 +31,6 @@ agent.main()
 """
 
 
-class UnavailableError(Exception):
-    """This machine has no `hyperpodrun`, and cannot get one."""
-
-
 def install() -> Path:
     """Python of the environment, which is made unless it is as the pins want it.
 
@@ -46,18 +41,7 @@ def install() -> Path:
     wanted = json.dumps({"pins": PINS.read_text(), "start": START, "python": sys.version})
     if stamp.exists() and stamp.read_text() == wanted:
         return python
-    venv.EnvBuilder(clear=True, symlinks=True).create(FOLDER)
-    packages = next(path for path in map(Path, sys.path) if path.name == "site-packages" and path.is_dir())
-    own = next(FOLDER.glob("lib/python*/site-packages"))
-    own.joinpath("ours.pth").write_text(f"import site; site.addsitedir({str(packages)!r})\n")
-    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
-    install += ["--ignore-installed", "--disable-pip-version-check", "-r", str(PINS)]  # never touch what is ours
-    try:
-        done = subprocess.run(install, capture_output=True, text=True, timeout=300)
-    except subprocess.TimeoutExpired as error:
-        raise UnavailableError("pip took longer than 300 s") from error
-    if done.returncode != 0:
-        raise UnavailableError(f"hyperpodrun cannot be installed: {done.stderr.strip()[-300:]}")
+    make_venv(FOLDER, PINS, timeout_s=300.0)
     starter = FOLDER / "bin" / "hyperpodrun"
     starter.write_text(f"#!{python}\n{START}")
     starter.chmod(0o755)

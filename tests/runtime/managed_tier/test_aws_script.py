@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-import venv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,6 +23,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import s3_server
+from venv_over_ours import UnavailableError, make_venv
 
 from hyperpod_ext.runtime.tiers.managed import AWS_URL
 
@@ -87,15 +87,10 @@ def aws_python() -> Path:
     wanted = PINS.read_text() + sys.version
     if stamp.exists() and stamp.read_text() == wanted:
         return python
-    venv.EnvBuilder(clear=True, symlinks=True).create(folder)
-    packages = next(path for path in map(Path, sys.path) if path.name == "site-packages" and path.is_dir())
-    own = next(folder.glob("lib/python*/site-packages"))
-    own.joinpath("ours.pth").write_text(f"import site; site.addsitedir({str(packages)!r})\n")
-    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
-    install += ["--ignore-installed", "--disable-pip-version-check", "-r", str(PINS)]  # never touch what is ours
-    done = subprocess.run(install, capture_output=True, text=True, timeout=100, check=False)
-    if done.returncode != 0:
-        unavailable(f"AWS's client cannot be installed: {done.stderr.strip()[-300:]}")
+    try:
+        make_venv(folder, PINS, timeout_s=100.0)
+    except UnavailableError as error:
+        unavailable(f"AWS's client: {error}")
     stamp.write_text(wanted)
     return python
 
