@@ -1,8 +1,9 @@
-"""Other libraries around our sampler: torchdata and Hugging Face for real, MosaicML by its shape."""
+"""Other libraries around our sampler, for real: torchdata, Hugging Face, MosaicML."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,16 +16,27 @@ from hyperpod_ext.runtime.data import ElasticBatchSampler, ElasticDataLoader
 from hyperpod_ext.runtime.data.sources import fingerprint_of
 
 TORCHDATA = "torchdata==0.11.0"
+MOSAICML = (
+    "mosaicml-streaming==0.13.0",
+    *("Brotli==1.2.1", "catalogue==2.0.10", "cramjam==2.14.0", "python-snappy==0.7.3"),
+    *("tqdm==4.70.1", "xxhash==3.8.2", "zstd==1.5.7.2"),
+)
+
+
+def installed(root: Path, name: str, *packages: str) -> Path:
+    """A folder with these packages, without what they depend on."""
+    folder = root / ".venv" / "bench" / name
+    if not folder.exists():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *packages]
+        if subprocess.run(pip, check=False, timeout=300).returncode:
+            pytest.skip(f"{name} cannot be installed here")
+    return folder
 
 
 @pytest.fixture(scope="module")
 def stateful_loader(root_of_tests: Path) -> Any:
     """torchdata's StatefulDataLoader; installed without its dependencies, with our torch."""
-    folder = root_of_tests / ".venv" / "bench" / "torchdata"
-    if not folder.exists():
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), TORCHDATA]
-        if subprocess.run(pip, check=False).returncode:
-            pytest.skip("torchdata cannot be installed here")
+    folder = installed(root_of_tests, "torchdata", TORCHDATA)
     sys.path.append(str(folder))
     try:
         from torchdata.stateful_dataloader import StatefulDataLoader
@@ -144,6 +156,59 @@ def test_hugging_face_datasets_are_sources(root_of_tests: Path, tmp_path: Path) 
     found = json.loads(done.stdout.splitlines()[-1])
     assert sorted(found["ids"]) == found["streamed"] == [*range(101)]
     assert not found["same"]
+
+
+MOSAIC = """
+import importlib.util, json, sys
+
+# their __init__ import torchvision and transformers, for datasets of pictures and texts that are not used here
+for name in ("streaming", "streaming.base"):
+    sys.modules[name] = importlib.util.module_from_spec(importlib.util.find_spec(name))
+from streaming.base.dataset import StreamingDataset
+from streaming.base.format import MDSWriter
+from hyperpod_ext.runtime.data import ElasticDataLoader
+from hyperpod_ext.runtime.data.sources import fingerprint_of
+
+out = sys.argv[1]
+with MDSWriter(columns={"id": "int", "text": "str"}, out=out, size_limit=1000, compression="zstd") as writer:
+    for number in range(101):
+        writer.write({"id": number, "text": str(number) * 3})
+dataset = StreamingDataset(remote=out, local=sys.argv[2], batch_size=1)
+rows, state = [], None
+for world in (2, 3):
+    loaders = [
+        ElasticDataLoader(dataset, global_batch_size=8, micro_batch_size=2, rank=rank, world_size=world, collate=list)
+        for rank in range(world)
+    ]
+    for loader in loaders:
+        if state:
+            loader.load_state_dict(state)
+    for number, steps in enumerate(zip(*[loader.steps(1) for loader in loaders])):
+        for loader, step in zip(loaders, steps):
+            rows += [[int(row["id"]), row["text"]] for batch, weight in step if weight for row in batch]
+            loader.ack(step)
+        if world == 2 and number == 4:
+            break
+    state = loaders[-1].state_dict()
+print(json.dumps({"rows": rows, "shards": len(dataset.shards), "fingerprint": fingerprint_of(dataset)}))
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+def test_mosaicml_shards_are_sources(root_of_tests: Path, tmp_path: Path) -> None:
+    """Written and read by MosaicML's own classes, from compressed shards that it fetches to a cache."""
+    folder = installed(root_of_tests, "mosaicml", *MOSAICML)
+    script = tmp_path / "script.py"
+    script.write_text(MOSAIC)
+    environ = {**os.environ, "PYTHONPATH": f"{root_of_tests}:{folder}"}
+    command = [sys.executable, str(script), str(tmp_path / "remote"), str(tmp_path / "local")]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert sorted(found["rows"]) == [[number, str(number) * 3] for number in range(101)]
+    assert found["shards"] > 2
+    assert found["fingerprint"].endswith("/101")
 
 
 class MosaicShaped:
