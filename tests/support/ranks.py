@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import multiprocessing
 import os
 import queue
@@ -162,7 +163,9 @@ class Ranks:
             self._lines.pop(rank).close()
         others = list(self._lines.values())
         process = self._context.Process(target=_run, args=(rank, self.size, self._body, theirs, [ours, *others]))
+        gc.freeze()  # what other tests left may hold threads, which its destructor would wait for in the new process
         process.start()
+        gc.unfreeze()
         theirs.close()
         self.processes[rank], self._lines[rank], self._told[rank] = process, ours, []
 

@@ -14,13 +14,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import struct
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-_FUTEX = 202 if os.uname().machine == "x86_64" else 98
+from hyperpod_ext.runtime.rendezvous.gloo_sockets import read_proc
+
+_X86 = os.uname().machine == "x86_64"
+_FUTEX = 202 if _X86 else 98
+_EPOLL_WAITS = {232, 281} if _X86 else {22}
 _GLOO = "N4gloo9transport3tcp"
 _BUFFER, _PAIR = f"_ZTV{_GLOO}13UnboundBufferE", f"_ZTV{_GLOO}4PairE"
 _TELL_BUFFER = f"_Z{_GLOO}13UnboundBuffer15signalExceptionENSt15__exception_ptr13exception_ptrE"
@@ -44,9 +49,17 @@ class Sleep:
 def sleeping(thread: int) -> Sleep | None:
     """On what a thread of this process waits; None while it does anything else."""
     try:
-        return _sleep(thread, Path(f"/proc/self/task/{thread}/syscall").read_text())
+        return _sleep(thread, read_proc(f"/proc/self/task/{thread}/syscall"))
     except OSError:  # it has just ended
         return None
+
+
+def ran_s(thread: int) -> float:
+    """Seconds that a thread of this process has had a core; infinite: it has ended."""
+    try:
+        return int(read_proc(f"/proc/self/task/{thread}/schedstat").split()[0]) / 1e9
+    except OSError:
+        return math.inf
 
 
 def _sleep(thread: int, syscall: str) -> Sleep | None:
@@ -61,7 +74,7 @@ def threads(name: str = "") -> list[int]:
     found = []
     for task in os.listdir("/proc/self/task"):  # noqa: PTH208  (names only, no Path objects on this path)
         with contextlib.suppress(OSError):  # it has just ended
-            if not name or Path(f"/proc/self/task/{task}/comm").read_text().startswith(name):
+            if not name or read_proc(f"/proc/self/task/{task}/comm").startswith(name):
                 found.append(int(task))
     return found
 
@@ -71,10 +84,22 @@ class Lost:
     """A thread that sleeps inside of one of gloo's objects."""
 
     sleep: Sleep
-    object: int
-    """Address of the object."""
-    is_pair: bool
-    """Whether the object is a connection that is being made; else a buffer that is being sent or filled."""
+    buffer: int
+    """Address of a buffer that is being sent or filled; 0: it is none."""
+    in_pair: bool
+    """Whether it is inside of a connection that is being made. Both: memory that has not been written yet may look like
+    a buffer that was there before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What this process's other threads do at one moment."""
+
+    asleep: list[Lost]
+    polled: set[int]
+    """Epoll sets that a thread waits on."""
+    running: list[int]
+    """Threads that run, or would if they had a core."""
 
 
 class LostWaits:
@@ -105,26 +130,33 @@ class LostWaits:
         except (OSError, AttributeError, ValueError):
             return None
 
-    def look(self) -> list[Lost]:
-        """Threads that sleep in gloo at this moment; most of them will be woken in the ordinary way."""
-        found = []
-        own = threading.get_native_id()
-        with Path("/proc/self/mem").open("rb", buffering=0) as memory:
-            for thread in threads():
-                sleep = sleeping(thread) if thread != own else None
-                if sleep is not None and sleep.timed and (lost := self._object_around(sleep, memory.fileno())):
-                    found.append(lost)
-        return found
+    def look(self) -> Look:
+        """Who sleeps in gloo at this moment; most of them will be woken in the ordinary way."""
+        own, seen = threading.get_native_id(), Look([], set(), [])
+        for thread in threads():
+            if thread == own:
+                continue
+            with contextlib.suppress(OSError):  # it has just ended
+                syscall = read_proc(f"/proc/self/task/{thread}/syscall")
+                number, *arguments = syscall.split()
+                sleep = _sleep(thread, syscall)
+                if sleep is not None and sleep.timed and (lost := self._object_around(sleep)):
+                    seen.asleep.append(lost)
+                elif number == "running":
+                    seen.running.append(thread)
+                elif arguments and int(number) in _EPOLL_WAITS:
+                    seen.polled.add(int(arguments[0], 16))
+        return seen
 
     def end(self, lost: Lost, why: str) -> None:
-        """Have the wait for a buffer raise. Only for one that was seen twice, when all connections were closed: a
-        thread that might go on by itself could free the object meanwhile.
+        """Have the wait for a buffer raise. Only for one that nobody else can wake any more: a thread that goes on by
+        itself could free the object meanwhile.
 
         From the last look to the call the GIL is kept (nothing here goes through Python's own files, or through a
         library that lets go of it): a thread of Python's that has been woken may not free what it waited for.
         """
         pointer = self._exception(why)
-        target, argument = ctypes.c_void_p(lost.object), ctypes.byref(pointer)
+        target, argument = ctypes.c_void_p(lost.buffer), ctypes.byref(pointer)
         if self._sleeping_still(lost.sleep):
             self._tell(target, argument)
         self._let_go(argument)
@@ -139,18 +171,24 @@ class LostWaits:
         self._c.close(file)
         return read > 0 and _sleep(sleep.thread, text.raw[:read].decode()) == sleep
 
-    def _object_around(self, sleep: Sleep, memory: int) -> Lost | None:
-        """The nearest object of gloo's that begins before the address the thread sleeps on."""
+    def _object_around(self, sleep: Sleep) -> Lost | None:
+        """The objects of gloo's that begin so near before the address the thread sleeps on that it may be in them."""
         place, words = sleep.address & ~7, b""
-        for start in (place - _PAIR_BYTES, max(place - _PAIR_BYTES, place & ~4095)):
-            with contextlib.suppress(OSError):  # the page before may not be mapped
-                words = words or os.pread(memory, place - start, start)
-        values = struct.unpack(f"{len(words) // 8}Q", words)
-        for index, value in reversed(list(enumerate(values))):
+        memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for start in (place - _PAIR_BYTES, max(place - _PAIR_BYTES, place & ~4095)):
+                with contextlib.suppress(OSError):  # the page before may not be mapped
+                    words = words or os.pread(memory, place - start, start)
+        finally:
+            os.close(memory)
+        buffer, in_pair = 0, False
+        for index, value in enumerate(struct.unpack(f"{len(words) // 8}Q", words)):
             found = place - len(words) + index * 8
-            if value == self._pair or (value == self._buffer and place - found < _BUFFER_BYTES):
-                return Lost(sleep, found, value == self._pair)
-        return None
+            if value == self._pair:
+                buffer, in_pair = 0, True  # whatever began before it has ended before it
+            elif value == self._buffer and place - found < _BUFFER_BYTES:
+                buffer = found
+        return Lost(sleep, buffer, in_pair) if buffer or in_pair else None
 
     def _exception(self, why: str) -> ctypes.c_void_p:
         """A `std::exception_ptr` that holds a `std::runtime_error`."""

@@ -32,7 +32,8 @@ import torch.distributed as dist
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.rendezvous import gloo_waits, torch_names
-from hyperpod_ext.runtime.rendezvous.gloo_sockets import answer_for, duplicate, event_loops, quieten
+from hyperpod_ext.runtime.rendezvous.forgotten import Forgotten
+from hyperpod_ext.runtime.rendezvous.gloo_sockets import EventLoop, duplicate, event_loops, quieten
 from hyperpod_ext.runtime.rendezvous.store import PartitionedStore
 
 _LAZY = "TORCH_GLOO_LAZY_INIT"
@@ -40,8 +41,6 @@ _LOOK_S, _SLOWER, _SLOWEST_LOOK_S = 0.005, 1.2, 0.05
 """How often it is looked for waits that gloo has forgotten, once a generation is over."""
 _LOOK_SHARE = 0.1
 """Share of the time that may go into looking: where many ranks share few cores, it is taken from those not free yet."""
-_NOTICE_S = 0.02
-"""How long gloo may take to notice that a connection has ended."""
 _QUIET_LOOK_S = 0.02
 """How often, while groups are destroyed, it is looked for sockets that keep their event threads busy."""
 
@@ -53,7 +52,10 @@ class ProcessGroups:
     def __init__(self) -> None:
         torch_names.check()
         self._waits = gloo_waits.LostWaits.find()
-        self._held: dict[int, tuple[socket.socket, float]] = {}
+        self._inherited = {loop.address for loop in event_loops()}
+        """Where groups listen that were there before: of the process that this one was forked from. Their epoll sets
+        are that one's too, and name sockets by its numbers, under which this process has something else."""
+        self._held: dict[int, socket.socket] = {}
         self._store: PartitionedStore | None = None
         self._world_size = 0
         self._cut = False
@@ -103,50 +105,38 @@ class ProcessGroups:
                 self._watcher = threading.Thread(target=self._watch, args=(self._waits,), name="hpx-free", daemon=True)
                 self._watcher.start()
 
-    def _cut_reading(self) -> bool:
-        """Cut what is open; whether gloo may still be about to notice."""
+    def _loops(self) -> list[EventLoop]:
+        """Event threads of the groups that this process has opened."""
+        return [loop for loop in event_loops(self._held) if loop.address not in self._inherited]
+
+    def _cut_reading(self) -> set[int]:
+        """Cut what is open; epoll sets in which gloo still has ends of connections to notice."""
         with self._cutting:
-            loops = event_loops()
+            loops = self._loops()
             found = []
             for loop in loops:
                 for inode, connection in loop.connections.items():
                     if inode not in self._held and (copy := duplicate(connection.fd, inode)) is not None:
-                        self._held[inode] = copy, time.monotonic()
+                        self._held[inode] = copy
                         found.append(copy)
             if self._waits is None:
                 _wait_until_quiet(found)
             for copy in found:
                 with contextlib.suppress(OSError):  # not connected yet, or the other side is dead, and gloo knows
                     copy.shutdown(socket.SHUT_RD)
-            since = time.monotonic() - _NOTICE_S
-            return any(
-                connection.armed and inode in self._held and self._held[inode][1] > since
+            return {
+                loop.epoll
                 for loop in loops
-                for inode, connection in loop.connections.items()
-            )
+                if any(connection.armed and inode in self._held for inode, connection in loop.connections.items())
+            }
 
     def _watch(self, waits: gloo_waits.LostWaits) -> None:
-        """Until the rank has left its groups: cut what is opened late, and end waits that gloo has forgotten.
-
-        One that is seen twice, when gloo has had the time to notice that its connections have ended, is forgotten.
-        """
-        before: list[gloo_waits.Lost] = []
-        answered: set[tuple[str, int]] = set()
+        """Until the rank has left its groups: cut what is opened late, and end waits that gloo has forgotten."""
+        forgotten = Forgotten(waits, self._loops, self._world_size)
         pause_s = _LOOK_S
         while not self._left.wait(pause_s):
             began = time.monotonic()
-            noticing = self._cut_reading()
-            asleep = waits.look()
-            forgotten = [] if noticing else [lost for lost in asleep if lost in before]
-            for lost in forgotten:
-                if not lost.is_pair:
-                    waits.end(lost, "Connection closed by peer: this generation of the job is over")
-            if any(lost.is_pair for lost in forgotten):
-                for loop in event_loops():
-                    if loop.address not in answered:
-                        answered.add(loop.address)
-                        answer_for(loop, self._world_size)
-            before = [] if noticing else asleep
+            forgotten.look(self._cut_reading())
             looked_s = time.monotonic() - began
             pause_s = min(max(pause_s * _SLOWER, looked_s / _LOOK_SHARE), _SLOWEST_LOOK_S)
 
@@ -162,11 +152,34 @@ class ProcessGroups:
             self._left.set()
             watcher.join()
         if dist.is_initialized():
-            with _kept_quiet() if self._cut else contextlib.nullcontext():
+            with self._kept_quiet() if self._cut else contextlib.nullcontext():
                 dist.destroy_process_group()
         torch_names.forget_groups()
         if store is not None:
             store.close()
+
+    @contextlib.contextmanager
+    def _kept_quiet(self) -> Iterator[None]:
+        """Keep event threads from turning in circles, also over what becomes readable while groups are destroyed."""
+        over = threading.Event()
+
+        def work() -> None:
+            while True:
+                for loop in self._loops():
+                    quieten(loop)
+                quiet.set()
+                if over.wait(_QUIET_LOOK_S):
+                    return
+
+        quiet = threading.Event()
+        thread = threading.Thread(target=work, name="hpx-quiet", daemon=True)
+        thread.start()
+        quiet.wait()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def close(self) -> None:
         """Destroy the group when every rank is done with it."""
@@ -175,33 +188,9 @@ class ProcessGroups:
 
     def _let_go(self) -> None:
         with self._cutting:
-            for connection, _ in self._held.values():
+            for connection in self._held.values():
                 connection.close()
             self._held.clear()
-
-
-@contextlib.contextmanager
-def _kept_quiet() -> Iterator[None]:
-    """Keep event threads from turning in circles, also over what becomes readable while the groups are destroyed."""
-    over = threading.Event()
-
-    def work() -> None:
-        while True:
-            for loop in event_loops():
-                quieten(loop)
-            quiet.set()
-            if over.wait(_QUIET_LOOK_S):
-                return
-
-    quiet = threading.Event()
-    thread = threading.Thread(target=work, name="hpx-quiet", daemon=True)
-    thread.start()
-    quiet.wait()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def _wait_until_quiet(connections: Sequence[socket.socket], limit_s: float = 0.2) -> None:
