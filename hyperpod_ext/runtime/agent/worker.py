@@ -39,7 +39,8 @@ def _settle(order: dict[str, Any], agent_pid: int) -> None:
     """Become an ordinary process: own session, log, environment, and the agent as parent."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, _left_to_the_agent)
+    os.register_at_fork(after_in_child=_be_ended_by_signals)
     Path(order["log"]).parent.mkdir(parents=True, exist_ok=True)
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -54,6 +55,16 @@ def _settle(order: dict[str, Any], agent_pid: int) -> None:
     die_with_parent(agent_pid)
     os.environ.update(order["env"])
     os.chdir(order["cwd"])
+
+
+def _left_to_the_agent(_signum: int, _frame: object) -> None:
+    """Slurm signals every process of a step; what follows, the agent says. A script may handle it otherwise."""
+
+
+def _be_ended_by_signals() -> None:
+    """Processes that a script forks, as data loaders do, are ended by SIGTERM."""
+    if signal.getsignal(signal.SIGTERM) is _left_to_the_agent:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _wait_adopted(agent_pid: int) -> None:

@@ -30,7 +30,8 @@ _OURS = (
 def main() -> None:
     agent_pid, line = int(sys.argv[1]), int(sys.argv[2])
     die_with_parent(agent_pid)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's business; it stops us
+    for signum in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C, and Slurm, which signals every process of a step
+        signal.signal(signum, signal.SIG_IGN)  # the agent's business; it stops us
     with os.fdopen(os.dup(line), "r", encoding="utf-8") as requests, os.fdopen(line, "w", encoding="utf-8") as answers:
         _say(answers, _preload([*sys.argv[3:], *_OURS]))
         for order in requests:
