@@ -45,7 +45,11 @@ class Slurm(Config):
     """Give the step HyperPod's `--auto-resume=1`: a faulty node is replaced and the step started again. Other
     clusters do not know this option."""
     requeue: bool = True
-    """Let Slurm queue the job again when a node of it is lost; it goes on from its newest durable checkpoint."""
+    """Have the job queued again when a node of it is lost, or others need its nodes (preemption); it goes on from its
+    newest durable checkpoint."""
+    requeue_at_limit: bool = False
+    """Save, and have the job queued again, when its time limit comes near, until its training is done:
+    `timeouts.run_s` then limits each start. A start that makes no step is the last."""
     python: Annotated[str, Field(pattern=r"^[^\n\r\x00]+$")] = "python3"
     """Interpreter on the nodes, or in the image: a name or a path."""
     setup: tuple[ShellLine, ...] = ()

@@ -13,6 +13,7 @@ import pytest
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.config.resize import WANTED
 from hyperpod_ext.errors import ConflictError, NotFoundError
+from hyperpod_ext.launch import resize
 from hyperpod_ext.launch.handle import JobHandle
 from hyperpod_ext.launch.targets import local_nodes, local_resize, local_store
 from hyperpod_ext.launch.targets.local_nodes import Cancellation, Node, Patience, Wanted, run_nodes
@@ -34,14 +35,14 @@ def job(**fields: Any) -> JobConfig:
     ],
 )
 def test_a_number_that_cannot_be_is_refused_with_those_that_can(fields: dict[str, Any], nodes: int, words: str) -> None:
-    problem = local_resize.refusal(job(**fields), nodes)
+    problem = resize.refusal(job(**fields), nodes)
     assert problem is not None
     assert words in problem.message
     assert problem.hint
 
 
 def test_a_number_that_can_be_is_not() -> None:
-    assert local_resize.refusal(job(elastic={"min_nodes": 1, "max_nodes": 4}, global_batch_size=24), 3) is None
+    assert resize.refusal(job(elastic={"min_nodes": 1, "max_nodes": 4}, global_batch_size=24), 3) is None
 
 
 def test_a_job_that_is_not_there_or_does_not_run_is_told_as_that(tmp_path: Path, monkeypatch: Any) -> None:

@@ -133,11 +133,11 @@ def _lacking() -> str:
 
 
 @contextmanager
-def slurm_cluster(place: Path, count: int) -> Iterator[SlurmCluster]:
-    """A cluster of nodes hpx1, hpx2, ... in `place`; idle when it is given out."""
+def slurm_cluster(place: Path, count: int, more: str = "") -> Iterator[SlurmCluster]:
+    """A cluster of nodes hpx1, hpx2, ... in `place`; idle when it is given out. `more`: further lines of slurm.conf."""
     require()
     cluster = SlurmCluster(place)
-    _write_files(place, count)
+    _write_files(place, count, more)
     try:
         key = ["--key-file", str(place / "munge.key"), "--socket", str(place / "munge.sock"), "--num-threads=2"]
         own = [f"--{kind}-file={place}/munged.{kind}" for kind in ("pid", "log", "seed")]
@@ -152,7 +152,7 @@ def slurm_cluster(place: Path, count: int) -> Iterator[SlurmCluster]:
         cluster.stop()
 
 
-def _write_files(place: Path, count: int) -> None:
+def _write_files(place: Path, count: int, more: str) -> None:
     for folder in ("state", *(f"spool/hpx{number}" for number in range(1, count + 1))):
         (place / folder).mkdir(parents=True)
     (place / "munge.key").write_bytes(secrets.token_bytes(128))
@@ -163,7 +163,7 @@ def _write_files(place: Path, count: int) -> None:
         for number in range(1, count + 1)
     ]
     fill = {"host": socket.gethostname(), "port": ports[0], "place": place, "nodes": "\n".join(nodes), "count": count}
-    (place / "slurm.conf").write_text(CONF.format(**fill))
+    (place / "slurm.conf").write_text(CONF.format(**fill) + more)
     # naming a plugin skips a search that ends slurmd where /sys/fs/cgroup is not mounted
     (place / "cgroup.conf").write_text(f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={place}/cgroup\n")
     hosts = [f"127.0.77.{number} hpx{number}\n" for number in range(1, count + 1)]
@@ -183,7 +183,7 @@ def _free_ports(count: int) -> list[int]:
 
 def _idle(cluster: SlurmCluster) -> int:
     try:
-        return sum(int(number) for number in cluster.ask("sinfo", "-h", "-t", "idle", "-o", "%D").split())
+        return sum(int(number) for number in cluster.ask("sinfo", "-h", "-p", "dev", "-t", "idle", "-o", "%D").split())
     except subprocess.CalledProcessError:
         return 0  # the controller does not answer yet
 

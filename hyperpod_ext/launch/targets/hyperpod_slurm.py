@@ -34,10 +34,12 @@ _TICK_S = 0.2
 _ASK_EVERY_S = 2.0
 """How often Slurm is asked: its controller serves everybody."""
 _CANCEL_PATIENCE_S = 120.0
+MORE = "nodes.jobs"
+"""In a job's folder: ids of the jobs of Slurm that bring nodes to it while it runs."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Submitted:
+class Submitted:
     """Where one submission is."""
 
     name: str
@@ -130,7 +132,7 @@ def list_jobs() -> list[JobStatus]:
 
 def status(handle: JobHandle) -> JobStatus:
     """The newest submission under the name; a job that Slurm has forgotten is told from its report."""
-    job = _find(handle)
+    job = submission(handle)
     try:
         known = slurm.find(job.id)
         state, submitted, ended, reason = known.our_state, known.submitted_at, known.ended_at, known.reason
@@ -162,7 +164,7 @@ def status(handle: JobHandle) -> JobStatus:
 
 def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[Moment]:
     """Moments several times a second; Slurm itself is asked every two seconds."""
-    job = _find(handle)
+    job = submission(handle)
     reader = runs.JobReader(job.job_dir, job.batch_log)
     now = status(handle)
     asked = time.monotonic()
@@ -177,7 +179,7 @@ def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[Moment]:
 
 def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
     """Lines of the batch script, of nodes and of ranks, over all starts."""
-    job = _find(handle)
+    job = submission(handle)
     if rank is not None and rank >= job.world_size:
         raise NotFoundError(f"{handle.name} has no rank {rank}", hint=f"ranks go from 0 to {job.world_size - 1}")
     reader = runs.JobReader(job.job_dir, job.batch_log, rank)
@@ -193,12 +195,12 @@ def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> It
 
 def cancel(handle: JobHandle) -> JobStatus:
     """scancel, then wait until Slurm has ended all of it. An ended job is left as it is."""
-    job = _find(handle)
+    job = submission(handle)
     deadline = time.monotonic() + _CANCEL_PATIENCE_S
     asked = False
     while not (now := status(handle)).ended:
         if not asked:
-            slurm.cancel(job.id)
+            slurm.cancel(job.id, *more_jobs(job.job_dir))
             asked = True
         if time.monotonic() > deadline:
             raise HyperpodExtError(f"{handle.name} does not end", hint=f"`scontrol show job {job.id}` says why")
@@ -212,7 +214,7 @@ def result(handle: JobHandle) -> Mapping[str, Any]:
     Raises:
         NotFoundError: the job has not ended.
     """
-    job, now = _find(handle), status(handle)
+    job, now = submission(handle), status(handle)
     if not now.ended:
         hint = f"`hp-ext status {handle}` shows how far it is"
         raise NotFoundError(f"{handle.name} has no result yet", hint=hint)
@@ -232,9 +234,16 @@ def _record(name: str) -> Mapping[str, Any]:
         raise
 
 
-def _find(handle: JobHandle) -> _Submitted:
+def more_jobs(job_dir: Path) -> list[str]:
+    """Ids of the jobs of Slurm that bring, or brought, nodes to the job."""
+    file = job_dir / MORE
+    return file.read_text().split() if file.exists() else []
+
+
+def submission(handle: JobHandle) -> Submitted:
+    """Where the newest submission under the name is."""
     record = _record(handle.name)
-    return _Submitted(
+    return Submitted(
         name=handle.name,
         id=record["id"],
         cluster=record["cluster"],

@@ -161,9 +161,39 @@ def parse_accounting(line: str) -> SlurmJob:
     return SlurmJob(job_id, state.split()[0], submitted, ended or None, "")
 
 
-def cancel(job_id: str) -> None:
-    """Ask Slurm to end the job: SIGTERM, and SIGKILL after the cluster's KillWait."""
-    _ask(["scancel", job_id])
+def cancel(*job_ids: str) -> None:
+    """Ask Slurm to end the jobs: SIGTERM, and SIGKILL after the cluster's KillWait."""
+    _ask(["scancel", "--quiet", *job_ids])
+
+
+def task_states(array: str) -> frozenset[str]:
+    """States of an array's tasks, in the words of `JobStatus`; empty: Slurm has forgotten it."""
+    try:
+        said = _ask(["squeue", "--noheader", "--states=all", f"--jobs={array}", "--format=%T"])
+    except NotFoundError:
+        return frozenset()
+    return frozenset(_STATES.get(word, "running") for word in said.split())
+
+
+def nodes_of(job_id: str) -> tuple[list[str], str]:
+    """Names of the nodes that a running job has, and of the one that its batch script is on."""
+    listed, _, first = _ask(["squeue", "--noheader", f"--jobs={job_id}", "--format=%N|%B"]).strip().partition("|")
+    return _ask(["scontrol", "show", "hostnames", listed]).split(), first
+
+
+def keep_nodes(job_id: str, hosts: Sequence[str]) -> None:
+    """Have a running job go on with these nodes of its own only.
+
+    Raises:
+        ConfigError: this Slurm does not let jobs be made smaller.
+    """
+    try:
+        _ask(["scontrol", "update", f"JobId={job_id}", f"NodeList={','.join(hosts)}"], tries=1)
+    except UnreachableError:
+        raise
+    except HyperpodExtError as error:
+        hint = "the cluster's owner can allow it; they go back when the job ends"
+        raise ConfigError([Problem(error.message, path="slurm", hint=hint)]) from None
 
 
 def _ask(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
@@ -18,6 +19,8 @@ NOTE = "# spec: "
 """Before the job's own spec in the file: what `hp-ext import` reads back."""
 COMMENT = "hyperpod_ext"
 """What our jobs carry, so that they can be told from others in the queue."""
+MORE_NODES = ".nodes"
+"""After a job's name: that of jobs that bring nodes to it. No job of ours can be named so."""
 
 OWN_OPTIONS = frozenset(
     {"job-name", "nodes", "ntasks-per-node", "ntasks", "output", "open-mode", "comment", "chdir", "array", "export"}
@@ -25,6 +28,9 @@ OWN_OPTIONS = frozenset(
 """Options of sbatch that the file sets itself and stands or falls with."""
 
 _PASSED = ("HPX_NODE_RANK", "HPX_RUN_DIR", "HPX_RDZV_ENDPOINT", "HPX_SOURCE_DIR", "HPX_JOB_DIR", "HPX_SECRET_FILE")
+_PASSED_ELASTIC = ("HPX_NNODES", "HPX_REJOIN")
+_LOOK_S = 20
+"""How often a node that joined a job looks whether that goes on."""
 _SAVE_S = 5
 """Seconds besides checkpoint.grace_s between the signal and the time limit."""
 
@@ -34,6 +40,7 @@ def job_script(job: JobConfig) -> str:
     plain = job.mode == "plain"
     own = RANKED_LINES if plain else {ENV_RUNTIME: RuntimeConfig.of(job).model_dump_json()}
     words = [job.script, *job.args]
+    elastic = _in_place(job)
     return render(
         "hyperpod_slurm/job.sbatch.j2",
         job=job,
@@ -43,11 +50,50 @@ def job_script(job: JobConfig) -> str:
         step_options=list(_step_options(job)),
         enroot=_container(job) == "enroot",
         mounts=_mounts(job),
-        passed=(*_PASSED, "SLURM_JOB_ID", "SLURM_STEP_ID"),
+        passed=(*_PASSED, *(_PASSED_ELASTIC if elastic else ()), "SLURM_JOB_ID", "SLURM_STEP_ID"),
         port=job.rendezvous.port or "$((20000 + SLURM_JOB_ID % 10000))",
         launcher="torchrun" if plain else "agent",
+        elastic=elastic,
+        warned=_warned(job),
+        requeue=job.slurm.requeue and not plain,
         folder=_quoted(job.working_dir) if job.working_dir else '"$HPX_SOURCE_DIR"',
         command=for_torchrun(words) if plain else words,
+    )
+
+
+def nodes_script(job: JobConfig, job_id: str, order: str, numbers: Sequence[int], text: str, folder: Path) -> str:
+    """The file for sbatch by which nodes of these `numbers` join job `job_id`, for an order to resize it.
+
+    Args:
+        order: name of the order, whose content is `text`.
+        folder: the one that the job was submitted from.
+    """
+    runs_dir = folder / job.slurm.runs / job.name
+    job_dir = runs_dir / job_id
+    own = (f"array={','.join(map(str, numbers))}", "nodes=1", "ntasks-per-node=1")
+    signal = (f"signal=B:USR1@{_warning_s(job)}",) if job.timeouts.run_s is not None else ()
+    said = ("output=%x-%A_%a.out", f"comment={COMMENT}:{job_id}")
+    return render(
+        "hyperpod_slurm/nodes.sbatch.j2",
+        job=job,
+        id=job_id,
+        order=order,
+        text=text,
+        runs_dir=str(runs_dir),
+        job_dir=str(job_dir),
+        source_dir=str(folder),
+        look_s=_LOOK_S,
+        grace_s=_warning_s(job),
+        options=[
+            f"job-name={job.name}{MORE_NODES}",
+            *own,
+            *_place_options(job),
+            *signal,
+            "no-requeue",
+            *said,
+            *_further(job),
+        ],
+        step_options=[option for option in _step_options(job) if not option.startswith(("nodes=", "ntasks="))],
     )
 
 
@@ -67,6 +113,7 @@ def problems(job: JobConfig) -> Iterator[Problem]:
         elif volume.kind == "scratch":
             hint = "use a folder of the node: a volume of kind host"
             yield Problem("Slurm makes no scratch volumes", path=f"volumes.{index}", hint=hint)
+    yield from _problems_at_limit(job)
     if job.node_groups:
         hint = "remove node_groups; one job on Slurm has nodes that are alike"
         yield Problem("Slurm jobs here have one kind of node", path="node_groups", hint=hint)
@@ -85,9 +132,50 @@ def warnings(job: JobConfig) -> Iterator[str]:
         yield "working_dir is a folder of the nodes, as there is no image"
 
 
+def _problems_at_limit(job: JobConfig) -> Iterator[Problem]:
+    if not job.slurm.requeue_at_limit:
+        return
+    path = "slurm.requeue_at_limit"
+    if job.mode == "plain":
+        yield Problem("nobody saves a plain script before the limit", path=path, hint="use mode: ours")
+    elif not job.checkpoint.durable():
+        hint = "add a tier of kind file or s3"
+        yield Problem("no durable tier: a job that is queued again would begin from step 0", path=path, hint=hint)
+    if job.timeouts.run_s is None:
+        yield Problem("there is no time limit", path=path, hint="set timeouts.run_s, the seconds of each start")
+    if not job.slurm.requeue:
+        yield Problem("slurm.requeue: false forbids it", path=path, hint="remove one of the two")
+
+
+def _in_place(job: JobConfig) -> bool:
+    """Whether nodes may come and go while the job runs."""
+    return job.elastic is not None and job.mode == "ours"
+
+
+def _warned(job: JobConfig) -> bool:
+    """Whether the batch script, and not each node, is told that the time limit comes near."""
+    return job.timeouts.run_s is not None and job.mode == "ours" and (job.slurm.requeue_at_limit or _in_place(job))
+
+
+def _warning_s(job: JobConfig) -> int:
+    return math.ceil(job.checkpoint.grace_s) + _SAVE_S
+
+
 def _batch_options(job: JobConfig) -> Iterator[str]:
-    slurm, resources = job.slurm, job.resources
     yield from (f"job-name={job.name}", f"nodes={job.nodes + job.spares}", "ntasks-per-node=1")
+    yield from _place_options(job)
+    if job.timeouts.run_s is not None:  # to the steps, or to the batch script, before the limit
+        yield f"signal={'B:USR1' if _warned(job) else 'TERM'}@{_warning_s(job)}"
+    yield "requeue" if job.slurm.requeue else "no-requeue"
+    if job.spares or job.elastic:
+        yield "no-kill"  # the nodes that are left go on, with a spare or with fewer
+    yield from ("output=%x-%j.out", "open-mode=append", f"comment={COMMENT}")
+    yield from _further(job)
+
+
+def _place_options(job: JobConfig) -> Iterator[str]:
+    """What a node of the job must be, and for how long."""
+    slurm, resources = job.slurm, job.resources
     if slurm.exclusive:
         yield "exclusive"
     for name, value in (
@@ -104,19 +192,18 @@ def _batch_options(job: JobConfig) -> Iterator[str]:
     ):
         if value is not None:
             yield f"{name}={value}"
-    if job.timeouts.run_s is not None:
-        yield f"signal=TERM@{math.ceil(job.checkpoint.grace_s) + _SAVE_S}"  # to the steps, before the limit
-    yield "requeue" if slurm.requeue else "no-requeue"
-    if job.spares or job.elastic:
-        yield "no-kill"  # the nodes that are left go on, with a spare or with fewer
-    yield from ("output=%x-%j.out", "open-mode=append", f"comment={COMMENT}")
-    for name, value in slurm.sbatch.items():
+
+
+def _further(job: JobConfig) -> Iterator[str]:
+    for name, value in job.slurm.sbatch.items():
         yield f"{name}={value}" if value else name
 
 
 def _step_options(job: JobConfig) -> Iterator[str]:
     if job.slurm.auto_resume:
         yield "auto-resume=1"
+    if _in_place(job):
+        yield from ('nodes="$nodes"', 'ntasks="$nodes"')
     if job.spares or job.elastic:
         yield "no-kill"
     # our agents end by themselves, and then the exit code is the job's own; workers of torchrun may wait for ever
