@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from hyperpod_ext.planner.ways import Way
 
 _STEP_S = 10.0
+_ROOM_GIB = 80.0
+"""Of an accelerator, where the machine is not said."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,6 @@ class _Reader:
         if self._o["file"] is None:
             if self._o["overrides"]:
                 raise click.UsageError("--set changes a spec: name it with -f job.yaml")
-            if self._o["nodes"] is None:
-                raise click.UsageError("How many nodes? Give -f job.yaml, or --nodes")
             return None
         from hyperpod_ext.config.job import JobConfig
         from hyperpod_ext.config.load import read
@@ -147,11 +148,11 @@ class _Reader:
     def _spread(self, size: StateSize, job: JobConfig | None) -> Spread:
         from hyperpod_ext.planner.costs import Spread
 
-        nodes = self._o["nodes"] or (job.nodes if job else 1)
         workers = self._o["workers_per_node"] or (job.workers_per_node if job else None)
         if workers is None:
             workers = (self._machine.accelerators if self._machine else 0) or 8
             self._notes.append(f"{workers} workers a node: {'its accelerators' if self._machine else 'assumed'}")
+        nodes = self._o["nodes"] or (job.nodes if job else self._fewest(size, workers))
         together = self._o["ranks_per_copy"]
         if together is None:
             at_least = job.parallelism.ranks_per_copy if job else 1
@@ -159,6 +160,19 @@ class _Reader:
             if not self._o["replicated"]:
                 self._notes.append("the state is sharded over all ranks; else give --replicated or --ranks-per-copy")
         return Spread(size.nbytes, nodes, workers, together)
+
+    def _fewest(self, size: StateSize, workers: int) -> int:
+        """Nodes where nobody said how many: a power of two, or what one copy needs."""
+        room = (self._machine.accelerator_memory_mib if self._machine else 0) / 1024 or _ROOM_GIB
+        together: int | None = self._o["ranks_per_copy"]
+        if together is not None:
+            nodes, why = together // math.gcd(together, workers), "the fewest for one copy"
+        else:
+            enough = math.ceil(size.nbytes / (workers * room * 2**30 / 2))
+            nodes = 1 << max(0, enough - 1).bit_length()
+            why = f"the fewest that hold the state in half of {workers} x {room:.0f} GiB each"
+        self._notes.insert(0, f"{nodes} node{'s' if nodes > 1 else ''}: {why}; give --nodes")
+        return nodes
 
     def _history(self) -> History | None:
         if self._o["history"] is None:

@@ -96,6 +96,15 @@ def _mean(values: list[float]) -> tuple[float, float | None]:
     return mean, quantile * statistics.stdev(values) / len(values) ** 0.5
 
 
+def _amount(gb: float) -> str:
+    """In the unit that people would use."""
+    for unit in ("GB", "TB"):
+        if gb < 1000:
+            return f"{gb:,.1f} {unit}"
+        gb /= 1000
+    return f"{gb:,.1f} PB"
+
+
 def _describe(result: dict[str, Any]) -> str:
     each, goodput = result["each"], result["goodput"]
 
@@ -106,8 +115,8 @@ def _describe(result: dict[str, Any]) -> str:
                 sums[name] = sums.get(name, 0) + value
         return {name: value / len(each) for name, value in sums.items()}
 
-    def listed(values: dict[str, float], unit: str = "") -> str:
-        return ", ".join(f"{name.replace('_', ' ')} {value:,.1f}{unit}" for name, value in values.items()) or "-"
+    def listed(values: dict[str, float]) -> str:
+        return ", ".join(f"{name.replace('_', ' ')} {value:,.1f}" for name, value in values.items()) or "-"
 
     margin = f" +- {100 * goodput['margin_95']:.3f}" if goodput["margin_95"] is not None else ""
     wall = result["days"] * 86400
@@ -123,11 +132,11 @@ def _describe(result: dict[str, Any]) -> str:
         ),
         ("goodput", f"{100 * goodput['mean']:.3f}{margin} %; the planner says {100 * result['planner']:.3f} %"),
         ("time", ", ".join(f"{name.replace('_', ' ')} {share:.2f} %" for name, share in shares.items())),
-        ("failures", listed(total("faults"))),
+        ("failures a run", listed(total("faults"))),
         ("came back from", listed(total("fell_back_to"))),
         ("steps lost", f"{sum(outcome['lost_steps'] for outcome in each) / len(each):,.1f}"),
         ("started again", f"{sum(outcome['relaunches'] for outcome in each) / len(each):,.1f}"),
-        ("traffic", listed(total("traffic_gb"), " GB")),
+        ("traffic", ", ".join(f"{_amount(gb)} {name.replace('_', ' ')}" for name, gb in total("traffic_gb").items())),
     ]
     given_up = [why for outcome in each for why in outcome["given_up"]][:1]
     lines = [

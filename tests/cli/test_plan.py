@@ -120,11 +120,27 @@ def test_a_history_that_was_cut_off_is_used_and_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("more", "nodes", "why"),
+    [
+        ([], 4, "4 nodes: the fewest that hold the state in half of 8 x 80 GiB each; give --nodes"),
+        (["--instance-type", "ml.p4d.24xlarge"], 8, "in half of 8 x 40 GiB each"),
+        (["--ranks-per-copy", "12"], 3, "3 nodes: the fewest for one copy"),
+        (["--format", "weights"], 1, "1 node: the fewest"),
+        (["--nodes", "3"], 3, None),
+    ],
+)
+def test_a_model_alone_is_enough_of_a_question(more: list[str], nodes: int, why: str | None) -> None:
+    found = hp_ext("plan", "--model", "llama3-70b", *more, "-o", "json").json
+    assert found["nodes"] == nodes
+    assert any("the fewest" in note for note in found["notes"]) == (why is not None)
+    assert why is None or any(why in note for note in found["notes"])
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
         (["--nodes", "4"], 2, "How large is the state?"),
         (["--nodes", "4", "--model", "gpt2", "--params", "1B"], 2, "How large is the state?"),
-        (["--model", "gpt2"], 2, "How many nodes?"),
         (["--nodes", "4", "--model", "gpt3"], 6, "there is no model 'gpt3'"),
         (["--nodes", "4", "--model", "gpt2", "--format", "int3"], 3, "there is no format 'int3'"),
         (["--nodes", "4", "--model", "gpt2", "--step-seconds", "0"], 2, "is not a number above 0"),

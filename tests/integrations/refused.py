@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable
 
 import lightning
@@ -45,7 +46,7 @@ def fit(run: Run, module: Module, data: object, **options: object) -> None:
 def hugging_face(run: Run, **options: object) -> None:
     shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=8, **shape))
-    arguments = TrainingArguments(output_dir="/nonexistent", max_steps=2, use_cpu=True, report_to="none", **options)
+    arguments = TrainingArguments(output_dir=tempfile.mkdtemp(), max_steps=2, use_cpu=True, report_to="none", **options)
     HuggingFaceTrainer(run, model=model, args=arguments, train_dataset=SAMPLES).train()
 
 
