@@ -8,7 +8,7 @@ from ..lazy_group import LazyGroup
 
 COMMANDS = {
     "build": "Convert a dataset to a token store, or go on with it.",
-    "inspect": "Show a store, a Megatron dataset, or all stores of a place.",
+    "inspect": "Show a store, a dataset as it lies there, or all stores of a place.",
     "verify": "Read every byte, and compare it with its checksum.",
 }
 

@@ -47,7 +47,8 @@ Examples:
 
 \b
 SOURCE is a file, a folder or a pattern: .jsonl, .json, .txt (also .gz), .parquet, .arrow. Megatron's .bin/.idx need no
-conversion. A command that was interrupted, or killed, goes on where it ended when it is given again.""",
+conversion, nor do tokens in most Arrow files: see `hp-ext data inspect FILE`. A command that was interrupted, or
+killed, goes on where it ended when it is given again.""",
 )
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option(
@@ -98,6 +99,7 @@ def command(
 
     _refuse_megatron(sources)
     prepared = prepare(Recipe(sources, segment_bytes=segment, **options), out)
+    _tell_mappable(prepared)
     _convert(prepared, budget)
     from .inspect import of_store, text_of
 
@@ -130,6 +132,15 @@ def _convert(prepared: Prepared, budget: int | None) -> None:
     except KeyboardInterrupt:
         hint = "Give the command again: it goes on after what is finished."
         raise UserInterruptError(f"{prepared.folder} is not finished", hint=hint) from None
+
+
+def _tell_mappable(prepared: Prepared) -> None:
+    """A store of such tokens is smaller, and checked; but nobody has to wait for it."""
+    from .files import is_mappable
+
+    recipe, path = prepared.recipe, prepared.files[0]
+    if recipe.tokenizer == "none" and recipe.eod is None and is_mappable(path, recipe.field):
+        say(f"{path} can be read without conversion, too: ArrowStore({str(path)!r}, {recipe.field!r})")
 
 
 def _refuse_megatron(sources: tuple[str, ...]) -> None:

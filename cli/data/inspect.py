@@ -25,23 +25,32 @@ Examples:
   hp-ext data inspect
   hp-ext data inspect /nvme/data/wiki-0123456789abcdef --document 17
   hp-ext data inspect /fsx/megatron/corpus_text_document
+  hp-ext data inspect train.arrow --field input_ids
 
 \b
-PLACE is a store, a Megatron dataset (with or without .bin), or a folder of stores; by default $HPX_DATA_DIR, or the
-cache of this user.""",
+PLACE is a store, a Megatron dataset (with or without .bin), a dataset's file, or a folder of stores; by default
+$HPX_DATA_DIR, or the cache of this user. Of an Arrow file it says which columns are mapped in place.""",
 )
 @click.argument("place", required=False, type=click.Path(), metavar="[PLACE]")
 @click.option("--document", type=click.IntRange(min=0), metavar="ID", help="Show the tokens of one document.")
+@click.option("--field", metavar="COLUMN", help="Of an Arrow file: the column that is meant, if several could be.")
 @output_option()
-def command(place: str | None, document: int | None, output: str) -> None:
-    """Show a store, a Megatron dataset, or all stores of a place."""
+def command(place: str | None, document: int | None, field: str | None, output: str) -> None:
+    """Show a store, a Megatron dataset, a dataset's file, or all stores of a place."""
     need_packages()
     from hyperpod_ext.runtime.data.store.convert import default_place
     from hyperpod_ext.runtime.data.store.megatron import MegatronStore, is_megatron
     from hyperpod_ext.runtime.data.store.reader import TokenStore
     from hyperpod_ext.runtime.data.store.writer import ABOUT
 
+    from .files import is_dataset
+
     folder = default_place() if place is None else Path(place).expanduser()
+    if is_dataset(folder):
+        _show_file(folder, document, field, output)
+        return
+    if field is not None:
+        raise click.UsageError("--field is for Arrow files")
     if not is_megatron(folder) and not (folder / ABOUT).exists():
         if document is not None:
             raise click.UsageError("--document needs one store")
@@ -52,6 +61,18 @@ def command(place: str | None, document: int | None, output: str) -> None:
     if document is not None:
         found["document"] = _document(store, document, int(found["documents"]))
     print_result(found, output, text_of(found))
+
+
+def _show_file(path: Path, document: int | None, field: str | None, output: str) -> None:
+    from .files import of_file, store_in, text_of_file
+
+    store = store_in(path, field)
+    found = of_file(path, store)
+    if document is not None:
+        if store is None:
+            raise click.UsageError("--document needs one store, or an Arrow file and --field")
+        found["document"] = _document(store, document, len(store))
+    print_result(found, output, text_of_file(found))
 
 
 def of_store(store: TokenStore) -> dict[str, Any]:

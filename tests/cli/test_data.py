@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import struct
 import subprocess
@@ -118,6 +119,33 @@ def test_megatron_is_shown_in_place_and_not_converted(tmp_path: Path, place: Pat
     refused = hp_ext("data", "build", tmp_path / "corpus.bin")
     assert refused.code == 3
     assert "it is mapped in place" in refused.stderr
+
+
+def test_an_arrow_file_is_shown_with_how_each_column_is_read(tmp_path: Path, place: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    table = arrow.table({"ids": [[1, 2, 300], [4]], "text": ["a", "b"]})
+    file = tmp_path / "train.arrow"
+    with arrow.OSFile(str(file), "wb") as sink, arrow.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    shown = hp_ext("data", "inspect", file, "--document", "0", "-o", "json").json
+    assert (shown["kind"], shown["read"], shown["tokens"]) == ("arrow", "mapped in place", 4)
+    assert shown["document"]["tokens"] == [1, 2, 300]
+    assert [(one["name"], one["read"]) for one in shown["columns"]] == [
+        ("ids", "mapped in place"),
+        ("text", "converted"),
+    ]
+    text = hp_ext("data", "inspect", file).stdout
+    assert re.search(r"column ids +list<\S+ int64>, mapped in place\n", text)
+    assert "column text  string, converted (it is string, not a list of whole numbers)" in text
+    refused = hp_ext("data", "inspect", file, "--field", "text")
+    assert (refused.code, refused.stdout) == (3, "")
+    assert "cannot be mapped in place: it is string" in refused.stderr
+    built = hp_ext("data", "build", file, "--field", "ids", "--tokenizer", "none", "-o", "json")
+    assert (built.code, built.json["tokens"]) == (0, 4)
+    assert f"{file} can be read without conversion, too: ArrowStore" in built.stderr
+    (tmp_path / "news.jsonl").write_text('{"text": "a"}\n')
+    assert "converted, by `hp-ext data build`" in hp_ext("data", "inspect", tmp_path / "news.jsonl").stdout
+    assert hp_ext("data", "inspect", place, "--field", "ids").code == 2
 
 
 def test_two_builds_of_one_dataset_do_not_meet(tmp_path: Path, place: Path) -> None:

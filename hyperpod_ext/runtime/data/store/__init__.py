@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hyperpod_ext.runtime.data.store.arrow import ArrowStore as ArrowStore
     from hyperpod_ext.runtime.data.store.background import Conversion as Conversion
     from hyperpod_ext.runtime.data.store.background import follow as follow
     from hyperpod_ext.runtime.data.store.convert import build as build
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from hyperpod_ext.runtime.data.store.tensors import TensorSource as TensorSource
 
 _HOMES = {
+    "ArrowStore": "arrow",
     "Conversion": "background",
     "MegatronStore": "megatron",
     "Packed": "packed",
@@ -35,6 +37,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "ArrowStore",
     "Conversion",
     "MegatronStore",
     "Packed",

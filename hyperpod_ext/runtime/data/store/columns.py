@@ -14,9 +14,9 @@ _BATCH_ROWS = 1024
 
 def parquet_rows(path: Path, column: str, start: int) -> Iterator[tuple[int, Any, int]]:
     """(number of the row, value, bytes of the file so far, about) from row `start` on; whole row groups are skipped."""
-    parquet = _pyarrow("pyarrow.parquet", path)
-    with _explained(path), parquet.ParquetFile(path) as file:
-        name = _column(path, column, file.schema_arrow.names)
+    parquet = load_pyarrow("pyarrow.parquet", path)
+    with explained(path), parquet.ParquetFile(path) as file:
+        name = column_named(path, column, file.schema_arrow.names)
         first = 0
         groups: list[int] = []
         for number in range(file.num_row_groups):
@@ -33,17 +33,11 @@ def parquet_rows(path: Path, column: str, start: int) -> Iterator[tuple[int, Any
 
 def arrow_rows(path: Path, column: str, start: int) -> Iterator[tuple[int, Any, int]]:
     """The same for an Arrow file or stream, which is mapped and not read."""
-    arrow, ipc = _pyarrow("pyarrow", path), _pyarrow("pyarrow.ipc", path)
+    arrow = load_pyarrow("pyarrow", path)
     size = path.stat().st_size
-    with _explained(path), arrow.memory_map(str(path)) as file:
-        try:
-            reader = ipc.open_file(file)
-            batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
-        except arrow.ArrowInvalid:  # datasets of Hugging Face are streams
-            file.seek(0)
-            reader = ipc.open_stream(file)
-            batches = iter(reader)
-        name = _column(path, column, reader.schema.names)
+    with explained(path), arrow.memory_map(str(path)) as file:
+        schema, batches = open_arrow(file)
+        name = column_named(path, column, schema.names)
         row = 0
         for batch in batches:
             if row + len(batch) > start:
@@ -51,6 +45,18 @@ def arrow_rows(path: Path, column: str, start: int) -> Iterator[tuple[int, Any, 
                 for number, value, _ in _values(batch.column(name), row, start, 1, 0):
                     yield number, value, done
             row += len(batch)
+
+
+def open_arrow(file: Any) -> tuple[Any, Iterator[Any]]:
+    """Schema and record batches of an open Arrow file or stream; needs pyarrow."""
+    arrow, ipc = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.ipc")
+    try:
+        reader = ipc.open_file(file)
+        return reader.schema, (reader.get_batch(number) for number in range(reader.num_record_batches))
+    except arrow.ArrowInvalid:  # datasets of Hugging Face are streams
+        file.seek(0)
+        reader = ipc.open_stream(file)
+        return reader.schema, iter(reader)
 
 
 def _values(values: Any, first: int, start: int, total: int, size: int) -> Iterator[tuple[int, Any, int]]:
@@ -68,7 +74,12 @@ def _values(values: Any, first: int, start: int, total: int, size: int) -> Itera
         )
 
 
-def _column(path: Path, wanted: str, there: list[str]) -> str:
+def column_named(path: Path, wanted: str, there: list[str]) -> str:
+    """`wanted`, where it is there.
+
+    Raises:
+        ConfigError: there is no such column.
+    """
     if wanted not in there:
         from hyperpod_ext.config.nearest import suggest
 
@@ -76,14 +87,19 @@ def _column(path: Path, wanted: str, there: list[str]) -> str:
     return wanted
 
 
-def _pyarrow(module: str, path: Path) -> Any:
+def load_pyarrow(module: str, path: Path) -> Any:
+    """The module, for reading `path`.
+
+    Raises:
+        HyperpodExtError: pyarrow is not here.
+    """
     try:
         return importlib.import_module(module)
     except ImportError:
         raise HyperpodExtError(f"{path}: reading it needs pyarrow", hint="pip install 'hyperpod-ext[arrow]'") from None
 
 
-class _explained:  # noqa: N801  # a context, used like a function
+class explained:  # noqa: N801  # a context, used like a function
     """What pyarrow says of a damaged file, as an error of ours."""
 
     def __init__(self, path: Path) -> None:

@@ -20,6 +20,8 @@ class Part(Protocol):
     def offsets(self) -> npt.NDArray[Any]:
         """In tokens, of each document's beginning from 0 on, and of the last one's end."""
 
+    def document(self, at: int, writable: bool = False) -> Tokens: ...
+
     def tokens(self, begin: int, end: int, writable: bool = False) -> Tokens: ...
 
     def windows(self, begins: npt.NDArray[np.int64], length: int) -> Tokens: ...
@@ -63,9 +65,7 @@ class Documents(Generic[P]):
         if not 0 <= number < self._documents[-1]:
             number = self._reached(number)
         index = bisect_right(self._documents, number) - 1
-        segment, at = self.segments[index], number - self._documents[index]
-        item = segment.offsets.item
-        return segment.tokens(item(at), item(at + 1), writable)
+        return self.segments[index].document(number - self._documents[index], writable)
 
     def read(self, begin: int, end: int, writable: bool = False) -> Tokens:
         """Tokens `begin` to `end` of all documents in a row, shape [end - begin]; a view where one segment has them."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import mmap
 import operator
-import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,15 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hyperpod_ext.errors import ConfigError, DatasetChangedError, NotFoundError, Problem
+from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
 from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme
+from hyperpod_ext.runtime.data.store.mapped import MappedFile
 from hyperpod_ext.runtime.data.store.segment import Tokens, windows_of
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEAD = struct.Struct("<9sQBQQ")
 _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-_ENDS = 1 << 20
-_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 def prefix_of(path: str | Path) -> Path:
@@ -56,21 +53,13 @@ class MegatronStore:
             if not file.is_file():
                 raise NotFoundError(f"there is no {file}", hint="A Megatron dataset is a .bin and an .idx.")
         self._read_index()
-        self._file = self._bin.open("rb")
-        self._descriptor = self._file.fileno()
-        self._status = os.fstat(self._descriptor)
-        self._size, self._mtime_ns = self._status.st_size, self._status.st_mtime_ns
         need = int((self._pointers + self.lengths * self._dtype.itemsize).max()) if len(self.lengths) else 0
-        if self._status.st_size < need or not need:
-            raise self._wrong(self._bin, f"it has {self._status.st_size:,} bytes, the index speaks of {need:,}")
-        self._map = mmap.mmap(
-            self._descriptor,
-            self._status.st_size,
-            flags=mmap.MAP_PRIVATE | _NORESERVE,
-            prot=mmap.PROT_READ | mmap.PROT_WRITE,
-        )
-        count = self._status.st_size // self._dtype.itemsize
-        self._writable: Tokens = np.frombuffer(self._map, self._dtype, count)
+        size = self._bin.stat().st_size
+        if size < need or not need:
+            raise self._wrong(self._bin, f"it has {size:,} bytes, the index speaks of {need:,}")
+        self._file = MappedFile(self._bin)
+        count = self._file.status.st_size // self._dtype.itemsize
+        self._writable: Tokens = np.frombuffer(self._file.map, self._dtype, count)
         self._tokens = self._writable.view()
         self._tokens.flags.writeable = False
         self._rows = windows_of(self._tokens, 1)
@@ -105,10 +94,7 @@ class MegatronStore:
     @property
     def fingerprint(self) -> str:
         """Names the tokens by the whole index, and the size and both ends of what it speaks of."""
-        end = self._status.st_size
-        with memoryview(self._map) as whole, whole[:_ENDS] as head, whole[max(end - _ENDS, 0) :] as tail:
-            parts = [self._crc, end, crc64nvme(head), crc64nvme(tail)]
-        return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+        return hashlib.sha256(repr([self._crc, *self._file.identity()]).encode()).hexdigest()[:32]
 
     def __len__(self) -> int:
         return self._count
@@ -142,7 +128,7 @@ class MegatronStore:
         rows = self._rows  # another thread may ask for another length
         if rows.shape[1] != length:
             self._rows = rows = windows_of(self._tokens, length)
-        self._check()
+        self._file.check()
         return rows[begins]
 
     def document_starts(self) -> Iterator[npt.NDArray[np.int64]]:
@@ -160,33 +146,15 @@ class MegatronStore:
         Raises:
             DatasetChangedError: they are not.
         """
-        try:
-            now = self._bin.stat()
-        except FileNotFoundError:
-            raise self._changed("it is gone") from None
-        if not os.path.samestat(now, self._status):
-            raise self._changed("another file has its name now")
-        self._check()
+        self._file.check_name()
 
     def _need_row(self) -> None:
         if not self._in_row:
             raise self._wrong(self._idx, "its sequences do not follow one another, and can only be read one by one")
 
     def _view(self, begin: int, end: int, writable: bool) -> Tokens:
-        self._check()
+        self._file.check()
         return (self._writable if writable else self._tokens)[begin:end]
-
-    def _check(self) -> None:
-        # a file that was cut off would be SIGBUS at the first touch
-        now = os.fstat(self._descriptor)
-        if now.st_mtime_ns != self._mtime_ns or now.st_size != self._size:
-            raise self._changed(f"it was written to, and has {now.st_size:,} bytes now")
-
-    def _changed(self, why: str) -> DatasetChangedError:
-        return DatasetChangedError(
-            f"{self._bin}: the dataset has changed under the run: {why}",
-            hint="Put it back as it was, or start a run of its own on the new one.",
-        )
 
     def _wrong(self, file: Path, why: str) -> ConfigError:
         return ConfigError([Problem(why, source=str(file), hint="make it again with Megatron's preprocess_data.py")])

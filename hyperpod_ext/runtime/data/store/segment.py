@@ -174,6 +174,11 @@ class Segment:
         if self.offsets[0] != 0 or self.offsets[-1] != info.tokens or (np.diff(self.offsets.view("<i8")) < 0).any():
             raise CorruptSegmentError(f"{path}: its offsets are not in order", hint=rebuild_hint(path.parent))
 
+    def document(self, at: int, writable: bool = False) -> Tokens:
+        """Document `at` of this segment, as `tokens` gives it."""
+        item = self.offsets.item
+        return self.tokens(item(at), item(at + 1), writable)
+
     def tokens(self, begin: int, end: int, writable: bool = False) -> Tokens:
         """Tokens `begin` to `end` of this segment, shape [end - begin]: a view, read-only unless asked otherwise.
 

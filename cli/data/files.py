@@ -1,0 +1,87 @@
+"""Datasets as they lie there: which are mapped in place, and which are converted, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..checkpoints.table import size
+from ..output import columns
+
+if TYPE_CHECKING:
+    from hyperpod_ext.runtime.data.store.arrow import ArrowStore
+
+IN_PLACE, CONVERTED = "mapped in place", "converted"
+
+
+def is_dataset(path: Path) -> bool:
+    """Whether it is a file that `hp-ext data build` reads."""
+    from hyperpod_ext.runtime.data.store.sources import kind_of
+
+    return path.is_file() and kind_of(path) is not None
+
+
+def is_mappable(path: Path, field: str) -> bool:
+    """Whether this column of it is mapped in place."""
+    from hyperpod_ext.runtime.data.store.arrow import columns_of
+    from hyperpod_ext.runtime.data.store.sources import kind_of
+
+    return kind_of(path) == "arrow" and any(one.name == field and not one.converted for one in columns_of(path))
+
+
+def store_in(path: Path, field: str | None) -> ArrowStore | None:
+    """The rows of an Arrow file that can be mapped: of the column `field`, or of the only one that can be.
+
+    Raises:
+        ConfigError: `field` cannot be.
+    """
+    from hyperpod_ext.runtime.data.store.arrow import ArrowStore, columns_of
+    from hyperpod_ext.runtime.data.store.sources import kind_of
+
+    if kind_of(path) != "arrow":
+        return None
+    able = [column.name for column in columns_of(path) if not column.converted]
+    return ArrowStore(path, field) if field is not None else ArrowStore(path, able[0]) if len(able) == 1 else None
+
+
+def of_file(path: Path, store: ArrowStore | None) -> dict[str, Any]:
+    """A dataset's file, as scripts get it; with the numbers of the column that was opened."""
+    from hyperpod_ext.runtime.data.store.arrow import columns_of
+    from hyperpod_ext.runtime.data.store.sources import kind_of
+
+    kind = kind_of(path)
+    found: dict[str, Any] = {"kind": kind, "path": str(path), "nbytes": path.stat().st_size}
+    if kind != "arrow":
+        return {**found, "read": CONVERTED}
+    shown = columns_of(path)
+    found["read"] = CONVERTED if all(column.converted for column in shown) else IN_PLACE
+    found["columns"] = [
+        {
+            "name": column.name,
+            "type": column.type,
+            "read": CONVERTED if column.converted else IN_PLACE,
+            "why": column.converted,
+        }
+        for column in shown
+    ]
+    if store is not None:
+        found |= {"column": store.column, "fingerprint": store.fingerprint, "documents": len(store)}
+        found |= {"tokens": store.tokens, "dtype": store.dtype.name}
+    return found
+
+
+def text_of_file(found: Mapping[str, Any]) -> str:
+    """The same for people."""
+    lines = [("path", found["path"]), ("size", size(found["nbytes"]))]
+    if "columns" not in found:
+        lines.append(("read", f"{CONVERTED}, by `hp-ext data build`"))
+    for column in found.get("columns", ()):
+        why = f" ({column['why']})" if column["why"] else ""
+        lines.append((f"column {column['name']}", f"{column['type']}, {column['read']}{why}"))
+    if "column" in found:
+        lines += [("fingerprint", found["fingerprint"]), ("documents", f"{found['documents']:,}")]
+        lines += [("tokens", f"{found['tokens']:,} {found['dtype']}")]
+    if shown := found.get("document"):
+        lines += [("document", f"{shown['id']}: {shown['length']:,} tokens"), ("", " ".join(map(str, shown["tokens"])))]
+    return columns(lines)

@@ -1,0 +1,60 @@
+"""Files that are mapped where they lie. Nobody keeps others from overwriting them, so each read looks first."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+from hyperpod_ext.errors import DatasetChangedError
+from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme
+
+_ENDS = 1 << 20
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+
+
+class MappedFile:
+    """A whole file, mapped private and writable: tensors need no copy, and what they write stays in this process."""
+
+    def __init__(self, path: Path) -> None:
+        """Map `path`, which is not empty."""
+        self.path = path
+        self._file = path.open("rb")
+        self._descriptor = self._file.fileno()
+        self.status = os.fstat(self._descriptor)
+        self._size, self._mtime_ns = self.status.st_size, self.status.st_mtime_ns
+        self.map = mmap.mmap(
+            self._descriptor, self._size, flags=mmap.MAP_PRIVATE | _NORESERVE, prot=mmap.PROT_READ | mmap.PROT_WRITE
+        )
+
+    def check(self) -> None:
+        """Look whether it is as it was: one that was cut off would be SIGBUS at the first touch.
+
+        Raises:
+            DatasetChangedError: it was written to.
+        """
+        now = os.fstat(self._descriptor)
+        if now.st_mtime_ns != self._mtime_ns or now.st_size != self._size:
+            raise self._changed(f"it was written to, and has {now.st_size:,} bytes now")
+
+    def check_name(self) -> None:
+        """`check`, and whether its name still means this file."""
+        try:
+            now = self.path.stat()
+        except FileNotFoundError:
+            raise self._changed("it is gone") from None
+        if not os.path.samestat(now, self.status):
+            raise self._changed("another file has its name now")
+        self.check()
+
+    def identity(self) -> list[int]:
+        """Its size, and checksums of both ends: tells it from others without reading it whole."""
+        end = self._size
+        with memoryview(self.map) as whole, whole[:_ENDS] as head, whole[max(end - _ENDS, 0) :] as tail:
+            return [end, crc64nvme(head), crc64nvme(tail)]
+
+    def _changed(self, why: str) -> DatasetChangedError:
+        return DatasetChangedError(
+            f"{self.path}: the dataset has changed under the run: {why}",
+            hint="Put it back as it was, or start a run of its own on the new one.",
+        )
