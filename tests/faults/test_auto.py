@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from hyperpod_ext.runtime.agent.tuner import START_PEER_S
+
 
 @pytest.mark.thorough
 @pytest.mark.slow
@@ -20,3 +22,14 @@ def test_a_job_finds_its_own_interval(job: Any, tmp_path: Path) -> None:
     saved = [int(folder.name.split("-")[1]) for folder in (tmp_path / "durable" / "tiny").glob("step-*")]
     assert saved
     assert any(step % 100 for step in saved)
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_copies_on_peers_come_at_the_steps_that_are_named(job: Any) -> None:
+    tiers = [{"kind": "memory"}, {"kind": "peer", "every_steps": "auto"}]
+    running = job(settings={"checkpoint": {"tiers": tiers}}, env={"HPX_TEST_STEPS": "100000"}).start()
+    tuned = running.until("tuned", tier="peer")
+    assert tuned["every_seconds"] == 2 * START_PEER_S
+    copied = running.until("copying", tier="peer", failed=0)
+    assert copied["newest_step"] > 0
