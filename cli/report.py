@@ -65,11 +65,11 @@ def command(run: str, page: str | None, beside: str | None, usd_per_hour: float 
 
 
 def saving(advice: Mapping[str, Any]) -> str:
-    """What a piece of advice would have saved of the job, as far as that is known."""
+    """What a piece of advice would have saved of the job at most, as far as that is known."""
     if not advice["gain_s"]:
         return ""
-    money = f", ${advice['gain_usd']:,.2f}" if "gain_usd" in advice else ""
-    return f" [{advice['gain_s']:,.2f} s{money}]"
+    money = f", ${advice['gain_usd']:,.2f}" if advice.get("gain_usd") else ""
+    return f" [up to {advice['gain_s']:,.2f} s{money}]"
 
 
 def describe_result(result: Mapping[str, Any]) -> str:

@@ -89,8 +89,8 @@ def test_advice_names_the_figure_it_follows_from(log: Path, tmp_path: Path) -> N
     assert "3.500 s a recovery" in shown
     assert '<data data-key="advice.0.gain_usd" value="3.0">3.00</data>' in shown
     assert "what to change:\n- 3.500 s" in hp_ext("report", log).stdout
-    assert "before its first step, such as compiling. [1.50 s]" in hp_ext("report", log).stdout
-    assert "[1.50 s, $3.00]" in hp_ext("report", log, "--usd-per-hour", "7200").stdout
+    assert "before its first step, such as compiling. [up to 1.50 s]" in hp_ext("report", log).stdout
+    assert "[up to 1.50 s, $3.00]" in hp_ext("report", log, "--usd-per-hour", "7200").stdout
     assert hp_ext("report", log, "--usd-per-hour", "0").code == 2
 
 

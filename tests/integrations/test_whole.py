@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import s3_server
 import torch
 import torch.distributed.checkpoint as dcp
 
@@ -178,3 +179,18 @@ def test_it_is_taken_away_and_nothing_else(tmp_path: Path) -> None:
     at(tmp_path / "b").remove()
     at(tmp_path / "none").remove()
     assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == ["b", "b/notes.txt"]
+
+
+@pytest.mark.slow
+def test_on_s3_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = s3_server.endpoint()
+    for name, value in {**s3_server.CREDENTIALS, "AWS_ENDPOINT_URL_S3": server}.items():
+        monkeypatch.setenv(name, value)
+    url = f"s3://{s3_server.new_bucket(server)}/runs/epoch=0-step=5.ckpt"
+    for number in range(2):
+        WholeCheckpoint(url, job="job", secret=SECRET).save(tree(number), 5)
+    here = WholeCheckpoint(url, job="job", secret=SECRET)
+    assert same(tree(1), here.load())
+    here.remove()
+    with pytest.raises(NotFoundError, match="no whole checkpoint in s3://"):
+        here.load()
