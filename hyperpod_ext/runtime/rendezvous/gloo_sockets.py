@@ -13,7 +13,7 @@ import select
 import socket
 import stat
 import struct
-from collections.abc import Container
+from collections.abc import Collection, Container
 from dataclasses import dataclass
 
 _EPOLL_CTL_MOD = 3
@@ -71,9 +71,19 @@ def event_loops(known: Container[int] = ()) -> list[EventLoop]:
             if stat.S_IFMT(os.fstat(int(name)).st_mode):
                 continue  # a file, pipe or socket; the kernel's own objects have no type
             if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":  # noqa: PTH115
-                loop = _read(int(name), read_proc(f"/proc/self/fdinfo/{name}"), known)
+                loop = _read(int(name), known)
                 if loop is not None:
                     found.append(loop)
+    return found
+
+
+def event_loops_of(epolls: Collection[int], known: Container[int] = ()) -> list[EventLoop]:
+    """The same, of those that are looked for in these epoll sets only."""
+    found = []
+    for epoll in epolls:
+        with contextlib.suppress(OSError):  # closed, with its group
+            if (loop := _read(epoll, known)) is not None:
+                found.append(loop)
     return found
 
 
@@ -93,12 +103,12 @@ def read_proc(path: str) -> str:
     return data.decode(errors="replace")
 
 
-def _read(epoll: int, fdinfo: str, known: Container[int]) -> EventLoop | None:
+def _read(epoll: int, known: Container[int]) -> EventLoop | None:
     """An epoll set's descriptors by kind; None for one that is not gloo's."""
     pipes = 0
     listeners: list[tuple[str, int]] = []
     connections: dict[int, Connection] = {}
-    for registered in _registered(fdinfo):
+    for registered in _registered(read_proc(f"/proc/self/fdinfo/{epoll}")):
         with contextlib.suppress(OSError):  # closed meanwhile
             status = os.fstat(registered.fd)
             if status.st_ino != registered.inode:

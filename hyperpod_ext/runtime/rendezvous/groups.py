@@ -33,7 +33,7 @@ import torch.distributed as dist
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.rendezvous import gloo_waits, torch_names
 from hyperpod_ext.runtime.rendezvous.forgotten import Forgotten
-from hyperpod_ext.runtime.rendezvous.gloo_sockets import EventLoop, duplicate, event_loops, quieten
+from hyperpod_ext.runtime.rendezvous.gloo_sockets import EventLoop, duplicate, event_loops, event_loops_of, quieten
 from hyperpod_ext.runtime.rendezvous.store import PartitionedStore
 
 _LAZY = "TORCH_GLOO_LAZY_INIT"
@@ -55,6 +55,8 @@ class ProcessGroups:
         self._inherited = {loop.address for loop in event_loops()}
         """Where groups listen that were there before: of the process that this one was forked from. Their epoll sets
         are that one's too, and name sockets by its numbers, under which this process has something else."""
+        self._epolls: list[int] = []
+        """Of the event threads, while no group has been made since they were looked for."""
         self._held: dict[int, socket.socket] = {}
         self._store: PartitionedStore | None = None
         self._world_size = 0
@@ -81,11 +83,13 @@ class ProcessGroups:
         self._let_go()
         torch_names.on_new_group(self._route)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+        self._epolls = [loop.epoll for loop in self._loops()]
         if self._cut:  # it was too early to find all sockets
             self.cut()
 
     def _route(self, group_name: str, ranks: Sequence[int]) -> None:
         """Torch is about to make a group of `ranks`, empty for the default one."""
+        self._epolls = []
         if self._store is not None and ranks:
             self._store.route(group_name, ranks)
 
@@ -98,21 +102,23 @@ class ProcessGroups:
             self._cut, store = True, self._store
         if store is not None:
             store.cancel()
-        self._cut_reading()
+        # the quick way, where somebody looks at all descriptors a moment later
+        self._cut_reading(self._epolls if self._waits is not None else ())
         with self._lock:
             if self._waits is not None and self._watcher is None and self._store is not None:
                 self._left.clear()
                 self._watcher = threading.Thread(target=self._watch, args=(self._waits,), name="hpx-free", daemon=True)
                 self._watcher.start()
 
-    def _loops(self) -> list[EventLoop]:
-        """Event threads of the groups that this process has opened."""
-        return [loop for loop in event_loops(self._held) if loop.address not in self._inherited]
+    def _loops(self, epolls: Sequence[int] = ()) -> list[EventLoop]:
+        """Event threads of the groups that this process has opened, or of those with these epoll sets."""
+        loops = event_loops_of(epolls, self._held) if epolls else event_loops(self._held)
+        return [loop for loop in loops if loop.address not in self._inherited]
 
-    def _cut_reading(self) -> set[int]:
+    def _cut_reading(self, epolls: Sequence[int] = ()) -> set[int]:
         """Cut what is open; epoll sets in which gloo still has ends of connections to notice."""
         with self._cutting:
-            loops = self._loops()
+            loops = self._loops(epolls)
             found = []
             for loop in loops:
                 for inode, connection in loop.connections.items():
@@ -146,6 +152,7 @@ class ProcessGroups:
         with self._lock:  # a cut that comes later finds nothing to look after
             watcher, self._watcher = self._watcher, None
             store, self._store = self._store, None
+            self._epolls = []
         if dist.is_initialized():
             _wait_until_idle()  # while the watcher is there: threads of gloo may sleep in forgotten waits too
         if watcher is not None:
