@@ -66,6 +66,13 @@ def test_a_recovery_has_its_phases_in_seconds():
     assert recovery["survivor_pids_kept"]
 
 
+def test_how_long_nobody_made_a_step_before_a_fault_is_known():
+    (recovery,) = find_recoveries(story(), world_size=2)
+    assert recovery["silent_s"] == pytest.approx(13.6 - 12.0)
+    before_any = [e for e in story() if e["event"] not in ("begun", "step") or e["t"] > 14.0]
+    assert find_recoveries(before_any, world_size=2)[0]["silent_s"] is None
+
+
 def test_a_survivor_with_a_new_process_id_is_noticed():
     events = story()
     for entry in events:
