@@ -45,6 +45,6 @@ def draw(file: str, way: Way, outlooks: Mapping[str, Outlook]) -> None:
     shares = [100 * (1 - outlooks[name].goodput) for name in names]
     bars = right.barh(names, shares)
     right.bar_label(bars, labels=[f"{value:.3g} %" for value in shares], padding=3)
-    right.margins(x=0.15)
+    right.margins(x=0.25)  # room for the labels
     right.set(xlabel=f"% of time lost on {way.spread.nodes:,} nodes")
     figure.savefig(file, metadata={"Date": None} if file.endswith(".svg") else None)
