@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from hyperpod_ext.errors import (
     StaleGenerationError,
     UnreachableError,
 )
+from hyperpod_ext.runtime.checkpoint.manifest import sign
 from hyperpod_ext.runtime.integrations import whole
 from hyperpod_ext.runtime.integrations.whole import WholeCheckpoint
 from hyperpod_ext.runtime.tiers.file import FileStore
@@ -169,6 +171,15 @@ def test_where_nothing_is_and_where_a_file_is(tmp_path: Path) -> None:
         with pytest.raises(ConflictError, match="is a file, and no checkpoint of ours") as raised:
             WholeCheckpoint(str(url), job="job", secret=SECRET)
         assert "pickle" in raised.value.hint
+
+
+def test_what_several_ranks_saved_is_not_taken_for_the_whole(tmp_path: Path) -> None:
+    at(tmp_path / "a").save(tree(), 5)
+    (file,) = tmp_path.glob("a/*/manifest.json")
+    manifest = json.loads(file.read_text()) | {"world_size": 2}
+    file.write_text(json.dumps(sign(manifest, SECRET)))
+    with pytest.raises(CorruptSnapshotError, match="saved by 2 ranks, each its part"):
+        at(tmp_path / "a").load()
 
 
 def test_it_is_taken_away_and_nothing_else(tmp_path: Path) -> None:

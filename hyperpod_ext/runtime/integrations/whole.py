@@ -100,12 +100,13 @@ class WholeCheckpoint:
         if not found:
             raise NotFoundError(f"there is no whole checkpoint in {self._store.url}")
         newest = found[0]
-        try:
-            manifest = self._checkpoints.read(newest)["ranks"]["0"]
-        except KeyError:
+        whole = self._checkpoints.read(newest)
+        if int(whole["world_size"]) != 1 or "0" not in whole["ranks"]:
             raise CorruptSnapshotError(
-                f"{self._store.url} has no state of rank 0", hint="Read it by dcp.load, as what saved it is another."
-            ) from None
+                f"{self._store.url}: it was saved by {whole['world_size']} ranks, each its part",
+                hint="Read it by dcp.load, or by the job that saved it.",
+            )
+        manifest = whole["ranks"]["0"]
         plan = self._checkpoints.read_plan(newest.folder, str(manifest["plan"]))
         tensors = self._read(f"{newest.folder}/{image_of(0)}", plan, manifest)
         return put_together(plan.shape, tensors, manifest["values"])
