@@ -17,6 +17,7 @@ from hyperpod_ext.runtime.agent.event_log import EventLog, write_report
 from hyperpod_ext.runtime.agent.homecoming import newest_of_all
 from hyperpod_ext.runtime.agent.inquest import Inquest
 from hyperpod_ext.runtime.agent.resize_orders import tell_wanted
+from hyperpod_ext.runtime.agent.roll_call import RollCall
 from hyperpod_ext.runtime.agent.roster import Roster
 from hyperpod_ext.runtime.agent.tuner import Tuner
 from hyperpod_ext.runtime.metrics.shown import Shown
@@ -63,6 +64,7 @@ class Commander:
         self._home: str | None = None
         self._durable = DurableQuestion(self._ask_durable)
         self._inquest = Inquest(config.world_size)
+        self._roll: RollCall | None = None
         self._clocks = Clocks()
         self._asked = -1
         self._started, self._drained_at = time.monotonic(), dict[str, float]()

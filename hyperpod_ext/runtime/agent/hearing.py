@@ -6,6 +6,7 @@ import time
 
 from hyperpod_ext.runtime import wire
 from hyperpod_ext.runtime.agent.commander import Commander
+from hyperpod_ext.runtime.agent.roll_call import RollCall
 from hyperpod_ext.runtime.causes import FaultKind
 from hyperpod_ext.runtime.checkpoint.choose import Offer
 from hyperpod_ext.runtime.hangs import Hang
@@ -65,6 +66,11 @@ class Hearing(Commander):
                 self._log(message["event"], t=float(message["t"]), **fields)
                 if message["event"] == "step":
                     self._time_resize(message)
+                elif message["event"] == "collective_broke":
+                    self._call_roll(rank, generation, message)
+            case "present":
+                if self._roll is not None and (fault := self._roll.present(node, generation)) is not None:
+                    self._meet(fault, generation, time.monotonic(), kind="exception")
             case "stalled":
                 if self._inquest.stalled(message):
                     self._to_agents({"type": "look"})
@@ -171,6 +177,16 @@ class Hearing(Commander):
         fields = {"rank": fault.rank, "node": node, "step": fault.step, "cause": fault.cause, "died": fault.died}
         self._log("fault", t=seen, **fields, phase=phase, kind=kind, rung=met.value if met else "")
         self._carry_out(commands)
+
+    def _call_roll(self, rank: int, generation: int, message: wire.Message) -> None:
+        """A rank's connection has ended, and nobody has said why: does everybody live?"""
+        membership = self._membership
+        news = generation == membership.generation and membership.phase in (m.Phase.RESTORING, m.Phase.RUNNING)
+        if not news or (self._roll is not None and self._roll.generation == generation):
+            return
+        fault = m.Fault(rank, str(message["cause"]), int(message["step"]), died=False)
+        self._roll = RollCall(generation, fault, set(self._roster.agents))
+        self._to_workers("roll_call")
 
     def _look_for_late_ranks(self, now: float) -> None:
         """A generation that does not form is a fault of those that are missing."""

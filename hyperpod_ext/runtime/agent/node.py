@@ -16,6 +16,7 @@ from hyperpod_ext.config.runtime import ENV_RUNTIME
 from hyperpod_ext.errors import ConflictError, HyperpodExtError, JobFailedError
 from hyperpod_ext.processes import become_subreaper, describe_exit, kill_descendants
 from hyperpod_ext.runtime import wire
+from hyperpod_ext.runtime.agent import notices
 from hyperpod_ext.runtime.agent.chaos import strike_node
 from hyperpod_ext.runtime.agent.children import Zygote, on_exit, start_memory_server
 from hyperpod_ext.runtime.agent.coordinator import Coordinator
@@ -114,6 +115,9 @@ class Node:
             "domain": os.environ.get(ENV_FAILURE_DOMAIN, ""),
         }
         self._line.greet()
+        if self._config.elastic is not None:
+            told = self._config.elastic.notices
+            self._spawn(notices.watch(told, notices.metadata_of(told), self._take_notice, self._hears_nothing))
         try:
             return await self._obey()
         finally:
@@ -281,6 +285,9 @@ class Node:
                 self._spawn(self._look_at_durable(message["besides"]))
             case "look":
                 self._workers.watch.answer()
+            case "roll_call":
+                if self._workers.all_live():  # else the news of a death is on its way, and says more
+                    self._tell("present", generation=message["generation"])
             case "end_hung":
                 self._workers.watch.end(int(message["rank"]), str(message["cause"]))
             case "finish":
@@ -407,6 +414,18 @@ class Node:
             return
         self._told_once = True
         self._tell("leave", node=self._settings.node)
+
+    def _take_notice(self, notice: notices.Notice) -> bool:
+        """This node will be taken away."""
+        if not self._line.connected:
+            return False
+        if not self._told_once:
+            self._event("notice", cause=notice.cause, seconds_left=notice.seconds_left)
+            self._told_to_end()
+        return True
+
+    def _hears_nothing(self, why: str) -> None:
+        self._event("no_notices", why=why)
 
     def _cancel(self) -> None:
         if self._coordinator is not None:

@@ -17,6 +17,7 @@ from hyperpod_ext.runtime import wire
 from hyperpod_ext.runtime.agent.chaos import KillOnce, strike_node
 from hyperpod_ext.runtime.agent.children import Zygote, on_exit
 from hyperpod_ext.runtime.agent.memory import MemoryLine
+from hyperpod_ext.runtime.agent.roll_call import all_live
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.agent.watch import Watch
 from hyperpod_ext.runtime.causes import is_out_of_memory
@@ -77,6 +78,10 @@ class Workers:
     @property
     def ranks(self) -> list[int]:
         return sorted(self._workers)
+
+    def all_live(self) -> bool:
+        """Whether none of them ends at this moment."""
+        return all_live([worker.pid for worker in self._workers.values()])
 
     def brief(self) -> dict[str, Any]:
         """What a coordinator that does not know these workers must be told of them."""

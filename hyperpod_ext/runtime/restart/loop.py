@@ -31,6 +31,9 @@ _VERDICT_LEASES = 2.0
 """How many leases a rank whose collective broke waits to hear which rank failed, before it takes the blame: the loss of
 any node, the coordinator's too, is told within one."""
 
+_NEWS_S = 0.25
+"""How long the news of a death may take; after that, a rank whose collective broke says so."""
+
 _finished: list[str] = []
 """Training functions of this process that have ended."""
 
@@ -159,7 +162,7 @@ class _Loop:
     def _leave(self, error: Exception | SystemExit, member: _Member) -> bool:
         """Find out whose fault it was, say so if it was ours, and let go of the generation. False: this process must
         end of it."""
-        if not self._is_someone_elses(error, member.environment.config.restart.lease_s):
+        if not self._is_someone_elses(error, member):
             traceback.print_exception(error)
             stays = self._session.failed(
                 one_line(error),
@@ -181,13 +184,19 @@ class _Loop:
         self._groups.destroy()
         return True
 
-    def _is_someone_elses(self, error: BaseException, lease_s: float) -> bool:
+    def _is_someone_elses(self, error: BaseException, member: _Member) -> bool:
         if self._session.aborted or isinstance(error, AbortedError):
             return True
+        lease_s, step = member.environment.config.restart.lease_s, member.run.step + 1
         broken = isinstance(error, ConnectionError | StaleGenerationError | dist.DistError) or (
             isinstance(error, RuntimeError) and any(sign in str(error) for sign in _BROKEN_GROUP)
         )
-        return broken and self._session.wait_aborted(_VERDICT_LEASES * lease_s)
+        if not broken:
+            return False
+        if self._session.wait_aborted(_NEWS_S):
+            return True
+        self._session.event("collective_broke", rank=member.environment.rank, step=step, cause=one_line(error))
+        return self._session.wait_aborted(_VERDICT_LEASES * lease_s)
 
 
 def _forget_frames(error: BaseException | None) -> None:
