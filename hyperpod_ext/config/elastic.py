@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from hyperpod_ext.config.base import Config
+from hyperpod_ext.config.names import AbsolutePath
 
 
 class ScaleConfig(Config):
@@ -71,6 +79,17 @@ def batch_at(policy: BatchPolicy, nodes: int, global_batch_size: int, micro_batc
     return Batch(batch, micro, here.learning_rate_factor or by_rule)
 
 
+class Notices(Config):
+    """How a node under our agent hears that it will be taken away. It then leaves the job, which goes on without it."""
+
+    ec2: bool | None = None
+    """Ask EC2's instance metadata whether a Spot instance is to be interrupted. Default: on machines of EC2."""
+    file: Annotated[AbsolutePath, Field(examples=["/run/leave"])] | None = None
+    """A file of the node that says so by being there."""
+    every_s: PositiveFloat = 5.0
+    """Seconds between two looks. EC2 tells of an interruption two minutes ahead."""
+
+
 class Elastic(Config):
     """Numbers of nodes that the job can run on, and how it goes from one to another."""
 
@@ -90,6 +109,15 @@ class Elastic(Config):
     """Seconds that the engine waits for a replacement of a faulty node before the job goes on without it."""
     batch: BatchPolicy = BatchPolicy()
     """What a step is on each number of nodes."""
+    notices: Notices = Notices()
+    """How nodes hear that they will be taken away."""
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_understood(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        said: dict[str, Any] = dump(self)
+        if self.notices == Notices():
+            del said["notices"]  # containers that are older do not know it
+        return said
 
     @model_validator(mode="after")
     def _one_way_to_step(self) -> Self:

@@ -30,6 +30,7 @@ def paced(job: Any, folder: Path, nodes: int, **more: Any) -> Any:
     return job(nodes=nodes, workers_per_node=1, script=ELASTIC, settings=made, env=env).start()
 
 
+@pytest.mark.thorough
 def test_a_job_whose_every_process_is_told_to_end_brings_home_its_newest_step(job: Any, tmp_path: Path) -> None:
     running = paced(job, tmp_path, 2, elastic={"min_nodes": 2})
     running.until("step", step=5)

@@ -1,0 +1,134 @@
+"""Word that this node will be taken away, before it is: of EC2, about a Spot instance, or of whoever leaves a file.
+
+EC2's instance metadata is asked as IMDSv2 wants it, with a token. AWS_EC2_METADATA_SERVICE_ENDPOINT names another place
+for it, and AWS_EC2_METADATA_DISABLED=true forbids to ask, as for AWS's own tools.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from hyperpod_ext.config.elastic import Notices
+
+_ENDPOINT = "http://169.254.169.254"
+_VENDOR = Path("/sys/class/dmi/id/sys_vendor")
+_TOKEN, _ACTION = "/latest/api/token", "/latest/meta-data/spot/instance-action"
+_TOKEN_S = 21_600
+_TIMEOUT_S = 2.0
+_LONGEST = 4096
+_PAUSE_S = 60.0
+"""How long metadata that does not answer is left alone: in a container it may be out of reach for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """This node will be taken away."""
+
+    cause: str
+    seconds_left: float | None = None
+    """Until it is gone, where that was told."""
+
+
+class Metadata:
+    """EC2's instance metadata, at `endpoint`."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint.rstrip("/")
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine
+        self._token = ""
+
+    def spot_action(self) -> str | None:
+        """What is told of an interruption; None: nothing.
+
+        Raises:
+            OSError: it cannot be asked.
+        """
+        if not self._token:
+            lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
+            self._token = self._ask("PUT", _TOKEN, lifetime)
+        try:
+            return self._ask("GET", _ACTION, {"X-aws-ec2-metadata-token": self._token})
+        except urllib.error.HTTPError as error:
+            if error.code == 404:
+                return None
+            self._token = ""  # it may have expired
+            raise
+
+    def _ask(self, method: str, path: str, headers: dict[str, str]) -> str:
+        try:
+            request = urllib.request.Request(self._endpoint + path, method=method, headers=headers)
+            with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
+                return str(answer.read(_LONGEST).decode(errors="replace"))
+        except (ValueError, http.client.HTTPException) as error:  # no URL, or no HTTP
+            raise OSError(f"{self._endpoint}: {error}") from error
+
+
+def read_action(text: str, now: datetime) -> Notice:
+    """The notice that EC2 gives: `{"action": "terminate", "time": "2026-11-21T08:22:00Z"}`. Pure.
+
+    What cannot be read is a notice all the same: EC2 says nothing there unless it has to.
+    """
+    try:
+        told = json.loads(text)
+        action, at = str(told["action"]), datetime.fromisoformat(str(told["time"]))
+        return Notice(f"EC2 will {action} this Spot instance"[:80], round((at - now).total_seconds(), 1))
+    except (ValueError, KeyError, TypeError):
+        return Notice("EC2 gives notice of an interruption")
+
+
+def is_ec2() -> bool:
+    """Whether this machine is one of EC2's, as its firmware says."""
+    try:
+        return "Amazon EC2" in _VENDOR.read_text()
+    except OSError:
+        return False
+
+
+def metadata_of(notices: Notices) -> Metadata | None:
+    """The metadata that is to be asked; None: none is."""
+    forbidden = os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"
+    if notices.ec2 is False or (notices.ec2 is None and (forbidden or not is_ec2())):
+        return None
+    return Metadata(os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or _ENDPOINT)
+
+
+async def watch(
+    notices: Notices,
+    metadata: Metadata | None,
+    take: Callable[[Notice], bool],
+    unheard: Callable[[str], None],
+) -> None:
+    """Look until there is a notice, and it is taken.
+
+    Args:
+        take: hears of it; False: not now.
+        unheard: hears why the metadata cannot be asked, each time that it begins to be so.
+    """
+    file = Path(notices.file) if notices.file is not None else None
+    failures, again_at = 0, 0.0
+    while metadata is not None or file is not None:
+        notice = Notice(f"{file} says so") if file is not None and file.exists() else None
+        if metadata is not None and notice is None and time.monotonic() >= again_at:
+            try:
+                told = await asyncio.to_thread(metadata.spot_action)
+                notice = None if told is None else read_action(told, datetime.now(UTC))
+                failures = 0
+            except OSError as error:
+                failures += 1
+                if failures == 2:  # the first time, its token may have expired
+                    unheard(str(error))
+                if failures > 1:
+                    again_at = time.monotonic() + _PAUSE_S
+        if notice is not None and take(notice):
+            return
+        await asyncio.sleep(notices.every_s)
