@@ -21,6 +21,7 @@ from hyperpod_ext.launch.targets.local_watch import Tail
 RESIZERS = {
     "local": "hyperpod_ext.launch.targets.local_resize",
     "hyperpod-slurm": "hyperpod_ext.launch.targets.hyperpod_slurm_resize",
+    "hyperpod-eks": "hyperpod_ext.launch.targets.hyperpod_eks_resize",
 }
 """Targets whose jobs can be resized, and the module that does it."""
 _INSTEAD = {

@@ -242,6 +242,23 @@ def test_the_life_of_a_job(server: ApiServer, here: Path, kind: str) -> None:
     assert call_hp_ext("cancel", url).stdout.endswith("had ended already (succeeded)\n")
 
 
+def test_a_job_that_is_resized_gets_other_bounds(server: ApiServer, here: Path) -> None:
+    target = write(here, "HyperPodPyTorchJob", elastic={"min_nodes": 1, "max_nodes": 4}, global_batch_size=24)
+    made = call_hp_ext("create-job", "-f", "job.yaml", *target, "-o", "json", cwd=here)
+    assert made.code == 0, made.stderr
+    path = HYPERPOD.path("team-a", "a")
+    before = server.ask("GET", path)
+    for node in range(3):
+        server.pod(f"a-node-{node}", {HYPERPOD.pod_label: "a"}, "Running", [], "team-a")
+    done = call_hp_ext("resize", made.json["handle"], "--nodes", "3", "-o", "json")
+    assert (done.code, done.json) == (0, {"nodes": 3, "of": 3}), done.stderr
+    after = server.ask("GET", path)
+    assert after["spec"]["elasticPolicy"]["maxReplicas"] == after["spec"]["replicaSpecs"][0]["maxReplicas"] == 3
+    assert after["metadata"]["generation"] == before["metadata"]["generation"] + 1
+    changed = set(lost(before["spec"], after["spec"]))
+    assert changed == {"/elasticPolicy/maxReplicas", "/replicaSpecs/0/maxReplicas"}
+
+
 def test_a_token_that_is_not_known_and_rights_that_are_not_given(server: ApiServer, here: Path) -> None:
     target = write(here, "HyperPodPyTorchJob")
 
