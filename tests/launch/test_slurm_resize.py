@@ -220,6 +220,11 @@ def test_a_job_that_cannot_be_resized_now_is_refused(running: Path) -> None:
     say(running, "PENDING")
     with pytest.raises(ConflictError, match="does not train"):
         hyperpod_slurm_resize.order(HANDLE, 1)
+    say(running, "RUNNING")
+    hosts = job_file.with_name("0.0") / "hosts"
+    hosts.rename(hosts.with_name("gone"))
+    with pytest.raises(UnsupportedError, match="another version"):
+        hyperpod_slurm_resize.order(HANDLE, 1)
     job_file.write_text(job_script(job(mode="plain", nodes=2)))
     with pytest.raises(UnsupportedError, match="mode plain cannot be resized"):
         hyperpod_slurm_resize.order(HANDLE, 1)

@@ -200,7 +200,9 @@ def cancel(handle: JobHandle) -> JobStatus:
     asked = False
     while not (now := status(handle)).ended:
         if not asked:
-            slurm.cancel(job.id, *more_jobs(job.job_dir))
+            for one in (*more_jobs(job.job_dir), job.id):
+                with suppress(NotFoundError):  # Slurm forgets those that ended long ago
+                    slurm.cancel(one)
             asked = True
         if time.monotonic() > deadline:
             raise HyperpodExtError(f"{handle.name} does not end", hint=f"`scontrol show job {job.id}` says why")

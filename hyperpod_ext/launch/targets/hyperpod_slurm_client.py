@@ -161,9 +161,9 @@ def parse_accounting(line: str) -> SlurmJob:
     return SlurmJob(job_id, state.split()[0], submitted, ended or None, "")
 
 
-def cancel(*job_ids: str) -> None:
-    """Ask Slurm to end the jobs: SIGTERM, and SIGKILL after the cluster's KillWait."""
-    _ask(["scancel", "--quiet", *job_ids])
+def cancel(job_id: str) -> None:
+    """Ask Slurm to end the job: SIGTERM, and SIGKILL after the cluster's KillWait."""
+    _ask(["scancel", "--quiet", job_id])
 
 
 def task_states(array: str) -> frozenset[str]:

@@ -87,6 +87,9 @@ def order(handle: JobHandle, nodes: int) -> Ordered:
     starts = hyperpod_slurm_runs.starts(job.job_dir)
     if slurm.find(job.id).our_state != "running" or not starts or not (starts[-1] / "events.jsonl").exists():
         raise ConflictError(f"{job.name} does not train", hint=f"`hp-ext status {handle}` shows how far it is")
+    if not (starts[-1] / "hosts").is_dir():
+        hint = "submit it again: jobs that this version writes can be resized"
+        raise UnsupportedError([Problem(f"{job.name} was submitted by another version of hp-ext", hint=hint)])
     if waiting := [one for one in _coming(job) if slurm.task_states(one) & {"starting"}]:
         hint = f"wait for them, or drop them with `scancel {waiting[0]}`"
         raise ConflictError(f"{job.name} waits for nodes already, job {waiting[0]} of the queue", hint=hint)
