@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from hyperpod_ext.runtime.rendezvous import gloo_sockets
-from hyperpod_ext.runtime.rendezvous.gloo_sockets import duplicate, event_loops
+from hyperpod_ext.runtime.rendezvous.gloo_sockets import EventLoop, duplicate, event_loops, event_loops_of, quieten
 
 _POINTER = 0x7F00_1234_5678_9AB0
 """What gloo registers with a socket."""
@@ -26,13 +26,19 @@ class Loop:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.connection, self.other_side = socket.socketpair()
         for fd in (self.pipe[0], self.listener.fileno(), self.connection.fileno()):
-            event = gloo_sockets._Event(select.EPOLLIN, _POINTER)
-            added = gloo_sockets._libc.epoll_ctl(self.epoll.fileno(), 1, fd, ctypes.byref(event))
-            assert added == 0, ctypes.get_errno()
+            self.add(fd)
+
+    def look(self) -> EventLoop:
+        (loop,) = (loop for loop in event_loops() if loop.epoll == self.epoll.fileno())
+        return loop
 
     def connections(self) -> list[int]:
-        (loop,) = (loop for loop in event_loops() if loop.epoll == self.epoll.fileno())
-        return [connection.fd for connection in loop.connections.values()]
+        return [connection.fd for connection in self.look().connections.values()]
+
+    def add(self, fd: int, events: int = select.EPOLLIN) -> None:
+        event = gloo_sockets._Event(events, _POINTER)
+        added = gloo_sockets._libc.epoll_ctl(self.epoll.fileno(), 1, fd, ctypes.byref(event))
+        assert added == 0, ctypes.get_errno()
 
     def close(self) -> None:
         for fd in self.pipe:
@@ -67,3 +73,16 @@ def test_a_socket_that_took_the_number_of_one_that_lives_on_elsewhere_is_left_al
     finally:
         for each in (elsewhere, ours, theirs):
             each.close()
+
+
+def test_an_epoll_set_that_is_known_is_read_without_a_search(loop):
+    assert event_loops_of([loop.epoll.fileno(), loop.listener.fileno(), 1 << 20]) == [loop.look()]
+
+
+def test_what_waits_for_one_event_only_is_not_touched_when_a_thread_is_quietened(loop):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        loop.add(ours.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
+        quieten(loop.look())
+        armed = {connection.fd: connection.armed for connection in loop.look().connections.values()}
+        assert armed == {loop.connection.fileno(): False, ours.fileno(): True}

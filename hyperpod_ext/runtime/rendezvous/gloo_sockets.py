@@ -142,9 +142,11 @@ def quieten(loop: EventLoop) -> None:
 
     A message whose buffer has gone is never read to its end, nor is the end of its connection: the event thread turns
     in circles over it, and whoever destroys the group waits for that thread for ever.
+
+    What is armed for one event only is let be: its pointer is to something that is gone after that event.
     """
     for connection in loop.connections.values():
-        if connection.armed:
+        if connection.armed and not connection.events & select.EPOLLONESHOT:
             event = _Event(select.EPOLLONESHOT, connection.data)
             _libc.epoll_ctl(loop.epoll, _EPOLL_CTL_MOD, connection.fd, ctypes.byref(event))  # fails if closed by now
 

@@ -102,7 +102,7 @@ class ProcessGroups:
             self._cut, store = True, self._store
         if store is not None:
             store.cancel()
-        # the quick way, where somebody looks at all descriptors a moment later
+        # the quick way, where somebody looks at all descriptors a little later
         self._cut_reading(self._epolls if self._waits is not None else ())
         with self._lock:
             if self._waits is not None and self._watcher is None and self._store is not None:
@@ -139,10 +139,11 @@ class ProcessGroups:
     def _watch(self, waits: gloo_waits.LostWaits) -> None:
         """Until the rank has left its groups: cut what is opened late, and end waits that gloo has forgotten."""
         forgotten = Forgotten(waits, self._loops, self._world_size)
-        pause_s = _LOOK_S
+        pause_s, epolls = _LOOK_S, self._epolls
         while not self._left.wait(pause_s):
             began = time.monotonic()
-            forgotten.look(self._cut_reading())
+            forgotten.look(self._cut_reading(epolls))
+            epolls = []  # most ranks are out by now: no need to hurry any more
             looked_s = time.monotonic() - began
             pause_s = min(max(pause_s * _SLOWER, looked_s / _LOOK_SHARE), _SLOWEST_LOOK_S)
 
