@@ -107,9 +107,8 @@ class Member:
             while (message := self._heard()) is not None:
                 if message[0] == "abort":
                     self._spent_before = spent()
-                    heard = self._aborted_at = time.monotonic()
+                    self._aborted_at = time.monotonic()
                     self.groups.cut()
-                    self.send("cut", time.monotonic() - heard)
                 self._inbox.put(message)
         except BaseException:  # the main thread waits for this one: it would hang, and nobody know why
             traceback.print_exc()
