@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,27 @@ def signal_all_of(agent: Any) -> None:
     for pid in [*reversed(descendants(agent.pid)), agent.pid]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
+
+
+IN_A_WORKER = """
+import multiprocessing, os, signal, time
+from hyperpod_ext.runtime.agent import worker
+worker.leave_sigterm_to_the_agent()
+os.kill(os.getpid(), signal.SIGTERM)
+for _ in range(20):
+    loader = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    loader.start()
+    loader.terminate()  # at once
+    loader.join(30)
+    assert loader.exitcode == -signal.SIGTERM, loader.exitcode
+os.kill(os.getpid(), signal.SIGTERM)
+print("lives")
+"""
+
+
+def test_a_worker_outlives_the_signal_and_what_it_forks_does_not() -> None:
+    done = subprocess.run([sys.executable, "-c", IN_A_WORKER], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "lives\n"), done.stderr
 
 
 def paced(job: Any, folder: Path, nodes: int, **more: Any) -> Any:

@@ -7,6 +7,7 @@ import runpy
 import select
 import signal
 import sys
+import threading
 import traceback
 from pathlib import Path
 from typing import Any, NoReturn
@@ -39,8 +40,7 @@ def _settle(order: dict[str, Any], agent_pid: int) -> None:
     """Become an ordinary process: own session, log, environment, and the agent as parent."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, _left_to_the_agent)
-    os.register_at_fork(after_in_child=_be_ended_by_signals)
+    leave_sigterm_to_the_agent()
     Path(order["log"]).parent.mkdir(parents=True, exist_ok=True)
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -57,14 +57,27 @@ def _settle(order: dict[str, Any], agent_pid: int) -> None:
     os.chdir(order["cwd"])
 
 
-def _left_to_the_agent(_signum: int, _frame: object) -> None:
+def leave_sigterm_to_the_agent() -> None:
     """Slurm signals every process of a step; what follows, the agent says. A script may handle it otherwise."""
+    signal.signal(signal.SIGTERM, _left_to_the_agent)
+    before = threading.local()
+
+    def block() -> None:  # one that comes before the child has settled would be lost
+        before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+    def restore() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before.mask)
+
+    def settle_child() -> None:  # what a script forks, as data loaders do, is ended by SIGTERM
+        if signal.getsignal(signal.SIGTERM) is _left_to_the_agent:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        restore()
+
+    os.register_at_fork(before=block, after_in_parent=restore, after_in_child=settle_child)
 
 
-def _be_ended_by_signals() -> None:
-    """Processes that a script forks, as data loaders do, are ended by SIGTERM."""
-    if signal.getsignal(signal.SIGTERM) is _left_to_the_agent:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def _left_to_the_agent(_signum: int, _frame: object) -> None:
+    pass
 
 
 def _wait_adopted(agent_pid: int) -> None:
