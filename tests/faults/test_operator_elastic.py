@@ -26,7 +26,9 @@ Run = Callable[..., tuple[launched.Launched, operators.Operator]]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     made: list[operators.Operator] = []
 
-    def run_job(nodes: int, pods: int, changes: dict[int, int], parallel: str = "ddp", peer: bool = False) -> Any:
+    def run_job(
+        nodes: int, pods: int, changes: dict[int, int], parallel: str = "ddp", peer: bool = False, hear_at: str = ""
+    ) -> Any:
         """`changes`: after which step of rank 0 the operator goes to how many nodes."""
         folder = tmp_path_factory.mktemp("e", numbered=True)  # short, for the paths of sockets
         job = launched.Launched(folder / "job")
@@ -36,6 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         runtime |= {"nodes": nodes, "workers_per_node": 1, "global_batch_size": 24}
         runtime["checkpoint"] |= {"tiers": tiers}
         more = {"HPX_TEST_STEPS": str(STEPS), "HPX_TEST_PARALLEL": parallel, "HPX_TEST_SECONDS": "0.1"}
+        more |= {"HPX_TEST_HEAR_AT": hear_at} if hear_at else {}
         env = {**told, "HPX_RUNTIME": json.dumps(runtime), **more, "NNODES": str(nodes)}
         command = [str(hyperpodrun()), "--nnodes", str(nodes), *WORKERS, str(SCRIPT)]
         port = launched.free_ports() + 10
@@ -82,13 +85,24 @@ def test_graceful_shrink_and_grow_cost_no_step_and_no_bit(run: Run) -> None:
     job, operator = run(2, 4, {10: 1, 20: 3, 32: 2})
     assert [(one["of"], one["nodes"]) for one in operator.resizes] == [(2, 1), (1, 3), (3, 2)]
     assert not operator.faults
-    assert losses(job) == pytest.approx(losses(alone), rel=1e-6), "they are told as float32 sums over ranks"
+    assert losses(job) == losses(alone)
     assert set(losses(job)) == set(range(1, STEPS + 1))
     assert weights(job) == weights(alone)
     assert_stopped_together(job)
     made = [(e["step"], e["world"]) for e in job.events() if e["event"] == "step" and e["rank"] == 0]
     assert [step for step, _ in made] == list(range(1, STEPS + 1)), "no step was made twice"
     assert [world for world, _ in itertools.groupby(world for _, world in made)] == [2, 1, 3, 2]
+
+
+@pytest.mark.parametrize("step", [STEPS, STEPS + 1], ids=["in the last step", "after it"])
+def test_nodes_that_change_at_the_very_end_do_not_begin_it_all_again(run: Run, step: int) -> None:
+    job, operator = run(2, 2, {step - 1: 1}, hear_at=f"2@{step}")
+    assert [(one["of"], one["nodes"]) for one in operator.resizes] == [(2, 1)]
+    assert not operator.faults
+    made = [event["step"] for event in job.events() if event["event"] == "step" and event["rank"] == 0]
+    assert made == list(range(1, STEPS + 1)), "no step was made twice"
+    assert job.went_on_from() == [0, STEPS]
+    assert weights(job) == weights(run(1, 1, {})[0])
 
 
 @pytest.mark.soak

@@ -35,7 +35,8 @@ def test_two_four_three_one_four_is_bitwise_one_rank_and_reads_no_storage(
     env = {"HPX_TEST_STEPS": "140", "HPX_TEST_SECONDS": "0", "HPX_TEST_PARALLEL": parallel}
     known = {"workers_per_node": 1, "script": BITWISE}
     alone = run_alone(job("alone", nodes=1, env=env, settings=settings(), **known))
-    tiers = [{"kind": "memory"}, Bucket(storage.upstream).tier(every_steps=10)]
+    bucket = Bucket(storage.url, job="tiny")
+    tiers = [{"kind": "memory"}, bucket.tier(every_steps=10)]
     resized = job(
         "resized",
         nodes=2,
@@ -54,3 +55,5 @@ def test_two_four_three_one_four_is_bitwise_one_rank_and_reads_no_storage(
     assert_bitwise(running, report, alone)
     assert storage.count(r"^PUT .*\.distcp") > 0
     assert not [seen.line for seen in [*storage.seen] if seen.line.startswith("GET") and not NOTES.match(seen.line)]
+    bucket.read(next(name for name in bucket.names() if name.endswith(".distcp")))
+    assert storage.count(r"^GET .*\.distcp") == 1, "a read is counted"

@@ -68,3 +68,16 @@ def test_nobody_stops_before_the_next_step():
         assert boundary.stops_after(3, whole=True)
     finally:
         dist.destroy_process_group()
+
+
+def test_told_in_the_last_step_all_stop_after_it():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        event = ElasticEvent()
+        boundary = ElasticBoundary(event, lambda step: None)
+        boundary.begin(8, 9)
+        assert not boundary.stops_after(8, whole=True)
+        event.told = True
+        assert boundary.stops_after(9, whole=True)
+    finally:
+        dist.destroy_process_group()

@@ -50,18 +50,24 @@ class ElasticBoundary(Boundary):
         self._due = False
 
     def begin(self, step: int, total: int) -> None:
-        self._sum, self._due = None, False
+        self._sum, self._due, self._total = None, False, total
 
     def stops_after(self, step: int, *, whole: bool) -> bool:
-        if self._sum is not None:
-            flag, work = self._sum
-            work.wait()
-            self._due |= bool(flag.item())
+        self._read()
         if self._due and whole:
             return True
         flag = torch.tensor([int(self._event.told)], dtype=torch.int32)  # the default group is gloo's
         self._sum = flag, dist.all_reduce(flag, dist.ReduceOp.MAX, async_op=True)
-        return False
+        if step == self._total:  # there is no next step at whose end it could be read
+            self._read()
+        return self._due and whole
+
+    def _read(self) -> None:
+        if self._sum is not None:
+            flag, work = self._sum
+            work.wait()
+            self._due |= bool(flag.item())
+            self._sum = None
 
     def halt(self, step: int, **fields: Any) -> None:
         self._last(step)

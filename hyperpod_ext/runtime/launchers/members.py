@@ -101,8 +101,12 @@ class Members(ABC):
     def _going(self, step: int) -> None:  # noqa: B027  (most launchers need not be told)
         """All ranks go on after `step`."""
 
-    def _settled(self) -> None:  # noqa: B027
+    def _settled(self) -> None:  # noqa: B027  (most launchers need not be told)
         """Training is over on every rank, and what is due of this node is in the durable tiers."""
+
+    def _comes_again(self) -> bool:
+        """Whether the launcher is about to start the job once more, be it done or not."""
+        return False
 
     # --- joining ----------------------------------------------------------------------------------
 
@@ -259,11 +263,15 @@ class Members(ABC):
     def finished(self, digest: str) -> None:
         self._finishing = True
         self.event("done", rank=self.rank, digest=digest)
-        self._ask("finished", None, lambda said: None, _LONG_S)
-        if self._node is not None:
-            self._node.settle()
-            self._settled()
-            self._node.end()
+        again = self._ask("finished", self._comes_again(), any, _LONG_S)
+        if self._node is None:
+            return
+        if again or self._comes_again():  # those who come find that all is done, and have nothing left to do
+            self._node.hand_over()
+            return
+        self._node.settle()
+        self._settled()
+        self._node.end()
 
     def _ask(self, what: str, value: Any, decide: Any, timeout_s: float | None = None) -> Any:
         assert self._board is not None, "outside of a generation"

@@ -35,8 +35,10 @@ class TorchrunMembers(Members):
     def __init__(self, groups: ProcessGroups, launcher: Launcher) -> None:
         super().__init__(groups)
         self._launcher = launcher
+        self._event: ElasticEvent | None = None
         if launcher is Launcher.HYPERPODRUN:  # first of all: whoever has no handler dies of the signal
-            self.boundary = ElasticBoundary(ElasticEvent(), self._stop_for_others)
+            self._event = ElasticEvent()
+            self.boundary = ElasticBoundary(self._event, self._stop_for_others)
         environ = os.environ
         self._local_size = int(environ["LOCAL_WORLD_SIZE"])
         self._world_size, self._me = int(environ["WORLD_SIZE"]), int(environ["RANK"])
@@ -101,6 +103,9 @@ class TorchrunMembers(Members):
         self.event("stopped", rank=self.rank, step=step)
         if self.rank == 0:
             self._say(f"all ranks have stopped after step {step}, for another number of nodes")
+
+    def _comes_again(self) -> bool:
+        return self._event is not None and self._event.told
 
     def failed(self, cause: str, step: int, *, final: bool, code: str, hint: str) -> bool:
         """Have all ranks begin anew in their processes; the same exception again is left to the launcher."""
