@@ -2,7 +2,7 @@
 
 Stock torch cannot abort a gloo operation in flight: a survivor that is not the dead rank's neighbour
 waits out the whole timeout. An end of file on the group's own sockets makes pending operations raise within
-milliseconds. Five things about it were learned the hard way:
+milliseconds. Six things about it were learned the hard way:
 
 - Listeners must be left alone: gloo terminates the process over them.
 - Only reading is shut down. When a write fails on gloo's event thread, the operation it belonged to is
@@ -14,6 +14,8 @@ milliseconds. Five things about it were learned the hard way:
   its connections open, through duplicates, until all have left.
 - Connections are made when they are first used, where torch can: a full mesh costs the more the more ranks there
   are, to open and to close. Sockets are therefore looked for at the cut, where gloo keeps them, not before it.
+- Where gloo keeps them is shared with forked processes. A rank that answered at the listener of its parent's group had
+  its own line to the agent cut: the parent's gloo took the connection under a number that was the line's in the rank.
 """
 
 from __future__ import annotations
