@@ -65,6 +65,14 @@ def test_a_damaged_shard_moves_a_job_of_another_size_to_the_older_step_as_a_whol
     job.assert_holds(2)
 
 
+def test_a_bit_that_flips_in_a_peers_shard_is_found_when_two_ranks_cut_what_four_have_saved(make_job):
+    """Rank 0 has the shards of ranks 2 and 3 from the memory of the other node."""
+    job = trained(make_job(MEMORY, nodes=2, workers=2), 4)
+    job.image(1, 2, 4).flip("data")
+    assert resized(job, 2, 1).resume() == 3
+    job.assert_holds(3)
+
+
 def test_a_shard_that_nobody_holds_any_more_moves_a_job_of_another_size_to_the_durable_step(make_job, place):
     """A node is lost and no peer has a copy: memory has but some of the shards of the newest step."""
     job = trained(make_job(MEMORY, place.tier(), nodes=2, workers=2), 5)

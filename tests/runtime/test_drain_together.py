@@ -41,9 +41,9 @@ class GatedStore(FileStore):
         self._pass(name)
         super().put(name, data, crc64nvme, **more)
 
-    def put_new(self, name: str, data: bytes) -> bool:
+    def put_new(self, name: str, data: bytes, **options: Any) -> bool:
         self._pass(name)
-        return super().put_new(name, data)
+        return super().put_new(name, data, **options)
 
 
 class Node:

@@ -465,6 +465,25 @@ def test_a_claim_that_is_damaged_is_none(checkpoints, tmp_path, text):
         checkpoints.claim(2, 0, "C")
 
 
+def test_a_claim_that_others_wrote_gives_nothing_up_and_lets_nothing_be_written(checkpoints, tmp_path):
+    checkpoints.claim(1, 0, "A")
+    write(checkpoints, 100)
+    write(checkpoints, 70, generation=2)
+    Checkpoints(checkpoints.store, job="j", secret=b"x" * 32).claim(2, 60, "B")
+    assert steps(checkpoints) == [100, 70]
+    with pytest.raises(StaleGenerationError, match="not signed with this job's secret"):
+        checkpoints.claim(1, 0, "A")
+
+
+def test_a_claim_is_of_its_own_generation_only(checkpoints, tmp_path):
+    checkpoints.claim(1, 0, "A")
+    claims = tmp_path / "generations"
+    (claims / "000003.json").write_bytes((claims / "000001.json").read_bytes())
+    assert checkpoints.claim_of(3) is None
+    with pytest.raises(StaleGenerationError, match="it is the claim of generation 1"):
+        checkpoints.check_not_followed(2, "A")
+
+
 def test_claims_are_read_only_where_they_may_matter_and_go_with_what_they_were_for(checkpoints, tmp_path, monkeypatch):
     for generation in range(1, 9):
         checkpoints.claim(generation, generation * 10 - 10, "run")

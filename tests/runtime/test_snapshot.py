@@ -101,6 +101,14 @@ def test_every_snapshot_that_parts_are_cut_from_is_verified():
         fill(live, [good, bad])
 
 
+def test_what_only_a_tensor_that_is_not_live_is_put_together_from_is_verified_too():
+    good, bad = (snapshot({"w": cut(WHOLE, box), "m": cut(WHOLE, box)}, box, (4, 3)) for box in (TOP, BOTTOM))
+    bad.image[bad.plan.items[1].data] ^= 1
+    live = take_apart({"w": torch.zeros(2, 3)}, torch.Tensor)
+    with pytest.raises(CorruptSnapshotError, match="CRC64-NVME"):
+        fill(live, [good, bad], sharded(live, [TOP], (4, 3)), lean=True)
+
+
 @pytest.mark.parametrize("position", ["frame", "data", "end"])
 def test_a_snapshot_that_is_copied_as_it_is_is_verified_to_its_last_byte(position):
     one = snapshot({"w": WHOLE, "more": torch.rand(4, 3)}, ALL, (4, 3))

@@ -228,9 +228,10 @@ _Parts = dict[str, list[tuple[Item, torch.Tensor]]]
 
 
 def _parts_of(snapshots: Sequence[Snapshot]) -> _Parts:
-    """Every shard of every tensor, by name."""
+    """Every shard of every tensor, by name, verified."""
     parts: _Parts = {}
     for snapshot in snapshots:
+        snapshot.check()  # it may be one of which nothing else was needed, or whose image was passed by until now
         for item, view in zip(snapshot.plan.items, views(snapshot.plan, snapshot.image), strict=True):
             parts.setdefault(item.fqn, []).append((item, view))
     return parts

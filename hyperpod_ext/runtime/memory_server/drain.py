@@ -16,7 +16,7 @@ from hyperpod_ext.config.checkpoint import DurableTier, FileTier, S3Tier
 from hyperpod_ext.errors import HyperpodExtError, NotFoundError, StaleGenerationError
 from hyperpod_ext.runtime.checkpoint.manifest import Manifest
 from hyperpod_ext.runtime.checkpoint.plan import Plan
-from hyperpod_ext.runtime.memory_server.regions import Pin, Regions, WhenBusy
+from hyperpod_ext.runtime.memory_server.regions import Hold, Pin, Regions, WhenBusy
 from hyperpod_ext.runtime.memory_server.slots import State
 from hyperpod_ext.runtime.tiers.durable import Checkpoints, Progress, folder_of, share_out
 from hyperpod_ext.runtime.tiers.object_store import Cancelled, open_store
@@ -183,7 +183,7 @@ class Drain:
             self._gathering[save_id] = work
             if owner not in work.pins:
                 with contextlib.suppress(NotFoundError):  # overwritten already: then this checkpoint will not be
-                    pin = self._regions.pin(owner, save_id, f"drain {self.url}", active=False)
+                    pin = self._regions.pin(owner, save_id, f"drain {self.url}", hold=Hold.WAITING)
                     work.pins[owner] = work.stack.enter_context(pin)
                     work.pins[owner].on_cancel = self._wake.set
             if len(work.pins) < self._owners:
@@ -243,11 +243,11 @@ class Drain:
             Cancelled: a newer snapshot needs the memory.
             HyperpodExtError: the tier refuses it; nothing of it counts, earlier checkpoints are untouched.
         """
-        checkpoints, folder = self.checkpoints, folder_of(work.step, work.generation)
+        checkpoints, folder = self.checkpoints.until(work.cancelled), folder_of(work.step, work.generation)
         self._committed = False
-        if not all(self._regions.activate(pin) for pin in work.pins.values()):
+        if not all(self._regions.begin_copy(pin) for pin in work.pins.values()):
             raise Cancelled
-        self._claim(work.generation)
+        self._claim(work.generation, checkpoints)
         for digest in {str(pin.manifest["plan"]) for pin in work.pins.values()}:
             plan = self._plan_of(digest)
             assert plan is not None, "a snapshot is sealed only with a plan that is known"
@@ -257,16 +257,17 @@ class Drain:
             checkpoints.forget_notes(folder, self._node)
         if work.nodes > 1:
             checkpoints.put_record(folder, self._node, manifests)
-        records = self._all_records(work, folder)
+        records = self._all_records(work, folder, checkpoints)
         files, uploads = share_out(records)
         for rank in uploads[self._node]:
             self._upload(work, f"{folder}/{files[rank]}", work.pins[rank])
         work.stack.close()  # from here on the workers may have the memory
+        checkpoints = self.checkpoints.until(lambda: work.dropped)
         if work.nodes > 1:
             checkpoints.put_done(folder, self._node)
             work.brought = True
         everyone = {int(manifest["rank"]): manifest for each in records.values() for manifest in each}
-        self._see_committed(work, folder, everyone, files)
+        self._see_committed(work, folder, everyone, files, checkpoints)
         for manifest in manifests:
             self._regions.mark(int(manifest["rank"]), work.save_id, State.DURABLE)
 
@@ -284,25 +285,25 @@ class Drain:
         still, has no newer one to go on to before the next is due. What a new generation gave up, all have."""
         if work.nodes > 1 and not work.brought and not work.dropped:
             with contextlib.suppress(HyperpodExtError):
-                self._claim(work.generation)
+                self._claim(work.generation, self.checkpoints)
                 self.checkpoints.put_left(folder_of(work.step, work.generation), self._node)
             self._told.add(work.save_id)
 
-    def _claim(self, generation: int) -> None:
+    def _claim(self, generation: int, checkpoints: Checkpoints) -> None:
         """Also for a generation that another one of this run has followed while its checkpoint waited."""
         if generation in self._entered and generation not in self._claimed:
-            self.checkpoints.claim(generation, *self._entered[generation])
+            checkpoints.claim(generation, *self._entered[generation])
             self._claimed.add(generation)
 
-    def _all_records(self, work: _Work, folder: str) -> dict[int, list[Manifest]]:
+    def _all_records(self, work: _Work, folder: str, checkpoints: Checkpoints) -> dict[int, list[Manifest]]:
         if work.nodes == 1:
             return {self._node: [pin.manifest for _, pin in sorted(work.pins.items())]}
         found: dict[int, list[Manifest]] = {}
 
         def complete() -> bool:
-            progress = self._progress(work, folder)
+            progress = self._progress(work, folder, checkpoints)
             for node in progress.announced - found.keys():
-                found[node] = self.checkpoints.record(folder, node)
+                found[node] = checkpoints.record(folder, node)
             return len(found) >= work.nodes
 
         self._poll(
@@ -314,24 +315,33 @@ class Drain:
         def count(nbytes: int) -> None:
             self.status["bytes_sent"] += nbytes
 
+        if not self._regions.begin_reading(pin):
+            raise Cancelled
         with pin.data as data:
             crc = str(pin.manifest["crc64nvme"])
             self.checkpoints.store.put(name, data, crc, cancelled=work.cancelled, on_bytes=count)
 
-    def _see_committed(self, work: _Work, folder: str, everyone: dict[int, Manifest], files: dict[int, str]) -> None:
+    def _see_committed(
+        self,
+        work: _Work,
+        folder: str,
+        everyone: dict[int, Manifest],
+        files: dict[int, str],
+        checkpoints: Checkpoints,
+    ) -> None:
         """Commit when all are done. The lowest node's business; the others step in when it does not come to it."""
         patience = time.monotonic() + 2.0 * self._node
 
         def committed() -> bool:
             if work.nodes > 1:
-                progress = self._progress(work, folder)
+                progress = self._progress(work, folder, checkpoints)
                 if progress.complete:
                     return True
                 if len(progress.done) < work.nodes or time.monotonic() < patience:
                     return False
             if work.generation in self._entered:  # a copy takes its time, and another run may have begun since
-                self.checkpoints.check_not_followed(work.generation, self._entered[work.generation][1])
-            self._committed = self.checkpoints.commit(folder, everyone, files, self._plan_of)
+                checkpoints.check_not_followed(work.generation, self._entered[work.generation][1])
+            self._committed = checkpoints.commit(folder, everyone, files, self._plan_of)
             return True
 
         # only then: the memory, which others may want, is free by now
@@ -341,8 +351,8 @@ class Drain:
             f"not every node has brought its part of step {work.step}",
         )
 
-    def _progress(self, work: _Work, folder: str) -> Progress:
-        progress = self.checkpoints.progress(folder)
+    def _progress(self, work: _Work, folder: str, checkpoints: Checkpoints) -> Progress:
+        progress = checkpoints.progress(folder)
         if others := progress.failed - {self._node}:
             raise HyperpodExtError(f"node {min(others)} could not bring its part of step {work.step}")
         if progress.left - {self._node} and not progress.complete:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from enum import IntEnum
 from typing import Any, Literal
 
 from hyperpod_ext.errors import MemoryTierFullError, NotFoundError, StaleGenerationError
@@ -26,11 +27,24 @@ _MIB = 1 << 20
 WhenBusy = Literal["wait", "skip", "supersede"]
 
 
+class Hold(IntEnum):
+    """How much it costs to give up what a pin is for, where a save needs the slot: the least is given up first."""
+
+    WAITING = 0
+    """A copy that is due and has not begun. The next due one takes its place."""
+    KEPT = 1
+    """A copy that is done: the step that is whole without this node, should another one be lost."""
+    BEGUN = 2
+    """A copy under way. Would it give way to a newer one each time, none would ever be done on a slow tier."""
+
+
 class Pin:
     """Somebody copies a snapshot elsewhere; its slot is not overwritten until it is released."""
 
-    def __init__(self, who: str, region: Region, index: int, active: bool) -> None:
-        self.who, self.active = who, active
+    def __init__(self, who: str, region: Region, index: int, hold: Hold) -> None:
+        self.who, self.hold = who, hold
+        self.reading = hold is Hold.BEGUN
+        """Its bytes are being read: whoever needs the slot waits until that is over."""
         self.region, self.index = region, index
         self.slot = region.slots[index]
         self.manifest = self.slot.manifest
@@ -152,27 +166,33 @@ class Regions:
                 self._changed.wait(left)
 
     def _give_one_up(self, owner: int) -> bool:
-        """Have the copy of one snapshot stopped, never of the newest whole one: one that waits before one under
-        way, which would else never end where it takes longer than the next is due; then the oldest.
+        """Have the copies of one snapshot stopped, never of the newest whole one: that which costs least to give up
+        (see `Hold`; of several pins the dearest counts), and of such the oldest.
 
         Returns whether its slot is free at once."""
         slots = self._newest_region(owner).slots
         newest = s.newest_whole(slots)
-        active = {pin.who for pin in self._pins if pin.active}
+        holds = {pin.who: pin.hold for pin in self._pins}
         pinned = [slot for index, slot in enumerate(slots) if slot.pins and index != newest]
-        given_up = min(pinned, key=lambda slot: (bool(slot.pins & active), slot.sequence), default=None)
+        given_up = min(pinned, key=lambda slot: (max(holds[who] for who in slot.pins), slot.sequence), default=None)
         for pin in self._pins:
             if pin.slot is given_up:
                 pin.cancel()
-                if not pin.active:  # nobody reads it yet, so nobody needs to be waited for
+                if not pin.reading:  # nobody needs to be waited for
                     pin.slot.pins.discard(pin.who)
         return given_up is not None and not given_up.pins
 
-    def activate(self, pin: Pin) -> bool:
-        """Begin to read what was pinned for later; False when its slot has been taken in the meantime."""
+    def begin_copy(self, pin: Pin) -> bool:
+        """What was pinned for later is under way; False when its slot has been taken in the meantime."""
         with self._changed:
-            pin.active = not pin.cancelled()
-            return pin.active
+            pin.hold = Hold.BEGUN
+            return not pin.cancelled()
+
+    def begin_reading(self, pin: Pin) -> bool:
+        """Its bytes are read from now on; False when its slot has been taken in the meantime."""
+        with self._changed:
+            pin.reading = not pin.cancelled()
+            return pin.reading
 
     def begin(self, owner: int, index: int, step: int, save_id: str, generation: int) -> None:
         """`owner` writes a slot from now on; its former content no longer exists.
@@ -248,9 +268,11 @@ class Regions:
             self._changed.notify_all()
 
     @contextmanager
-    def pin(self, owner: int, save_id: str, who: str, *, active: bool = True, restoring: bool = False) -> Iterator[Pin]:
-        """Keep a snapshot from being overwritten while it is copied. Not `active`: it will be read later,
-        after `activate`, and may be given up before. `restoring`: nobody writes until that is over.
+    def pin(
+        self, owner: int, save_id: str, who: str, *, hold: Hold = Hold.BEGUN, restoring: bool = False
+    ) -> Iterator[Pin]:
+        """Keep a snapshot from being overwritten while it is copied. Another `hold` than the usual: it is read later,
+        after `begin_reading`, and may be given up before. `restoring`: nobody writes until that is over.
 
         Raises:
             NotFoundError: it is not here any more, or about to be overwritten.
@@ -260,7 +282,7 @@ class Regions:
             if slot.promised and not restoring:
                 raise NotFoundError(f"{save_id} of rank {owner} is about to be overwritten")
             self._pinned += 1
-            pin = Pin(f"{who} ({self._pinned})", region, index, active)
+            pin = Pin(f"{who} ({self._pinned})", region, index, hold)
             slot.pins.add(pin.who)
             self._pins.append(pin)
         try:

@@ -25,7 +25,7 @@ from hyperpod_ext.runtime.memory_server.courtesy import Courtesy
 from hyperpod_ext.runtime.memory_server.pace import Pace
 from hyperpod_ext.runtime.memory_server.peer_sender import PeerSender, Superseded
 from hyperpod_ext.runtime.memory_server.placement import Placement, place_replicas
-from hyperpod_ext.runtime.memory_server.regions import Regions, WhenBusy
+from hyperpod_ext.runtime.memory_server.regions import Hold, Regions, WhenBusy
 from hyperpod_ext.runtime.memory_server.slots import State
 
 Address = tuple[str, int]
@@ -167,7 +167,7 @@ class Replicator:
             self._due.append(step)
         if self._when_busy == "wait" and not again:
             with suppress(NotFoundError):
-                step.pins.enter_context(self._regions.pin(owner, save_id, "to be replicated", active=False))
+                step.pins.enter_context(self._regions.pin(owner, save_id, "to be replicated", hold=Hold.WAITING))
         step.waiting[owner] = manifest
         step.nbytes += int(manifest["nbytes"])
         self._changed.notify_all()
@@ -250,7 +250,7 @@ class Replicator:
         _, before = self._kept.pop(owner, ("", ExitStack()))
         with suppress(NotFoundError):
             kept = ExitStack()
-            kept.enter_context(self._regions.pin(owner, save_id, f"{save_id} has replicas", active=False))
+            kept.enter_context(self._regions.pin(owner, save_id, f"{save_id} has replicas", hold=Hold.KEPT))
             self._kept[owner] = save_id, kept
         before.close()
 

@@ -36,7 +36,7 @@ from hyperpod_ext.runtime.checkpoint.manifest import (
     sign,
 )
 from hyperpod_ext.runtime.checkpoint.plan import Plan, read_plan
-from hyperpod_ext.runtime.tiers.object_store import ObjectStore
+from hyperpod_ext.runtime.tiers.object_store import ObjectStore, Until
 
 MANIFEST = "manifest.json"
 VALUES = "__0_1.distcp"
@@ -79,10 +79,17 @@ def image_of(rank: int) -> str:
 
 
 class Checkpoints:
-    """Checkpoints of one job in one store. Several nodes use it at the same time."""
+    """Checkpoints of one job in one store. Several nodes use it at the same time.
 
-    def __init__(self, store: ObjectStore, *, job: str, secret: bytes) -> None:
-        self.store, self._job, self._secret = store, job, secret
+    `trusting`: claims are believed without their signatures, by somebody who shows what is there and has no secret.
+    """
+
+    def __init__(self, store: ObjectStore, *, job: str, secret: bytes, trusting: bool = False) -> None:
+        self.store, self._job, self._secret, self._trusting = store, job, secret, trusting
+
+    def until(self, cancelled: Callable[[], bool]) -> Checkpoints:
+        """The same, whose calls end with `Cancelled` once that is true."""
+        return Checkpoints(Until(self.store, cancelled), job=self._job, secret=self._secret)
 
     # --- what is there --------------------------------------------------------------------------
 
@@ -139,8 +146,8 @@ class Checkpoints:
         Raises:
             StaleGenerationError: it belongs to another run, or a later generation of another run exists.
         """
-        document = {"generation": generation, "step": step, "run": run}
-        if not self.store.put_new(_claim_name(generation), json.dumps(document).encode()):
+        document = {"format": FORMAT, "job": self._job, "generation": generation, "step": step, "run": run}
+        if not self.store.put_new(_claim_name(generation), json.dumps(sign(document, self._secret)).encode()):
             owner = self.claim_of(generation)
             if owner is None or owner.get("run") != run:
                 raise StaleGenerationError(f"generation {generation} of {self._job} belongs to another run of the job")
@@ -150,19 +157,39 @@ class Checkpoints:
         """Raise when another run has begun a later generation.
 
         Raises:
-            StaleGenerationError: it has; nothing may be written any more.
+            StaleGenerationError: it has, or who has cannot be told; nothing may be written any more.
         """
         for later in claimed([entry.name for entry in self.store.list("generations/")]):
-            if later > generation and (claim := self.claim_of(later)) is not None and claim.get("run") != run:
+            if later <= generation:
+                continue
+            try:
+                claim = self._read_claim(later)
+            except NotFoundError:
+                continue  # deleted since
+            except CorruptSnapshotError as error:
+                raise StaleGenerationError(
+                    f"generation {later} has followed generation {generation}, and whose it is cannot be told: {error}"
+                ) from error
+            if claim["run"] != run:
                 raise StaleGenerationError(f"generation {later} of another run has followed generation {generation}")
 
     def claim_of(self, generation: int) -> dict[str, Any] | None:
-        """Who claimed a generation, and where it began; None when nobody has, or the claim is damaged."""
+        """Who claimed a generation, and where it began; None when nobody has, or the claim is not this job's."""
         try:
-            claim = read_document(self.store.get(_claim_name(generation)), _claim_name(generation))
+            return self._read_claim(generation)
         except (NotFoundError, CorruptSnapshotError):
             return None
-        return claim if type(claim.get("step")) is int and isinstance(claim.get("run"), str) else None
+
+    def _read_claim(self, generation: int) -> dict[str, Any]:
+        where = f"{self.store.url}/{_claim_name(generation)}"
+        claim = read_document(self.store.get(_claim_name(generation)), where)
+        if not self._trusting:
+            check_manifest(claim, self._secret, job=self._job, where=where)
+        if type(claim.get("step")) is not int or not isinstance(claim.get("run"), str):
+            raise CorruptSnapshotError(f"{where}: it does not say who began a generation, and where")
+        if claim.get("generation") != generation:
+            raise CorruptSnapshotError(f"{where}: it is the claim of generation {claim.get('generation')}")
+        return {key: claim[key] for key in ("generation", "step", "run")}
 
     # --- writing one ----------------------------------------------------------------------------
 

@@ -78,8 +78,9 @@ class FileStore:
             partial.replace(final)  # readers see all of it or none of it
             sync_directory(final.parent)
 
-    def put_new(self, name: str, data: bytes) -> bool:
+    def put_new(self, name: str, data: bytes, *, cancelled: Callable[[], bool] = never) -> bool:
         final = self._path(name)
+        self._look(cancelled)
         with self._explained("write", final), self._unfinished(final) as (partial, descriptor):
             _write_all(descriptor, data)
             os.fsync(descriptor)
@@ -90,8 +91,9 @@ class FileStore:
             sync_directory(final.parent)
             return True
 
-    def get(self, name: str, limit: int = 64 * MIB) -> bytes:
+    def get(self, name: str, limit: int = 64 * MIB, *, cancelled: Callable[[], bool] = never) -> bytes:
         path = self._path(name)
+        self._look(cancelled)
         with self._explained("read", path), path.open("rb") as file:
             data = file.read(limit + 1)
         if len(data) > limit:
@@ -114,7 +116,8 @@ class FileStore:
                 done += read
                 on_bytes(read)
 
-    def list(self, prefix: str = "") -> list[Entry]:
+    def list(self, prefix: str = "", *, cancelled: Callable[[], bool] = never) -> list[Entry]:
+        self._look(cancelled)
         folder = checked_prefix(prefix).rpartition("/")[0]
         with self._explained("list", self.root / folder):
             found = (entry for entry in self._walk(self.root / folder) if entry.name.startswith(prefix))
@@ -130,8 +133,9 @@ class FileStore:
             # a folder is where blobs are: what deleting and dying writers leave is none, on S3 as here
             return sorted(path.name for path in inside if any(self._walk(path)))
 
-    def delete(self, names: Sequence[str]) -> None:
+    def delete(self, names: Sequence[str], *, cancelled: Callable[[], bool] = never) -> None:
         for name in names:
+            self._look(cancelled)
             path = self._path(name)
             with self._explained("delete", path):
                 path.unlink(missing_ok=True)
@@ -159,6 +163,10 @@ class FileStore:
                 raise UnreachableError(f"{self.url} does not give back what was written to it")
         finally:
             self.delete([probe])
+
+    def _look(self, cancelled: Callable[[], bool]) -> None:
+        if cancelled():
+            raise Cancelled(self.url)
 
     def _path(self, name: str) -> Path:
         return self.root / checked_name(name)

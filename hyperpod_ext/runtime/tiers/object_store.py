@@ -44,6 +44,8 @@ class ObjectStore(Protocol):
 
     Names are relative paths with "/" between their parts. Every method may be called from any thread.
     Passing faults (throttling, cut connections) are retried inside; what a method raises is final.
+    `cancelled` is looked at between tries, too, and then `Cancelled` is raised: a call that nobody wants any more
+    does not go on for as long as the place cannot be reached.
 
     Raises:
         UnreachableError: the place refuses us, is full or is not there, or kept failing until the deadline.
@@ -74,10 +76,10 @@ class ObjectStore(Protocol):
         at a time calls it; it may sleep, which holds every stream back.
         """
 
-    def put_new(self, name: str, data: bytes) -> bool:
+    def put_new(self, name: str, data: bytes, *, cancelled: Callable[[], bool] = never) -> bool:
         """Write a small blob if there is none of this name; False when there is. One of many racing writers wins."""
 
-    def get(self, name: str, limit: int = 64 * MIB) -> bytes:
+    def get(self, name: str, limit: int = 64 * MIB, *, cancelled: Callable[[], bool] = never) -> bytes:
         """All of a small blob.
 
         Raises:
@@ -97,13 +99,13 @@ class ObjectStore(Protocol):
             NotFoundError: no blob of this name.
         """
 
-    def list(self, prefix: str = "") -> list[Entry]:
+    def list(self, prefix: str = "", *, cancelled: Callable[[], bool] = never) -> list[Entry]:
         """Every blob whose name starts with `prefix`, sorted by name."""
 
     def folders(self, prefix: str = "") -> Sequence[str]:
         """Names of the folders right under folder `prefix`, sorted, without the prefix and without slashes."""
 
-    def delete(self, names: Sequence[str]) -> None:
+    def delete(self, names: Sequence[str], *, cancelled: Callable[[], bool] = never) -> None:
         """Remove blobs; one that is not there is no error."""
 
     def close(self) -> None:
@@ -111,6 +113,41 @@ class ObjectStore(Protocol):
 
     def check(self) -> None:
         """Write, read, list and delete a probe, so that what is wrong with the place shows before training starts."""
+
+
+class Until:
+    """A store whose calls that a `cancelled` can stop are stopped by this one, too."""
+
+    def __init__(self, store: ObjectStore, cancelled: Callable[[], bool]) -> None:
+        self._store, self._cancelled = store, cancelled
+        self.url = store.url
+        self.read_into, self.folders, self.close, self.check = store.read_into, store.folders, store.close, store.check
+
+    def put(
+        self,
+        name: str,
+        data: memoryview,
+        crc64nvme: str,
+        *,
+        cancelled: Callable[[], bool] = never,
+        on_bytes: Callable[[int], None] = ignore,
+    ) -> None:
+        self._store.put(name, data, crc64nvme, cancelled=self._either(cancelled), on_bytes=on_bytes)
+
+    def put_new(self, name: str, data: bytes, *, cancelled: Callable[[], bool] = never) -> bool:
+        return self._store.put_new(name, data, cancelled=self._either(cancelled))
+
+    def get(self, name: str, limit: int = 64 * MIB, *, cancelled: Callable[[], bool] = never) -> bytes:
+        return self._store.get(name, limit, cancelled=self._either(cancelled))
+
+    def list(self, prefix: str = "", *, cancelled: Callable[[], bool] = never) -> list[Entry]:
+        return self._store.list(prefix, cancelled=self._either(cancelled))
+
+    def delete(self, names: Sequence[str], *, cancelled: Callable[[], bool] = never) -> None:
+        self._store.delete(names, cancelled=self._either(cancelled))
+
+    def _either(self, cancelled: Callable[[], bool]) -> Callable[[], bool]:
+        return lambda: cancelled() or self._cancelled()
 
 
 def open_store(

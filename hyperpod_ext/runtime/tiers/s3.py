@@ -109,8 +109,8 @@ class S3Store:
         except WrongChecksumError:
             raise _changed(call.what) from None
 
-    def put_new(self, name: str, data: bytes) -> bool:
-        call = Call(self.deadline_s, f"{self.url}/{name}")
+    def put_new(self, name: str, data: bytes, *, cancelled: Callable[[], bool] = never) -> bool:
+        call = Call(self.deadline_s, f"{self.url}/{name}", cancelled)
         key, header = self._key(name), _base64(_crc(data))
         tries = 0
 
@@ -123,11 +123,11 @@ class S3Store:
             self._persist("write", attempt, call, also=lambda: True)
         except TakenError:
             # our own, if an earlier try landed and only its answer was lost
-            return tries > 1 and self.get(name) == data
+            return tries > 1 and self.get(name, cancelled=cancelled) == data
         return True
 
-    def get(self, name: str, limit: int = 64 * MIB) -> bytes:
-        call = Call(self.deadline_s, f"{self.url}/{name}")
+    def get(self, name: str, limit: int = 64 * MIB, *, cancelled: Callable[[], bool] = never) -> bytes:
+        call = Call(self.deadline_s, f"{self.url}/{name}", cancelled)
         key = self._key(name)
 
         def attempt() -> bytes:
@@ -158,22 +158,22 @@ class S3Store:
         if len(versions) > 1:
             raise CorruptSnapshotError(f"{call.what} was replaced while it was read", hint="Read it again.")
 
-    def list(self, prefix: str = "") -> list[Entry]:
-        pages = self._pages(self.prefix + checked_prefix(prefix))
+    def list(self, prefix: str = "", *, cancelled: Callable[[], bool] = never) -> list[Entry]:
+        pages = self._pages(self.prefix + checked_prefix(prefix), cancelled)
         found = [Entry(item["Key"][len(self.prefix) :], item["Size"]) for page in pages for item in page["Contents"]]
         return sorted(found, key=lambda entry: entry.name)
 
     def folders(self, prefix: str = "") -> Sequence[str]:
         folder = checked_prefix(prefix).rstrip("/")
         start = f"{self.prefix}{folder}/" if folder else self.prefix
-        pages = self._pages(start, Delimiter="/")
+        pages = self._pages(start, never, Delimiter="/")
         return sorted(item["Prefix"][len(start) : -1] for page in pages for item in page["CommonPrefixes"])
 
-    def delete(self, names: Sequence[str]) -> None:
+    def delete(self, names: Sequence[str], *, cancelled: Callable[[], bool] = never) -> None:
         keys = [self._key(name) for name in names]
         self._take_back(lambda upload: upload.key in keys)
         for first in range(0, len(keys), BULK):
-            self._delete_bulk(keys[first : first + BULK])
+            self._delete_bulk(keys[first : first + BULK], cancelled)
 
     def close(self) -> None:
         self._take_back(lambda upload: True)
@@ -330,9 +330,9 @@ class S3Store:
         except ShortError:
             raise CorruptSnapshotError(f"{call.what} ends before byte {offset + len(part)}") from None
 
-    def _delete_bulk(self, keys: Sequence[str]) -> None:
+    def _delete_bulk(self, keys: Sequence[str], cancelled: Callable[[], bool]) -> None:
         left = [*keys]
-        call = Call(self.deadline_s, self.url)
+        call = Call(self.deadline_s, self.url, cancelled)
 
         def attempt() -> None:
             nonlocal left
@@ -344,11 +344,11 @@ class S3Store:
 
         self._persist("delete", attempt, call)
 
-    def _pages(self, prefix: str, **options: str) -> Iterator[dict[str, Any]]:
+    def _pages(self, prefix: str, cancelled: Callable[[], bool], **options: str) -> Iterator[dict[str, Any]]:
         token: dict[str, str] = {}
         while True:
             ask = {"Bucket": self.bucket, "Prefix": prefix, **options, **token}
-            call = Call(self.deadline_s, self.url)
+            call = Call(self.deadline_s, self.url, cancelled)
             page = self._persist("list", partial(self._client.list_objects_v2, **ask), call)
             yield {"Contents": page.get("Contents", []), "CommonPrefixes": page.get("CommonPrefixes", [])}
             if not page.get("IsTruncated"):

@@ -93,21 +93,21 @@ class DyingStore(FileStore):
         super().put(name, data, crc64nvme, **more)
         self._at("put", name, "after")
 
-    def put_new(self, name: str, data: bytes) -> bool:
+    def put_new(self, name: str, data: bytes, **options: Any) -> bool:
         self._at("put_new", name, "before")
-        self._wait()
-        created = super().put_new(name, data)
+        self._wait(options.get("cancelled", lambda: False))
+        created = super().put_new(name, data, **options)
         self._at("put_new", name, "after")
         return created
 
-    def list(self, prefix: str = "") -> list[Entry]:
+    def list(self, prefix: str = "", **options: Any) -> list[Entry]:
         self._at("list", prefix, "before")
-        return super().list(prefix)
+        return super().list(prefix, **options)
 
-    def delete(self, names: Sequence[str]) -> None:
+    def delete(self, names: Sequence[str], **options: Any) -> None:
         for name in names:
             self._at("delete", name, "before")
-            super().delete([name])
+            super().delete([name], **options)
             self._at("delete", name, "after")
 
 

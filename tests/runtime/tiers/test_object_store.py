@@ -13,7 +13,7 @@ import s3_server
 from awscrt import checksums
 
 from hyperpod_ext.errors import ConfigError, CorruptSnapshotError, NotFoundError
-from hyperpod_ext.runtime.tiers.object_store import MIB, Cancelled, Entry, ObjectStore, open_store
+from hyperpod_ext.runtime.tiers.object_store import MIB, Cancelled, Entry, ObjectStore, Until, open_store
 
 LARGE = 12 * MIB + 345
 """Three parts of 5 MiB, the least that S3 takes."""
@@ -100,6 +100,23 @@ class StoreContract:
         assert store.get("blob") == b"old"
         assert store.list() == [Entry("blob", 3)]
         self.nothing_unfinished(store)
+
+    @pytest.mark.parametrize("bound", [False, True], ids=["asked", "bound"])
+    def test_what_nobody_wants_any_more_is_not_done(self, store: ObjectStore, bound: bool) -> None:
+        put(store, "blob", b"old")
+        asked: ObjectStore = Until(store, lambda: True) if bound else store
+        options = {} if bound else {"cancelled": lambda: True}
+        for call in (
+            lambda: asked.put("blob", memoryview(b"new"), crc(b"new"), **options),
+            lambda: asked.put_new("other", b"new", **options),
+            lambda: asked.get("blob", **options),
+            lambda: asked.list(**options),
+            lambda: asked.delete(["blob"], **options),
+        ):
+            with pytest.raises(Cancelled):
+                call()
+        assert store.list() == [Entry("blob", 3)]
+        assert store.get("blob") == b"old"
 
     def nothing_unfinished(self, store: ObjectStore) -> None:
         raise NotImplementedError

@@ -195,6 +195,18 @@ def test_a_put_stops_soon_after_it_is_cancelled_even_while_it_waits(proxy: Fault
     assert store.list() == []
 
 
+@pytest.mark.parametrize("call", ["put_new", "get", "list", "delete"])
+def test_small_calls_stop_soon_after_they_are_cancelled_though_the_place_cannot_be_reached(
+    proxy: FaultProxy, store: ObjectStore, call: str
+) -> None:
+    proxy.order(Faults(refuse=True))
+    began = time.monotonic()
+    arguments = {"put_new": ("blob", b"new"), "get": ("blob",), "list": (), "delete": (["blob"],)}[call]
+    with pytest.raises(Cancelled):
+        getattr(store, call)(*arguments, cancelled=lambda: time.monotonic() - began > 0.5)
+    assert time.monotonic() - began < 5  # it would go on for 30 s
+
+
 @pytest.mark.parametrize("faults", [Faults(cut_answer_after=0, times=1), Faults(status=503, times=2)], ids=in_words)
 def test_a_create_only_put_knows_its_own_blob_again(proxy: FaultProxy, store: ObjectStore, faults: Faults) -> None:
     faults.only = "^PUT"

@@ -1,0 +1,99 @@
+"""Whose copy is given up when a save needs a slot, and for whom it waits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from hyperpod_ext.runtime.memory_server.regions import Budget, Hold, Pin, Regions
+
+SECRET = b"0123456789abcdef0123456789abcdef"
+
+
+class Owner:
+    """A rank with `slots` slots."""
+
+    def __init__(self, slots: int, stack: ExitStack) -> None:
+        self.regions = Regions(kind="own", job="j", secret=SECRET, budget=Budget(None, lambda: 1 << 30), slots=slots)
+        stack.callback(self.regions.drop, 0)
+        os.close(self.regions.map(0, 100)[1])
+        self._stack = stack
+
+    def save(self, step: int, timeout_s: float | None = 0.05) -> bool:
+        index = self.regions.next_slot(0, "supersede", timeout_s)
+        if index is None:
+            return False
+        self.regions.begin(0, index, step, f"g1-s{step}", 1)
+        self.regions.seal(0, index, {"save_id": f"g1-s{step}", "nbytes": 100, "plan": "", "values": []})
+        return True
+
+    def pin(self, step: int, hold: Hold) -> Pin:
+        return self._stack.enter_context(self.regions.pin(0, f"g1-s{step}", "test", hold=hold))
+
+    def held(self) -> list[int]:
+        return sorted(brief["step"] for brief in self.regions.held())
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.mark.parametrize(
+    ("holds", "given_up"),
+    [
+        ((Hold.WAITING, Hold.WAITING), 1),  # of two that wait, the older
+        ((Hold.BEGUN, Hold.WAITING), 2),  # what has begun is done first, or none ever would be
+        ((Hold.KEPT, Hold.WAITING), 2),  # the next that is due takes its place; nothing does for what is kept
+        ((Hold.WAITING, Hold.KEPT), 1),
+        ((Hold.KEPT, Hold.KEPT), 1),
+    ],
+)
+def test_what_costs_least_is_given_up(stack, holds, given_up):
+    owner = Owner(3, stack)
+    pins = []
+    for step, hold in enumerate(holds, 1):
+        owner.save(step)
+        pins.append(owner.pin(step, hold))
+        pins[-1].reading = False
+    owner.save(3)
+    assert owner.save(4)
+    assert owner.held() == [3 - given_up, 3, 4]
+    assert [pin.cancelled() for pin in pins] == [given_up == 1, given_up == 2]
+
+
+def test_a_snapshot_is_as_dear_as_the_dearest_of_its_pins(stack):
+    owner = Owner(3, stack)
+    owner.save(1)
+    waiting, begun = owner.pin(1, Hold.WAITING), owner.pin(1, Hold.BEGUN)
+    owner.save(2)
+    other = owner.pin(2, Hold.KEPT)
+    for step in (3, 4):
+        assert owner.save(step)
+    assert [pin.cancelled() for pin in (waiting, begun, other)] == [False, False, True]
+
+
+def test_a_copy_under_way_that_reads_nothing_yet_is_not_waited_for(stack):
+    owner = Owner(2, stack)
+    owner.save(1)
+    pin = owner.pin(1, Hold.WAITING)
+    assert owner.regions.begin_copy(pin)
+    owner.save(2)
+    assert owner.save(3)
+    assert not owner.regions.begin_reading(pin)
+
+
+def test_a_copy_that_is_being_read_is_waited_for(stack):
+    owner = Owner(2, stack)
+    owner.save(1)
+    pin = owner.pin(1, Hold.WAITING)
+    assert owner.regions.begin_copy(pin)
+    assert owner.regions.begin_reading(pin)
+    owner.save(2)
+    assert not owner.save(3)
+    assert pin.cancelled()
+    assert owner.held() == [1, 2]
