@@ -19,8 +19,9 @@ from hyperpod_ext.errors import (
     StaleGenerationError,
 )
 from hyperpod_ext.runtime.checkpoint.manifest import check_bytes
+from hyperpod_ext.runtime.memory_server.budget import Budget
 from hyperpod_ext.runtime.memory_server.client import MemoryClient
-from hyperpod_ext.runtime.memory_server.regions import Budget, Regions
+from hyperpod_ext.runtime.memory_server.regions import Regions
 
 MEMORY = {"kind": "memory", "budget_mib": 8}
 

@@ -8,7 +8,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from hyperpod_ext.runtime.memory_server.regions import Budget, Hold, Pin, Regions
+from hyperpod_ext.runtime.memory_server.budget import Budget
+from hyperpod_ext.runtime.memory_server.pins import Hold, Pin
+from hyperpod_ext.runtime.memory_server.regions import Regions
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 

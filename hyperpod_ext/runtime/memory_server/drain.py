@@ -16,7 +16,8 @@ from hyperpod_ext.config.checkpoint import DurableTier, FileTier, S3Tier
 from hyperpod_ext.errors import HyperpodExtError, NotFoundError, StaleGenerationError
 from hyperpod_ext.runtime.checkpoint.manifest import Manifest
 from hyperpod_ext.runtime.checkpoint.plan import Plan
-from hyperpod_ext.runtime.memory_server.regions import Hold, Pin, Regions, WhenBusy
+from hyperpod_ext.runtime.memory_server.pins import Hold, Pin
+from hyperpod_ext.runtime.memory_server.regions import Regions, WhenBusy
 from hyperpod_ext.runtime.memory_server.slots import State
 from hyperpod_ext.runtime.tiers.durable import Checkpoints, Progress, folder_of, share_out
 from hyperpod_ext.runtime.tiers.object_store import Cancelled, open_store

@@ -12,41 +12,17 @@ from typing import Any
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
 from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, MemoryTierFullError, NotFoundError
 from hyperpod_ext.runtime.checkpoint.manifest import Manifest, save_id_of
-from hyperpod_ext.runtime.checkpoint.plan import Plan, read_plan
+from hyperpod_ext.runtime.checkpoint.plan import Plan
+from hyperpod_ext.runtime.memory_server.budget import Budget
 from hyperpod_ext.runtime.memory_server.courtesy import Courtesy
 from hyperpod_ext.runtime.memory_server.drain import Drain
 from hyperpod_ext.runtime.memory_server.peer_server import PeerServer
+from hyperpod_ext.runtime.memory_server.plans import Plans
 from hyperpod_ext.runtime.memory_server.region import Region, whole_pages
-from hyperpod_ext.runtime.memory_server.regions import Budget, Regions
+from hyperpod_ext.runtime.memory_server.regions import Regions
 from hyperpod_ext.runtime.memory_server.replicate import Replicator
 from hyperpod_ext.runtime.memory_server.slots import MIN_SLOTS
 from hyperpod_ext.runtime.tiers.durable import Found
-
-
-class Plans:
-    """Plans by digest."""
-
-    def __init__(self) -> None:
-        self._plans: dict[str, Plan] = {}
-
-    def add(self, document: dict[str, Any], digest: str) -> Plan:
-        """Read and keep a plan.
-
-        Raises:
-            CorruptSnapshotError: it is not what its digest says.
-        """
-        if digest not in self._plans:
-            self._plans[digest] = read_plan(document, digest)
-        return self._plans[digest]
-
-    def get(self, digest: str) -> Plan | None:
-        return self._plans.get(digest)
-
-    def __getitem__(self, digest: str) -> Plan:
-        plan = self._plans.get(digest)
-        if plan is None:
-            raise NotFoundError(f"the plan {digest[:12]}… is not known here")
-        return plan
 
 
 class NodeMemory:

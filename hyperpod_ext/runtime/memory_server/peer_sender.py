@@ -14,7 +14,7 @@ from hyperpod_ext.runtime.memory_server import peer_socket as ps
 from hyperpod_ext.runtime.memory_server.client import error_of
 from hyperpod_ext.runtime.memory_server.courtesy import Courtesy
 from hyperpod_ext.runtime.memory_server.pace import Pace
-from hyperpod_ext.runtime.memory_server.regions import Pin
+from hyperpod_ext.runtime.memory_server.pins import Pin
 
 _LOOK_S = 0.1  # a peer that takes no bytes must not keep us from giving a copy up
 _UNANSWERED = 8  # chunks sent ahead of the peer's answers

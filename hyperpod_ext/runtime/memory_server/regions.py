@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from enum import IntEnum
 from typing import Any, Literal
 
-from hyperpod_ext.errors import MemoryTierFullError, NotFoundError, StaleGenerationError
+from hyperpod_ext.errors import NotFoundError, StaleGenerationError
 from hyperpod_ext.runtime.checkpoint.manifest import (
     FORMAT,
     Manifest,
@@ -21,99 +20,12 @@ from hyperpod_ext.runtime.checkpoint.manifest import (
     sign,
 )
 from hyperpod_ext.runtime.memory_server import slots as s
-from hyperpod_ext.runtime.memory_server.region import Region, whole_pages
+from hyperpod_ext.runtime.memory_server.budget import Budget
+from hyperpod_ext.runtime.memory_server.pins import Hold, Pin
+from hyperpod_ext.runtime.memory_server.region import Region
 
 _MIB = 1 << 20
 WhenBusy = Literal["wait", "skip", "supersede"]
-
-
-class Hold(IntEnum):
-    """How much it costs to give up what a pin is for, where a save needs the slot: the least is given up first."""
-
-    WAITING = 0
-    """A copy that is due and has not begun. The next due one takes its place."""
-    KEPT = 1
-    """A copy that is done: the step that is whole without this node, should another one be lost."""
-    BEGUN = 2
-    """A copy under way. Would it give way to a newer one each time, none would ever be done on a slow tier."""
-
-
-class Pin:
-    """Somebody copies a snapshot elsewhere; its slot is not overwritten until it is released."""
-
-    def __init__(self, who: str, region: Region, index: int, hold: Hold) -> None:
-        self.who, self.hold = who, hold
-        self.reading = hold is Hold.BEGUN
-        """Its bytes are being read: whoever needs the slot waits until that is over."""
-        self.region, self.index = region, index
-        self.slot = region.slots[index]
-        self.manifest = self.slot.manifest
-        self._cancelled = threading.Event()
-        self.on_cancel: Callable[[], None] = lambda: None
-        """Wakes whoever copies, where that waits for something else."""
-
-    @property
-    def data(self) -> memoryview:
-        """The image. Release the view when done with it."""
-        return self.region.view(self.index, int(self.manifest["nbytes"]))
-
-    def cancel(self) -> None:
-        """Ask whoever copies to stop: a newer snapshot needs the slot."""
-        self._cancelled.set()
-        self.on_cancel()
-
-    def cancelled(self) -> bool:
-        return self._cancelled.is_set()
-
-
-class Budget:
-    """How much memory may be taken, over all kinds of snapshots. `usable_bytes`: what the node can spare now."""
-
-    def __init__(self, limit: int | None, usable_bytes: Callable[[], int]) -> None:
-        self._limit, self._usable_bytes = limit, usable_bytes
-        self._taken = 0
-        self._filling: list[Region] = []
-        self._lock = threading.Lock()
-
-    def take(self, needed: int, what: str) -> None:
-        """Reserve memory, or refuse while nothing has been touched.
-
-        Raises:
-            MemoryTierFullError: with what is needed and what there is.
-        """
-        with self._lock:
-            self._filling = [region for region in self._filling if region.untouched]
-            usable = self._usable_bytes() - sum(region.untouched for region in self._filling)
-            if self._limit is not None and self._taken + needed > self._limit:
-                raise MemoryTierFullError(
-                    f"{what} needs {needed / _MIB:.1f} MiB in the memory tier; its budget is "
-                    f"{self._limit / _MIB:.0f} MiB a node, of which {self._taken / _MIB:.1f} MiB are taken",
-                    hint="Raise budget_mib of the memory tier, or run fewer workers on a node.",
-                )
-            if needed > usable:
-                raise MemoryTierFullError(
-                    f"{what} needs {needed / _MIB:.1f} MiB in the memory tier; "
-                    f"the node can spare {usable / _MIB:.1f} MiB",
-                    hint="Use machines or containers with more memory, or run fewer workers on a node.",
-                )
-            self._taken += needed
-
-    def make(self, name: str, slot_bytes: int, slots: int, what: str) -> Region:
-        """A region, its memory reserved: nobody else is promised what it has yet to touch."""
-        needed = slots * whole_pages(slot_bytes)
-        self.take(needed, what)
-        try:
-            region = Region(name, slot_bytes, slots)
-        except OSError as error:
-            self.give_back(needed)
-            raise MemoryTierFullError(f"{what}: the system gives no shared memory: {error.strerror}") from error
-        with self._lock:
-            self._filling.append(region)
-        return region
-
-    def give_back(self, nbytes: int) -> None:
-        with self._lock:
-            self._taken -= nbytes
 
 
 class Regions:

@@ -24,8 +24,9 @@ from hyperpod_ext.runtime.memory_server import peer_socket as ps
 from hyperpod_ext.runtime.memory_server.courtesy import Courtesy
 from hyperpod_ext.runtime.memory_server.pace import Pace
 from hyperpod_ext.runtime.memory_server.peer_sender import PeerSender, Superseded
+from hyperpod_ext.runtime.memory_server.pins import Hold
 from hyperpod_ext.runtime.memory_server.placement import Placement, place_replicas
-from hyperpod_ext.runtime.memory_server.regions import Hold, Regions, WhenBusy
+from hyperpod_ext.runtime.memory_server.regions import Regions, WhenBusy
 from hyperpod_ext.runtime.memory_server.slots import State
 
 Address = tuple[str, int]
