@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
-from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, MemoryTierFullError, NotFoundError
-from hyperpod_ext.runtime.checkpoint.manifest import Manifest, save_id_of
+from hyperpod_ext.errors import MemoryTierFullError, NotFoundError
+from hyperpod_ext.runtime.checkpoint.manifest import Manifest
 from hyperpod_ext.runtime.checkpoint.plan import Plan
 from hyperpod_ext.runtime.memory_server.budget import Budget
 from hyperpod_ext.runtime.memory_server.courtesy import Courtesy
 from hyperpod_ext.runtime.memory_server.drain import Drain
+from hyperpod_ext.runtime.memory_server.fetcher import Fetcher
 from hyperpod_ext.runtime.memory_server.peer_server import PeerServer
 from hyperpod_ext.runtime.memory_server.plans import Plans
-from hyperpod_ext.runtime.memory_server.region import Region, whole_pages
+from hyperpod_ext.runtime.memory_server.region import Region
 from hyperpod_ext.runtime.memory_server.regions import Regions
 from hyperpod_ext.runtime.memory_server.replicate import Replicator
 from hyperpod_ext.runtime.memory_server.slots import MIN_SLOTS
-from hyperpod_ext.runtime.tiers.durable import Found
 
 
 class NodeMemory:
@@ -87,8 +85,7 @@ class NodeMemory:
                 when_busy=policy.when_busy,
             )
         self._provisional: dict[int, Manifest] = {}
-        self._fetched: dict[tuple[str, str, str], Region] = {}
-        self._fetching = threading.Lock()
+        self._fetcher = Fetcher(self.drains, self._budget, self.plans)
 
     def map(self, owner: int, slot_bytes: int) -> tuple[Region, int]:
         """Region of a rank, and a descriptor of its memory. What was fetched to restore from gives way to it.
@@ -99,7 +96,7 @@ class NodeMemory:
         try:
             return self.own.map(owner, slot_bytes)
         except MemoryTierFullError:
-            if not self._forget_fetched():
+            if not self._fetcher.forget():
                 raise
             return self.own.map(owner, slot_bytes)
 
@@ -113,7 +110,7 @@ class NodeMemory:
             self._provisional[owner] = manifest
         else:
             self._send_on(owner, manifest)
-        self._forget_fetched()
+        self._fetcher.forget()
         return manifest
 
     def settle(self, owner: int, save_id: str, *, keep: bool) -> None:
@@ -216,85 +213,13 @@ class NodeMemory:
 
     # --- durable tiers --------------------------------------------------------------------------
 
-    def durable(self, besides: Collection[tuple[str, str]] = (), newest: int = 4) -> dict[str, Any]:
-        """The newest checkpoints of each durable tier, verified as far as their manifests go.
-
-        `besides`: URL and save id of those that were refused and need not be named again.
-
-        `unreachable` are those of the problems that leave open whether a tier has a newer one.
-        """
-        offers: list[dict[str, Any]] = []
-        problems: list[str] = []
-        unreachable: list[str] = []
-        generation = 0
-        for drain in self.drains:
-            try:
-                generation = max(generation, drain.checkpoints.newest_generation())
-                found = drain.checkpoints.found()
-            except HyperpodExtError as error:
-                problems.append(_in_line(error))
-                unreachable.append(problems[-1])
-                continue
-            for one in found:
-                if (drain.url, save_id_of(one.generation, one.step)) in besides:
-                    continue
-                try:
-                    manifest = drain.checkpoints.read(one)
-                except HyperpodExtError as error:
-                    problems.append(_in_line(error))
-                    if not isinstance(error, CorruptSnapshotError | NotFoundError):
-                        if not any(offer["url"] == drain.url for offer in offers):
-                            unreachable.append(problems[-1])
-                        break
-                    continue
-                keys = ("step", "generation", "save_id", "world_size")
-                brief = {key: manifest[key] for key in keys}
-                offers.append({**brief, "tier": drain.tier.kind, "url": drain.url, "folder": one.folder})
-                if sum(offer["url"] == drain.url for offer in offers) >= newest:
-                    break
-        return {"checkpoints": offers, "generation": generation, "problems": problems, "unreachable": unreachable}
+    def durable(self, besides: Collection[tuple[str, str]] = ()) -> dict[str, Any]:
+        """See `Fetcher.offers`."""
+        return self._fetcher.offers(besides)
 
     def fetch(self, url: str, folder: str, rank: int) -> tuple[Manifest, Plan, int, int]:
-        """A rank's snapshot of a durable checkpoint, brought into memory once for all ranks of this node.
-
-        Raises:
-            NotFoundError, CorruptSnapshotError, UnreachableError: it cannot be had; its bytes are not verified yet.
-        """
-        drain = next((drain for drain in self.drains if drain.url == url), None)
-        if drain is None:
-            raise NotFoundError(f"{url} is no tier of this job")
-        step, _, generation = folder.removeprefix("step-").partition("-g")
-        whole = drain.checkpoints.read(Found(int(step), int(generation)))
-        manifest, name = whole["ranks"][str(rank)], whole["files"][str(rank)]
-        plan = self.plans.get(manifest["plan"]) or drain.checkpoints.read_plan(folder, manifest["plan"])
-        self._forget_fetched(but=(url, folder))  # another was refused
-        with self._fetching:
-            region = self._fetched.get((url, folder, name))
-            if region is None:
-                nbytes = int(manifest["nbytes"])
-                self._budget.take(whole_pages(nbytes), f"restoring {folder} from {url}")
-                region = Region(f"hpx-fetched-{rank}", nbytes, 1)
-                try:
-                    with region.view(0, nbytes) as view:
-                        drain.checkpoints.store.read_into(f"{folder}/{name}", view)
-                except BaseException:
-                    region.close()
-                    self._budget.give_back(region.nbytes)
-                    raise
-                self._fetched[url, folder, name] = region
-            fd = os.open(f"/proc/self/fd/{region.fd}", os.O_RDONLY | os.O_CLOEXEC)
-        return manifest, plan, 0, fd
-
-    def _forget_fetched(self, but: tuple[str, str] = ("", "")) -> bool:
-        """Training goes on from what was fetched, so its memory is needed no more, but for that of `but`: URL and
-        folder. Whoever reads it this moment has it mapped. Returns whether there was any."""
-        with self._fetching:
-            gone = [key for key in self._fetched if key[:2] != but]
-            for key in gone:
-                region = self._fetched.pop(key)
-                region.close()
-                self._budget.give_back(region.nbytes)
-        return bool(gone)
+        """See `Fetcher.fetch`."""
+        return self._fetcher.fetch(url, folder, rank)
 
     # --- the end --------------------------------------------------------------------------------
 
@@ -326,11 +251,6 @@ class NodeMemory:
 
 def _left(deadline: float) -> float:
     return max(0.0, deadline - time.monotonic())
-
-
-def _in_line(error: HyperpodExtError) -> str:
-    """An error's words on one line, without the full stop."""
-    return " ".join(str(error).split()).removesuffix(".")
 
 
 def slots_of(policy: CheckpointPolicy) -> int:
