@@ -1,0 +1,164 @@
+"""Nodes come to a job on a real Slurm and leave it; its time limit comes near; others need its nodes."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from subprocess import CalledProcessError
+from typing import Any
+
+import pytest
+from resizing import ELASTIC
+from slurm_cluster import SlurmCluster, slurm_cluster
+from slurm_place import URL, Place, done, durable_step, made_step, report, wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(400)]
+
+STEPS = 150
+PREEMPTION = """\
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=low Nodes=hpx[1-4] MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
+PartitionName=high Nodes=hpx[1-4] MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SlurmCluster]:
+    with (
+        tempfile.TemporaryDirectory(prefix="hpx-slurm-") as place,
+        slurm_cluster(Path(place), 4, PREEMPTION) as running,
+    ):
+        yield running
+
+
+@pytest.fixture
+def place(cluster: SlurmCluster, tmp_path: Path) -> Iterator[Place]:
+    paced = f'import os\nos.environ |= {{"HPX_TEST_STEPS": "{STEPS}", "HPX_TEST_SECONDS": "0.3"}}\n'
+    (tmp_path / "train.py").write_text(paced + ELASTIC.read_text())
+    yield Place(cluster, tmp_path)
+    with suppress(CalledProcessError):
+        cluster.ask("scancel", "--me")
+    wait_until(lambda: not cluster.ask("squeue", "-h", "--me").strip(), 90)
+
+
+def begun(place: Place, **more: Any) -> str:
+    """Id of a job that has made a few steps."""
+    tiers = [{"kind": "memory"}, {"kind": "file", "path": str(place.folder / "kept"), "every_steps": 1000}]
+    place.write_job(args=[], global_batch_size=24, checkpoint={"tiers": tiers}, **more)
+    created = place.create()
+    assert created.code == 0, created.stderr
+    job = place.cluster.ask("squeue", "-h", "--me", "-o", "%i").strip()
+
+    def has_begun() -> bool:
+        return made_step(place.start_dir(job) / "events.jsonl", 5)
+
+    wait_until(lambda: has_begun() or not place.cluster.ask("squeue", "-h", "--me").strip(), 100)
+    said = [*place.folder.glob("*.out"), *place.start_dir(job).glob("logs/node*.log")]
+    assert has_begun(), "".join(f"\n{file.name}: {file.read_text()}" for file in said)
+    return job
+
+
+def hurry(place: Place, job: str, start: str) -> None:
+    wait_until(lambda: (place.start_dir(job, start) / "events.jsonl").exists(), 100)
+    (place.start_dir(job, start) / "hurry").touch()
+
+
+def ended(place: Place) -> dict[str, Any]:
+    waited = done(place.start("wait", URL, "-o", "json"), 200)
+    assert (waited.code, waited.json["state"], waited.json["steps"]) == (0, "succeeded", STEPS), waited.stderr
+    found: dict[str, Any] = waited.json
+    return found
+
+
+@pytest.fixture(scope="module")
+def losses(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    """Of a job of two nodes that nobody disturbs."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    (folder / "train.py").write_text(f'import os\nos.environ["HPX_TEST_STEPS"] = "{STEPS}"\n' + ELASTIC.read_text())
+    whole = Place(cluster, folder)
+    job = begun(whole)
+    hurry(whole, job, "0.0")
+    found: dict[str, float] = ended(whole)["losses"]
+    assert len(found) == STEPS
+    return found
+
+
+def test_nodes_come_from_another_allocation_and_go_back_to_slurm(place: Place, losses: dict[str, float]) -> None:
+    job = begun(place, elastic={"min_nodes": 1, "max_nodes": 3})
+    grown = place.hp_ext("resize", URL, "--nodes", "3", "-o", "json")
+    assert (grown.code, grown.json["of"], grown.json["nodes"], grown.json["pids_kept"]) == (0, 2, 3, True), grown.stderr
+    assert "of the queue brings 1 more node" in grown.stderr
+    assert place.hp_ext("resize", URL, "--nodes", "4").code == 3
+    assert place.cluster.ask("squeue", "-h", "-n", "tiny-gpt.nodes", "-o", "%T %N").split() == ["RUNNING", "hpx3"]
+
+    shrunk = place.hp_ext("resize", URL, "--nodes", "1", "-o", "json")
+    assert (shrunk.code, shrunk.json["nodes"], shrunk.json["given_back"]) == (0, 1, ["hpx2"]), shrunk.stderr
+    assert shrunk.json["kept"] == []
+    assert place.cluster.ask("squeue", "-h", "-j", job, "-o", "%N").strip() == "hpx1"
+    wait_until(lambda: place.cluster.ask("sinfo", "-h", "-p", "dev", "-t", "idle", "-o", "%D").strip() == "3")
+
+    hurry(place, job, "0.0")
+    whole = ended(place)
+    assert (whole["starts"], whole["steps_lost"], whole["recoveries"]) == (1, 0, [])
+    assert [(one["of"], one["nodes"]) for one in whole["resizes"]] == [(2, 3), (3, 1)]
+    assert whole["losses"] == pytest.approx(losses, rel=2e-3, abs=1e-4)
+
+
+def test_a_job_whose_own_nodes_have_all_left_lasts_as_long_as_its_training(
+    place: Place, losses: dict[str, float]
+) -> None:
+    job = begun(place, elastic={"min_nodes": 1, "max_nodes": 3})
+    assert place.hp_ext("resize", URL, "--nodes", "3").code == 0
+    place.cluster.ask("scancel", "--signal=TERM", job)  # to all processes of its step
+    wait_until(lambda: all((place.start_dir(job) / f"node{node}.left").exists() for node in (0, 1)))
+    assert place.hp_ext("status", URL, "-o", "json").json["state"] == "running"
+    hurry(place, job, "0.0")
+    whole = ended(place)
+    assert (whole["starts"], whole["steps_lost"], whole["recoveries"], whole["nodes_lost"]) == (1, 0, [], [])
+    assert whole["resizes"][-1]["nodes"] == 1
+    assert whole["losses"] == pytest.approx(losses, rel=2e-3, abs=1e-4)
+
+
+def test_nodes_of_another_allocation_end_when_the_job_is_taken_away(place: Place) -> None:
+    job = begun(place, elastic={"min_nodes": 1, "max_nodes": 3})
+    assert place.hp_ext("resize", URL, "--nodes", "3").code == 0
+    place.cluster.ask("scancel", job)  # and not the job that brought the third node
+    wait_until(lambda: not place.cluster.ask("squeue", "-h", "--me").strip(), 100)
+    last = max(map(int, report(place.start_dir(job))["losses"]))
+    assert durable_step(place.folder / "kept" / "tiny-gpt") >= last - 1
+
+
+def test_a_job_goes_on_after_its_time_limit_with_the_same_losses(place: Place, losses: dict[str, float]) -> None:
+    job = begun(place, timeouts={"run_s": 600}, slurm={**python(place), "requeue_at_limit": True})
+    place.cluster.ask("scontrol", "update", f"JobId={job}", "TimeLimit=1")
+    went_on(place, job, losses)
+
+
+def test_a_job_whose_nodes_others_need_goes_on_later_with_the_same_losses(
+    place: Place, losses: dict[str, float]
+) -> None:
+    job = begun(place, scheduling={"queue": "low"})
+    place.cluster.ask("sbatch", "-p", "high", "-N4", "--exclusive", "--output=/dev/null", "--wrap", "sleep 1")
+    went_on(place, job, losses)
+
+
+def went_on(place: Place, job: str, losses: dict[str, float]) -> None:
+    """A second start of the job makes the steps that are left, from the one that was saved when it was told to end."""
+    wait_until(lambda: (place.start_dir(job, "1.0") / "events.jsonl").exists(), 120)
+    place.cluster.ask("scontrol", "update", f"JobId={job}", "TimeLimit=10")
+    hurry(place, job, "1.0")
+    whole = ended(place)
+    assert (whole["starts"], whole["losses"]) == (2, losses)
+    first, second = (report(place.start_dir(job, start))["losses"] for start in ("0.0", "1.0"))
+    assert max(map(int, first)) >= 5
+    assert min(map(int, second)) - max(map(int, first)) in (0, 1), "it went on from the newest step"
+
+
+def python(place: Place) -> dict[str, Any]:
+    place.write_job()
+    found: dict[str, Any] = json.loads((place.folder / "job.yaml").read_text())["slurm"]
+    return found
