@@ -255,3 +255,58 @@ def test_what_another_machine_reports_is_timed_by_the_clock_of_the_log(tmp_path:
     for event in events(tmp_path, "imported"):
         assert 0.0 <= event["t"] - joined["t"] < 30.0
         assert event["t"] - event["began"] == pytest.approx(2.0)
+
+
+async def running(agents: list[Agent]) -> None:
+    """Have ranks 0 and 1 train, in generation 1."""
+    for rank, agent in enumerate(agents[:2]):
+        agent.say(type="join", rank=rank, pid=1, live=None, held=[], store_port=1, generation=1)
+    for rank, agent in enumerate(agents[:2]):
+        await agent.hears("begin")
+        agent.say(type="restored", rank=rank, generation=1, attempt=1, error="")
+    for agent in agents[:2]:
+        await agent.hears("go")
+
+
+BROKE = {"type": "event", "event": "collective_broke", "t": 0.0, "rank": 1, "generation": 1, "step": 3, "cause": "EOF"}
+
+
+def test_a_connection_that_ended_is_a_fault_once_every_agent_says_that_its_ranks_live(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path) as (door, _):
+            agents = await three(door)
+            await running(agents)
+            for _ in range(2):
+                agents[1].say(**BROKE)
+            for agent in agents:
+                await agent.hears("roll_call")
+                assert events(tmp_path, "fault") == []
+                agent.say(type="present", generation=1)
+            assert (await agents[0].hears("abort"))["generation"] == 2
+            for agent in agents:
+                agent.hang_up()
+
+    asyncio.run(run())
+    fault = events(tmp_path, "fault")[0]
+    assert (fault["rank"], fault["step"], fault["cause"], fault["rung"]) == (1, 3, "EOF", "in process")
+
+
+def test_a_death_that_is_told_meanwhile_is_the_only_fault(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path) as (door, _):
+            agents = await three(door)
+            await running(agents)
+            agents[1].say(**BROKE)
+            for agent in agents:
+                await agent.hears("roll_call")
+            death = {"cause": "killed by SIGKILL (9)", "step": 3, "final": False, "t": 0.0, "kind": "signal"}
+            agents[0].say(type="died", rank=0, generation=1, exit_code=-9, **death)
+            await agents[0].hears("abort")
+            for agent in agents:
+                agent.say(type="present", generation=1)
+            agents[0].say(type="join", rank=0, pid=1, live=None, held=[], store_port=1, generation=2)
+            agents[1].say(type="join", rank=1, pid=1, live=None, held=[], store_port=1, generation=2)
+            await agents[0].hears("begin")
+            assert [fault["rank"] for fault in events(tmp_path, "fault")] == [0]
+
+    asyncio.run(run())

@@ -68,8 +68,8 @@ class Hearing(Commander):
                     self._time_resize(message)
                 elif message["event"] == "collective_broke":
                     self._call_roll(rank, generation, message)
-            case "present":
-                if self._roll is not None and (fault := self._roll.present(node, generation)) is not None:
+            case "present" if self._roll is not None and self._is_under_way(generation):
+                if (fault := self._roll.present(node, generation)) is not None:
                     self._meet(fault, generation, time.monotonic(), kind="exception")
             case "stalled":
                 if self._inquest.stalled(message):
@@ -180,13 +180,16 @@ class Hearing(Commander):
 
     def _call_roll(self, rank: int, generation: int, message: wire.Message) -> None:
         """A rank's connection has ended, and nobody has said why: does everybody live?"""
-        membership = self._membership
-        news = generation == membership.generation and membership.phase in (m.Phase.RESTORING, m.Phase.RUNNING)
-        if not news or (self._roll is not None and self._roll.generation == generation):
+        called = self._roll is not None and self._roll.generation == generation
+        if called or not self._is_under_way(generation):
             return
         fault = m.Fault(rank, str(message["cause"]), int(message["step"]), died=False)
         self._roll = RollCall(generation, fault, set(self._roster.agents))
         self._to_workers("roll_call")
+
+    def _is_under_way(self, generation: int) -> bool:
+        membership = self._membership
+        return generation == membership.generation and membership.phase in (m.Phase.RESTORING, m.Phase.RUNNING)
 
     def _look_for_late_ranks(self, now: float) -> None:
         """A generation that does not form is a fault of those that are missing."""
