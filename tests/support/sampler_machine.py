@@ -45,7 +45,7 @@ class Numbers:
 
 
 class Rank:
-    """One process of the job. Reads by one of five ways, which must not matter."""
+    """One process of the job. Reads by one of six ways, which must not matter."""
 
     def __init__(self, sampler: ElasticBatchSampler, reader: str, prefetch: int) -> None:
         self.sampler, self.reader, self.prefetch = sampler, reader, prefetch
@@ -67,7 +67,7 @@ class Rank:
 
     def ack(self) -> None:
         match self.reader:
-            case "loader" | "threads":
+            case "loader" | "threads" | "processes":
                 assert self._loader is not None
                 self._loader.ack(self._taken)
             case "counted":
@@ -83,6 +83,12 @@ class Rank:
     def close(self) -> None:
         if self._steps is not None:
             self._steps.close()  # type: ignore[attr-defined]
+
+    def read_by(self, reader: str, prefetch: int) -> None:
+        """Go on with other workers; what the ones before have read ahead is lost."""
+        self.close()
+        self.reader, self.prefetch = reader, prefetch
+        self._batches = self._loader = self._steps = None
 
     def read_part(self) -> None:
         """Read one micro-batch of the next step, and no more."""
@@ -120,14 +126,15 @@ class Rank:
 
     def _of_loader(self) -> list[Slot]:
         if self._loader is None:
-            threads = {"workers": 1, "worker_kind": "thread", "prefetch": self.prefetch + 1}
+            kind = {"threads": "thread", "processes": "process"}.get(self.reader)
+            workers = {"workers": 1, "worker_kind": kind, "prefetch": self.prefetch + 1} if kind else {}
             self._loader = ElasticDataLoader(
                 self.sampler.source,
                 global_batch_size=1,
                 micro_batch_size=1,
                 shuffle=False,
                 collate=list,
-                **(threads if self.reader == "threads" else {}),  # type: ignore[arg-type]
+                **workers,  # type: ignore[arg-type]
             )
             self._loader.sampler = self.sampler
             self._steps = self._loader.steps()
@@ -265,6 +272,14 @@ class SamplerMachine(RuleBasedStateMachine):
         self.ranks = self.ranks[:world] + joiners
 
     @precondition(lambda self: self.reader != "counted")
+    @rule(reader=READERS.filter(lambda reader: reader != "counted"), prefetch=st.integers(0, 3))
+    def change_workers(self, reader: str, prefetch: int) -> None:
+        """Processes stay, and read by other workers."""
+        self.reader, self.prefetch = self.readable(reader), prefetch
+        for rank in self.ranks:
+            rank.read_by(self.reader, prefetch)
+
+    @precondition(lambda self: self.reader != "counted")
     @rule(micro=st.integers(1, 4), slots=st.integers(1, 9))
     def change_batch(self, micro: int, slots: int) -> None:
         if self.drop_last and self.oracle.weights is None and self.oracle.lengths[0] < micro * slots:
@@ -324,8 +339,22 @@ class SamplerMachine(RuleBasedStateMachine):
             rank.close()
 
 
-def machine_of(sampler_class: type[ElasticBatchSampler], sources: int | None = None) -> type[SamplerMachine]:
+class WorkerMachine(SamplerMachine):
+    """The same with real worker processes for most readers, and fewer ranks, as each start of one takes a fork."""
+
+    def readable(self, reader: str) -> str:
+        return "loader" if reader == "loader" else "processes"
+
+    def possible(self, world: int, *also: tuple[int, int]) -> int:
+        return min(super().possible(world, *also), 2)
+
+
+def machine_of(
+    sampler_class: type[ElasticBatchSampler],
+    sources: int | None = None,
+    machine: type[SamplerMachine] = SamplerMachine,
+) -> type[SamplerMachine]:
     """The machine over this class, with counts of its own."""
     name = f"Machine_{sampler_class.__name__}"
     own = {"sampler_class": sampler_class, "sources": sources, "steps_checked": 0, "samples_checked": 0}
-    return type(name, (SamplerMachine,), own)
+    return type(name, (machine,), own)

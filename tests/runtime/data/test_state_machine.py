@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
-from sampler_machine import machine_of
+from sampler_machine import SamplerMachine, WorkerMachine, machine_of
 
 from hyperpod_ext.runtime.data.sampler import ElasticBatchSampler
 
 
-def run(examples: int) -> None:
-    machine = machine_of(ElasticBatchSampler)
+def run(examples: int, machine_class: type[SamplerMachine] = SamplerMachine, rules: int = 15) -> None:
+    machine = machine_of(ElasticBatchSampler, machine=machine_class)
     run_state_machine_as_test(
         machine,
         settings=settings(
             max_examples=examples,
-            stateful_step_count=15,
+            stateful_step_count=rules,
+            # a smaller example is worth no thousand starts of processes
+            phases=[Phase.generate] if machine_class is WorkerMachine else [*Phase],
             deadline=None,
             database=None,
             suppress_health_check=[*HealthCheck],
@@ -37,3 +39,14 @@ def test_steps_are_those_of_the_list_whatever_happens() -> None:
 @pytest.mark.timeout(7200)
 def test_steps_are_those_of_the_list_in_20000_histories() -> None:
     run(int(os.environ.get("HPX_EXAMPLES", "20000")))
+
+
+@pytest.mark.slow
+def test_worker_processes_read_the_steps_of_the_list_whatever_happens() -> None:
+    run(10, WorkerMachine, rules=10)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(3600)
+def test_worker_processes_read_the_steps_of_the_list_in_300_histories() -> None:
+    run(int(os.environ.get("HPX_EXAMPLES", "300")), WorkerMachine)
