@@ -111,7 +111,7 @@ def _verify_newest(survey: Survey, secret: bytes | None) -> None:
 
 
 def _delete(chosen: list[tuple[Survey, list[Seen]]]) -> None:
-    from hyperpod_ext.runtime.tiers.durable import remove
+    from hyperpod_ext.runtime.tiers.retention import remove
 
     for survey, gone in chosen:
         for seen in gone:

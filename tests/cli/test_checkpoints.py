@@ -26,8 +26,10 @@ from hyperpod_ext.runtime.memory_server.node_memory import NodeMemory
 from hyperpod_ext.runtime.memory_server.server import Server
 from hyperpod_ext.runtime.memory_server.slots import State
 from hyperpod_ext.runtime.tiers import survey as survey_module
-from hyperpod_ext.runtime.tiers.durable import Checkpoints, folder_of, share_out
+from hyperpod_ext.runtime.tiers.durable import Checkpoints
+from hyperpod_ext.runtime.tiers.names import folder_of
 from hyperpod_ext.runtime.tiers.object_store import ObjectStore, open_store
+from hyperpod_ext.runtime.tiers.share_out import share_out
 from hyperpod_ext.runtime.tiers.survey import survey
 
 JOB = "tiny-gpt"

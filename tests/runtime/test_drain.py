@@ -26,7 +26,8 @@ from hyperpod_ext.runtime.agent.memory import CopyWatch
 from hyperpod_ext.runtime.checkpoint.manifest import check_bytes, sign
 from hyperpod_ext.runtime.memory_server.drain import Drain
 from hyperpod_ext.runtime.memory_server.node_memory import NodeMemory
-from hyperpod_ext.runtime.tiers.durable import Checkpoints, Found, folder_of, image_of
+from hyperpod_ext.runtime.tiers.durable import Checkpoints
+from hyperpod_ext.runtime.tiers.names import Found, folder_of, image_of
 from hyperpod_ext.runtime.tiers.object_store import open_store
 
 MEMORY = {"kind": "memory"}

@@ -15,8 +15,8 @@ from served import JOB, SECRET, plan_of
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTier
 from hyperpod_ext.runtime.checkpoint.manifest import save_id_of
 from hyperpod_ext.runtime.memory_server.node_memory import NodeMemory
-from hyperpod_ext.runtime.tiers.durable import folder_of
 from hyperpod_ext.runtime.tiers.file import FileStore
+from hyperpod_ext.runtime.tiers.names import folder_of
 
 NBYTES = 1000
 

@@ -25,18 +25,12 @@ from hyperpod_ext.runtime.checkpoint.image import Layout, views
 from hyperpod_ext.runtime.checkpoint.manifest import FORMAT, Manifest, crc64nvme, crc_text, save_id_of, sign
 from hyperpod_ext.runtime.checkpoint.plan import Plan
 from hyperpod_ext.runtime.checkpoint.tree import take_apart
-from hyperpod_ext.runtime.tiers.durable import (
-    MANIFEST,
-    Checkpoints,
-    Found,
-    folder_of,
-    image_of,
-    share_out,
-    to_keep,
-    without_abandoned,
-)
+from hyperpod_ext.runtime.tiers.durable import Checkpoints
 from hyperpod_ext.runtime.tiers.file import FileStore
+from hyperpod_ext.runtime.tiers.names import MANIFEST, Found, folder_of, image_of
 from hyperpod_ext.runtime.tiers.object_store import open_store
+from hyperpod_ext.runtime.tiers.retention import to_keep, without_abandoned
+from hyperpod_ext.runtime.tiers.share_out import share_out
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 

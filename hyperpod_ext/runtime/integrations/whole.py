@@ -21,8 +21,10 @@ from hyperpod_ext.runtime.checkpoint.manifest import FORMAT, check_crc, crc64nvm
 from hyperpod_ext.runtime.checkpoint.plan import Item, Plan
 from hyperpod_ext.runtime.checkpoint.snapshot import bytes_of
 from hyperpod_ext.runtime.checkpoint.tree import put_together, take_apart
-from hyperpod_ext.runtime.tiers.durable import Checkpoints, claimed, folder_of, image_of, parse_folder, remove
+from hyperpod_ext.runtime.tiers.durable import Checkpoints
+from hyperpod_ext.runtime.tiers.names import claimed, folder_of, image_of, parse_folder
 from hyperpod_ext.runtime.tiers.object_store import MIB, ObjectStore, open_store
+from hyperpod_ext.runtime.tiers.retention import remove
 
 _CHUNK = 256 * MIB
 """Bytes that are read, verified and handed out at a time: beside the tensors, no more memory is needed."""

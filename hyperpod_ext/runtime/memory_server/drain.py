@@ -19,8 +19,10 @@ from hyperpod_ext.runtime.checkpoint.plan import Plan
 from hyperpod_ext.runtime.memory_server.pins import Hold, Pin
 from hyperpod_ext.runtime.memory_server.regions import Regions, WhenBusy
 from hyperpod_ext.runtime.memory_server.slots import State
-from hyperpod_ext.runtime.tiers.durable import Checkpoints, Progress, folder_of, share_out
+from hyperpod_ext.runtime.tiers.durable import Checkpoints, Progress
+from hyperpod_ext.runtime.tiers.names import folder_of
 from hyperpod_ext.runtime.tiers.object_store import Cancelled, open_store
+from hyperpod_ext.runtime.tiers.share_out import share_out
 
 _POLL_S = (0.02, 1.0)
 _DEADLINE_S = 600.0

@@ -14,7 +14,7 @@ from hyperpod_ext.runtime.memory_server.budget import Budget
 from hyperpod_ext.runtime.memory_server.drain import Drain
 from hyperpod_ext.runtime.memory_server.plans import Plans
 from hyperpod_ext.runtime.memory_server.region import Region, whole_pages
-from hyperpod_ext.runtime.tiers.durable import Found
+from hyperpod_ext.runtime.tiers.names import Found
 
 
 class Fetcher:

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from hyperpod_ext.errors import ConflictError, CorruptSnapshotError, UnreachableError
 from hyperpod_ext.runtime.checkpoint.dcp_metadata import METADATA_FILE
 from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme, crc_text, read_document
-from hyperpod_ext.runtime.tiers.durable import MANIFEST, NOTE, VALUES, without_abandoned
+from hyperpod_ext.runtime.tiers.names import MANIFEST, NOTE, VALUES
 from hyperpod_ext.runtime.tiers.object_store import MIB, ObjectStore, ignore
+from hyperpod_ext.runtime.tiers.retention import without_abandoned
 from hyperpod_ext.runtime.tiers.survey import Seen, Survey, plans
 from hyperpod_ext.runtime.tiers.verify import CHUNK, Expected, checksum_of, expected
 

@@ -17,7 +17,6 @@ its memory was needed for a newer step.
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,32 +28,15 @@ from hyperpod_ext.runtime.checkpoint.manifest import (
     FORMAT,
     Manifest,
     check_manifest,
-    content_of,
     crc64nvme,
     crc_text,
     read_document,
     sign,
 )
 from hyperpod_ext.runtime.checkpoint.plan import Plan, read_plan
+from hyperpod_ext.runtime.tiers.names import MANIFEST, NOTE, VALUES, Found, claim_name, claimed, parse_folder, plan_name
 from hyperpod_ext.runtime.tiers.object_store import ObjectStore, Until
-
-MANIFEST = "manifest.json"
-VALUES = "__0_1.distcp"
-_FOLDER = re.compile(r"step-(\d{9,})-g(\d{6,})(?:/|$)")
-NOTE = re.compile(r"(node|done|failed|left)-(\d+)\.json")
-"""What nodes tell each other of a checkpoint that is not there yet."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Found:
-    """A checkpoint that has a manifest; what that says is not verified yet."""
-
-    step: int
-    generation: int
-
-    @property
-    def folder(self) -> str:
-        return folder_of(self.step, self.generation)
+from hyperpod_ext.runtime.tiers.retention import remove, to_keep, without_abandoned
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +49,6 @@ class Progress:
     left: frozenset[int]
     complete: bool
     """The manifest is there."""
-
-
-def folder_of(step: int, generation: int) -> str:
-    return f"step-{step:09d}-g{generation:06d}"
-
-
-def image_of(rank: int) -> str:
-    """Name of the image of one rank, as torch.distributed.checkpoint would call its file."""
-    return f"__{rank}_0.distcp"
 
 
 class Checkpoints:
@@ -137,7 +110,7 @@ class Checkpoints:
     def newest_generation(self) -> int:
         """Highest generation that has been claimed or has written anything; 0: none."""
         names = [entry.name for entry in self.store.list()]
-        written = [int(match[2]) for name in names if (match := _FOLDER.match(name))]
+        written = [found.generation for name in names if (found := parse_folder(name))]
         return max([0, *claimed(names), *written])
 
     def claim(self, generation: int, step: int, run: str) -> None:
@@ -147,7 +120,7 @@ class Checkpoints:
             StaleGenerationError: it belongs to another run, or a later generation of another run exists.
         """
         document = {"format": FORMAT, "job": self._job, "generation": generation, "step": step, "run": run}
-        if not self.store.put_new(_claim_name(generation), json.dumps(sign(document, self._secret)).encode()):
+        if not self.store.put_new(claim_name(generation), json.dumps(sign(document, self._secret)).encode()):
             owner = self.claim_of(generation)
             if owner is None or owner.get("run") != run:
                 raise StaleGenerationError(f"generation {generation} of {self._job} belongs to another run of the job")
@@ -181,8 +154,8 @@ class Checkpoints:
             return None
 
     def _read_claim(self, generation: int) -> dict[str, Any]:
-        where = f"{self.store.url}/{_claim_name(generation)}"
-        claim = read_document(self.store.get(_claim_name(generation)), where)
+        where = f"{self.store.url}/{claim_name(generation)}"
+        claim = read_document(self.store.get(claim_name(generation)), where)
         if not self._trusting:
             check_manifest(claim, self._secret, job=self._job, where=where)
         if type(claim.get("step")) is not int or not isinstance(claim.get("run"), str):
@@ -296,80 +269,5 @@ class Checkpoints:
                 gone.append(folder)
             else:
                 left.append(parsed.generation)
-        self.store.delete([_claim_name(number) for number in claimed(names) if number < min(left)])
+        self.store.delete([claim_name(number) for number in claimed(names) if number < min(left)])
         return gone
-
-
-def parse_folder(name: str) -> Found | None:
-    """The checkpoint that a folder, or a blob in it, belongs to."""
-    match = _FOLDER.match(name)
-    return Found(int(match[1]), int(match[2])) if match else None
-
-
-def remove(store: ObjectStore, names: Sequence[str]) -> None:
-    """Delete a checkpoint's blobs, its manifest first: a folder half deleted must not look like a checkpoint."""
-    store.delete([name for name in names if name.endswith(f"/{MANIFEST}")])
-    store.delete(names)
-
-
-def claimed(names: Sequence[str]) -> list[int]:
-    """Generations that some run has claimed."""
-    return [int(match[1]) for name in names if (match := re.fullmatch(r"generations/(\d+)\.json", name))]
-
-
-def without_abandoned(found: Collection[Found], starts: Mapping[int, int]) -> list[Found]:
-    """Newest first, without steps that a later generation began before: they are of a history that was given up.
-
-    Args:
-        starts: the step at which each generation began.
-    """
-    alive = [
-        one
-        for one in found
-        if not any(generation > one.generation and step < one.step for generation, step in starts.items())
-    ]
-    return sorted(alive, reverse=True)
-
-
-def to_keep(found: Sequence[Found], keep: int, every_steps: int | None, steps: Collection[int]) -> list[Found]:
-    """What retention leaves: the newest `keep`, every multiple of `every_steps`, and milestones."""
-    newest = sorted(found, reverse=True)[: max(keep, 1)]
-    return [
-        one
-        for one in found
-        if one in newest or one.step in steps or (every_steps is not None and one.step % every_steps == 0)
-    ]
-
-
-def share_out(records: Mapping[int, Sequence[Manifest]]) -> tuple[dict[int, str], dict[int, list[int]]]:
-    """File of each rank, and the ranks whose image each node uploads. Equal on every node that computes it.
-
-    Ranks that hold bit for bit the same (data parallelism) share one file: it is uploaded once, by the
-    node that has least to do.
-    """
-    holders: dict[str, list[tuple[int, int]]] = {}
-    sizes: dict[str, int] = {}
-    for node, manifests in sorted(records.items()):
-        for manifest in manifests:
-            content = content_of(manifest)
-            holders.setdefault(content, []).append((int(manifest["rank"]), node))
-            sizes[content] = int(manifest["nbytes"])
-    files: dict[int, str] = {}
-    uploads: dict[int, list[int]] = {node: [] for node in records}
-    load = dict.fromkeys(records, 0)
-    for content, places in sorted(holders.items(), key=lambda item: (-sizes[item[0]], min(item[1]))):
-        node = min({node for _, node in places}, key=lambda node: (load[node], node))
-        rank = min(rank for rank, where in places if where == node)
-        uploads[node].append(rank)
-        load[node] += sizes[content]
-        files.update({other: image_of(rank) for other, _ in places})
-    return files, uploads
-
-
-def plan_name(digest: str) -> str:
-    """Name of the blob that holds a plan."""
-    return f"plan-{digest[:32]}.json"
-
-
-def _claim_name(generation: int) -> str:
-    return f"generations/{generation:06d}.json"

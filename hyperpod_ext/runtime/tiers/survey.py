@@ -16,19 +16,10 @@ from typing import Any, Literal
 from hyperpod_ext.errors import CorruptSnapshotError, NotFoundError
 from hyperpod_ext.runtime.checkpoint.dcp_metadata import METADATA_FILE
 from hyperpod_ext.runtime.checkpoint.manifest import FORMAT, Manifest, check_manifest, read_document, sign
-from hyperpod_ext.runtime.tiers.durable import (
-    MANIFEST,
-    NOTE,
-    VALUES,
-    Checkpoints,
-    Found,
-    claimed,
-    parse_folder,
-    plan_name,
-    to_keep,
-    without_abandoned,
-)
+from hyperpod_ext.runtime.tiers.durable import Checkpoints
+from hyperpod_ext.runtime.tiers.names import MANIFEST, NOTE, VALUES, Found, claimed, parse_folder, plan_name
 from hyperpod_ext.runtime.tiers.object_store import ObjectStore
+from hyperpod_ext.runtime.tiers.retention import to_keep, without_abandoned
 
 State = Literal["complete", "unfinished", "damaged", "abandoned", "foreign"]
 """Abandoned: a later generation began before this step. Foreign: another job's, or a newer version's."""

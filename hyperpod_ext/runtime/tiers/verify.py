@@ -12,7 +12,8 @@ from hyperpod_ext.runtime.checkpoint.dcp_metadata import METADATA_FILE, Part, de
 from hyperpod_ext.runtime.checkpoint.manifest import Manifest, crc64nvme, crc_text
 from hyperpod_ext.runtime.checkpoint.plan import Plan
 from hyperpod_ext.runtime.checkpoint.tree import leaf_paths
-from hyperpod_ext.runtime.tiers.durable import MANIFEST, VALUES, Checkpoints
+from hyperpod_ext.runtime.tiers.durable import Checkpoints
+from hyperpod_ext.runtime.tiers.names import MANIFEST, VALUES
 from hyperpod_ext.runtime.tiers.object_store import MIB, ObjectStore, ignore
 from hyperpod_ext.runtime.tiers.survey import Finding, Seen, derived, images, plans
 
