@@ -62,7 +62,8 @@ class MemoryTier(Tuned):
 
     kind: Literal["memory"] = "memory"
     every_steps: EverySteps = 1
-    """Take a snapshot each time this many steps have been made. `auto`: as `hp-ext plan` says, else each."""
+    """Take a snapshot each time this many steps have been made. `auto`: each; under our agent, after each fault what
+    then is best, from how long training waited for snapshots and how often the job fell back to them."""
     budget_mib: PositiveInt | None = None
     """Most memory the tier may take on one node, in MiB, replicas of other nodes included. Default:
     whatever the node has free."""
@@ -172,6 +173,14 @@ class CheckpointPolicy(Config):
         """Whether some tier wants a snapshot of `step`. Tiers that go by time take what the others leave."""
         every = [tier.every_steps for tier in self.tiers if not self._by_time(tier)]
         return any(step % steps == 0 for steps in every or [1])
+
+    def with_memory_every(self, steps: int) -> Self:
+        """The same with another number of steps between two snapshots in memory."""
+        tiers = tuple(
+            tier.model_copy(update={"every_steps": steps}) if isinstance(tier, MemoryTier) else tier
+            for tier in self.tiers
+        )
+        return self.model_copy(update={"tiers": tiers})
 
     def next_due(self, step: int) -> int:
         """The first step from `step` on that is due."""

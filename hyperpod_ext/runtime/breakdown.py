@@ -5,7 +5,7 @@ over_time  share of all ranks' time in each phase, in up to 120 equal parts of t
 timeline   of a recovery: spans of each rank from the fault to the end of the first new step
 tiers      how old the newest copy was in each place, whenever that changed
 traffic    bytes that ranks restored, by where they came from
-snapshots  how many steps waited for a snapshot, and for how long
+snapshots  how many ranks made, and how long one was waited for: in its own step, or in the one after it
 """
 
 from __future__ import annotations
@@ -136,6 +136,6 @@ def _traffic(events: Iterable[Event]) -> dict[str, dict[str, int]]:
 
 
 def _snapshots(events: Iterable[Event]) -> dict[str, float]:
-    waits = [e["checkpoint_s"] for e in events if e["event"] == "step" and e.get("checkpoint_s", 0.0) > 0.0]
-    mean = sum(waits) / len(waits) if waits else 0.0
-    return {"count": len(waits), "mean_s": round(mean, 6)}
+    steps = [event for event in events if event["event"] == "step"]
+    made, waited = sum(e.get("snapshot", 0) for e in steps), sum(e.get("checkpoint_s", 0.0) for e in steps)
+    return {"count": made, "mean_s": round(waited / made, 6) if made else 0.0}

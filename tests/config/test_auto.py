@@ -40,6 +40,14 @@ def test_other_words_are_no_number() -> None:
             policy({"kind": "memory", "every_steps": value})
 
 
+def test_another_interval_of_memory_leaves_the_rest_as_it_is() -> None:
+    both = policy({"kind": "memory", "every_steps": "auto"}, {"kind": "peer", "every_steps": 6})
+    tuned = both.with_memory_every(4)
+    assert [step for step in range(1, 13) if tuned.due(step)] == [4, 6, 8, 12]
+    assert tuned.next_due(9) == 12
+    assert both.due(1)
+
+
 def test_what_is_due_is_counted_as_before() -> None:
     both = policy({"kind": "memory", "every_steps": "auto"}, {"kind": "peer", "every_steps": "auto"})
     assert both.due(7)

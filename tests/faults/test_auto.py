@@ -33,3 +33,20 @@ def test_copies_on_peers_come_at_the_steps_that_are_named(job: Any) -> None:
     assert tuned["every_seconds"] == 2 * START_PEER_S
     copied = running.until("copying", tier="peer", failed=0)
     assert copied["newest_step"] > 0
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_snapshots_in_memory_come_as_often_as_the_job_finds_best(job: Any, undisturbed: dict[str, Any]) -> None:
+    """The first fault makes it every second step; the second one finds no newer step in memory than there can be."""
+    running = job(
+        settings={"checkpoint": {"tiers": [{"kind": "memory", "every_steps": "auto"}]}},
+        fault={"what": "after optimizer", "rank": 1, "step": 8},
+    ).start()
+    assert running.until("tuned", tier="memory")["every_steps"] == 2
+    report = running.wait()
+    assert report["state"] == "succeeded", report["error"]
+    assert (report["losses"], report["weights"]) == (undisturbed["losses"], undisturbed["weights"])
+    made = {e["step"] for e in running.events() if e["event"] == "step" and e["generation"] == 2 and "snapshot" in e}
+    assert made
+    assert all(step % 2 == 0 for step in made)

@@ -26,7 +26,7 @@ def policy(*tiers: dict[str, Any]) -> CheckpointPolicy:
     return CheckpointPolicy.model_validate_json(json.dumps({"tiers": [{"kind": "memory"}, *tiers]}))
 
 
-def going_on(kind: Literal["file", "peer"] = "file") -> Membership:
+def going_on(kind: Literal["file", "peer", "memory"] = "file") -> Membership:
     """After a fault, all go on from copies there."""
     fault = Fault(0, "killed", 5, died=True)
     return Membership({0: 0}, 9, faults=[fault], decision=Decision(4, {0: (Source(kind, 0),)}))
@@ -92,6 +92,32 @@ def test_copies_on_peers_are_tuned_by_the_failures_that_fall_back_to_them() -> N
     assert job.tuner.seconds(job.tier) == pytest.approx(best_interval(1.0, 1 / rate), rel=0.3)
     plain = policy({"kind": "peer", "every_steps": 7})
     assert Tuner(plain, 256, 0.0).seconds(plain.tiers[1]) is None
+
+
+def test_snapshots_in_memory_are_tuned_when_a_generation_begins() -> None:
+    checkpoint = CheckpointPolicy.model_validate_json('{"tiers": [{"kind": "memory", "every_steps": "auto"}]}')
+    tuner, now, chosen = Tuner(checkpoint, 256, 0.0), 0.0, []
+    for step in range(1, 12_001):
+        if step % 400 == 0:  # and then a fault
+            tuner.went_on(going_on("memory"))
+            chosen.append(tuner.begins(now))
+        now += 1.0
+        due, after = (at % (chosen[-1] if chosen else 1) == 0 for at in (step, step - 1))
+        waits = {"checkpoint_s": 0.1 * due + 0.4 * after + 1e-6, "snapshot": int(due)}
+        tuner.heard({"event": "step", "rank": 0, "step": step, "began": now - 1.0, "t": now, **waits}, now)
+    rate = 31 / (now + 1 / published("llama3-405b").of_job(256).process)
+    assert chosen[:3] == [2, 4, 8], "twice as far apart at most"
+    assert chosen[-1] == pytest.approx(best_interval(0.5, 1 / rate), rel=0.3)
+
+
+def test_snapshots_in_memory_stay_as_they_are_where_nothing_speaks_against_it() -> None:
+    checkpoint = CheckpointPolicy.model_validate_json('{"tiers": [{"kind": "memory", "every_steps": "auto"}]}')
+    plain = Tuner(policy(), 256, 0.0)
+    tuner = Tuner(checkpoint, 256, 0.0)
+    assert (plain.begins(1.0), tuner.begins(1.0)) == (None, 1)
+    for step in range(1, 100):
+        tuner.heard({"event": "step", "rank": 0, "step": step, "began": step - 1.0, "t": float(step)}, step)
+    assert tuner.begins(100.0) == 1, "nobody waited"
 
 
 def test_nothing_is_concluded_before_there_is_enough_to_conclude_from() -> None:

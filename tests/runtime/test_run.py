@@ -88,3 +88,13 @@ def test_a_step_without_its_optimizer_is_committed_with_the_one_that_has_it():
         return [*committed, run.step]
 
     assert alone(train) == [0, 0, 0, 3, 3, 3, 6]
+
+
+def test_a_generation_may_ask_for_another_interval_of_snapshots():
+    def train(run: Run) -> list[int]:
+        policy = run.config.checkpoint
+        run.enter(2, fresh=False, memory_every=4)
+        assert run.config.checkpoint is policy
+        return [step for step in range(1, 10) if run._policy.due(step)]
+
+    assert alone(train) == [4, 8]

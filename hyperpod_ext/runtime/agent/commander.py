@@ -69,6 +69,8 @@ class Commander:
         self._asked = -1
         self._started, self._drained_at = time.monotonic(), dict[str, float]()
         self._tuner = Tuner(config.checkpoint, config.nodes, self._started)
+        self._policy = config.checkpoint
+        """As all ranks have it in this generation."""
         self._exit_codes: dict[int, int] = {}
         self._joined_once = False
         self._waits: dict[int, asyncio.TimerHandle] = {}
@@ -92,6 +94,16 @@ class Commander:
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Final state: succeeded, failed or cancelled."""
 
+    def _tune_memory(self) -> int | None:
+        """Steps between two snapshots in memory, in the generation that begins; None: as the spec says."""
+        every, before = self._tuner.begins(time.monotonic()), self._policy.memory()
+        if every is not None and before is not None:
+            if every != before.every_steps:
+                self._log("tuned", tier="memory", every_steps=every)
+            self._policy = self._policy.with_memory_every(every)
+            self._membership.next_due = self._policy.next_due
+        return every
+
     def _carry_out(self, commands: Sequence[m.Command]) -> None:
         for command in commands:
             if not self._do_elastic(command):
@@ -108,7 +120,7 @@ class Commander:
                 nodes = self._membership.nodes
                 addresses = [self._stores[rank] for rank in sorted(nodes)]
                 self._steps, self._inquest = {}, Inquest(len(nodes))
-                more = {"peers": self._roster.table("peer"), "run": self._run}
+                more = {"peers": self._roster.table("peer"), "run": self._run, "memory_every": self._tune_memory()}
                 self._to_workers("begin", decision=decision.to_json(), addresses=addresses, **more)
             case m.AskDurable(besides):
                 self._durable.ask(besides)

@@ -138,7 +138,7 @@ class Hearing(Commander):
             every = self._tuner.seconds(tier)
             if every is not None and now - last >= every:
                 self._drained_at[tier.kind] = now
-                step = self._config.checkpoint.next_due(max(self._steps.values()) + 2)
+                step = self._policy.next_due(max(self._steps.values()) + 2)
                 self._to_agents({"type": "drain_at", "kind": tier.kind, "step": step})
                 self._tuner.named(tier.kind, step)
 

@@ -20,6 +20,7 @@ START_S = 60.0
 START_PEER_S = 10.0
 """The same of copies on peers. Until the first is named, they are made by the default number of steps."""
 _IDLE_STEPS = 64
+_WAITED_STEPS = 4096
 _ENOUGH = 5  # steps beside a copy, and beside none, before anything is concluded from them
 
 _LEAST = 0.005
@@ -40,7 +41,10 @@ def by_clock(config: RuntimeConfig) -> RuntimeConfig:
 
 
 class Tuner:
-    """Intervals of peers and durable tiers, in seconds.
+    """Intervals of peers and durable tiers, in seconds, and of the memory tier, in steps.
+
+    The last changes when a generation begins, with which all ranks hear of it: a step that only some of them have in
+    memory is nobody's.
 
     Args:
         now: when the job began.
@@ -57,6 +61,12 @@ class Tuner:
             self._tiers["peer"] = _Tuned(START_PEER_S, rates.node)
         self._idle: deque[float] = deque(maxlen=_IDLE_STEPS)
         self._fell_back: Counter[str] = Counter()
+        memory = policy.memory()
+        self._memory_every = memory.every_steps if memory is not None and memory.auto else None
+        self._memory_prior = rates.process
+        self._took: deque[float] = deque(maxlen=_IDLE_STEPS)
+        self._waited: deque[tuple[float, int]] = deque(maxlen=_WAITED_STEPS)
+        """Of each step: seconds for snapshots, and how many it made. A snapshot is waited for in the step after it."""
 
     def seconds(self, tier: Tier) -> float | None:
         """Seconds between two copies in `tier`; None where it goes by steps."""
@@ -76,14 +86,29 @@ class Tuner:
                 self._fell_back["durable"] += 1
             elif "peer" in kinds:
                 self._fell_back["peer"] += 1
+            elif "memory" in kinds:
+                self._fell_back["memory"] += 1
+
+    def begins(self, now: float) -> int | None:
+        """A generation begins: steps between two snapshots in memory from now on. None: as the policy says."""
+        made = sum(count for _, count in self._waited)
+        if self._memory_every is None or made < _ENOUGH:
+            return self._memory_every
+        # without the longest wait: that of the first snapshot is for its memory
+        step_s, waited = median(self._took), sum(sorted(seconds for seconds, _ in self._waited)[:-1]) / made
+        measured = Measured(now - self._started, self._fell_back["memory"], waited, latency=0.0)
+        if step_s > 0:
+            best = retune(self._memory_every * step_s, measured, self._memory_prior)
+            self._memory_every = max(1, round(best / step_s))
+        return self._memory_every
 
     def heard(self, event: Mapping[str, Any], now: float) -> dict[str, float]:
         """Take in an event; returns the tiers whose interval changed with it. Of its own clock, which may be another
         machine's, only differences are used."""
-        if not self._tiers:
-            return {}
         if event["event"] == "step" and "began" in event and int(event["rank"]) == 0:
             took = float(event["t"]) - float(event["began"])
+            self._took.append(took)
+            self._waited.append((float(event.get("checkpoint_s", 0.0)), int(event.get("snapshot", 0))))
             if not any(tuned.copying for tuned in self._tiers.values()):
                 self._idle.append(took)
             for tuned in self._tiers.values():

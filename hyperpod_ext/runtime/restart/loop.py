@@ -156,7 +156,8 @@ class _Loop:
         if self._session.aborted:  # word of it came before there was a group to cut
             raise AbortedError(f"generation {generation.number} is over")
         member.link.enter(generation.decision, store, generation.peers)
-        member.run.enter(generation.number, fresh=generation.decision.source(rank).kind == "fresh")
+        fresh = generation.decision.source(rank).kind == "fresh"
+        member.run.enter(generation.number, fresh=fresh, memory_every=generation.memory_every)
         self._session.event("groups_open", rank=rank)
 
     def _leave(self, error: Exception | SystemExit, member: _Member) -> bool:

@@ -44,7 +44,7 @@ class _Kept:
 
 _RESERVED = {
     *("t", "type", "event", "rank", "node", "generation", "self"),
-    *("step", "of", "began", "data_s", "checkpoint_s"),
+    *("step", "of", "began", "data_s", "checkpoint_s", "snapshot"),
 }
 
 
@@ -75,6 +75,7 @@ class Run:
         self.step = 0
         """Newest step that is committed on this rank."""
         self._link = link
+        self._policy = config.checkpoint
         self._checkpointer = checkpointer
         self._watchdog = Watchdog(config, rank, link, checkpointer)
         self._kept: list[_Kept] = []
@@ -234,9 +235,16 @@ class Run:
 
     # --- called by the loop ---------------------------------------------------------------------
 
-    def enter(self, generation: int, *, fresh: bool) -> None:
-        """A generation begins. `fresh`: no state anywhere, so what was kept may be half-changed; build it anew."""
+    def enter(self, generation: int, *, fresh: bool, memory_every: int | None = None) -> None:
+        """A generation begins.
+
+        Args:
+            fresh: no state anywhere, so what was kept may be half-changed; build it anew.
+            memory_every: steps between two snapshots in memory, as every rank is told; None: as the spec says.
+        """
         self.generation = generation
+        if memory_every is not None:
+            self._policy = self.config.checkpoint.with_memory_every(memory_every)
         self._watchdog.enter(generation)
         self._cursor, self._restored, self._in_step = 0, False, False
         if fresh:
@@ -266,7 +274,12 @@ class Run:
 
     def _tell(self, step: int, total: int, began: float) -> None:
         """Report a step, and what of its time was not spent on it."""
-        waited = {"data_s": round(self._watchdog.data_s, 6), "checkpoint_s": round(self._blocked, 6)}
+        waited: dict[str, float] = {
+            "data_s": round(self._watchdog.data_s, 6),
+            "checkpoint_s": round(self._blocked, 6),
+        }
+        if self._saved == step:
+            waited["snapshot"] = 1
         self._link.event("step", rank=self.rank, step=step, of=total, began=began, **waited, **self._metrics)
 
     def _commit(self, step: int) -> None:
@@ -285,7 +298,7 @@ class Run:
         whole = Whole(step, save_id_of(self.generation, step), taken.own_digest(), sharing, world_size)
         self._state.commit(taken, whole)
         self.step, self._taken = step, (taken, whole)
-        if self.config.checkpoint.due(step):
+        if self._policy.due(step):
             self._save(taken, whole, at_once=at_once)
         elif self._checkpointer is not None and self.config.checkpoint.peer() is not None:
             self._checkpointer.stepped()

@@ -40,6 +40,8 @@ class Generation:
     """Memory server of each node, for other nodes."""
     moved: bool = False
     """Whether this process is the same rank no more, or one of another number of ranks, and keeps what it has."""
+    memory_every: int | None = None
+    """Steps between two snapshots in memory, in this generation; None: as the spec says."""
 
 
 class ControlPlane(Protocol):
@@ -105,8 +107,9 @@ class Session:
                 addresses = tuple((str(host), int(port)) for host, port in message["addresses"])
                 peers = {int(node): (str(host), int(port)) for node, (host, port) in message["peers"].items()}
                 decision, moved = Decision.from_json(message["decision"]), self._move(message)
+                every = message.get("memory_every")
                 self.boundary.enter()
-                return Generation(self.generation, decision, addresses, peers, moved)
+                return Generation(self.generation, decision, addresses, peers, moved, every and int(every))
 
     def _move(self, message: wire.Message) -> bool:
         """Take the number that this process has among the ranks of the generation."""
