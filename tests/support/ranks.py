@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import gc
 import multiprocessing
 import os
@@ -31,7 +32,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -58,7 +58,7 @@ class Member:
         self._line = line
         self._inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._aborted_at = 0.0
-        self._spent_before = (0.0, 0.0)
+        self._spent_before = spent()
         self._sending = threading.Lock()
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -128,8 +128,14 @@ class Member:
 
 def spent() -> tuple[float, float]:
     """Seconds that this process has run, and that its main thread was ready to and waited for a core."""
-    waited_ns = Path("/proc/self/schedstat").read_text().split()[1]
+    waited_ns = os.pread(_schedstat(), 256, 0).split()[1]
     return time.process_time(), int(waited_ns) / 1e9
+
+
+@functools.cache
+def _schedstat() -> int:
+    """Kept open: what it is read for is no longer than it takes to open it."""
+    return os.open("/proc/self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
 
 class Ranks:
