@@ -194,7 +194,7 @@ class Node:
         for regions in (self.memory.own, self.memory.replicas):
             for owner in regions.owners():
                 regions.drop(owner)
-        self.memory._forget_fetched()
+        self.memory._fetcher.forget()
 
     def settle(self, timeout_s: float) -> bool:
         """Until everything due has arrived or failed."""
