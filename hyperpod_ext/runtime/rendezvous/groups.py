@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import socket
 import sys
@@ -43,6 +44,8 @@ _LOOK_S, _SLOWER, _SLOWEST_LOOK_S = 0.005, 1.2, 0.05
 """How often it is looked for waits that gloo has forgotten, once a generation is over."""
 _LOOK_SHARE = 0.1
 """Share of the time that may go into looking: where many ranks share few cores, it is taken from those not free yet."""
+_LIST_EVERY = 8
+"""Looks at the threads of gloo after which it is asked again which ones there are."""
 _QUIET_LOOK_S = 0.02
 """How often, while groups are destroyed, it is looked for sockets that keep their event threads busy."""
 
@@ -155,18 +158,22 @@ class ProcessGroups:
         with self._lock:  # a cut that comes later finds nothing to look after
             watcher, self._watcher = self._watcher, None
             store, self._store = self._store, None
-            self._epolls = []
+            epolls, self._epolls = self._epolls, []
         if dist.is_initialized():
             _wait_until_idle()  # while the watcher is there: threads of gloo may sleep in forgotten waits too
         if watcher is not None:
             self._left.set()
             watcher.join()
         if dist.is_initialized():
-            with self._kept_quiet() if self._cut else contextlib.nullcontext():
+            with self._kept_quiet() if self._cut and self._any_armed(epolls) else contextlib.nullcontext():
                 dist.destroy_process_group()
         torch_names.forget_groups()
         if store is not None:
             store.close()
+
+    def _any_armed(self, epolls: Sequence[int]) -> bool:
+        """Whether gloo still waits for something on a connection, though all have been cut."""
+        return any(connection.armed for loop in self._loops(epolls) for connection in loop.connections.values())
 
     @contextlib.contextmanager
     def _kept_quiet(self) -> Iterator[None]:
@@ -228,7 +235,11 @@ def _wait_until_idle(limit_s: float = 10.0) -> None:
     for good. A thread without work sleeps until it is woken, with no time set; whoever waits for the GIL sets one.
     """
     deadline, calm = time.monotonic() + limit_s, 0
-    while calm < 2 and time.monotonic() < deadline:
+    for number in itertools.count():
         time.sleep(0.0005)  # gives the GIL to whoever needs it
-        sleeps = [gloo_waits.sleeping(thread) for thread in gloo_waits.threads("pt_gloo")]
+        if number % _LIST_EVERY == 0:
+            threads = gloo_waits.threads("pt_gloo")
+        sleeps = [gloo_waits.sleeping(thread) for thread in threads]
         calm = calm + 1 if all(sleep is not None and not sleep.timed for sleep in sleeps) else 0
+        if calm == 2 or time.monotonic() > deadline:
+            return
