@@ -24,6 +24,7 @@ import functools
 import gc
 import multiprocessing
 import os
+import pickle
 import queue
 import signal
 import sys
@@ -191,9 +192,10 @@ class Ranks:
 
     def abort(self, *but: int) -> None:
         """The generation is over; told to all ranks, but those that are dead."""
-        for rank, line in self._lines.items():
+        message = pickle.dumps(("abort", self.generation + 1))
+        for rank, line in self._lines.items():  # without a pause: the last is to hear of it when the first does
             if rank not in but:
-                line.send(("abort", self.generation + 1))
+                line.send_bytes(message)
 
     def tell(self, *message: Any) -> None:
         for line in self._lines.values():
