@@ -56,3 +56,5 @@ if __name__ == "__main__":
         enable_model_summary=False,
     )
     trainer.fit(Model(), torch.utils.data.DataLoader(samples, batch_size=16), ckpt_path="last")
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # its threads must not outlive the interpreter
