@@ -2,6 +2,7 @@
 
     python tests/bench/checkpointing.py --rounds 5
     python tests/bench/checkpointing.py --quick
+    python tests/bench/checkpointing.py --campaigns replicas drain --update     # the others stay as they were measured
 
 Prints the tables, and writes checkpoint.json, checkpoint.md and checkpoint.svg.
 """
@@ -39,6 +40,7 @@ QUICK_SYSTEMS = (OURS, MEMCPY, TORCH_SAVE)
 
 def main() -> int:
     args = _parse()
+    before = json.loads((args.out / "checkpoint.json").read_text()) if args.update else None
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up as Ctrl-C does
     become_subreaper()  # whatever a system leaves behind becomes ours, to be found and ended
     systems = order([SYSTEMS[name] for name in args.systems])
@@ -51,13 +53,14 @@ def main() -> int:
             measure_saves(bench, "plain")
             measure_training(bench)
         for name in () if args.quick else args.campaigns:
+            bench.campaign = name
             CAMPAIGNS[name](bench)
     except KeyboardInterrupt:
         print("\ninterrupted; nothing of it is left running", file=sys.stderr)
         return 130
     finally:
         kill_descendants(os.getpid())
-    document = make_document(bench, _command(args))
+    document = make_document(bench, _command(args), before)
     print(make_tables(document))
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "checkpoint.json").write_text(json.dumps(document, indent=1) + "\n")
@@ -83,6 +86,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, metavar="NAME", help=f"of {', '.join(SYSTEMS)}")
     parser.add_argument("--campaigns", nargs="+", choices=CAMPAIGNS, metavar="NAME", help=f"of {', '.join(CAMPAIGNS)}")
     parser.add_argument("--quick", action="store_true", help="smoke run: little state, ours and torch.save only")
+    parser.add_argument("--update", action="store_true", help="keep what other campaigns have measured before")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     args = parser.parse_args()
     args.rounds = args.rounds or (2 if args.quick else 5)
@@ -91,6 +95,8 @@ def _parse() -> argparse.Namespace:
     args.campaigns = args.campaigns or list(CAMPAIGNS)
     if args.rounds < 1 or args.mbytes < 1 or args.window_steps < 1:
         parser.error("--rounds, --mbytes and --window-steps: at least 1")
+    if args.update and not (args.out / "checkpoint.json").exists():
+        parser.error(f"--update: there is no checkpoint.json in {args.out}")
     return args
 
 

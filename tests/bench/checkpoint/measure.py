@@ -57,13 +57,15 @@ class Bench:
     states: dict[str, Row] = field(default_factory=dict)
     """Size and tensors of each kind of state."""
     tokens: int = 0
+    campaign: str = ""
+    """Which is under way."""
 
     def failed(self, system: System, what: str, why: object) -> None:
         print(f"  {system.label}, {what}: {why}", file=sys.stderr)
-        self.failures.append({"system": system.name, "what": what, "why": str(why)})
+        self.failures.append({"campaign": self.campaign, "system": system.name, "what": what, "why": str(why)})
 
     def keep(self, what: str, kind: str, system: System, number: int, **found: Any) -> None:
-        row = {"what": what, "kind": kind, "system": system.name, "round": number}
+        row = {"campaign": self.campaign, "what": what, "kind": kind, "system": system.name, "round": number}
         self.rows.append({**row, "load": round(os.getloadavg()[0], 2), **found})
 
 

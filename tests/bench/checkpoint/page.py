@@ -26,17 +26,26 @@ from checkpoint.systems import KINDS, OURS, SYSTEMS
 Document = dict[str, Any]
 
 
-def make_document(bench: Bench, command: str) -> Document:
-    """Everything that is known, as checkpoint.json has it."""
-    summary = summarize(bench.rows)
+def make_document(bench: Bench, command: str, before: Document | None = None) -> Document:
+    """Everything that is known, as checkpoint.json has it. `before`: an older one, of which the campaigns stay that
+    were not run now."""
+    rows, failures, runs = [*bench.rows], [*bench.failures], [_run(command, bench.rows)]
+    states = bench.states
+    if before is not None:
+        now = {row["campaign"] for row in (*rows, *failures)}
+        rows = [row for row in before["rounds"] if row["campaign"] not in now] + rows
+        failures = [failure for failure in before["failures"] if failure["campaign"] not in now] + failures
+        runs = [run for run in before["runs"] if not now.issuperset(run["campaigns"])] + runs
+        states = before["setup"]["states"] | states
+    summary = summarize(rows)
     return {
         "about": "our checkpoint engine beside its peers: same state, one run, systems in turn in each round",
         "machine": describe_machine(),
-        "command": command,
+        "runs": runs,
         "environment": FAIR,
         "setup": {
             "rounds": bench.rounds,
-            "states": bench.states,
+            "states": states,
             "tokens_a_step": bench.tokens,
             "steps_a_window": bench.window_steps,
             "socket_streams": bench.streams,
@@ -53,10 +62,17 @@ def make_document(bench: Bench, command: str) -> Document:
         },
         "medians": summary,
         "targets": judge(summary),
-        "survived": survived(bench.rows),
-        "failures": bench.failures,
-        "rounds": [_rounded(row) for row in with_drain_ratios(bench.rows)],
+        "survived": survived(rows),
+        "failures": failures,
+        "rounds": [_rounded(row) for row in with_drain_ratios(rows)],
     }
+
+
+def _run(command: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What was asked, which campaigns it was, and how busy the machine was meanwhile."""
+    loads = [row["load"] for row in rows] or [0.0]
+    campaigns = sorted({str(row["campaign"]) for row in rows})
+    return {"command": command, "campaigns": campaigns, "load": [min(loads), max(loads)]}
 
 
 def _rounded(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,7 +176,6 @@ def _failure(document: Document, system: str) -> list[str]:
 def make_page(document: Document) -> str:
     """checkpoint.md."""
     machine, setup = document["machine"], document["setup"]
-    loads = [row["load"] for row in document["rounds"]] or [0.0]
     environment = " ".join(f'{name}="{value}"' if " " in value else f"{name}={value}" for name, value in FAIR.items())
     return f"""\
 # Checkpoints: what a save costs, when it is safe, how it comes back
@@ -208,16 +223,14 @@ Survived the kill: {_survived(document) or "not measured"}.
 {_about(document)}
 
 {_failures(document)}
-Measured on {machine["cores"]} cores ({machine["cpu"]}), Python {machine["python"]}, torch {machine["torch"]},
-load average {min(loads):.1f} to {max(loads):.1f} during the rounds. Every process runs with
+Measured on {machine["cores"]} cores ({machine["cpu"]}), Python {machine["python"]}, torch {machine["torch"]}.
+Every process runs with
 
 ```
 {environment}
 ```
 
-```
-{document["command"]}
-```
+{_runs(document)}
 
 ## Limits
 
@@ -226,6 +239,15 @@ load average {min(loads):.1f} to {max(loads):.1f} during the rounds. Every proce
 - Systems and ranks share {machine["cores"]} cores; what works in the background takes its core from nobody only while
   there are no more trainers than cores less one.
 """
+
+
+def _runs(document: Document) -> str:
+    """Ratios are of one run each; several runs have measured different things."""
+    told = [
+        f"Load average {run['load'][0]:.1f} to {run['load'][1]:.1f} during the rounds of\n\n```\n{run['command']}\n```"
+        for run in document["runs"]
+    ]
+    return "\n\n".join(told)
 
 
 def _states(states: Mapping[str, Mapping[str, Any]]) -> str:

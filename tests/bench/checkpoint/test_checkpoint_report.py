@@ -13,7 +13,16 @@ from checkpoint.systems import OURS, SYSTEMS
 
 
 def row(what, system, number=0, kind="plain", **found):
-    return {"what": what, "kind": kind, "system": system, "round": number, "load": 0.5, **found}
+    campaign = found.pop("campaign", "saves")
+    return {
+        "campaign": campaign,
+        "what": what,
+        "kind": kind,
+        "system": system,
+        "round": number,
+        "load": 0.5,
+        **found,
+    }
 
 
 @pytest.fixture
@@ -88,3 +97,19 @@ def test_a_state_has_at_least_the_size_asked_for(kind_layers):
     width = width_for(64 << 20, kind_layers)
     parameters = kind_layers * (12 * width**2 + 13 * width) + (8192 + 512 + 2) * width
     assert 64 << 20 <= 12 * parameters < 80 << 20
+
+
+class TestUpdate:
+    def test_campaigns_that_were_not_run_stay_as_they_were(self, bench):
+        bench.rows.append(row("replicate", OURS, campaign="replicas", lost_ratio=5.0))
+        before = json.loads(json.dumps(make_document(bench, "all of it")))
+        bench.rows = [row("replicate", OURS, campaign="replicas", lost_ratio=0.5)]
+        after = make_document(bench, "some of it", before)
+        assert after["medians"]["replica_lost"][OURS]["median"] == 0.5
+        assert after["medians"]["blocked"] == before["medians"]["blocked"]
+        page = make_page(after)
+        assert page.index("all of it") < page.index("some of it")
+
+    def test_a_run_of_which_nothing_is_left_is_not_named(self, bench):
+        before = json.loads(json.dumps(make_document(bench, "of old")))
+        assert "of old" not in make_page(make_document(bench, "of now", before))
