@@ -259,7 +259,9 @@ def _train(bench: Bench, number: int, group: Group) -> None:
         step = 10_000 * (number + 1) + 100 * repeat
         (with_save,) = group.ask("train", **window, save_steps=[0], first_save=step, until_done=True)
         (plain,) = group.ask("train", **window)
-        saves.append(with_save | {"lost": {clock: lost(with_save, [without[-1], plain], clock) for clock in CLOCKS}})
+        saves.append(
+            with_save | {"lost": {clock: time_lost(with_save, [without[-1], plain], clock) for clock in CLOCKS}}
+        )
         without.append(plain)
     lost = {clock: median(save["lost"][clock] for save in saves) for clock in CLOCKS}
     bench.keep(
@@ -291,7 +293,7 @@ def _train_with_a_save_each_step(bench: Bench, number: int, group: Group) -> Non
     bench.keep("every_step", group.job.kind, group.job.system, number, ratio=mean_ratio, median_ratio=ratio)
 
 
-def lost(with_save: Row, without: Sequence[Row], clock: str) -> float:
+def time_lost(with_save: Row, without: Sequence[Row], clock: str) -> float:
     """Seconds that the steps with a save took beyond as many without."""
     step = mean(each for window in without for each in window[clock])
     return sum(with_save[clock]) - len(with_save[clock]) * step

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from checkpoint.group import Group, Job, Process, environment_of
-from checkpoint.measure import Bench, Row, batches_at_work, calibrate, first, lost, repeats
+from checkpoint.measure import Bench, Row, batches_at_work, calibrate, first, repeats, time_lost
 from checkpoint.systems import OURS
 
 MAX_SLOWDOWN = 0.05
@@ -105,7 +105,7 @@ def _window(bench: Bench, step: int, group: Group, *, alone: bool) -> Row:
     floor = found["floor"]
     row = {
         "blocked_ratio": sum(found["blocked"]) / floor["adj"],
-        "lost_ratio": lost(found, [before, after], "wall") / floor["wall"],
+        "lost_ratio": time_lost(found, [before, after], "wall") / floor["wall"],
         "done_ratio": found["replicated"] / floor["wall"],
         "done_s": found["replicated"],
         "floor_s": floor["wall"],
@@ -133,7 +133,7 @@ def _beside(bench: Bench, group: Group, pair: Pair) -> Row:
     after = first(group, "train", **steps)
     floor = found["floor"]["wall"]
     return {
-        "lost_ratio": lost(found, [before, after], "wall") / floor,
+        "lost_ratio": time_lost(found, [before, after], "wall") / floor,
         "done_ratio": (received - start) / floor,
         "cpu_s": cpu,
     }
