@@ -22,7 +22,8 @@ from hyperpod_ext.runtime.data.store.writer import StoreWriter
 
 PINS = ("megatron-core==0.16.1", "tokenizers==0.23.3")
 LENGTH = 2048
-BATCH = 8
+BATCH, STEP = 8, 64
+"""Samples that are read at once: a micro-batch, and a step."""
 _INSTALL_S = 300
 
 
@@ -98,23 +99,34 @@ class MegatronRule:
         return np.stack([self[number] for number in numbers])
 
 
-def rate_of_documents(get: Callable[[int], np.ndarray], ids: np.ndarray) -> float:
-    """Tokens a second of documents as int64, which is what goes to the device."""
-    began, tokens = time.perf_counter(), 0
+class Timed:
+    """Tokens a second of one side in one round, by the clock and by the CPU time of all threads."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter(), time.process_time()
+
+    def rate(self, tokens: int) -> dict[str, float]:
+        wall, cpu = time.perf_counter() - self._began[0], time.process_time() - self._began[1]
+        return {"wall": tokens / wall, "cpu": tokens / cpu}
+
+
+def rate_of_documents(get: Callable[[int], np.ndarray], ids: np.ndarray) -> dict[str, float]:
+    """Of documents as int64, which is what goes to the device."""
+    timed, tokens = Timed(), 0
     for number in ids:
         tokens += len(get(number).astype(np.int64))
-    return tokens / (time.perf_counter() - began)
+    return timed.rate(tokens)
 
 
-def rate_of_batches(source: Any, ids: np.ndarray) -> float:
-    """Tokens a second of batches of BATCH samples as int64."""
-    began, tokens = time.perf_counter(), 0
-    for at in range(0, len(ids) - BATCH + 1, BATCH):
-        tokens += source.batch(ids[at : at + BATCH]).size
-    return tokens / (time.perf_counter() - began)
+def rate_of_batches(batch: Callable[[np.ndarray], np.ndarray], ids: np.ndarray, size: int = BATCH) -> dict[str, float]:
+    """Of batches of `size` samples."""
+    timed, tokens = Timed(), 0
+    for at in range(0, len(ids) - size + 1, size):
+        tokens += batch(ids[at : at + size]).size
+    return timed.rate(tokens)
 
 
-def rounds_of_readers(folder: Path, tokens: int, rounds: int) -> list[dict[str, float]]:
+def rounds_of_readers(folder: Path, tokens: int, rounds: int) -> list[dict[str, dict[str, float]]]:
     """Tokens a second of each reader, warm, round by round; who begins changes."""
     place, prefix = write_corpus(folder, tokens)
     store, theirs, mapped = TokenStore(place), megatron_reader(prefix), MegatronStore(prefix)
@@ -123,13 +135,13 @@ def rounds_of_readers(folder: Path, tokens: int, rounds: int) -> list[dict[str, 
     few = rng.permutation(len(rule))[:32]
     assert np.array_equal(rule.batch(few), packed.batch(few))  # or one of them reads something else
     assert np.array_equal(rule.batch(few), in_place.batch(few))
-    sides: dict[str, Callable[[], float]] = {
+    sides: dict[str, Callable[[], dict[str, float]]] = {
         "documents, Megatron": lambda: rate_of_documents(theirs.get, documents),
         "documents, store": lambda: rate_of_documents(store.get, documents),
         "documents, Megatron's files by MegatronStore": lambda: rate_of_documents(mapped.get, documents),
-        "samples, Megatron": lambda: rate_of_batches(rule, samples),
-        "samples, store": lambda: rate_of_batches(packed, samples),
-        "samples, Megatron's files by MegatronStore": lambda: rate_of_batches(in_place, samples),
+        "samples, Megatron": lambda: rate_of_batches(rule.batch, samples),
+        "samples, store": lambda: rate_of_batches(packed.batch, samples),
+        "samples, Megatron's files by MegatronStore": lambda: rate_of_batches(in_place.batch, samples),
     }
     found = []
     for number in range(rounds + 1):
@@ -155,8 +167,11 @@ def texts(nbytes: int) -> Iterator[str]:
                 return
 
 
-def rounds_of_epochs(folder: Path, nbytes: int, rounds: int) -> list[dict[str, float]]:
-    """Tokens a second of an epoch of JSONL.gz: decoded each time, and from the store; by BPE, and of bytes."""
+def rounds_of_epochs(folder: Path, nbytes: int, rounds: int) -> list[dict[str, dict[str, float]]]:
+    """Tokens a second of an epoch of JSONL.gz: decoded each time, and from the store; by BPE, and of bytes.
+
+    As int64, but for those that stay as they are stored.
+    """
     import tokenizers
 
     file, words = folder / "text.jsonl.gz", folder / "tokenizer.json"
@@ -169,36 +184,57 @@ def rounds_of_epochs(folder: Path, nbytes: int, rounds: int) -> list[dict[str, f
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=16_000, initial_alphabet=alphabet, show_progress=False)
     bpe.train_from_iterator(texts(min(nbytes, 8 << 20)), trainer)
     bpe.save(str(words))
-    packs = {
-        name: Packed(build(file, place=folder / "stores", tokenizer=tokenizer), LENGTH)
-        for name, tokenizer in (("BPE", str(words)), ("bytes", "bytes"))
-    }
-    encoders: dict[str, Callable[[list[str]], int]] = {
-        "BPE": lambda batch: sum(len(np.array(each.ids, np.int64)) for each in bpe.encode_batch(batch)),
-        "bytes": lambda batch: sum(len(np.frombuffer(each.encode(), np.uint8).astype(np.int64)) for each in batch),
+    by_bpe, by_bytes = (
+        Packed(build(file, place=folder / "stores", tokenizer=tokenizer), LENGTH) for tokenizer in (str(words), "bytes")
+    )
+
+    def of_bpe(batch: list[str]) -> int:
+        return sum(len(np.array(each.ids, np.int64)) for each in bpe.encode_batch(batch))
+
+    def of_bytes(batch: list[str]) -> int:
+        return sum(len(_bytes_of(each).astype(np.int64)) for each in batch)
+
+    def as_stored(ids: np.ndarray) -> np.ndarray:
+        return by_bytes.batch(ids, dtype=None)
+
+    sides: dict[str, Callable[[], dict[str, float]]] = {
+        "BPE, decoded": lambda: _decode(file, of_bpe),
+        "BPE, second epoch": lambda: rate_of_batches(by_bpe.batch, of(by_bpe)),
+        "bytes, decoded": lambda: _decode(file, of_bytes),
+        f"bytes, second epoch, {BATCH} at once": lambda: rate_of_batches(by_bytes.batch, of(by_bytes)),
+        f"bytes, second epoch, {STEP} at once": lambda: rate_of_batches(by_bytes.batch, of(by_bytes), STEP),
+        "bytes as stored, decoded": lambda: _decode(file, lambda batch: sum(len(_bytes_of(each)) for each in batch)),
+        f"bytes as stored, second epoch, {BATCH} at once": lambda: rate_of_batches(as_stored, of(by_bytes)),
+        f"bytes as stored, second epoch, {STEP} at once": lambda: rate_of_batches(as_stored, of(by_bytes), STEP),
     }
     rng = np.random.default_rng(2)
+
+    def of(packed: Packed) -> np.ndarray:
+        return rng.permutation(len(packed))
+
     found = []
     for number in range(rounds + 1):
-        rates = {}
-        for name, packed in packs.items():
-            rates[f"{name}, decoded"] = _decode(file, encoders[name]) if number else 0.0
-            rates[f"{name}, second epoch"] = rate_of_batches(packed, rng.permutation(len(packed)))
+        names = [name for name in sides if number or not name.endswith("decoded")]
+        rates = {name: sides[name]() for name in (names if number % 2 else reversed(names))}
         if number:
-            found.append(rates)
+            found.append({name: rates[name] for name in sides})
             print(f"epochs, round {number} of {rounds}", file=sys.stderr)
     return found
 
 
-def _decode(file: Path, encode: Callable[[list[str]], int]) -> float:
-    began, tokens, batch = time.perf_counter(), 0, []
+def _bytes_of(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode(), np.uint8)
+
+
+def _decode(file: Path, encode: Callable[[list[str]], int]) -> dict[str, float]:
+    timed, tokens, batch = Timed(), 0, []
     with gzip.open(file) as opened:
         for line in opened:
             batch.append(json.loads(line)["text"])
             if len(batch) == 64:
                 tokens, batch = tokens + encode(batch), []
     tokens += encode(batch) if batch else 0
-    return tokens / (time.perf_counter() - began)
+    return timed.rate(tokens)
 
 
 def share_of_readers(folder: Path, readers: int) -> dict[str, float]:
