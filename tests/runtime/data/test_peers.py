@@ -14,6 +14,7 @@ from sdk_venvs import python_of
 
 from hyperpod_ext.runtime.data import ElasticBatchSampler, ElasticDataLoader
 from hyperpod_ext.runtime.data.sources import fingerprint_of
+from hyperpod_ext.runtime.data.store import ArrowStore
 
 TORCHDATA = "torchdata==0.11.0"
 MOSAICML = (
@@ -133,6 +134,8 @@ loader = ElasticDataLoader(
 for step in loader.steps(1):
     streamed += [row["id"] for batch, _ in step for row in batch]
     loader.ack(step)
+tokens = Dataset.from_dict({"ids": [[i, i + 1] * (i % 3) for i in range(50)], "text": ["a"] * 50})
+tokens.save_to_disk(sys.argv[1], num_shards=2)
 print(json.dumps({
     "ids": ids, "streamed": streamed, "same": fingerprint_of(dataset) == fingerprint_of(other),
 }))
@@ -150,12 +153,14 @@ def test_hugging_face_datasets_are_sources(root_of_tests: Path, tmp_path: Path) 
         "PATH": "/usr/bin:/bin",
         "HF_HUB_OFFLINE": "1",
     }
-    command = [str(python_of("datasets")), str(script)]
+    command = [str(python_of("datasets")), str(script), str(tmp_path / "tokens")]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert sorted(found["ids"]) == found["streamed"] == [*range(101)]
     assert not found["same"]
+    store = ArrowStore(tmp_path / "tokens" / "*.arrow")  # as `save_to_disk` leaves it
+    assert [row.tolist() for row in store] == [[i, i + 1] * (i % 3) for i in range(50)]
 
 
 MOSAIC = """

@@ -84,18 +84,18 @@ class Packed:
 
         dtype: None leaves them as they are stored, which is less to write and to send, and can be cast on the device.
         """
-        if self._begins is not None:
-            rows = self._whole_batch(numbers)
-        else:
-            length = self.sequence_length
-            try:
-                rows = self._store.windows(np.asarray(numbers, np.int64) * length, length + 1)
-            except (IndexError, ValueError):  # some are counted from the end, or there is none
-                ids = [self._number(number) for number in numbers]
-                if not ids:
-                    return np.empty((0, length + 1), dtype or np.int64)
-                rows = self._store.windows(np.array(ids, np.int64) * length, length + 1)
+        rows = self._split_batch(numbers) if self._begins is None else self._whole_batch(numbers)
         return rows if dtype is None else rows.astype(dtype, copy=False)
+
+    def _split_batch(self, numbers: Sequence[int]) -> Tokens:
+        length, ids = self.sequence_length, np.asarray(numbers)
+        if ids.size and ids.dtype.kind in "iu":
+            try:
+                return self._store.windows(ids.astype(np.int64, copy=False) * length, length + 1)
+            except IndexError:
+                pass  # some are counted from the end, or are none
+        known = [self._number(number) for number in numbers]
+        return self._store.windows(np.array(known or [0], np.int64) * length, length + 1)[: len(known)]
 
     def _whole_batch(self, numbers: Sequence[int]) -> Tokens:
         parts = [self._store.read(*self._range(number)) for number in numbers]

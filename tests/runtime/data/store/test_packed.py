@@ -98,6 +98,9 @@ def test_a_batch_is_a_copy_as_stored_or_as_asked_for(tmp_path: Path, documents: 
     stored[:] = 77
     assert packed[2][0] != 77
     assert packed.batch([]).shape == packed.batch([], dtype=None).shape == (0, 9)
+    assert packed.batch(np.array([2, 0], np.uint8), dtype=None).shape == (2, 9)
+    with pytest.raises(TypeError, match="float"):
+        packed.batch([1.5])  # type: ignore[list-item]
     for beyond in (len(packed), -len(packed) - 1):
         with pytest.raises(IndexError, match=f"sample {beyond} of {len(packed)}"):
             packed.batch([0, beyond])
