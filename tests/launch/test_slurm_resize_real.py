@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 from resizing import ELASTIC
 from slurm_cluster import SlurmCluster, slurm_cluster
-from slurm_place import URL, Place, done, durable_step, made_step, report, wait_until
+from slurm_place import URL, Place, agents_in, done, durable_step, made_step, report, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(400)]
 
@@ -121,6 +123,16 @@ def test_a_job_whose_own_nodes_have_all_left_lasts_as_long_as_its_training(
     assert (whole["starts"], whole["steps_lost"], whole["recoveries"], whole["nodes_lost"]) == (1, 0, [], [])
     assert whole["resizes"][-1]["nodes"] == 1
     assert whole["losses"] == pytest.approx(losses, rel=2e-3, abs=1e-4)
+
+
+def test_a_step_that_is_started_again_has_the_nodes_that_are_left(place: Place) -> None:
+    job = begun(place, elastic={"min_nodes": 1, "max_nodes": 3}, relaunch={"max_times": 1})
+    assert place.hp_ext("resize", URL, "--nodes", "1").code == 0
+    for agent in agents_in(place.folder).values():
+        os.kill(agent, signal.SIGKILL)
+    hurry(place, job, "0.1")
+    assert ended(place)["starts"] == 2
+    assert report(place.start_dir(job, "0.1"))["world_size"] == 1
 
 
 def test_nodes_of_another_allocation_end_when_the_job_is_taken_away(place: Place) -> None:
