@@ -192,6 +192,20 @@ def test_it_is_taken_away_and_nothing_else(tmp_path: Path) -> None:
     assert [str(path.relative_to(tmp_path)) for path in sorted(tmp_path.rglob("*"))] == ["b", "b/notes.txt"]
 
 
+def test_what_a_link_leads_to_is_left_alone(tmp_path: Path) -> None:
+    """As Lightning links the last checkpoint to the best, and takes the link away or saves there again."""
+    at(tmp_path / "best").save(tree(0), 5)
+    for name in ("removed", "saved", "dangling"):
+        (tmp_path / name).symlink_to("best" if name != "dangling" else "gone")
+    assert same(tree(0), at(tmp_path / "removed").load())
+    at(tmp_path / "removed").remove()
+    at(tmp_path / "dangling").remove()
+    at(tmp_path / "saved").save(tree(1), 4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "saved"]
+    assert same(tree(0), at(tmp_path / "best").load())
+    assert same(tree(1), at(tmp_path / "saved").load())
+
+
 @pytest.mark.slow
 def test_on_s3_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     server = s3_server.endpoint()

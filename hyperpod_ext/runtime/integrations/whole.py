@@ -53,7 +53,7 @@ class WholeCheckpoint:
         self._checkpoints = Checkpoints(self._store, job=job, secret=secret)
 
     def save(self, tree: Any, step: int) -> None:
-        """Write `tree`, and then take away what was there before.
+        """Write `tree`, and then take away what was there before; of a symbolic link only itself.
 
         Raises:
             JobFailedError: something in it is neither a tensor nor JSON, with its path.
@@ -61,6 +61,7 @@ class WholeCheckpoint:
             UnreachableError: the place refuses us; what was there before is untouched.
         """
         parts = take_apart(tree, torch.Tensor)
+        self._unlink()  # what it leads to is another checkpoint, and stays
         layout = Layout(parts)
         plan = layout.plan
         before = [entry.name for entry in self._store.list()]
@@ -114,11 +115,24 @@ class WholeCheckpoint:
         return put_together(plan.shape, tensors, manifest["values"])
 
     def remove(self) -> None:
-        """Take it away, its manifest first. What is not of a checkpoint stays. Nothing there is no error."""
+        """Take it away, its manifest first. What is not of a checkpoint stays. Nothing there is no error.
+
+        Of a symbolic link only itself is taken away: what it leads to is another checkpoint.
+        """
+        if self._unlink():
+            return
         self._remove([entry.name for entry in self._store.list()])
         root = getattr(self._store, "root", None)
         if isinstance(root, Path) and root.is_dir() and not any(root.iterdir()):
             root.rmdir()
+
+    def _unlink(self) -> bool:
+        """Take away the symbolic link at this place; False: there is none."""
+        root = getattr(self._store, "root", None)
+        if not isinstance(root, Path) or not root.is_symlink():
+            return False
+        root.unlink()
+        return True
 
     def _remove(self, names: list[str]) -> None:
         claims = {f"generations/{number:06d}.json" for number in claimed(names)}
