@@ -33,6 +33,8 @@ Address = tuple[str, int]
 
 _NAMED = 16
 """Named steps that are remembered: they are named a few ahead."""
+_SEALED = 4
+"""Snapshots of a rank that a late naming may still mean: as many as the memory tier holds, or so."""
 
 
 @dataclass(eq=False, slots=True)
@@ -83,6 +85,7 @@ class Replicator:
         self._skipped = ""
         self._asked: deque[int] | None = None
         """The newest steps that were named; None: it goes by the tier's own number."""
+        self._sealed: dict[int, deque[Manifest]] = {}
         self._kept: dict[int, tuple[str, ExitStack]] = {}
         self._stepped_at: dict[int, float] = {}
         self._due_at, self._latest = 0.0, _Step("", (0, 0))
@@ -104,20 +107,38 @@ class Replicator:
 
     def sealed(self, owner: int, manifest: Manifest) -> None:
         """A snapshot was sealed; it is copied if it is due."""
-        if self._is_due(int(manifest["step"])):
-            with self._changed:
-                self._forget_kept(owner)
-                if self._targets:
-                    self._take(owner, manifest)
+        with self._changed:
+            self._sealed.setdefault(owner, deque(maxlen=_SEALED)).append(manifest)
+            if self._is_due(int(manifest["step"])):
+                self._take_due(owner, manifest)
 
     def ask(self, step: int) -> None:
-        """Have the snapshots of `step` copied; from now on, only such as are named."""
+        """Have the snapshots of `step` copied, those that are there already, too; from now on, only such as are
+        named."""
         with self._changed:
+            if step in (self._asked or ()):
+                return
+            before = self._is_due(step)
             self._asked = deque([*(self._asked or ()), step], maxlen=_NAMED)
+            for owner, sealed in self._sealed.items():
+                late = [manifest for manifest in sealed if manifest["step"] == step]
+                if late and not before:
+                    self._take_due(owner, late[-1])
+
+    def go_by(self, step: int | None) -> None:
+        """A generation begins, in which all nodes go by the same: `step` was named last; None: none was, and the
+        tier's own number counts."""
+        with self._changed:
+            self._asked = None if step is None else deque([step], maxlen=_NAMED)
+            self._sealed.clear()
 
     def _is_due(self, step: int) -> bool:
-        with self._changed:
-            return step % self._tier.every_steps == 0 if self._asked is None else step in self._asked
+        return step % self._tier.every_steps == 0 if self._asked is None else step in self._asked
+
+    def _take_due(self, owner: int, manifest: Manifest) -> None:
+        self._forget_kept(owner)
+        if self._targets:
+            self._take(owner, manifest)
 
     def catch_up(self, owner: int, manifest: Manifest) -> None:
         """Copy this snapshot now, due or not: its node may be about to go."""

@@ -163,6 +163,10 @@ def _about_all(memory: NodeMemory, op: Any, request: wire.Message) -> wire.Messa
             if request.get("kind") == "peer" and memory.replicator is not None:
                 memory.replicator.ask(int(request["step"]))
             return {}
+        case "peer_step":
+            if memory.replicator is not None:
+                memory.replicator.go_by(None if request["step"] is None else int(request["step"]))
+            return {}
         case "replicate_now":
             memory.replicate_now()
             return {}
