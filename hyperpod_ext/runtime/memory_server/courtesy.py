@@ -75,6 +75,12 @@ class Courtesy:
                     self._impatient.cancel()
             self._tell()
 
+    def hurry(self) -> None:
+        """The copies that are under way, or those that begin next, do not make the process give way."""
+        with self._lock:
+            self._late = True
+            self._tell()
+
     @contextmanager
     def urgent(self) -> Iterator[None]:
         """What training waits for, or what is not safe before it is done: the process does not give way meanwhile.

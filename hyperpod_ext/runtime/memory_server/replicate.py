@@ -141,9 +141,11 @@ class Replicator:
             self._take(owner, manifest)
 
     def catch_up(self, owner: int, manifest: Manifest) -> None:
-        """Copy this snapshot now, due or not: its node may be about to go."""
+        """Copy this snapshot now, due or not, and as fast as it goes: its node may be about to go."""
         with self._changed:
             if self._targets:
+                self.pace.hurry()
+                self._courtesy.hurry()
                 self._take(owner, manifest, again=True)
 
     def set_peers(self, addresses: Mapping[int, Address], domains: Mapping[int, str] | None = None) -> None:

@@ -75,6 +75,19 @@ def test_a_copy_that_takes_too_long_gives_way_no_more_and_the_next_one_does_agai
     assert group.told == [14, 0, 14]
 
 
+def test_in_a_hurry_nothing_gives_way_until_those_copies_are_done():
+    group = Group()
+    courtesy = Courtesy(0.05, group)
+    courtesy.copy_begins()
+    courtesy.hurry()
+    courtesy.copy_begins()
+    assert group.told == [14, 0]
+    for _ in range(2):
+        courtesy.copy_ends()
+    courtesy.copy_begins()
+    assert group.told == [14, 0, 14]
+
+
 def test_a_kernel_without_groups_is_asked_once(tmp_path: Path):
     courtesy = Courtesy(0.05, tmp_path / "not" / "there")
     courtesy.copy_begins()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 
 import pytest
@@ -91,3 +92,16 @@ def test_what_is_given_up_waits_no_longer():
     began = time.monotonic()
     pace.take(1000, lambda: True)
     assert time.monotonic() - began < 1
+
+
+def test_in_a_hurry_nobody_waits_who_waited_before():
+    pace = Pace(0.05)
+    pace.rate = 1.0
+    pace.take(1000, lambda: False)
+    waiting = threading.Thread(target=pace.take, args=(1000, lambda: False))
+    waiting.start()
+    pace.hurry()
+    waiting.join(5)
+    assert not waiting.is_alive()
+    pace.finish_within(1000, 10.0)
+    assert (pace.rate, pace.floor) == (math.inf, 100.0)

@@ -78,6 +78,7 @@ def test_a_node_that_may_go_hands_over_what_is_not_due(make_node):
         a.save(owner, 13, content(1000, owner))
     assert a.replicator.wait_idle(20)
     assert steps(b.replicas) == []
+    a.replicator.pace.rate = 1.0  # a byte a second: what training may lose for a copy does not count now
     for owner in range(2):
         a.replicator.catch_up(owner, a.own.newest(owner))
     assert a.replicator.wait_idle(20)
@@ -326,3 +327,41 @@ def test_steps_that_take_longer_beside_a_copy_slow_it_down_though_nothing_is_sav
     assert a.replicator.pace.rate < before
     a.replicator.pace.rate = float("inf")
     assert a.replicator.wait_idle(20)
+
+
+def test_a_node_that_hears_of_a_step_too_late_copies_what_it_still_has_of_it(make_node):
+    a, b = make_node(0, every_steps=10), make_node(1)
+    a.replicator.set_peers({1: b.address})
+    for step in range(1, 7):
+        for owner in (0, 1):
+            a.save(owner, step, content(1000, step))
+    a.replicator.ask(6)
+    a.replicator.ask(6)
+    assert a.replicator.wait_idle(20)
+    assert [steps(b.replicas, owner) for owner in (0, 1)] == [[6], [6]]
+    assert a.replicator.status()["copies"] == 2
+
+
+def test_nodes_that_begin_a_generation_together_have_a_step_in_common_wherever_one_is_lost(make_node):
+    """One of them has heard of named steps, the other took the place of a lost node and has not."""
+    nodes = make_node(0, every_steps=10), make_node(1, every_steps=10)
+    nodes[0].replicator.ask(5)
+    nodes[0].replicator.ask(30)
+    addresses = {node.number: node.address for node in nodes}
+    for node in nodes:
+        node.replicator.go_by(5)
+        node.replicator.set_peers(addresses)
+    for step in range(20, 34):
+        for node in nodes:
+            if step == 21:
+                node.replicator.ask(22)
+            node.save(node.number, step, content(1000, step))
+            assert node.replicator.wait_idle(20)
+    mine, its = nodes
+    assert 22 in set(steps(mine.own, 0)) & set(steps(mine.replicas, 1))
+    assert 22 in set(steps(its.own, 1)) & set(steps(its.replicas, 0))
+    for node in nodes:
+        node.replicator.go_by(None)
+        node.save(node.number, 40, content(1000, 40))
+        assert node.replicator.wait_idle(20)
+    assert 40 in steps(mine.replicas, 1)
