@@ -448,25 +448,53 @@ def test_where_there_is_a_checkpoint_one_is_found(saved, starts):
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"generation": 2}', '{"step": "6", "run": "B"}', '{"step": 60}'])
-def test_a_claim_that_is_damaged_is_none(checkpoints, tmp_path, text):
+def test_a_claim_that_is_damaged_is_an_error_where_it_may_matter(checkpoints, tmp_path, text):
+    """Taken for none, it would bring back the steps that were given up."""
     checkpoints.claim(1, 0, "A")
     write(checkpoints, 100)
-    write(checkpoints, 70, generation=2)
+    checkpoints.claim(2, 60, "B")
     (tmp_path / "generations" / "000002.json").write_text(text)
-    assert checkpoints.claim_of(2) is None
-    assert steps(checkpoints) == [100, 70]
+    assert steps(checkpoints) == [100], "generation 2 has saved nothing"
+    write(checkpoints, 70, generation=2)
+    with pytest.raises(CorruptSnapshotError, match="cannot be told which steps generation 2 gave up") as raised:
+        checkpoints.found()
+    assert "000002.json" in raised.value.message
+    assert "backup" in raised.value.hint
     with pytest.raises(StaleGenerationError):
         checkpoints.claim(2, 0, "C")
+    (tmp_path / "generations" / "000002.json").unlink()  # as the hint says
+    assert steps(checkpoints) == [100, 70]
 
 
-def test_a_claim_that_others_wrote_gives_nothing_up_and_lets_nothing_be_written(checkpoints, tmp_path):
+def test_a_claim_that_others_wrote_lets_nothing_be_read_or_written(checkpoints):
     checkpoints.claim(1, 0, "A")
     write(checkpoints, 100)
     write(checkpoints, 70, generation=2)
     Checkpoints(checkpoints.store, job="j", secret=b"x" * 32).claim(2, 60, "B")
-    assert steps(checkpoints) == [100, 70]
+    for refused in (checkpoints.found, lambda: checkpoints.prune(1, None, ())):
+        with pytest.raises(CorruptSnapshotError, match=r"not signed with this job's secret: it cannot be told"):
+            refused()
     with pytest.raises(StaleGenerationError, match="not signed with this job's secret"):
         checkpoints.claim(1, 0, "A")
+
+
+def test_claims_of_the_older_form_count_beside_a_signed_checkpoint_only(checkpoints, tmp_path):
+    """As they were written before they were signed."""
+    for step in (50, 100):
+        write(checkpoints, step)
+    write(checkpoints, 70, generation=2)
+    claim = tmp_path / "generations" / "000002.json"
+    claim.parent.mkdir()
+    claim.write_text('{"generation": 2, "step": 60, "run": "B"}')
+    assert steps(checkpoints) == [70, 50]
+    with pytest.raises(StaleGenerationError, match="it is not signed"):
+        checkpoints.claim(1, 0, "A")
+    claim.write_text('{"generation": 2, "step": 71, "run": "B"}')  # it has saved a step before it began
+    with pytest.raises(CorruptSnapshotError, match="it is not signed: it cannot be told"):
+        checkpoints.found()
+    claim.write_text('{"generation": 2, "step": 60, "run": "B"}')
+    with pytest.raises(CorruptSnapshotError, match="it is not signed"):  # nothing there is of this job
+        store_at(tmp_path, secret=b"x" * 32).found()
 
 
 def test_a_claim_is_of_its_own_generation_only(checkpoints, tmp_path):
@@ -486,10 +514,11 @@ def test_claims_are_read_only_where_they_may_matter_and_go_with_what_they_were_f
     checkpoints.prune(3, None, ())
     assert steps(checkpoints) == [80, 70, 50]
     assert sorted(int(file.stem) for file in (tmp_path / "generations").iterdir()) == [5, 6, 7, 8]
-    read: list[int] = []
-    monkeypatch.setattr(checkpoints, "claim_of", read.append)
+    read: list[str] = []
+    get = checkpoints.store.get
+    monkeypatch.setattr(checkpoints.store, "get", lambda name: [read.append(name), get(name)][1])
     checkpoints.found()
-    assert sorted(read) == [7, 8]
+    assert sorted(read) == ["generations/000007.json", "generations/000008.json"]
 
 
 def test_a_generation_gives_up_only_what_was_saved_after_it_began():

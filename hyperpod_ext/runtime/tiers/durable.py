@@ -77,10 +77,27 @@ class Checkpoints:
         """Step at which each generation began that has saved something.
 
         The others give nothing up: a run that claimed the place and died has put nothing there to go on from.
+
+        Raises:
+            CorruptSnapshotError: one of them has a claim that cannot be believed. Taken for none, it would bring back,
+                unsaid, the steps that were given up.
         """
-        saved = {one.generation for one in found}
-        claims = {number: self.claim_of(number) for number in saved.intersection(claimed) - {min(saved, default=0)}}
-        return {number: int(claim["step"]) for number, claim in claims.items() if claim is not None}
+        saved: dict[int, list[Found]] = {}
+        for one in found:
+            saved.setdefault(one.generation, []).append(one)
+        starts = {}
+        for number in sorted(saved.keys() & set(claimed) - {min(saved, default=0)}):
+            try:
+                starts[number] = int(self._read_claim(number, saved[number])["step"])
+            except NotFoundError:
+                continue  # deleted since it was listed
+            except CorruptSnapshotError as error:
+                raise CorruptSnapshotError(
+                    f"{error.message}: it cannot be told which steps generation {number} gave up",
+                    hint="Put that file back from a backup, or use the secret that it was signed with. Once it is "
+                    "deleted, what was saved before that generation counts again, the newest step first.",
+                ) from error
+        return starts
 
     def read(self, found: Found) -> Manifest:
         """The checkpoint's manifest, verified.
@@ -153,16 +170,37 @@ class Checkpoints:
         except (NotFoundError, CorruptSnapshotError):
             return None
 
-    def _read_claim(self, generation: int) -> dict[str, Any]:
+    def _read_claim(self, generation: int, saved: Collection[Found] = ()) -> dict[str, Any]:
+        """`saved`: what the generation has saved, which may vouch for its claim."""
         where = f"{self.store.url}/{claim_name(generation)}"
         claim = read_document(self.store.get(claim_name(generation)), where)
-        if not self._trusting:
+        if not self._trusting and not self._vouched_for(claim, saved):
+            if "signature" not in claim:
+                raise CorruptSnapshotError(f"{where}: it is not signed")
             check_manifest(claim, self._secret, job=self._job, where=where)
         if type(claim.get("step")) is not int or not isinstance(claim.get("run"), str):
             raise CorruptSnapshotError(f"{where}: it does not say who began a generation, and where")
         if claim.get("generation") != generation:
             raise CorruptSnapshotError(f"{where}: it is the claim of generation {claim.get('generation')}")
         return {key: claim[key] for key in ("generation", "step", "run")}
+
+    def _vouched_for(self, claim: Mapping[str, Any], saved: Collection[Found]) -> bool:
+        """Whether a claim without a signature, as all were once, stands beside a signed checkpoint of its generation,
+        and none of a step before.
+
+        Whoever makes one up can hide no more by it than by deleting checkpoints, and bring back no more than by
+        deleting the claim; what is left to go on from is signed. It lets nobody write: see `check_not_followed`.
+        """
+        if not saved or claim.keys() != {"generation", "step", "run"} or type(claim["step"]) is not int:
+            return False
+        return bool(claim["step"] <= min(one.step for one in saved)) and any(map(self._is_ours, saved))
+
+    def _is_ours(self, found: Found) -> bool:
+        try:
+            self.read(found)
+        except (NotFoundError, CorruptSnapshotError):
+            return False
+        return True
 
     # --- writing one ----------------------------------------------------------------------------
 
