@@ -146,6 +146,14 @@ def test_a_rule_speaks_at_its_threshold(rule: Rule, speaks: Any, silent: Any, ga
     assert rule(silent) is None
 
 
+def test_thousands_of_faults_are_laid_to_a_node_or_to_chance() -> None:
+    """1,100 of 2,000 on one node of two come once in 118,000 runs, 1,020 twice in five."""
+    assert advice_faults.bad_node(report(capacity={"nodes": 2}, faults=faults(*[0] * 1020, *[1] * 980))) is None
+    said = advice_faults.bad_node(report(capacity={"nodes": 2}, faults=faults(*[0] * 1100, *[1] * 900)))
+    assert said is not None
+    assert "Node 0 had 1100 of 2000 faults" in said.text
+
+
 @pytest.mark.parametrize(("made", "which"), [(1000, "too often, after every step"), (2, "too seldom, every 500 steps")])
 def test_an_interval_is_measured_against_the_exact_best(made: int, which: str) -> None:
     cost, mtbf = 0.05, 101.0
