@@ -76,8 +76,9 @@ class Packed:
         begin, end = self._range(number)
         tokens = self._store.read(begin, end, writable)
         if (short := self.sequence_length + 1 - len(tokens)) > 0:
-            return np.concatenate([tokens, np.full(short, self.pad, tokens.dtype)])
-        return tokens
+            kind = self._padded_type(tokens)
+            return np.concatenate([tokens.astype(kind, copy=False), np.full(short, self.pad, kind)])
+        return tokens if self._begins is None else tokens.astype(self._padded_type(tokens), copy=False)
 
     def batch(self, numbers: Sequence[int], dtype: npt.DTypeLike | None = np.int64) -> npt.NDArray[Any]:
         """Samples as one array of shape [len(numbers), sequence_length + 1]; int64 is ready for an embedding.
@@ -99,11 +100,15 @@ class Packed:
 
     def _whole_batch(self, numbers: Sequence[int]) -> Tokens:
         parts = [self._store.read(*self._range(number)) for number in numbers]
-        kind = np.result_type(np.min_scalar_type(self.pad), *{part.dtype for part in parts})
+        kind = self._padded_type(*parts)
         out = np.full((len(parts), self.sequence_length + 1), self.pad, kind)
         for row, part in zip(out, parts, strict=True):
             row[: len(part)] = part
         return out
+
+    def _padded_type(self, *parts: Tokens) -> np.dtype[Any]:
+        """What holds their tokens and the padding alike, such as -100 beside u16."""
+        return np.result_type(np.min_scalar_type(self.pad), *{part.dtype for part in parts})
 
     def boundaries(self, number: int) -> npt.NDArray[np.int64]:
         """Where documents begin within sample `number`, the first one at 0; for masks that keep documents apart."""

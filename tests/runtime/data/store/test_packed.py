@@ -115,6 +115,16 @@ def test_a_micro_batch_is_read_at_once_and_is_what_single_samples_are(tmp_path: 
     assert [row.tolist() for row in documents.__getitems__([1, 0])] == [[3, 4, 5, 6, 7], [0, 1, 2]]
 
 
+@pytest.mark.parametrize("pad", [-100, 70_000])
+def test_padding_that_tokens_have_no_room_for_makes_them_wider(tmp_path: Path, pad: int) -> None:
+    """-100 is what a loss passes by, and tokens have no sign."""
+    packed = Packed(write(tmp_path / "s", [3, 6, 2]), 5, documents="whole", pad=pad)
+    rows = packed.batch(range(3), dtype=None)
+    assert [row.tolist() for row in rows] == [packed[number].tolist() for number in range(3)]
+    assert rows[0].tolist() == [0, 1, 2, pad, pad, pad]
+    assert {packed[number].dtype for number in range(3)} == {rows.dtype}, "a full sample, too"
+
+
 def test_fingerprints_tell_every_difference_and_survive_pickling(tmp_path: Path) -> None:
     store = write(tmp_path / "s", [30, 20])
     kinds: list[dict[str, Any]] = [{}, {"documents": "whole"}, {"documents": "whole", "pad": 1}]
