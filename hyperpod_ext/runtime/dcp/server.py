@@ -21,6 +21,7 @@ from hyperpod_ext.runtime import wire
 from hyperpod_ext.runtime.dcp.place import locked
 from hyperpod_ext.runtime.environment import ENV_SECRET_FILE, read_secret
 from hyperpod_ext.runtime.memory_server.capacity import usable_bytes
+from hyperpod_ext.runtime.memory_server.courtesy import own_group
 from hyperpod_ext.runtime.memory_server.node_memory import NodeMemory
 from hyperpod_ext.runtime.memory_server.server import Answer, Server
 
@@ -129,6 +130,7 @@ def main() -> None:
         nodes=config.nodes,
         owners=config.workers_per_node,
         usable_bytes=usable_bytes,
+        group=own_group(),
     )
     LonelyServer(arguments.socket, memory, config, arguments.lock, arguments.idle_exit_s).serve()
 

@@ -98,7 +98,7 @@ def test_in_a_hurry_nobody_waits_who_waited_before():
     pace = Pace(0.05)
     pace.rate = 1.0
     pace.take(1000, lambda: False)
-    waiting = threading.Thread(target=pace.take, args=(1000, lambda: False))
+    waiting = threading.Thread(target=pace.take, args=(1000, lambda: False), daemon=True)
     waiting.start()
     pace.hurry()
     waiting.join(5)
