@@ -5,7 +5,10 @@ from __future__ import annotations
 import mmap
 import os
 import signal
+import socket
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,6 +21,7 @@ from hyperpod_ext.errors import (
     NotFoundError,
     StaleGenerationError,
 )
+from hyperpod_ext.runtime import wire
 from hyperpod_ext.runtime.checkpoint.manifest import check_bytes
 from hyperpod_ext.runtime.memory_server.budget import Budget
 from hyperpod_ext.runtime.memory_server.client import MemoryClient
@@ -69,6 +73,40 @@ def test_steps_are_told_without_an_answer(server):
         writer.client.stepped(0)
     writer.save(1)
     assert read(writer.client, 1) == bytes([1]) * 1000
+
+
+def test_a_seal_beside_another_call_is_told_apart_from_it(tmp_path):
+    """The thread that copies a state seals it, while training tells of steps and asks."""
+    with socket.socket(socket.AF_UNIX) as listener, ThreadPoolExecutor(2) as threads:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        client = MemoryClient(str(tmp_path / "s"))
+        server, _ = listener.accept()
+        server.settimeout(10)
+
+        def answer() -> Counter[str]:
+            heard: Counter[str] = Counter()
+            with server:
+                while (request := wire.receive(server)) is not None:
+                    heard[request["op"]] += 1
+                    if request["op"] != "stepped":
+                        wire.send(server, {"to": request["op"]})
+            return heard
+
+        def seal() -> None:
+            for number in range(100):  # some are longer than a socket takes at once
+                client.seal(0, 0, {"values": "v" * (1 << 20 if number % 25 == 0 else 1)})
+
+        heard, sealed = threads.submit(answer), threads.submit(seal)
+        try:
+            for _ in range(100):
+                client.stepped(0)
+                assert client.ask("status") == {"to": "status"}
+            sealed.result()
+            client.flush()
+        finally:
+            client.close()
+        assert heard.result() == {"seal": 100, "stepped": 100, "status": 100}
 
 
 def test_a_snapshot_comes_with_its_plan_and_its_values(server):

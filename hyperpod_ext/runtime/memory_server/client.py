@@ -49,12 +49,16 @@ class MemoryClient:
     A request that was sent counts even if this process dies at once: the server reads it all the same,
     and answers nobody's question about this rank before it has.
 
+    A thread may seal, and another make any other call at the same time.
+
     Raises the server's errors as their own types: MemoryTierFullError, StaleGenerationError, ...
     """
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
+        self._speaking = threading.RLock()
+        """Held while a request is sent and, where its answer is waited for, until that is here."""
         self._pending = 0
         self._next_slot: int | None = None
 
@@ -121,12 +125,14 @@ class MemoryClient:
         self._ask_later({"op": "settle", "owner": owner, "save_id": save_id, "keep": keep})
 
     def _ask_later(self, request: wire.Message) -> None:
-        wire.send(self._socket, request)
-        self._pending += 1
+        with self._speaking:
+            wire.send(self._socket, request)
+            self._pending += 1
 
     def stepped(self, owner: int) -> None:
         """Tell that a step was made, without a save. What copies cost is learned from how long steps take."""
-        wire.send(self._socket, {"op": "stepped", "owner": owner})
+        with self._speaking:
+            wire.send(self._socket, {"op": "stepped", "owner": owner})
 
     def flush(self) -> None:
         """Wait until everything asked for is done, and raise the first thing that went wrong with it."""
@@ -143,17 +149,18 @@ class MemoryClient:
     def _take_answers(self, *, wait: bool) -> bool:
         """Read the answers that are due, all or those that are here; returns whether none is due any more."""
         errors_met = []
-        while self._pending and (wait or self._has_answer()):
-            self._pending -= 1
-            try:
-                answer, _ = self._answer()
-                self._next_slot = answer.get("next_slot", self._next_slot)
-            except errors.HyperpodExtError as error:
-                errors_met.append(error)
-        if errors_met:
-            self._next_slot = None  # what was refused was not written; the server knows which slot is next
-            raise errors_met[0]
-        return not self._pending
+        with self._speaking:
+            while self._pending and (wait or self._has_answer()):
+                self._pending -= 1
+                try:
+                    answer, _ = self._answer()
+                    self._next_slot = answer.get("next_slot", self._next_slot)
+                except errors.HyperpodExtError as error:
+                    errors_met.append(error)
+            if errors_met:
+                self._next_slot = None  # what was refused was not written; the server knows which slot is next
+                raise errors_met[0]
+            return not self._pending
 
     def _has_answer(self) -> bool:
         try:
@@ -217,9 +224,10 @@ class MemoryClient:
         return self._call({"op": op, **fields})[0]
 
     def _call(self, request: wire.Message) -> tuple[wire.Message, list[int]]:
-        self.flush()
-        wire.send(self._socket, request)
-        return self._answer()
+        with self._speaking:
+            self.flush()
+            wire.send(self._socket, request)
+            return self._answer()
 
     def _answer(self) -> tuple[wire.Message, list[int]]:
         answer, fds = wire.receive_fds(self._socket, max_fds=1)
