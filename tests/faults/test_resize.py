@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,10 +30,15 @@ def undisturbed(job_class: Any, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 @pytest.fixture(scope="module")
 def alone(job_class: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A job of one rank that nobody disturbs, with sums of gradients that have no order."""
-    env = {"HPX_TEST_STEPS": FEWER, "HPX_TEST_SECONDS": "0"}
-    folder, known = tmp_path_factory.mktemp("alone") / "job", {"nodes": 1, "workers_per_node": 1, "script": BITWISE}
-    return run_alone(job_class(folder, settings=settings(), env=env, **known))
+    """A function that gives a job of one rank that nobody disturbed, with sums of gradients that have no order."""
+
+    @functools.cache
+    def run(parallel: str) -> Any:
+        env = {"HPX_TEST_STEPS": FEWER, "HPX_TEST_SECONDS": "0", "HPX_TEST_PARALLEL": parallel}
+        folder, known = tmp_path_factory.mktemp(parallel) / "job", {"workers_per_node": 1, "script": BITWISE}
+        return run_alone(job_class(folder, nodes=1, settings=settings(), env=env, **known))
+
+    return run
 
 
 @pytest.fixture
@@ -157,7 +163,7 @@ def test_a_kill_in_the_middle_of_a_resize_leaves_a_job_that_goes_on_bitwise(resi
     running.job.agents[victim].kill()
     running.job.until("coordinator" if who == "coordinator" else "node_lost")
     running.job.until("resized")
-    assert_bitwise(running, running.finish(), alone)
+    assert_bitwise(running, running.finish(), alone(parallel))
 
 
 @pytest.mark.thorough

@@ -121,3 +121,25 @@ def test_lists_and_dicts_that_are_kept_stay_the_same_objects(kept):
 
 def test_the_bytes_of_a_dtensor_are_those_of_its_part(kept):
     assert "bytes True" in kept
+
+
+def test_a_process_that_is_another_rank_finds_its_own_place_in_a_mesh_that_equals_the_former():
+    found = run("""
+        from torch.distributed.tensor import DTensor, Shard
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+        from hyperpod_ext.runtime.checkpoint.image import chunk_of
+
+        def cut(rank):
+            dist.destroy_process_group()
+            dist.init_process_group("fake", rank=rank, world_size=3, store=FakeStore())
+            whole, mesh = torch.arange(8.0).view(4, 2), init_device_mesh("cpu", (3,))
+            part = list(torch.chunk(whole, 3))[rank] if rank < 2 else whole[4:]
+            sharded = DTensor.from_local(part, mesh, [Shard(0)], run_check=False, shape=(4, 2), stride=(2, 1))
+            return chunk_of(sharded.detach(), "sharded")
+
+        first = cut(2)
+        meshes.forget_rank()
+        second = cut(1)
+        print(first, second.offsets, second.local.tolist())
+    """)
+    assert found.split("\n")[0] == "None (2, 0) [[4.0, 5.0], [6.0, 7.0]]"

@@ -175,6 +175,22 @@ def give_back(places: Sequence[Place]) -> list[Place]:
     return missing
 
 
+def forget_rank() -> None:
+    """Have torch forget what it worked out while this process was another rank.
+
+    What becomes of DTensors is remembered by their meshes, and meshes of the same ranks are equal, whoever looks at
+    them: results would get a mesh in which this process has its former place.
+    """
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    from torch.distributed.tensor import _redistribute, debug
+
+    debug._clear_sharding_prop_cache()
+    _redistribute._gen_transform_infos.cache_clear()
+    if hasattr(_redistribute, "clear_redistribute_planner_cache"):  # older torch has no such cache
+        _redistribute.clear_redistribute_planner_cache()
+
+
 def of_now(value: Any) -> Any:
     """`value`, where it is a process group or holds some in lists, tuples and dicts, with those of this generation."""
     if isinstance(value, dist.ProcessGroup):

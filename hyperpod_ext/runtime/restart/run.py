@@ -256,6 +256,7 @@ class Run:
         self._watchdog.close()
         self._watchdog = Watchdog(self.config, rank, self._link, self._checkpointer)
         self._held = []  # what was cut for the former world is built anew
+        meshes.forget_rank()
 
     def leave(self) -> None:
         """A generation is over: let go of its process groups, wherever they are held."""
