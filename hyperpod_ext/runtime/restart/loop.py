@@ -21,6 +21,7 @@ from hyperpod_ext.runtime.environment import WorkerEnvironment
 from hyperpod_ext.runtime.launchers import Launcher, find_launcher, open_control_plane
 from hyperpod_ext.runtime.memory_server.client import MemoryClient
 from hyperpod_ext.runtime.rendezvous.groups import ProcessGroups
+from hyperpod_ext.runtime.restart import meshes
 from hyperpod_ext.runtime.restart.link import JobLink, SoloLink
 from hyperpod_ext.runtime.restart.run import Run
 from hyperpod_ext.runtime.restart.session import AbortedError, ControlPlane, Generation
@@ -141,6 +142,7 @@ class _Loop:
         if self._member is None or self._member.environment != environment:
             if self._member is not None:
                 self._member.client.close()
+                meshes.forget_rank()
             self._member = _Member.of(environment, self._session)
         return self._member
 
