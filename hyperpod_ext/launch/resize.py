@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from hyperpod_ext.errors import ConflictError, Problem, UnsupportedError, WaitTi
 from hyperpod_ext.files import write_whole
 from hyperpod_ext.launch.handle import JobHandle
 from hyperpod_ext.launch.targets import get_target
-from hyperpod_ext.launch.targets.local_watch import Tail
+from hyperpod_ext.launch.targets.local_watch import Tail, read_event
 
 RESIZERS = {
     "local": "hyperpod_ext.launch.targets.local_resize",
@@ -102,7 +101,7 @@ def world_of(events: Iterable[Mapping[str, Any]]) -> World:
     """The job's nodes after these events. Pure."""
     size, members = 0, set[int]()
     for event in events:
-        match event["event"]:
+        match event.get("event"):
             case "job_started" | "world":
                 size = int(event["nodes"])
             case "node_joined":
@@ -147,8 +146,8 @@ def outcome(
     while True:
         why = ended()  # asked first: what was told before is then read below
         for line in events.lines():
-            event: dict[str, Any] = json.loads(line)
-            if event["event"] == "resized":
+            event = read_event(line)
+            if event.get("event") == "resized":
                 newest = event
             if event.get("order") != name:
                 continue

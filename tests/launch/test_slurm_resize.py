@@ -80,7 +80,7 @@ def test_nodes_that_come_are_asked_for_as_those_of_the_job_are_and_bring_the_ord
         (programs / name).write_text(f"#!/bin/sh\n{body}\n")
         (programs / name).chmod(0o755)
     env = {"PATH": f"{programs}:/usr/bin:/bin", "SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_JOB_ID": "18"}
-    done = subprocess.run(["sh"], input=text, env=env, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(["sh"], input=text, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads((start / "resizes" / "001.json").read_text()) == {"nodes": 4, "joining": [2, 3]}
     seen = dict(line.partition("=")[::2] for line in (start.parent / "env").read_text().splitlines())

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from hyperpod_ext.config.resize import ResizeOrder
 from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.agent.arguments import parse, read_settings
-from hyperpod_ext.runtime.agent.resize_orders import read_orders
+from hyperpod_ext.runtime.agent.resize_orders import orders_due, read_orders
 
 
 def begun_with(there: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **more: object) -> int:
@@ -53,3 +54,17 @@ def test_orders_are_read_in_the_order_in_which_they_came(tmp_path: Path) -> None
         ("1", 1, ()),
         ("2", 4, (2, 3)),
     ]
+
+
+@pytest.mark.parametrize(
+    ("taken", "members", "due"),
+    [
+        (set(), {0, 1}, ["002"]),  # 001 waits for its nodes
+        (set(), {0, 1, 2}, ["001", "002"]),
+        ({"001"}, {0, 1, 2}, ["002"]),
+        ({"002"}, {0, 1, 2}, []),  # 001 was overtaken
+    ],
+)
+def test_an_order_that_was_overtaken_is_dropped(taken: set[str], members: set[int], due: list[str]) -> None:
+    orders = {"001": ResizeOrder(nodes=3, joining=(2,)), "002": ResizeOrder(nodes=1)}
+    assert [name for name, _ in orders_due(orders, taken, members)] == due

@@ -68,7 +68,7 @@ def test_a_token_that_has_expired_is_replaced(imds: InstanceMetadata) -> None:
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:1", "nonsense", "http://127.0.0.1:1/a b"])
 def test_metadata_that_cannot_be_asked_is_said_once_and_left_alone(endpoint: str) -> None:
-    notice, unheard = heard(FAST, n.Metadata(endpoint), 0.2)
+    notice, unheard = heard(FAST, n.Metadata(endpoint), 1.0)
     assert notice is None
     assert len(unheard) == 1
 
@@ -79,6 +79,10 @@ def test_a_file_says_so_by_being_there(tmp_path: Path) -> None:
     assert heard(notices, None, 0.1) == (None, [])
     file.touch()
     assert heard(notices, None) == (n.Notice(f"{file} says so"), [])
+
+
+def test_a_file_that_cannot_be_looked_at_is_not_there() -> None:
+    assert heard(Notices(ec2=False, file="/" + "x" * 300, every_s=0.01), None, 0.1) == (None, [])
 
 
 NOW = datetime(2026, 11, 21, 8, 20, tzinfo=UTC)

@@ -10,7 +10,6 @@ RUNS/NAME/JOBID/0.0/hosts/3      what Slurm calls node 3 of the job's own alloca
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from hyperpod_ext.launch.spec_note import parse_note
 from hyperpod_ext.launch.targets import hyperpod_slurm, hyperpod_slurm_runs
 from hyperpod_ext.launch.targets import hyperpod_slurm_client as slurm
 from hyperpod_ext.launch.targets.hyperpod_slurm_script import NOTE, nodes_script
-from hyperpod_ext.launch.targets.local_watch import Tail
+from hyperpod_ext.launch.targets.local_watch import Tail, read_event
 
 _ASK_EVERY_S = 2.0
 _LEAVE_S = 30.0
@@ -94,7 +93,7 @@ def order(handle: JobHandle, nodes: int) -> Ordered:
         hint = f"wait for them, or drop them with `scancel {waiting[0]}`"
         raise ConflictError(f"{job.name} waits for nodes already, job {waiting[0]} of the queue", hint=hint)
     events = Tail(starts[-1] / "events.jsonl")
-    world = resize.world_of(json.loads(line) for line in events.lines())
+    world = resize.world_of(read_event(line) for line in events.lines())
     if nodes == world.size:
         raise ConflictError(f"{job.name} has {nodes} nodes already")
     name = resize.new_name()
@@ -178,8 +177,8 @@ def _wait_for_leavers(ordered: Ordered, hosts: dict[int, str]) -> None:
     Raises:
         HyperpodExtError: they do not.
     """
-    events = [json.loads(line) for line in Tail(ordered.start / "events.jsonl").lines()]
-    begun = [one for one in events if one["event"] == "resize_begun" and one["order"] == ordered.name]
+    events = [read_event(line) for line in Tail(ordered.start / "events.jsonl").lines()]
+    begun = [one for one in events if one.get("event") == "resize_begun" and one["order"] == ordered.name]
     leaving = [number for number in (begun[-1]["leaving"] if begun else ()) if number in hosts]
     elastic, grace_s = ordered.spec.elastic, ordered.spec.checkpoint.grace_s
     patience_s = ((elastic and elastic.graceful_shutdown_s) or grace_s) + grace_s + _LEAVE_S

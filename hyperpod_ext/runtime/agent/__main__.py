@@ -16,7 +16,7 @@ from hyperpod_ext.runtime.agent.arguments import parse, read_settings
 from hyperpod_ext.runtime.agent.event_log import REPORT, report_of, report_on, write_report
 from hyperpod_ext.runtime.agent.line import CutOffError
 from hyperpod_ext.runtime.agent.node import Node
-from hyperpod_ext.runtime.agent.resize_orders import tell_left
+from hyperpod_ext.runtime.agent.resize_orders import tell_here, tell_left
 from hyperpod_ext.runtime.environment import ENV_RUN_DIR, ENV_SOCKET_DIR
 from hyperpod_ext.runtime.goodput import make_report
 
@@ -30,6 +30,7 @@ def main() -> None:
     if arguments.node_rank == 0 and not arguments.rejoin:
         for report in (REPORT, *(path.name for path in run_dir.glob(report_of("*")))):
             (run_dir / report).unlink(missing_ok=True)  # of an earlier run in the same place
+    tell_here(run_dir, arguments.node_rank)
     with _socket_dir() as private:
         try:
             state = _run(arguments, run_dir, private)

@@ -18,7 +18,7 @@ from typing import Self
 from hyperpod_ext.config.runtime import RuntimeConfig
 from hyperpod_ext.runtime import wire
 from hyperpod_ext.runtime.agent.hearing import Hearing
-from hyperpod_ext.runtime.agent.resize_orders import read_orders
+from hyperpod_ext.runtime.agent.resize_orders import orders_due, read_orders
 from hyperpod_ext.runtime.agent.roster import Agent
 from hyperpod_ext.runtime.metrics import tracing
 from hyperpod_ext.runtime.rendezvous import membership as m
@@ -251,10 +251,9 @@ class Coordinator(Hearing):
             await asyncio.sleep(_ORDERS_S)
             if self._membership.phase is not m.Phase.RUNNING:
                 continue
-            for name, order in read_orders(self._run_dir).items():
-                if name not in taken and set(order.joining) <= self._roster.members.keys():
-                    taken.add(name)
-                    self._carry_out(self._membership.resize(order.nodes, name))
+            for name, order in orders_due(read_orders(self._run_dir), taken, self._roster.members):
+                taken.add(name)
+                self._carry_out(self._membership.resize(order.nodes, name))
 
     def _resume_world(self) -> None:
         """What the coordinator before this one was about to enter, if anything: this one tells how it goes."""

@@ -114,10 +114,12 @@ async def watch(
         take: hears of it; False: not now.
         unheard: hears why the metadata cannot be asked, each time that it begins to be so.
     """
-    file = Path(notices.file) if notices.file is not None else None
+    file = notices.file
     failures, again_at = 0, 0.0
     while metadata is not None or file is not None:
-        notice = Notice(f"{file} says so") if file is not None and file.exists() else None
+        # in a thread: the disk of the file may have stopped to answer
+        there = file is not None and await asyncio.to_thread(os.path.exists, file)
+        notice = Notice(f"{file} says so") if there else None
         if metadata is not None and notice is None and time.monotonic() >= again_at:
             try:
                 told = await asyncio.to_thread(metadata.spot_action)

@@ -8,7 +8,7 @@ RUN_DIR/node3.left             for whoever takes them back
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from hyperpod_ext.config.resize import LEFT, RESIZES, WANTED, ResizeOrder
@@ -27,6 +27,20 @@ def read_orders(run_dir: Path) -> dict[str, ResizeOrder]:
     return found
 
 
+def orders_due(
+    orders: Mapping[str, ResizeOrder], taken: Collection[str], members: Collection[int]
+) -> list[tuple[str, ResizeOrder]]:
+    """Those that can be carried out now, the oldest first.
+
+    One that still waits for its nodes when a later one is taken is overtaken for good: else a job would go back to an
+    old size when they come at last.
+    """
+    latest = max(taken, default="")
+    return [
+        (name, order) for name, order in sorted(orders.items()) if name > latest and set(order.joining) <= set(members)
+    ]
+
+
 def tell_wanted(run_dir: Path, nodes: Collection[int]) -> None:
     """Say which nodes the job would have."""
     write_whole(run_dir / WANTED, json.dumps({"nodes": sorted(nodes)}) + "\n")
@@ -35,3 +49,8 @@ def tell_wanted(run_dir: Path, nodes: Collection[int]) -> None:
 def tell_left(run_dir: Path, node: int) -> None:
     """Say that nothing of this node is needed any more."""
     (run_dir / LEFT.format(node)).touch()
+
+
+def tell_here(run_dir: Path, node: int) -> None:
+    """Say that this node is in use; it may have been let go before."""
+    (run_dir / LEFT.format(node)).unlink(missing_ok=True)
