@@ -107,10 +107,8 @@ def test_shards_are_cut_anew_from_memory(resizable, undisturbed):
     assert shrunk["pids_kept"]
 
 
-@pytest.mark.parametrize(
-    ("parallel", "nodes"),
-    [("hsdp", 2), *(pytest.param(*kind, marks=pytest.mark.thorough) for kind in (("fsdp2", 1), ("mesh", 2)))],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("parallel", "nodes"), [("hsdp", 2), ("fsdp2", 1), ("mesh", 2)])
 def test_what_was_never_saved_is_at_hand_where_all_stop(resizable, undisturbed, parallel, nodes):
     """Each of these ranks has all of the state, but in objects that are built anew for another world."""
     running = resizable(parallel, nodes=nodes, checkpoint={"tiers": [{"kind": "memory", "every_steps": 1000}]})
