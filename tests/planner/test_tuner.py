@@ -17,7 +17,7 @@ from hyperpod_ext.planner.rates import published
 from hyperpod_ext.runtime.agent.coordinator import Coordinator
 from hyperpod_ext.runtime.agent.tuner import START_PEER_S, START_S, Tuner, by_clock
 from hyperpod_ext.runtime.checkpoint.choose import Decision, Source
-from hyperpod_ext.runtime.rendezvous.membership import Fault, Membership
+from hyperpod_ext.runtime.rendezvous.membership import Begin, Fault, Membership
 
 AUTO = {"kind": "file", "path": "/x", "every_steps": "auto"}
 
@@ -168,6 +168,39 @@ def test_copies_that_are_named_faster_than_agents_report_are_measured_too() -> N
     assert seconds > 2
 
 
+def test_a_tier_that_never_gets_a_copy_does_not_keep_the_others_from_being_tuned() -> None:
+    """Peers, where every node holds the same state."""
+    checkpoint = policy(AUTO, {"kind": "peer", "every_steps": "auto"})
+    tuner, (tier,) = Tuner(checkpoint, 2, 0.0), checkpoint.durable()
+    for step in range(1, 301):
+        now = 6.0 * step
+        tuner.heard({"event": "step", "rank": 0, "step": step, "began": now - 6.0, "t": now}, now)
+        tuner.named("peer", step + 2)
+        if step % 20 == 1:
+            tuner.named("file", step + 2)
+        if step % 20 == 5:
+            tuner.heard({"event": "copying", "tier": "/x/job", "newest_step": step - 2}, now)
+    seconds = tuner.seconds(tier)
+    assert seconds is not None
+    assert seconds > 4 * START_S
+    assert len(tuner._tiers["peer"]._steps) < 300 / 6
+
+
+def test_a_copy_is_followed_again_after_the_job_went_back_by_many_steps() -> None:
+    checkpoint = policy({**AUTO, "every_seconds": 2})
+    tuner, (tier,) = Tuner(checkpoint, 2, 0.0), checkpoint.durable()
+    tuner.named("file", 5000)
+    for step in range(1, 100):
+        tuner.heard({"event": "step", "rank": 0, "step": step, "began": step - 1.0, "t": float(step)}, step)
+        if step % 10 == 0:
+            tuner.named("file", step + 2)
+        if step % 10 == 4:
+            tuner.heard({"event": "copying", "tier": "/x/job", "newest_step": step - 2}, step)
+    seconds = tuner.seconds(tier)
+    assert seconds is not None
+    assert seconds > 2
+
+
 def test_tiers_that_say_how_often_are_left_alone() -> None:
     for tier, seconds in (({"every_steps": 50}, None), ({"every_seconds": 30}, 30.0)):
         checkpoint = policy({"kind": "file", "path": "/x", **tier})
@@ -230,3 +263,50 @@ def test_a_coordinator_names_the_steps_and_changes_how_often(tmp_path: Path) -> 
     tuned = [event["every_seconds"] for event in log if event["event"] == "tuned"]
     assert tuned == [0.1, 0.2, 0.4, 0.8]
     assert {message["kind"] for message in Told.told if message["type"] == "drain_at"} == {"file"}
+
+
+def _peer_job(tmp_path: Path, nodes: int, sharing: str, step_s: float) -> list[dict[str, Any]]:
+    """What agents are told in 400 steps with copies on peers as often as can be, and in a new generation after them."""
+
+    async def run() -> list[dict[str, Any]]:
+        config = RuntimeConfig(
+            name="job", nodes=nodes, workers_per_node=1, checkpoint=policy({"kind": "peer", "every_steps": "auto"})
+        )
+        coordinator = Told.first(config, 0, tmp_path, 1)
+        coordinator.told = told = []  # type: ignore[misc]  # of this one alone
+        coordinator._tuner._tiers["peer"].interval = 0.0
+        for step in range(400):
+            kind = "step" if step else "begun"
+            report = {"event": kind, "rank": 0, "step": step, "sharing": sharing, "t": step * step_s}
+            fields = {"type": "event", "began": (step - 1) * step_s, "generation": 1, "node": 0}
+            coordinator._act(0, 0, 1, {**report, **fields})
+        coordinator._stores = dict.fromkeys(range(nodes), ("127.0.0.1", 1))
+        coordinator._roster.members = {node: {"peer": ["127.0.0.1", 1]} for node in range(nodes)}
+        coordinator._do(Begin(2, Decision(380, {})))
+        coordinator._watching.cancel()
+        coordinator._looking.cancel()
+        coordinator._log_file.close()
+        return told
+
+    return asyncio.run(run())
+
+
+def test_steps_for_peers_are_named_before_any_node_can_have_made_them(tmp_path: Path) -> None:
+    told = _peer_job(tmp_path, 2, "shard", 0.01)
+    named = [message["step"] for message in told if message["type"] == "drain_at"]
+    assert named[1] == named[0] + 102, "a second ahead, and not before the last one that was named is made"
+    assert len(named) == 4
+
+
+def test_nodes_that_come_later_hear_which_step_was_named_for_peers(tmp_path: Path) -> None:
+    told = _peer_job(tmp_path, 2, "shard", 1.0)
+    named = [message["step"] for message in told if message["type"] == "drain_at"]
+    begin = next(message for message in told if message["type"] == "begin")
+    assert begin["peer_step"] == named[-1]
+
+
+@pytest.mark.parametrize(("nodes", "sharing"), [(2, "same"), (1, "shard")])
+def test_nothing_is_named_for_peers_where_nothing_is_copied_to_them(tmp_path: Path, nodes: int, sharing: str) -> None:
+    told = _peer_job(tmp_path, nodes, sharing, 1.0)
+    assert [message["type"] for message in told if message["type"] == "drain_at"] == []
+    assert next(message for message in told if message["type"] == "begin")["peer_step"] is None

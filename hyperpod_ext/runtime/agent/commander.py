@@ -68,6 +68,10 @@ class Commander:
         self._clocks = Clocks()
         self._asked = -1
         self._started, self._drained_at = time.monotonic(), dict[str, float]()
+        self._peer_step: int | None = None
+        """The last step that was named for copies on peers. Nodes that come later must go by it, too."""
+        self._same = False
+        """Every rank holds the same state: none is copied to peers."""
         self._tuner = Tuner(config.checkpoint, config.nodes, self._started)
         self._policy = config.checkpoint
         """As all ranks have it in this generation."""
@@ -121,6 +125,7 @@ class Commander:
                 addresses = [self._stores[rank] for rank in sorted(nodes)]
                 self._steps, self._inquest = {}, Inquest(len(nodes))
                 more = {"peers": self._roster.table("peer"), "run": self._run, "memory_every": self._tune_memory()}
+                more["peer_step"] = self._peer_step
                 self._to_workers("begin", decision=decision.to_json(), addresses=addresses, **more)
             case m.AskDurable(besides):
                 self._durable.ask(besides)

@@ -12,6 +12,8 @@ from hyperpod_ext.runtime.checkpoint.choose import Offer
 from hyperpod_ext.runtime.hangs import Hang
 from hyperpod_ext.runtime.rendezvous import membership as m
 
+_AHEAD = 2  # steps, of durable tiers: a checkpoint that a node hears of too late leaves the one before as it is
+
 
 class Hearing(Commander):
     """Takes reports."""
@@ -55,10 +57,12 @@ class Hearing(Commander):
                 if message["event"] in ("step", "begun"):
                     membership.step_committed(int(message["step"]))
                     self._steps[rank] = int(message["step"])
-                    self._keep_time()
                     if message["event"] == "begun":
                         membership.sharded = message.get("sharing") == "shard"
-                    elif membership.settling and len(self._steps) == len(membership.nodes):
+                        self._same = message.get("sharing") == "same"
+                    self._keep_time()
+                    everybody = message["event"] == "step" and len(self._steps) == len(membership.nodes)
+                    if membership.settling and everybody:
                         self._carry_out(membership.settle(min(self._steps.values())))
                 for kind, seconds in self._tuner.heard(message, time.monotonic()).items():
                     self._log("tuned", tier=kind, every_seconds=round(seconds, 3))
@@ -137,10 +141,24 @@ class Hearing(Commander):
             now, last = time.monotonic(), self._drained_at.get(tier.kind, self._started)
             every = self._tuner.seconds(tier)
             if every is not None and now - last >= every:
+                newest = max(self._steps.values())
+                ahead = self._ahead_for_peers(newest) if tier.kind == "peer" else _AHEAD
+                if ahead is None:
+                    continue
                 self._drained_at[tier.kind] = now
-                step = self._policy.next_due(max(self._steps.values()) + 2)
+                step = self._policy.next_due(newest + ahead)
+                if tier.kind == "peer":
+                    self._peer_step = step
                 self._to_agents({"type": "drain_at", "kind": tier.kind, "step": step})
                 self._tuner.named(tier.kind, step)
+
+    def _ahead_for_peers(self, newest: int) -> int | None:
+        """How far ahead of the newest step one is named for copies on peers. None: there are no such copies, or the
+        last step that was named is about to be made."""
+        ahead, nodes = self._tuner.steps_ahead(), set(self._membership.nodes.values())
+        if ahead is None or self._same or len(nodes) == 1:
+            return None
+        return None if newest < (self._peer_step or 0) <= newest + ahead else ahead
 
     def _fault(self, message: wire.Message, rank: int, generation: int) -> None:
         died = message["type"] == "died"

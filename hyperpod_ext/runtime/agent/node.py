@@ -270,6 +270,8 @@ class Node:
                 if message["type"] == "begin":
                     self._workers.keep_only(self._own_ranks)
                 await self._memory.ask({"op": "fence", "generation": self._workers.generation})
+                if message["type"] == "begin":
+                    await self._memory.ask({"op": "peer_step", "step": message.get("peer_step")})
                 if self._config.elastic is not None:
                     await self._memory.ask({"op": "world", "nodes": self._nodes_in_use})
                 self._workers.send(message)

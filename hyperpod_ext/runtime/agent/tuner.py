@@ -5,6 +5,7 @@ Fed with the events that agents report; `planner.retune` decides. Only the coord
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Mapping
 from statistics import median
@@ -21,7 +22,12 @@ START_PEER_S = 10.0
 """The same of copies on peers. Until the first is named, they are made by the default number of steps."""
 _IDLE_STEPS = 64
 _WAITED_STEPS = 4096
+_HEARD_S = 1.0
+"""After so long, all nodes have heard which step was named, and have told their memory servers."""
+_PATIENCE = 10
+"""After so many intervals a copy that has not arrived is not taken for one that is under way."""
 _ENOUGH = 5  # steps beside a copy, and beside none, before anything is concluded from them
+_LEAST_STEP_S = 1e-3
 
 _LEAST = 0.005
 """Of the time a copy is on its way, what it takes from training at least: less cannot be told from noise."""
@@ -72,6 +78,11 @@ class Tuner:
         """Seconds between two copies in `tier`; None where it goes by steps."""
         tuned = self._tiers.get(tier.kind)
         return tuned.interval if tuned is not None else getattr(tier, "every_seconds", None)
+
+    def steps_ahead(self) -> int | None:
+        """How far ahead of the newest step that is known one must be named, for all nodes to hear before they make it:
+        a step may take no longer than the news of it. None: it is not known yet how long steps take."""
+        return 2 + math.ceil(_HEARD_S / max(_LEAST_STEP_S, median(self._took))) if self._took else None
 
     def named(self, kind: str, step: int) -> None:
         """The tier gets a copy of this step next."""
@@ -147,24 +158,29 @@ class _Tuned:
         """How long the steps took that were made while each was copied."""
         self._expected: int | None = None
         self._since: float | None = None
+        self._overdue = False
         self._steps: list[float] = []
 
     @property
     def copying(self) -> bool:
         """Whether a copy is under way."""
-        return self._since is not None
+        return self._since is not None and not self._overdue
 
     def expect(self, step: int) -> None:
-        """A copy of `step` will be made. It is followed unless another one still is: agents report seldom."""
-        if self._expected is None:
-            self._expected, self._since, self._steps = step, None, []
+        """A copy of `step` will be made. It is followed unless another one still is: agents report seldom. One that
+        was made and has not arrived still is, however late: only that tells how long copies take here."""
+        if self._expected is None or step < self._expected:  # the job went back by many
+            self._forget(step)
 
     def step_done(self, step: int, took: float, now: float) -> None:
         """Training has made a step."""
-        if self.copying:
+        if self._expected is None:
+            return
+        if self.copying and len(self._steps) < _WAITED_STEPS:
             self._steps.append(took)
-        if step == self._expected:
+        if step == self._expected or (self._since is None and step > self._expected):
             self._since = now
+        self._overdue = self._since is not None and now - self._since > _PATIENCE * self.interval
 
     def arrived(self, step: int, now: float) -> bool:
         """The tier has `step` now; whether that is the copy that was waited for."""
@@ -172,5 +188,8 @@ class _Tuned:
             return False
         self.latencies.append(now - self._since)
         self.beside.append(self._steps)
-        self._expected, self._since, self._steps = None, None, []
+        self._forget(None)
         return True
+
+    def _forget(self, expected: int | None) -> None:
+        self._expected, self._since, self._overdue, self._steps = expected, None, False, []
