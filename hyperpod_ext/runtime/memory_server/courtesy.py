@@ -7,6 +7,8 @@ only the group's own nice value counts between them.
 
 from __future__ import annotations
 
+import errno
+import functools
 import math
 import os
 import threading
@@ -21,6 +23,7 @@ _AUTOGROUP = Path("/proc/self/autogroup")
 _PATIENCE_S = 10.0
 _AGAIN_S = 0.11
 """Who is not root may change the group's value ten times a second."""
+_FOR_GOOD = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 def niceness_for(max_slowdown: float) -> int:
@@ -49,7 +52,7 @@ class Courtesy:
         """After so long with copies under way the process gives way no more: where training leaves no core idle,
         they would not be done before the next are due."""
         self._impatient: threading.Timer | None = None
-        self._copies = self._urgent = self._told = 0
+        self._copies = self._urgent = self._told = self._busy = 0
         self._asking_again = self._late = False
         self._lock = threading.Lock()
 
@@ -63,7 +66,8 @@ class Courtesy:
         with self._lock:
             self._copies += 1
             if self._copies == 1 and self._group is not None:
-                self._impatient = _later(self.patience_s, self._lose_patience)
+                self._busy += 1
+                self._impatient = _later(self.patience_s, functools.partial(self._lose_patience, self._busy))
             self._tell()
 
     def copy_ends(self) -> None:
@@ -101,11 +105,12 @@ class Courtesy:
             return
         try:
             self._group.write_text(str(wanted))
-        except BlockingIOError:  # too soon after the last time
-            self._asking_again = True
+        except OSError as error:
+            if error.errno in _FOR_GOOD:
+                self._group = None  # this kernel has no such groups, or they are not ours to change
+                return
+            self._asking_again = True  # too soon after the last time, say; the value may not stay as it is
             _later(_AGAIN_S, self._tell_again)
-        except OSError:
-            self._group = None  # this kernel has no such groups
         else:
             self._told = wanted
 
@@ -114,10 +119,11 @@ class Courtesy:
             self._asking_again = False
             self._tell()
 
-    def _lose_patience(self) -> None:
+    def _lose_patience(self, busy: int) -> None:
         with self._lock:
-            self._late = self._copies > 0
-            self._tell()
+            if busy == self._busy and self._copies:  # else those copies have just ended, and others have begun
+                self._late = True
+                self._tell()
 
 
 def _later(seconds: float, what: Callable[[], None]) -> threading.Timer:

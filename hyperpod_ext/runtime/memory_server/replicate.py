@@ -225,7 +225,9 @@ class Replicator:
                 if self._closed:
                     return
                 step = self._due[0]
-                step.begun = True
+                if not step.begun:  # the ranks' copies of a step are one matter: they must be done in time together
+                    step.begun = True
+                    self._courtesy.copy_begins()
                 manifest = step.waiting.pop(owner := min(step.waiting))
                 targets = [self._peers[node] for node in self._targets]
             began = time.monotonic()
@@ -235,6 +237,7 @@ class Replicator:
                 self._conclude(owner, manifest, failures)
                 if not step.waiting:
                     self._remove(step)
+                    self._courtesy.copy_ends()
                 self._changed.notify_all()
 
     def _copy(self, owner: int, manifest: Manifest, targets: list[PeerSender]) -> list[BaseException]:
@@ -250,11 +253,9 @@ class Replicator:
                 self._counts["bytes_sent"] += sent
 
         self.pace.copy_begins()
-        self._courtesy.copy_begins()
         try:
             return ps.in_threads(work, len(targets), "replicate")
         finally:
-            self._courtesy.copy_ends()
             self.pace.copy_ends()
 
     def _conclude(self, owner: int, manifest: Manifest, failures: list[BaseException]) -> None:

@@ -365,3 +365,27 @@ def test_nodes_that_begin_a_generation_together_have_a_step_in_common_wherever_o
         node.save(node.number, 40, content(1000, 40))
         assert node.replicator.wait_idle(20)
     assert 40 in steps(mine.replicas, 1)
+
+
+class Told:
+    """Courtesy that counts."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def copy_begins(self) -> None:
+        self.said.append("begins")
+
+    def copy_ends(self) -> None:
+        self.said.append("ends")
+
+
+def test_the_copies_of_a_steps_ranks_are_one_matter_of_courtesy(pair):
+    a, _ = pair
+    a.replicator._courtesy = told = Told()
+    with a.replicator._changed:  # all of them are there before the first is copied
+        for owner in range(4):
+            a.save(owner, 1, content(1000, owner))
+    assert a.replicator.wait_idle(20)
+    assert told.said == ["begins", "ends"]
+    assert a.replicator.status()["copies"] == 4
