@@ -247,6 +247,7 @@ class Run:
             self._policy = self.config.checkpoint.with_memory_every(memory_every)
         self._watchdog.enter(generation)
         self._cursor, self._restored, self._in_step = 0, False, False
+        self._saved = -1  # what is made again is another snapshot, or none
         if fresh:
             self._kept, self._held, self._state, self.step = [], [], None, 0
 
@@ -299,14 +300,14 @@ class Run:
         whole = Whole(step, save_id_of(self.generation, step), taken.own_digest(), sharing, world_size)
         self._state.commit(taken, whole)
         self.step, self._taken = step, (taken, whole)
-        if self._policy.due(step):
-            self._save(taken, whole, at_once=at_once)
-        elif self._checkpointer is not None and self.config.checkpoint.peer() is not None:
+        saved = self._policy.due(step) and self._save(taken, whole, at_once=at_once)
+        if not saved and self._checkpointer is not None and self.config.checkpoint.peer() is not None:
             self._checkpointer.stepped()
 
-    def _save(self, taken: Taken, whole: Whole, *, at_once: bool, when_busy: str | None = None) -> None:
+    def _save(self, taken: Taken, whole: Whole, *, at_once: bool, when_busy: str | None = None) -> bool:
+        """Whether there is a snapshot of it now: one may be skipped."""
         if self._checkpointer is None:
-            return
+            return False
         own, began = {id(tensor) for tensor in taken.own}, time.monotonic()
         saved = self._checkpointer.save(
             whole.step,
@@ -321,6 +322,7 @@ class Run:
         )
         self._blocked += time.monotonic() - began
         self._saved = whole.step if saved else self._saved
+        return saved
 
     def _stop_after(self, step: int) -> None:
         """Where all ranks have agreed to, let the job go on as another world.
