@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nodes import kill_node
 
 from hyperpod_ext.runtime.agent.tuner import START_PEER_S
 
@@ -51,19 +50,3 @@ def test_snapshots_in_memory_come_as_often_as_the_job_finds_best(job: Any, undis
     made = {e["step"] for e in running.events() if e["event"] == "step" and e["generation"] == 2 and "snapshot" in e}
     assert made
     assert all(step % 2 == 0 for step in made)
-
-
-@pytest.mark.thorough
-@pytest.mark.slow
-def test_a_node_that_came_after_a_step_was_named_for_peers_can_be_lost_in_its_turn(job: Any) -> None:
-    tiers = [{"kind": "memory"}, {"kind": "peer", "every_steps": "auto"}]
-    running = job(spares=2, settings={"checkpoint": {"tiers": tiers}}, env={"HPX_TEST_STEPS": "100000"}).start()
-    running.until("node_joined", node=3)
-    running.until("tuned", tier="peer")
-    kill_node(running, 1)
-    begun = running.until("generation", generation=2)
-    running.until("step", generation=2, step=begun["step"] + 25)
-    kill_node(running, 2)
-    again = running.until("generation", generation=3)
-    assert again["step"] >= begun["step"] > 0
-    running.until("step", generation=3)
