@@ -85,7 +85,7 @@ def _moved(node: Any, device: torch.device) -> Any:
     if isinstance(node, torch.Tensor):
         return node.to(device)
     if isinstance(node, Mapping):
-        return type(node)((key, _moved(value, device)) for key, value in node.items())  # type: ignore[call-arg]
+        return type(node)((key, _moved(value, device)) for key, value in node.items())  # type: ignore[call-arg]  # a dict of some kind
     if isinstance(node, list | tuple):
         return type(node)(_moved(value, device) for value in node)
     return node
