@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 from ranks import Member, Ranks
+from world_of_one import world_of_one
 
 from hyperpod_ext.runtime.launchers.elastic_events import ElasticBoundary, ElasticEvent
 
@@ -57,8 +58,7 @@ def test_all_stop_after_the_same_step_and_where_the_state_is_whole():
 
 
 def test_nobody_stops_before_the_next_step():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    with world_of_one():
         event = ElasticEvent()
         boundary = ElasticBoundary(event, lambda step: None)
         boundary.begin(1, 9)
@@ -66,18 +66,13 @@ def test_nobody_stops_before_the_next_step():
         event.told = True
         assert not boundary.stops_after(2, whole=True), "others may have read nothing yet"
         assert boundary.stops_after(3, whole=True)
-    finally:
-        dist.destroy_process_group()
 
 
 def test_told_in_the_last_step_all_stop_after_it():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
+    with world_of_one():
         event = ElasticEvent()
         boundary = ElasticBoundary(event, lambda step: None)
         boundary.begin(8, 9)
         assert not boundary.stops_after(8, whole=True)
         event.told = True
         assert boundary.stops_after(9, whole=True)
-    finally:
-        dist.destroy_process_group()

@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-import torch.distributed as dist
+from world_of_one import world_of_one
 
 from hyperpod_ext.runtime.reproducible.bins import BAD, MOST, NONE, Sum, bin_of, largest_of, value_of
 from hyperpod_ext.runtime.reproducible.norm import norm_of
@@ -108,9 +108,8 @@ def test_what_is_not_finite_wins_whatever_follows():
 
 @pytest.fixture
 def group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield dist.group.WORLD
-    dist.destroy_process_group()
+    with world_of_one() as world:
+        yield world
 
 
 def test_norm(group):

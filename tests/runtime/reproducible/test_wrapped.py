@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
+from world_of_one import world_of_one
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.reproducible import reproducible
@@ -15,9 +15,8 @@ from hyperpod_ext.runtime.reproducible import reproducible
 
 @pytest.fixture(autouse=True)
 def group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with world_of_one():
+        yield
 
 
 def small() -> tuple[nn.Module, torch.optim.Optimizer]:
