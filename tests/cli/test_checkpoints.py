@@ -476,6 +476,13 @@ def test_a_damaged_source_never_becomes_a_copy_that_counts(written: Written, fol
     assert hp_ext("checkpoints", "copy", folder, to).code == 7
 
 
+def test_a_place_that_takes_nothing_is_told_with_its_name(written: Written, folder: Path) -> None:
+    written.save(10)
+    done = hp_ext("checkpoints", "copy", folder, "/proc/nothing")  # where nobody, not even root, makes a folder
+    assert done.code == 4
+    assert done.stderr.startswith("error: Cannot write /proc/nothing/step-000000010")
+
+
 def test_another_checkpoint_of_the_same_step_is_not_overwritten(written: Written, folder: Path, tmp_path: Path) -> None:
     inside = written.save(10)
     other = Written(open_store(str(tmp_path / "other" / JOB)), nodes=1)

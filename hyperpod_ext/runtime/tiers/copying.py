@@ -130,6 +130,12 @@ def _room(nbytes: int) -> Iterator[memoryview]:
                     f"no room for an image of {nbytes} bytes in {tempfile.gettempdir()}: {error.strerror}",
                     hint="Set TMPDIR to a place with more room.",
                 ) from error
-        memory = stack.enter_context(mmap.mmap(descriptor, max(nbytes, 1)))
+        memory = mmap.mmap(descriptor, max(nbytes, 1))
+        stack.callback(_close, memory)
         whole = stack.enter_context(memoryview(memory))
         yield stack.enter_context(whole[:nbytes])
+
+
+def _close(memory: mmap.mmap) -> None:
+    with contextlib.suppress(BufferError):  # frames of an error hold views of it: it goes with them
+        memory.close()
