@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from .output import say
 
 if TYPE_CHECKING:
+    from hyperpod_ext.config.checks import Check
     from hyperpod_ext.config.cluster import ClusterConfig
     from hyperpod_ext.config.document import Document
     from hyperpod_ext.config.job import JobConfig
@@ -46,7 +47,7 @@ class Specs:
         self.cluster: ClusterConfig | None = None
         self._outputs: ClusterOutputs | None = None
         try:
-            loaded = read(JobConfig, job_file, overrides, self._fill)
+            loaded = read(JobConfig, job_file, overrides, self._fill, self._spec_checks)
         except ConfigError as error:
             problems += error.problems
         if cluster_file is not None:
@@ -56,10 +57,18 @@ class Specs:
                 self.cluster = read(ClusterConfig, cluster_file).config
             except ConfigError as error:
                 problems += error.problems
+        if loaded is not None and problems:
+            problems += loaded.check(self._spec_checks())
         if problems or loaded is None:
             raise ConfigError(problems)
         self._loaded = loaded
         self.job = loaded.config
+
+    def _spec_checks(self) -> list[Check]:
+        """What would be found once single fields are right, told beside their mistakes."""
+        from hyperpod_ext.launch.rules import spec_checks
+
+        return spec_checks(self._ignored)
 
     def _fill(self, document: Document) -> None:
         """What a spec leaves to the cluster that it names."""

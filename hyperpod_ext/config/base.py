@@ -5,6 +5,18 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 
+class ContradictionError(ValueError):
+    """What validators of whole models raise: fields that are right one by one and not beside each other.
+
+    `field` is one without which the others stand, if there is one: `load` then goes on without it, and finds what else
+    is wrong.
+    """
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
 class Config(BaseModel):
     """Unknown fields are errors, values are never coerced, instances never change.
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from hyperpod_ext.config.base import Config
+from hyperpod_ext.config.base import Config, ContradictionError
 
 _KILL = re.compile(r"(rank|node)=(\d+)@step=(\d+)")
 
@@ -36,7 +36,7 @@ class KillFault(Config):
     @model_validator(mode="after")
     def _one_victim(self) -> Self:
         if (self.rank is None) == (self.node is None):
-            raise ValueError("a kill needs either a rank or a node")
+            raise ContradictionError("a kill needs either a rank or a node", None if self.node is None else "node")
         return self
 
     @classmethod

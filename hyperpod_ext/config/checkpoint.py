@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from hyperpod_ext.config.base import Config
+from hyperpod_ext.config.base import Config, ContradictionError
 
 AUTO = "auto"
 
@@ -106,7 +106,8 @@ class DurableTier(Tuned):
     def _one_clock(self) -> Self:
         default = type(self).model_fields["every_steps"].default  # a job's own dump says both
         if self.every_seconds is not None and self.every_steps != default:
-            raise ValueError("every_steps and every_seconds are two ways to say the same; give one of them")
+            message = "every_steps and every_seconds are two ways to say the same; give one of them"
+            raise ContradictionError(message, "every_seconds")
         return self
 
 

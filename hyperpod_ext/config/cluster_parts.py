@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from hyperpod_ext.config.base import Config
+from hyperpod_ext.config.base import Config, ContradictionError
 from hyperpod_ext.config.names import InstanceType, LabelKey, LabelValue
 from hyperpod_ext.config.sagemaker import KmsKey, RoleArn, S3Uri, Vpc
 
@@ -80,7 +80,7 @@ class BatchSize(Config):
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
         if (self.nodes is None) == (self.percent is None):
-            raise ValueError("give either nodes or percent")
+            raise ContradictionError("give either nodes or percent", None if self.percent is None else "percent")
         return self
 
 

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from hyperpod_ext.config.base import Config
+from hyperpod_ext.config.base import Config, ContradictionError
 from hyperpod_ext.config.names import AbsolutePath
 
 
@@ -48,7 +48,7 @@ class BatchPolicy(Config):
     def _each_size_once(self) -> Self:
         sizes = [scale.nodes for scale in self.scale_config]
         if len(sizes) != len(set(sizes)):
-            raise ValueError("scale_config names a number of nodes twice; keep one of the two")
+            raise ContradictionError("scale_config names a number of nodes twice; keep one of the two", "scale_config")
         return self
 
 
@@ -122,5 +122,5 @@ class Elastic(Config):
     @model_validator(mode="after")
     def _one_way_to_step(self) -> Self:
         if self.step is not None and self.sizes:
-            raise ValueError("step and sizes are two ways to say the same; give one of them")
+            raise ContradictionError("step and sizes are two ways to say the same; give one of them", "step")
         return self

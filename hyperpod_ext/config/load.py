@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from pydantic import ValidationError
 
 from hyperpod_ext.config.base import Config
-from hyperpod_ext.config.checks import CHECKS, ListFiles
+from hyperpod_ext.config.checks import CHECKS, Check, ListFiles
 from hyperpod_ext.config.document import Document, Path, parse
 from hyperpod_ext.config.nearest import nearest
 from hyperpod_ext.config.overrides import Override, apply_overrides
@@ -24,6 +24,9 @@ M = TypeVar("M", bound=Config)
 
 Fill = Callable[[Document], None]
 """Writes into a document what it leaves to others, before it is checked."""
+
+MoreChecks = Callable[[], Iterable[Check]]
+"""What is checked elsewhere of a file without mistakes, and here of the right fields of one that has some."""
 
 _MOST_ROUNDS = 10
 """Mistakes hide behind mistakes; nobody writes them ten deep."""
@@ -39,6 +42,10 @@ class Loaded(Generic[M]):
     def locate(self, problems: Iterable[Problem]) -> list[Problem]:
         """Fill in file and line of problems that name only a field."""
         return [problem if problem.source else self._located(problem) for problem in problems]
+
+    def check(self, checks: Iterable[Check]) -> list[Problem]:
+        """What these find, with its place."""
+        return list(_check(checks, self.config, self.document, set(), None))
 
     def _located(self, problem: Problem) -> Problem:
         parts = problem.path.split(".") if problem.path else []
@@ -68,11 +75,15 @@ def load_text(
 
 
 def read(
-    model: type[M], path: str | pathlib.Path, overrides: Sequence[str | Override] = (), fill: Fill | None = None
+    model: type[M],
+    path: str | pathlib.Path,
+    overrides: Sequence[str | Override] = (),
+    fill: Fill | None = None,
+    more: MoreChecks | None = None,
 ) -> Loaded[M]:
     """`load`, with the places of all values."""
-    file = pathlib.Path(path)
-    return read_text(model, _text_of(file), str(path), overrides, lambda folder: _names_in(file.parent / folder), fill)
+    file, text = pathlib.Path(path), _text_of(pathlib.Path(path))
+    return read_text(model, text, str(path), overrides, lambda folder: _names_in(file.parent / folder), fill, more)
 
 
 def read_text(
@@ -82,6 +93,7 @@ def read_text(
     overrides: Sequence[str | Override] = (),
     list_files: ListFiles | None = None,
     fill: Fill | None = None,
+    more: MoreChecks | None = None,
 ) -> Loaded[M]:
     """`load_text`, with the places of all values."""
     document = parse(text, source)
@@ -93,14 +105,16 @@ def read_text(
     problems = list(document.problems)
     config = None
     if not unreadable:
-        config, found = _validate(model, document, list_files)
+        config, found = _validate(model, document, list_files, more)
         problems += found
     if problems or config is None:
         raise ConfigError(_in_order(problems, source))
     return Loaded(config, document)
 
 
-def _validate(model: type[M], document: Document, list_files: ListFiles | None) -> tuple[M | None, list[Problem]]:
+def _validate(
+    model: type[M], document: Document, list_files: ListFiles | None, more: MoreChecks | None
+) -> tuple[M | None, list[Problem]]:
     """Validate, mend, and validate again until the checks can run too."""
     problems: list[Problem] = []
     made_up: set[Path] = {tuple(problem.path.split(".")) for problem in document.problems if problem.path}
@@ -119,12 +133,19 @@ def _validate(model: type[M], document: Document, list_files: ListFiles | None) 
                     mended.add(path)
             made_up |= mended
         else:
-            return config, problems + list(_check(config, draft, made_up, list_files))
+            checks = CHECKS.get(model.__name__, ())
+            problems += _check(checks, config, draft, made_up, list_files)
+            if more is not None and (problems or document.problems):
+                problems += _check(more(), config, draft, made_up, list_files)
+            return config, problems
     return None, problems
 
 
-def _check(config: M, document: Document, made_up: set[Path], list_files: ListFiles | None) -> Iterator[Problem]:
-    for check in CHECKS.get(type(config).__name__, ()):
+def _check(
+    checks: Iterable[Check], config: Config, document: Document, made_up: set[Path], list_files: ListFiles | None
+) -> Iterator[Problem]:
+    """What they find, but for those that read something made up."""
+    for check in checks:
         if any(overlaps(read, path) for read in check.reads for path in made_up):
             continue
         for finding in check.run(config, list_files):

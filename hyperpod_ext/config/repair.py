@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from hyperpod_ext.config.base import ContradictionError
 from hyperpod_ext.config.document import Document, Path
 from hyperpod_ext.config.nearest import nearest
 from hyperpod_ext.config.shape import expected_at, field_paths
@@ -29,6 +30,9 @@ def repair(error: Mapping[str, Any], model: type[BaseModel], document: Document)
         if expected.examples and isinstance(holder := _value_at(document.data, path[:-1]), dict):
             holder[path[-1]] = expected.examples[0]
         return path
+    contradiction = error.get("ctx", {}).get("error")
+    if isinstance(contradiction, ContradictionError) and contradiction.field is not None:
+        return _drop(document, (*path, contradiction.field))
     if kind == "union_tag_invalid":
         meant = nearest(str(error["ctx"]["tag"]), valid_tags(error))
         entry = _value_at(document.data, path)

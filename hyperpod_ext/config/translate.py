@@ -84,6 +84,8 @@ def _explain(
             return f"a list belongs here, not {_named(value)}", _hint_for_list(value)
         case "dict_type" | "model_type" | "model_attributes_type":
             return f"fields belong here, not {_named(value)}", _hint_for_fields(value, expected)
+        case "value_error":
+            return str(context["error"]), ""  # pydantic's own text begins with "Value error"
     if kind in _BOUNDS:
         key, words = _BOUNDS[kind]
         bound = context[key]

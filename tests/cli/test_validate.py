@@ -46,6 +46,33 @@ def test_five_mistakes_are_five_lines_with_suggestions_and_exit_3(spec: Path) ->
     assert all(hint in line for hint, line in zip(wanted, lines, strict=True)), done.stderr
 
 
+ELASTIC = "elastic: {min_nodes: 5, max_nodes: 3}\n"
+
+
+@pytest.mark.parametrize("mistake", ["nodez: 4", "workers_per_node: two", "checkpoint: {tiers: [{kind: disk}]}"])
+def test_bounds_that_contradict_each_other_are_told_beside_other_mistakes(spec: Path, mistake: str) -> None:
+    spec.write_text(f"name: a\nscript: train.py\n{mistake}\n{ELASTIC}")
+    lines = hp_ext("validate", spec).stderr.splitlines()
+    assert [line.removeprefix(f"{spec}:")[:1] for line in lines] == ["3", "4"]
+    assert lines[1].endswith("elastic.min_nodes: 5 is more than max_nodes (exchange the two) [HPX103]")
+    assert len(hp_ext("validate", spec, "--ignore", "HPX103").stderr.splitlines()) == 1
+
+
+def test_nothing_is_concluded_from_bounds_that_cannot_be_read(spec: Path) -> None:
+    spec.write_text("name: a\nscript: train.py\nelastic: {min_nodes: five, max_nodes: 3, sizes: [4, 2]}\n")
+    (line,) = hp_ext("validate", spec).stderr.splitlines()
+    assert line.startswith(f"{spec}:3: elastic.min_nodes: a whole number belongs here")
+
+
+def test_a_cluster_with_mistakes_hides_none_of_the_job(spec: Path, tmp_path: Path) -> None:
+    spec.write_text(f"name: a\nscript: train.py\n{ELASTIC}")
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text("name: c\nregion: nowhere\n")
+    done = hp_ext("validate", spec, "--cluster", cluster)
+    assert f"{spec}:3: elastic.min_nodes: 5 is more than max_nodes" in done.stderr
+    assert f"{cluster}:2: region" in done.stderr
+
+
 def test_under_json_the_problems_are_on_stdout(spec: Path) -> None:
     spec.write_text(FIVE_MISTAKES)
     error = hp_ext("validate", spec, "-o", "json").json["error"]

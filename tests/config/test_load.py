@@ -132,6 +132,29 @@ def test_cross_checks_run_beside_an_unrelated_mistake() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "paths"),
+    [
+        (
+            "global_batch_size: 8\nelastic: {min_nodes: x, step: 1, sizes: [2], batch: {micro_batch_size: 3}}",
+            ["elastic.batch.micro_batch_size", "elastic.min_nodes", "elastic.max_nodes", "elastic"],
+        ),
+        (
+            "checkpoint: {tiers: [{kind: file, path: /x, every_steps: 5, every_seconds: 3, keep: 0}, {kind: peer}]}",
+            ["checkpoint.tiers.0.keep", "checkpoint.tiers.0", "checkpoint.tiers.1.replicas"],
+        ),
+        (
+            "chaos: {faults: [{rank: 0, node: 1, step: 0}, {rank: 7, step: 1}]}",
+            ["chaos.faults.0.step", "chaos.faults.0", "chaos.faults.1.rank"],
+        ),
+    ],
+)
+def test_fields_that_contradict_each_other_hide_nothing(text: str, paths: list[str]) -> None:
+    problems = problems_of(GOOD + text)
+    assert sorted(problem.path for problem in problems) == sorted(paths)
+    assert not any(problem.message.startswith("Value error") for problem in problems)
+
+
+@pytest.mark.parametrize(
     ("text", "line", "hint"),
     [
         (GOOD + "args: [1, 2\nnodes: 2\n", 4, "brackets"),

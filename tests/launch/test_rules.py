@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from hyperpod_ext.config.base import Config
 from hyperpod_ext.config.cluster import ClusterConfig
+from hyperpod_ext.config.document import Path
 from hyperpod_ext.config.job import JobConfig
+from hyperpod_ext.config.repair import overlaps
 from hyperpod_ext.launch.rules import Context, all_rules
 
 P5 = {"instance_type": "ml.p5.48xlarge"}
@@ -261,6 +264,40 @@ def test_every_rule_has_a_test_a_cause_and_a_fix() -> None:
         assert known.title
         assert known.cause.endswith(".")
         assert known.fix.endswith(".")
+
+
+class Watched:
+    """A config that notes which of its fields are read."""
+
+    def __init__(self, config: Config, path: Path, seen: set[Path]) -> None:
+        self._config, self._path, self._seen = config, path, seen
+
+    def __getattr__(self, name: str) -> Any:
+        computed = getattr(type(self._config), name, None)
+        if isinstance(computed, property) and computed.fget is not None:
+            return computed.fget(self)
+        value, path = getattr(self._config, name), (*self._path, name)
+        if isinstance(value, tuple) and value and isinstance(value[0], Config):
+            return tuple(Watched(one, path, self._seen) for one in value)
+        if isinstance(value, Config):
+            return Watched(value, path, self._seen)
+        self._seen.add(path)
+        return value
+
+
+def test_a_rule_that_names_its_fields_reads_no_others() -> None:
+    """Of a spec with mistakes it is told where those are in other fields: what it reads there is no default."""
+    known = {rule.id: rule for rule in all_rules().values() if rule.reads}
+    assert {"HPX103", "HPX111", "HPX161", "HPX171"} <= known.keys()
+    for rule, wrong, mended, _path in CASES:
+        if rule not in known:
+            continue
+        for fields in (wrong, mended, mended | ELASTIC):
+            seen: set[Path] = set()
+            job: Any = Watched(context(fields).job, (), seen)
+            list(known[rule].find(Context(job, None, None)))
+            unknown = [path for path in seen if not any(overlaps(read, path) for read in known[rule].reads)]
+            assert not unknown, rule
 
 
 def test_every_finding_says_what_to_do() -> None:

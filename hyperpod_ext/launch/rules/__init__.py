@@ -7,12 +7,12 @@ functions of a Context. HPX001 to HPX099 are the checks of the spec itself, in `
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from hyperpod_ext.config.checks import Finding
-from hyperpod_ext.config.document import dotted
+from hyperpod_ext.config.checks import Check, Finding, ListFiles
+from hyperpod_ext.config.document import Path, dotted
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.errors import Problem
 
@@ -51,21 +51,24 @@ class Rule:
     fix: str
     """What to do."""
     find: Callable[[Context], Iterator[Finding]]
+    reads: tuple[Path, ...] = ()
+    """Fields of the job that it concludes from, where it looks at nothing else: it is then told of a spec with mistakes
+    in other fields, too."""
 
 
 RULES: dict[str, Rule] = {}
 """All rules by id, once `all_rules` was called."""
 
 
-def rule(id: str, severity: Severity, title: str, cause: str, fix: str) -> Callable[
-    [Callable[[Context], Iterator[Finding]]], Callable[[Context], Iterator[Finding]]
-]:  # fmt: skip
+def rule(
+    id: str, severity: Severity, title: str, cause: str, fix: str, *, reads: tuple[str, ...] = ()
+) -> Callable[[Callable[[Context], Iterator[Finding]]], Callable[[Context], Iterator[Finding]]]:
     """Enters a function as the rule `id`."""
 
     def enter(find: Callable[[Context], Iterator[Finding]]) -> Callable[[Context], Iterator[Finding]]:
         if id in RULES and RULES[id].find.__qualname__ != find.__qualname__:
             raise ValueError(f"two rules are called {id}")
-        RULES[id] = Rule(id, severity, title, cause, fix, find)
+        RULES[id] = Rule(id, severity, title, cause, fix, find, tuple(tuple(path.split(".")) for path in reads))
         return find
 
     return enter
@@ -84,3 +87,16 @@ def findings(context: Context, severity: Severity) -> Iterator[Problem]:
         if known.severity == severity:
             for found in known.find(context):
                 yield Problem(found.message, path=dotted(found.path), hint=found.hint, rule=known.id)
+
+
+def spec_checks(ignore: Collection[str] = ()) -> list[Check]:
+    """Errors that the spec alone shows, for a spec that is not right field by field."""
+
+    def check(known: Rule) -> Check:
+        def run(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
+            return known.find(Context(job))
+
+        return Check(known.reads, run, known.id)
+
+    rules = all_rules().values()
+    return [check(one) for one in rules if one.reads and one.severity == "error" and one.id not in ignore]

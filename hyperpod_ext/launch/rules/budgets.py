@@ -15,6 +15,7 @@ from hyperpod_ext.launch.rules import KUBERNETES, Context, rule
     "a budget that is never reached",
     "After max_process_restarts the job has failed; a full restart that needs more restarts than that never comes.",
     "Have after_restarts smaller than max_process_restarts.",
+    reads=("relaunch",),
 )
 def budgets_are_in_order(context: Context) -> Iterator[Finding]:
     again = context.job.relaunch
@@ -33,6 +34,7 @@ def budgets_are_in_order(context: Context) -> Iterator[Finding]:
     "A threshold needs an operator and a number that the pattern's first group finds; a pattern must be a regular "
     "expression.",
     "Write both, and put the number of the pattern in parentheses.",
+    reads=("log_rules",),
 )
 def log_rules_are_whole(context: Context) -> Iterator[Finding]:
     for index, one in enumerate(context.job.log_rules):
@@ -72,6 +74,7 @@ def log_rules_do_something(context: Context) -> Iterator[Finding]:
     "two log rules of one name",
     "The operator tells faults apart by the names of their rules.",
     "Give each rule a name of its own.",
+    reads=("log_rules",),
 )
 def log_rules_have_names(context: Context) -> Iterator[Finding]:
     names = [one.name for one in context.job.log_rules]
@@ -101,6 +104,7 @@ def pods_have_time_to_save(context: Context) -> Iterator[Finding]:
     "a limit that includes a shorter one",
     "A start may not take longer than the whole run.",
     "Correct the numbers.",
+    reads=("timeouts",),
 )
 def limits_are_in_order(context: Context) -> Iterator[Finding]:
     limits = context.job.timeouts

@@ -17,6 +17,7 @@ from hyperpod_ext.launch.rules import Context, rule
     "AWS says of elastic training that it does not currently support checkpointless training or managed tiered "
     "checkpointing; the operator would accept the job, and it would fail when it scales.",
     "Remove elastic, or use mode `ours` or `plain`. If AWS has changed this: --ignore HPX101.",
+    reads=("elastic", "mode"),
 )
 def elastic_with_aws_recovery(context: Context) -> Iterator[Finding]:
     job = context.job
@@ -50,6 +51,7 @@ def elastic_with_our_runtime(context: Context) -> Iterator[Finding]:
     "numbers of an elastic job contradict each other",
     "The operator refuses a job whose first number of nodes, or whose sizes, lie outside of its bounds.",
     "Have min_nodes <= nodes <= max_nodes, and all sizes between the two, `nodes` among them.",
+    reads=("nodes", "elastic.min_nodes", "elastic.max_nodes", "elastic.sizes"),
 )
 def elastic_bounds(context: Context) -> Iterator[Finding]:
     job, elastic = context.job, context.job.elastic
@@ -91,6 +93,7 @@ def spares_need_a_queue(context: Context) -> Iterator[Finding]:
     "checkpointless training needs GPUs of NVIDIA",
     "AWS's checkpointless container moves the state between GPUs with NCCL.",
     "Choose an instance type with NVIDIA GPUs; AWS's own recipes use ml.p5.48xlarge.",
+    reads=("mode", "resources.instance_type"),
 )
 def checkpointless_needs_gpus(context: Context) -> Iterator[Finding]:
     job = context.job
@@ -106,6 +109,7 @@ def checkpointless_needs_gpus(context: Context) -> Iterator[Finding]:
     "checkpointless training needs two copies of the model",
     "A lost rank takes its state from another copy. With one data-parallel replica there is none.",
     "Use at least two times as many ranks as one copy of the model takes.",
+    reads=("mode", "nodes", "workers_per_node", "parallelism"),
 )
 def checkpointless_needs_replicas(context: Context) -> Iterator[Finding]:
     job = context.job

@@ -12,6 +12,9 @@ from hyperpod_ext.config.volumes import ScratchVolume
 from hyperpod_ext.launch.kubernetes.sizes import NodeShare, instance_type_of, node_share, spans_nodes
 from hyperpod_ext.launch.rules import KUBERNETES, Context, rule
 
+_OF_A_NODE = ("resources", "node_groups", "nodes", "workers_per_node", "elastic.max_nodes")
+"""Fields that `_machines` concludes from."""
+
 
 def _machines(context: Context) -> Iterator[tuple[Path, Instance, NodeShare]]:
     """Each instance type that the job names and that is known here, with what a pod takes of it."""
@@ -29,6 +32,7 @@ def _machines(context: Context) -> Iterator[tuple[Path, Instance, NodeShare]]:
     "more accelerators than the machine has",
     "No node of this type can ever hold the pod: it would wait for ever.",
     "Ask for fewer, or choose a larger instance type; `hp-ext instances` lists them.",
+    reads=_OF_A_NODE,
 )
 def accelerators_fit(context: Context) -> Iterator[Finding]:
     for _path, machine, share in _machines(context):
@@ -64,6 +68,7 @@ def workers_use_the_accelerators(context: Context) -> Iterator[Finding]:
     "more EFA interfaces than the machine has",
     "No node of this type can ever hold the pod.",
     "Ask for fewer; `hp-ext instances` shows how many each type has.",
+    reads=_OF_A_NODE,
 )
 def efa_fits(context: Context) -> Iterator[Finding]:
     asked = context.job.resources.efa
@@ -104,6 +109,7 @@ def efa_is_used(context: Context) -> Iterator[Finding]:
     "Kubernetes and the daemons of a node keep a share for themselves; a pod that asks for all of the machine is never "
     "placed.",
     "Ask for what is left, or leave cpus and memory_mib out: they then follow from the instance type.",
+    reads=_OF_A_NODE,
 )
 def cpu_and_memory_fit(context: Context) -> Iterator[Finding]:
     asked = context.job.resources

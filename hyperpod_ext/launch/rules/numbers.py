@@ -14,6 +14,7 @@ from hyperpod_ext.launch.rules import Context, rule
     "ranks do not make whole copies of the model",
     "tensor x pipeline x context ranks hold one copy of the model; the world size must be a multiple of that.",
     "Change nodes, workers_per_node or parallelism.",
+    reads=("nodes", "workers_per_node", "parallelism"),
 )
 def copies_are_whole(context: Context) -> Iterator[Finding]:
     job, each = context.job, context.job.parallelism.ranks_per_copy
@@ -29,6 +30,7 @@ def copies_are_whole(context: Context) -> Iterator[Finding]:
     "Tensor parallelism talks in every layer; between nodes that is far slower than within one, so that frameworks "
     "refuse it or crawl.",
     "Have tensor a divisor of workers_per_node. If it is meant so: --ignore HPX172.",
+    reads=("workers_per_node", "parallelism.tensor"),
 )
 def tensor_stays_on_a_node(context: Context) -> Iterator[Finding]:
     job, tensor = context.job, context.job.parallelism.tensor
@@ -43,6 +45,7 @@ def tensor_stays_on_a_node(context: Context) -> Iterator[Finding]:
     "the batch does not divide on every number of nodes",
     "An elastic job runs on several numbers of nodes, and the global batch must divide among the ranks of each.",
     "Choose a batch that is a multiple of all, or give elastic.sizes that divide it.",
+    reads=("global_batch_size", "workers_per_node", "elastic"),
 )
 def batch_divides_at_every_size(context: Context) -> Iterator[Finding]:
     job, elastic, batch = context.job, context.job.elastic, context.job.global_batch_size
