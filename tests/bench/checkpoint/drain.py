@@ -36,7 +36,7 @@ def measure_drain(bench: Bench) -> None:
                 clients[name] = _client(bench, name, url, nbytes, logs / f"{number}.log")
                 stack.callback(clients[name].kill)
             except BenchError as error:
-                bench.failures.append({"system": name, "what": "drain", "why": str(error)})
+                bench.failed(name, "drain", error)
         ours = _ours(bench, stack, url)
         print(f"drain: {', '.join(clients)}{', and ours' if ours else ''}", file=sys.stderr)
         for number in range(bench.rounds):
@@ -44,7 +44,7 @@ def measure_drain(bench: Bench) -> None:
                 try:
                     _drain_client(bench, trainer, name, client, number, nbytes)
                 except BenchError as error:
-                    bench.failures.append({"system": name, "what": "drain", "why": str(error)})
+                    bench.failed(name, "drain", error)
                     del clients[name]
             if ours:
                 try:
@@ -120,17 +120,11 @@ def _keep(
     bench: Bench, name: str, number: int, nbytes: int, wall: float, cpu: float, during: list[float], quiet: list[float]
 ) -> None:
     middle = sorted(quiet)[len(quiet) // 2]
-    bench.rows.append(
-        {
-            "what": "drain",
-            "kind": "plain",
-            "system": name,
-            "round": number,
-            "load": round(os.getloadavg()[0], 2),
-            "seconds": wall,
-            "gb_per_s": nbytes / wall / 1e9,
-            "cpu_s": cpu,
-            "cpu_s_per_gb": cpu / nbytes * 1e9,
-            "step_ratio": sum(during) / len(during) / middle,
-        }
-    )
+    found = {
+        "seconds": wall,
+        "gb_per_s": nbytes / wall / 1e9,
+        "cpu_s": cpu,
+        "cpu_s_per_gb": cpu / nbytes * 1e9,
+        "step_ratio": sum(during) / len(during) / middle,
+    }
+    bench.keep("drain", "plain", name, number, **found)

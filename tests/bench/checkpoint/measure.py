@@ -60,12 +60,15 @@ class Bench:
     campaign: str = ""
     """Which is under way."""
 
-    def failed(self, system: System, what: str, why: object) -> None:
-        print(f"  {system.label}, {what}: {why}", file=sys.stderr)
-        self.failures.append({"campaign": self.campaign, "system": system.name, "what": what, "why": str(why)})
+    def failed(self, system: System | str, what: str, why: object) -> None:
+        """`system`: one of ours, or the name of a client."""
+        name, label = (system, system) if isinstance(system, str) else (system.name, system.label)
+        print(f"  {label}, {what}: {why}", file=sys.stderr)
+        self.failures.append({"campaign": self.campaign, "system": name, "what": what, "why": str(why)})
 
-    def keep(self, what: str, kind: str, system: System, number: int, **found: Any) -> None:
-        row = {"campaign": self.campaign, "what": what, "kind": kind, "system": system.name, "round": number}
+    def keep(self, what: str, kind: str, system: System | str, number: int, **found: Any) -> None:
+        name = system if isinstance(system, str) else system.name
+        row = {"campaign": self.campaign, "what": what, "kind": kind, "system": name, "round": number}
         self.rows.append({**row, "load": round(os.getloadavg()[0], 2), **found})
 
 
