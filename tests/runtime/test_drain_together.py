@@ -147,7 +147,7 @@ def test_a_step_that_was_left_can_be_brought_after_all(nodes):
     """When the job ends, what is newest is brought, whatever was said of it before."""
     one, other = nodes
     one.drain.checkpoints.put_left(folder_of(10, 1), 1)
-    other.drain._told.add(save_id_of(1, 10))  # as if this node had said so
+    other.drain._delivery._told.add(save_id_of(1, 10))  # as if this node had said so
     other.save(10)
     eventually(lambda: other.announced(10))
     one.save(10)
@@ -157,7 +157,7 @@ def test_a_step_that_was_left_can_be_brought_after_all(nodes):
 
 def test_a_newer_step_ends_the_wait_for_another_node_at_once(nodes, monkeypatch):
     """Not when it next looks at the store: by then the memory of the newer step may be needed too."""
-    monkeypatch.setattr("hyperpod_ext.runtime.memory_server.drain._POLL_S", (60.0, 60.0))
+    monkeypatch.setattr("hyperpod_ext.runtime.memory_server.drain_delivery._POLL_S", (60.0, 60.0))
     node, _ = nodes
     for step in (10, 20, 30):
         node.save(step)

@@ -306,7 +306,7 @@ def rest(world: World) -> None:
     if not all(quiet) and not waits:
         status = [node.memory.status()["copying"] for node in world.nodes.values()]
         drains = [drain for node in world.nodes.values() for drain in node.memory.drains]
-        works = [(drain._current, drain._queue, drain._gathering) for drain in drains]
+        works = [(drain._due.current, drain._due.queue, drain._due._gathering) for drain in drains]
         raise AssertionError(f"the copying does not come to an end: {status} {works}")
     # those that skip leave steps out each for itself, so their replicas may be of different ones
     meet = world.setting.when_busy != "skip"

@@ -23,7 +23,7 @@ from hyperpod_ext.runtime.checkpoint.manifest import save_id_of
 from hyperpod_ext.runtime.checkpoint.snapshot import Snapshot
 from hyperpod_ext.runtime.checkpoint.staging import Stager
 from hyperpod_ext.runtime.memory_server import drain as drain_module
-from hyperpod_ext.runtime.memory_server import peer_sender
+from hyperpod_ext.runtime.memory_server import drain_delivery, peer_sender
 from hyperpod_ext.runtime.memory_server.client import MemoryClient
 from hyperpod_ext.runtime.memory_server.drain import Drain
 from hyperpod_ext.runtime.memory_server.node_memory import NodeMemory
@@ -54,9 +54,9 @@ class Hurried:
 
 def hurry(set_attribute: Callable[[Any, str, Any], None] = setattr) -> None:
     """Give the background threads that clock."""
-    set_attribute(drain_module, "time", Hurried)
-    set_attribute(drain_module, "_POLL_S", tuple(seconds / Hurried.FACTOR for seconds in drain_module._POLL_S))
-    set_attribute(peer_sender, "time", Hurried)
+    for module in (drain_module, drain_delivery, peer_sender):
+        set_attribute(module, "time", Hurried)
+    set_attribute(drain_delivery, "_POLL_S", tuple(seconds / Hurried.FACTOR for seconds in drain_delivery._POLL_S))
 
 
 class DyingStore(FileStore):
@@ -203,9 +203,9 @@ class Node:
 
 def _end(drain: Drain) -> None:
     with drain._changed:
-        for work in drain._queue:
+        for work in drain._due.queue:
             work.stack.close()
-        drain._queue[:] = [_End()]  # type: ignore[list-item]
+        drain._due.queue[:] = [_End()]  # type: ignore[list-item]
         drain._changed.notify_all()
 
 
