@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -30,6 +31,43 @@ def going_on(kind: Literal["file", "peer", "memory"] = "file") -> Membership:
     """After a fault, all go on from copies there."""
     fault = Fault(0, "killed", 5, died=True)
     return Membership({0: 0}, 9, faults=[fault], decision=Decision(4, {0: (Source(kind, 0),)}))
+
+
+def hear_step(tuner: Tuner, step: int, seconds: float = 1.0, **waits: float) -> float:
+    """Steps take so long. Returns the time at which this one is done."""
+    now = step * seconds
+    tuner.heard({"event": "step", "rank": 0, "step": step, "began": now - seconds, "t": now, **waits}, now)
+    return now
+
+
+def hear_copy(tuner: Tuner, newest_step: int | None, now: float, tier: str = "/x/job") -> dict[str, float]:
+    """The newest copy that is whole there. Returns the intervals that change with it."""
+    return tuner.heard({"event": "copying", "tier": tier, "newest_step": newest_step}, now)
+
+
+@dataclass(frozen=True)
+class Each:
+    """Once in `every` steps, after step `at` of them: the step that lies `ahead` of that one."""
+
+    every: int
+    at: int
+    ahead: int
+
+    def of(self, step: int) -> int | None:
+        return step + self.ahead if step % self.every == self.at else None
+
+
+def seconds_after(tuner: Tuner, checkpoint: CheckpointPolicy, steps: int, named: Each, arrives: Each) -> float:
+    """The durable tier's interval after so many steps of 1 s, some of which were named for it and arrived there."""
+    for step in range(1, steps + 1):
+        hear_step(tuner, step)
+        if (due := named.of(step)) is not None:
+            tuner.named("file", due)
+        if (newest := arrives.of(step)) is not None:
+            hear_copy(tuner, newest, step)
+    seconds = tuner.seconds(checkpoint.durable()[0])
+    assert seconds is not None
+    return seconds
 
 
 class Job:
@@ -101,10 +139,8 @@ def test_snapshots_in_memory_are_tuned_when_a_generation_begins() -> None:
         if step % 400 == 0:  # and then a fault
             tuner.went_on(going_on("memory"))
             chosen.append(tuner.begins(now))
-        now += 1.0
         due, after = (at % (chosen[-1] if chosen else 1) == 0 for at in (step, step - 1))
-        waits = {"checkpoint_s": 0.1 * due + 0.4 * after + 1e-6, "snapshot": int(due)}
-        tuner.heard({"event": "step", "rank": 0, "step": step, "began": now - 1.0, "t": now, **waits}, now)
+        now = hear_step(tuner, step, checkpoint_s=0.1 * due + 0.4 * after + 1e-6, snapshot=int(due))
     rate = 31 / (now + 1 / published("llama3-405b").of_job(256).process)
     assert chosen[:3] == [2, 4, 8], "twice as far apart at most"
     assert chosen[-1] == pytest.approx(best_interval(0.5, 1 / rate), rel=0.3)
@@ -116,7 +152,7 @@ def test_snapshots_in_memory_stay_as_they_are_where_nothing_speaks_against_it() 
     tuner = Tuner(checkpoint, 256, 0.0)
     assert (plain.begins(1.0), tuner.begins(1.0)) == (None, 1)
     for step in range(1, 100):
-        tuner.heard({"event": "step", "rank": 0, "step": step, "began": step - 1.0, "t": float(step)}, step)
+        hear_step(tuner, step)
     assert tuner.begins(100.0) == 1, "nobody waited"
 
 
@@ -124,48 +160,33 @@ def test_nothing_is_concluded_before_there_is_enough_to_conclude_from() -> None:
     checkpoint = policy(AUTO)
     tuner = Tuner(checkpoint, 2, 0.0)
     tuner.named("file", 1)
-    tuner.heard({"event": "step", "rank": 0, "step": 1, "began": 0.0, "t": 1.0}, 1.0)
-    assert tuner.heard({"event": "copying", "tier": "/x/job", "newest_step": 1}, 2.0) == {}
+    hear_step(tuner, 1)
+    assert hear_copy(tuner, 1, 2.0) == {}
     assert tuner.seconds(checkpoint.durable()[0]) == START_S
 
 
 def test_a_copy_of_an_older_step_is_not_the_one_that_is_waited_for() -> None:
     tuner = Tuner(policy(AUTO), 2, 0.0)
     for step in range(1, 20):
-        tuner.heard({"event": "step", "rank": 0, "step": step, "began": step - 1.0, "t": float(step)}, step)
+        hear_step(tuner, step)
     tuner.named("file", 20)
-    tuner.heard({"event": "step", "rank": 0, "step": 20, "began": 19.0, "t": 20.0}, 20.0)
-    assert tuner.heard({"event": "copying", "tier": "/x/job", "newest_step": 10}, 21.0) == {}
-    assert tuner.heard({"event": "copying", "tier": "s3://bucket/x/job", "newest_step": 20}, 21.0) == {}
-    assert tuner.heard({"event": "copying", "tier": "/x/job", "newest_step": None}, 21.0) == {}
+    hear_step(tuner, 20)
+    assert hear_copy(tuner, 10, 21.0) == {}
+    assert hear_copy(tuner, 20, 21.0, "s3://bucket/x/job") == {}
+    assert hear_copy(tuner, None, 21.0) == {}
 
 
 def test_a_copy_that_costs_nothing_that_can_be_seen_is_not_made_all_the_time() -> None:
     checkpoint = policy(AUTO)
-    tuner, (tier,) = Tuner(checkpoint, 2, 0.0), checkpoint.durable()
-    for step in range(1, 2001):
-        tuner.heard({"event": "step", "rank": 0, "step": step, "began": step - 1.0, "t": float(step)}, step)
-        if step % 100 == 50:
-            tuner.named("file", step + 1)
-        if step % 100 == 56:
-            tuner.heard({"event": "copying", "tier": "/x/job", "newest_step": step - 5}, step)
-    seconds = tuner.seconds(tier)
-    assert seconds is not None
+    tuner = Tuner(checkpoint, 2, 0.0)
+    seconds = seconds_after(tuner, checkpoint, 2000, named=Each(100, 50, 1), arrives=Each(100, 56, -5))
     assert seconds > 10 * START_S  # a copy takes 5 s, and a failure is a thing of months here
 
 
 def test_copies_that_are_named_faster_than_agents_report_are_measured_too() -> None:
     checkpoint = policy({**AUTO, "every_seconds": 2})
-    tuner, (tier,) = Tuner(checkpoint, 2, 0.0), checkpoint.durable()
-    for step in range(1, 200):
-        tuner.heard({"event": "step", "rank": 0, "step": step, "began": step - 1.0, "t": float(step)}, step)
-        if step % 2 == 0:
-            tuner.named("file", step + 2)
-        if step % 9 == 0:
-            tuner.heard({"event": "copying", "tier": "/x/job", "newest_step": step - 3}, step)
-    seconds = tuner.seconds(tier)
-    assert seconds is not None
-    assert seconds > 2
+    tuner = Tuner(checkpoint, 2, 0.0)
+    assert seconds_after(tuner, checkpoint, 199, named=Each(2, 0, 2), arrives=Each(9, 0, -3)) > 2
 
 
 def test_a_tier_that_never_gets_a_copy_does_not_keep_the_others_from_being_tuned() -> None:
@@ -173,13 +194,12 @@ def test_a_tier_that_never_gets_a_copy_does_not_keep_the_others_from_being_tuned
     checkpoint = policy(AUTO, {"kind": "peer", "every_steps": "auto"})
     tuner, (tier,) = Tuner(checkpoint, 2, 0.0), checkpoint.durable()
     for step in range(1, 301):
-        now = 6.0 * step
-        tuner.heard({"event": "step", "rank": 0, "step": step, "began": now - 6.0, "t": now}, now)
+        now = hear_step(tuner, step, 6.0)
         tuner.named("peer", step + 2)
         if step % 20 == 1:
             tuner.named("file", step + 2)
         if step % 20 == 5:
-            tuner.heard({"event": "copying", "tier": "/x/job", "newest_step": step - 2}, now)
+            hear_copy(tuner, step - 2, now)
     seconds = tuner.seconds(tier)
     assert seconds is not None
     assert seconds > 4 * START_S
@@ -188,17 +208,9 @@ def test_a_tier_that_never_gets_a_copy_does_not_keep_the_others_from_being_tuned
 
 def test_a_copy_is_followed_again_after_the_job_went_back_by_many_steps() -> None:
     checkpoint = policy({**AUTO, "every_seconds": 2})
-    tuner, (tier,) = Tuner(checkpoint, 2, 0.0), checkpoint.durable()
+    tuner = Tuner(checkpoint, 2, 0.0)
     tuner.named("file", 5000)
-    for step in range(1, 100):
-        tuner.heard({"event": "step", "rank": 0, "step": step, "began": step - 1.0, "t": float(step)}, step)
-        if step % 10 == 0:
-            tuner.named("file", step + 2)
-        if step % 10 == 4:
-            tuner.heard({"event": "copying", "tier": "/x/job", "newest_step": step - 2}, step)
-    seconds = tuner.seconds(tier)
-    assert seconds is not None
-    assert seconds > 2
+    assert seconds_after(tuner, checkpoint, 99, named=Each(10, 0, 2), arrives=Each(10, 4, -2)) > 2
 
 
 def test_tiers_that_say_how_often_are_left_alone() -> None:
