@@ -16,6 +16,8 @@ from hyperpod_ext.runtime.data import ElasticBatchSampler, ElasticDataLoader
 from hyperpod_ext.runtime.data.sources import fingerprint_of
 from hyperpod_ext.runtime.data.store import ArrowStore
 
+ROOT = Path(__file__).resolve().parents[3]
+SUPPORT = ROOT / "tests" / "support"
 TORCHDATA = "torchdata==0.11.0"
 MOSAICML = (
     "mosaicml-streaming==0.13.0",
@@ -24,9 +26,9 @@ MOSAICML = (
 )
 
 
-def installed(root: Path, name: str, *packages: str) -> Path:
+def installed(name: str, *packages: str) -> Path:
     """A folder with these packages, without what they depend on."""
-    folder = root / ".venv" / "bench" / name
+    folder = ROOT / ".venv" / "bench" / name
     if not folder.exists():
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *packages]
         if subprocess.run(pip, check=False, timeout=300).returncode:
@@ -35,9 +37,9 @@ def installed(root: Path, name: str, *packages: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def stateful_loader(root_of_tests: Path) -> Any:
+def stateful_loader() -> Any:
     """torchdata's StatefulDataLoader; installed without its dependencies, with our torch."""
-    folder = installed(root_of_tests, "torchdata", TORCHDATA)
+    folder = installed("torchdata", TORCHDATA)
     sys.path.append(str(folder))
     try:
         from torchdata.stateful_dataloader import StatefulDataLoader
@@ -45,11 +47,6 @@ def stateful_loader(root_of_tests: Path) -> Any:
         yield StatefulDataLoader
     finally:
         sys.path.remove(str(folder))
-
-
-@pytest.fixture(scope="module")
-def root_of_tests() -> Path:
-    return Path(__file__).resolve().parents[3]
 
 
 def sampler_of(rank: int, world_size: int, n: int) -> ElasticBatchSampler:
@@ -101,30 +98,29 @@ def test_stateful_dataloader_around_our_sampler_reads_each_sample_once_through_r
     assert sorted(seen) == [*range(n)]
 
 
+def output_of(python: Path | str, script: str, *folders: Path, packages: Path | None = None, **environ: str) -> Any:
+    """What a script prints as JSON at its end, run by another interpreter or with packages that we do not have."""
+    paths = [ROOT, SUPPORT, *([packages] if packages else [])]
+    done = subprocess.run(
+        [str(python), "-c", script, *map(str, folders)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 HUGGING_FACE = """
 import json, sys
 from datasets import Dataset
 from hyperpod_ext.runtime.data import ElasticDataLoader, Stream
 from hyperpod_ext.runtime.data.sources import fingerprint_of
+from resized_reading import rows_of
 
 dataset = Dataset.from_dict({"id": list(range(101)), "text": [str(i) for i in range(101)]})
 other = dataset.map(lambda row: {"text": row["text"] + "!"})
-ids, state = [], None
-for world in (2, 3):
-    loaders = [
-        ElasticDataLoader(dataset, global_batch_size=8, micro_batch_size=2, rank=rank, world_size=world, collate=list)
-        for rank in range(world)
-    ]
-    for loader in loaders:
-        if state:
-            loader.load_state_dict(state)
-    for number, steps in enumerate(zip(*[loader.steps(1) for loader in loaders])):
-        for loader, step in zip(loaders, steps):
-            ids += [row["id"] for batch, weight in step if weight for row in batch]
-            loader.ack(step)
-        if world == 2 and number == 4:
-            break
-    state = loaders[-1].state_dict()
 stream = dataset.to_iterable_dataset()
 source = Stream(lambda start: iter(stream.skip(start)), fingerprint=fingerprint_of(dataset))
 streamed = []
@@ -136,30 +132,19 @@ for step in loader.steps(1):
     loader.ack(step)
 tokens = Dataset.from_dict({"ids": [[i, i + 1] * (i % 3) for i in range(50)], "text": ["a"] * 50})
 tokens.save_to_disk(sys.argv[1], num_shards=2)
-print(json.dumps({
-    "ids": ids, "streamed": streamed, "same": fingerprint_of(dataset) == fingerprint_of(other),
-}))
+ids = [row["id"] for row in rows_of(dataset)]
+print(json.dumps({"ids": ids, "streamed": streamed, "same": fingerprint_of(dataset) == fingerprint_of(other)}))
 """
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-def test_hugging_face_datasets_are_sources(root_of_tests: Path, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(HUGGING_FACE)
-    environ = {
-        "PYTHONPATH": str(root_of_tests),
-        "HF_HOME": str(tmp_path),
-        "PATH": "/usr/bin:/bin",
-        "HF_HUB_OFFLINE": "1",
-    }
-    command = [str(python_of("datasets")), str(script), str(tmp_path / "tokens")]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+def test_hugging_face_datasets_are_sources(tmp_path: Path) -> None:
+    tokens, home = tmp_path / "tokens", str(tmp_path)
+    found = output_of(python_of("datasets"), HUGGING_FACE, tokens, HF_HOME=home, HF_HUB_OFFLINE="1")
     assert sorted(found["ids"]) == found["streamed"] == [*range(101)]
     assert not found["same"]
-    store = ArrowStore(tmp_path / "tokens" / "*.arrow")  # as `save_to_disk` leaves it
+    store = ArrowStore(tokens / "*.arrow")  # as `save_to_disk` leaves it
     assert [row.tolist() for row in store] == [[i, i + 1] * (i % 3) for i in range(50)]
 
 
@@ -171,46 +156,25 @@ for name in ("streaming", "streaming.base"):
     sys.modules[name] = importlib.util.module_from_spec(importlib.util.find_spec(name))
 from streaming.base.dataset import StreamingDataset
 from streaming.base.format import MDSWriter
-from hyperpod_ext.runtime.data import ElasticDataLoader
 from hyperpod_ext.runtime.data.sources import fingerprint_of
+from resized_reading import rows_of
 
-out = sys.argv[1]
+out, cache = sys.argv[1:]
 with MDSWriter(columns={"id": "int", "text": "str"}, out=out, size_limit=1000, compression="zstd") as writer:
     for number in range(101):
         writer.write({"id": number, "text": str(number) * 3})
-dataset = StreamingDataset(remote=out, local=sys.argv[2], batch_size=1)
-rows, state = [], None
-for world in (2, 3):
-    loaders = [
-        ElasticDataLoader(dataset, global_batch_size=8, micro_batch_size=2, rank=rank, world_size=world, collate=list)
-        for rank in range(world)
-    ]
-    for loader in loaders:
-        if state:
-            loader.load_state_dict(state)
-    for number, steps in enumerate(zip(*[loader.steps(1) for loader in loaders])):
-        for loader, step in zip(loaders, steps):
-            rows += [[int(row["id"]), row["text"]] for batch, weight in step if weight for row in batch]
-            loader.ack(step)
-        if world == 2 and number == 4:
-            break
-    state = loaders[-1].state_dict()
+dataset = StreamingDataset(remote=out, local=cache, batch_size=1)
+rows = [[int(row["id"]), row["text"]] for row in rows_of(dataset)]
 print(json.dumps({"rows": rows, "shards": len(dataset.shards), "fingerprint": fingerprint_of(dataset)}))
 """
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
-def test_mosaicml_shards_are_sources(root_of_tests: Path, tmp_path: Path) -> None:
+def test_mosaicml_shards_are_sources(tmp_path: Path) -> None:
     """Written and read by MosaicML's own classes, from compressed shards that it fetches to a cache."""
-    folder = installed(root_of_tests, "mosaicml", *MOSAICML)
-    script = tmp_path / "script.py"
-    script.write_text(MOSAIC)
-    environ = {**os.environ, "PYTHONPATH": f"{root_of_tests}:{folder}"}
-    command = [sys.executable, str(script), str(tmp_path / "remote"), str(tmp_path / "local")]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    packages = installed("mosaicml", *MOSAICML)
+    found = output_of(sys.executable, MOSAIC, tmp_path / "remote", tmp_path / "local", packages=packages)
     assert sorted(found["rows"]) == [[number, str(number) * 3] for number in range(101)]
     assert found["shards"] > 2
     assert found["fingerprint"].endswith("/101")
