@@ -44,7 +44,7 @@ def command(place: str, dest: str, secret_file: str | None, step: int | None, al
         raise click.UsageError("--step and --all exclude each other.")
     need_checksums()
     source = durable_places(place, None, ())[0]
-    survey = source.survey(source.secret(secret_file))
+    survey = source.survey(source.secret(secret_file), lenient=step is not None)
     chosen = [one for one in survey.seen[::-1] if one.state == "complete"] if all_steps else [choose(survey, step)]
     target = open_place(dest)
     if target.store.url == survey.store.url:

@@ -12,7 +12,7 @@ from ..command import Command, output_option
 from ..output import columns, print_error, print_result, say
 from .memory import ask_memory, copying_table, snapshot_rows
 from .options import place_options
-from .place import find_places, shown
+from .place import damaged_claims, find_places, shown
 from .table import age, size
 
 if TYPE_CHECKING:
@@ -33,8 +33,10 @@ Examples:
 
 \b
 A checkpoint is complete, or unfinished (nodes are missing), damaged, abandoned (training went on
-from an earlier step), or foreign (another job's, or a newer version's). Only manifests and sizes
-are looked at; `verify` reads everything.""",
+from an earlier step), uncertain (training may have: the file that says so is damaged), or foreign
+(another job's, or a newer version's). Only manifests and sizes are looked at; `verify` reads
+everything, and exits with 7 where anything is damaged. A list does not: it fails only where a
+place cannot be looked at.""",
 )
 @place_options
 @output_option()
@@ -60,7 +62,7 @@ def command(
         except HyperpodExtError as error:
             if len(places) == 1 and memory is None:
                 raise
-            found.append(_head(each) | {"error": error.to_json(), "checkpoints": []})
+            found.append(_head(each) | {"error": error.to_json(), "damaged_claims": [], "checkpoints": []})
             failure = failure or error
             print_error(error, None)  # the other places are shown all the same
     if submission is not None and memory is None and output == "table":
@@ -77,9 +79,10 @@ def _head(place: Place) -> dict[str, Any]:
 def _describe(place: Place, secret: bytes | None) -> dict[str, Any]:
     from hyperpod_ext.runtime.tiers.survey import select_prunable
 
-    survey = place.survey(secret)
+    survey = place.survey(secret, lenient=True)
     tier = place.tier
-    gone = [] if tier is None else select_prunable(survey, tier.keep, tier.keep_every_steps, tier.keep_steps)
+    known = tier is not None and not survey.damaged_claims  # else nothing is deleted
+    gone = select_prunable(survey, tier.keep, tier.keep_every_steps, tier.keep_steps) if tier and known else []
     checkpoints = []
     for one in survey.seen:
         manifest = one.manifest or {}
@@ -96,7 +99,11 @@ def _describe(place: Place, secret: bytes | None) -> dict[str, Any]:
                 "kept": None if tier is None else one not in gone,
             }
         )
-    return _head(place) | {"job": survey.job, "checkpoints": checkpoints}
+    return _head(place) | {
+        "job": survey.job,
+        "damaged_claims": damaged_claims(survey),
+        "checkpoints": checkpoints,
+    }
 
 
 def _table(places: Sequence[Mapping[str, Any]], memory: Mapping[str, Any] | None) -> str:

@@ -7,10 +7,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import click
+
+from ..output import say
 
 if TYPE_CHECKING:
     from hyperpod_ext.config.checkpoint import CheckpointPolicy, DurableTier
@@ -51,15 +53,18 @@ class Place:
         file = Path(named) if named is not None else self.secret_file
         return None if file is None else read_secret(file)
 
-    def survey(self, secret: bytes | None = None) -> Survey:
-        """What is there.
+    def survey(self, secret: bytes | None = None, *, lenient: bool = False) -> Survey:
+        """What is there. `lenient`: a damaged claim of a generation is told on stderr, and is no error.
 
         Raises:
             NotFoundError: nothing that looks like a job's checkpoints, with what may have been meant.
+            CorruptSnapshotError: a claim is damaged, so it is not known which checkpoints count.
         """
         from hyperpod_ext.runtime.tiers.survey import survey
 
-        found = survey(self.store, job=self.job, secret=secret)
+        found = survey(self.store, job=self.job, secret=secret, lenient=lenient)
+        for error in found.damaged_claims.values():
+            say(f"damaged: {error}")
         if not found.seen and self.job is None:
             _explain_empty(self)
         return found
@@ -171,6 +176,16 @@ def _holds_checkpoints(store: ObjectStore, folder: str) -> bool:
     return any(name.startswith("step-") for name in store.folders(folder))
 
 
+def damaged_claims(survey: Survey) -> list[dict[str, Any]]:
+    """For scripts: generations of which it cannot be told which steps they gave up."""
+    from hyperpod_ext.runtime.tiers.names import claim_name
+
+    return [
+        {"url": f"{survey.store.url}/{claim_name(number)}", "generation": number, "message": error.message}
+        for number, error in survey.damaged_claims.items()
+    ]
+
+
 def choose(survey: Survey, step: int | None) -> Seen:
     """The checkpoint of one step; by default the newest that counts.
 
@@ -193,7 +208,7 @@ def choose(survey: Survey, step: int | None) -> Seen:
 
 
 def _near(survey: Survey, step: int) -> str:
-    steps = {one.found.step for one in survey.seen if one.state in ("complete", "damaged")} - {step}
+    steps = {one.found.step for one in survey.seen if one.state in ("complete", "damaged", "uncertain")} - {step}
     below, above = max((s for s in steps if s < step), default=None), min((s for s in steps if s > step), default=None)
     near = [str(each) for each in (below, above) if each is not None]
     return f"the nearest: {' and '.join(near)}" if near else ""

@@ -126,7 +126,7 @@ def test_a_list_tells_the_state_of_each_newest_first(written: Written, folder: P
 def test_the_keys_for_scripts_are_stable(written: Written, folder: Path) -> None:
     written.save(10)
     (place,) = hp_ext("checkpoints", "list", folder, "-o", "json").json["places"]
-    assert set(place) == {"tier", "url", "job", "error", "checkpoints"}
+    assert set(place) == {"tier", "url", "job", "error", "damaged_claims", "checkpoints"}
     (one,) = place["checkpoints"]
     assert set(one) == {
         *("step", "generation", "folder", "state", "detail"),
@@ -134,6 +134,55 @@ def test_the_keys_for_scripts_are_stable(written: Written, folder: Path) -> None
     }
     assert (one["step"], one["state"], one["ranks"], one["kept"]) == (10, "complete", 2, None)
     assert one["nbytes"] == sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+HARMED_CLAIMS = {
+    "cut off": lambda claim: claim[: len(claim) // 2],
+    "empty": lambda claim: b"",
+    "changed": lambda claim: claim.replace(b'"step": 30', b'"step": "30"'),
+    "of another generation": lambda claim: claim.replace(b'"generation": 2', b'"generation": 3'),
+}
+
+
+@pytest.mark.parametrize("harm", HARMED_CLAIMS)
+def test_a_damaged_claim_is_told_beside_what_is_good(written: Written, folder: Path, tmp_path: Path, harm: str) -> None:
+    """Which steps of generation 1 generation 2 gave up is not known; its own are as good as they were."""
+    written.checkpoints.claim(2, 30, "run")
+    for step in (30, 40):
+        written.save(step)
+    written.save(35, generation=2)
+    claim = folder / "generations" / "000002.json"
+    claim.write_bytes(HARMED_CLAIMS[harm](claim.read_bytes()))
+    listed = hp_ext("checkpoints", "list", folder)
+    assert listed.code == 0
+    lines = listed.stdout.splitlines()[1:]
+    assert [(line.split()[0], "complete" in line, "uncertain" in line) for line in lines] == [
+        ("40", False, True),
+        ("35", True, False),
+        ("30", False, True),
+    ]
+    assert "uncertain: generation 2 may have given it up: its claim is damaged" in lines[0]
+    assert "generations/000002.json" in listed.stderr
+    assert "Put that file back from a backup" in listed.stderr
+    (place,) = hp_ext("checkpoints", "list", folder, "-o", "json").json["places"]
+    (told,) = place["damaged_claims"]
+    assert (told["generation"], place["error"]) == (2, None)
+    assert told["url"].endswith("/generations/000002.json")
+    assert "cannot be told which steps generation 2 gave up" in told["message"]
+    # what reads everything says it with its exit code, and what must choose for itself chooses nothing
+    verified = hp_ext("checkpoints", "verify", folder, "--all", "-o", "json")
+    assert verified.code == 7
+    assert {one["state"] for one in verified.json["checkpoints"]} == {"good"}
+    assert verified.json["damaged_claims"] == [told]
+    for command in (["show", folder], ["copy", folder, tmp_path / JOB], ["prune", folder, "--keep", "1", "--yes"]):
+        refused = hp_ext("checkpoints", *command)
+        assert (refused.code, "generations/000002.json" in refused.stderr) == (7, True), command
+    assert not (tmp_path / JOB).exists()
+    assert states(folder) == {40: "uncertain", 35: "complete", 30: "uncertain"}
+    # who names a step knows which
+    assert hp_ext("checkpoints", "show", folder, "--step", "40").code == 0
+    assert hp_ext("checkpoints", "copy", folder, tmp_path / JOB, "--step", "30").code == 0
+    assert states(tmp_path / JOB) == {30: "complete"}
 
 
 def test_an_unfinished_checkpoint_names_the_nodes_it_waits_for(tmp_path: Path) -> None:

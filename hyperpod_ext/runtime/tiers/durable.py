@@ -73,10 +73,17 @@ class Checkpoints:
         with_manifest = [one for one in folders if one is not None]
         return without_abandoned(with_manifest, self.starts(claimed(names), with_manifest))
 
-    def starts(self, claimed: Collection[int], found: Collection[Found]) -> dict[int, int]:
+    def starts(
+        self,
+        claimed: Collection[int],
+        found: Collection[Found],
+        damaged: dict[int, CorruptSnapshotError] | None = None,
+    ) -> dict[int, int]:
         """Step at which each generation began that has saved something.
 
         The others give nothing up: a run that claimed the place and died has put nothing there to go on from.
+
+        `damaged`: gets what would be raised, by generation, from somebody who goes on without those claims.
 
         Raises:
             CorruptSnapshotError: one of them has a claim that cannot be believed. Taken for none, it would bring back,
@@ -92,11 +99,14 @@ class Checkpoints:
             except NotFoundError:
                 continue  # deleted since it was listed
             except CorruptSnapshotError as error:
-                raise CorruptSnapshotError(
+                told = CorruptSnapshotError(
                     f"{error.message}: it cannot be told which steps generation {number} gave up",
                     hint="Put that file back from a backup, or use the secret that it was signed with. Once it is "
                     "deleted, what was saved before that generation counts again, the newest step first.",
-                ) from error
+                )
+                if damaged is None:
+                    raise told from error
+                damaged[number] = told
         return starts
 
     def read(self, found: Found) -> Manifest:

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from hyperpod_ext.errors import CorruptSnapshotError, NotFoundError
@@ -21,8 +21,9 @@ from hyperpod_ext.runtime.tiers.names import MANIFEST, NOTE, VALUES, Found, clai
 from hyperpod_ext.runtime.tiers.object_store import ObjectStore
 from hyperpod_ext.runtime.tiers.retention import to_keep, without_abandoned
 
-State = Literal["complete", "unfinished", "damaged", "abandoned", "foreign"]
-"""Abandoned: a later generation began before this step. Foreign: another job's, or a newer version's."""
+State = Literal["complete", "unfinished", "damaged", "abandoned", "uncertain", "foreign"]
+"""Abandoned: a later generation began before this step. Uncertain: one may have, its claim is damaged.
+Foreign: another job's, or a newer version's."""
 
 _IMAGE = re.compile(r"__\d+_\d+\.distcp")
 _GETS_AT_ONCE = 8
@@ -69,18 +70,24 @@ class Survey:
     """Newest first."""
     starts: Mapping[int, int]
     """Step at which each generation began that has saved something."""
+    damaged_claims: Mapping[int, CorruptSnapshotError] = field(default_factory=dict)
+    """Generations of which it cannot be told where they began; training is not restored before that is mended."""
 
     def of_step(self, step: int) -> list[Seen]:
         """Checkpoints of one step, best first: a complete one, then later generations."""
         return sorted((one for one in self.seen if one.found.step == step), key=lambda one: one.state != "complete")
 
 
-def survey(store: ObjectStore, *, job: str | None = None, secret: bytes | None = None) -> Survey:
+def survey(store: ObjectStore, *, job: str | None = None, secret: bytes | None = None, lenient: bool = False) -> Survey:
     """Everything in a place.
 
     Args:
         job: whose checkpoints they should be. None: the job that the folder is named after, or most of them.
         secret: the job's, to check signatures. None: they are not checked.
+        lenient: claims that are damaged are told in the survey, and what they leave open is uncertain.
+
+    Raises:
+        CorruptSnapshotError: not `lenient`, and a claim is damaged: which checkpoints count is not known.
     """
     folders: dict[Found, dict[str, int]] = {}
     entries = store.list()
@@ -90,7 +97,8 @@ def survey(store: ObjectStore, *, job: str | None = None, secret: bytes | None =
     trusting = job is None or secret is None
     checkpoints = Checkpoints(store, job=job or "", secret=secret or b"", trusting=trusting)
     with_manifest = [found for found, files in folders.items() if MANIFEST in files]
-    starts = checkpoints.starts(claimed([entry.name for entry in entries]), with_manifest)
+    damaged: dict[int, CorruptSnapshotError] = {}
+    starts = checkpoints.starts(claimed([entry.name for entry in entries]), with_manifest, damaged if lenient else None)
     with ThreadPoolExecutor(_GETS_AT_ONCE) as pool:
         whole = [found for found, files in folders.items() if MANIFEST in files]
         read = zip(whole, pool.map(lambda found: _read(store, found), whole), strict=True)
@@ -100,12 +108,12 @@ def survey(store: ObjectStore, *, job: str | None = None, secret: bytes | None =
     job = job or _guess_job(store.url.rpartition("/")[2], manifests.values())
     alive = set(without_abandoned(list(folders), starts))
     seen = [
-        _judge(found, files, manifests[found], job, secret, found in alive)
+        _doubt(_judge(found, files, manifests[found], job, secret, found in alive), damaged)
         if found in manifests
         else _unfinished(store, found, files)
         for found, files in folders.items()
     ]
-    return Survey(store, job, tuple(sorted(seen, key=lambda one: one.found, reverse=True)), starts)
+    return Survey(store, job, tuple(sorted(seen, key=lambda one: one.found, reverse=True)), starts, damaged)
 
 
 def _read(store: ObjectStore, found: Found) -> Manifest | str | None:
@@ -142,6 +150,14 @@ def _judge(
     if not alive:
         return Seen(found, "abandoned", files, manifest, (), "a later generation began before this step")
     return Seen(found, "complete", files, manifest)
+
+
+def _doubt(seen: Seen, damaged: Collection[int]) -> Seen:
+    later = [generation for generation in damaged if generation > seen.found.generation]
+    if seen.state != "complete" or not later:
+        return seen
+    detail = f"generation {min(later)} may have given it up: its claim is damaged"
+    return replace(seen, state="uncertain", detail=detail)
 
 
 def examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret: bytes | None) -> Iterator[Finding]:
