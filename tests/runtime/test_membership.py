@@ -226,6 +226,18 @@ def restore_all(membership: Membership) -> None:
     assert membership.phase is Phase.RUNNING
 
 
+def after_a_death(committed: int | None = None, *found: Offer) -> Membership:
+    """Of a job with durable tiers that began with what was found there; rank 2 died after this step."""
+    membership = with_durable()
+    join_all(membership)
+    membership.durable_answered([*found], 1 if found else 0, ())
+    restore_all(membership)
+    if committed is not None:
+        membership.step_committed(committed)
+    membership.fault(died(2), membership.generation)
+    return membership
+
+
 def begun(commands: list[Command]) -> Begin:
     (begin,) = commands
     assert isinstance(begin, Begin)
@@ -307,12 +319,7 @@ def test_a_tier_that_cannot_be_reached_is_not_an_empty_one(others):
 
 @pytest.mark.parametrize(("held", "goes_on"), [((105,), True), ((100,), False), ((), False)])
 def test_after_a_fault_a_tier_that_cannot_be_reached_matters_if_memory_has_less_than_was_committed(held, goes_on):
-    membership = with_durable()
-    join_all(membership)
-    membership.durable_answered([], 0, ())
-    restore_all(membership)
-    membership.step_committed(105)
-    membership.fault(died(2), membership.generation)
+    membership = after_a_death(105)
     commands = join_all(membership, held=held)
     if not goes_on:
         assert commands == [AskDurable()]
@@ -321,22 +328,12 @@ def test_after_a_fault_a_tier_that_cannot_be_reached_matters_if_memory_has_less_
 
 
 def test_after_a_fault_memory_is_used_without_asking():
-    membership = with_durable()
-    join_all(membership)
-    membership.durable_answered([stored(100)], 1, ())
-    restore_all(membership)
-    membership.step_committed(105)
-    membership.fault(died(2), membership.generation)
+    membership = after_a_death(105, stored(100))
     assert begun(join_all(membership, live_step=105)).decision.step == 105
 
 
 def test_after_a_fault_that_memory_did_not_survive_the_durable_tiers_are_asked():
-    membership = with_durable()
-    join_all(membership)
-    membership.durable_answered([], 0, ())
-    restore_all(membership)
-    membership.step_committed(105)
-    membership.fault(died(2), membership.generation)
+    membership = after_a_death(105)
     assert join_all(membership) == [AskDurable()]
     assert begun(membership.durable_answered([stored(100)], 1, ())).decision.step == 100
 
@@ -375,12 +372,7 @@ def test_a_durable_candidate_that_is_refused_leads_to_the_next_older():
 
 
 def test_when_all_of_memory_is_refused_the_durable_tiers_are_asked():
-    membership = with_durable()
-    join_all(membership)
-    membership.durable_answered([], 0, ())
-    restore_all(membership)
-    membership.step_committed(105)
-    membership.fault(died(2), membership.generation)
+    membership = after_a_death(105)
     begun(join_all(membership, held=(105,)))
     assert membership.restore_reported(0, 2, 1, "CRC64-NVME is wrong") == [AskDurable()]
     assert membership.restore_reported(1, 2, 1, "CRC64-NVME is wrong") == []  # asked once
@@ -393,12 +385,7 @@ def test_when_all_of_memory_is_refused_the_durable_tiers_are_asked():
 
 
 def test_an_answer_that_comes_after_the_next_fault_is_no_decision():
-    membership = with_durable()
-    join_all(membership)
-    membership.durable_answered([], 0, ())
-    restore_all(membership)
-    membership.step_committed(105)
-    membership.fault(died(2), 1)
+    membership = after_a_death(105)
     begun(join_all(membership, held=(105,)))
     membership.restore_reported(0, 2, 1, "CRC64-NVME is wrong")
     assert kinds(membership.fault(died(3), 2)) == [Abort, Replace]
@@ -407,11 +394,7 @@ def test_an_answer_that_comes_after_the_next_fault_is_no_decision():
 
 
 def test_when_nothing_is_left_anywhere_the_job_fails_with_the_last_try():
-    membership = with_durable()
-    join_all(membership)
-    membership.durable_answered([], 0, ())
-    restore_all(membership)
-    membership.fault(died(2), membership.generation)
+    membership = after_a_death()
     join_all(membership, held=(5,))
     assert membership.restore_reported(1, membership.generation, 1, "a flipped bit") == [AskDurable()]
     (failure,) = membership.durable_answered([], 1, ())
@@ -421,12 +404,7 @@ def test_when_nothing_is_left_anywhere_the_job_fails_with_the_last_try():
 
 def test_what_an_earlier_generation_did_after_the_restored_step_is_not_gone_back_to():
     """Step 9 of generation 1 was refused, so generation 2 went on from 7: from then on 9 is another history."""
-    membership = with_durable()
-    join_all(membership)
-    membership.durable_answered([], 0, ())
-    restore_all(membership)
-    membership.step_committed(9)
-    membership.fault(died(2), 1)
+    membership = after_a_death(9)
     assert begun(join_all(membership, held=(9, 7))).decision.step == 9
     assert membership.restore_reported(0, 2, 1, "a flipped bit") == [AskDurable()]  # it may have more than step 7
     assert kinds(membership.durable_answered([], 1, ())) == [Restore]
@@ -437,22 +415,13 @@ def test_what_an_earlier_generation_did_after_the_restored_step_is_not_gone_back
 
 def test_the_durable_tiers_are_asked_where_memory_has_less_than_was_committed():
     """A node was lost with its steps 8 and 9; its replicas are of step 7, the durable checkpoint of step 8."""
-    membership = with_durable()
-    join_all(membership)
-    membership.durable_answered([], 0, ())
-    restore_all(membership)
-    membership.step_committed(9)
-    membership.fault(died(2), 1)
+    membership = after_a_death(9)
     assert join_all(membership, held=(7,)) == [AskDurable()]
     assert begun(membership.durable_answered([stored(8)], 1, ())).decision.step == 8
 
 
 def test_a_first_choice_that_failed_does_not_rule_out_a_newer_durable_checkpoint():
-    membership = with_durable()
-    join_all(membership)
-    membership.durable_answered([], 0, ())
-    restore_all(membership)
-    membership.fault(died(2), 1)
+    membership = after_a_death()
     assert begun(join_all(membership, held=(7,))).decision.step == 7
     assert membership.restore_reported(0, 2, 1, "a flipped bit") == [AskDurable()]
     (again,) = membership.durable_answered([stored(8)], 1, ())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from changed_files import WAYS, change
 
 from hyperpod_ext.errors import ConfigError, DatasetChangedError, NotFoundError
 from hyperpod_ext.runtime.data.store import ArrowStore, Packed, TensorSource, build
@@ -116,22 +116,11 @@ def test_columns_are_named_with_how_each_is_read(tmp_path: Path) -> None:
         ArrowStore(tmp_path / "b.arrow", "id")
 
 
-@pytest.mark.parametrize("how", ["cut", "written", "replaced", "gone"])
+@pytest.mark.parametrize("how", WAYS)
 def test_a_file_that_changes_under_the_run_is_an_error_and_never_a_signal(tmp_path: Path, how: str) -> None:
     path = write(tmp_path / "a.arrow", table())
     store = ArrowStore(path)
-    match how:
-        case "cut":
-            os.truncate(path, 0)
-        case "written":
-            with path.open("r+b") as opened:
-                opened.write(b"A")
-            os.utime(path, ns=(1, 1))
-        case "replaced":
-            (tmp_path / "new").write_bytes(path.read_bytes())
-            (tmp_path / "new").rename(path)
-        case "gone":
-            path.unlink()
+    change(path, how)
     with pytest.raises(DatasetChangedError, match=r"a\.arrow: the dataset has changed under the run"):
         store.check_source()
     if how in ("cut", "written"):

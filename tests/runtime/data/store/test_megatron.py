@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from changed_files import WAYS, change
 
 from hyperpod_ext.errors import ConfigError, DatasetChangedError, NotFoundError
 from hyperpod_ext.runtime.data.store import MegatronStore, Packed, TensorSource
@@ -48,25 +49,14 @@ def test_sequences_are_those_that_were_written(tmp_path: Path, dtype: str, modes
     assert pickle.loads(pickle.dumps(store)).fingerprint == store.fingerprint
 
 
-@pytest.mark.parametrize("how", ["cut", "written", "replaced", "gone"])
+@pytest.mark.parametrize("how", WAYS)
 def test_a_dataset_that_changes_under_the_run_is_an_error_and_never_a_signal(tmp_path: Path, how: str) -> None:
     write(tmp_path / "x")
     store = MegatronStore(tmp_path / "x")
     first, file = store[0].tolist(), tmp_path / "x.bin"
-    match how:
-        case "cut":
-            os.truncate(file, 0)
-        case "written":
-            with file.open("r+b") as opened:
-                opened.write(b"1")
-            os.utime(file, ns=(1, 1))
-        case "replaced":
-            (tmp_path / "new").write_bytes(file.read_bytes())
-            (tmp_path / "new").rename(file)
-            assert store[0].tolist() == first  # what is mapped stays
-        case "gone":
-            file.unlink()
-            assert store[0].tolist() == first
+    change(file, how)
+    if how in ("replaced", "gone"):
+        assert store[0].tolist() == first  # what is mapped stays
     with pytest.raises(DatasetChangedError, match=r"x\.bin: the dataset has changed under the run"):
         store.check_source()
     if how in ("cut", "written"):
