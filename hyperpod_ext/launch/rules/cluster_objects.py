@@ -81,6 +81,7 @@ def policy_reaches_the_pods(context: Context) -> Iterator[Finding]:
     "two volumes in one place",
     "Kubernetes refuses a container with two mounts at one path.",
     "Give each volume a path of its own.",
+    reads=("mode", "volumes"),
 )
 def mounts_are_apart(context: Context) -> Iterator[Finding]:
     seen = {"/var/run/hyperpod-ext": "the job's secret"} if context.job.mode == "ours" else {}
@@ -109,6 +110,7 @@ def nothing_is_privileged(context: Context) -> Iterator[Finding]:
     "groups of nodes do not add up",
     "The operator counts the nodes of all groups; `nodes` must be their sum, elastic.max_nodes that of their maxima.",
     "Correct the numbers. AWS's own example of an elastic job has this mistake.",
+    reads=("node_groups", "nodes", "elastic.max_nodes", "spares"),
 )
 def groups_add_up(context: Context) -> Iterator[Finding]:
     job = context.job
@@ -154,6 +156,7 @@ def annotations_fit(context: Context) -> Iterator[Finding]:
     "a toleration that Kubernetes refuses",
     "`Exists` has no value, `Equal` needs one and a key, and seconds only go with `NoExecute`.",
     "Correct the toleration.",
+    reads=("scheduling.tolerations",),
 )
 def tolerations_are_whole(context: Context) -> Iterator[Finding]:
     for index, one in enumerate(context.job.scheduling.tolerations):
@@ -172,6 +175,7 @@ def tolerations_are_whole(context: Context) -> Iterator[Finding]:
     "a variable that is written twice",
     "Kubernetes takes one of the two values, and which one is easily misread.",
     "Keep one of the two.",
+    reads=("env", "kubernetes.secret_env"),
 )
 def variables_are_written_once(context: Context) -> Iterator[Finding]:
     seen = set(context.job.env)
@@ -191,6 +195,7 @@ def variables_are_written_once(context: Context) -> Iterator[Finding]:
     "Labels and annotations under hyperpod-ext/, and those of Kueue, are set from other fields; pods and policies are "
     "found by them.",
     "Choose another key; for Kueue write scheduling.",
+    reads=("labels", "annotations"),
 )
 def own_labels_are_left_alone(context: Context) -> Iterator[Finding]:
     for field in ("labels", "annotations"):
@@ -205,6 +210,7 @@ def own_labels_are_left_alone(context: Context) -> Iterator[Finding]:
     "text that no process can be given",
     "A NUL character ends every text of a process: what comes after it would be lost.",
     "Remove the character.",
+    reads=("args", "env", "script"),
 )
 def text_has_no_nul(context: Context) -> Iterator[Finding]:
     for index, text in enumerate(context.job.args):
