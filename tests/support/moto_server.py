@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -24,7 +25,9 @@ def endpoint() -> str:
     python = python_of("moto")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    log = Path(tempfile.mkdtemp(prefix="hpx-moto-")) / "log"
+    place = Path(tempfile.mkdtemp(prefix="hpx-moto-"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    log = place / "log"
     parent = os.getpid()
     with log.open("wb") as opened:
         process = subprocess.Popen(
