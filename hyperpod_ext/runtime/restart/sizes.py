@@ -1,4 +1,4 @@
-"""How large a snapshot will become: optimizers make their state at their first step, memory is wanted before."""
+"""Optimizers make their state at their first step. How large it will be, and how they make it before."""
 
 from __future__ import annotations
 
@@ -37,3 +37,25 @@ def _state_per_byte(optimizer: torch.optim.Optimizer) -> float:
         return _LIKE_ADAM
     state = [value for value in probe.state[parameter].values() if isinstance(value, torch.Tensor)]
     return sum(tensor.nbytes for tensor in state) / parameter.nbytes
+
+
+def make_state(optimizer: torch.optim.Optimizer) -> None:
+    """Have an optimizer make its state ahead, by a step that changes no parameter: without gradient, at rate 0.
+
+    As `_init_optim_state` of `torch.distributed.checkpoint.state_dict`, whose import takes a newcomer 60 ms, while all
+    others wait for it.
+    """
+    groups = optimizer.param_groups
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    if optimizer.state or any(parameter.grad is not None for parameter in parameters):
+        return
+    for parameter in parameters:
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    rates = [(group, group["lr"]) for group in groups if "lr" in group]
+    for group, rate in rates:
+        group["lr"] = torch.zeros_like(rate) if isinstance(rate, torch.Tensor) else 0.0
+    optimizer.step()
+    for group, rate in rates:
+        group["lr"] = rate
+    optimizer.zero_grad()

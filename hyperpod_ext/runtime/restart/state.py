@@ -19,7 +19,7 @@ from hyperpod_ext.runtime.checkpoint.sharing import Sharing
 from hyperpod_ext.runtime.checkpoint.snapshot import Snapshot, fill
 from hyperpod_ext.runtime.checkpoint.tree import Parts, leaf_paths, put_together, take_apart
 from hyperpod_ext.runtime.restart.same_data import Told, told_of
-from hyperpod_ext.runtime.restart.sizes import bytes_to_come
+from hyperpod_ext.runtime.restart.sizes import bytes_to_come, make_state
 
 
 @runtime_checkable
@@ -236,9 +236,7 @@ class TrainingState:
             if name not in saved:
                 value.state.clear()
             elif not value.state and any(is_dtensor(p) for group in value.param_groups for p in group["params"]):
-                from torch.distributed.checkpoint.state_dict import _init_optim_state
-
-                _init_optim_state(value)
+                make_state(value)
 
     def commit(self, taken: Taken, whole: Whole) -> None:
         """What the objects hold now is all of `whole.step`."""
