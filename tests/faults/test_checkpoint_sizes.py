@@ -34,6 +34,18 @@ def test_four_ranks_then_two_then_three_from_memory_and_from_peers(make_job, kin
     job.assert_holds(7)
 
 
+def test_copies_that_a_lost_nodes_peer_holds_are_cut_for_another_number_of_ranks(make_job):
+    """Of the lost node's ranks nothing is left but those; in the end every shard comes from one."""
+    job = trained(make_job(MEMORY, PEER, nodes=2, workers=2), 4)
+    job.lose_node(1)
+    assert resized(job, 2, 1).resume() == 4
+    job.assert_holds(4)
+    job.train(6)
+    job.lose_node(0)
+    assert resized(job, 3, 1).resume() == 6
+    job.assert_holds(6)
+
+
 def test_shards_of_two_replicas_are_put_together_by_another_number_of_ranks(make_job):
     """HSDP: every shard is there twice, and one of the two is enough."""
     job = trained(make_job(MEMORY, PEER, nodes=2, workers=2, kind="hybrid"), 4)

@@ -168,6 +168,20 @@ def test_a_snapshot_of_another_job_or_secret_is_refused(server):
         read(writer.client, 1, job="other")
 
 
+@pytest.mark.parametrize("asked", [{"save_id": "g1-s1"}, {"owner": 1}])
+def test_a_snapshot_that_comes_in_place_of_another_is_refused(server, asked):
+    """Whole and signed, so that nothing else would tell."""
+    for rank in (0, 1):
+        writer = Writer(server, rank)
+        writer.save(1)
+        writer.save(2)
+    client = server.client()
+    call = client._call
+    client._call = lambda request: call({**request, **asked})
+    with pytest.raises(CorruptSnapshotError, match="another snapshot came than g1-s2 of rank 0"):
+        read(client, 2)
+
+
 def test_what_is_not_held_and_what_is_not_understood_are_errors(server):
     client = server.client()
     with pytest.raises(NotFoundError, match="no whole snapshot 'g1-s9' of rank 0"):

@@ -186,10 +186,13 @@ class MemoryClient:
 
         Raises:
             NotFoundError: it is not held on this node.
-            CorruptSnapshotError: the manifest is not this job's.
+            CorruptSnapshotError: the manifest is not this job's, or of another snapshot.
         """
         request = {"op": "open", "owner": owner, "save_id": save_id, "known": plan.digest if plan else ""}
-        return self._map_image(request, secret, job, mapped, plan)
+        held = self._map_image(request, secret, job, mapped, plan)
+        if held.manifest.get("rank") != owner or held.manifest.get("save_id") != save_id:
+            raise errors.CorruptSnapshotError(f"another snapshot came than {save_id} of rank {owner}")
+        return held
 
     def fetch(self, url: str, folder: str, rank: int, *, secret: bytes, job: str) -> Held:
         """A snapshot of a durable checkpoint, brought into this node's memory first."""
