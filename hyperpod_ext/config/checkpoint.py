@@ -83,7 +83,7 @@ class PeerTier(Tuned):
     """TCP connections that one copy is sent over; a single one is slow on EC2."""
     max_slowdown: Annotated[PositiveFloat, Field(le=1.0)] = 0.05
     """How much longer a step may take while a copy is sent, as a share of the step: sending is slowed
-    down until it holds."""
+    down until it holds, unless a copy only costs more in all the slower it is sent."""
 
 
 class DurableTier(Tuned):

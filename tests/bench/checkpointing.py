@@ -82,7 +82,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, help="times each system is asked (default: 5)")
     parser.add_argument("--mbytes", type=int, help="MiB of state a rank (default: 512)")
-    parser.add_argument("--window-steps", type=int, default=3, help="steps of a window of training (default: 3)")
+    parser.add_argument("--window-steps", type=int, default=1, help="least steps of a window of training (default: 1)")
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, metavar="NAME", help=f"of {', '.join(SYSTEMS)}")
     parser.add_argument("--campaigns", nargs="+", choices=CAMPAIGNS, metavar="NAME", help=f"of {', '.join(CAMPAIGNS)}")
     parser.add_argument("--quick", action="store_true", help="smoke run: little state, ours and torch.save only")

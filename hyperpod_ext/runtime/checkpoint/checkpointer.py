@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 import warnings
@@ -167,9 +168,11 @@ class Checkpointer:
         if staged is None:
             return
         changed = staged.changed(look=True)
-        if staged.sealed:
-            self._client.settle(self._rank, staged.save_id, keep=changed is None)
+        if staged.sealed and changed is None:  # beside training: after a step it takes longer than all the rest here
+            self._background.do(functools.partial(self._client.settle, self._rank, staged.save_id, keep=True))
         if changed is not None:
+            if staged.sealed:
+                self._client.settle(self._rank, staged.save_id, keep=False)
             self._overlap = False
             self._client.flush()
             self._client.forget_slot()  # the one that was promised with the seal may hold the newest snapshot now

@@ -1,7 +1,8 @@
 """How fast copies may be sent, so that training steps take little longer for it.
 
 What a copy costs depends on cores, memory and network of the node, so it is not computed but measured:
-the steps beside a copy are compared with those beside none.
+the steps beside a copy are compared with those beside none. Where slower does not make a copy cost less, only longer,
+nobody is held back.
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ from statistics import median
 _IDLE_STEPS = 16
 _ENOUGH = 3  # steps of a kind before anything is concluded from them
 _LOOK_S = 0.1  # between two looks at whether what is held back is still wanted
+_NO_BETTER = 1.5
+"""So many times the time lost per byte, and slower is worse: what waits between its pieces wakes up again and again."""
+_REST = 16
+"""Decisions before slower is tried again, the first time that it was worse; twice as many each time after."""
+_LONGEST_REST = 1024
 
 
 def next_rate(rate: float, achieved: float, slowdown: float, max_slowdown: float, floor: float) -> float:
@@ -38,6 +44,9 @@ class Pace:
         self.rate, self.floor = math.inf, 0.0
         self._idle: deque[float] = deque(maxlen=_IDLE_STEPS)
         self._busy: list[float] = []
+        self._before: float | None = None
+        """Time lost per byte when it was decided to send slower."""
+        self._resting, self._rest = 0, _REST
         self._free_at = 0.0
         self._copies = 0
         self._sending_s, self._sent = 0.0, 0  # since the last decision
@@ -84,10 +93,23 @@ class Pace:
             achieved = self._achieved()
             if len(self._busy) < _ENOUGH or len(self._idle) < _ENOUGH or not achieved:
                 return
-            slowdown = median(self._busy) / median(self._idle) - 1
-            self.rate = next_rate(self.rate, achieved, slowdown, self._max_slowdown, self.floor)
+            idle = median(self._idle)
+            longer = median(self._busy) - idle
+            self._decide(longer / idle, achieved, longer * len(self._busy) / self._sent)
             self._busy.clear()
             self._sending_s, self._sent, self._since = 0.0, 0, self._now()
+
+    def _decide(self, slowdown: float, achieved: float, lost: float) -> None:
+        """The next rate. `slowdown`: of a step, as a share; `lost`: seconds of training for each byte."""
+        self._resting = max(0, self._resting - 1)
+        if self._before is not None and lost > _NO_BETTER * self._before:
+            self.rate, self._before = math.inf, None
+            self._resting, self._rest = self._rest, min(2 * self._rest, _LONGEST_REST)
+            return
+        before = self.rate
+        if slowdown <= self._max_slowdown or not self._resting:
+            self.rate = next_rate(before, achieved, slowdown, self._max_slowdown, self.floor)
+        self._before = min(lost, self._before or lost) if self.rate < min(before, achieved) else None
 
     def _achieved(self) -> float:
         """Bytes per second since the last decision, while copies were in flight."""

@@ -17,6 +17,8 @@ from checkpoint.measure import COMPUTE_RATIO, SETTLE_S, Bench
 from checkpoint.systems import MEMCPY, OURS, SYSTEMS, System
 
 CLIENTS = ("raw PUT", "boto3 put_object, unsigned", "boto3 upload_fileobj", "obstore", "s3torchconnector")
+_STEPS = 3
+"""Of each window of training."""
 BUSY_S = 2.0
 """How long a client goes on while the step time beside it is taken."""
 
@@ -94,7 +96,7 @@ def _ours(bench: Bench, stack: ExitStack, url: str) -> Group | None:
 def _drain_client(bench: Bench, trainer: Group, name: str, client: Process, number: int, nbytes: int) -> None:
     client.ask("put", least_s=0)
     alone = client.answer(time.monotonic() + 120)
-    window: dict[str, Any] = {"steps": bench.window_steps, "tokens": bench.tokens}
+    window: dict[str, Any] = {"steps": _STEPS, "tokens": bench.tokens}
     (before,) = trainer.ask("train", **window)
     client.ask("put", least_s=BUSY_S)
     time.sleep(0.1)
@@ -109,7 +111,7 @@ def _drain_ours(bench: Bench, group: Group, number: int, nbytes: int) -> None:
     cpu = group.ask_host("cpu")["seconds"]
     (alone,) = group.ask("drain", step=10 * number + 1)
     cpu = group.ask_host("cpu")["seconds"] - cpu + alone["cpu"]
-    window: dict[str, Any] = {"steps": bench.window_steps, "tokens": bench.tokens}
+    window: dict[str, Any] = {"steps": _STEPS, "tokens": bench.tokens}
     (before,) = group.ask("train", **window)
     (during,) = group.ask("train", **window, save_steps=[0], first_save=10 * number + 2)
     (after,) = group.ask("train", **window)

@@ -34,6 +34,7 @@ FAIR = {
 """Environment of every process that is measured."""
 
 Answer = dict[str, Any]
+_LIGHT = 1 << 20
 
 
 class BenchError(Exception):
@@ -51,6 +52,8 @@ class Job:
     overlapped: bool = False
     replicas: int = 0
     sink: str = ""
+    light: bool = False
+    """Whether all ranks but the first have next to nothing to save."""
 
 
 class Process:
@@ -205,7 +208,8 @@ class Group:
 
     def _process(self, role: str, rank: int) -> Process:
         settings = {"role": role, "adapter": self.job.system.adapter, "kind": self.job.kind, "parent": os.getpid()}
-        settings |= {"nbytes": self.job.nbytes, "place": {**self._place, "rank": rank}}
+        nbytes = _LIGHT if self.job.light and rank else self.job.nbytes
+        settings |= {"nbytes": nbytes, "place": {**self._place, "rank": rank}}
         size = str(self.job.world_size)
         environ = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
         environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": getattr(self, "_port", "0")}

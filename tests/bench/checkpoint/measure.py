@@ -23,12 +23,15 @@ Row = dict[str, Any]
 
 SETTLE_S = 2.0
 """Between the making of a system and its first save: what a script needs at least for its first step."""
-COMPUTE_RATIO = 3.0
-"""Forward and backward last at least this many copies of the state."""
+COMPUTE_RATIO = 10.0
+"""Forward and backward last at least this many copies of the state. With so few tokens that they last three, a step
+waits for memory itself, and whatever else moves bytes costs it as many; no job trains with so few."""
 CLOCKS = ("wall", "adj")
 MOST_REPEATS, REPEATING_S = 12, 12.0
 """What takes milliseconds is asked more often in a round than what takes seconds, and its median kept: one
 copy of the state varies by a third, from one time to the next."""
+_STEPS_WITH_SAVES = 6
+"""In a row, each with one."""
 COPIES_IN_MEMORY = 4.5
 """States that one rank of one system may have in memory at the same time: its own, the floor's, and the system's."""
 COPIES_OF_A_REPLICA = 4.5
@@ -45,7 +48,7 @@ class Bench:
     rounds: int
     survivals: int
     """Rounds of kill -9: each is a start of new processes."""
-    window_steps: int = 3
+    window_steps: int = 1
     """Steps of a window of training; one with a save goes on until nothing of the save is left."""
     windows: int = MOST_REPEATS
     """Windows with a save in a round, where they are short."""
@@ -286,7 +289,7 @@ def _train(bench: Bench, number: int, group: Group) -> None:
 
 
 def _train_with_a_save_each_step(bench: Bench, number: int, group: Group) -> None:
-    steps = 2 * bench.window_steps
+    steps = _STEPS_WITH_SAVES
     window = {"steps": steps, "tokens": bench.tokens}
     (before,) = group.ask("train", **window)
     (every,) = group.ask("train", **window, save_steps=list(range(steps)), first_save=10_000 * (number + 1) + 9000)

@@ -201,18 +201,21 @@ who goes first changes from round to round. A batch has as many systems as the m
   the optimizer's step.
 - **Training time lost**: a window of at least {setup["steps_a_window"]} steps that begins with a save and goes on
   until nothing of it is left in the background, against as many steps without. Forward and backward take at least
-  {COMPUTE_RATIO:g} copies of the state ({setup["tokens_a_step"]} tokens). Staging may overlap them and is waited for
+  {COMPUTE_RATIO:g} copies of the state ({setup["tokens_a_step"]} tokens): with a few tokens only, a step waits for
+  memory itself, and whatever else moves bytes costs it more. Staging may overlap them and is waited for
   before the optimizer's step; systems that cannot overlap are blocked first.
 - **Survives kill -9**: from the call until the system calls the save safe, wall time. At that moment every worker is
   killed with SIGKILL; new ones restore, and every tensor must be `torch.equal` to what was saved.
 - **More memory**: the most anonymous memory the trainer had during two saves beyond what it had before its first, in
   percent of the state; then that of the processes it started. Shared memory is in checkpoint.json.
 - **Restore**: into the existing tensors of a fresh process, which are then compared with what was saved.
-- **Copy on a peer**: two ranks, each a node, and each copies its state to the other; one trains, the other does
-  nothing else. Lost time as above. *Two plain copies*: beside the same trainer in the same round, two processes send
-  each other as many bytes over {setup["socket_streams"]} sockets each, and do nothing else: what no copy over sockets
-  can beat here; *as nice as ours*: with the priority that our memory servers give their copies. *Blocked more*: than by
-  a save that is not due at the peer.
+- **Copy on a peer**: two ranks, each a node. The first one trains, and its state goes to the other, which has next to
+  nothing to save: one core trains, and the other one sends and takes, as each node of a job does with a core that it
+  can spare. Lost time as above; *there after*: from when the state was staged. *A plain copy*: beside the same trainer
+  in the same round, a process sends as many bytes over {setup["socket_streams"]} sockets to another one, and both do
+  nothing else: what no copy over sockets can beat here; *as nice as ours*: with the priority that our memory servers
+  give their copies. *Both ways at once*: each node has such a state, so one core does what two would do on two nodes.
+  *More*: than by a save that is not due at the peer.
 - **Restore from a peer**: a node has forgotten what it held; its rank restores while the other rank does nothing, and
   right after it takes the same bytes over {setup["socket_streams"]} plain sockets.
 - **Drain**: to a local S3 that discards what it gets. CPU time is that of the client; the sink has its own process.

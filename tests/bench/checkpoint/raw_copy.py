@@ -1,4 +1,4 @@
-"""One node of a plain copy over sockets: sends memory to the other node while it takes the other's, and nothing else.
+"""One node of a plain copy over sockets: sends memory to the other node, takes the other's, and nothing else.
 
 python -m checkpoint.raw_copy '{"nbytes": ..., "streams": 2, "max_slowdown": 0.05, "parent": ...}'
 
@@ -34,15 +34,16 @@ class Node:
     def port(self) -> Answer:
         return {"port": self.listener.getsockname()[1]}
 
-    def copy(self, port: int) -> Answer:
-        """All of it to the node at `port`, and all of its to here. `received`: when that was there, on the clock that
-        all processes share."""
+    def copy(self, port: int | None, take: bool) -> Answer:
+        """All of it to the node at `port`, and all of the other's to here, or one of both. `received`: when that was
+        there, on the clock that all processes share."""
         parts = [slice(index * self.share, (index + 1) * self.share) for index in range(self.streams)]
+        self.received = 0.0
         before = os.times()
         if self.courtesy:
             self.courtesy.copy_begins()
-        takers = [threading.Thread(target=self._take, args=(part,)) for part in parts]
-        senders = [threading.Thread(target=self._send, args=(port, part)) for part in parts]
+        takers = [threading.Thread(target=self._take, args=(part,)) for part in parts if take]
+        senders = [threading.Thread(target=self._send, args=(port, part)) for part in parts if port]
         _start_and_join(takers, senders)
         received = self.received
         if self.courtesy:

@@ -22,25 +22,26 @@ from checkpoint.systems import OURS
 
 MAX_SLOWDOWN = 0.05
 """The default of the peer tier."""
-_MOST_WINDOWS, _MOST_RESTORES = 3, 5
+_MOST_RESTORES = 5
 _PATIENCE_S = 120.0
 
 
 def measure_replicas(bench: Bench) -> None:
     """Two ranks, each a node: saves with a copy on the other; then one forgets, and its rank restores from there."""
     systems = [system for system in bench.systems if "replicates" in system.has]
-    jobs = [Job(system, "plain", bench.nbytes, 2, overlapped=True, replicas=1) for system in systems]
-    for members, _ in batches_at_work(bench, "replicas", jobs):
-        with ExitStack() as stack:
-            pairs = {
-                name: stack.enter_context(_pair(bench, max_slowdown))
-                for name, max_slowdown in (("nice", MAX_SLOWDOWN), ("plain", None))
-                if OURS in members.groups
-            }
-            for number in range(bench.rounds):
-                members.each(number, partial(_replicate, bench, number, pairs))
-        for number in range(bench.rounds):
-            members.each(number, partial(_peer_restore, bench, number), "peer_restore")
+    for what, light in (("replicate", True), ("replicate_both", False)):
+        jobs = [Job(system, "plain", bench.nbytes, 2, overlapped=True, replicas=1, light=light) for system in systems]
+        for members, _ in batches_at_work(bench, "replicas, one way" if light else "replicas, both ways", jobs):
+            with ExitStack() as stack:
+                pairs = {
+                    name: stack.enter_context(_pair(bench, max_slowdown, both_ways=not light))
+                    for name, max_slowdown in (("nice", MAX_SLOWDOWN), ("plain", None))
+                    if OURS in members.groups
+                }
+                for number in range(bench.rounds):
+                    members.each(number, partial(_replicate, bench, what, number, pairs))
+            for number in range(bench.rounds if light else 0):
+                members.each(number, partial(_peer_restore, bench, number), "peer_restore")
 
 
 # --- a copy, and what it costs ---------------------------------------------------------------------
@@ -49,22 +50,22 @@ def measure_replicas(bench: Bench) -> None:
 class Pair:
     """Two nodes that copy over plain sockets."""
 
-    def __init__(self, nodes: list[Process]) -> None:
-        self._nodes = nodes
+    def __init__(self, nodes: list[Process], both_ways: bool) -> None:
+        self._nodes, self._both_ways = nodes, both_ways
         for node in nodes:
             node.ask("port")
         self._ports = [int(node.answer(time.monotonic() + _PATIENCE_S)["port"]) for node in nodes]
 
     def copy(self) -> tuple[float, float]:
-        """Both ways at once; when the first node's bytes were there, and CPU seconds of both."""
-        for node, port in zip(self._nodes, reversed(self._ports), strict=True):
-            node.ask("copy", port=port)
+        """When the first node's bytes were on the second, and CPU seconds of both."""
+        self._nodes[0].ask("copy", port=self._ports[1], take=self._both_ways)
+        self._nodes[1].ask("copy", port=self._ports[0] if self._both_ways else None, take=True)
         answers = [node.answer(time.monotonic() + _PATIENCE_S) for node in self._nodes]
         return answers[1]["received"], sum(answer["cpu"] for answer in answers)
 
 
 @contextmanager
-def _pair(bench: Bench, max_slowdown: float | None) -> Iterator[Pair]:
+def _pair(bench: Bench, max_slowdown: float | None, *, both_ways: bool) -> Iterator[Pair]:
     settings = {"nbytes": bench.states["plain"]["nbytes"], "streams": bench.streams, "max_slowdown": max_slowdown}
     arguments = ["-m", "checkpoint.raw_copy", json.dumps(settings | {"parent": os.getpid()})]
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, ExitStack() as stack:
@@ -72,14 +73,14 @@ def _pair(bench: Bench, max_slowdown: float | None) -> Iterator[Pair]:
         for number in range(2):
             nodes.append(Process(sys.executable, arguments, environment_of({}), Path(folder) / f"{number}.log"))
             stack.callback(nodes[-1].quit)
-        yield Pair(nodes)
+        yield Pair(nodes, both_ways)
 
 
-def _replicate(bench: Bench, number: int, pairs: dict[str, Pair], group: Group) -> None:
+def _replicate(bench: Bench, what: str, number: int, pairs: dict[str, Pair], group: Group) -> None:
     calibrate(bench, group)
     ours = group.job.system.name == OURS
     windows = []
-    for repeat in repeats(min(_MOST_WINDOWS, bench.windows)):
+    for repeat in repeats(bench.windows):
         step = 1000 * (number + 1) + 2 * repeat  # ours copies steps that are even
         windows.append(_window(bench, step, group, alone=ours))
         for name, pair in pairs.items() if ours else ():
@@ -88,11 +89,11 @@ def _replicate(bench: Bench, number: int, pairs: dict[str, Pair], group: Group) 
             windows[-1]["of_nice"] = windows[-1]["done_ratio"] / windows[-1]["nice_done_ratio"]
             windows[-1]["cpu_of_nice"] = windows[-1]["cpu_s"] / windows[-1]["nice_cpu_s"]
     found = {name: median(window[name] for window in windows) for name in windows[0]}
-    bench.keep("replicate", "plain", group.job.system, number, **found, windows=len(windows))
+    bench.keep(what, "plain", group.job.system, number, **found, windows=len(windows))
 
 
 def _window(bench: Bench, step: int, group: Group, *, alone: bool) -> Row:
-    """Steps with a save that is copied; `alone`: also with one that is not, to see what of it the copy blocks."""
+    """Steps with a save that is copied; `alone`: also with one that is not, to see what the copy adds to it."""
     steps = {"steps": bench.window_steps, "tokens": bench.tokens}
     other = group.ranks[1]
     before = first(group, "train", **steps)
@@ -106,14 +107,17 @@ def _window(bench: Bench, step: int, group: Group, *, alone: bool) -> Row:
     row = {
         "blocked_ratio": sum(found["blocked"]) / floor["adj"],
         "lost_ratio": time_lost(found, [before, after], "wall") / floor["wall"],
-        "done_ratio": found["replicated"] / floor["wall"],
+        "done_ratio": (found["replicated"] - found["staged"]) / floor["wall"],
+        "since_save_ratio": found["replicated"] / floor["wall"],
         "done_s": found["replicated"],
         "floor_s": floor["wall"],
         "cpu_s": cpu,
     }
     if alone:
         uncopied = first(group, "train", **steps, save_steps=[0], first_save=step + 1)
+        again = first(group, "train", **steps)
         row["more_blocked_ratio"] = row["blocked_ratio"] - sum(uncopied["blocked"]) / floor["adj"]
+        row["more_lost_ratio"] = row["lost_ratio"] - time_lost(uncopied, [after, again], "wall") / floor["wall"]
     return row
 
 

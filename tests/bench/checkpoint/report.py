@@ -45,18 +45,26 @@ FIGURES = {
     "helpers": Figure("and in what it started", "memory", "helpers", unit="%"),
     "restore": Figure("restore, fresh process", "restore", "ratio", has="restores", target=2.5),
     "replica_blocked": Figure("copy on a peer: blocked", "replicate", "blocked_ratio", has="replicates"),
-    "replica_lost": Figure("copy on a peer: time lost", "replicate", "lost_ratio", has="replicates", target=0.7),
+    "replica_lost": Figure("copy on a peer: time lost", "replicate", "lost_ratio", has="replicates"),
     "replica_done": Figure("copy on a peer: there after", "replicate", "done_ratio", has="replicates", target=10.0),
     "peer_restore": Figure("restore from a peer / socket", "peer_restore", "ratio", has="peer_restore", target=1.5),
 }
 PEER_FIGURES = {
     "replica_more": Figure("blocked more than by a save without", "replicate", "more_blocked_ratio", target=0.05),
-    "plain_lost": Figure("two plain copies, time lost", "replicate", "plain_lost_ratio"),
+    "replica_more_lost": Figure("time lost more than by a save without", "replicate", "more_lost_ratio", target=0.7),
+    "replica_since": Figure("there after, from the save's call on", "replicate", "since_save_ratio"),
+    "plain_lost": Figure("a plain copy, time lost", "replicate", "plain_lost_ratio"),
     "plain_done": Figure("there after", "replicate", "plain_done_ratio"),
     "nice_lost": Figure("as nice as ours, time lost", "replicate", "nice_lost_ratio"),
     "nice_done": Figure("as nice as ours, there after", "replicate", "nice_done_ratio"),
     "of_nice": Figure("ours / as nice as ours, there after", "replicate", "of_nice"),
     "cpu_of_nice": Figure("ours / as nice as ours, CPU", "replicate", "cpu_of_nice"),
+    "both_lost": Figure("both ways at once, time lost", "replicate_both", "lost_ratio"),
+    "both_done": Figure("there after", "replicate_both", "done_ratio"),
+    "both_plain_lost": Figure("two plain copies, time lost", "replicate_both", "plain_lost_ratio"),
+    "both_plain_done": Figure("there after", "replicate_both", "plain_done_ratio"),
+    "both_nice_lost": Figure("as nice as ours, time lost", "replicate_both", "nice_lost_ratio"),
+    "both_nice_done": Figure("there after", "replicate_both", "nice_done_ratio"),
 }
 """Of ours alone: what a copy on a peer adds to a save, and what plain sockets need beside the same trainer."""
 DRAIN_FIGURES = {

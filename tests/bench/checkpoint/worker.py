@@ -235,6 +235,7 @@ class Rank:
         until_done: bool = False,
         flush: bool = True,
         on_save: Callable[[], None] = lambda: None,
+        on_staged: Callable[[], None] = lambda: None,
         done: Callable[[], bool] | None = None,
     ) -> Answer:
         """Real steps; `save_steps` are those that begin with a save, which is staged before the optimizer's step.
@@ -263,6 +264,7 @@ class Rank:
                 if number in saves:
                     with staged:
                         self.adapter.wait_staged()
+                    on_staged()
                 self.optimizer.step()
                 if number not in saves:
                     self.adapter.stepped()
@@ -286,6 +288,7 @@ class Rank:
         """One save with copies on other nodes, while this rank trains: what it cost, and when the copies were there."""
         floor = self.floor()
         moments: list[float] = []
+        staged: list[float] = []
 
         def watch() -> None:
             self.adapter.wait_replicated()
@@ -301,11 +304,12 @@ class Rank:
             until_done=True,
             flush=False,
             on_save=watcher.start,
+            on_staged=lambda: staged.append(time.monotonic() - start),
             done=lambda: bool(moments),
         )
         watcher.join()
         self.adapter.flush()
-        return {"floor": floor, "replicated": moments[0], **told}
+        return {"floor": floor, "replicated": moments[0], "staged": staged[0], **told}
 
     def beside(self, port: int, tokens: int, steps: int) -> Answer:
         """Training while something goes on elsewhere: what is at `port` is told when it begins, and tells the end."""

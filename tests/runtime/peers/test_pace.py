@@ -33,14 +33,14 @@ def test_a_limit_that_does_not_limit_is_none():
 class Sending:
     """A trainer whose steps take longer the more is sent beside them, on a clock that it moves itself."""
 
-    def __init__(self, pace_of: float, cost_s_per_byte: float) -> None:
+    def __init__(self, pace_of: float, cost_s_per_byte: float, cost_of_sending: float = 0.0) -> None:
         self.now = 0.0
         self.pace = Pace(pace_of, lambda: self.now)
-        self.cost = cost_s_per_byte
+        self.cost, self.cost_of_sending = cost_s_per_byte, cost_of_sending
 
     def step(self, *, sending: bool, link: float = 1e9, idle_s: float = 1.0) -> float:
         sent = min(link, self.pace.rate) * idle_s if sending else 0.0
-        seconds = idle_s + sent * self.cost
+        seconds = idle_s + sent * self.cost + (self.cost_of_sending * idle_s if sending else 0.0)
         if sending:
             self.pace.copy_begins()
             self.pace.take(int(sent), lambda: True)
@@ -57,6 +57,36 @@ def test_sending_settles_where_steps_take_as_much_longer_as_they_may():
         trainer.step(sending=False)
         last = trainer.step(sending=True)
     assert 1.02 < last < 1.06
+
+
+def test_sending_that_costs_the_same_however_slow_it_is_is_soon_as_fast_as_it_goes():
+    trainer = Sending(0.05, cost_s_per_byte=0, cost_of_sending=0.2)  # slower, it only takes longer
+    rates = []
+    for _ in range(400):
+        trainer.step(sending=False)
+        trainer.step(sending=True)
+        rates.append(trainer.pace.rate)
+    assert rates.count(math.inf) > 300
+    assert len(set(rates)) > 1  # now and then it is tried again
+
+
+def test_a_copy_that_fits_in_a_step_is_spread_over_more():
+    """One step has all of the cost of a copy, at whatever rate, until the copy is too slow to be done in one."""
+    pace, now = Pace(0.05, lambda: now), 0.0
+    for _ in range(60):
+        pace.observe_step(1.0, sending=False)
+        left, steps = 100e6, []
+        pace.copy_begins()
+        while left > 0:
+            sent = min(left, 1e9 * 0.8, pace.rate * 1.0)
+            pace.take(int(sent), lambda: True)
+            now += sent / min(1e9, pace.rate)
+            left -= sent
+            steps.append(1.0 + 2e-9 * sent)
+            if left <= 0:
+                pace.copy_ends()
+            pace.observe_step(steps[-1], sending=True)
+    assert max(steps) < 1.08
 
 
 def test_sending_that_costs_nothing_is_not_held_back():
