@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from durable_place import folder_of
+from durable_place import folder_of, harmed
 from served import JOB, SECRET
 from small_job import MEMORY, PEER, SmallJob, relaunched, trained
 
@@ -60,6 +61,23 @@ def test_a_run_that_was_followed_is_restored_by_nobody(make_job, place):
     assert third.resume() == 6
     third.assert_holds(6)
     assert {found.generation for found in checkpoints(third).found() if found.step > 4} == {2}
+
+
+@pytest.mark.parametrize("place", PLACES, indirect=True)
+def test_steps_that_were_given_up_are_restored_by_nobody_though_they_can_be_read_again(make_job, place):
+    """The newest two could not be read once, and training went on from the one before."""
+    job = trained(make_job(MEMORY, place.tier(keep=9)), 6)
+    heir = relaunched(make_job, job)
+    with ExitStack() as harms:
+        for step in (4, 6):
+            harms.enter_context(harmed(place, f"{folder_of(place, step)}/__0_0.distcp", lambda data: data[:-1]))
+        assert heir.resume() == 2
+        for rank in heir.ranks.values():  # another future
+            rank.optimizer.param_groups[0]["lr"] = 0.5
+        heir.train(4)
+    third = relaunched(make_job, heir)
+    assert third.resume() == 4
+    third.assert_holds(4)
 
 
 @pytest.mark.parametrize("place", PLACES, indirect=True)

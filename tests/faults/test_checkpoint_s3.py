@@ -66,10 +66,15 @@ def test_an_image_that_cannot_be_had_moves_all_ranks_to_the_older_step(make_job,
     job.assert_holds(2)
 
 
-def test_a_bucket_that_denies_is_said_and_nothing_is_begun_anew(make_job, proxy, bucket):
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [("AccessDenied", "Allow this role s3:ListBucket"), ("RequestTimeTooSkewed", "check this machine's clock")],
+    ids=["denied", "the clock has jumped"],
+)
+def test_a_bucket_that_denies_is_said_and_nothing_is_begun_anew(make_job, proxy, bucket, code, words):
     job = relaunched(make_job, trained(make_job(MEMORY, bucket.tier()), 2))
-    proxy.order(Faults(status=403, code="AccessDenied"))
-    with pytest.raises(NoCheckpointError, match=r"Not readable: .*AccessDenied"):
+    proxy.order(Faults(status=403, code=code))
+    with pytest.raises(NoCheckpointError, match=rf"Not readable: .*{code}.*{words}"):
         job.resume()
     proxy.order(Faults())
     assert job.resume() == 2

@@ -50,8 +50,11 @@ class Vote:
         self, membership: m.Membership, answered: Callable[[m.Membership, list[m.Command]], list[m.Command]]
     ) -> None:
         self.membership, self._answered = membership, answered
+        self.decision: Decision | None = None
         self.errors: list[tuple[int, str]] = []
         self.events: list[dict[str, Any]] = []
+        self.go: Callable[[int], None] = lambda step: None
+        """Called when all have restored a step, before anybody goes on."""
         self._outcomes: dict[int, tuple[int | None, Decision | None] | HyperpodExtError] = {}
         self._changed = threading.Condition()
 
@@ -64,8 +67,10 @@ class Vote:
             for command in self._answered(self.membership, reported):
                 match command:
                     case m.Go(step):
+                        self.go(step)
                         self._outcomes[attempt] = (step, None)
                     case m.Restore(_, decision):
+                        self.decision = decision
                         self._outcomes[attempt] = (None, decision)
                     case m.Fail(_, message):
                         self._outcomes[attempt] = NoCheckpointError(message)
@@ -123,7 +128,8 @@ class SmallJob:
     workers: int = 1
     kind: str = "sharded"
     """`sharded`: FSDP2 over all ranks; `hybrid`: two replicas of it; `same`: everything on every rank;
-    `large`: the same, and three slots of it fill a budget of 1 MiB to more than three quarters."""
+    `large`: the same, and three slots of it fill a budget of 1 MiB to more than three quarters; `huge`: FSDP2 over all
+    ranks, 530 MB with AdamW's moments."""
     policy: dict[str, Any] = field(default_factory=dict)
     servers: dict[int, Served] = field(default_factory=dict)
     ranks: dict[int, Rank] = field(default_factory=dict)
@@ -205,7 +211,8 @@ class SmallJob:
 
     def _build(self, number: int) -> nn.Module:
         torch.manual_seed(7)
-        model = nn.Sequential(nn.Linear(7, 5), nn.LayerNorm(5), nn.Linear(5, 3, bias=False))
+        inputs, width, outputs = (4700, 4700, 4700) if self.kind == "huge" else (7, 5, 3)
+        model = nn.Sequential(nn.Linear(inputs, width), nn.LayerNorm(width), nn.Linear(width, outputs, bias=False))
         if self.kind == "large":
             model = nn.Sequential(nn.Linear(150, 150))
         if self.kind in ("same", "large"):
@@ -251,7 +258,9 @@ class SmallJob:
             raise NoCheckpointError(command.message, hint=command.hint)
         assert isinstance(command, m.Begin)
         self.generation = command.generation
-        self._fence(command)
+        self.vote.decision, self.vote.go = command.decision, self._enter
+        for server in self.servers.values():
+            server.ask("fence", generation=self.generation)
         keys = dist.HashStore()  # one a generation
         errors = self._in_threads(lambda rank: self._restore(rank, command, keys))
         if errors:
@@ -260,9 +269,12 @@ class SmallJob:
         assert len(steps) == 1, f"ranks restored different steps: {steps}"
         return steps.pop()
 
-    def _fence(self, begin: m.Begin) -> None:
-        kinds = {source.kind for sources in begin.decision.sources.values() for source in sources}
-        fields = {"generation": begin.generation, "step": begin.decision.step, "run": f"run-{id(self)}"}
+    def _enter(self, step: int) -> None:
+        """The generation begins at `step`; until all had it, one before might have been needed yet."""
+        assert self.vote is not None
+        assert self.vote.decision is not None
+        kinds = {source.kind for sources in self.vote.decision.sources.values() for source in sources}
+        fields = {"generation": self.generation, "step": step, "run": f"run-{id(self)}"}
         for server in self.servers.values():
             server.ask("fence", stored=bool(kinds & {"file", "s3"}), **fields)
 
