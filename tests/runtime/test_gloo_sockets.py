@@ -11,7 +11,14 @@ from collections.abc import Iterator
 import pytest
 
 from hyperpod_ext.runtime.rendezvous import gloo_sockets
-from hyperpod_ext.runtime.rendezvous.gloo_sockets import EventLoop, duplicate, event_loops, event_loops_of, quieten
+from hyperpod_ext.runtime.rendezvous.gloo_sockets import (
+    EventLoop,
+    connections_now,
+    duplicate,
+    end_reading,
+    event_loops,
+    quieten,
+)
 
 _POINTER = 0x7F00_1234_5678_9AB0
 """What gloo registers with a socket."""
@@ -58,9 +65,10 @@ def test_a_connection_is_found_and_its_duplicate_is_the_same_socket(loop):
     assert loop.connections() == [loop.connection.fileno()]
     copy = duplicate(loop.connection.fileno(), os.fstat(loop.connection.fileno()).st_ino)
     assert copy is not None
-    with copy:
-        copy.shutdown(socket.SHUT_RD)
+    end_reading(copy)
+    os.close(copy)
     assert loop.connection.recv(1) == b""
+    assert loop.connection.send(b"x") == 1, "only reading has ended"
 
 
 def test_a_socket_that_took_the_number_of_one_that_lives_on_elsewhere_is_left_alone(loop):
@@ -75,8 +83,24 @@ def test_a_socket_that_took_the_number_of_one_that_lives_on_elsewhere_is_left_al
             each.close()
 
 
-def test_an_epoll_set_that_is_known_is_read_without_a_search(loop):
-    assert event_loops_of([loop.epoll.fileno(), loop.listener.fileno(), 1 << 20]) == [loop.look()]
+def test_an_event_thread_that_is_known_tells_of_connections_made_since(loop):
+    known = loop.look()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        loop.add(ours.fileno())
+        assert {connection.fd for connection in connections_now(known)} == {loop.connection.fileno(), ours.fileno()}
+
+
+def test_an_epoll_set_that_took_the_number_of_a_known_one_is_left_alone(loop):
+    known, other = loop.look(), Loop()
+    try:
+        os.dup2(other.epoll.fileno(), known.epoll)
+        assert connections_now(known) == []
+        os.close(known.epoll)
+        assert connections_now(known) == []
+        os.dup2(other.epoll.fileno(), known.epoll)  # for the fixture to close
+    finally:
+        other.close()
 
 
 def test_what_waits_for_one_event_only_is_not_touched_when_a_thread_is_quietened(loop):

@@ -13,12 +13,14 @@ import select
 import socket
 import stat
 import struct
-from collections.abc import Collection, Container
+from collections.abc import Container
 from dataclasses import dataclass
 
 _EPOLL_CTL_MOD = 3
 _READ_BYTES = 1 << 16
 _libc = ctypes.CDLL(None, use_errno=True)
+_quick_libc = ctypes.PyDLL(None)
+"""Keeps the GIL: for calls that take less time than to let go of it."""
 
 
 class _Event(ctypes.Structure):
@@ -55,6 +57,8 @@ class EventLoop:
     """By inode."""
     address: tuple[str, int]
     """Where it listens."""
+    own: frozenset[int] = frozenset()
+    """Inodes of its pipe and its listener."""
 
 
 def event_loops(known: Container[int] = ()) -> list[EventLoop]:
@@ -77,14 +81,18 @@ def event_loops(known: Container[int] = ()) -> list[EventLoop]:
     return found
 
 
-def event_loops_of(epolls: Collection[int], known: Container[int] = ()) -> list[EventLoop]:
-    """The same, of those that are looked for in these epoll sets only."""
-    found = []
-    for epoll in epolls:
-        with contextlib.suppress(OSError):  # closed, with its group
-            if (loop := _read(epoll, known)) is not None:
-                found.append(loop)
-    return found
+def connections_now(loop: EventLoop) -> list[Connection]:
+    """Those of a loop that was found before, with a look at the epoll set alone; none if that has gone.
+
+    They are not compared with what has their numbers now: `duplicate` does so.
+    """
+    try:
+        registered = _registered(read_proc(f"/proc/self/fdinfo/{loop.epoll}"))
+    except OSError:  # closed, with its group
+        return []
+    if not loop.own <= {connection.inode for connection in registered}:
+        return []  # the number is another's by now
+    return [connection for connection in registered if connection.inode not in loop.own]
 
 
 def read_proc(path: str) -> str:
@@ -105,8 +113,8 @@ def read_proc(path: str) -> str:
 
 def _read(epoll: int, known: Container[int]) -> EventLoop | None:
     """An epoll set's descriptors by kind; None for one that is not gloo's."""
-    pipes = 0
-    listeners: list[tuple[str, int]] = []
+    pipes: list[int] = []
+    listeners: list[tuple[int, tuple[str, int]]] = []
     connections: dict[int, Connection] = {}
     for registered in _registered(read_proc(f"/proc/self/fdinfo/{epoll}")):
         with contextlib.suppress(OSError):  # closed meanwhile
@@ -114,15 +122,16 @@ def _read(epoll: int, known: Container[int]) -> EventLoop | None:
             if status.st_ino != registered.inode:
                 continue  # the number is another's by now
             if stat.S_ISFIFO(status.st_mode):
-                pipes += 1
+                pipes.append(registered.inode)
             elif stat.S_ISSOCK(status.st_mode):
                 if registered.inode not in known and (address := _listens_at(registered.fd)) is not None:
-                    listeners.append(address)
+                    listeners.append((registered.inode, address))
                 else:
                     connections[registered.inode] = registered
-    if pipes != 1 or len(listeners) != 1:
+    if len(pipes) != 1 or len(listeners) != 1:
         return None
-    return EventLoop(epoll, connections, listeners[0])
+    ((listener, address),) = listeners
+    return EventLoop(epoll, connections, address, frozenset((pipes[0], listener)))
 
 
 def _registered(fdinfo: str) -> list[Connection]:
@@ -174,13 +183,18 @@ def answer_for(loop: EventLoop, places: int) -> None:
             connection.sendall(struct.pack("q", place))
 
 
-def duplicate(fd: int, inode: int) -> socket.socket | None:
+def duplicate(fd: int, inode: int) -> int | None:
     """Another descriptor of the connection, checked by inode so that a reused number is never hit."""
     try:
-        copy = socket.socket(fileno=os.dup(fd))
+        copy = os.dup(fd)
     except OSError:
-        return None  # closed meanwhile, or no socket any more
-    if os.fstat(copy.fileno()).st_ino == inode:
+        return None  # closed meanwhile
+    if os.fstat(copy).st_ino == inode:
         return copy
-    copy.close()
+    os.close(copy)
     return None
+
+
+def end_reading(fd: int) -> None:
+    """Whoever reads from the connection finds it ended. Nothing happens to one that is not connected (any more)."""
+    _quick_libc.shutdown(fd, socket.SHUT_RD)

@@ -24,7 +24,6 @@ import contextlib
 import fcntl
 import itertools
 import os
-import socket
 import sys
 import termios
 import threading
@@ -34,16 +33,21 @@ from collections.abc import Iterator, Sequence
 import torch.distributed as dist
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.rendezvous import gloo_waits, torch_names
+from hyperpod_ext.runtime.rendezvous import crowd, gloo_waits, torch_names
 from hyperpod_ext.runtime.rendezvous.forgotten import Forgotten
-from hyperpod_ext.runtime.rendezvous.gloo_sockets import EventLoop, duplicate, event_loops, event_loops_of, quieten
+from hyperpod_ext.runtime.rendezvous.gloo_sockets import (
+    Connection,
+    EventLoop,
+    connections_now,
+    duplicate,
+    end_reading,
+    event_loops,
+    quieten,
+)
 from hyperpod_ext.runtime.rendezvous.store import PartitionedStore
+from hyperpod_ext.runtime.rendezvous.watcher import Over, Watcher
 
 _LAZY = "TORCH_GLOO_LAZY_INIT"
-_LOOK_S, _SLOWER, _SLOWEST_LOOK_S = 0.005, 1.2, 0.05
-"""How often it is looked for waits that gloo has forgotten, once a generation is over."""
-_LOOK_SHARE = 0.1
-"""Share of the time that may go into looking: where many ranks share few cores, it is taken from those not free yet."""
 _LIST_EVERY = 8
 """Looks at the threads of gloo after which it is asked again which ones there are."""
 _QUIET_LOOK_S = 0.02
@@ -60,14 +64,16 @@ class ProcessGroups:
         self._inherited = {loop.address for loop in event_loops()}
         """Where groups listen that were there before: of the process that this one was forked from. Their epoll sets
         are that one's too, and name sockets by its numbers, under which this process has something else."""
-        self._epolls: list[int] = []
-        """Of the event threads, while no group has been made since they were looked for."""
-        self._held: dict[int, socket.socket] = {}
+        self._known: list[EventLoop] = []
+        """The event threads, while no group has been made since they were looked for."""
+        self._held: dict[int, int] = {}
+        """Duplicates of connections, by inode."""
         self._store: PartitionedStore | None = None
         self._world_size = 0
         self._cut = False
-        self._watcher: threading.Thread | None = None
-        self._left = threading.Event()
+        self._watcher: Watcher | None = None
+        self._over: Over | None = None
+        """The generation that the watcher looks after."""
         self._lock = threading.Lock()
         self._cutting = threading.Lock()
 
@@ -83,18 +89,19 @@ class ProcessGroups:
             )
         if self._waits is not None:  # a connection that the other side never makes can be given up
             os.environ.setdefault(_LAZY, "1")
+            self._watcher = self._watcher or Watcher()
         with self._lock:
             self._store, self._world_size, self._cut = store, world_size, False
         self._let_go()
         torch_names.on_new_group(self._route)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-        self._epolls = [loop.epoll for loop in self._loops()]
+        self._known = self._loops()
         if self._cut:  # it was too early to find all sockets
-            self.cut()
+            self._cut_reading()
 
     def _route(self, group_name: str, ranks: Sequence[int]) -> None:
         """Torch is about to make a group of `ranks`, empty for the default one."""
-        self._epolls = []
+        self._known = []
         if self._store is not None and ranks:
             self._store.route(group_name, ranks)
 
@@ -104,76 +111,79 @@ class ProcessGroups:
         Until `destroy` is called, a thread looks after operations that come too late to be cut.
         """
         with self._lock:
-            self._cut, store = True, self._store
+            watched, self._cut, store, known = self._over is not None, True, self._store, self._known
+        if watched:  # it has been cut
+            return
         if store is not None:
             store.cancel()
-        # the quick way, where somebody looks at all descriptors a little later
-        self._cut_reading(self._epolls if self._waits is not None else ())
+        if self._waits is not None and known:  # the quick way, where somebody looks at all descriptors a little later
+            self._cut_known(known)
+        else:
+            self._cut_reading()
         with self._lock:
-            if self._waits is not None and self._watcher is None and self._store is not None:
-                self._left.clear()
-                self._watcher = threading.Thread(target=self._watch, args=(self._waits,), name="hpx-free", daemon=True)
-                self._watcher.start()
+            if self._waits and self._watcher and self._over is None and self._store is not None:
+                forgotten = Forgotten(self._waits, self._loops, self._world_size)
+                self._over = Over(lambda: forgotten.look(self._cut_reading()))
+                self._watcher.look_after(self._over)
 
-    def _loops(self, epolls: Sequence[int] = ()) -> list[EventLoop]:
-        """Event threads of the groups that this process has opened, or of those with these epoll sets."""
-        loops = event_loops_of(epolls, self._held) if epolls else event_loops(self._held)
-        return [loop for loop in loops if loop.address not in self._inherited]
+    def _loops(self) -> list[EventLoop]:
+        """Event threads of the groups that this process has opened."""
+        return [loop for loop in event_loops(self._held) if loop.address not in self._inherited]
 
-    def _cut_reading(self, epolls: Sequence[int] = ()) -> set[int]:
+    def _cut_known(self, known: Sequence[EventLoop]) -> bool:
+        """Cut what is open on these event threads; whether gloo waited for anything on it."""
+        with self._cutting:
+            found = [connection for loop in known for connection in connections_now(loop)]
+            for connection in found:
+                self._cut_one(connection)
+            return any(connection.armed for connection in found)
+
+    def _cut_reading(self) -> set[int]:
         """Cut what is open; epoll sets in which gloo still has ends of connections to notice."""
         with self._cutting:
-            loops = self._loops(epolls)
-            found = []
-            for loop in loops:
-                for inode, connection in loop.connections.items():
-                    if inode not in self._held and (copy := duplicate(connection.fd, inode)) is not None:
-                        self._held[inode] = copy
-                        found.append(copy)
+            loops = self._loops()
+            found = [connection for loop in loops for connection in loop.connections.values()]
             if self._waits is None:
-                _wait_until_quiet(found)
-            for copy in found:
-                with contextlib.suppress(OSError):  # not connected yet, or the other side is dead, and gloo knows
-                    copy.shutdown(socket.SHUT_RD)
+                _wait_until_quiet([connection.fd for connection in found if connection.inode not in self._held])
+            for connection in found:
+                self._cut_one(connection)
             return {
                 loop.epoll
                 for loop in loops
                 if any(connection.armed and inode in self._held for inode, connection in loop.connections.items())
             }
 
-    def _watch(self, waits: gloo_waits.LostWaits) -> None:
-        """Until the rank has left its groups: cut what is opened late, and end waits that gloo has forgotten."""
-        forgotten = Forgotten(waits, self._loops, self._world_size)
-        pause_s, epolls = _LOOK_S, self._epolls
-        while not self._left.wait(pause_s):
-            began = time.monotonic()
-            forgotten.look(self._cut_reading(epolls))
-            epolls = []  # most ranks are out by now: no need to hurry any more
-            looked_s = time.monotonic() - began
-            pause_s = min(max(pause_s * _SLOWER, looked_s / _LOOK_SHARE), _SLOWEST_LOOK_S)
+    def _cut_one(self, connection: Connection) -> None:
+        inode = connection.inode
+        if inode not in self._held and (copy := duplicate(connection.fd, inode)) is not None:
+            self._held[inode] = copy
+            end_reading(copy)
 
     def destroy(self) -> None:
         """Destroy the groups. Call with no DDP module or work handle of them alive, or their threads stay."""
         torch_names.on_new_group(None)
         with self._lock:  # a cut that comes later finds nothing to look after
-            watcher, self._watcher = self._watcher, None
-            store, self._store = self._store, None
-            epolls, self._epolls = self._epolls, []
+            over, store, self._store = self._over, self._store, None
+            known, self._known = self._known, []
+        if over is not None:  # ranks that are not free yet wait for the same cores
+            patience = crowd.patience_s(crowd.per_core())
+            over.rest(patience)
+            crowd.give_way(patience)
         if dist.is_initialized():
             _wait_until_idle()  # while the watcher is there: threads of gloo may sleep in forgotten waits too
-        if watcher is not None:
-            self._left.set()
-            watcher.join()
+        if over is not None:
+            over.leave()
+            self._over = None
         if dist.is_initialized():
-            with self._kept_quiet() if self._cut and self._any_armed(epolls) else contextlib.nullcontext():
+            with self._kept_quiet() if self._cut and self._any_armed(known) else contextlib.nullcontext():
                 dist.destroy_process_group()
         torch_names.forget_groups()
         if store is not None:
             store.close()
 
-    def _any_armed(self, epolls: Sequence[int]) -> bool:
+    def _any_armed(self, known: Sequence[EventLoop]) -> bool:
         """Whether gloo still waits for something on a connection, though all have been cut."""
-        return any(connection.armed for loop in self._loops(epolls) for connection in loop.connections.values())
+        return self._cut_known(known) if known else bool(self._cut_reading())
 
     @contextlib.contextmanager
     def _kept_quiet(self) -> Iterator[None]:
@@ -202,15 +212,18 @@ class ProcessGroups:
         """Destroy the group when every rank is done with it."""
         self.destroy()
         self._let_go()
+        if self._watcher is not None:
+            self._watcher.end()
+            self._watcher = None
 
     def _let_go(self) -> None:
         with self._cutting:
             for connection in self._held.values():
-                connection.close()
+                os.close(connection)
             self._held.clear()
 
 
-def _wait_until_quiet(connections: Sequence[socket.socket], limit_s: float = 0.2) -> None:
+def _wait_until_quiet(connections: Sequence[int], limit_s: float = 0.2) -> None:
     """Until no byte has been on its way for three looks, a millisecond apart: survivors wait, traffic ends."""
     deadline, calm = time.monotonic() + limit_s, 0
     while connections and calm < 3 and time.monotonic() < deadline:
@@ -218,7 +231,7 @@ def _wait_until_quiet(connections: Sequence[socket.socket], limit_s: float = 0.2
         calm = 0 if any(_bytes_on_their_way(connection) for connection in connections) else calm + 1
 
 
-def _bytes_on_their_way(connection: socket.socket) -> bool:
+def _bytes_on_their_way(connection: int) -> bool:
     """Whether either direction holds bytes that have not been read, or not been acknowledged."""
     for request in (termios.FIONREAD, termios.TIOCOUTQ):
         with contextlib.suppress(OSError):  # not connected any more
