@@ -57,6 +57,8 @@ class Connection:
         self.client = started or self.together("connect", lambda: MemoryClient(agent or str(place.socket)))
         if started:
             self.together("connect", lambda: None)
+        if self.ours:  # an agent has done so
+            self.for_node("durable tiers", lambda: self.client.ask("check"))
         self.addresses = self._meet_peers()
         """Of the memory servers, by node."""
 

@@ -74,6 +74,9 @@ class LonelyServer(Server):
                     return {"pid": os.getpid(), "config": self._config.model_dump(mode="json")}, None
                 case "quiet":
                     return {"others": self._others({*map(int, request["pids"])}, float(request["timeout_s"]))}, None
+                case "check":
+                    self._check()
+                    return {}, None
                 case "enter":
                     self._enter(request)
                     return {}, None
@@ -93,6 +96,16 @@ class LonelyServer(Server):
         with self._writers_changed:
             self._writers_changed.wait_for(lambda: not others(), timeout_s)
             return others()
+
+    def _check(self) -> None:
+        """Raise where checkpoints could not be written: a bucket that is not there or denies, for example."""
+        try:
+            for drain in self._memory.drains:
+                drain.checkpoints.store.check()
+        except HyperpodExtError:
+            if not self._memory.held():
+                self._idle_exit_s = 0.0  # who mends the environment needs a server that has it
+            raise
 
     def _enter(self, request: dict[str, Any]) -> None:
         """A generation of this node's ranks begins after step `base`; what older ones saved after `drop` goes."""

@@ -12,7 +12,7 @@ from typing import Any
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.planner import SavePlan
 
-from hyperpod_ext.errors import HyperpodExtError, JobFailedError, NoCheckpointError, NotFoundError
+from hyperpod_ext.errors import HyperpodExtError, JobFailedError, NoCheckpointError, NotFoundError, UnreachableError
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.checkpoint.choose import Decision, Offer, Source
 from hyperpod_ext.runtime.checkpoint.snapshot import Snapshot
@@ -57,6 +57,8 @@ class Tiers:
         self._failed: dict[str, int] = {}
         self._offers: list[Offer] = []
         self._refused: list[Refused] = []
+        self._unreadable: list[str] = []
+        """What durable tiers hold, or may hold, and cannot be read."""
         self.local_plan: SavePlan | None = None
         """This rank's part of the last save as it was planned, before what others hold alike was taken out of it."""
 
@@ -79,10 +81,17 @@ class Tiers:
         return self._ranks.group
 
     def latest(self) -> int | None:
-        """The newest step that all ranks can load, as far as manifests tell; None: there is none."""
+        """The newest step that all ranks can load, as far as manifests tell; None: there is none.
+
+        Raises:
+            UnreachableError: a durable tier does not say what it has.
+            NoCheckpointError: there is something, and none of it can be read.
+        """
         try:
             return self.choose(None).step
         except NoCheckpointError:
+            if self._unreadable:  # who is told that there is nothing begins anew, and gives it up
+                raise
             return None
 
     def wait_durable(self, timeout_s: float, *, newest: bool = False) -> bool:
@@ -148,8 +157,15 @@ class Tiers:
         def newest() -> int:
             self._node.quiet()
             held = [int(brief["generation"]) for brief in self._client.ask("held")["snapshots"]]
-            stored = int(self._client.ask("durable")["generation"]) if self.rank == 0 else 0
-            return max([self._history.generation, stored, *held])
+            if self.rank != 0:
+                return max([self._history.generation, *held])
+            stored = self._stored()
+            if self._unreadable and not stored["checkpoints"] and not held:
+                raise _none(
+                    "No checkpoint that can be loaded, and the first save would give up what is there.",
+                    self._unreadable,
+                )
+            return max([self._history.generation, int(stored["generation"]), *held])
 
         known = self._ranks.all_gather("generations", self._node.for_node("newest", newest))
         generation = max(each for each in known if each is not None) + 1
@@ -210,10 +226,12 @@ class Tiers:
             decision = None
             if self.rank == 0:
                 found = choose(self._offers, self._refused, self.nodes.node_of, step)
-                decision = {"none": found} if isinstance(found, str) else found.to_json()
+                none = {"none": found, "unreadable": self._unreadable}
+                decision = none if isinstance(found, str) else found.to_json()
             decision = self._ranks.broadcast("decision", decision)
             if "none" in decision:
-                raise NoCheckpointError(str(decision["none"]))
+                self._unreadable = [str(each) for each in decision["unreadable"]]
+                raise _none(str(decision["none"]), self._unreadable)
             choice = Choice(self, Decision.from_json(decision))
             if not (failures := choice.open()):
                 return choice
@@ -223,7 +241,7 @@ class Tiers:
 
         def ask() -> dict[str, Any]:
             self._node.quiet()
-            stored = self._client.ask("durable")["checkpoints"] if self.rank == 0 else []
+            stored = self._stored()["checkpoints"] if self.rank == 0 else []
             return {"held": self._client.ask("held")["snapshots"], "stored": stored}
 
         said = self._ranks.all_gather("held", self._node.for_node("offers", ask) or {"held": [], "stored": []})
@@ -233,6 +251,17 @@ class Tiers:
             Offer.of_memory(brief, self.nodes.node_of[rank]) for rank, each in enumerate(said) for brief in each["held"]
         ]
         return of_memory + [Offer.of_all(brief) for brief in said[0]["stored"]]
+
+    def _stored(self) -> dict[str, Any]:
+        """What the durable tiers have. By rank 0."""
+        said = self._client.ask("durable")
+        self._unreadable = [str(problem) for problem in said["problems"]]
+        if said["unreachable"] and not self._history.generation:
+            raise UnreachableError(
+                f"{'; '.join(said['unreachable'])}. It may have a newer checkpoint than memory.",
+                hint="Start again when the tier can be read, or without it in the policy to go on from the rest.",
+            )
+        return said
 
     def gather_found(
         self, found: Mapping[int, Any], failures: Sequence[Refused]
@@ -257,3 +286,12 @@ class Tiers:
     def loaded(self, step: int) -> None:
         """The state is that of `step`: what is saved next follows it. By each rank for itself."""
         self._history.loaded(step)
+
+
+def _none(found: str, unreadable: Sequence[str]) -> NoCheckpointError:
+    if not unreadable:
+        return NoCheckpointError(found, hint="tiers.latest() says which is the newest; None: there is nothing to load.")
+    return NoCheckpointError(
+        f"{found} Not readable: {'; '.join(unreadable)}.",
+        hint="Look at it with `hp-ext checkpoints verify`. To start from nothing, give the job another name.",
+    )

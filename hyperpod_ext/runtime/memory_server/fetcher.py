@@ -108,4 +108,5 @@ class Fetcher:
 
 def _in_line(error: HyperpodExtError) -> str:
     """An error's words on one line, without the full stop."""
-    return " ".join(str(error).split()).removesuffix(".")
+    sentences = [" ".join(text.split()).removesuffix(".") for text in (error.message, error.hint) if text]
+    return ". ".join(sentences)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import time
 
 import pytest
 from dcp_job import Job
@@ -56,3 +57,28 @@ def test_a_damaged_file_sends_all_ranks_to_the_older_step(job: Job) -> None:
     for ranks in (2, 3):  # read by who wrote it, and cut anew
         for loaded in job.run("load", ranks, kind="fsdp", policy=policy):
             assert loaded == {"latest": 2, "step": 1, "digest": digests["1"]}
+
+
+def test_what_cannot_be_read_is_not_taken_for_nothing(job: Job) -> None:
+    policy = {"tiers": [{"kind": "memory"}, {"kind": "file", "path": f"{job.directory}/f", "every_steps": 1}]}
+    job.run("save", 1, kind="plain", steps=[1, 2], policy=policy, drain=True)
+    job.lose_memory()
+    secret = job.directory / "state" / "hyperpod_ext" / "secrets" / "j"
+    secret.write_text("another secret than that one")
+    before = {path: path.stat().st_mtime_ns for path in (job.directory / "f").rglob("*.*")}
+    for scene, arguments in (("load", {}), ("save", {"steps": [1]})):
+        (raised,) = job.start(scene, 1, kind="plain", policy=policy, **arguments).answers()
+        assert "Not readable: " in raised["text"]
+        assert "is not signed with this job's secret. Either it was tampered with" in raised["text"]
+    assert {path: path.stat().st_mtime_ns for path in (job.directory / "f").rglob("*.*")} == before
+
+
+def test_a_tier_that_cannot_be_used_is_told_before_the_first_save_and_its_server_ends(job: Job) -> None:
+    (job.directory / "f").write_text("no folder")
+    policy = {"tiers": [{"kind": "memory"}, {"kind": "file", "path": f"{job.directory}/f", "every_steps": 1}]}
+    for raised in job.start("load", 2, kind="plain", policy=policy).answers():
+        assert f"rank 0: Cannot use {job.directory}/f/j: Not a directory" in raised["text"]
+    deadline = time.monotonic() + 20
+    while job.servers():
+        assert time.monotonic() < deadline, "who mends its environment would meet the old one"
+        time.sleep(0.05)
