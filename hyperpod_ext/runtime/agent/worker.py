@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hyperpod_ext.processes import die_with_parent
+from hyperpod_ext.runtime.agent.lifeline import Lifeline
 from hyperpod_ext.runtime.causes import one_line
+from hyperpod_ext.runtime.pulse import ENV_PULSE
 
 SCRIPT_RAISED = 1
 
@@ -54,6 +56,7 @@ def _settle(order: dict[str, Any], agent_pid: int) -> None:
     _wait_adopted(agent_pid)
     die_with_parent(agent_pid)
     os.environ.update(order["env"])
+    Lifeline(Path(order["env"][ENV_PULSE])).hold()
     os.chdir(order["cwd"])
 
 

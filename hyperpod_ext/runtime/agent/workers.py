@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
+import threading
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,14 +18,18 @@ from hyperpod_ext.config.chaos import NodeFault
 from hyperpod_ext.runtime import wire
 from hyperpod_ext.runtime.agent.chaos import KillOnce, strike_node
 from hyperpod_ext.runtime.agent.children import Zygote, on_exit
+from hyperpod_ext.runtime.agent.lifeline import Lifeline, dying_of, has_gpu
 from hyperpod_ext.runtime.agent.memory import MemoryLine
 from hyperpod_ext.runtime.agent.roll_call import all_live
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.agent.watch import Watch
 from hyperpod_ext.runtime.causes import is_out_of_memory
+from hyperpod_ext.runtime.pulse import ENV_PULSE
 
 _OF_THIS_WORLD = frozenset({"begin", "restore", "go", "finish", "ask_stop", "stop_at", "go_on"})
 """What is no business of a worker that waits for the next world."""
+_DYING_LOOKS, _DYING_LOOK_S = 20, 0.001
+"""How often, and how far apart, it is looked whether all threads of a dying process have come to their end."""
 _LAST_EVENT_S = 0.02
 """How long the word of a rehearsed end of this node has to get away."""
 
@@ -38,6 +44,7 @@ class _Worker:
     rank: int
     pid: int
     log: Path
+    lifeline: Lifeline | None
     coming: bool = False
     """Whether it is a rank of the next world, and waits for that."""
     step: int = 0
@@ -48,6 +55,10 @@ class _Worker:
     """What it asked with, until that generation begins."""
     writer: asyncio.StreamWriter | None = None
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
+    told: bool = False
+    """Whether its end is known."""
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it has ended, and all that it had is free."""
 
 
 class Workers:
@@ -70,6 +81,8 @@ class Workers:
         self.world_size = settings.config.world_size
         self.moved_in = 0
         """Generation in which ranks last got other numbers, as far as those here go by them."""
+        self._leaving: dict[int, asyncio.Event] = {}
+        """Of ranks whose next worker needs what the former still has: set when that is free."""
         self.finishing = False
         self.exited: dict[int, int] = {}
         """Exit codes of those that ended when their training was done."""
@@ -165,14 +178,47 @@ class Workers:
             "MASTER_PORT": str(self.master_port),
             **self.watch.environ(rank),
         }
+        if (leaving := self._leaving.pop(rank, None)) is not None:
+            await leaving.wait()
+        lifeline = Lifeline(Path(env[ENV_PULSE]))
+        lifeline.prepare()
         pid = await zygote.fork(argv=self._settings.argv, env=env, cwd=Path.cwd(), log=log)
-        worker = _Worker(rank, pid, log, coming)
+        worker = _Worker(rank, pid, log, lifeline, coming)
         async with self._known:
             self._workers[rank] = worker
             self._known.notify_all()
         self.watch.started(rank, pid, log)
         self._event("worker_started", rank=rank, pid=pid)
-        on_exit(pid, lambda status: self._spawn(self._ended(worker, status)))
+        on_exit(pid, lambda status: self._exited(worker, status))
+
+    def _exited(self, worker: _Worker, status: int) -> None:
+        """A worker's process has ended."""
+        worker.gone.set()
+        worker.lifeline = None  # others remember the worker for a while; its page has a descriptor
+        if not worker.told:
+            worker.told = True
+            self._spawn(self._ended(worker, status, time.monotonic()))
+
+    def _wait_for_death(self, worker: _Worker, lifeline: Lifeline, loop: asyncio.AbstractEventLoop) -> None:
+        """In a thread of its own."""
+        if lifeline.wait():
+            with contextlib.suppress(RuntimeError):  # the node has ended as well
+                seen = time.monotonic()
+                loop.call_soon_threadsafe(lambda: self._spawn(self._dying(worker, seen)))
+
+    async def _dying(self, worker: _Worker, seen: float) -> None:
+        """A worker's main thread has ended. If all of it was killed, that is news before its memory is free."""
+        for _ in range(_DYING_LOOKS):
+            if worker.told or (status := dying_of(worker.pid)) is not None:
+                break
+            await asyncio.sleep(_DYING_LOOK_S)
+        if worker.told or status is None or self._workers.get(worker.rank) is not worker or worker.writer is None:
+            return
+        worker.told = True
+        # what it has said before is read, then the line ends, here and at the memory server
+        worker.writer.get_extra_info("socket").shutdown(socket.SHUT_RD)
+        await self._ended(worker, status, seen)
+        await self._memory.ask({"op": "ended", "pid": worker.pid})
 
     def _end_stuck(self, worker: _Worker, generation: int) -> None:
         """Kill a worker that was told to leave its generation and has not: its state lives on elsewhere."""
@@ -182,8 +228,7 @@ class Workers:
             limit_s = self._config.restart.leave_timeout_s
             self.watch.end(rank, f"did not leave generation {generation - 1} within {limit_s:g} s of a fault elsewhere")
 
-    async def _ended(self, worker: _Worker, status: int) -> None:
-        seen = time.monotonic()
+    async def _ended(self, worker: _Worker, status: int, seen: float) -> None:
         with contextlib.suppress(ProcessLookupError):  # its children, data loaders: they hold its sockets open
             os.killpg(worker.pid, signal.SIGKILL)
         if worker.writer is not None:
@@ -199,6 +244,8 @@ class Workers:
             self._tell("exited", rank=rank, code=code)
             return
         fate = self.watch.fate(rank, status, worker.step, _last_words(worker.log) if code > 0 else "")
+        if not worker.gone.is_set() and (fate["kind"] == "out-of-memory" or has_gpu()):
+            self._leaving[rank] = worker.gone
         hint = f"The whole story is in {worker.log}." if code >= 0 else ""
         # a script that exits by itself would do so again; one that was killed may not
         self._tell("died", rank=rank, exit_code=code, final=code >= 0, hint=hint, t=seen, **fate)
@@ -211,6 +258,9 @@ class Workers:
         rank = int(hello["rank"])
         worker = await self._worker_of(rank, pid)
         worker.writer = writer
+        if worker.lifeline is not None:
+            given = (worker, worker.lifeline, asyncio.get_running_loop())
+            threading.Thread(target=self._wait_for_death, args=given, name="hpx-lifeline", daemon=True).start()
         try:
             while (message := await wire.read(reader)) is not None:
                 await self._pass_on(worker.rank, worker, message)

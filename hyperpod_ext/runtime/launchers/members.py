@@ -288,6 +288,10 @@ class Members(ABC):
     def aborted(self) -> bool:
         return self._epoch is not None and self._over >= self._epoch.number
 
+    @property
+    def unharmed(self) -> bool:
+        return False  # nobody has looked
+
     def _abort(self, number: int) -> None:
         """Epoch `number` is over: free whoever waits in it. From any thread."""
         with self._changed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -29,6 +30,8 @@ class Server:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._writers: set[tuple[int, int]] = set()  # owner and process id of each open connection that saves
         self._writers_changed = threading.Condition()
+        self._lines: dict[socket.socket, int] = {}
+        """Process id at the other end of each open connection."""
 
     def serve(self) -> NoReturn:
         """Answer until this process is ended."""
@@ -47,7 +50,7 @@ class Server:
         writers: set[tuple[int, int]] = set()
         with connection:
             try:
-                pid = wire.check_same_user(connection)
+                pid = self._lines[connection] = wire.check_same_user(connection)
                 while (request := wire.receive(connection)) is not None:
                     if request.get("op") == "map":
                         writers.add((int(request["owner"]), pid))
@@ -58,7 +61,15 @@ class Server:
             except ConnectionError:
                 pass  # the worker died or broke the protocol; what it had not asked to seal stays unsealed
             finally:
+                self._lines.pop(connection, None)
                 self._change_writers(set(), writers)
+
+    def _hang_up(self, pid: int) -> None:
+        """A process will say no more, though the kernel has not closed its end yet: what it has asked for is done."""
+        for connection, its in list(self._lines.items()):
+            if its == pid:
+                with contextlib.suppress(OSError):  # closed by now
+                    connection.shutdown(socket.SHUT_RD)
 
     def _change_writers(self, come: set[tuple[int, int]], gone: set[tuple[int, int]]) -> None:
         with self._writers_changed:
@@ -72,6 +83,9 @@ class Server:
 
     def _answer(self, request: wire.Message) -> Answer:
         try:
+            if request.get("op") == "ended":
+                self._hang_up(int(request["pid"]))
+                return {}, None
             if request.get("op") == "held" and "pid" in request:
                 self._wait_drained(int(request["owner"]), int(request["pid"]))
             return _dispatch(self._memory, request)

@@ -46,6 +46,10 @@ class Link(Protocol):
     def over(self) -> bool:
         """Whether the generation has ended, though the training function may not have noticed."""
 
+    @property
+    def unharmed(self) -> bool:
+        """Whether it has, and the step that is being made can still end as any other."""
+
 
 class SoloLink:
     """One process, no agent: starts fresh, reports to nobody."""
@@ -61,6 +65,10 @@ class SoloLink:
 
     @property
     def over(self) -> bool:
+        return False
+
+    @property
+    def unharmed(self) -> bool:
         return False
 
 
@@ -86,6 +94,10 @@ class JobLink:
     @property
     def over(self) -> bool:
         return self._session.aborted
+
+    @property
+    def unharmed(self) -> bool:
+        return self._session.unharmed
 
     def restore(self, state: TrainingState, extras: Callable[[], dict[str, Any]]) -> Restored:
         assert self._decision is not None, "restore() outside of a generation"

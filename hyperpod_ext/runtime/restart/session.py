@@ -22,6 +22,7 @@ from hyperpod_ext.runtime.rendezvous.groups import ProcessGroups
 from hyperpod_ext.runtime.rendezvous.store import Endpoint, PartitionedStore
 from hyperpod_ext.runtime.restart.boundary import Boundary
 from hyperpod_ext.runtime.restart.state import Whole
+from hyperpod_ext.runtime.restart.unharmed import Unharmed
 
 
 class AbortedError(Exception):
@@ -58,6 +59,10 @@ class ControlPlane(Protocol):
     def aborted(self) -> bool:
         """Whether the generation this rank is in is over."""
 
+    @property
+    def unharmed(self) -> bool:
+        """Whether it is over, and the step that this rank was making can still end as any other."""
+
     def join(self, live: Whole | None) -> Generation:
         """Wait for the next generation to begin; `live` is what this rank can offer, if anything."""
 
@@ -90,6 +95,7 @@ class Session:
         self._inbox: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
         self._sending = threading.Lock()
         self._newest = 1
+        self._unharmed = Unharmed()
         self.generation = 0
         self.boundary = Boundary(lambda kind, **fields: self._send({"type": kind, **fields}))
         self._endpoint = Endpoint(environment.rank, environment.secret, _end)
@@ -154,6 +160,10 @@ class Session:
         """Whether the generation this rank is in is over."""
         return self._newest > max(self.generation, 1)
 
+    @property
+    def unharmed(self) -> bool:
+        return self.aborted and self._unharmed.is_so
+
     def wait_aborted(self, timeout_s: float | None) -> bool:
         """Wait until the generation is over (None: for ever); False when it still is not after `timeout_s`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -190,6 +200,8 @@ class Session:
                     self.boundary.withdraw(int(message["number"]))
                     continue
                 case "abort":
+                    if not self.aborted:
+                        self._unharmed.look()
                     self._newest = int(message["generation"])
                     self._groups.cut()
                     self.boundary.withdraw()

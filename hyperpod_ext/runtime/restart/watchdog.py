@@ -31,6 +31,10 @@ class Line(Protocol):
     def over(self) -> bool:
         """Whether the generation has ended."""
 
+    @property
+    def unharmed(self) -> bool:
+        """Whether it has, and the step that is being made can still end as any other."""
+
     def event(self, event: str, **fields: Any) -> None: ...
 
 
@@ -49,7 +53,7 @@ class Watchdog:
         self._nan = NanGuard(config.restart.nan, rank, line.event)
         self._objects: Mapping[str, object] = {}
         self._generation = 0
-        self._swallowed_in = 0
+        self._told_in = 0
         self._injector: Injector | None = None
         if checkpointer is not None:  # a job: alone, there is nobody to recover
             self._injector = Injector(armed_faults(config), rank, run_dir_of(), self)
@@ -90,14 +94,15 @@ class Watchdog:
             AbortedError: the generation is over, and the training function has not noticed.
             SystemExit: it has been told so before, and went on.
         """
-        self._check_over()
+        self._check_over(between_steps=True)
         self._arm()
         self._progress.begin_step(step)
         self._nan.begin_step(step)
 
     def end_step(self) -> None:
         """The loop body of a step has ended; it is about to be committed. Raises like `begin_step`."""
-        self._check_over()
+        if not self._line.unharmed:  # else others may have no other copy of what this rank has made
+            self._check_over()
         self._nan.end_step()
         self._progress.mark(Phase.CHECKPOINT)
 
@@ -133,20 +138,25 @@ class Watchdog:
             self._injector.obey(lambda: self._progress.has_orders)
             self._progress.watcher = self._injector
 
-    def _check_over(self) -> None:
-        """Stop a training function that has caught our exception and goes on: what it does now goes nowhere."""
+    def _check_over(self, *, between_steps: bool = False) -> None:
+        """Stop a training function that has not noticed the end of its generation: what it does now goes nowhere.
+
+        It may have made no collective since, or have caught our exception: nobody can tell here. Between two steps
+        there is nothing to be said of it.
+        """
         if not self._line.over:
             return
         self._progress.watcher = None
         why = f"generation {self._generation} is over"
-        if self._swallowed_in == self._generation:
+        if self._told_in == self._generation:
             raise SystemExit(why)  # passes through `except Exception`, and the loop takes it for what it is
-        self._swallowed_in = self._generation
-        self._line.event("swallowed", rank=self._rank, step=self._progress.step)
-        sys.stderr.write(
-            f"hyperpod_ext: the training function of rank {self._rank} caught an exception that told of a fault and "
-            f"went on; its step {self._progress.step} is given up. Let AbortedError and errors of collectives pass.\n"
-        )
+        self._told_in = self._generation
+        if not between_steps:
+            self._line.event("given_up", rank=self._rank, step=self._progress.step)
+            sys.stderr.write(
+                f"hyperpod_ext: step {self._progress.step} of rank {self._rank} is given up, for a fault elsewhere. "
+                "If the training function catches exceptions, let AbortedError and errors of collectives pass.\n"
+            )
         raise AbortedError(why)
 
     # --- what injected faults need ----------------------------------------------------------------
