@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -112,3 +114,19 @@ def test_a_crash_leaves_its_python_stack_in_the_log(job):
     running = job(env={"HPX_CHAOS": "sigsegv:rank=1,step=5"}).start()
     assert running.wait()["state"] == "succeeded"
     assert "Fatal Python error: Segmentation fault" in (running.folder / "logs/rank1.log").read_text()
+
+
+def test_a_kill_is_noticed_before_the_memory_of_the_process_is_given_back(job, undisturbed):
+    env = {"HPX_TEST_BALLAST_MIB": "1024", "HPX_CHAOS": "slow:rank=2,step=6,seconds=1"}
+    running = job(env=env).start()
+    pid = running.until("joined", rank=2)["pid"]
+    running.until("step", step=5)
+    process = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    select.select([process], [], [])
+    gone = time.monotonic()
+    os.close(process)
+    seen = running.until("fault")
+    assert seen["t"] < gone
+    assert (seen["rank"], seen["cause"]) == (2, "killed by SIGKILL (9)")
+    assert_recovered(undisturbed, running.wait())

@@ -20,6 +20,8 @@ NORM = getattr(nn, os.environ.get("HPX_TEST_NORM", "BatchNorm1d"))  # whose stat
 ZERO_LAST, FUSED = "HPX_TEST_ZERO_LAST" in os.environ, "HPX_TEST_FUSED" in os.environ
 WIDTH = int(os.environ.get("HPX_TEST_WIDTH", "32"))
 HERE = Path(os.environ["HPX_RUN_DIR"])
+# memory of rank 2 that the kernel takes a while to give back
+BALLAST = b"\1" * (int(os.environ.get("HPX_TEST_BALLAST_MIB", "0")) << 20 if os.environ.get("RANK") == "2" else 0)
 
 if FAULT.get("what") == "script":
     raise ValueError("the script itself is broken")
