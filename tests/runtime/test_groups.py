@@ -216,7 +216,7 @@ def _leave_with_a_forgotten_sum(member: Member) -> None:
     while member.join():
         _sum(1.0)
         if member.rank == 0:
-            member.groups._cut_one = lambda connection: None  # type: ignore[method-assign]
+            member.groups._hold = lambda connection: None  # type: ignore[method-assign]
             dist.all_reduce(torch.ones(1 << 18), async_op=True)
             while not any(sleep and sleep.timed for sleep in map(sleeping, threads("pt_gloo"))):
                 os.sched_yield()

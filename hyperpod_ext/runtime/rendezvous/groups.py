@@ -135,29 +135,34 @@ class ProcessGroups:
         with self._cutting:
             found = [connection for loop in known for connection in connections_now(loop)]
             for connection in found:
-                self._cut_one(connection)
+                if (copy := self._hold(connection)) is not None:
+                    end_reading(copy)
             return any(connection.armed for connection in found)
 
     def _cut_reading(self) -> set[int]:
         """Cut what is open; epoll sets in which gloo still has ends of connections to notice."""
         with self._cutting:
             loops = self._loops()
-            found = [connection for loop in loops for connection in loop.connections.values()]
+            found = [self._hold(connection) for loop in loops for connection in loop.connections.values()]
+            copies = [copy for copy in found if copy is not None]
             if self._waits is None:
-                _wait_until_quiet([connection.fd for connection in found if connection.inode not in self._held])
-            for connection in found:
-                self._cut_one(connection)
+                _wait_until_quiet(copies)
+            for copy in copies:
+                end_reading(copy)
             return {
                 loop.epoll
                 for loop in loops
                 if any(connection.armed and inode in self._held for inode, connection in loop.connections.items())
             }
 
-    def _cut_one(self, connection: Connection) -> None:
-        inode = connection.inode
-        if inode not in self._held and (copy := duplicate(connection.fd, inode)) is not None:
-            self._held[inode] = copy
-            end_reading(copy)
+    def _hold(self, connection: Connection) -> int | None:
+        """A duplicate of a connection that has not been cut yet."""
+        if connection.inode in self._held:
+            return None
+        copy = duplicate(connection.fd, connection.inode)
+        if copy is not None:
+            self._held[connection.inode] = copy
+        return copy
 
     def destroy(self) -> None:
         """Destroy the groups. Call with no DDP module or work handle of them alive, or their threads stay."""
