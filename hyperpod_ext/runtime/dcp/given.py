@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from hyperpod_ext.config.base import Config
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
@@ -28,9 +30,13 @@ def policy_of(job: str, given: Policy | None, environ: Mapping[str, str] = os.en
     """
     try:
         policy = _read(given, environ)
+    except ValidationError as error:
+        raise _told(CheckpointPolicy, given, error) from None
+    try:
         RuntimeConfig(name=job, nodes=1, workers_per_node=1, checkpoint=policy)
     except ValidationError as error:
-        raise ConfigError([_problem(each) for each in error.errors()]) from error
+        whole = {"name": job, "nodes": 1, "workers_per_node": 1, "checkpoint": policy.model_dump(mode="json")}
+        raise _told(RuntimeConfig, whole, error) from None
     return policy
 
 
@@ -42,11 +48,20 @@ def _read(given: Policy | None, environ: Mapping[str, str]) -> CheckpointPolicy:
             told = environ.get(ENV_RUNTIME)
             return RuntimeConfig.model_validate_json(told).checkpoint if told else CheckpointPolicy()
         case Mapping():
-            return CheckpointPolicy.model_validate_json(json.dumps(given))  # as in a file: lists are tuples
+            return CheckpointPolicy.model_validate_json(_text(given))  # as in a file: lists are tuples
     # by name, because only who gives a path needs what reads YAML
     job: JobConfig = import_module("hyperpod_ext.config.load").load(JobConfig, Path(given))
     return job.checkpoint
 
 
-def _problem(error: Any) -> Problem:
-    return Problem(str(error["msg"]), ".".join(str(part) for part in error["loc"]), source="Tiers")
+def _text(given: object) -> str:
+    return json.dumps(given, default=os.fspath)
+
+
+def _told(model: type[Config], given: object, error: ValidationError) -> ConfigError:
+    """The mistakes in the words that a file's are told in."""
+    try:
+        import_module("hyperpod_ext.config.load").load_text(model, _text(given), "Tiers")
+    except ConfigError as found:
+        return ConfigError([replace(problem, line=None) for problem in found.problems])
+    return ConfigError([Problem(str(each["msg"]), source="Tiers") for each in error.errors()])  # not of `given`
