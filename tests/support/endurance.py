@@ -121,8 +121,8 @@ class Watched:
         for pid in sorted(lasting, key=lambda pid: self._roles[pid]):
             before, after = ({m: high(s.held[pid][m] for s in some) for m in MEASURES} for some in (early, late))
             print(f"{self._roles[pid]} {pid}:", {m: (round(before[m], 1), round(after[m], 1)) for m in MEASURES})
-            # of 200 faults, 100 lie between the two: one descriptor in thirty that stayed would be seen. A memory server
-            # has a thread for each connection, and short ones come and go
+            # of 200 faults, 100 lie between the two: one descriptor in thirty that stayed would be seen. A memory
+            # server has a thread for each connection, and short ones come and go
             assert after["threads"] <= before["threads"] + 2
             assert after["fds"] <= before["fds"] + 3
             assert after["rss_mib"] <= before["rss_mib"] * 1.01 + 3
