@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from typing import Any
 
-from pydantic import ConfigDict, NonNegativeInt, PositiveInt, SerializerFunctionWrapHandler, model_serializer
+from pydantic import (
+    ConfigDict,
+    NonNegativeInt,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 from hyperpod_ext.config.base import Config
 from hyperpod_ext.config.chaos import Chaos
@@ -17,6 +24,7 @@ from hyperpod_ext.config.checkpoint import CheckpointPolicy
 from hyperpod_ext.config.elastic import Elastic
 from hyperpod_ext.config.job import JobConfig, JobName, RestartPolicy
 from hyperpod_ext.config.metrics import Metrics
+from hyperpod_ext.errors import ConfigError, Problem
 
 ENV_RUNTIME = "HPX_RUNTIME"
 _LEFT_OUT = ("elastic", "metrics")
@@ -56,6 +64,20 @@ class RuntimeConfig(Config):
     def _without_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         said: dict[str, Any] = dump(self)
         return {name: value for name, value in said.items() if value is not None or name not in _LEFT_OUT}
+
+    @classmethod
+    def told(cls, text: str) -> RuntimeConfig:
+        """What HPX_RUNTIME says.
+
+        Raises:
+            ConfigError: with every problem found.
+        """
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            hint = "`hp-ext render` writes it"
+            found = [(str(each["msg"]), ".".join(map(str, each["loc"]))) for each in error.errors()]
+            raise ConfigError([Problem(what, path, ENV_RUNTIME, hint=hint) for what, path in found]) from None
 
     @property
     def most_nodes(self) -> int:

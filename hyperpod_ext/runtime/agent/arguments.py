@@ -30,7 +30,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--node-rank", "--node_rank", type=int, default=0, help="number of this node, from 0; from nnodes on: a spare"
     )
     parser.add_argument(
-        "--rdzv-endpoint", "--rdzv_endpoint", default="127.0.0.1:29400", metavar="HOST:PORT", help="where node 0 is"
+        "--rdzv-endpoint",
+        "--rdzv_endpoint",
+        type=_endpoint,
+        default="127.0.0.1:29400",
+        metavar="HOST:PORT",
+        help="where node 0 is",
     )
     parser.add_argument(
         "--rdzv-timeout", type=float, default=600.0, metavar="SECONDS", help="how long to look for node 0"
@@ -43,6 +48,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("script", help="training script")
     parser.add_argument("script_args", nargs=argparse.REMAINDER, help="its arguments")
     return parser.parse_args(argv)
+
+
+def _endpoint(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is not HOST:PORT")
+    return text
 
 
 def read_settings(arguments: argparse.Namespace, run_dir: Path, private: Path) -> NodeSettings:
@@ -96,7 +108,7 @@ def _config(arguments: argparse.Namespace) -> RuntimeConfig:
     shape = {"nodes": arguments.nnodes, "workers_per_node": arguments.nproc_per_node}
     if ENV_RUNTIME not in os.environ:
         return RuntimeConfig(name="job", **shape)
-    config = by_clock(RuntimeConfig.model_validate_json(os.environ[ENV_RUNTIME]))
+    config = by_clock(RuntimeConfig.told(os.environ[ENV_RUNTIME]))
     if os.environ.get(ENV_CHAOS) == "off":  # the run to compare with: it begins from nothing, and leaves nothing
         passing = tuple(tier for tier in config.checkpoint.tiers if not isinstance(tier, DurableTier))
         config = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"tiers": passing})})

@@ -46,7 +46,7 @@ def _read(given: Policy | None, environ: Mapping[str, str]) -> CheckpointPolicy:
             return given
         case None:
             told = environ.get(ENV_RUNTIME)
-            return RuntimeConfig.model_validate_json(told).checkpoint if told else CheckpointPolicy()
+            return RuntimeConfig.told(told).checkpoint if told else CheckpointPolicy()
         case Mapping():
             return CheckpointPolicy.model_validate_json(_text(given))  # as in a file: lists are tuples
     # by name, because only who gives a path needs what reads YAML

@@ -40,7 +40,7 @@ class Settings:
             name = name_of(sys.argv[0], suffix)
             config = RuntimeConfig(name=name, nodes=nodes, workers_per_node=workers_per_node)
         else:
-            config = sized(RuntimeConfig.model_validate_json(told), nodes, workers_per_node)
+            config = sized(RuntimeConfig.told(told), nodes, workers_per_node)
         given = environ.get(ENV_SECRET_FILE)
         secret_file = Path(given) if given else secret_file_of(config.name, environ)
         return cls(config, told is not None, secret_file, read_secret(secret_file))

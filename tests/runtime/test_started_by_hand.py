@@ -1,0 +1,31 @@
+"""An agent that somebody starts by hand, with settings and flags that are wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hyperpod_ext.config.runtime import ENV_RUNTIME
+from hyperpod_ext.errors import ConfigError
+from hyperpod_ext.runtime.agent.arguments import parse, read_settings
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [('{"nodes": 1, "workers_per_node": 1}', "HPX_RUNTIME: name: Field required"), ("{", "HPX_RUNTIME: Invalid JSON")],
+)
+def test_settings_that_cannot_be_read_are_told(
+    told: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.setenv(ENV_RUNTIME, told)
+    with pytest.raises(ConfigError, match=said):
+        read_settings(parse(["--", str(tmp_path / "train.py")]), tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("endpoint", ["localhost", "localhost:", ":29400", "localhost:http"])
+def test_an_endpoint_is_host_and_port(endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--rdzv-endpoint", endpoint, "--", "train.py"])
+    assert f"{endpoint} is not HOST:PORT" in capsys.readouterr().err
