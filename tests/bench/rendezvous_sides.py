@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
+import selectors
 import socket
 import sys
 import time
@@ -20,7 +22,7 @@ import torch.distributed as dist
 
 from hyperpod_ext.processes import die_with_parent
 from hyperpod_ext.runtime.rendezvous.groups import ProcessGroups
-from hyperpod_ext.runtime.rendezvous.store import Endpoint
+from hyperpod_ext.runtime.rendezvous.store import Endpoint, rehearse
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from ranks import Member, Ranks
@@ -136,6 +138,8 @@ def measure_opening(side: str, size: int) -> Opened:
     Raises:
         SideError: a rank ended, or was not through in time.
     """
+    if side == OURS:
+        rehearse()  # as the process does that workers are forked from
     context = get_context("fork")
     lines: list[Connection] = []
     processes = []
@@ -173,8 +177,9 @@ def _lead(side: str, size: int, lines: list[Connection]) -> Opened:
             line.send("go")
         if name == "connect" and side == OURS:
             ports = [message[1] for message in _hear(side, size, lines)]
+            message = pickle.dumps(ports)
             for line in lines:
-                line.send(ports)
+                line.send_bytes(message)
         times = [(began, ended) for _, _, began, ended in _hear(side, size, lines)]
         wall = max(ended for _, ended in times) - min(began for began, _ in times)
         if name == "connect":
@@ -195,17 +200,19 @@ def _hear(side: str, size: int, lines: list[Connection], timeout_s: float = 240.
     """One message of each rank."""
     deadline = time.monotonic() + timeout_s
     heard: dict[int, Any] = {}
-    while len(heard) < size:
-        missing = [line for rank, line in enumerate(lines) if rank not in heard]
-        ready = wait(missing, max(0.0, deadline - time.monotonic()))
-        if not ready:
-            raise SideError(f"{side}, {size} ranks: not through after {timeout_s:.0f} s")
-        for line in ready:
-            rank = lines.index(line)  # type: ignore[arg-type]
-            try:
-                heard[rank] = line.recv()  # type: ignore[union-attr]
-            except EOFError:
-                raise SideError(f"{side}, {size} ranks: rank {rank} ended") from None
+    with selectors.DefaultSelector() as selector:  # `wait` makes one for each message: it would take from the ranks
+        for rank, line in enumerate(lines):
+            selector.register(line, selectors.EVENT_READ, rank)
+        while len(heard) < size:
+            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise SideError(f"{side}, {size} ranks: not through after {timeout_s:.0f} s")
+            for key, _ in ready:
+                try:
+                    heard[key.data] = lines[key.data].recv()
+                except EOFError:
+                    raise SideError(f"{side}, {size} ranks: rank {key.data} ended") from None
+                selector.unregister(lines[key.data])
     return [heard[rank] for rank in range(size)]
 
 

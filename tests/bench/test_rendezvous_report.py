@@ -22,9 +22,9 @@ def _opened(side: str, size: int, **changes):
     }  # fmt: skip
 
 
-def _document(others: float = 0.02, **changes):
+def _document(others: tuple[float, ...] = (0.02,), **changes):
     opened = [_opened(side, size, **(changes if side == OURS else {})) for side in SIDES for size in (4, 64)]
-    freed = [{"size": size, "numel": 1, "neighbours": [-0.01, 0.002], "others": [others], **SPENT} for size in (4, 64)]
+    freed = [{"size": size, "numel": 1, "neighbours": [-0.01, 0.002], "others": [*others], **SPENT} for size in (4, 64)]
     return make_document(opened, freed, 3.0, 3.0, "command")
 
 
@@ -45,7 +45,7 @@ def test_all_aims_met():
         ({"connect": 0.2}, "store ready"),
         ({"look_ups": 1}, "no name"),
         ({"requests": [9, 1, 1, 1]}, "no rank serves"),
-        ({"others": 0.06}, "survivor"),
+        ({"others": (0.01, 0.01, 0.06)}, "every survivor"),
     ],
 )
 def test_an_aim_that_is_missed_is_named(changes, missed):

@@ -7,11 +7,12 @@ import socket
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
 from hyperpod_ext.runtime import wire
-from hyperpod_ext.runtime.rendezvous.store import Endpoint, GenerationOverError, PartitionedStore, owner_of
+from hyperpod_ext.runtime.rendezvous.store import Endpoint, GenerationOverError, PartitionedStore, owner_of, rehearse
 
 SECRET = b"0123456789abcdef"
 
@@ -254,3 +255,14 @@ def test_bytes_that_are_not_of_the_protocol_are_refused(frame, words):
             theirs.sendall(frame)
         with pytest.raises(wire.WireError, match=words):
             wire.receive(ours)
+
+
+def test_a_rehearsal_leaves_nothing_that_a_forked_process_would_inherit():
+    rehearse()  # what is made once and kept
+    before = _descriptors(), threading.active_count()
+    rehearse()
+    assert (_descriptors(), threading.active_count()) == before
+
+
+def _descriptors() -> list[str]:
+    return sorted(fd.name for fd in Path("/proc/self/fd").iterdir())

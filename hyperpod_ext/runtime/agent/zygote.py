@@ -45,6 +45,7 @@ def _preload(modules: list[str]) -> dict[str, Any]:
             importlib.import_module(module)
         except ImportError as error:
             return {"error": f"cannot import {module!r}, which restart.preload asks for: {error}"}
+    importlib.import_module("hyperpod_ext.runtime.rendezvous.store").rehearse()  # it needs torch
     # shared pages stay shared: no collector writes into what all workers inherit
     gc.collect()
     gc.freeze()

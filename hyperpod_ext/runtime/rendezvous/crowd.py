@@ -14,7 +14,7 @@ from hyperpod_ext.runtime.rendezvous.gloo_sockets import read_proc
 
 _TURN_S = 0.0005
 """What a rank runs until it is free, roughly."""
-_TURNS, _LONGEST_S = 2, 0.05
+_TURNS, _LONGEST_S = 3, 0.05
 """Nobody waits longer than that: where others always want the cores, it is no use."""
 
 
