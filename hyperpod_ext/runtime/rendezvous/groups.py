@@ -2,7 +2,7 @@
 
 Stock torch cannot abort a gloo operation in flight: a survivor that is not the dead rank's neighbour
 waits out the whole timeout. An end of file on the group's own sockets makes pending operations raise within
-milliseconds. Six things about it were learned the hard way:
+milliseconds. Seven things about it were learned the hard way:
 
 - Listeners must be left alone: gloo terminates the process over them.
 - Only reading is shut down. When a write fails on gloo's event thread, the operation it belonged to is
@@ -16,6 +16,9 @@ milliseconds. Six things about it were learned the hard way:
   are, to open and to close. Sockets are therefore looked for at the cut, where gloo keeps them, not before it.
 - Where gloo keeps them is shared with forked processes. A rank that answered at the listener of its parent's group had
   its own line to the agent cut: the parent's gloo took the connection under a number that was the line's in the rank.
+- Where many ranks share few cores, what those do who are out is taken from those who are not: more than half of the
+  time until the last was out. So the cut does no more than it must, the first look for forgotten waits comes the later
+  the more threads want a core, and who is out gives way before it closes its groups.
 """
 
 from __future__ import annotations

@@ -43,16 +43,17 @@ class Over:
         if self._left.wait(_LOOK_S):
             return
         pause_s = crowd.turn_s(crowd.per_core())  # most ranks are woken in the ordinary way, if they get a core
+        every_s = _LOOK_S
         while not self._left.wait(max(pause_s, self._rest_until - time.monotonic())):
-            began = time.monotonic()
-            if began < self._rest_until:  # it began to leave meanwhile
+            if time.monotonic() < self._rest_until:  # it began to leave meanwhile
                 continue
+            began = time.thread_time()
             with self._looking:
                 if self._left.is_set():
                     return
                 self._look()
-            looked_s = time.monotonic() - began
-            pause_s = min(max(pause_s * _SLOWER, _LOOK_S, looked_s / _LOOK_SHARE), _SLOWEST_LOOK_S)
+            every_s = min(every_s * _SLOWER, _SLOWEST_LOOK_S)
+            pause_s = min(max(every_s, (time.thread_time() - began) / _LOOK_SHARE), _SLOWEST_LOOK_S)
 
 
 class Watcher:
