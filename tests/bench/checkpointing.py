@@ -57,6 +57,8 @@ def main() -> int:
             CAMPAIGNS[name](bench)
     except KeyboardInterrupt:
         print("\ninterrupted; nothing of it is left running", file=sys.stderr)
+        if bench.rows:  # what was measured until then is not lost, and nothing is overwritten by it
+            print(make_tables(make_document(bench, _command(args))))
         return 130
     finally:
         kill_descendants(os.getpid())

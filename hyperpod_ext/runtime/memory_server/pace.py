@@ -15,7 +15,10 @@ from collections.abc import Callable
 from statistics import median
 
 _IDLE_STEPS = 16
-_ENOUGH = 3  # steps of a kind before anything is concluded from them
+_ENOUGH = 6
+"""Steps of a kind before anything is concluded from them: one that is late by itself must not count."""
+_SENDING = 0.25
+"""Least share of a step beside a copy. Where a copy begins at its end, something else made it long: the snapshot."""
 _LOOK_S = 0.1  # between two looks at whether what is held back is still wanted
 _NO_BETTER = 1.5
 """So many times the time lost per byte, and slower is worse: what waits between its pieces wakes up again and again."""
@@ -50,26 +53,27 @@ class Pace:
         self._free_at = 0.0
         self._copies = 0
         self._sending_s, self._sent = 0.0, 0  # since the last decision
-        self._since = 0.0
-        self._last_copy_at = -math.inf
+        self._since = self._since_any = 0.0
+        self._in_flight_s = 0.0
         self._lock = threading.Lock()
 
     def copy_begins(self) -> None:
         with self._lock:
-            self._since = self._now() if not self._copies else self._since
+            if not self._copies:
+                self._since = self._since_any = self._now()
             self._copies += 1
 
     def copy_ends(self) -> None:
         with self._lock:
             self._copies -= 1
-            self._last_copy_at = self._now()
             if not self._copies:
-                self._sending_s += self._last_copy_at - self._since
+                self._sending_s += self._now() - self._since
+                self._in_flight_s += self._now() - self._since_any
 
-    def sending_since(self, moment: float) -> bool:
-        """Whether a copy was in flight at some time after `moment`."""
+    def sending_s(self) -> float:
+        """Seconds in which a copy was in flight, ever."""
         with self._lock:
-            return self._copies > 0 or self._last_copy_at > moment
+            return self._in_flight_s + (self._now() - self._since_any if self._copies else 0.0)
 
     def finish_within(self, nbytes: int, seconds: float) -> None:
         """Never be so slow that `nbytes` take longer: the next copy is due by then."""
@@ -83,11 +87,12 @@ class Pace:
             self.rate = self.floor = math.inf
             self._free_at = self._now()
 
-    def observe_step(self, seconds: float, sending: bool) -> None:
-        """How long a step took, and whether a copy was in flight during it."""
+    def observe_step(self, seconds: float, sending: float) -> None:
+        """How long a step took, and in which share of it a copy was in flight."""
         with self._lock:
             if not sending:
                 self._idle.append(seconds)
+            if sending < _SENDING:
                 return
             self._busy.append(seconds)
             achieved = self._achieved()

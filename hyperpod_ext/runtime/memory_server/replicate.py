@@ -87,7 +87,7 @@ class Replicator:
         """The newest steps that were named; None: it goes by the tier's own number."""
         self._sealed: dict[int, deque[Manifest]] = {}
         self._kept: dict[int, tuple[str, ExitStack]] = {}
-        self._stepped_at: dict[int, float] = {}
+        self._stepped_at: dict[int, tuple[float, float]] = {}
         self._due_at, self._latest = 0.0, _Step("", (0, 0))
         self._changed = threading.Condition()
         self._counts = dict.fromkeys(("copies", "bytes_sent", "superseded", "skipped", "failed"), 0)
@@ -100,10 +100,11 @@ class Replicator:
 
     def stepped(self, owner: int) -> None:
         """A rank has made a step: the time since the one before shows what copying costs."""
-        now, before = time.monotonic(), self._stepped_at.get(owner)
-        self._stepped_at[owner] = now
-        if before is not None:
-            self.pace.observe_step(now - before, self.pace.sending_since(before))
+        now, sending = time.monotonic(), self.pace.sending_s()
+        before, sending_before = self._stepped_at.get(owner, (None, 0.0))
+        self._stepped_at[owner] = now, sending
+        if before is not None and now > before:
+            self.pace.observe_step(now - before, (sending - sending_before) / (now - before))
 
     def sealed(self, owner: int, manifest: Manifest) -> None:
         """A snapshot was sealed; it is copied if it is due."""

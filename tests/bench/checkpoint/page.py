@@ -218,7 +218,8 @@ who goes first changes from round to round. A batch has as many systems as the m
   *More*: than by a save that is not due at the peer.
 - **Restore from a peer**: a node has forgotten what it held; its rank restores while the other rank does nothing, and
   right after it takes the same bytes over {setup["socket_streams"]} plain sockets.
-- **Drain**: to a local S3 that discards what it gets. CPU time is that of the client; the sink has its own process.
+- **Drain**: to a local S3 that discards what it gets, from the moment the snapshot is sealed until its manifest is
+  there. CPU time is that of the client, ours with the checksums; the sink has its own process.
   *Step beside it*: a trainer's mean step while the client goes on, against its median step without.
 
 Survived the kill: {_survived(document) or "not measured"}.

@@ -22,7 +22,9 @@ from checkpoint.systems import OURS
 
 MAX_SLOWDOWN = 0.05
 """The default of the peer tier."""
-_MOST_RESTORES = 5
+_COPIES, _MOST_RESTORES = 6, 5
+_STEPS = 2
+"""Between saves, and at least with each."""
 _PATIENCE_S = 120.0
 
 
@@ -78,52 +80,49 @@ def _pair(bench: Bench, max_slowdown: float | None, *, both_ways: bool) -> Itera
 
 def _replicate(bench: Bench, what: str, number: int, pairs: dict[str, Pair], group: Group) -> None:
     calibrate(bench, group)
-    ours = group.job.system.name == OURS
-    windows = []
-    for repeat in repeats(bench.windows):
-        step = 1000 * (number + 1) + 2 * repeat  # ours copies steps that are even
-        windows.append(_window(bench, step, group, alone=ours))
-        for name, pair in pairs.items() if ours else ():
-            windows[-1] |= {f"{name}_{key}": value for key, value in _beside(bench, group, pair).items()}
-        if ours:
-            windows[-1]["of_nice"] = windows[-1]["done_ratio"] / windows[-1]["nice_done_ratio"]
-            windows[-1]["cpu_of_nice"] = windows[-1]["cpu_s"] / windows[-1]["nice_cpu_s"]
-    found = {name: median(window[name] for window in windows) for name in windows[0]}
-    bench.keep(what, "plain", group.job.system, number, **found, windows=len(windows))
+    rows = _windows(bench, 1000 * (number + 1), group)  # ours copies steps that are even
+    found = {name: median(row[name] for row in rows) for name in rows[0]}
+    if group.job.system.name == OURS:
+        for name, pair in pairs.items():
+            beside = [_beside(bench, group, pair) for _ in repeats(_COPIES)]
+            found |= {f"{name}_{key}": median(row[key] for row in beside) for key in beside[0]}
+        found["of_nice"] = found["done_ratio"] / found["nice_done_ratio"]
+        found["cpu_of_nice"] = found["cpu_s"] / found["nice_cpu_s"]
+    bench.keep(what, "plain", group.job.system, number, **found, windows=len(rows))
 
 
-def _window(bench: Bench, step: int, group: Group, *, alone: bool) -> Row:
-    """Steps with a save that is copied; `alone`: also with one that is not, to see what the copy adds to it."""
-    steps = {"steps": bench.window_steps, "tokens": bench.tokens}
-    other = group.ranks[1]
-    before = first(group, "train", **steps)
+def _windows(bench: Bench, step: int, group: Group) -> list[Row]:
+    """What each copy cost the first rank, and what a save costs it that is not copied."""
+    saves = {"step": step, "repeats": min(_COPIES, bench.windows)}
     cpu = group.ask_host("cpu")["seconds"]
-    other.ask("follow", step=step)
-    found = first(group, "replicate", **steps, step=step)
-    other.answer(time.monotonic() + 60)
+    group.ranks[1].ask("follow", **saves)
+    told = first(group, "replicate", **saves, steps=_STEPS, tokens=bench.tokens)
+    group.ranks[1].answer(time.monotonic() + _PATIENCE_S)
     cpu = group.ask_host("cpu")["seconds"] - cpu
-    after = first(group, "train", **steps)
-    floor = found["floor"]
-    row = {
-        "blocked_ratio": sum(found["blocked"]) / floor["adj"],
-        "lost_ratio": time_lost(found, [before, after], "wall") / floor["wall"],
-        "done_ratio": (found["replicated"] - found["staged"]) / floor["wall"],
-        "since_save_ratio": found["replicated"] / floor["wall"],
-        "done_s": found["replicated"],
-        "floor_s": floor["wall"],
-        "cpu_s": cpu,
-    }
-    if alone:
-        uncopied = first(group, "train", **steps, save_steps=[0], first_save=step + 1)
-        again = first(group, "train", **steps)
-        row["more_blocked_ratio"] = row["blocked_ratio"] - sum(uncopied["blocked"]) / floor["adj"]
-        row["more_lost_ratio"] = row["lost_ratio"] - time_lost(uncopied, [after, again], "wall") / floor["wall"]
-    return row
+    wall, adj = told["floor"]["wall"], told["floor"]["adj"]
+    rows = []
+    for window in told["windows"]:
+        copied, alone, plain = window["copied"], window["alone"], window["plain"]
+        lost = time_lost(copied, plain[:2], "wall") / wall
+        blocked = sum(copied["blocked"]) / adj
+        rows.append(
+            {
+                "blocked_ratio": blocked,
+                "more_blocked_ratio": blocked - sum(alone["blocked"]) / adj,
+                "lost_ratio": lost,
+                "more_lost_ratio": lost - time_lost(alone, plain[1:], "wall") / wall,
+                "done_ratio": (copied["replicated"] - copied["staged"]) / wall,
+                "since_save_ratio": copied["replicated"] / wall,
+                "floor_s": wall,
+                "cpu_s": cpu / saves["repeats"],
+            }
+        )
+    return rows
 
 
 def _beside(bench: Bench, group: Group, pair: Pair) -> Row:
     """The same trainer, beside a plain copy of as many bytes between two other processes."""
-    steps = {"steps": bench.window_steps, "tokens": bench.tokens}
+    steps = {"steps": _STEPS, "tokens": bench.tokens}
     before = first(group, "train", **steps)
     with socket.create_server(("127.0.0.1", 0)) as server:
         group.ranks[0].ask("beside", port=server.getsockname()[1], **steps)
@@ -150,10 +149,7 @@ def _peer_restore(bench: Bench, number: int, group: Group) -> None:
     """Restores of the rank whose node forgot, each beside plain sockets; the other rank does nothing meanwhile."""
     step = 100_000 + 2 * number
     group.ask("fill", step=step)
-    for process in group.ranks:
-        process.ask("follow", step=step)
-    for process in group.ranks:
-        process.answer(time.monotonic() + _PATIENCE_S)
+    group.ask("copy_one", step=step)
     group.kill()
     group.ask_host("lose", rank=0)
     group.start()

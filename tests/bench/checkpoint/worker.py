@@ -100,7 +100,7 @@ def _rank(settings: dict[str, Any], answers: TextIO) -> None:
 
 
 SAVING = ("prepare", "fill", "floor", "save", "safe", "restore", "receive", "drain")
-TRAINING = ("calibrate", "train", "replicate", "beside", "follow")
+TRAINING = ("calibrate", "train", "replicate", "beside", "follow", "copy_one")
 
 
 class Rank:
@@ -284,9 +284,23 @@ class Rank:
         scores = self.model(self.tokens)
         F.cross_entropy(scores.flatten(0, 1), self.tokens.flatten()).backward()
 
-    def replicate(self, step: int, tokens: int, steps: int) -> Answer:
-        """One save with copies on other nodes, while this rank trains: what it cost, and when the copies were there."""
+    def replicate(self, step: int, tokens: int, steps: int, repeats: int) -> Answer:
+        """Training without a pause: saves with copies on other nodes, each after some steps without one, and followed
+        by one that is not copied: what each cost, and when the copies were there."""
         floor = self.floor()
+        plain = [self.train(steps, tokens, flush=False)]
+        windows = []
+        for number in range(step, step + 2 * repeats, 2):
+            self._meet()  # with `follow` of the other rank
+            copied = self._copied(number, tokens, steps)
+            plain.append(self.train(steps, tokens, flush=False))
+            alone = self.train(steps, tokens, save_steps=[0], first_save=number + 1, flush=False)
+            plain.append(self.train(steps, tokens, flush=False))
+            windows.append({"copied": copied, "alone": alone, "plain": plain[-3:]})
+        self.adapter.flush()
+        return {"floor": floor, "windows": windows}
+
+    def _copied(self, step: int, tokens: int, steps: int) -> Answer:
         moments: list[float] = []
         staged: list[float] = []
 
@@ -308,8 +322,7 @@ class Rank:
             done=lambda: bool(moments),
         )
         watcher.join()
-        self.adapter.flush()
-        return {"floor": floor, "replicated": moments[0], "staged": staged[0], **told}
+        return {"replicated": moments[0], "staged": staged[0], **told}
 
     def beside(self, port: int, tokens: int, steps: int) -> Answer:
         """Training while something goes on elsewhere: what is at `port` is told when it begins, and tells the end."""
@@ -330,9 +343,16 @@ class Rank:
             watcher.join()
         return {"floor": floor, **told}
 
-    def follow(self, step: int) -> Answer:
-        """This rank's part in `replicate` of the other rank: its own save, and no training."""
+    def follow(self, step: int, repeats: int) -> Answer:
+        """This rank's part in `replicate` of the other rank: its own saves, and no training."""
         self.floor()
+        for number in range(step, step + 2 * repeats, 2):
+            self._meet()
+            self.copy_one(number)
+        return {}
+
+    def copy_one(self, step: int) -> Answer:
+        """A save with copies on other nodes, awaited."""
         self.adapter.begin(self.state, step)
         self.adapter.wait_staged()
         self.adapter.wait_replicated()
@@ -340,9 +360,11 @@ class Rank:
         return {}
 
     def drain(self, step: int) -> Answer:
-        """Save, then have it in S3."""
+        """Save, then have it in S3. Time counts from the seal on, as with it the drain begins."""
         self.adapter.save(self.state, step)
-        start, cpu = time.monotonic(), time.process_time()
+        cpu = time.process_time()
+        self.adapter.wait_sealed()
+        start = time.monotonic()
         self.adapter.drain()
         return {"wall": time.monotonic() - start, "cpu": time.process_time() - cpu}
 

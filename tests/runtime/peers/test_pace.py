@@ -89,6 +89,15 @@ def test_a_copy_that_fits_in_a_step_is_spread_over_more():
     assert max(steps) < 1.08
 
 
+def test_a_step_at_whose_end_a_copy_begins_says_nothing_of_copies():
+    pace = Pace(0.05)
+    for _ in range(100):
+        pace.observe_step(1.0, sending=0.0)
+        pace.take(1000, lambda: True)
+        pace.observe_step(9.0, sending=0.1)
+    assert pace.rate == math.inf
+
+
 def test_sending_that_costs_nothing_is_not_held_back():
     trainer = Sending(0.05, cost_s_per_byte=0)
     for _ in range(30):

@@ -317,12 +317,12 @@ def test_steps_that_take_longer_beside_a_copy_slow_it_down_though_nothing_is_sav
         time.sleep(seconds)
         a.replicator.stepped(0)
 
-    for _ in range(5):
+    for _ in range(8):
         step(0.01)
     a.replicator.pace.rate = before = 8 * MIB
     a.save(0, 1, content(MIB, 1) * 32)
     wait_until(lambda: a.replicator.pace._sent > 0)
-    for _ in range(4):
+    for _ in range(8):
         step(0.05)
     assert a.replicator.pace.rate < before
     a.replicator.pace.rate = float("inf")

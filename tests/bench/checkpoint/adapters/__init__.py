@@ -78,6 +78,9 @@ class Adapter:
     def wait_safe(self) -> None:
         """Wait until the last save survives kill -9 of every worker, by what the system promises."""
 
+    def wait_sealed(self) -> None:
+        """Wait until the last save has its checksum, and may go on to slower tiers."""
+
     def wait_replicated(self) -> None:
         """Wait until the last save survives the loss of this rank's node."""
 

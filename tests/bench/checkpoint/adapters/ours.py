@@ -151,6 +151,10 @@ class Ours(Adapter):
         question = {"owner": self.place.rank, "save_id": self._save_id, "state": state, "timeout_s": timeout_s}
         return bool(self._line.ask("wait_state", **question)["reached"])
 
+    def wait_sealed(self) -> None:
+        if not self._reached("sealed", _DEADLINE_S):
+            raise RuntimeError(f"{self._save_id} was not sealed")
+
     def wait_replicated(self) -> None:
         if not self._reached("replicated", _DEADLINE_S):
             raise RuntimeError(f"{self._save_id} was not replicated: {self._line.ask('status')['copying']}")
