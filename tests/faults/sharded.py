@@ -4,7 +4,8 @@ Nobody else holds a rank's shard, so after a death it comes from a tier or not a
 
 HPX_TEST_FAULTS is a JSON list of `{"what": ..., "rank": R, "step": S}`. Each strikes once, at a moment of the save of
 step S on rank R: `before begin`, `halfway`, `seal asked` (this process is killed), `memory server halfway` (that one
-is), `raises` (the copy fails), `hangs` (it never ends).
+is), `raises` (the copy fails), `hangs` (it never ends), `at the gate` (before it begins, it waits until somebody writes
+to the FIFO that HPX_TEST_GATE names).
 """
 
 import hashlib
@@ -50,6 +51,8 @@ def arm(run: Run) -> None:
         at[0] = step
         if strike(run, step, "before begin"):
             os.kill(os.getpid(), 9)
+        if strike(run, step, "at the gate"):
+            os.close(os.open(os.environ["HPX_TEST_GATE"], os.O_RDONLY))
         return begin(owner, step, *rest)
 
     def copy_or_die(sources, destinations):

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import struct
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -61,6 +62,11 @@ def held(job: Any, node: int) -> list[dict[str, Any]]:
         return list(client.ask("status")["snapshots"])
     finally:
         client.close()
+
+
+def held_of(job: Any, rank: int) -> list[dict[str, Any]]:
+    """Snapshots of a rank of node 0; none while its memory server begins."""
+    return [one for one in held(job, 0) if one["rank"] == rank] if socket_of(job, 0).exists() else []
 
 
 def wait_until(condition: Callable[[], Any], job: Any, seconds: float = 60.0) -> None:
@@ -122,7 +128,6 @@ def test_a_save_that_fails_on_one_rank_is_restored_by_nobody(sharded, unharmed):
     assert_same_end(unharmed, report)
     (recovery,) = report["recoveries"]
     # 5 where every process had made it before it heard: it lives on there, and comes from nobody's save
-    # 5 where every process had made it before it heard: it lives on there, and comes from nobody's save
     assert recovery["resumed_step"] == 4 or (recovery["resumed_step"], recovery["source"]) == (5, "self")
     assert "step 5 cannot be copied" in recovery["fault"]["cause"]
 
@@ -156,6 +161,47 @@ def test_a_worker_killed_while_its_snapshot_is_replicated_and_drained_costs_no_n
     assert_same_end(unharmed, report)
     assert len(report["recoveries"]) == 1
     assert f"{folder_of(place, STEPS)}/manifest.json" in place.names()
+
+
+@pytest.mark.parametrize("state", ["replicated", "durable"])
+def test_a_worker_killed_once_its_snapshot_is_safe_elsewhere_costs_no_number(sharded, unharmed, tmp_path, state, gate):
+    """All wait before their next save, so that the last one comes as far as it can."""
+    place = Directory(tmp_path / "checkpoints", "tiny")
+    tiers = [MEMORY, PEER if state == "replicated" else place.tier(every_steps=1)]
+    faults = [{"what": "at the gate", "rank": rank, "step": 8} for rank in range(4)]
+    running = sharded("job", *faults, tiers=tiers, env={"HPX_TEST_GATE": str(gate.path)}).start()
+    wait_until(lambda: (7, state) in [(one["step"], one["state"]) for one in held_of(running, 0)], running)
+    os.kill(running.until("joined", rank=0)["pid"], signal.SIGKILL)
+    running.until("fault", rank=0)
+    gate.open()
+    report = running.wait()
+    assert_same_end(unharmed, report)
+    (recovery,) = report["recoveries"]
+    assert recovery["resumed_step"] == 7
+
+
+class Gate:
+    """A FIFO that keeps who opens it to read waiting until it is opened here."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._end = path, -1
+        os.mkfifo(path)
+
+    def open(self) -> None:
+        """From now on nobody waits."""
+        if self._end < 0:
+            self._end = os.open(self.path, os.O_RDWR)
+
+    def close(self) -> None:
+        self.open()  # nobody must wait for ever
+        os.close(self._end)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    gate = Gate(tmp_path / "gate")
+    yield gate
+    gate.close()
 
 
 # --- memory servers -------------------------------------------------------------------------------
@@ -252,6 +298,54 @@ def test_a_relaunch_with_other_numbers_of_nodes_and_workers_begins_with_the_same
             assert restored(running) == (max(last), last[max(last)])
         last = digests(running)
         assert max(last) == until
+
+
+# --- no room --------------------------------------------------------------------------------------
+
+SMALL = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64k none /dev/shm && exec "$@"', "sh"]
+"""A machine with a /dev/shm that is soon full."""
+
+
+@pytest.fixture
+def small_shared_memory() -> None:
+    if subprocess.run([*SMALL, "true"], capture_output=True, check=False).returncode != 0:
+        assert not os.environ.get("CI"), "mount namespaces need root"
+        pytest.skip("mount namespaces need root")
+
+
+def fill_shared_memory(job: Any) -> None:
+    for agent in job.agents:
+        with pytest.raises(OSError, match="No space left"):
+            Path(f"/proc/{agent.pid}/root/dev/shm/others").write_bytes(bytes(1 << 17))
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("small_shared_memory")
+def test_a_dev_shm_that_runs_full_costs_no_snapshot(sharded, unharmed, gate):
+    """Slots are shared memory of no file system."""
+    faults = [{"what": "at the gate", "rank": rank, "step": 2} for rank in range(4)]
+    env = {"HPX_TEST_GATE": str(gate.path)}
+    running = sharded("job", *faults, tiers=[MEMORY, PEER], env=env, elsewhere={0: SMALL, 1: SMALL}).start()
+    running.until("step", step=1, rank=0)
+    fill_shared_memory(running)
+    gate.open()
+    assert_same_end(unharmed, running.wait())
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("small_shared_memory")
+def test_a_full_dev_shm_is_said_with_its_node_and_the_last_checkpoint_stays_loadable(sharded, unharmed, tmp_path):
+    place = Directory(tmp_path / "checkpoints", "tiny")
+    tiers = [MEMORY, place.tier(every_steps=1)]
+    first = sharded("first", tiers=tiers, steps=4, elsewhere={0: SMALL, 1: SMALL}).start()
+    assert first.wait()["state"] == "succeeded"
+    full = [*SMALL[:-2], SMALL[-2].replace("&& exec", "&& ! head -c 128k /dev/zero >/dev/shm/others && exec"), "sh"]
+    before = place.names()
+    report = sharded("full", tiers=tiers, elsewhere={0: full, 1: full}).start().wait()
+    assert report["state"] == "failed"
+    assert "it is not fit for a worker: shared-memory: /dev/shm is full" in report["error"]["message"]
+    assert (report["steps"], place.names()) == (0, before)
+    assert resumes_whole(sharded, unharmed, first, tiers) == 4
 
 
 # --- the end --------------------------------------------------------------------------------------
