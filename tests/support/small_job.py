@@ -90,6 +90,7 @@ class _Line:
     rank: int
     aborted = False
     boundary = Boundary()  # nobody asks
+    unharmed = False  # no generation ends while it trains
 
     def restored(self, attempt: int, error: str) -> tuple[int | None, Decision | None]:
         return self.vote.restored(self.rank, attempt, error)
