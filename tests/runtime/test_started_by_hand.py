@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,3 +31,12 @@ def test_an_endpoint_is_host_and_port(endpoint: str, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit):
         parse(["--rdzv-endpoint", endpoint, "--", "train.py"])
     assert f"{endpoint} is not HOST:PORT" in capsys.readouterr().err
+
+
+def test_a_job_that_fails_is_told_with_its_cause(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("raise ValueError('no such dataset')\n")
+    command = [sys.executable, "-m", "hyperpod_ext.runtime.agent", "--", "train.py"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 7
+    assert "hyperpod_ext agent, node 0: rank 0 (node 0) at step 0: ValueError: no such dataset" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import sys
 import tempfile
@@ -35,12 +36,29 @@ def main() -> None:
         try:
             state = _run(arguments, run_dir, private)
         except HyperpodExtError as error:
-            print(f"hyperpod_ext agent, node {arguments.node_rank}: {error}", file=sys.stderr)  # noqa: T201  (its last words)
+            _say(f"node {arguments.node_rank}: {error}")
             _report(error, arguments, run_dir)
             sys.exit(error.exit_code)
     if state == "left":
         tell_left(run_dir, arguments.node_rank)
+    if state == "failed":
+        _say(f"node {arguments.node_rank}: {_why(run_dir)}")
     sys.exit(_EXIT_CODES[state])
+
+
+def _say(words: str) -> None:
+    """This agent's last words."""
+    print(f"hyperpod_ext agent, {words}", file=sys.stderr)  # noqa: T201
+
+
+def _why(run_dir: Path) -> str:
+    """Why the job failed, where this node has its report."""
+    try:
+        error = json.loads((run_dir / REPORT).read_text()).get("error") or {}
+    except (OSError, ValueError):
+        error = {}
+    why = "\n".join(str(error[key]) for key in ("message", "hint") if error.get(key))
+    return why or f"the job failed; {REPORT} of the node that led it says why"
 
 
 def _report(error: HyperpodExtError, arguments: argparse.Namespace, run_dir: Path) -> None:
