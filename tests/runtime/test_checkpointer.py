@@ -429,6 +429,22 @@ def test_the_next_save_waits_for_the_copy_before(make, server):
     assert server.held_steps() == [1, 2]
 
 
+def test_a_copy_is_waited_for_though_the_one_before_was_not(make, server):
+    checkpointer, held = make(overlap=True), Held.of(torch.ones(3))
+    held.go.set()
+    save(checkpointer, 1, {"t": held})
+    checkpointer._background.wait()
+    held.go.clear()
+    save(checkpointer, 2, {"t": held})
+    staged = threading.Event()
+    threading.Thread(target=lambda: (checkpointer.wait_staged(), staged.set()), daemon=True).start()
+    assert not staged.wait(0.3)
+    held.go.set()
+    assert staged.wait(10)
+    checkpointer.flush()
+    assert server.held_steps() == [1, 2]
+
+
 def test_a_copy_that_fails_is_told_at_the_next_moment(make, server):
     checkpointer = make(overlap=True)
     save(checkpointer, 1, {"t": torch.ones(1)})

@@ -55,21 +55,26 @@ def has_ended(pid: int, within_s: float) -> bool:
 
 
 def test_a_kill_is_known_while_the_memory_of_the_process_is_given_back(start):
-    process, lifeline = start("""
-        memory = bytearray(1 << 30)
-        memory[:: 4096] = bytes(1 << 18)
-        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
-        print("ready", flush=True)
-        signal.pause()
-    """)
-    process.kill()
-    assert lifeline.wait()
-    while (status := dying_of(process.pid)) is None:
-        pass  # its other thread is on its way
-    assert not has_ended(process.pid, 0), "a GiB takes longer"
-    assert os.WTERMSIG(status) == signal.SIGKILL
-    assert has_ended(process.pid, PATIENCE_S)
-    assert process.wait() == -signal.SIGKILL
+    known_before_the_end = False
+    for _ in range(5):  # on a busy machine, we may be the last to run
+        process, lifeline = start("""
+            memory = bytearray(1 << 30)
+            memory[:: 4096] = bytes(1 << 18)
+            threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+            print("ready", flush=True)
+            signal.pause()
+        """)
+        process.kill()
+        assert lifeline.wait()
+        while (status := dying_of(process.pid)) is None:
+            pass  # its other thread is on its way
+        known_before_the_end = not has_ended(process.pid, 0)
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        assert has_ended(process.pid, PATIENCE_S)
+        assert process.wait() == -signal.SIGKILL
+        if known_before_the_end:
+            break
+    assert known_before_the_end, "a GiB takes longer"
 
 
 def test_a_process_that_exits_by_itself_is_not_said_to_be_killed(start):

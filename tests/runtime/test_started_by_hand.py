@@ -26,7 +26,7 @@ def test_settings_that_cannot_be_read_are_told(
         read_settings(parse(["--", str(tmp_path / "train.py")]), tmp_path, tmp_path)
 
 
-@pytest.mark.parametrize("endpoint", ["localhost", "localhost:", ":29400", "localhost:http"])
+@pytest.mark.parametrize("endpoint", ["localhost", "localhost:", ":29400", "localhost:http", "localhost:99999", "::1"])
 def test_an_endpoint_is_host_and_port(endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["--rdzv-endpoint", endpoint, "--", "train.py"])

@@ -45,8 +45,8 @@ def test_a_look_under_way_ends_before_a_rank_has_left_and_none_comes_later():
 def test_a_rank_that_is_about_to_leave_is_let_be_for_a_while():
     looks: list[float] = []
     over = Over(lambda: looks.append(time.monotonic()))
-    over.rest(0.2)
     began = time.monotonic()
+    over.rest(0.2)
     watching = threading.Thread(target=over.watch)
     watching.start()
     while not looks and time.monotonic() < began + 10.0:
@@ -54,6 +54,24 @@ def test_a_rank_that_is_about_to_leave_is_let_be_for_a_while():
     over.leave()
     watching.join(10.0)
     assert looks[0] >= began + 0.2
+
+
+def test_a_look_that_fails_is_not_the_last_one():
+    looks: list[int] = []
+
+    def look() -> None:
+        looks.append(len(looks))
+        if looks == [0]:
+            raise OSError(24, "Too many open files")
+
+    over, watcher = Over(look), Watcher()
+    watcher.look_after(over)
+    deadline = time.monotonic() + 10.0
+    while len(looks) < 2 and time.monotonic() < deadline:
+        threading.Event().wait(0.01)
+    over.leave()
+    watcher.end()
+    assert len(looks) >= 2
 
 
 def test_the_machine_tells_how_many_threads_want_its_cores():

@@ -52,7 +52,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def _endpoint(text: str) -> str:
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal():
+    if not host.strip(":") or not port.isdecimal() or int(port) > 65535 or (":" in host and not host.endswith("]")):
         raise argparse.ArgumentTypeError(f"{text} is not HOST:PORT")
     return text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -28,6 +29,7 @@ from hyperpod_ext.runtime.pulse import ENV_PULSE
 
 _OF_THIS_WORLD = frozenset({"begin", "restore", "go", "finish", "ask_stop", "stop_at", "go_on"})
 """What is no business of a worker that waits for the next world."""
+_STARTS = itertools.count(1)
 _DYING_LOOKS, _DYING_LOOK_S = 20, 0.001
 """How often, and how far apart, it is looked whether all threads of a dying process have come to their end."""
 _LAST_EVENT_S = 0.02
@@ -83,6 +85,8 @@ class Workers:
         """Generation in which ranks last got other numbers, as far as those here go by them."""
         self._leaving: dict[int, asyncio.Event] = {}
         """Of ranks whose next worker needs what the former still has: set when that is free."""
+        self._starts: dict[int, int] = {}
+        """Of each rank that is wanted here, the newest start."""
         self.finishing = False
         self.exited: dict[int, int] = {}
         """Exit codes of those that ended when their training was done."""
@@ -154,6 +158,8 @@ class Workers:
 
     def keep_only(self, ranks: Collection[int]) -> None:
         """End those that are none of these: of a world that has come to nothing, or that this node has left."""
+        for rank in self._starts.keys() - set(ranks):
+            del self._starts[rank]
         for rank in self._workers.keys() - set(ranks):
             worker = self._workers.pop(rank)
             self.watch.forget(rank)
@@ -162,6 +168,11 @@ class Workers:
 
     async def start(self, rank: int, zygote: Zygote, world_size: int | None = None, *, coming: bool = False) -> None:
         """Fork a worker for `rank`; one that is there already is ended. `coming`: of the next world."""
+        self._starts[rank] = this = next(_STARTS)
+        if (leaving := self._leaving.get(rank)) is not None:
+            await leaving.wait()
+            if self._starts.get(rank) != this:  # it was started once more meanwhile, or is not wanted any longer
+                return
         if (old := self._workers.pop(rank, None)) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(old.pid, signal.SIGKILL)
@@ -178,8 +189,6 @@ class Workers:
             "MASTER_PORT": str(self.master_port),
             **self.watch.environ(rank),
         }
-        if (leaving := self._leaving.pop(rank, None)) is not None:
-            await leaving.wait()
         lifeline = Lifeline(Path(env[ENV_PULSE]))
         lifeline.prepare()
         pid = await zygote.fork(argv=self._settings.argv, env=env, cwd=Path.cwd(), log=log)
@@ -216,7 +225,8 @@ class Workers:
             return
         worker.told = True
         # what it has said before is read, then the line ends, here and at the memory server
-        worker.writer.get_extra_info("socket").shutdown(socket.SHUT_RD)
+        with contextlib.suppress(OSError):  # it has ended already
+            worker.writer.get_extra_info("socket").shutdown(socket.SHUT_RD)
         await self._ended(worker, status, seen)
         await self._memory.ask({"op": "ended", "pid": worker.pid})
 

@@ -69,7 +69,7 @@ class Checkpointer:
         Raises:
             MemoryTierFullError: the node's memory tier has no room; what it holds is untouched.
         """
-        self.wait_staged()
+        self._wait_settled()
         if self._mapping is None or self._mapping.slot_bytes < nbytes:
             self._mapping = self._client.map(self._rank, nbytes)
             self._layout = None
@@ -80,7 +80,7 @@ class Checkpointer:
         Raises:
             MemoryTierFullError: the node's memory tier has no room; what it holds is untouched.
         """
-        self.wait_staged()
+        self._wait_settled()
         self._lay_out(parts, changing)
 
     def save(
@@ -108,7 +108,7 @@ class Checkpointer:
             MemoryTierFullError: the node's memory tier has no room; what it holds is untouched.
             StaleGenerationError: a newer generation is at work.
         """
-        self.wait_staged()
+        self._wait_settled()
         when_busy = when_busy or self._when_busy
         if when_busy == "skip" and self._client.busy():
             return False
@@ -184,6 +184,12 @@ class Checkpointer:
                 stacklevel=2,
             )
 
+    def _wait_settled(self) -> None:
+        """As `wait_staged`; and the server has been told how that went, before it is asked for anything else."""
+        self.wait_staged()
+        if self._background is not None:
+            self._background.wait()
+
     def move(self, rank: int, world_size: int) -> None:
         """Save as another rank from now on, or as one of another number of ranks. What was saved stays as it is."""
         self.flush()
@@ -198,7 +204,7 @@ class Checkpointer:
 
     def flush(self) -> None:
         """Wait until the last save is sealed."""
-        self.wait_staged()
+        self._wait_settled()
         self._client.flush()
 
     def own_slots(self) -> tuple[memoryview, int, int] | None:
@@ -244,7 +250,7 @@ class Checkpointer:
             NotFoundError: it is not held.
             CorruptSnapshotError: its manifest is not this job's.
         """
-        self.wait_staged()
+        self._wait_settled()
         self._client.forget_slot()
         plan = self._layout.plan if self._layout is not None else None
         secret, job, mapped = self._secret, self._job, self._mapping
@@ -265,7 +271,7 @@ class Checkpointer:
 
     def read_peer(self, address: tuple[str, int], owner: int, save_id: str) -> Snapshot:
         """A snapshot held on another node, read from its memory server."""
-        self.wait_staged()
+        self._wait_settled()
         self._client.forget_slot()
         if address not in self._peers:
             self._peers[address] = PeerClient(*address, self._secret)
@@ -284,7 +290,7 @@ class Checkpointer:
 
     def fetch(self, url: str, folder: str, rank: int) -> Snapshot:
         """A snapshot of a durable checkpoint, through this node's memory."""
-        self.wait_staged()
+        self._wait_settled()
         self._client.forget_slot()
         held = self._client.fetch(url, folder, rank, secret=self._secret, job=self._job)
         return Snapshot.of(held.manifest, held.plan, lambda: held.image)

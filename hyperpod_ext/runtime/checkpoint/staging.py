@@ -76,7 +76,13 @@ class Background:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def do(self, work: Callable[[], None]) -> None:
-        """Have `work` done; the piece before must have been waited for."""
+        """Have `work` done.
+
+        Raises:
+            RuntimeError: the piece before was not waited for.
+        """
+        if not self._idle.is_set():
+            raise RuntimeError("one piece of work at a time: wait for the one before")
         self._idle.clear()
         self._work.put(work)
 

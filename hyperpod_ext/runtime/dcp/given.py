@@ -49,6 +49,10 @@ def _read(given: Policy | None, environ: Mapping[str, str]) -> CheckpointPolicy:
             return RuntimeConfig.told(told).checkpoint if told else CheckpointPolicy()
         case Mapping():
             return CheckpointPolicy.model_validate_json(_text(given))  # as in a file: lists are tuples
+    if not isinstance(given, str | os.PathLike):
+        raise ConfigError(
+            [Problem(f"a policy is a mapping or the path of a job's spec, not {given!r}", source="Tiers")]
+        )
     # by name, because only who gives a path needs what reads YAML
     job: JobConfig = import_module("hyperpod_ext.config.load").load(JobConfig, Path(given))
     return job.checkpoint

@@ -111,6 +111,8 @@ class Pace:
             self.rate, self._before = math.inf, None
             self._resting, self._rest = self._rest, min(2 * self._rest, _LONGEST_REST)
             return
+        if self._before is not None and slowdown <= self._max_slowdown:
+            self._rest = _REST  # slower did help
         before = self.rate
         if slowdown <= self._max_slowdown or not self._resting:
             self.rate = next_rate(before, achieved, slowdown, self._max_slowdown, self.floor)

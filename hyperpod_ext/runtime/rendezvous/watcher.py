@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable
 
 from hyperpod_ext.runtime.rendezvous import crowd
@@ -51,7 +52,10 @@ class Over:
             with self._looking:
                 if self._left.is_set():
                     return
-                self._look()
+                try:
+                    self._look()
+                except Exception:  # out of descriptors, say: that look is lost, and not those that come after it
+                    traceback.print_exc()
             every_s = min(every_s * _SLOWER, _SLOWEST_LOOK_S)
             pause_s = min(max(every_s, (time.thread_time() - began) / _LOOK_SHARE), _SLOWEST_LOOK_S)
 
