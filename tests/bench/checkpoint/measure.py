@@ -27,7 +27,7 @@ COMPUTE_RATIO = 10.0
 """Forward and backward last at least this many copies of the state. With so few tokens that they last three, a step
 waits for memory itself, and whatever else moves bytes costs it as many; no job trains with so few."""
 CLOCKS = ("wall", "adj")
-MOST_REPEATS, REPEATING_S = 12, 12.0
+MOST_REPEATS, SAVING_S, TRAINING_S = 12, 5.0, 12.0
 """What takes milliseconds is asked more often in a round than what takes seconds, and its median kept: one
 copy of the state varies by a third, from one time to the next."""
 _STEPS_WITH_SAVES = 6
@@ -201,9 +201,9 @@ def _save(bench: Bench, number: int, group: Group) -> None:
     bench.keep(what if number else f"first_{what}", group.job.kind, group.job.system, number, **found, saves=len(saves))
 
 
-def repeats(most: int) -> Iterator[int]:
-    """So many times, or fewer where it takes long."""
-    until = time.monotonic() + REPEATING_S
+def repeats(most: int, seconds: float = SAVING_S) -> Iterator[int]:
+    """So many times, or fewer where it takes longer than so."""
+    until = time.monotonic() + seconds
     for repeat in range(most):
         if repeat and time.monotonic() > until:
             return
@@ -261,7 +261,7 @@ def _train(bench: Bench, number: int, group: Group) -> None:
     (floor,) = group.ask("floor")
     (before,) = group.ask("train", **window)
     without, saves = [before], []
-    for repeat in repeats(bench.windows):
+    for repeat in repeats(bench.windows, TRAINING_S):
         step = 10_000 * (number + 1) + 100 * repeat
         (with_save,) = group.ask("train", **window, save_steps=[0], first_save=step, until_done=True)
         (plain,) = group.ask("train", **window)

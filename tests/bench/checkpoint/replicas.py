@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from checkpoint.group import Group, Job, Process, environment_of
-from checkpoint.measure import Bench, Row, batches_at_work, calibrate, first, repeats, time_lost
+from checkpoint.measure import TRAINING_S, Bench, Row, batches_at_work, calibrate, first, repeats, time_lost
 from checkpoint.systems import OURS
 
 MAX_SLOWDOWN = 0.05
@@ -84,7 +84,7 @@ def _replicate(bench: Bench, what: str, number: int, pairs: dict[str, Pair], gro
     found = {name: median(row[name] for row in rows) for name in rows[0]}
     if group.job.system.name == OURS:
         for name, pair in pairs.items():
-            beside = [_beside(bench, group, pair) for _ in repeats(_COPIES)]
+            beside = [_beside(bench, group, pair) for _ in repeats(_COPIES, TRAINING_S)]
             found |= {f"{name}_{key}": median(row[key] for row in beside) for key in beside[0]}
         found["of_nice"] = found["done_ratio"] / found["nice_done_ratio"]
         found["cpu_of_nice"] = found["cpu_s"] / found["nice_cpu_s"]
