@@ -3,9 +3,9 @@
 Nobody else holds a rank's shard, so after a death it comes from a tier or not at all.
 
 HPX_TEST_FAULTS is a JSON list of `{"what": ..., "rank": R, "step": S}`. Each strikes once, at a moment of the save of
-step S on rank R: `before begin`, `halfway`, `seal asked` (this process is killed), `memory server halfway` (that one
-is), `raises` (the copy fails), `hangs` (it never ends), `at the gate` (before it begins, it waits until somebody writes
-to the FIFO that HPX_TEST_GATE names).
+step S on rank R: `before begin`, `halfway`, `seal asked` (this process is killed; the last, once every rank has asked),
+`memory server halfway` (that one is), `raises` (the copy fails), `hangs` (it never ends), `at the gate` (before it
+begins, it waits until somebody writes to the FIFO that HPX_TEST_GATE names).
 """
 
 import hashlib
@@ -14,6 +14,7 @@ import os
 import socket
 import struct
 import threading
+import time
 from pathlib import Path
 
 import torch
@@ -39,6 +40,14 @@ def strike(run: Run, step: int, *kinds: str) -> str:
             spent.touch()
             return str(fault["what"])
     return ""
+
+
+def wait_for(files: list[Path], seconds: float = 60.0) -> None:
+    """A death is noticed within milliseconds: ranks that are not through their step by then make it again."""
+    end = time.monotonic() + seconds
+    while not all(file.exists() for file in files):
+        assert time.monotonic() < end
+        time.sleep(0.002)
 
 
 def arm(run: Run) -> None:
@@ -75,7 +84,9 @@ def arm(run: Run) -> None:
 
     def seal_and_die(*arguments):
         seal(*arguments)
+        (HERE / f"sealed-{at[0]}-{run.rank}").touch()
         if strike(run, at[0], "seal asked"):
+            wait_for([HERE / f"sealed-{at[0]}-{rank}" for rank in range(run.world_size)])
             os.kill(os.getpid(), 9)
 
     client.begin, stager.copy, client.seal = begin_or_die, copy_or_die, seal_and_die
