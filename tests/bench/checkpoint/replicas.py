@@ -96,27 +96,26 @@ def _windows(bench: Bench, step: int, group: Group) -> list[Row]:
     saves = {"step": step, "repeats": min(_COPIES, bench.windows)}
     cpu = group.ask_host("cpu")["seconds"]
     group.ranks[1].ask("follow", **saves)
-    told = first(group, "replicate", **saves, steps=_STEPS, tokens=bench.tokens)
+    ours = group.job.system.name == OURS  # others copy each of their saves
+    told = first(group, "replicate", **saves, steps=_STEPS, tokens=bench.tokens, alone=ours)
     group.ranks[1].answer(time.monotonic() + _PATIENCE_S)
     cpu = group.ask_host("cpu")["seconds"] - cpu
     wall, adj = told["floor"]["wall"], told["floor"]["adj"]
     rows = []
     for window in told["windows"]:
-        copied, alone, plain = window["copied"], window["alone"], window["plain"]
-        lost = time_lost(copied, plain[:2], "wall") / wall
-        blocked = sum(copied["blocked"]) / adj
-        rows.append(
-            {
-                "blocked_ratio": blocked,
-                "more_blocked_ratio": blocked - sum(alone["blocked"]) / adj,
-                "lost_ratio": lost,
-                "more_lost_ratio": lost - time_lost(alone, plain[1:], "wall") / wall,
-                "done_ratio": (copied["replicated"] - copied["staged"]) / wall,
-                "since_save_ratio": copied["replicated"] / wall,
-                "floor_s": wall,
-                "cpu_s": cpu / saves["repeats"],
-            }
-        )
+        copied, plain = window["copied"], window["plain"]
+        row = {
+            "blocked_ratio": sum(copied["blocked"]) / adj,
+            "lost_ratio": time_lost(copied, plain[:2], "wall") / wall,
+            "done_ratio": (copied["replicated"] - copied["staged"]) / wall,
+            "since_save_ratio": copied["replicated"] / wall,
+            "floor_s": wall,
+            "cpu_s": cpu / saves["repeats"],
+        }
+        if ours:
+            row["more_blocked_ratio"] = row["blocked_ratio"] - sum(window["alone"]["blocked"]) / adj
+            row["more_lost_ratio"] = row["lost_ratio"] - time_lost(window["alone"], plain[1:], "wall") / wall
+        rows.append(row)
     return rows
 
 

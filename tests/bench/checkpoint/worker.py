@@ -284,9 +284,9 @@ class Rank:
         scores = self.model(self.tokens)
         F.cross_entropy(scores.flatten(0, 1), self.tokens.flatten()).backward()
 
-    def replicate(self, step: int, tokens: int, steps: int, repeats: int) -> Answer:
-        """Training without a pause: saves with copies on other nodes, each after some steps without one, and followed
-        by one that is not copied: what each cost, and when the copies were there."""
+    def replicate(self, step: int, tokens: int, steps: int, repeats: int, *, alone: bool) -> Answer:
+        """Training without a pause: saves with copies on other nodes, each after some steps without one, and, with
+        `alone`, followed by one that is not copied: what each cost, and when the copies were there."""
         floor = self.floor()
         plain = [self.train(steps, tokens, flush=False)]
         windows = []
@@ -294,9 +294,11 @@ class Rank:
             self._meet()  # with `follow` of the other rank
             copied = self._copied(number, tokens, steps)
             plain.append(self.train(steps, tokens, flush=False))
-            alone = self.train(steps, tokens, save_steps=[0], first_save=number + 1, flush=False)
-            plain.append(self.train(steps, tokens, flush=False))
-            windows.append({"copied": copied, "alone": alone, "plain": plain[-3:]})
+            windows.append({"copied": copied, "plain": plain[-2:]})
+            if alone:
+                windows[-1]["alone"] = self.train(steps, tokens, save_steps=[0], first_save=number + 1, flush=False)
+                plain.append(self.train(steps, tokens, flush=False))
+                windows[-1]["plain"] = plain[-3:]
         self.adapter.flush()
         return {"floor": floor, "windows": windows}
 
