@@ -48,7 +48,7 @@ def main() -> None:
 
 def _say(words: str) -> None:
     """This agent's last words."""
-    print(f"hyperpod_ext agent, {words}", file=sys.stderr)  # noqa: T201
+    print(f"hyperpod_ext agent, {words}", file=sys.stderr)  # noqa: T201  (its log keeps what is printed)
 
 
 def _why(run_dir: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 import warnings
@@ -69,7 +68,7 @@ class Checkpointer:
         Raises:
             MemoryTierFullError: the node's memory tier has no room; what it holds is untouched.
         """
-        self._wait_settled()
+        self.wait_staged()
         if self._mapping is None or self._mapping.slot_bytes < nbytes:
             self._mapping = self._client.map(self._rank, nbytes)
             self._layout = None
@@ -80,7 +79,7 @@ class Checkpointer:
         Raises:
             MemoryTierFullError: the node's memory tier has no room; what it holds is untouched.
         """
-        self._wait_settled()
+        self.wait_staged()
         self._lay_out(parts, changing)
 
     def save(
@@ -108,7 +107,7 @@ class Checkpointer:
             MemoryTierFullError: the node's memory tier has no room; what it holds is untouched.
             StaleGenerationError: a newer generation is at work.
         """
-        self._wait_settled()
+        self.wait_staged()
         when_busy = when_busy or self._when_busy
         if when_busy == "skip" and self._client.busy():
             return False
@@ -168,11 +167,9 @@ class Checkpointer:
         if staged is None:
             return
         changed = staged.changed(look=True)
-        if staged.sealed and changed is None:  # beside training: after a step it takes longer than all the rest here
-            self._background.do(functools.partial(self._client.settle, self._rank, staged.save_id, keep=True))
+        if staged.sealed:
+            self._client.settle(self._rank, staged.save_id, keep=changed is None)
         if changed is not None:
-            if staged.sealed:
-                self._client.settle(self._rank, staged.save_id, keep=False)
             self._overlap = False
             self._client.flush()
             self._client.forget_slot()  # the one that was promised with the seal may hold the newest snapshot now
@@ -183,12 +180,6 @@ class Checkpointer:
                 RuntimeWarning,
                 stacklevel=2,
             )
-
-    def _wait_settled(self) -> None:
-        """As `wait_staged`; and the server has been told how that went, before it is asked for anything else."""
-        self.wait_staged()
-        if self._background is not None:
-            self._background.wait()
 
     def move(self, rank: int, world_size: int) -> None:
         """Save as another rank from now on, or as one of another number of ranks. What was saved stays as it is."""
@@ -204,7 +195,7 @@ class Checkpointer:
 
     def flush(self) -> None:
         """Wait until the last save is sealed."""
-        self._wait_settled()
+        self.wait_staged()
         self._client.flush()
 
     def own_slots(self) -> tuple[memoryview, int, int] | None:
@@ -250,7 +241,7 @@ class Checkpointer:
             NotFoundError: it is not held.
             CorruptSnapshotError: its manifest is not this job's.
         """
-        self._wait_settled()
+        self.wait_staged()
         self._client.forget_slot()
         plan = self._layout.plan if self._layout is not None else None
         secret, job, mapped = self._secret, self._job, self._mapping
@@ -271,7 +262,7 @@ class Checkpointer:
 
     def read_peer(self, address: tuple[str, int], owner: int, save_id: str) -> Snapshot:
         """A snapshot held on another node, read from its memory server."""
-        self._wait_settled()
+        self.wait_staged()
         self._client.forget_slot()
         if address not in self._peers:
             self._peers[address] = PeerClient(*address, self._secret)
@@ -290,7 +281,7 @@ class Checkpointer:
 
     def fetch(self, url: str, folder: str, rank: int) -> Snapshot:
         """A snapshot of a durable checkpoint, through this node's memory."""
-        self._wait_settled()
+        self.wait_staged()
         self._client.forget_slot()
         held = self._client.fetch(url, folder, rank, secret=self._secret, job=self._job)
         return Snapshot.of(held.manifest, held.plan, lambda: held.image)

@@ -52,28 +52,28 @@ class Pace:
         self._resting, self._rest = 0, _REST
         self._free_at = 0.0
         self._copies = 0
-        self._sending_s, self._sent = 0.0, 0  # since the last decision
-        self._since = self._since_any = 0.0
-        self._in_flight_s = 0.0
+        self._since, self._in_flight_s = 0.0, 0.0
+        self._decided_at, self._sent = 0.0, 0  # seconds in flight at the last decision, and bytes since
         self._lock = threading.Lock()
 
     def copy_begins(self) -> None:
         with self._lock:
-            if not self._copies:
-                self._since = self._since_any = self._now()
+            self._since = self._now() if not self._copies else self._since
             self._copies += 1
 
     def copy_ends(self) -> None:
         with self._lock:
             self._copies -= 1
             if not self._copies:
-                self._sending_s += self._now() - self._since
-                self._in_flight_s += self._now() - self._since_any
+                self._in_flight_s += self._now() - self._since
 
     def sending_s(self) -> float:
         """Seconds in which a copy was in flight, ever."""
         with self._lock:
-            return self._in_flight_s + (self._now() - self._since_any if self._copies else 0.0)
+            return self._sending_s()
+
+    def _sending_s(self) -> float:
+        return self._in_flight_s + (self._now() - self._since if self._copies else 0.0)
 
     def finish_within(self, nbytes: int, seconds: float) -> None:
         """Never be so slow that `nbytes` take longer: the next copy is due by then."""
@@ -102,7 +102,7 @@ class Pace:
             longer = median(self._busy) - idle
             self._decide(longer / idle, achieved, longer * len(self._busy) / self._sent)
             self._busy.clear()
-            self._sending_s, self._sent, self._since = 0.0, 0, self._now()
+            self._decided_at, self._sent = self._sending_s(), 0
 
     def _decide(self, slowdown: float, achieved: float, lost: float) -> None:
         """The next rate. `slowdown`: of a step, as a share; `lost`: seconds of training for each byte."""
@@ -120,8 +120,7 @@ class Pace:
 
     def _achieved(self) -> float:
         """Bytes per second since the last decision, while copies were in flight."""
-        now = self._now() - self._since if self._copies else 0.0
-        return self._sent / (self._sending_s + now) if self._sent else 0.0
+        return self._sent / (self._sending_s() - self._decided_at) if self._sent else 0.0
 
     def take(self, nbytes: int, stop: Callable[[], bool]) -> None:
         """Wait until so many bytes may be sent, or `stop` says that they will not be."""
