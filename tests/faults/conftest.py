@@ -229,6 +229,19 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return bucket
 
 
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Between a job and S3."""
+    from durable_place import Bucket
+    from fault_proxy import FaultProxy
+    from s3_server import CREDENTIALS
+
+    with FaultProxy(Bucket().url) as proxy:
+        for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": proxy.url}.items():
+            monkeypatch.setenv(name, value)
+        yield proxy
+
+
 def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from durable_place import Bucket, flip, folder_of, harmed
-from fault_proxy import FaultProxy, Faults
-from s3_server import CREDENTIALS
+from fault_proxy import Faults
 from small_job import MEMORY, PEER, relaunched, trained
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(600)]
@@ -31,16 +28,6 @@ def test_flipped_bits_in_memory_at_a_peer_and_in_a_directory(make_job, place):
             assert job.resume() == 1
     assert job.resume() == 2
     job.assert_holds(2)
-
-
-@pytest.fixture
-def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """Between the job and S3."""
-    bucket = Bucket()
-    with FaultProxy(bucket.url) as proxy:
-        for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": proxy.url}.items():
-            monkeypatch.setenv(name, value)
-        yield proxy
 
 
 def test_uploads_in_parts_that_are_cut_and_a_bit_that_flips_in_s3(make_job, proxy):

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from durable_place import Bucket
 from fault_proxy import FaultProxy, Faults
-from s3_server import CREDENTIALS
 from small_job import MEMORY, relaunched, trained
 
 from hyperpod_ext.errors import NoCheckpointError
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """Between the job and S3."""
-    bucket = Bucket()
-    with FaultProxy(bucket.url) as proxy:
-        for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": proxy.url}.items():
-            monkeypatch.setenv(name, value)
-        yield proxy
 
 
 @pytest.fixture
