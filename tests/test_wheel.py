@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -13,6 +14,8 @@ FOLDERS = {"hyperpod_ext": "hyperpod_ext", "cli": "hyperpod_ext/cli", "templates
 """Folder of the repository, and the package it installs as."""
 
 SHIPPED = {".py", ".j2", ".json", ".yaml", ".typed"}
+BUILT = "hyperpod_ext/runtime/checkpoint/_stream.abi3.so"
+"""Of stream.c, where there is a compiler."""
 
 
 def wanted_files(root: Path) -> set[str]:
@@ -32,7 +35,9 @@ def test_the_wheel_has_every_module_and_template_and_nothing_else(root: Path, tm
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as opened:
         shipped = {name for name in opened.namelist() if ".dist-info/" not in name}
-    assert shipped == wanted_files(root)
+    assert shipped - {BUILT} == wanted_files(root)
+    assert (BUILT in shipped) == (shutil.which("cc") is not None)
+    assert "-cp311-abi3-" in wheel.name  # one for this version of Python and all later ones
 
 
 def test_an_editable_install_finds_its_parts_and_leaks_no_folder(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from hyperpod_ext.errors import (
     NotFoundError,
     StaleGenerationError,
 )
+from hyperpod_ext.runtime.checkpoint import beside
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.checkpoint.tree import Parts, take_apart
 
@@ -358,6 +359,58 @@ def test_a_save_beside_training_returns_at_once_and_is_waited_for(make, server):
     checkpointer.flush()
     assert not checkpointer.busy()
     assert server.held_steps() == [1]
+
+
+@pytest.mark.parametrize("waited_for", ["at once", "when it is done"])
+def test_a_checksum_taken_on_the_way_is_that_of_a_plain_save(make, server, monkeypatch, waited_for):
+    monkeypatch.setattr(beside, "has_room", lambda copy_s, window_s: True)
+    saving, plain, taken = make(overlap=True), make(1), 0
+
+    def count(*args: Any, **options: Any) -> beside.Copied:
+        nonlocal taken
+        copied = beside.copy_beside(*args, **options)
+        taken += copied.nbytes
+        return copied
+
+    monkeypatch.setattr("hyperpod_ext.runtime.checkpoint.checkpointer.copy_beside", count)
+    live = various(0)
+    for step in (1, 2, 3, 4):
+        live["scalar"].fill_(step)
+        for checkpointer in (saving, plain):
+            save(checkpointer, step, live, changing=lambda tensor: tensor is live["bool"])
+        if waited_for == "when it is done":
+            saving._background.wait()
+        saving.wait_staged()
+    saving.flush()
+    plain.flush()
+    assert taken > 0 if waited_for == "at once" else 3 * saving.own_slots()[2] - 3000 < taken
+    contents = {held["content"] for held in server.ask("held")["snapshots"] if held["step"] == 4}
+    assert len(contents) == 1
+    for step in (3, 4):
+        assert restored(make(), step, various(9))["scalar"].item() == step
+
+
+def test_what_only_the_checksum_has_seen_change_is_never_restored(make, server, monkeypatch):
+    """Past every counter and outside of what is looked at: the checksum is of what was read, not what was written."""
+    monkeypatch.setattr(beside, "has_room", lambda copy_s, window_s: True)
+    checkpointer, live = make(overlap=True), {"t": torch.zeros(300_000)}
+    for step in (1, 2):
+        save(checkpointer, step, live)
+        checkpointer.flush()
+    copy = beside.copier()
+
+    def tear(to: int, source: int, size: int) -> None:
+        copy(to, source, size)
+        live["t"].data[1000] += 1
+
+    monkeypatch.setattr(beside, "copier", lambda: tear)
+    save(checkpointer, 3, live)
+    checkpointer._background.wait()
+    checkpointer.flush()
+    assert server.held_steps() == [2, 3]
+    with pytest.raises(CorruptSnapshotError):
+        restored(make(), 3, {"t": torch.ones(300_000)})
+    assert restored(make(), 2, {"t": torch.ones(300_000)})["t"].sum() == 0
 
 
 def test_a_tensor_changed_while_it_is_copied_is_never_a_snapshot(make, server):

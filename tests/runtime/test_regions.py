@@ -8,6 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 
+from hyperpod_ext.errors import NotFoundError
+from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme, crc_text
 from hyperpod_ext.runtime.memory_server.budget import Budget
 from hyperpod_ext.runtime.memory_server.pins import Hold, Pin
 from hyperpod_ext.runtime.memory_server.regions import Regions
@@ -99,3 +101,27 @@ def test_a_copy_that_is_being_read_is_waited_for(stack):
     assert not owner.save(3)
     assert pin.cancelled()
     assert owner.held() == [1, 2]
+
+
+# --- what was checked before the seal -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("checked", [0, 1, 57, 100])
+def test_a_seal_goes_on_where_the_copy_left_off(stack, checked):
+    owner = Owner(2, stack)
+    owner.regions.begin(0, 0, 1, "g1-s1", 1)
+    record = {"save_id": "g1-s1", "nbytes": 100, "plan": "", "values": []}
+    before = [checked, crc_text(crc64nvme(bytes(checked)))]
+    manifest = owner.regions.seal(0, 0, {**record, "checked": before})
+    assert manifest["crc64nvme"] == crc_text(crc64nvme(bytes(100)))
+    assert "checked" not in manifest
+
+
+@pytest.mark.parametrize("checked", [-1, 101])
+def test_more_than_the_slot_holds_cannot_have_been_checked(stack, checked):
+    owner = Owner(2, stack)
+    owner.regions.begin(0, 0, 1, "g1-s1", 1)
+    record = {"save_id": "g1-s1", "nbytes": 100, "plan": "", "values": []}
+    with pytest.raises(NotFoundError, match="cannot be checked already"):
+        owner.regions.seal(0, 0, {**record, "checked": [checked, crc_text(0)]})
+    assert owner.held() == []

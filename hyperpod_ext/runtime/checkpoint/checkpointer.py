@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from hyperpod_ext.runtime.checkpoint.beside import Room, copy_beside
 from hyperpod_ext.runtime.checkpoint.image import Layout, views
-from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme
+from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme, crc_text
 from hyperpod_ext.runtime.checkpoint.snapshot import Snapshot, fill
 from hyperpod_ext.runtime.checkpoint.staging import Background, Stager
 from hyperpod_ext.runtime.checkpoint.tree import Parts
+from hyperpod_ext.runtime.checkpoint.unchanged import Seen, Watch
 from hyperpod_ext.runtime.memory_server.client import Mapping as SlotMapping
 from hyperpod_ext.runtime.memory_server.client import MemoryClient
 from hyperpod_ext.runtime.memory_server.peer_client import PeerClient
@@ -55,6 +59,11 @@ class Checkpointer:
         self._staged: _Staged | None = None
         self._now: list[int] = []
         self._later: list[int] = []
+        self._watch: Watch | None = None
+        """Of what is copied later."""
+        self._room = Room()
+        self._hurry = threading.Event()
+        """Set while a copy is waited for."""
         self._peers: dict[tuple[str, int], PeerClient] = {}
         crc64nvme(b"")  # its library is loaded now, not in the middle of a restore
         self._stager = Stager()
@@ -137,18 +146,32 @@ class Checkpointer:
             return True
         self._stager.follow()
         self._stager.copy([layout.locals[i] for i in self._now], [destinations[i] for i in self._now])
-        names = [layout.plan.items[i].fqn for i in self._later]
-        sources, targets = [layout.locals[i] for i in self._later], [destinations[i] for i in self._later]
-        staged = self._staged = _Staged(step, save_id, names, sources)
-
-        def stage() -> None:
-            self._stager.copy(sources, targets)
-            if staged.changed() is None:
-                self._client.seal(self._rank, slot, record | {"provisional": True})
-                staged.sealed = True
-
-        self._background.do(stage)
+        if self._watch is None:
+            names = [layout.plan.items[i].fqn for i in self._later]
+            self._watch = Watch(names, [layout.locals[i] for i in self._later])
+        self._staged = _Staged(step, save_id, self._watch, self._watch.look())
+        self._hurry.clear()
+        self._background.do(functools.partial(self._stage, self._staged, layout, slot, record))
+        self._staged.began = time.monotonic()
         return True
+
+    def _stage(self, staged: _Staged, layout: Layout, slot: int, record: dict[str, Any]) -> None:
+        """Copy what is copied beside the caller, and have it sealed."""
+        sources, destinations, left = layout.locals, self._views[slot], self._later
+        on_way = self._room.enough() and not any(source.is_cuda for source in sources)
+        began = time.monotonic()
+        if on_way and self._mapping is not None:
+            image = memoryview(self._mapping.memory)[slot * self._mapping.slot_bytes :][: layout.plan.nbytes]
+            now = frozenset(self._now)
+            copied = copy_beside(layout.plan, sources, destinations, image, copied=now, hurry=self._hurry)
+            record["checked"] = [copied.nbytes, crc_text(copied.checksum)]
+            left = [i for i in left if i >= copied.items]
+        self._stager.copy([sources[i] for i in left], [destinations[i] for i in left])
+        if not on_way:
+            self._room.copied(time.monotonic() - began)
+        if staged.changed() is None:
+            self._client.seal(self._rank, slot, record | {"provisional": True})
+            staged.sealed = True
 
     def stepped(self) -> None:
         """Tell the node's memory server that a step was made without a save."""
@@ -162,11 +185,14 @@ class Checkpointer:
         """
         if self._background is None:
             return
+        if self._staged is not None:
+            self._room.waited(time.monotonic() - self._staged.began)
+        self._hurry.set()
         self._background.wait()
         staged, self._staged = self._staged, None
         if staged is None:
             return
-        changed = staged.changed(look=True)
+        changed = staged.changed(elements=True)
         if staged.sealed:
             self._client.settle(self._rank, staged.save_id, keep=changed is None)
         if changed is not None:
@@ -207,8 +233,7 @@ class Checkpointer:
 
     def _lay_out(self, parts: Parts, changing: Callable[[torch.Tensor], bool]) -> Layout:
         """Layout of these tensors; maps memory and makes views only when it changed."""
-        if self._layout is not None and self._live is not None and _rebind(self._layout, self._live, parts):
-            self._live = parts
+        if self._layout is not None and self._rebind(self._layout, parts):
             return self._layout
         layout, before = Layout(parts), self._layout
         if before is None or self._mapping is None or before.plan.digest != layout.plan.digest:
@@ -219,12 +244,22 @@ class Checkpointer:
             self._stager.register(mapping.memory, len(mapping.memory))
             starts = [slot * mapping.slot_bytes for slot in range(mapping.slots)]
             self._views = [views(layout.plan, mapping.memory, start) for start in starts]
-            self._framed = set()
+            self._framed, self._room = set(), Room()
         self._now = [i for i, item in enumerate(layout.plan.items) if changing(parts.tensors[item.tensor])]
         now = set(self._now)
         self._later = [i for i in range(len(layout.plan.items)) if i not in now]
-        self._layout, self._live = layout, parts
+        self._layout, self._live, self._watch = layout, parts, None
         return layout
+
+    def _rebind(self, layout: Layout, parts: Parts) -> bool:
+        """Whether these tensors have the layout; then they are those that are copied."""
+        replaced = _rebind(layout, self._live, parts) if self._live is not None else None
+        if replaced is None:
+            return False
+        if replaced:
+            self._watch = None
+        self._live = parts
+        return True
 
     def _write_frames(self, layout: Layout, slot: int) -> None:
         """What surrounds the data in the file; written when a slot is used for the first time."""
@@ -250,9 +285,7 @@ class Checkpointer:
 
     def restore(self, parts: Parts, snapshots: Sequence[Snapshot]) -> Any:
         """Fill live tensors from snapshots, verified; returns the tree that was saved (see `fill`)."""
-        known = self._layout is not None and self._live is not None and _rebind(self._layout, self._live, parts)
-        if known:
-            self._live = parts
+        known = self._layout is not None and self._rebind(self._layout, parts)
         may_populate = self._mapping.may_populate if self._mapping is not None else threading.Event()
         may_populate.clear()
         try:
@@ -287,56 +320,39 @@ class Checkpointer:
         return Snapshot.of(held.manifest, held.plan, lambda: held.image)
 
 
-_LOOKED_AT = 32
-"""Tensors of which a few elements are compared: autograd does not count what goes through `.data`."""
-_ELEMENTS = 8
-
-
+@dataclass
 class _Staged:
     """A save that is copied beside the caller."""
 
-    def __init__(self, step: int, save_id: str, names: Sequence[str], sources: Sequence[torch.Tensor]) -> None:
-        self.step, self.save_id, self.sealed = step, save_id, False
-        self._names, self._sources = names, sources
-        self._versions = _versions(sources)
-        every = max(1, -(-len(sources) // _LOOKED_AT))
-        plain = [i for i in range(0, len(sources), every) if sources[i].device.type == "cpu"]
-        self._seen = {i: _few(sources[i]).clone() for i in plain if sources[i].is_contiguous()}
+    step: int
+    save_id: str
+    watch: Watch
+    seen: Seen
+    began: float = 0.0
+    sealed: bool = False
 
-    def changed(self, *, look: bool = False) -> str | None:
+    def changed(self, *, elements: bool = False) -> str | None:
         """Name of a tensor that is not what it was when the save began, as far as can be seen; None: none."""
-        for name, now, was in zip(self._names, _versions(self._sources), self._versions, strict=True):
-            if now != was:
-                return name
-        if look:
-            for index, seen in self._seen.items():
-                if not torch.equal(_few(self._sources[index]), seen):
-                    return self._names[index]
-        return None
+        return self.watch.changed(self.seen, elements=elements)
 
 
-def _few(tensor: torch.Tensor) -> torch.Tensor:
-    """Bytes of a few elements; NaN equals NaN."""
-    return tensor.view(-1)[:_ELEMENTS].view(torch.uint8)
+def _rebind(layout: Layout, known: Parts, now: Parts) -> int | None:
+    """Take in the tensors of `now` that are others than those of `known`; returns how many these are.
 
-
-def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Autograd's version counters; in-place changes raise them, but for those of fused optimizers and `.data`."""
-    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
-
-
-def _rebind(layout: Layout, known: Parts, now: Parts) -> bool:
-    """Whether `now` has the layout of `known`; its tensors are taken in where they are other objects."""
+    None: they have another layout.
+    """
     if known.shape != now.shape:
-        return False
+        return None
+    replaced = 0
     for item_index, item in enumerate(layout.plan.items):
         tensor, local = now.tensors[item.tensor], layout.locals[item_index]
         inner = getattr(tensor, "_local_tensor", tensor)  # `.data = ...` gives a tensor other memory, and type
         if tensor is known.tensors[item.tensor] and inner.dtype == local.dtype and inner.is_set_to(local):
             continue
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.dtype != local.dtype:
-            return False
+            return None
         if tensor.shape != local.shape:
-            return False
+            return None
         layout.locals[item_index] = tensor.detach()
-    return True
+        replaced += 1
+    return replaced

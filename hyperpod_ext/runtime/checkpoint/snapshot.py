@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.checkpoint.image import Layout, views
 from hyperpod_ext.runtime.checkpoint.manifest import check_bytes, check_crc, crc64nvme
 from hyperpod_ext.runtime.checkpoint.plan import Item, Plan
+from hyperpod_ext.runtime.checkpoint.streamed import bytes_of, copy, is_memory
 from hyperpod_ext.runtime.checkpoint.tree import Parts, fqn, leaf_paths, put_together
 
 Scatter = Callable[[Sequence[tuple[int, memoryview]]], int]
@@ -128,7 +128,7 @@ _CACHED = 1 << 20
 
 def _copy_whole(snapshot: Snapshot, layout: Layout) -> None:
     """Verify and copy in one pass, in the order of the image."""
-    if snapshot.scatter is not None and snapshot.manifest is not None and all(map(_plain, layout.locals)):
+    if snapshot.scatter is not None and snapshot.manifest is not None and all(map(is_memory, layout.locals)):
         places = [(i.data, bytes_of(t)) for i, t in zip(snapshot.plan.items, layout.locals, strict=True) if i.nbytes]
         check_crc(snapshot.manifest, snapshot.plan.nbytes, snapshot.scatter(places))
         return
@@ -142,25 +142,14 @@ def _copy_whole(snapshot: Snapshot, layout: Layout) -> None:
             step = _CACHED // source.element_size()
             pieces = list(zip(torch.split(source.view(-1), step), torch.split(destination.view(-1), step), strict=True))
         at = item.data
-        with torch.no_grad():
-            for part, into in pieces:
-                end = at + part.numel() * part.element_size()
-                checksum = crc64nvme(image[at:end], checksum)
-                into.copy_(part)
-                at = end
+        for part, into in pieces:
+            end = at + part.numel() * part.element_size()
+            checksum = crc64nvme(image[at:end], checksum)
+            copy(into, part)
+            at = end
     checksum = crc64nvme(image[position:], checksum)
     if snapshot.manifest is not None:
         check_crc(snapshot.manifest, len(image), checksum)
-
-
-def _plain(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous() and tensor.device.type == "cpu"
-
-
-def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a tensor, writable."""
-    nbytes = tensor.numel() * tensor.element_size()
-    return memoryview((ctypes.c_char * nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
 def _cut(layout: Layout, snapshots: Sequence[Snapshot]) -> None:

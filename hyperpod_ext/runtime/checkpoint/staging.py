@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hyperpod_ext.errors import HyperpodExtError
+from hyperpod_ext.runtime.checkpoint.streamed import copy
 
 
 class Stager:
@@ -33,12 +34,11 @@ class Stager:
         self._pinned.add(address)
 
     def copy(self, sources: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor]) -> None:
-        """Copy, and return when the bytes are there. `Tensor.copy_` frees the GIL; storage copies do not."""
+        """Copy, and return when the bytes are there. Frees the GIL."""
         on_gpu = any(source.is_cuda for source in sources)
         if not on_gpu:
-            with torch.no_grad():
-                for source, destination in zip(sources, destinations, strict=True):
-                    destination.copy_(source)
+            for source, destination in zip(sources, destinations, strict=True):
+                copy(destination, source)
             return
         stream = self._side_stream()
         with torch.no_grad(), torch.cuda.stream(stream):

@@ -19,7 +19,8 @@ from hyperpod_ext.errors import CorruptSnapshotError
 from hyperpod_ext.runtime.checkpoint.image import Layout, views
 from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme, crc_text
 from hyperpod_ext.runtime.checkpoint.plan import Plan, read_plan
-from hyperpod_ext.runtime.checkpoint.snapshot import Snapshot, bytes_of
+from hyperpod_ext.runtime.checkpoint.snapshot import Snapshot
+from hyperpod_ext.runtime.checkpoint.streamed import bytes_of
 from hyperpod_ext.runtime.checkpoint.tree import Parts
 from hyperpod_ext.runtime.rendezvous.store import PartitionedStore
 

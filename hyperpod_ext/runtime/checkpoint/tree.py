@@ -63,8 +63,13 @@ def _take(node: Any, parts: Parts, is_tensor: Any) -> None:
         if not all(type(key) is str or type(key) is int for key in keys):
             raise _UnstorableError("")
         shape += ("{", keys)
+        tensors = parts.tensors
         for value in node.values():
-            _take(value, parts, is_tensor)
+            if isinstance(value, is_tensor):  # most leaves are, and a call costs more than they do
+                shape.append("T")
+                tensors.append(value)
+            else:
+                _take(value, parts, is_tensor)
     elif isinstance(node, list | tuple):
         flat = all(type(value) in _SCALARS for value in node)
         if flat:

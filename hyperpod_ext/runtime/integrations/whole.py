@@ -19,7 +19,7 @@ from hyperpod_ext.errors import ConflictError, CorruptSnapshotError, NotFoundErr
 from hyperpod_ext.runtime.checkpoint.image import Layout, views
 from hyperpod_ext.runtime.checkpoint.manifest import FORMAT, check_crc, crc64nvme, crc_text, save_id_of, sign
 from hyperpod_ext.runtime.checkpoint.plan import Item, Plan
-from hyperpod_ext.runtime.checkpoint.snapshot import bytes_of
+from hyperpod_ext.runtime.checkpoint.streamed import bytes_of
 from hyperpod_ext.runtime.checkpoint.tree import put_together, take_apart
 from hyperpod_ext.runtime.tiers.durable import Checkpoints
 from hyperpod_ext.runtime.tiers.names import claimed, folder_of, image_of, parse_folder

@@ -129,7 +129,10 @@ class Regions:
             )
 
     def seal(self, owner: int, index: int, record: Mapping[str, Any]) -> Manifest:
-        """Checksum the bytes in the slot and sign their manifest: from here on the snapshot exists."""
+        """Checksum the bytes in the slot and sign their manifest: from here on the snapshot exists.
+
+        `checked` in the record: so many bytes from the start have this checksum, as who copied them has found.
+        """
         with self._changed:
             region = self._newest_region(owner)
             slot = region.slots[index]
@@ -138,8 +141,12 @@ class Regions:
         nbytes = int(record["nbytes"])
         if not 0 < nbytes <= region.slot_bytes:
             raise NotFoundError(f"slot {index} of rank {owner} does not hold {nbytes} bytes")
+        checked, before = record.get("checked") or (0, crc_text(0))
+        if not 0 <= int(checked) <= nbytes:
+            raise NotFoundError(f"slot {index} of rank {owner}: {checked} of {nbytes} bytes cannot be checked already")
         with region.view(index, nbytes) as data:
-            checksum = crc64nvme(data)
+            checksum = crc64nvme(data[int(checked) :], int(before, 16))
+        record = {key: value for key, value in record.items() if key != "checked"}
         own = {"format": FORMAT, "job": self._job, "rank": owner, "step": slot.step, "save_id": slot.save_id}
         known = {"generation": slot.generation, "crc64nvme": crc_text(checksum)}
         manifest = sign({**record, **own, **known}, self._secret)

@@ -1,0 +1,98 @@
+"""Copies beside a forward and backward pass that cost it as little as can be, with their checksum taken on the way.
+
+What a copy takes from a step beside it is memory's and caches' time, not its core's. So pieces are copied past the
+caches, and their checksum is taken while they are in the copying core's own: a seal would read all of memory once more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+import torch
+
+from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme
+from hyperpod_ext.runtime.checkpoint.plan import Plan
+from hyperpod_ext.runtime.checkpoint.streamed import bytes_of, copier, copy, is_memory
+
+PIECE = 256 << 10
+"""Bytes; no more than half of what a core's own cache holds."""
+_WORTH_S = 0.005
+"""A copy that lasts less costs a step nothing that could be saved."""
+_ROOM = 4.0
+"""Copies that there must be time for. With its checksum one takes two, and a step shorter than those before it must not
+have to wait."""
+_WINDOWS = 4
+
+
+def has_room(copy_s: float, window_s: float) -> bool:
+    """Whether the checksum can be taken on the way: a copy alone lasts `copy_s`, and is waited for after `window_s`."""
+    return copy_s >= _WORTH_S and window_s >= _ROOM * copy_s
+
+
+class Room:
+    """Learns from the saves before how much time there is."""
+
+    def __init__(self) -> None:
+        self._copy_s: float | None = None
+        self._windows: deque[float] = deque(maxlen=_WINDOWS)
+
+    def copied(self, seconds: float) -> None:
+        """So long a copy without checksum took."""
+        self._copy_s = seconds if self._copy_s is None else min(seconds, self._copy_s)
+
+    def waited(self, seconds: float) -> None:
+        """So long after its beginning a copy was waited for."""
+        self._windows.append(seconds)
+
+    def enough(self) -> bool:
+        """See `has_room`."""
+        return self._copy_s is not None and bool(self._windows) and has_room(self._copy_s, min(self._windows))
+
+
+class Copied(NamedTuple):
+    """How far a copy came."""
+
+    items: int
+    """From the first on, whole."""
+    nbytes: int
+    checksum: int
+    """CRC64-NVME of so many bytes of the image, from its start."""
+
+
+def copy_beside(
+    plan: Plan,
+    sources: Sequence[torch.Tensor],
+    destinations: Sequence[torch.Tensor],
+    image: memoryview,
+    *,
+    copied: Collection[int],
+    hurry: threading.Event,
+) -> Copied:
+    """Copy a state into its image, with the checksum; ends early once `hurry` is set.
+
+    Args:
+        sources, destinations: one an item of the plan, all on the CPU.
+        image: from its first byte on; its frames are written.
+        copied: items that are in the image already.
+    """
+    streamed, checksum, position = copier(), 0, 0
+    for index, item in enumerate(plan.items):
+        checksum = crc64nvme(image[position : item.data], checksum)
+        position = item.data
+        source, destination = sources[index], destinations[index]
+        in_pieces = index not in copied and is_memory(source)
+        if index not in copied and not in_pieces:
+            copy(destination, source)
+        data = bytes_of(source) if in_pieces else image[item.data : item.data + item.nbytes]
+        for start in range(0, item.nbytes, PIECE):
+            if hurry.is_set():
+                return Copied(index, position, checksum)
+            piece = data[start : start + PIECE]
+            if in_pieces:  # its checksum is that of the source, which is in the cache then
+                streamed(destination.data_ptr() + start, source.data_ptr() + start, len(piece))
+            checksum = crc64nvme(piece, checksum)
+            position += len(piece)
+    return Copied(len(plan.items), position, checksum)

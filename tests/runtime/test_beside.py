@@ -1,0 +1,184 @@
+"""Copies that take their checksum on the way, past the caches or not, and what each part of them is for."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from hyperpod_ext.runtime.checkpoint import beside, streamed
+from hyperpod_ext.runtime.checkpoint.beside import PIECE, Room, copy_beside
+from hyperpod_ext.runtime.checkpoint.image import Layout, views
+from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme
+from hyperpod_ext.runtime.checkpoint.streamed import copier, copy, is_memory
+from hyperpod_ext.runtime.checkpoint.tree import take_apart
+from hyperpod_ext.runtime.checkpoint.unchanged import Watch
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def state() -> dict[str, torch.Tensor]:
+    torch.manual_seed(3)
+    return {
+        "large": torch.rand(3 * PIECE // 4 + 5),
+        "odd": torch.arange(13, dtype=torch.uint8),
+        "empty": torch.rand(0, 2),
+        "transposed": torch.rand(40, 30).T,
+        "conjugated": torch.rand(5, dtype=torch.complex64).conj(),
+        "scalar": torch.tensor(2.5),
+    }
+
+
+class Image:
+    """A state's image, its frames written."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.layout = Layout(take_apart(tensors, torch.Tensor))
+        self.plan = self.layout.plan
+        self.bytes = memoryview(bytearray(self.plan.nbytes))
+        self.layout.write_frames(self.bytes)
+        self.views = views(self.plan, self.bytes)
+
+    def copy(self, *, copied: frozenset[int] = frozenset(), hurry: threading.Event | None = None) -> beside.Copied:
+        hurry = hurry or threading.Event()
+        return copy_beside(self.plan, self.layout.locals, self.views, self.bytes, copied=copied, hurry=hurry)
+
+
+# --- copies past the caches -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 127, 128, 129, 1000, 4096 + 7])
+@pytest.mark.parametrize("offset", [0, 1, 15, 63])
+def test_every_byte_is_copied_and_none_beside_them(size: int, offset: int) -> None:
+    source = ctypes.create_string_buffer(bytes(range(1, 251)) * (size // 250 + 2))
+    target = ctypes.create_string_buffer(b"\xff" * (size + 256), size + 256)
+    copier()(ctypes.addressof(target) + offset, ctypes.addressof(source), size)
+    assert target.raw == b"\xff" * offset + source.raw[:size] + b"\xff" * (size + 256 - offset - size)
+
+
+def test_where_nothing_was_built_memory_is_copied_all_the_same(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> None:
+    monkeypatch.setattr(streamed, "__file__", str(tmp_path / "streamed.py"))
+    (tmp_path / "_stream.abi3.so").write_bytes(b"for another machine")
+    copier.cache_clear()
+    try:
+        assert copier() is ctypes.memmove
+        target = torch.zeros(3)
+        copy(target, torch.ones(3))
+        assert target.tolist() == [1.0] * 3
+    finally:
+        copier.cache_clear()
+
+
+def test_tensors_that_are_not_plain_memory_are_told_apart() -> None:
+    kinds = {name: is_memory(tensor) for name, tensor in state().items()}
+    assert kinds == dict.fromkeys(kinds, True) | {"transposed": False, "conjugated": False}
+    assert not is_memory(torch.imag(torch.rand(1, dtype=torch.complex64).conj()))  # its sign is not in its memory
+
+
+def test_all_kinds_are_copied_as_torch_copies_them(one_thread: None) -> None:
+    for tensor in state().values():
+        target = torch.empty(tensor.shape, dtype=tensor.dtype)
+        copy(target, tensor)
+        assert torch.equal(target, tensor)
+
+
+# --- the checksum on the way ----------------------------------------------------------------------
+
+
+def test_the_image_is_what_a_plain_copy_makes_and_the_checksum_is_its() -> None:
+    image = Image(state())
+    copied = image.copy()
+    assert copied.items == len(image.plan.items)
+    for view, tensor in zip(image.views, image.layout.locals, strict=True):
+        assert torch.equal(view, tensor)
+    assert crc64nvme(image.bytes[copied.nbytes :], copied.checksum) == crc64nvme(image.bytes)
+
+
+def test_what_is_in_the_image_already_is_not_copied_again_but_counted() -> None:
+    image = Image(state())
+    image.views[0].fill_(7.0)
+    copied = image.copy(copied=frozenset([0]))
+    assert image.views[0][0] == 7.0
+    assert crc64nvme(image.bytes[copied.nbytes :], copied.checksum) == crc64nvme(image.bytes)
+
+
+def test_one_that_is_waited_for_ends_and_tells_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    image, hurry, pieces = Image(state()), threading.Event(), 0
+    plain = copier()
+
+    def count(*args: int) -> object:
+        nonlocal pieces
+        pieces += 1
+        if pieces == 2:
+            hurry.set()
+        return plain(*args)
+
+    monkeypatch.setattr(beside, "copier", lambda: count)
+    copied = image.copy(hurry=hurry)
+    assert (copied.items, pieces, copied.nbytes) == (0, 2, image.plan.items[0].data + 2 * PIECE)
+    assert copied.checksum == crc64nvme(image.bytes[: copied.nbytes])
+
+
+# --- whether there is time for it -----------------------------------------------------------------
+
+
+def test_there_is_time_where_the_last_steps_were_long_enough() -> None:
+    room = Room()
+    assert not room.enough()
+    room.copied(0.1)
+    assert not room.enough()  # nobody knows yet how long a step is
+    room.waited(1.0)
+    assert room.enough()
+    room.waited(0.3)
+    assert not room.enough()
+    for _ in range(4):
+        room.waited(1.0)
+    assert room.enough()  # that short one is long ago
+
+
+def test_a_copy_that_was_slow_once_does_not_count() -> None:
+    room = Room()
+    for seconds in (0.1, 0.9):  # into memory that nobody had touched, say
+        room.copied(seconds)
+    room.waited(0.5)
+    assert room.enough()
+
+
+def test_a_copy_of_no_length_is_left_as_it_is() -> None:
+    room = Room()
+    room.copied(0.001)
+    room.waited(10.0)
+    assert not room.enough()
+
+
+# --- whether it was changed -----------------------------------------------------------------------
+
+
+def test_what_was_changed_is_named_also_where_no_counter_tells() -> None:
+    tensors = {f"t{i}": torch.rand(9) for i in range(40)}
+    watch = Watch(list(tensors), list(tensors.values()))
+    seen = watch.look()
+    assert watch.changed(seen, elements=True) is None
+    tensors["t4"].data[3] = 9.0
+    assert watch.changed(seen) is None
+    assert watch.changed(seen, elements=True) == "t4"
+    tensors["t7"].add_(1)
+    assert watch.changed(seen) == "t7"
+
+
+def test_not_a_number_is_equal_to_itself_and_nothing_is_nothing() -> None:
+    watch = Watch(["nan", "empty"], [torch.full((3,), float("nan")), torch.empty(0)])
+    assert watch.changed(watch.look(), elements=True) is None
+    nothing = Watch([], [])
+    assert nothing.changed(nothing.look(), elements=True) is None
