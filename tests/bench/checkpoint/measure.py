@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -11,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean, median, quantiles
 from typing import Any
 
 from checkpoint.group import BenchError, Group, Job
@@ -30,6 +31,10 @@ CLOCKS = ("wall", "adj")
 MOST_REPEATS, SAVING_S, TRAINING_S = 12, 5.0, 12.0
 """What takes milliseconds is asked more often in a round than what takes seconds, and its median kept: one
 copy of the state varies by a third, from one time to the next."""
+WINDOWS_S, MOST_WINDOWS, KNOWN, KNOWN_SHARE = 75.0, 200, 0.03, 0.1
+"""Windows of training go on until the error of their median is so many copies, or such a share of it, or for so long:
+from one step to the next, a step varies by more than what is looked for."""
+_LEAST_WINDOWS = 8
 _STEPS_WITH_SAVES = 6
 """In a row, each with one."""
 COPIES_IN_MEMORY = 4.5
@@ -50,7 +55,7 @@ class Bench:
     """Rounds of kill -9: each is a start of new processes."""
     window_steps: int = 1
     """Steps of a window of training; one with a save goes on until nothing of the save is left."""
-    windows: int = MOST_REPEATS
+    windows: int = MOST_WINDOWS
     """Windows with a save in a round, where they are short."""
     colds: int = 2
     """Rounds of first saves in processes made for them."""
@@ -261,8 +266,10 @@ def _train(bench: Bench, number: int, group: Group) -> None:
     (floor,) = group.ask("floor")
     (before,) = group.ask("train", **window)
     without, saves = [before], []
-    for repeat in repeats(bench.windows, TRAINING_S):
-        step = 10_000 * (number + 1) + 100 * repeat
+    for repeat in repeats(bench.windows, WINDOWS_S):
+        if is_known([save["lost"]["wall"] / floor["wall"] for save in saves]):
+            break
+        step = 100_000 * (number + 1) + 100 * repeat
         (with_save,) = group.ask("train", **window, save_steps=[0], first_save=step, until_done=True)
         (plain,) = group.ask("train", **window)
         saves.append(
@@ -270,6 +277,7 @@ def _train(bench: Bench, number: int, group: Group) -> None:
         )
         without.append(plain)
     lost = {clock: median(save["lost"][clock] for save in saves) for clock in CLOCKS}
+    error = error_of_median([save["lost"]["wall"] / floor["wall"] for save in saves])
     bench.keep(
         "lost",
         job.kind,
@@ -279,6 +287,7 @@ def _train(bench: Bench, number: int, group: Group) -> None:
         adj_ratio=lost["adj"] / floor["adj"],
         seconds=lost["wall"],
         floor_s=floor["wall"],
+        error=error if math.isfinite(error) else None,
         blocked_ratio=median(sum(save["blocked"]) for save in saves) / floor["adj"],
         steps=[len(save["wall"]) for save in saves],
         whole=all(save["done"] for save in saves),
@@ -292,11 +301,24 @@ def _train_with_a_save_each_step(bench: Bench, number: int, group: Group) -> Non
     steps = _STEPS_WITH_SAVES
     window = {"steps": steps, "tokens": bench.tokens}
     (before,) = group.ask("train", **window)
-    (every,) = group.ask("train", **window, save_steps=list(range(steps)), first_save=10_000 * (number + 1) + 9000)
+    (every,) = group.ask("train", **window, save_steps=list(range(steps)), first_save=100_000 * (number + 1) + 90_000)
     (after,) = group.ask("train", **window)
     ratio = median(every["wall"]) / median(before["wall"] + after["wall"])
     mean_ratio = 2 * sum(every["wall"]) / sum(before["wall"] + after["wall"])
     bench.keep("every_step", group.job.kind, group.job.system, number, ratio=mean_ratio, median_ratio=ratio)
+
+
+def is_known(values: Sequence[float]) -> bool:
+    """Whether the median of these, in copies of the state, is known well enough."""
+    return len(values) >= _LEAST_WINDOWS and error_of_median(values) <= max(KNOWN, KNOWN_SHARE * abs(median(values)))
+
+
+def error_of_median(values: Sequence[float]) -> float:
+    """Standard error, from the middle half of the values: one that was disturbed does not count."""
+    if len(values) < _LEAST_WINDOWS:
+        return math.inf
+    low, _, high = quantiles(values, n=4)
+    return 1.253 * (high - low) / 1.349 / math.sqrt(len(values))
 
 
 def time_lost(with_save: Row, without: Sequence[Row], clock: str) -> float:

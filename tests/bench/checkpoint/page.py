@@ -8,7 +8,7 @@ from typing import Any
 from recovery_page import _describe_machine as describe_machine
 
 from checkpoint.group import FAIR
-from checkpoint.measure import COMPUTE_RATIO, SETTLE_S, Bench
+from checkpoint.measure import COMPUTE_RATIO, KNOWN, KNOWN_SHARE, SETTLE_S, WINDOWS_S, Bench
 from checkpoint.report import (
     ALL_FIGURES,
     DRAIN_FIGURES,
@@ -203,7 +203,9 @@ who goes first changes from round to round. A batch has as many systems as the m
   until nothing of it is left in the background, against as many steps without. Forward and backward take at least
   {COMPUTE_RATIO:g} copies of the state ({setup["tokens_a_step"]} tokens): with a few tokens only, a step waits for
   memory itself, and whatever else moves bytes costs it more. Staging may overlap them and is waited for
-  before the optimizer's step; systems that cannot overlap are blocked first.
+  before the optimizer's step; systems that cannot overlap are blocked first. One step differs from the next by more
+  than what is looked for, so windows go on until the standard error of their median is {KNOWN:g} copies or
+  {100 * KNOWN_SHARE:g} % of it, or for {WINDOWS_S:g} s a round.
 - **Survives kill -9**: from the call until the system calls the save safe, wall time. At that moment every worker is
   killed with SIGKILL; new ones restore, and every tensor must be `torch.equal` to what was saved.
 - **More memory**: the most anonymous memory the trainer had during two saves beyond what it had before its first, in
