@@ -155,6 +155,33 @@ def test_a_copy_that_was_slow_once_does_not_count() -> None:
     assert room.enough()
 
 
+def test_one_core_that_takes_longer_than_there_is_time_is_not_asked_again_until_steps_are_longer() -> None:
+    """A plain copy by many threads lasts a tenth of one with its checksum by one."""
+    room = Room()
+    room.copied(0.1)
+    room.waited(0.8)
+    assert room.enough()
+    room.copied_beside(0.01, 1, 100)  # it was waited for at once
+    assert room.enough()
+    room.copied_beside(0.5, 50, 100)
+    assert not room.enough()
+    for _ in range(4):
+        room.waited(1.6)
+    assert room.enough()
+
+
+def test_one_that_was_slow_once_is_tried_again() -> None:
+    room = Room()
+    room.copied(0.1)
+    room.waited(0.8)
+    room.copied_beside(1.0, 100, 100)
+    tries = 0
+    while not room.enough():
+        tries += 1
+        room.copied(0.1)
+    assert tries == 6
+
+
 def test_a_copy_of_no_length_is_left_as_it_is() -> None:
     room = Room()
     room.copied(0.001)

@@ -363,7 +363,7 @@ def test_a_save_beside_training_returns_at_once_and_is_waited_for(make, server):
 
 @pytest.mark.parametrize("waited_for", ["at once", "when it is done"])
 def test_a_checksum_taken_on_the_way_is_that_of_a_plain_save(make, server, monkeypatch, waited_for):
-    monkeypatch.setattr(beside, "has_room", lambda copy_s, window_s: True)
+    monkeypatch.setattr(beside, "has_room", lambda *_: True)
     saving, plain, taken = make(overlap=True), make(1), 0
 
     def count(*args: Any, **options: Any) -> beside.Copied:
@@ -392,7 +392,7 @@ def test_a_checksum_taken_on_the_way_is_that_of_a_plain_save(make, server, monke
 
 def test_what_only_the_checksum_has_seen_change_is_never_restored(make, server, monkeypatch):
     """Past every counter and outside of what is looked at: the checksum is of what was read, not what was written."""
-    monkeypatch.setattr(beside, "has_room", lambda copy_s, window_s: True)
+    monkeypatch.setattr(beside, "has_room", lambda *_: True)
     checkpointer, live = make(overlap=True), {"t": torch.zeros(300_000)}
     for step in (1, 2):
         save(checkpointer, step, live)

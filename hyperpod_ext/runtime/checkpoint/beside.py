@@ -22,14 +22,27 @@ PIECE = 256 << 10
 _WORTH_S = 0.005
 """A copy that lasts less costs a step nothing that could be saved."""
 _ROOM = 4.0
-"""Copies that there must be time for. With its checksum one takes two, and a step shorter than those before it must not
-have to wait."""
+"""Copies that there must be time for before it is tried. With its checksum one takes two, and a step shorter than those
+before it must not have to wait."""
+_MARGIN = 1.5
+"""And as many of those with their checksum, once one was made: it takes one core, and a plain copy may take several."""
+_FORGET = 0.9
+"""Of that time, after each copy without: what was slow once is tried again."""
+_TELLS = 8
+"""Less than one part in so many of a copy does not tell how long all of it takes."""
 _WINDOWS = 4
 
 
-def has_room(copy_s: float, window_s: float) -> bool:
-    """Whether the checksum can be taken on the way: a copy alone lasts `copy_s`, and is waited for after `window_s`."""
-    return copy_s >= _WORTH_S and window_s >= _ROOM * copy_s
+def has_room(copy_s: float, beside_s: float | None, window_s: float) -> bool:
+    """Whether the checksum can be taken on the way.
+
+    Args:
+        copy_s: how long a copy lasts alone.
+        beside_s: and with its checksum, if one was made.
+        window_s: after so long it is waited for.
+    """
+    least = _ROOM * copy_s if beside_s is None else max(_ROOM * copy_s, _MARGIN * beside_s)
+    return copy_s >= _WORTH_S and window_s >= least
 
 
 class Room:
@@ -37,11 +50,18 @@ class Room:
 
     def __init__(self) -> None:
         self._copy_s: float | None = None
+        self._beside_s: float | None = None
         self._windows: deque[float] = deque(maxlen=_WINDOWS)
 
     def copied(self, seconds: float) -> None:
         """So long a copy without checksum took."""
         self._copy_s = seconds if self._copy_s is None else min(seconds, self._copy_s)
+        self._beside_s = None if self._beside_s is None else _FORGET * self._beside_s
+
+    def copied_beside(self, seconds: float, nbytes: int, of: int) -> None:
+        """So long one with its checksum took for `nbytes`, as many as it came to."""
+        if nbytes * _TELLS >= of:
+            self._beside_s = seconds * of / nbytes
 
     def waited(self, seconds: float) -> None:
         """So long after its beginning a copy was waited for."""
@@ -49,7 +69,9 @@ class Room:
 
     def enough(self) -> bool:
         """See `has_room`."""
-        return self._copy_s is not None and bool(self._windows) and has_room(self._copy_s, min(self._windows))
+        if self._copy_s is None or not self._windows:
+            return False
+        return has_room(self._copy_s, self._beside_s, min(self._windows))
 
 
 class Copied(NamedTuple):

@@ -164,6 +164,7 @@ class Checkpointer:
             image = memoryview(self._mapping.memory)[slot * self._mapping.slot_bytes :][: layout.plan.nbytes]
             now = frozenset(self._now)
             copied = copy_beside(layout.plan, sources, destinations, image, copied=now, hurry=self._hurry)
+            self._room.copied_beside(time.monotonic() - began, copied.nbytes, layout.plan.nbytes)
             record["checked"] = [copied.nbytes, crc_text(copied.checksum)]
             left = [i for i in left if i >= copied.items]
         self._stager.copy([sources[i] for i in left], [destinations[i] for i in left])

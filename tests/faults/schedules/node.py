@@ -57,7 +57,7 @@ def hurry(set_attribute: Callable[[Any, str, Any], None] = setattr) -> None:
     """Give the background threads that clock, and have all but first saves take their checksum on the way."""
     for module in (drain_module, drain_delivery, peer_sender):
         set_attribute(module, "time", Hurried)
-    set_attribute(beside, "has_room", lambda copy_s, window_s: True)  # or states as small as these were copied plainly
+    set_attribute(beside, "has_room", lambda *_: True)  # or states as small as these were copied plainly
     set_attribute(drain_delivery, "_POLL_S", tuple(seconds / Hurried.FACTOR for seconds in drain_delivery._POLL_S))
 
 
