@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -161,7 +162,7 @@ def test_jobs_of_other_names_share_a_place_without_seeing_each_other(make_job, p
 def test_a_clock_that_jumps_changes_nothing(make_job, place, monkeypatch, clock):
     """The newest step was saved, and its checkpoint written, at a time that makes no sense."""
     job = trained(make_job(MEMORY, PEER, place.tier()), 3)
-    monkeypatch.setattr(checkpointer_module, "time", SimpleNamespace(time=lambda: clock))
+    monkeypatch.setattr(checkpointer_module, "time", SimpleNamespace(time=lambda: clock, monotonic=time.monotonic))
     job.train(4)
     assert job.resume() == 4
     job.assert_holds(4)
