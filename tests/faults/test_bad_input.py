@@ -8,6 +8,7 @@ import select
 import signal
 import socket
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +197,8 @@ def test_who_does_not_have_the_secret_is_not_let_in(job):
         wire.receive(intruder)
         wire.send(intruder, {"nonce": "n", "proof": "let me in"})
         wire.send(intruder, {"type": "failed", "rank": 0, "cause": "because I say so", "step": 3, "generation": 1})
-        assert wire.receive(intruder) is None
+        with suppress(ConnectionResetError):  # which of the two it is depends on whether all of it had been read
+            assert wire.receive(intruder) is None
     report = running.wait()
     assert report["state"] == "succeeded"
     assert report["generations"] == 1
