@@ -93,6 +93,15 @@ def test_all_kinds_are_copied_as_torch_copies_them(one_thread: None) -> None:
         assert torch.equal(target, tensor)
 
 
+def test_what_was_copied_into_has_changed_for_autograd_too_and_other_sizes_are_refused(one_thread: None) -> None:
+    weight = torch.nn.Parameter(torch.zeros(3))
+    before = weight._version
+    copy(weight, torch.ones(3))
+    assert weight._version > before
+    with pytest.raises(RuntimeError, match="size"):
+        copy(weight, torch.ones(4))
+
+
 # --- the checksum on the way ----------------------------------------------------------------------
 
 
@@ -202,6 +211,12 @@ def test_what_was_changed_is_named_also_where_no_counter_tells() -> None:
     assert watch.changed(seen, elements=True) == "t4"
     tensors["t7"].add_(1)
     assert watch.changed(seen) == "t7"
+
+
+def test_tensors_that_are_not_plain_memory_can_be_watched() -> None:
+    tensors = state()
+    watch = Watch(list(tensors), list(tensors.values()))
+    assert watch.changed(watch.look(), elements=True) is None
 
 
 def test_not_a_number_is_equal_to_itself_and_nothing_is_nothing() -> None:

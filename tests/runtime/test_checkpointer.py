@@ -159,8 +159,9 @@ def test_what_is_noted_beside_the_state_comes_back(make):
 
 
 def test_another_ranks_snapshot_can_be_read(make):
-    save(make(1), 1, {"t": torch.full((3,), 7.0)})
-    checkpointer = make(0)
+    writer, checkpointer = make(1), make(0)
+    save(writer, 1, {"t": torch.full((3,), 7.0)})
+    writer.flush()  # another rank's reader is not told to wait for its seal
     assert torch.equal(restored(checkpointer, 1, {"t": torch.zeros(3)}, owner=1)["t"], torch.full((3,), 7.0))
 
 

@@ -117,6 +117,16 @@ def test_a_seal_goes_on_where_the_copy_left_off(stack, checked):
     assert "checked" not in manifest
 
 
+@pytest.mark.parametrize("checksum", ["-1", "10000000000000000f", "zzzzzzzzzzzzzzzz", ""])
+def test_what_is_no_checksum_is_refused(stack, checksum):
+    owner = Owner(2, stack)
+    owner.regions.begin(0, 0, 1, "g1-s1", 1)
+    record = {"save_id": "g1-s1", "nbytes": 100, "plan": "", "values": []}
+    with pytest.raises(ValueError, match=r"CRC64|hexadecimal"):  # which the server answers as malformed
+        owner.regions.seal(0, 0, {**record, "checked": [1, checksum]})
+    assert owner.held() == []
+
+
 @pytest.mark.parametrize("checked", [-1, 101])
 def test_more_than_the_slot_holds_cannot_have_been_checked(stack, checked):
     owner = Owner(2, stack)

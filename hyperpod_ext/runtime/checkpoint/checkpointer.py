@@ -160,9 +160,8 @@ class Checkpointer:
         sources, destinations, left = layout.locals, self._views[slot], self._later
         on_way = self._room.enough() and not any(source.is_cuda for source in sources)
         began = time.monotonic()
-        if on_way and self._mapping is not None:
-            image = memoryview(self._mapping.memory)[slot * self._mapping.slot_bytes :][: layout.plan.nbytes]
-            now = frozenset(self._now)
+        if on_way:
+            image, now = self._image(layout, slot), frozenset(self._now)
             copied = copy_beside(layout.plan, sources, destinations, image, copied=now, hurry=self._hurry)
             self._room.copied_beside(time.monotonic() - began, copied.nbytes, layout.plan.nbytes)
             record["checked"] = [copied.nbytes, crc_text(copied.checksum)]
@@ -264,9 +263,15 @@ class Checkpointer:
 
     def _write_frames(self, layout: Layout, slot: int) -> None:
         """What surrounds the data in the file; written when a slot is used for the first time."""
-        if slot not in self._framed and self._mapping is not None:
-            layout.write_frames(memoryview(self._mapping.memory)[slot * self._mapping.slot_bytes :])
+        if slot not in self._framed:
+            layout.write_frames(self._image(layout, slot))
             self._framed.add(slot)
+
+    def _image(self, layout: Layout, slot: int) -> memoryview:
+        """The bytes of a slot that a state fills."""
+        assert self._mapping is not None, "a state that is laid out has its memory"
+        start = slot * self._mapping.slot_bytes
+        return memoryview(self._mapping.memory)[start : start + layout.plan.nbytes]
 
     # --- restoring ------------------------------------------------------------------------------
 

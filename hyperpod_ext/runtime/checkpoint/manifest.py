@@ -47,6 +47,13 @@ def crc_text(checksum: int) -> str:
     return f"{checksum:016x}"
 
 
+def crc_value(text: str) -> int:
+    """The CRC64 that `crc_text` wrote. Raises ValueError for anything else."""
+    if len(text) != 16:
+        raise ValueError(f"{text!r} is not a CRC64 of 16 hex digits")
+    return int.from_bytes(bytes.fromhex(text), "big")
+
+
 def crc_base64(text: str) -> str:
     """A CRC64 as S3's headers have it."""
     return base64.b64encode(bytes.fromhex(text)).decode()

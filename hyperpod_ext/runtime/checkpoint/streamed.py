@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from torch.autograd.graph import increment_version
 
 Copy = Callable[[int, int, int], object]
 """Address to copy to, address to copy from, bytes. Frees the GIL."""
@@ -28,8 +29,10 @@ def copier() -> Copy:
 
 def copy(destination: torch.Tensor, source: torch.Tensor) -> None:
     """`destination.copy_(source)` of tensors of one shape and type, by the fastest way there is for this thread."""
-    if torch.get_num_threads() == 1 and is_memory(source) and is_memory(destination):
+    alike = destination.shape == source.shape and destination.dtype == source.dtype
+    if torch.get_num_threads() == 1 and alike and is_memory(source) and is_memory(destination):
         copier()(destination.data_ptr(), source.data_ptr(), source.numel() * source.element_size())
+        increment_version(destination)  # a graph that has saved it is told, as `copy_` tells it
     else:  # several threads are faster than one that goes past the caches
         with torch.no_grad():
             destination.copy_(source)

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from hyperpod_ext.runtime.checkpoint.streamed import is_memory
+
 _LOOKED_AT = 32
 """Tensors of which a few elements are compared: autograd does not count what goes through `.data`."""
 _ELEMENTS = 8
@@ -27,8 +29,7 @@ class Watch:
         counted = [(n, tensor) for n, tensor in zip(names, tensors, strict=True) if not tensor.is_inference()]
         self._names, self._counted = [n for n, _ in counted], [tensor for _, tensor in counted]
         every = max(1, -(-len(tensors) // _LOOKED_AT))
-        looked_at = [i for i in range(0, len(tensors), every) if tensors[i].device.type == "cpu"]
-        few = {names[i]: _few(tensors[i]) for i in looked_at if tensors[i].is_contiguous()}
+        few = {names[i]: _few(tensors[i]) for i in range(0, len(tensors), every) if is_memory(tensors[i])}
         self._few_names = [name for name, view in few.items() for _ in range(view.numel())]
         self._few = list(few.values())
 

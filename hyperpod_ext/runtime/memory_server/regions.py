@@ -16,6 +16,7 @@ from hyperpod_ext.runtime.checkpoint.manifest import (
     content_of,
     crc64nvme,
     crc_text,
+    crc_value,
     generation_of,
     sign,
 )
@@ -145,7 +146,7 @@ class Regions:
         if not 0 <= int(checked) <= nbytes:
             raise NotFoundError(f"slot {index} of rank {owner}: {checked} of {nbytes} bytes cannot be checked already")
         with region.view(index, nbytes) as data:
-            checksum = crc64nvme(data[int(checked) :], int(before, 16))
+            checksum = crc64nvme(data[int(checked) :], crc_value(before))
         record = {key: value for key, value in record.items() if key != "checked"}
         own = {"format": FORMAT, "job": self._job, "rank": owner, "step": slot.step, "save_id": slot.save_id}
         known = {"generation": slot.generation, "crc64nvme": crc_text(checksum)}

@@ -265,9 +265,9 @@ def _train(bench: Bench, number: int, group: Group) -> None:
     job, window = group.job, {"steps": bench.window_steps, "tokens": bench.tokens}
     (floor,) = group.ask("floor")
     (before,) = group.ask("train", **window)
-    without, saves = [before], []
+    without, saves, ratios = [before], [], []
     for repeat in repeats(bench.windows, WINDOWS_S):
-        if is_known([save["lost"]["wall"] / floor["wall"] for save in saves]):
+        if is_known(ratios):
             break
         step = 100_000 * (number + 1) + 100 * repeat
         (with_save,) = group.ask("train", **window, save_steps=[0], first_save=step, until_done=True)
@@ -275,9 +275,10 @@ def _train(bench: Bench, number: int, group: Group) -> None:
         saves.append(
             with_save | {"lost": {clock: time_lost(with_save, [without[-1], plain], clock) for clock in CLOCKS}}
         )
+        ratios.append(saves[-1]["lost"]["wall"] / floor["wall"])
         without.append(plain)
     lost = {clock: median(save["lost"][clock] for save in saves) for clock in CLOCKS}
-    error = error_of_median([save["lost"]["wall"] / floor["wall"] for save in saves])
+    error = error_of_median(ratios)
     bench.keep(
         "lost",
         job.kind,
