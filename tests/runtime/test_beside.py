@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +14,24 @@ from hyperpod_ext.runtime.checkpoint import beside, streamed
 from hyperpod_ext.runtime.checkpoint.beside import PIECE, Room, copy_beside
 from hyperpod_ext.runtime.checkpoint.image import Layout, views
 from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme
-from hyperpod_ext.runtime.checkpoint.streamed import copier, copy, is_memory
+from hyperpod_ext.runtime.checkpoint.streamed import (
+    bytes_of,
+    copier,
+    copy,
+    copy_checked,
+    copy_memory_checked,
+    is_memory,
+)
 from hyperpod_ext.runtime.checkpoint.tree import take_apart
 from hyperpod_ext.runtime.checkpoint.unchanged import Watch
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -65,19 +81,24 @@ def test_every_byte_is_copied_and_none_beside_them(size: int, offset: int) -> No
     assert target.raw == b"\xff" * offset + source.raw[:size] + b"\xff" * (size + 256 - offset - size)
 
 
-def test_where_nothing_was_built_memory_is_copied_all_the_same(
-    tmp_path, monkeypatch: pytest.MonkeyPatch, one_thread: None
-) -> None:
+@pytest.fixture
+def nothing_built(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(streamed, "__file__", str(tmp_path / "streamed.py"))
     (tmp_path / "_stream.abi3.so").write_bytes(b"for another machine")
-    copier.cache_clear()
-    try:
-        assert copier() is ctypes.memmove
-        target = torch.zeros(3)
-        copy(target, torch.ones(3))
-        assert target.tolist() == [1.0] * 3
-    finally:
-        copier.cache_clear()
+    for known in (streamed._built, streamed._folder, copier):
+        known.cache_clear()
+    yield
+    for known in (streamed._built, streamed._folder, copier):
+        known.cache_clear()
+
+
+def test_where_nothing_was_built_memory_is_copied_all_the_same(nothing_built: None, one_thread: None) -> None:
+    assert copier() is ctypes.memmove
+    target = torch.zeros(3)
+    copy(target, torch.ones(3))
+    assert target.tolist() == [1.0] * 3
+    assert copy_checked(target, torch.tensor([5.0, 6.0, 7.0]), 1) == crc64nvme(bytes_of(target), 1)
+    assert target.tolist() == [5.0, 6.0, 7.0]
 
 
 def test_tensors_that_are_not_plain_memory_are_told_apart() -> None:
@@ -102,6 +123,64 @@ def test_what_was_copied_into_has_changed_for_autograd_too_and_other_sizes_are_r
         copy(weight, torch.ones(4))
 
 
+# --- a copy and its checksum in one go ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("offset", [0, 1, 16, 32, 63])
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 129, 255, 256, 383, 640, 4096 + 7, (256 << 10) + 128, 600_001])
+def test_copied_bytes_and_their_checksum_are_those_of_the_library(size: int, offset: int) -> None:
+    copy_at(offset, size)
+
+
+@pytest.mark.parametrize("size", [0, 127, 128, 256 << 10, 600_001])
+def test_so_they_are_where_nothing_was_built(size: int, nothing_built: None) -> None:
+    copy_at(3, size)
+
+
+def copy_at(offset: int, size: int) -> None:
+    source = ctypes.create_string_buffer(torch.randint(256, (size + 1,), dtype=torch.uint8).numpy().tobytes())
+    target = ctypes.create_string_buffer(b"\xff" * (size + 256), size + 256)
+    for before in (0, 1, 2**64 - 1, crc64nvme(b"what came before")):
+        to = ctypes.addressof(target) + offset
+        found = copy_memory_checked(to, ctypes.addressof(source), size, before)
+        assert found == crc64nvme(source.raw[:size], before)
+    assert target.raw == b"\xff" * offset + source.raw[:size] + b"\xff" * (size + 256 - offset - size)
+
+
+def test_this_processor_copies_and_checks_in_one_go_where_it_can() -> None:
+    """Else the test before compares the library with itself."""
+    flags = set(Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split())
+    if not {"avx2", "vpclmulqdq"} <= flags or streamed._built() is None:
+        pytest.skip("this processor, or this build, takes the checksum before it copies")
+    assert streamed._folder() is not None
+
+
+def test_the_numbers_of_the_fold_are_powers_of_x_divided_by_the_polynomial(root: Path) -> None:
+    def reflected_power(exponent: int) -> int:
+        rest = 1
+        for _ in range(exponent):
+            rest = (rest << 1) ^ (0x1AD93D23594C93659 if rest >> 63 else 0)
+        return int(f"{rest:064b}"[::-1], 2)
+
+    source = (root / "hyperpod_ext/runtime/checkpoint/stream.c").read_text()
+    for bits in (128, 256, 1024):
+        numbers = f"BITS_{bits} = {{{reflected_power(bits + 63):#x}, {reflected_power(bits - 1):#x}}}"
+        assert numbers in source
+
+
+def test_all_kinds_are_checked_while_they_are_copied(threads: int) -> None:
+    for name, tensor in state().items():
+        if is_memory(tensor):
+            target = torch.empty(tensor.shape, dtype=tensor.dtype)
+            before = target._version
+            assert copy_checked(target, tensor, 3) == crc64nvme(bytes_of(tensor), 3), name
+            assert torch.equal(target, tensor), name
+            assert target._version > before, name
+            strided = torch.zeros(*tensor.shape, 2, dtype=tensor.dtype)[..., 0]
+            assert copy_checked(strided, tensor, 0) == crc64nvme(bytes_of(tensor)), name
+            assert torch.equal(strided, tensor), name
+
+
 # --- the checksum on the way ----------------------------------------------------------------------
 
 
@@ -124,16 +203,16 @@ def test_what_is_in_the_image_already_is_not_copied_again_but_counted() -> None:
 
 def test_one_that_is_waited_for_ends_and_tells_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
     image, hurry, pieces = Image(state()), threading.Event(), 0
-    plain = copier()
+    plain = copy_memory_checked
 
-    def count(*args: int) -> object:
+    def count(*args: int) -> int:
         nonlocal pieces
         pieces += 1
         if pieces == 2:
             hurry.set()
         return plain(*args)
 
-    monkeypatch.setattr(beside, "copier", lambda: count)
+    monkeypatch.setattr(beside, "copy_memory_checked", count)
     copied = image.copy(hurry=hurry)
     assert (copied.items, pieces, copied.nbytes) == (0, 2, image.plan.items[0].data + 2 * PIECE)
     assert copied.checksum == crc64nvme(image.bytes[: copied.nbytes])

@@ -1,7 +1,7 @@
 """Copies beside a forward and backward pass that cost it as little as can be, with their checksum taken on the way.
 
 What a copy takes from a step beside it is memory's and caches' time, not its core's. So pieces are copied past the
-caches, and their checksum is taken while they are in the copying core's own: a seal would read all of memory once more.
+caches, and their checksum is taken while they are read: a seal would read all of memory once more.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch
 
 from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme
 from hyperpod_ext.runtime.checkpoint.plan import Plan
-from hyperpod_ext.runtime.checkpoint.streamed import bytes_of, copier, copy, is_memory
+from hyperpod_ext.runtime.checkpoint.streamed import copy, copy_memory_checked, is_memory
 
 PIECE = 256 << 10
-"""Bytes; no more than half of what a core's own cache holds."""
+"""Bytes: so soon it can end."""
 _WORTH_S = 0.005
 """A copy that lasts less costs a step nothing that could be saved."""
 _ROOM = 4.0
-"""Copies that there must be time for before it is tried. With its checksum one takes two, and a step shorter than those
-before it must not have to wait."""
+"""Copies that there must be time for before it is tried. With its checksum one takes up to two, and a step shorter than
+those before it must not have to wait."""
 _MARGIN = 1.5
 """And as many of those with their checksum, once one was made: it takes one core, and a plain copy may take several."""
 _FORGET = 0.9
@@ -100,7 +100,7 @@ def copy_beside(
         image: from its first byte on; its frames are written.
         copied: items that are in the image already.
     """
-    streamed, checksum, position = copier(), 0, 0
+    checksum = position = 0
     for index, item in enumerate(plan.items):
         checksum = crc64nvme(image[position : item.data], checksum)
         position = item.data
@@ -108,13 +108,14 @@ def copy_beside(
         in_pieces = index not in copied and is_memory(source)
         if index not in copied and not in_pieces:
             copy(destination, source)
-        data = bytes_of(source) if in_pieces else image[item.data : item.data + item.nbytes]
         for start in range(0, item.nbytes, PIECE):
             if hurry.is_set():
                 return Copied(index, position, checksum)
-            piece = data[start : start + PIECE]
-            if in_pieces:  # its checksum is that of the source, which is in the cache then
-                streamed(destination.data_ptr() + start, source.data_ptr() + start, len(piece))
-            checksum = crc64nvme(piece, checksum)
-            position += len(piece)
+            length = min(PIECE, item.nbytes - start)
+            if in_pieces:
+                to, at = destination.data_ptr() + start, source.data_ptr() + start
+                checksum = copy_memory_checked(to, at, length, checksum)
+            else:
+                checksum = crc64nvme(image[position : position + length], checksum)
+            position += length
     return Copied(len(plan.items), position, checksum)

@@ -14,7 +14,7 @@ from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.checkpoint.image import Layout, views
 from hyperpod_ext.runtime.checkpoint.manifest import check_bytes, check_crc, crc64nvme
 from hyperpod_ext.runtime.checkpoint.plan import Item, Plan
-from hyperpod_ext.runtime.checkpoint.streamed import bytes_of, copy, is_memory
+from hyperpod_ext.runtime.checkpoint.streamed import bytes_of, copy_checked, is_memory
 from hyperpod_ext.runtime.checkpoint.tree import Parts, fqn, leaf_paths, put_together
 
 Scatter = Callable[[Sequence[tuple[int, memoryview]]], int]
@@ -122,10 +122,6 @@ def _meet(target: Item, source: Item) -> bool:
     )
 
 
-_CACHED = 1 << 20
-"""Bytes that are still in the cache when they are copied after their checksum: memory is read once."""
-
-
 def _copy_whole(snapshot: Snapshot, layout: Layout) -> None:
     """Verify and copy in one pass, in the order of the image."""
     if snapshot.scatter is not None and snapshot.manifest is not None and all(map(is_memory, layout.locals)):
@@ -136,17 +132,8 @@ def _copy_whole(snapshot: Snapshot, layout: Layout) -> None:
     checksum = position = 0
     for item, source, destination in zip(snapshot.plan.items, sources, layout.locals, strict=True):
         checksum = crc64nvme(image[position : item.data], checksum)
+        checksum = copy_checked(destination, source, checksum)
         position = item.data + item.nbytes
-        pieces = [(source, destination)]
-        if item.nbytes > _CACHED and destination.is_contiguous():
-            step = _CACHED // source.element_size()
-            pieces = list(zip(torch.split(source.view(-1), step), torch.split(destination.view(-1), step), strict=True))
-        at = item.data
-        for part, into in pieces:
-            end = at + part.numel() * part.element_size()
-            checksum = crc64nvme(image[at:end], checksum)
-            copy(into, part)
-            at = end
     checksum = crc64nvme(image[position:], checksum)
     if snapshot.manifest is not None:
         check_crc(snapshot.manifest, len(image), checksum)
