@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 import signal
 import socket
 from collections import Counter
@@ -203,6 +204,23 @@ def test_more_than_the_budget_is_refused_and_what_is_held_stays(server):
     with pytest.raises(MemoryTierFullError, match=words):
         writer.client.map(1, 4 << 20)
     assert read(writer.client, 1) == bytes([1]) * 1000
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_a_server_out_of_descriptors_says_so_and_goes_on_once_there_are_some(server, left):
+    """A new region takes one for its memory, mmap one of its own, and the answer a third."""
+    writer, other = Writer(server), server.client()
+    writer.save(1)
+    assert other.attach(7) is None  # its connection has its descriptor now
+    opened = Path(f"/proc/{server.pid}/fd")
+    before, at_first = resource.prlimit(server.pid, resource.RLIMIT_NOFILE), {int(fd.name) for fd in opened.iterdir()}
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (max(at_first) + 1 + left, before[1]))
+    with pytest.raises(HyperpodExtError, match="Too many open files"):
+        other.map(1, 1000)
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, before)
+    assert other.map(1, 1000).slots == 2  # on the same connection
+    assert len(list(opened.iterdir())) == len(at_first) + 2
+    assert server.held_steps() == [1]
 
 
 def test_a_layout_that_grows_costs_none_of_the_last_two_snapshots(server):

@@ -29,10 +29,14 @@ class Region:
         self.slot_bytes = whole_pages(slot_bytes)
         self.slots = [Slot() for _ in range(slots)]
         self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.fd, self.nbytes)
-        # a worker that truncates its mapping must not take this process down with SIGBUS
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        self.memory = mmap.mmap(self.fd, self.nbytes)
+        try:
+            os.ftruncate(self.fd, self.nbytes)
+            # a worker that truncates its mapping must not take this process down with SIGBUS
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            self.memory = mmap.mmap(self.fd, self.nbytes)
+        except OSError:
+            os.close(self.fd)
+            raise
         self._closing = False
         self._touched = -_STRIDE  # asked before each stride: the first one is not done yet
         self._populating = threading.Thread(target=self._populate, name=f"populate {name}", daemon=True)

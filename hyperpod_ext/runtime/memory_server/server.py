@@ -93,6 +93,9 @@ class Server:
             return {"error": error.to_json()}, None
         except (KeyError, TypeError, ValueError) as error:
             return {"error": {"code": "HyperpodExtError", "message": f"malformed request: {error!r}"}}, None
+        except OSError as error:  # out of descriptors, or of memory: who asked is told, and what is held stays
+            told = f"the memory server of this node could not do `{request.get('op')}`: {error}"
+            return {"error": {"code": "HyperpodExtError", "message": told}}, None
 
 
 def _reply(connection: socket.socket, answer: wire.Message, fd: int | None) -> None:
