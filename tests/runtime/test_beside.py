@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,15 +10,18 @@ import pytest
 import torch
 
 from hyperpod_ext.runtime.checkpoint import beside, streamed
-from hyperpod_ext.runtime.checkpoint.beside import PIECE, Room, copy_beside
+from hyperpod_ext.runtime.checkpoint.beside import Room, copy_beside
 from hyperpod_ext.runtime.checkpoint.image import Layout, views
 from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme
 from hyperpod_ext.runtime.checkpoint.streamed import (
+    PIECE,
+    Hurry,
     bytes_of,
     copier,
     copy,
     copy_checked,
     copy_memory_checked,
+    copy_pieces_checked,
     is_memory,
 )
 from hyperpod_ext.runtime.checkpoint.tree import take_apart
@@ -64,8 +66,8 @@ class Image:
         self.layout.write_frames(self.bytes)
         self.views = views(self.plan, self.bytes)
 
-    def copy(self, *, copied: frozenset[int] = frozenset(), hurry: threading.Event | None = None) -> beside.Copied:
-        hurry = hurry or threading.Event()
+    def copy(self, *, copied: frozenset[int] = frozenset(), hurry: Hurry | None = None) -> beside.Copied:
+        hurry = hurry or Hurry()
         return copy_beside(self.plan, self.layout.locals, self.views, self.bytes, copied=copied, hurry=hurry)
 
 
@@ -85,10 +87,10 @@ def test_every_byte_is_copied_and_none_beside_them(size: int, offset: int) -> No
 def nothing_built(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(streamed, "__file__", str(tmp_path / "streamed.py"))
     (tmp_path / "_stream.abi3.so").write_bytes(b"for another machine")
-    for known in (streamed._built, streamed._folder, copier):
+    for known in (streamed._built, streamed._checker, copier):
         known.cache_clear()
     yield
-    for known in (streamed._built, streamed._folder, copier):
+    for known in (streamed._built, streamed._checker, copier):
         known.cache_clear()
 
 
@@ -152,7 +154,7 @@ def test_this_processor_copies_and_checks_in_one_go_where_it_can() -> None:
     flags = set(Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split())
     if not {"avx2", "vpclmulqdq"} <= flags or streamed._built() is None:
         pytest.skip("this processor, or this build, takes the checksum before it copies")
-    assert streamed._folder() is not None
+    assert streamed._checker() is not None
 
 
 def test_the_numbers_of_the_fold_are_powers_of_x_divided_by_the_polynomial(root: Path) -> None:
@@ -193,6 +195,14 @@ def test_the_image_is_what_a_plain_copy_makes_and_the_checksum_is_its() -> None:
     assert crc64nvme(image.bytes[copied.nbytes :], copied.checksum) == crc64nvme(image.bytes)
 
 
+def test_bytes_that_are_only_looked_at_stay_where_they_are() -> None:
+    for size in (0, 5, 128, 3 * PIECE + 7):
+        source = torch.randint(256, (size,), dtype=torch.uint8)
+        before = source.clone()
+        assert copy_pieces_checked([(0, source.data_ptr(), size)], 9, Hurry()) == (size, crc64nvme(bytes_of(before), 9))
+        assert torch.equal(source, before)
+
+
 def test_what_is_in_the_image_already_is_not_copied_again_but_counted() -> None:
     image = Image(state())
     image.views[0].fill_(7.0)
@@ -201,21 +211,33 @@ def test_what_is_in_the_image_already_is_not_copied_again_but_counted() -> None:
     assert crc64nvme(image.bytes[copied.nbytes :], copied.checksum) == crc64nvme(image.bytes)
 
 
-def test_one_that_is_waited_for_ends_and_tells_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    image, hurry, pieces = Image(state()), threading.Event(), 0
-    plain = copy_memory_checked
-
-    def count(*args: int) -> int:
-        nonlocal pieces
-        pieces += 1
-        if pieces == 2:
-            hurry.set()
-        return plain(*args)
-
-    monkeypatch.setattr(beside, "copy_memory_checked", count)
+@pytest.mark.parametrize("built", [True, False])
+def test_one_that_is_waited_for_ends_and_tells_how_far_it_came(built: bool, request: pytest.FixtureRequest) -> None:
+    """Whoever waits says so by writing a number: here the copy itself does, where it has come to it."""
+    if not built:
+        request.getfixturevalue("nothing_built")
+    image, hurry = Image({"first": torch.rand(PIECE), "flag": torch.tensor([1]).int(), "last": torch.rand(9)}), Hurry()
+    image.views[1] = torch.frombuffer(hurry.flag, dtype=torch.int32)
     copied = image.copy(hurry=hurry)
-    assert (copied.items, pieces, copied.nbytes) == (0, 2, image.plan.items[0].data + 2 * PIECE)
+    assert (copied.items, copied.nbytes) == (2, image.plan.items[1].data + 4)
+    assert torch.equal(image.views[0], image.layout.locals[0])
+    assert not image.views[2].any()
+    image.bytes[copied.nbytes - 4 : copied.nbytes] = (1).to_bytes(4, "little")
     assert copied.checksum == crc64nvme(image.bytes[: copied.nbytes])
+    assert image.copy(hurry=hurry) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_it_need_not_come_to_the_end_of_a_tensor(built: bool, request: pytest.FixtureRequest) -> None:
+    if not built:
+        request.getfixturevalue("nothing_built")
+    hurry, source, target = Hurry(), torch.zeros(PIECE, dtype=torch.int32), (ctypes.c_char * (4 * PIECE))()
+    source[PIECE // 4 + 2] = 1  # in its second piece of four, and the flag lies where that is copied to
+    to = ctypes.addressof(target)
+    hurry.flag = ctypes.c_int.from_address(to + PIECE + 8)
+    done, checksum = copy_pieces_checked([(to, source.data_ptr(), 4 * PIECE)], 5, hurry)
+    assert done == 2 * PIECE
+    assert checksum == crc64nvme(bytes_of(source)[:done], 5)
 
 
 # --- whether there is time for it -----------------------------------------------------------------

@@ -6,19 +6,16 @@ caches, and their checksum is taken while they are read: a seal would read all o
 
 from __future__ import annotations
 
-import threading
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
 
-from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme
 from hyperpod_ext.runtime.checkpoint.plan import Plan
-from hyperpod_ext.runtime.checkpoint.streamed import copy, copy_memory_checked, is_memory
+from hyperpod_ext.runtime.checkpoint.streamed import Hurry, address_of, copy, copy_pieces_checked, is_memory
 
-PIECE = 256 << 10
-"""Bytes: so soon it can end."""
 _WORTH_S = 0.005
 """A copy that lasts less costs a step nothing that could be saved."""
 _ROOM = 4.0
@@ -91,7 +88,7 @@ def copy_beside(
     image: memoryview,
     *,
     copied: Collection[int],
-    hurry: threading.Event,
+    hurry: Hurry,
 ) -> Copied:
     """Copy a state into its image, with the checksum; ends early once `hurry` is set.
 
@@ -100,22 +97,17 @@ def copy_beside(
         image: from its first byte on; its frames are written.
         copied: items that are in the image already.
     """
-    checksum = position = 0
+    begin, position = address_of(image), 0
+    pieces: list[tuple[int, int, int]] = []
     for index, item in enumerate(plan.items):
-        checksum = crc64nvme(image[position : item.data], checksum)
-        position = item.data
         source, destination = sources[index], destinations[index]
-        in_pieces = index not in copied and is_memory(source)
-        if index not in copied and not in_pieces:
-            copy(destination, source)
-        for start in range(0, item.nbytes, PIECE):
-            if hurry.is_set():
-                return Copied(index, position, checksum)
-            length = min(PIECE, item.nbytes - start)
-            if in_pieces:
-                to, at = destination.data_ptr() + start, source.data_ptr() + start
-                checksum = copy_memory_checked(to, at, length, checksum)
-            else:
-                checksum = crc64nvme(image[position : position + length], checksum)
-            position += length
-    return Copied(len(plan.items), position, checksum)
+        frame = item.data - position
+        if index not in copied and is_memory(source):
+            pieces += (0, begin + position, frame), (destination.data_ptr(), source.data_ptr(), item.nbytes)
+        else:
+            if index not in copied and not hurry.is_set():
+                copy(destination, source)
+            pieces.append((0, begin + position, frame + item.nbytes))
+        position = item.data + item.nbytes
+    nbytes, checksum = copy_pieces_checked(pieces, 0, hurry)
+    return Copied(bisect_right([item.data + item.nbytes for item in plan.items], nbytes), nbytes, checksum)

@@ -17,6 +17,7 @@ from hyperpod_ext.runtime.checkpoint.image import Layout, views
 from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme, crc_text
 from hyperpod_ext.runtime.checkpoint.snapshot import Snapshot, fill
 from hyperpod_ext.runtime.checkpoint.staging import Background, Stager
+from hyperpod_ext.runtime.checkpoint.streamed import Hurry
 from hyperpod_ext.runtime.checkpoint.tree import Parts
 from hyperpod_ext.runtime.checkpoint.unchanged import Seen, Watch
 from hyperpod_ext.runtime.memory_server.client import Mapping as SlotMapping
@@ -62,7 +63,7 @@ class Checkpointer:
         self._watch: Watch | None = None
         """Of what is copied later."""
         self._room = Room()
-        self._hurry = threading.Event()
+        self._hurry = Hurry()
         """Set while a copy is waited for."""
         self._peers: dict[tuple[str, int], PeerClient] = {}
         crc64nvme(b"")  # its library is loaded now, not in the middle of a restore

@@ -42,15 +42,22 @@ void hpx_copy(void *to, const void *from, size_t size)
 
 #endif
 
+typedef struct {
+    void *to;
+    const void *from;
+    size_t size;
+} Piece;
+
 #if defined(__x86_64__) && (__GNUC__ >= 8 || defined(__clang__))
 
 /* A checksum's state is what is left of the bytes so far, divided by its polynomial P. Bytes may as well be replaced by
  * fewer ones that leave the same: 16 of them, moved on by D bits, are worth `low * (x^(D+63) mod P) + high * (x^(D-1)
- * mod P)`, which is 16 bytes again, to be added to those that stand there. So much of CRC64-NVME is here, the library
- * that computes it elsewhere does the rest; a test compares the two, and computes these numbers. */
+ * mod P)`, which is 16 bytes again, to be added to those that stand there. A test
+ * compares all of it with the library that computes this checksum elsewhere, and computes these numbers. */
 #define FOLD __attribute__((target("avx2,pclmul,vpclmulqdq")))
 #define AT_ONCE 4 /* registers, of 32 bytes: they do not wait for each other */
 #define STEP (32 * AT_ONCE)
+#define AT_A_TIME (256 << 10) /* bytes: so soon it can end */
 #define AHEAD 1024 /* bytes: by itself a processor looks no further than the end of a page */
 
 typedef struct {
@@ -72,21 +79,25 @@ FOLD static inline __m256i fold(__m256i folded, __m256i by, __m256i next)
     return _mm256_xor_si256(_mm256_xor_si256(low, high), next);
 }
 
-FOLD static inline void put(char *to, __m256i piece, int aligned)
+typedef enum { NOWHERE, PLAIN, PAST_CACHES } Where; /* a constant wherever it is given: each is a loop of its own */
+
+FOLD static inline void put(char *to, __m256i piece, Where where)
 {
-    if (aligned)
+    if (where == PAST_CACHES)
         _mm256_stream_si256((__m256i *)to, piece);
-    else
+    else if (where == PLAIN)
         _mm256_storeu_si256((__m256i *)to, piece);
 }
 
-FOLD static inline void copy_folded(char *d, const char *s, size_t size, uint64_t state, void *rest, int aligned)
+/* Of `size` bytes, a multiple of a STEP and not none, copied on the way, leave 16 in `rest` that the division goes on
+ * from, begun with 0, as it would go on from all of these, begun with `state`. */
+FOLD static inline void fold_memory(char *d, const char *s, size_t size, uint64_t state, uint64_t rest[2], Where where)
 {
     const __m256i by = both_lanes(BITS_1024), next = both_lanes(BITS_256);
     __m256i folded[AT_ONCE];
     for (int i = 0; i < AT_ONCE; i++) {
         folded[i] = _mm256_loadu_si256((const __m256i *)(s + 32 * i));
-        put(d + 32 * i, folded[i], aligned);
+        put(d + 32 * i, folded[i], where);
     }
     folded[0] = _mm256_xor_si256(folded[0], _mm256_set_epi64x(0, 0, 0, (long long)state));
     for (size_t at = STEP; at < size; at += STEP) {
@@ -94,7 +105,7 @@ FOLD static inline void copy_folded(char *d, const char *s, size_t size, uint64_
         _mm_prefetch(s + at + AHEAD + LINE, _MM_HINT_NTA);
         for (int i = 0; i < AT_ONCE; i++) {
             __m256i piece = _mm256_loadu_si256((const __m256i *)(s + at + 32 * i));
-            put(d + at + 32 * i, piece, aligned);
+            put(d + at + 32 * i, piece, where);
             folded[i] = fold(folded[i], by, piece);
         }
     }
@@ -102,34 +113,67 @@ FOLD static inline void copy_folded(char *d, const char *s, size_t size, uint64_
         folded[i] = fold(folded[i - 1], next, folded[i]);
     __m256i last = folded[AT_ONCE - 1], high = _mm256_permute2x128_si256(last, last, 0x81);
     last = fold(last, both_lanes(BITS_128), high); /* its low lane, moved to where the high one stands */
-    _mm_storeu_si128(rest, _mm256_castsi256_si128(last));
+    _mm_storeu_si128((__m128i *)rest, _mm256_castsi256_si128(last));
     _mm_sfence();
 }
 
-/* Copy `size` bytes, a multiple of 128 and not none, and write 16 bytes to `rest` that CRC64-NVME's division goes on
- * from, begun with 0, as it would go on from all of these, begun with `state`. Returns 0 where this processor cannot:
- * nothing is done then. */
-FOLD static int copy_with_rest(void *to, const void *from, size_t size, uint64_t state, void *rest)
+FOLD static void check(void *to, const void *from, size_t size, uint64_t state, uint64_t rest[2])
 {
-    if ((uintptr_t)to % 32 == 0)
-        copy_folded(to, from, size, state, rest, 1);
+    if (to == NULL)
+        fold_memory(NULL, from, size, state, rest, NOWHERE);
+    else if ((uintptr_t)to % 32 == 0)
+        fold_memory(to, from, size, state, rest, PAST_CACHES);
     else
-        copy_folded(to, from, size, state, rest, 0);
-    return 1;
+        fold_memory(to, from, size, state, rest, PLAIN);
 }
 
-int hpx_copy_folded(void *to, const void *from, size_t size, uint64_t state, void *rest)
+/* The division itself, bit by bit: for the 16 bytes that a fold leaves, and for what is less than a STEP. */
+static uint64_t divide(uint64_t state, const unsigned char *bytes, size_t size)
+{
+    for (; size; size--, bytes++) {
+        state ^= *bytes;
+        for (int bit = 0; bit < 8; bit++)
+            state = state >> 1 ^ (-(state & 1) & 0x9a6c9329ac4bc9b5); /* P, its highest power left out */
+    }
+    return state;
+}
+
+/* Copies pieces one after the other, each of `size` bytes, to `to` unless that is NULL, and goes on with *checksum over
+ * their bytes. Looks at *hurry now and then, and ends early once it is not 0. Returns how many bytes were done, or -1
+ * where this processor cannot: nothing is done then. */
+int64_t hpx_copy_checked(const Piece *pieces, size_t count, const volatile int *hurry, uint64_t *checksum)
 {
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("vpclmulqdq"))
-        return 0;
-    return copy_with_rest(to, from, size, state, rest);
+        return -1;
+    uint64_t state = ~*checksum; /* between its calls, a CRC is inverted */
+    int64_t done = 0;
+    for (; count; count--, pieces++) {
+        char *to = pieces->to;
+        const char *from = pieces->from;
+        for (size_t left = pieces->size, now; left && !*hurry; left -= now, from += now, done += now) {
+            now = left > AT_A_TIME ? AT_A_TIME : left;
+            size_t folded = now - now % STEP;
+            if (folded) {
+                uint64_t rest[2];
+                check(to, from, folded, state, rest);
+                state = divide(0, (const unsigned char *)rest, sizeof rest);
+            }
+            state = divide(state, (const unsigned char *)from + folded, now - folded);
+            if (to != NULL) {
+                memcpy(to + folded, from + folded, now - folded);
+                to += now;
+            }
+        }
+    }
+    *checksum = ~state;
+    return done;
 }
 
 #else
 
-int hpx_copy_folded(void *to, const void *from, size_t size, uint64_t state, void *rest)
+int64_t hpx_copy_checked(const Piece *pieces, size_t count, const volatile int *hurry, uint64_t *checksum)
 {
-    return 0;
+    return -1;
 }
 
 #endif

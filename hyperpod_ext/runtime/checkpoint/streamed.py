@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.autograd.graph import increment_version
@@ -15,13 +16,32 @@ from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme
 Copy = Callable[[int, int, int], object]
 """Address to copy to, address to copy from, bytes. Frees the GIL."""
 
-_STEP = 128
-"""Bytes; of so many, or a multiple, the checksum is taken while they are copied."""
-_ONES = 2**64 - 1
-_OWN_CACHE = 256 << 10
-"""Bytes that are still in a core's own cache when they are copied after their checksum."""
+PIECE = 256 << 10
+"""Bytes: so soon a copy can end. They are still in a core's own cache when they are copied after their checksum."""
 _CACHED = 1 << 20
 """And in the one that cores share: several may copy them."""
+
+
+class Piece(ctypes.Structure):
+    """Addresses to copy to (0: the bytes are only looked at) and from, and how many bytes."""
+
+    _fields_ = (("to", ctypes.c_void_p), ("source", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
+
+
+class Hurry:
+    """Asks a copy to end that another thread has begun. Such a copy looks without the interpreter's lock."""
+
+    def __init__(self) -> None:
+        self.flag = ctypes.c_int(0)
+
+    def set(self) -> None:
+        self.flag.value = 1
+
+    def clear(self) -> None:
+        self.flag.value = 0
+
+    def is_set(self) -> bool:
+        return self.flag.value != 0
 
 
 @cache
@@ -31,7 +51,8 @@ def _built() -> ctypes.CDLL | None:
             library = ctypes.CDLL(str(built))
             library.hpx_copy.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
             library.hpx_copy.restype = None
-            library.hpx_copy_folded.argtypes = (*library.hpx_copy.argtypes, ctypes.c_uint64, ctypes.c_void_p)
+            library.hpx_copy_checked.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p
+            library.hpx_copy_checked.restype = ctypes.c_int64
         except (OSError, AttributeError):  # built for another kind of machine, or from an earlier source
             continue
         return library
@@ -46,12 +67,11 @@ def copier() -> Copy:
 
 
 @cache
-def _folder() -> Callable[[int, int, int, int, int], object] | None:
+def _checker() -> Callable[[Any, int, Any, Any], int] | None:
     """What copies memory and takes its checksum in one go, if this processor can (see stream.c)."""
     library = _built()
-    buffers = [(ctypes.c_char * _STEP)() for _ in range(3)]
-    to, source, rest = map(ctypes.addressof, buffers)
-    return library.hpx_copy_folded if library and library.hpx_copy_folded(to, source, _STEP, 0, rest) else None
+    nothing = (Piece * 0)(), 0, ctypes.byref(ctypes.c_int(0)), ctypes.byref(ctypes.c_uint64(0))
+    return library.hpx_copy_checked if library and library.hpx_copy_checked(*nothing) == 0 else None
 
 
 def copy(destination: torch.Tensor, source: torch.Tensor) -> None:
@@ -71,7 +91,9 @@ def copy_checked(destination: torch.Tensor, source: torch.Tensor, checksum: int)
         source: one that `is_memory`.
     """
     nbytes = source.numel() * source.element_size()
-    if (_folder() or torch.get_num_threads() == 1) and _is_plain(destination, source):  # several could only copy faster
+    if (_checker() or torch.get_num_threads() == 1) and _is_plain(
+        destination, source
+    ):  # several could only copy faster
         checksum = copy_memory_checked(destination.data_ptr(), source.data_ptr(), nbytes, checksum)
         increment_version(destination)
         return checksum
@@ -87,16 +109,31 @@ def copy_checked(destination: torch.Tensor, source: torch.Tensor, checksum: int)
 
 def copy_memory_checked(to: int, source: int, nbytes: int, checksum: int) -> int:
     """The same of memory at these addresses, one copying."""
-    done, folder = 0, _folder()
-    if folder is not None and nbytes >= _STEP:
-        done, rest = nbytes - nbytes % _STEP, (ctypes.c_char * 16)()
-        folder(to, source, done, checksum ^ _ONES, ctypes.addressof(rest))  # between its calls, a CRC is inverted
-        checksum = crc64nvme(rest, _ONES)
-    for start in range(done, nbytes, _OWN_CACHE):
-        length = min(_OWN_CACHE, nbytes - start)
-        checksum = crc64nvme(_memory(source + start, length), checksum)
-        copier()(to + start, source + start, length)
-    return checksum
+    return copy_pieces_checked([(to, source, nbytes)], checksum, Hurry())[1]
+
+
+def copy_pieces_checked(pieces: Sequence[tuple[int, int, int]], checksum: int, hurry: Hurry) -> tuple[int, int]:
+    """The same of pieces (see `Piece`), one after the other, until `hurry` is set; returns the bytes done too."""
+    checker, done = _checker(), 0
+    if checker is not None:  # all at once: whoever trains beside it waits for the interpreter's lock nowhere
+        found = ctypes.c_uint64(checksum)
+        done = checker(
+            (Piece * len(pieces))(*(Piece(*piece) for piece in pieces)),
+            len(pieces),
+            ctypes.byref(hurry.flag),
+            ctypes.byref(found),
+        )
+        return done, found.value
+    for to, source, nbytes in pieces:
+        for start in range(0, nbytes, PIECE):
+            if hurry.is_set():
+                return done, checksum
+            length = min(PIECE, nbytes - start)
+            checksum = crc64nvme(_memory(source + start, length), checksum)
+            if to:
+                copier()(to + start, source + start, length)
+            done += length
+    return done, checksum
 
 
 def _is_plain(destination: torch.Tensor, source: torch.Tensor) -> bool:
@@ -118,6 +155,11 @@ def is_memory(tensor: torch.Tensor) -> bool:
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a tensor that `is_memory`, writable."""
     return _memory(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+
+
+def address_of(image: memoryview) -> int:
+    """Where writable bytes lie."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(image))
 
 
 def _memory(address: int, nbytes: int) -> memoryview:
