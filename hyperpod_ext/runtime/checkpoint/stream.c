@@ -52,8 +52,8 @@ typedef struct {
 
 /* A checksum's state is what is left of the bytes so far, divided by its polynomial P. Bytes may as well be replaced by
  * fewer ones that leave the same: 16 of them, moved on by D bits, are worth `low * (x^(D+63) mod P) + high * (x^(D-1)
- * mod P)`, which is 16 bytes again, to be added to those that stand there. A test
- * compares all of it with the library that computes this checksum elsewhere, and computes these numbers. */
+ * mod P)`, which is 16 bytes again, to be added to those that stand there. A test compares all of it with the library
+ * that computes this checksum elsewhere, and computes these numbers. */
 #define FOLD __attribute__((target("avx2,pclmul,vpclmulqdq")))
 #define AT_ONCE 4 /* registers, of 32 bytes: they do not wait for each other */
 #define STEP (32 * AT_ONCE)

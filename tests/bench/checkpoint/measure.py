@@ -22,7 +22,8 @@ from checkpoint.systems import KINDS, MEMCPY, System
 
 Row = dict[str, Any]
 
-SETTLE_S = 2.0
+SETTLE_S = 10.0
+"""A job saves minutes after its start. Memory that a virtual machine has yet to get from its host comes at 0.3 GB/s."""
 """Between the making of a system and its first save: what a script needs at least for its first step."""
 COMPUTE_RATIO = 10.0
 """Forward and backward last at least this many copies of the state. With so few tokens that they last three, a step
