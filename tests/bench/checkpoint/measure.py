@@ -23,8 +23,8 @@ from checkpoint.systems import KINDS, MEMCPY, System
 Row = dict[str, Any]
 
 SETTLE_S = 10.0
-"""A job saves minutes after its start. Memory that a virtual machine has yet to get from its host comes at 0.3 GB/s."""
-"""Between the making of a system and its first save: what a script needs at least for its first step."""
+"""Between the making of a system and its first save. A job's comes minutes after its start, but memory that a virtual
+machine has yet to get from its host comes at 0.3 GB/s."""
 COMPUTE_RATIO = 10.0
 """Forward and backward last at least this many copies of the state. With so few tokens that they last three, a step
 waits for memory itself, and whatever else moves bytes costs it as many; no job trains with so few."""

@@ -35,7 +35,7 @@ def make_document(bench: Bench, command: str, before: Document | None = None) ->
         now = {row["campaign"] for row in (*rows, *failures)}
         rows = [row for row in before["rounds"] if row["campaign"] not in now] + rows
         failures = [failure for failure in before["failures"] if failure["campaign"] not in now] + failures
-        runs = [run for run in before["runs"] if not now.issuperset(run["campaigns"])] + runs
+        runs = needed([*before["runs"], *runs])
         states = before["setup"]["states"] | states
     summary = summarize(rows)
     return {
@@ -66,6 +66,17 @@ def make_document(bench: Bench, command: str, before: Document | None = None) ->
         "failures": failures,
         "rounds": [_rounded(row) for row in with_drain_ratios(rows)],
     }
+
+
+def needed(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of which rows are left: some campaign of theirs has not been run again since. Oldest first, as given."""
+    since: set[str] = set()
+    left = []
+    for run in reversed(runs):
+        if not since.issuperset(run["campaigns"]):
+            left.append(run)
+        since.update(run["campaigns"])
+    return left[::-1]
 
 
 def _run(command: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -213,11 +224,11 @@ who goes first changes from round to round. A batch has as many systems as the m
 - **Restore**: into the existing tensors of a fresh process, which are then compared with what was saved.
 - **Copy on a peer**: two ranks, each a node. The first one trains, and its state goes to the other, which has next to
   nothing to save: one core trains, and the other one sends and takes, as each node of a job does with a core that it
-  can spare. Lost time as above; *there after*: from when the state was staged. *A plain copy*: beside the same trainer
-  in the same round, a process sends as many bytes over {setup["socket_streams"]} sockets to another one, and both do
-  nothing else: what no copy over sockets can beat here; *as nice as ours*: with the priority that our memory servers
-  give their copies. *Both ways at once*: each node has such a state, so one core does what two would do on two nodes.
-  *More*: than by a save that is not due at the peer.
+  can spare. Lost time as above; *there after*: from when the state was staged (below 0: it was there before the save
+  let go of the state). *A plain copy*: beside the same trainer in the same round, a process sends as many bytes over
+  {setup["socket_streams"]} sockets to another one, and both do nothing else: what no copy over sockets can beat here;
+  *as nice as ours*: with the priority that our memory servers give their copies. *Both ways at once*: each node has
+  such a state, so one core does what two would do on two nodes. *More*: than by a save that is not due at the peer.
 - **Restore from a peer**: a node has forgotten what it held; its rank restores while the other rank does nothing, and
   right after it takes the same bytes over {setup["socket_streams"]} plain sockets.
 - **Drain**: to a local S3 that discards what it gets, from the moment the snapshot is sealed until its manifest is

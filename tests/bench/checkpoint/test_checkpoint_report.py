@@ -5,7 +5,7 @@ import json
 import pytest
 
 from checkpoint.measure import Bench
-from checkpoint.page import make_document, make_page, make_tables
+from checkpoint.page import make_document, make_page, make_tables, needed
 from checkpoint.peers import Environment, read_pins
 from checkpoint.report import ALL_FIGURES, judge, summarize, survived
 from checkpoint.state import width_for
@@ -113,3 +113,12 @@ class TestUpdate:
     def test_a_run_of_which_nothing_is_left_is_not_named(self, bench):
         before = json.loads(json.dumps(make_document(bench, "of old")))
         assert "of old" not in make_page(make_document(bench, "of now", before))
+
+
+def test_a_run_is_named_as_long_as_something_of_it_is_left():
+    whole, drain, saves, firsts = (
+        {"campaigns": names} for names in (["drain", "saves"], ["drain"], ["saves"], ["firsts"])
+    )
+    assert needed([whole, drain]) == [whole, drain]
+    assert needed([whole, drain, firsts, saves]) == [drain, firsts, saves]
+    assert needed([drain, saves, whole]) == [whole]
