@@ -47,7 +47,8 @@ def main() -> int:
     survivals = 1 if args.quick else args.rounds
     envs = environments(make=not args.quick)
     bench = Bench(systems, envs, args.mbytes << 20, args.rounds, survivals, args.window_steps)
-    bench.windows = 1 if args.quick else bench.windows
+    if args.quick:
+        bench.windows, bench.settle_s = 1, 1.0
     try:
         if args.quick:
             measure_saves(bench, "plain")

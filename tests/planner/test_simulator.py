@@ -209,7 +209,7 @@ def test_three_tiers_are_what_the_planner_expects() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("often", [5.0, 15.0, 45.0])
+@pytest.mark.parametrize("often", [5.0, 15.0, pytest.param(45.0, marks=pytest.mark.thorough)])
 def test_auto_beats_half_and_double_over_a_month(often: float) -> None:
     """Seeds are shared, so that the same failures strike all three."""
     way = planned(often=often)

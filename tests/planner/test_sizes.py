@@ -48,7 +48,7 @@ def test_a_preset_has_the_parameters_that_were_published(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "deepseek-v3" else []) for name in PRESETS]
+    "name", [pytest.param(name, marks=[pytest.mark.thorough] if name == "deepseek-v3" else []) for name in PRESETS]
 )
 def test_a_preset_is_what_torch_builds(name: str) -> None:
     """Every tensor, not only their sum; and the bytes of the state that torch's own AdamW would keep of them."""

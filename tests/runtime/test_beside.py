@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -225,6 +226,20 @@ def test_one_that_is_waited_for_ends_and_tells_how_far_it_came(built: bool, requ
     image.bytes[copied.nbytes - 4 : copied.nbytes] = (1).to_bytes(4, "little")
     assert copied.checksum == crc64nvme(image.bytes[: copied.nbytes])
     assert image.copy(hurry=hurry) == (0, 0, 0)
+
+
+def test_a_tensor_that_is_given_other_memory_meanwhile_is_copied_from_its_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layout has an alias of it, so nobody reads memory that is not there; `Watch` tells that it has changed."""
+    tensor, plain = torch.rand(1 << 20), copy_pieces_checked
+    image, before = Image({"tensor": tensor}), tensor.clone()
+
+    def change(*args: Any) -> tuple[int, int]:
+        tensor.data = torch.zeros(1)
+        return plain(*args)
+
+    monkeypatch.setattr(beside, "copy_pieces_checked", change)
+    image.copy()
+    assert torch.equal(image.views[0], before)
 
 
 @pytest.mark.parametrize("built", [True, False])

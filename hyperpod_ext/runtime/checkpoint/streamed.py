@@ -91,9 +91,8 @@ def copy_checked(destination: torch.Tensor, source: torch.Tensor, checksum: int)
         source: one that `is_memory`.
     """
     nbytes = source.numel() * source.element_size()
-    if (_checker() or torch.get_num_threads() == 1) and _is_plain(
-        destination, source
-    ):  # several could only copy faster
+    by_one = _checker() or torch.get_num_threads() == 1  # several could only copy faster
+    if by_one and _is_plain(destination, source):
         checksum = copy_memory_checked(destination.data_ptr(), source.data_ptr(), nbytes, checksum)
         increment_version(destination)
         return checksum
@@ -117,12 +116,8 @@ def copy_pieces_checked(pieces: Sequence[tuple[int, int, int]], checksum: int, h
     checker, done = _checker(), 0
     if checker is not None:  # all at once: whoever trains beside it waits for the interpreter's lock nowhere
         found = ctypes.c_uint64(checksum)
-        done = checker(
-            (Piece * len(pieces))(*(Piece(*piece) for piece in pieces)),
-            len(pieces),
-            ctypes.byref(hurry.flag),
-            ctypes.byref(found),
-        )
+        all_of_them = (Piece * len(pieces))(*(Piece(*piece) for piece in pieces))
+        done = checker(all_of_them, len(pieces), ctypes.byref(hurry.flag), ctypes.byref(found))
         return done, found.value
     for to, source, nbytes in pieces:
         for start in range(0, nbytes, PIECE):

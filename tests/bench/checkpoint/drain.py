@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint.group import BENCH, FAIR, BenchError, Group, Job, Process
-from checkpoint.measure import COMPUTE_RATIO, SETTLE_S, Bench
+from checkpoint.measure import COMPUTE_RATIO, Bench
 from checkpoint.systems import MEMCPY, OURS, SYSTEMS, System
 
 CLIENTS = ("raw PUT", "boto3 put_object, unsigned", "boto3 upload_fileobj", "obstore", "s3torchconnector")
@@ -86,7 +86,7 @@ def _ours(bench: Bench, stack: ExitStack, url: str) -> Group | None:
     try:
         group = stack.enter_context(Group(Job(found[0], "plain", bench.nbytes, 1, overlapped=True, sink=url), None))
         group.ask("prepare")
-        time.sleep(SETTLE_S)
+        time.sleep(bench.settle_s)
     except BenchError as error:
         bench.failed(found[0], "drain", error)
         return None

@@ -57,6 +57,8 @@ class Bench:
     window_steps: int = 1
     """Steps of a window of training; one with a save goes on until nothing of the save is left."""
     windows: int = MOST_WINDOWS
+    settle_s: float = SETTLE_S
+    """Between the making of a system and its first save."""
     """Windows with a save in a round, where they are short."""
     colds: int = 2
     """Rounds of first saves in processes made for them."""
@@ -179,7 +181,7 @@ def batches_at_work(bench: Bench, what: str, jobs: Sequence[Job]) -> Iterator[tu
             print(f"{what}: {', '.join(group.job.system.label for group in members.groups.values())}", file=sys.stderr)
             before = {name: MemoryPeak([rank.pid for rank in group.ranks]) for name, group in members.groups.items()}
             members.each(0, partial(_prepare, bench))
-            time.sleep(SETTLE_S)
+            time.sleep(bench.settle_s)
             yield members, before
 
 

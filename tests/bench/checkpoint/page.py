@@ -8,7 +8,7 @@ from typing import Any
 from recovery_page import _describe_machine as describe_machine
 
 from checkpoint.group import FAIR
-from checkpoint.measure import COMPUTE_RATIO, KNOWN, KNOWN_SHARE, SETTLE_S, WINDOWS_S, Bench
+from checkpoint.measure import COMPUTE_RATIO, KNOWN, KNOWN_SHARE, WINDOWS_S, Bench
 from checkpoint.report import (
     ALL_FIGURES,
     DRAIN_FIGURES,
@@ -48,6 +48,7 @@ def make_document(bench: Bench, command: str, before: Document | None = None) ->
             "states": states,
             "tokens_a_step": bench.tokens,
             "steps_a_window": bench.window_steps,
+            "settle_s": bench.settle_s,
             "socket_streams": bench.streams,
         },
         "systems": {
@@ -207,7 +208,7 @@ All systems of a batch are alive at the same time, each in processes of its own,
 who goes first changes from round to round. A batch has as many systems as the machine has memory for.
 
 - **Blocked**: from the call until the state may be changed, on the calling thread, less the time that thread stood in
-  the run queue. The slowest rank counts. The *first* save comes {SETTLE_S:g} s after the system was made.
+  the run queue. The slowest rank counts. The *first* save comes {setup["settle_s"]:g} s after the system was made.
 - **Blocked beside a step**: the same of a save that is staged while the model computes: the call, and the wait before
   the optimizer's step.
 - **Training time lost**: a window of at least {setup["steps_a_window"]} steps that begins with a save and goes on
