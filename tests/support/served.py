@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,8 @@ class Served:
             handle = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return
-        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it was dead, and has been waited for this moment
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
         select.select([handle], [], [])
         os.close(handle)
 
