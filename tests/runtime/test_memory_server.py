@@ -84,6 +84,7 @@ def test_a_seal_beside_another_call_is_told_apart_from_it(tmp_path):
         client = MemoryClient(str(tmp_path / "s"))
         server, _ = listener.accept()
         server.settimeout(10)
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)  # nobody may read the answers before the end
 
         def answer() -> Counter[str]:
             heard: Counter[str] = Counter()
@@ -95,9 +96,8 @@ def test_a_seal_beside_another_call_is_told_apart_from_it(tmp_path):
             return heard
 
         def seal() -> None:
-            for number in range(50):  # no more: nobody may read the answers before the end, and they fit into a socket
-                longer_than_that = number % 12 == 0
-                client.seal(0, 0, {"values": "v" * (1 << 20 if longer_than_that else 1)})
+            for number in range(100):  # some are longer than a socket takes at once
+                client.seal(0, 0, {"values": "v" * (1 << 20 if number % 25 == 0 else 1)})
 
         heard, sealed = threads.submit(answer), threads.submit(seal)
         try:
@@ -108,7 +108,7 @@ def test_a_seal_beside_another_call_is_told_apart_from_it(tmp_path):
             client.flush()
         finally:
             client.close()
-        assert heard.result() == {"seal": 50, "stepped": 100, "status": 100}
+        assert heard.result() == {"seal": 100, "stepped": 100, "status": 100}
 
 
 def test_a_snapshot_comes_with_its_plan_and_its_values(server):

@@ -57,9 +57,8 @@ class Bench:
     window_steps: int = 1
     """Steps of a window of training; one with a save goes on until nothing of the save is left."""
     windows: int = MOST_WINDOWS
-    settle_s: float = SETTLE_S
-    """Between the making of a system and its first save."""
     """Windows with a save in a round, where they are short."""
+    settle_s: float = SETTLE_S
     colds: int = 2
     """Rounds of first saves in processes made for them."""
     streams: int = 2

@@ -25,7 +25,7 @@ def start(job: Job, root: Path, steps: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-@pytest.mark.thorough  # each part of it, by itself, is in the tests beside it
+@pytest.mark.thorough  # more than 20 s
 def test_killed_and_started_again_it_ends_where_it_would_have_ended(job: Job, root: Path) -> None:
     undisturbed, _ = start(job, root, 40).communicate(timeout=60)
     losses = dict(LOSS.findall(undisturbed))
