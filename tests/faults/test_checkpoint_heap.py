@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 from served import JOB, SECRET
 from small_job import MEMORY, PEER, SmallJob, trained
+from stopped import stopped
 
 
 def flip_in_heap(pid: int, text: bytes) -> int:
     """Flip one bit in the middle of every copy of `text` that a process has in memory of its own; how many there were.
 
-    What is shared with other processes, such as slots, is left alone.
+    What is shared with other processes, such as slots, is left alone. The process has to be stopped: a thread that ends
+    gives the memory of its stack back, and that could be read no longer.
     """
     found = 0
     with Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
@@ -37,7 +39,8 @@ def harm(job: SmallJob, node: int, owner: int, step: int, what: str) -> None:
     brief = next(one for one in server.ask("held")["snapshots"] if (one["rank"], one["step"]) == (owner, step))
     held = server.client().open(owner, brief["save_id"], secret=SECRET, job=JOB)
     text = {"checksum": held.manifest["crc64nvme"], "signature": held.manifest["signature"]}[what]
-    assert flip_in_heap(server.pid, text.encode()) > 0
+    with stopped(server.pid):
+        assert flip_in_heap(server.pid, text.encode()) > 0
 
 
 @pytest.mark.parametrize("what", ["checksum", "signature"])

@@ -9,12 +9,12 @@ import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from durable_place import Directory, flip, folder_of
+from stopped import stopped
 
 from hyperpod_ext.runtime.memory_server.client import MemoryClient
 
@@ -82,16 +82,6 @@ def unfinished(place: Directory) -> bool:
     names = place.names()
     steps = {name.partition("/")[0] for name in names}
     return any(f"{step}/node-0.json" in names and f"{step}/manifest.json" not in names for step in steps)
-
-
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    """A process that does nothing meanwhile, as one whose machine is busy, or cut off."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 # --- workers --------------------------------------------------------------------------------------
