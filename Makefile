@@ -12,6 +12,8 @@ TORCH ?= torch==2.13.0
 JOB ?= examples/01-local/job.yaml
 # for `make run`: --kill rank=1@step=20, --no-kill, --set path=value, -o json ...
 ARGS ?=
+# fast tests that run side by side; those marked slow have the machine to themselves
+WORKERS ?= 2
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -47,11 +49,14 @@ static: $(READY)
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy --no-error-summary hyperpod_ext cli
 
+APART := not thorough and not soak and not sdks and not integrations
+
 check: static
-	$(BIN)/pytest -q -m 'not slow and not soak and not sdks and not integrations'
+	$(BIN)/pytest -q -n $(WORKERS) -m 'not slow and $(APART)'
 
 test: static s3-server cdk
-	$(BIN)/pytest -q -m 'not thorough and not soak and not sdks and not integrations'
+	$(BIN)/pytest -q -n $(WORKERS) -m 'not slow and $(APART)'
+	$(BIN)/pytest -q -m 'slow and $(APART)'
 
 # hangs, lost nodes, partitions, hyperpodrun, Slurm, SageMaker's API, every place of a step, thousands of specs
 test-thorough: $(READY) s3-server moto

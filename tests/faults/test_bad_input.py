@@ -148,7 +148,7 @@ def test_a_rank_that_does_not_leave_in_time_is_replaced(job, undisturbed):
     assert report["weights"] == undisturbed["weights"]
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)])
 def test_a_job_that_is_told_to_stop_leaves_nothing_behind(job, signum):
     before = sockets_left()
     running = job(env={"HPX_TEST_STEPS": "100000"}).start()

@@ -20,6 +20,10 @@ from hyperpod_ext.runtime.memory_server.client import MemoryClient
 
 pytestmark = pytest.mark.slow
 
+overlapped_and_not = pytest.mark.parametrize(
+    "overlap", [pytest.param(False, marks=pytest.mark.thorough), True], ids=["synchronous", "overlapped"]
+)
+
 MEMORY = {"kind": "memory"}
 PEER = {"kind": "peer", "every_steps": 1, "max_slowdown": 1.0}
 STEPS = 12
@@ -87,7 +91,7 @@ def unfinished(place: Directory) -> bool:
 # --- workers --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["synchronous", "overlapped"])
+@overlapped_and_not
 def test_a_worker_killed_at_any_moment_of_its_save_costs_no_number(sharded, unharmed, overlap):
     """Before it begins, halfway through the copy, and once the seal was asked for; each time on another rank."""
     moments = [("before begin", 1, 3), ("halfway", 2, 5), ("seal asked", 0, 7), ("halfway", 3, 12)]
@@ -341,7 +345,7 @@ def test_a_full_dev_shm_is_said_with_its_node_and_the_last_checkpoint_stays_load
 # --- the end --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("overlap", [False, True], ids=["synchronous", "overlapped"])
+@overlapped_and_not
 def test_a_job_that_is_told_to_end_loses_no_step_that_all_ranks_have(sharded, unharmed, tmp_path, overlap):
     """The regular checkpoints are far apart; one rank is in the middle of its next save when the signal comes."""
     place = Directory(tmp_path / "checkpoints", "tiny")

@@ -26,7 +26,9 @@ WEATHER = {
 }
 
 
-@pytest.mark.parametrize("weather", WEATHER)
+@pytest.mark.parametrize(
+    "weather", [pytest.param(one, marks=pytest.mark.thorough if one == "refused" else ()) for one in WEATHER]
+)
 def test_what_is_drained_and_restored_in_bad_weather_is_whole(make_job, proxy, bucket, weather):
     proxy.order(WEATHER[weather])
     job = trained(make_job(MEMORY, bucket.tier()), 4)

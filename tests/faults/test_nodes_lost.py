@@ -27,7 +27,7 @@ def assert_equal_to(alike: dict[str, Any], report: dict[str, Any]) -> None:
     assert report["steps_lost"] == 0
 
 
-@pytest.mark.parametrize("node", [1, 0])
+@pytest.mark.parametrize("node", [pytest.param(1, marks=pytest.mark.thorough), 0])
 def test_a_spare_takes_the_place_of_a_node_that_is_killed(job, alike, node):
     running = job(spares=1, env=LIVE).start()
     running.until("node_joined", node=2)

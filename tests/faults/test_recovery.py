@@ -19,7 +19,10 @@ def assert_equal_to(undisturbed: dict[str, Any], report: dict[str, Any]) -> None
     assert report["steps_lost"] == 0
 
 
-@pytest.mark.parametrize(("rank", "step"), [(0, 1), (2, 2), (1, 7), (3, 12)])
+@pytest.mark.parametrize(
+    ("rank", "step"),
+    [(0, 1), pytest.param(2, 2, marks=pytest.mark.thorough), pytest.param(1, 7, marks=pytest.mark.thorough), (3, 12)],
+)
 def test_a_rank_killed_by_its_agent_is_replaced_and_no_other_process_is(job, undisturbed, rank, step):
     # slow in that step: a busy machine may let the agent strike late, and the last step would be over
     slow = {"HPX_CHAOS": f"slow:rank={rank},step={step},seconds=0.5"}
@@ -124,7 +127,10 @@ def test_with_every_copy_corrupt_nothing_is_loaded(job):
 
 @pytest.mark.parametrize(
     ("variant", "place"),
-    [("HPX_TEST_ZERO_LAST", "before backward"), ("HPX_TEST_FUSED", "after optimizer")],
+    [
+        pytest.param("HPX_TEST_ZERO_LAST", "before backward", marks=pytest.mark.thorough),
+        ("HPX_TEST_FUSED", "after optimizer"),
+    ],
 )
 def test_other_habits_of_training_loops_are_exact_too(job, variant, place):
     """Gradients cleared at the end of a step; an optimizer whose changes no counter tells of."""
