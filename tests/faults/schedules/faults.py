@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from hyperpod_ext.errors import HyperpodExtError, NotFoundError, StaleGenerationError
@@ -219,7 +221,27 @@ def a_bit_flips(world: World) -> None:
 
 def _files(root: Path) -> list[Path]:
     wanted = re.compile(r"(manifest|plan-\w+)\.json|__\d+_0\.distcp")
-    return sorted(path for path in root.glob("step-*/*") if wanted.fullmatch(path.name))
+    found: list[Path] = []
+    for folder in root.glob("step-*"):
+        with suppress(FileNotFoundError):  # where nodes wait for a lost one, the copying goes on, and so does pruning
+            found += [path for path in folder.iterdir() if wanted.fullmatch(path.name)]
+    return sorted(found)
+
+
+def _damage(path: Path, how: str, rng: random.Random) -> None:
+    if how == "remove":
+        path.unlink()
+        return
+    data = bytearray(path.read_bytes())
+    if not data:
+        return  # cut off by an earlier fault
+    if how == "flip":
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    else:
+        del data[rng.randrange(len(data)) :]
+    with path.open("r+b") as file:
+        file.write(data)
+        file.truncate()
 
 
 def a_file_is_damaged(world: World) -> None:
@@ -228,17 +250,10 @@ def a_file_is_damaged(world: World) -> None:
     if world.root is None or not (files := _files(world.root)):
         return
     for path in world.rng.sample(files, min(len(files), world.rng.randint(1, 3))):
-        data = bytearray(path.read_bytes())
         how = world.rng.choice(["flip", "cut", "remove"])
         world.say(f"{how} {path.parent.name}/{path.name}")
-        if how == "remove":
-            path.unlink()
-            continue
-        if how == "flip":
-            data[world.rng.randrange(len(data))] ^= 1 << world.rng.randrange(8)
-        else:
-            del data[world.rng.randrange(len(data)) :]
-        path.write_bytes(data)
+        with suppress(FileNotFoundError):  # pruned since
+            _damage(path, how, world.rng)
     world.rng.choice([the_job_is_started_anew, all_nodes_are_lost, a_rank_dies])(world)
 
 
