@@ -31,6 +31,7 @@ def test_the_schedule_that_was_asked_for(monkeypatch: pytest.MonkeyPatch):
 
 
 @several
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 60, 20))
 def test_schedules_of_faults_end_with_one_committed_step(first: int, monkeypatch: pytest.MonkeyPatch):
     hurry(monkeypatch.setattr)

@@ -94,7 +94,7 @@ def run(seed: int, counts: Counter[str] | None = None) -> list[str]:
             if counts is not None:
                 counts["ended"] += 1
         except BaseException as error:
-            error.add_note("\n".join([f"HPX_SCHEDULE_SEED={seed}", *story]))
+            error.add_note("\n".join([f"HPX_SCHEDULE_SEED={seed}", *story, f"threads ended with {failures}"]))
             raise
         finally:
             world.close()
