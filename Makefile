@@ -12,7 +12,7 @@ TORCH ?= torch==2.13.0
 JOB ?= examples/01-local/job.yaml
 # for `make run`: --kill rank=1@step=20, --no-kill, --set path=value, -o json ...
 ARGS ?=
-# fast tests that run side by side; those marked slow have the machine to themselves
+# how many fast tests `make check` runs side by side
 WORKERS ?= 2
 
 BIN := $(VENV)/bin
@@ -51,12 +51,11 @@ static: $(READY)
 
 APART := not thorough and not soak and not sdks and not integrations
 
-check: static
+check: static s3-server moto
 	$(BIN)/pytest -q -n $(WORKERS) -m 'not slow and $(APART)'
 
 test: static s3-server cdk
-	$(BIN)/pytest -q -n $(WORKERS) -m 'not slow and $(APART)'
-	$(BIN)/pytest -q -m 'slow and $(APART)'
+	$(BIN)/pytest -q -m '$(APART)'
 
 # hangs, lost nodes, partitions, hyperpodrun, Slurm, SageMaker's API, every place of a step, thousands of specs
 test-thorough: $(READY) s3-server moto

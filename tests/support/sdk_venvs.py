@@ -6,6 +6,7 @@ its tests, and fails them under CI.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -31,6 +32,13 @@ def pins() -> dict[str, str]:
 
 def install(name: str) -> Path:
     """Python of the environment, which is made unless it is as the pins want it."""
+    VENVS.mkdir(parents=True, exist_ok=True)
+    with (VENVS / f".{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run side by side, and one of them makes it
+        return _install(name)
+
+
+def _install(name: str) -> Path:
     venv, wanted = VENVS / name, pins()[name]
     ready = venv / ".ready"
     if not ready.exists() or ready.read_text() != wanted:
