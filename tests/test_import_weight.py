@@ -104,8 +104,9 @@ def cpu_seconds(command: list[str]) -> float:
 def test_a_full_spec_is_checked_in_a_third_of_a_second(root: Path) -> None:
     spec = root / "examples" / "04-hyperpod-eks" / "job.yaml"
     spent = min(cpu_seconds([HP_EXT, "validate", str(spec), "--target", "hyperpod-eks"]) for _ in range(7))
-    print(f"hp-ext validate costs {spent:.2f} s of CPU")
-    assert spent <= 0.35  # of a busy machine; 0.22 on a quiet one
+    floor = min(cpu_seconds([sys.executable, "-c", "import click, pydantic, yaml"]) for _ in range(7))
+    print(f"hp-ext validate costs {spent:.2f} s of CPU, {spent / floor:.1f} times what it imports")
+    assert spent <= max(0.35, 3 * floor)  # 0.22 on a quiet machine; a slow one takes longer for anything
 
 
 @pytest.mark.slow
