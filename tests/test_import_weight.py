@@ -106,7 +106,7 @@ def test_a_full_spec_is_checked_in_a_third_of_a_second(root: Path) -> None:
     spent = min(cpu_seconds([HP_EXT, "validate", str(spec), "--target", "hyperpod-eks"]) for _ in range(7))
     floor = min(cpu_seconds([sys.executable, "-c", "import click, pydantic, yaml"]) for _ in range(7))
     print(f"hp-ext validate costs {spent:.2f} s of CPU, {spent / floor:.1f} times what it imports")
-    assert spent <= max(0.35, 3 * floor)  # 0.22 on a quiet machine; a slow one takes longer for anything
+    assert spent <= max(0.35, 4 * floor)  # 0.22 on a quiet machine; a slow one takes longer for anything
 
 
 @pytest.mark.slow
