@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
 from hyperpod_ext.config.runtime import ENV_RUNTIME
 from hyperpod_ext.processes import descendants
@@ -43,7 +44,9 @@ class Job:
     """Network namespace of each node, where they do not share one."""
     elsewhere: dict[int, list[str]] = field(default_factory=dict)
     """What each node's agent is started with, where that makes another machine of it."""
-    agents: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    cold: bool = False
+    """Whether each process is started as on a machine that runs nothing yet, and does its own imports."""
+    agents: list[Any] = field(default_factory=list)
     environ: dict[str, str] = field(default_factory=dict)
 
     def start(self) -> Job:
@@ -69,13 +72,17 @@ class Job:
             self.agents.append(self.start_agent(node))
         return self
 
-    def start_agent(self, node: int, *flags: str) -> subprocess.Popen[bytes]:
+    def start_agent(self, node: int, *flags: str) -> Any:
+        """One node's agent, as a `subprocess.Popen` or what is used like one."""
+        arguments = ["--nnodes", str(self.nodes), *flags, "--nproc-per-node", str(self.workers_per_node)]
+        arguments += ["--node-rank", str(node), "--rdzv-endpoint", f"{self.host}:{self.port}"]
+        arguments += ["--", str(self.script), *self.args]
         inside = ["ip", "netns", "exec", self.namespaces[node]] if self.namespaces else []
         inside += self.elsewhere.get(node, [])
-        command = [*inside, sys.executable, "-m", "hyperpod_ext.runtime.agent", "--nnodes", str(self.nodes), *flags]
-        command += ["--nproc-per-node", str(self.workers_per_node), "--node-rank", str(node)]
-        command += ["--rdzv-endpoint", f"{self.host}:{self.port}", "--", str(self.script), *self.args]
         with (self.folder / f"node{node}.log").open("ab") as log:
+            if not self.cold and not inside:
+                return warm.start(warm.AGENT, arguments, env=self.environ, log=log)
+            command = [*inside, sys.executable, "-m", "hyperpod_ext.runtime.agent", *arguments]
             return subprocess.Popen(command, env=self.environ, stdout=log, stderr=log)
 
     def wait(self) -> dict[str, Any]:

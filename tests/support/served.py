@@ -1,23 +1,18 @@
-"""A memory server as the process that it is in a job.
-
-It is forked from a process that has imported it already: half a second less for each test.
-"""
+"""A memory server as the process that it is in a job."""
 
 from __future__ import annotations
 
-import functools
-import json
 import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import warm
 
 from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.runtime.checkpoint.plan import Item, Plan
@@ -124,12 +119,8 @@ def serve(
     environ = {**os.environ, ENV_RUNTIME: config.model_dump_json(exclude_unset=True), ENV_SECRET_FILE: str(secret)}
     environ |= env or {}
     path = folder / f"node{node}.memory"
-    helper = _helper()
-    assert helper.stdin is not None
-    assert helper.stdout is not None
-    argv = ["memory_server", "--socket", str(path), "--node", str(node), "--parent", str(helper.pid)]
-    helper.stdin.write(json.dumps({"argv": argv, "environ": environ}) + "\n")
-    served = Served(path, int(helper.stdout.readline()))
+    arguments = ["--socket", str(path), "--node", str(node), "--parent", str(warm.parent_of(warm.LIGHT))]
+    served = Served(path, warm.start(warm.MEMORY_SERVER, arguments, env=environ, modules=warm.LIGHT).pid)
     try:
         while not _answers(path):
             os.kill(served.pid, 0)  # raises when it has ended
@@ -144,32 +135,3 @@ def serve(
 def _answers(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         return path.exists() and probe.connect_ex(str(path)) == 0
-
-
-@functools.cache
-def _helper() -> subprocess.Popen[str]:
-    """The process that forks servers. It ends when this one closes its input, by its end at the latest."""
-    command = [sys.executable, __file__]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
-
-
-def _fork_servers() -> None:
-    import awscrt.checksums  # noqa: F401, so that no server has to
-
-    from hyperpod_ext.runtime.memory_server.__main__ import main
-
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps them
-    for line in sys.stdin:
-        order = json.loads(line)
-        pid = os.fork()
-        if pid == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            os.environ.clear()
-            os.environ.update(order["environ"])
-            sys.argv = order["argv"]
-            main()
-        print(pid, flush=True)
-
-
-if __name__ == "__main__":
-    _fork_servers()
