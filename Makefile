@@ -15,6 +15,10 @@ ARGS ?=
 # how many fast tests `make check` runs side by side
 WORKERS ?= 2
 
+# thousands of processes are started here: none of them should compile what another has compiled, whatever the user's shell says
+override PYTHONDONTWRITEBYTECODE :=
+export PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import whole_run
 from local_place import LocalPlace
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -17,6 +18,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing them")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    whole_run.folder()  # before this process has started others, so that it is theirs, too
 
 
 @pytest.fixture

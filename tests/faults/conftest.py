@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import secrets
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 import warm
+import whole_run
 
 from hyperpod_ext.config.runtime import ENV_RUNTIME
 from hyperpod_ext.processes import descendants
@@ -157,11 +159,17 @@ def job_class() -> type[Job]:
     return Job
 
 
+def _report_of(folder: Path, **options: Any) -> dict[str, Any]:
+    """Of a job with nothing going wrong."""
+    report = Job(folder / "job", **options).start().wait()
+    assert report["state"] == "succeeded", report["error"]
+    return report
+
+
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Report of the tiny script with nothing going wrong: what every other run must equal bit for bit."""
-    report = Job(tmp_path_factory.mktemp("undisturbed") / "job").start().wait()
-    assert report["state"] == "succeeded", report["error"]
+    report: dict[str, Any] = whole_run.once("undisturbed", lambda: _report_of(tmp_path_factory.mktemp("undisturbed")))
     assert len(report["losses"]) == 12
     assert report["weights"]
     return report
@@ -170,9 +178,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def alike(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """As `undisturbed`, where all state is the same on every rank, so that each node's is the others' copy."""
-    job = Job(tmp_path_factory.mktemp("alike") / "job", env={"HPX_TEST_NORM": "LayerNorm"})
-    report = job.start().wait()
-    assert report["state"] == "succeeded", report["error"]
+    env = {"HPX_TEST_NORM": "LayerNorm"}
+    report: dict[str, Any] = whole_run.once("alike", lambda: _report_of(tmp_path_factory.mktemp("alike"), env=env))
     return report
 
 
@@ -199,9 +206,9 @@ def sharded(job: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture(scope="session")
 def unharmed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Report of the sharded script with nothing going wrong."""
-    settings = {"restart": {"preload": SHARDED_PRELOAD}}
-    report = Job(tmp_path_factory.mktemp("unharmed") / "job", script=SHARDED, settings=settings).start().wait()
-    assert report["state"] == "succeeded", report["error"]
+    options = {"script": SHARDED, "settings": {"restart": {"preload": SHARDED_PRELOAD}}}
+    make = functools.partial(_report_of, tmp_path_factory.mktemp("unharmed"), **options)
+    report: dict[str, Any] = whole_run.once("unharmed", make)
     assert len(report["losses"]) == 12
     return report
 

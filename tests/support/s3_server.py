@@ -7,7 +7,6 @@ why; under CI they fail.
 
 from __future__ import annotations
 
-import atexit
 import os
 import secrets
 import shutil
@@ -22,15 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import whole_run
 
 PINS = Path(__file__).with_name("s3-server-pins.txt")
 VENV = PINS.parents[2] / ".venv-s3"
 READY = VENV / ".ready"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1"}
-# dies with the thread that started it, even if that is killed
+# ends when its first argument, a pipe, can be read to its end: with the test run, even if that is killed
 START = """
-import ctypes, runpy
-ctypes.CDLL(None).prctl(1, 9)
+import os, runpy, sys, threading
+threading.Thread(target=lambda: (open(sys.argv[1]).read(), os._exit(0)), daemon=True).start()
 runpy.run_module("localstack.runtime.main", run_name="__main__")
 """
 SETTINGS = {
@@ -67,8 +67,7 @@ def install() -> None:
 
 def start() -> tuple[str, subprocess.Popen[bytes]]:
     """URL and process of a fresh, empty server."""
-    place = Path(tempfile.mkdtemp(prefix="hpx-s3-"))
-    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    place = Path(tempfile.mkdtemp(prefix="s3-", dir=whole_run.folder()))
     with socket.create_server(("127.0.0.1", 0)) as free:
         host = f"127.0.0.1:{free.getsockname()[1]}"
     own = {
@@ -80,12 +79,11 @@ def start() -> tuple[str, subprocess.Popen[bytes]]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "PYTHON"))}
     log = place / "log"
     process = subprocess.Popen(
-        [str(VENV / "bin" / "python"), "-c", START],
+        [str(VENV / "bin" / "python"), "-c", START, str(whole_run.alive())],
         env=clean | SETTINGS | own | {"XDG_CACHE_HOME": str(VENV / "cache")},
         stdout=log.open("wb"),
         stderr=subprocess.STDOUT,
     )
-    atexit.register(process.kill)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
         try:
@@ -101,8 +99,8 @@ def start() -> tuple[str, subprocess.Popen[bytes]]:
 def endpoint() -> str:
     """URL of the one server of this test run. Skips the test where there can be none, and fails it under CI."""
     try:
-        install()
-        return start()[0]
+        url: str = whole_run.once("s3-server", lambda: (install(), start()[0])[1])
+        return url
     except UnavailableError as error:
         if os.environ.get("CI"):
             raise

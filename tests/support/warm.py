@@ -6,9 +6,10 @@ test run. Tests that look at memory, or at a start itself, start their processes
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
+import gc
+import hashlib
 import importlib
 import json
 import os
@@ -20,7 +21,9 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
+
+import whole_run
 
 AGENT = "hyperpod_ext.runtime.agent.__main__"
 MEMORY_SERVER = "hyperpod_ext.runtime.memory_server.__main__"
@@ -93,7 +96,7 @@ def start(
     if os.environ.get("HPX_TEST_COLD"):
         command = [sys.executable, "-m", module.removesuffix(".__main__"), *arguments]
         return subprocess.Popen(command, env=dict(env), stdout=log, stderr=log)
-    line = _warm(tuple(modules)).line
+    line = _line(tuple(modules), os.getpid())
     reading, writing = os.pipe()
     output = 2 if log is None else log.fileno()
     order = {"module": module, "arguments": list(arguments), "environ": dict(env), "cwd": str(Path.cwd())}
@@ -108,53 +111,74 @@ def start(
 
 def parent_of(modules: Sequence[str]) -> int:
     """Process id of what forks processes that need these modules."""
-    return os.getpid() if os.environ.get("HPX_TEST_COLD") else _warm(tuple(modules)).pid
+    return os.getpid() if os.environ.get("HPX_TEST_COLD") else int(_warm(tuple(modules))["pid"])
 
 
-class _Warm(NamedTuple):
-    line: socket.socket
-    pid: int
+def _warm(modules: tuple[str, ...]) -> Any:
+    """Process id and socket of the run's process that has these modules imported."""
+    name = "warm-whole" if modules == WHOLE else "warm-" + hashlib.sha256(repr(modules).encode()).hexdigest()[:8]
+    return whole_run.once(name, lambda: _start_warm(name, modules))
+
+
+def _start_warm(name: str, modules: tuple[str, ...]) -> dict[str, Any]:
+    """Start it; it ends with the test run."""
+    path = whole_run.folder() / f"{name}.socket"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        command = [sys.executable, __file__, str(listening.fileno()), str(whole_run.alive()), *modules]
+        passed = [listening.fileno()]
+        process = subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL, start_new_session=True)
+    return {"pid": process.pid, "socket": str(path)}
 
 
 @functools.cache
-def _warm(modules: tuple[str, ...]) -> _Warm:
-    """A process that has these modules imported. It ends when this one closes its line, by its end at the latest."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for end in (ours, theirs):
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST_ORDER)
-    command = [sys.executable, __file__, str(theirs.fileno()), *modules]
-    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-    theirs.close()
-    atexit.register(process.wait)
-    atexit.register(ours.close)
-    return _Warm(ours, process.pid)
+def _line(modules: tuple[str, ...], _of: int) -> socket.socket:
+    """Our line to it: of each process one of its own."""
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    line.connect(_warm(modules)["socket"])
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST_ORDER)
+    return line
 
 
 class _Server:
-    """The warm process."""
+    """The warm process: forks for whoever is connected, and tells exit codes.
 
-    def __init__(self, line: socket.socket) -> None:
-        self._line = line
+    Args:
+        listening: where test processes connect.
+        alive: can be read when the test run is over.
+    """
+
+    def __init__(self, listening: socket.socket, alive: int) -> None:
+        self._listening, self._alive = listening, alive
+        self._lines: dict[int, socket.socket] = {}
         self._children: dict[int, tuple[int, int]] = {}
         """By pidfd: process id, and the pipe for its exit status."""
 
     def serve(self) -> None:
-        poll = select.poll()
-        poll.register(self._line, select.POLLIN)
+        self._poll = select.poll()
+        self._poll.register(self._alive, select.POLLIN)
+        self._poll.register(self._listening, select.POLLIN)
         while True:
-            for descriptor, _ in poll.poll():
-                if descriptor in self._children:
-                    poll.unregister(descriptor)
-                    self._reap(descriptor)
-                elif (handle := self._fork()) is not None:
-                    poll.register(handle, select.POLLIN)
-                else:
+            for descriptor, _ in self._poll.poll():
+                if descriptor == self._alive:
                     return
+                if descriptor in self._children:
+                    self._reap(descriptor)
+                elif descriptor in self._lines:
+                    self._fork(descriptor)
+                else:
+                    line, _ = self._listening.accept()
+                    self._lines[line.fileno()] = line
+                    self._poll.register(line, select.POLLIN)
 
-    def _fork(self) -> int | None:
-        text, descriptors, _, _ = socket.recv_fds(self._line, _LONGEST_ORDER, 2)
+    def _fork(self, descriptor: int) -> None:
+        line = self._lines[descriptor]
+        text, descriptors, _, _ = socket.recv_fds(line, _LONGEST_ORDER, 2)
         if not text:
-            return None
+            self._poll.unregister(descriptor)
+            self._lines.pop(descriptor).close()
+            return
         output, ended = descriptors
         pid = os.fork()
         if pid == 0:
@@ -162,8 +186,8 @@ class _Server:
         os.close(output)
         handle = os.pidfd_open(pid)
         self._children[handle] = pid, ended
-        self._line.send(str(pid).encode())
-        return handle
+        self._poll.register(handle, select.POLLIN)
+        line.send(str(pid).encode())
 
     def _become(self, order: dict[str, Any], output: int) -> None:
         from hyperpod_ext.runtime.agent.children import become_module
@@ -174,6 +198,7 @@ class _Server:
         become_module(sys.modules[order["module"]], order["arguments"], order["environ"])
 
     def _reap(self, handle: int) -> None:
+        self._poll.unregister(handle)
         pid, ended = self._children.pop(handle)
         os.close(handle)
         _, status = os.waitpid(pid, 0)
@@ -183,12 +208,16 @@ class _Server:
 
 
 def main() -> None:
-    line = socket.socket(fileno=int(sys.argv[1]))
-    for module in sys.argv[2:]:
+    listening = socket.socket(fileno=int(sys.argv[1]))
+    alive = os.open(sys.argv[2], os.O_RDONLY)
+    modules = sys.argv[3:]
+    for module in modules:
         importlib.import_module(module)
-    if "hyperpod_ext.runtime.agent.zygote" in sys.argv[2:]:
+    if "hyperpod_ext.runtime.agent.zygote" in modules:
         importlib.import_module("hyperpod_ext.runtime.rendezvous.store").rehearse()
-    _Server(line).serve()
+    gc.collect()
+    gc.freeze()  # shared pages stay shared
+    _Server(listening, alive).serve()
 
 
 if __name__ == "__main__":
