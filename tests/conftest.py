@@ -13,6 +13,8 @@ import pytest
 import whole_run
 from local_place import LocalPlace
 
+pytest_plugins = ["time_spent"]
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -40,10 +40,15 @@ WHOLE = (
 )
 """What a node of a job needs."""
 _LONGEST_ORDER = 1 << 20
+_END = struct.Struct("id")
+"""Exit status and CPU seconds."""
 
 
 class Forked:
     """A process that the warm one has forked; used as a `subprocess.Popen` is."""
+
+    cpu_s = 0.0
+    """What all of them have computed, those that they have waited for included."""
 
     def __init__(self, pid: int, ended: int, args: Sequence[str]) -> None:
         self.pid, self.args = pid, list(args)
@@ -76,11 +81,13 @@ class Forked:
 
     def _look(self, timeout: float | None) -> int | None:
         if self.returncode is None and select.select([self._ended], [], [], timeout)[0]:
-            status = os.read(self._ended, 4)
+            told = os.read(self._ended, _END.size)
             os.close(self._ended)
             os.close(self._handle)
-            assert status, "the process that forks others ended"
-            self.returncode = os.waitstatus_to_exitcode(struct.unpack("i", status)[0])
+            assert told, "the process that forks others ended"
+            status, cpu_s = _END.unpack(told)
+            Forked.cpu_s += cpu_s
+            self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
 
@@ -201,9 +208,9 @@ class _Server:
         self._poll.unregister(handle)
         pid, ended = self._children.pop(handle)
         os.close(handle)
-        _, status = os.waitpid(pid, 0)
+        _, status, used = os.wait4(pid, 0)
         with contextlib.suppress(BrokenPipeError):  # nobody asks for it any longer
-            os.write(ended, struct.pack("i", status))
+            os.write(ended, _END.pack(status, used.ru_utime + used.ru_stime))
         os.close(ended)
 
 
