@@ -24,6 +24,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     whole_run.folder()  # before this process has started others, so that it is theirs, too
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # as under `nohup ... &`; what tests start would ignore it, too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import json
 import re
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
+import waiting
 from command import HP_EXT, hp_ext
 from local_place import LocalPlace
 
@@ -49,10 +49,7 @@ def test_faults_are_inflicted_while_the_job_runs_and_told_afterwards(place: Loca
     command += ["--set", "chaos.compare=false"]
     job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     events = place.home / "local" / "tiny-gpt" / "0001" / "main" / "events.jsonl"
-    deadline = time.monotonic() + 60
-    while not events.exists() or '"event": "step"' not in events.read_text():
-        assert time.monotonic() < deadline, "no step was made"
-        time.sleep(0.05)
+    until(events, '"event": "step"')
     refused = hp_ext("chaos", "tiny-gpt", "--sigkill", "--rank", "4")
     assert (refused.code, "ranks: 0 to 3" in refused.stderr) == (3, True)
     assert hp_ext("chaos", "tiny-gpt", "--sigkill", "--rank", "1").stdout == "sigkill ordered for rank 1\n"
@@ -77,10 +74,10 @@ def start(spec: Path, *more: str) -> subprocess.Popen[str]:
 
 def until(events: Path, *signs: str) -> None:
     """Until a line of the event log has all of `signs`."""
-    deadline = time.monotonic() + 60
-    while not events.exists() or not any(all(s in line for s in signs) for line in events.read_text().splitlines()):
-        assert time.monotonic() < deadline, f"no event with {signs}"
-        time.sleep(0.05)
+    waiting.until(
+        lambda: events.exists() and any(all(s in line for s in signs) for line in events.read_text().splitlines()),
+        f"no event with {signs}",
+    )
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from command import HP_EXT
 from command import call_hp_ext as hp_ext
 from local_place import LocalPlace
 from stand_in import write_job
+from waiting import until
 
 
 def job_file(place: LocalPlace) -> dict[str, object]:
@@ -142,11 +142,8 @@ def test_a_name_in_use_exits_5(place: LocalPlace, tmp_path: Path) -> None:
 def test_ctrl_c_cancels_and_leaves_nothing(place: LocalPlace, tmp_path: Path, moment: str) -> None:
     command = [HP_EXT, "create-job", "-f", str(write_job(tmp_path, "sleep")), "--wait", "-o", "json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 20
     wanted = 1 if moment == "at once" else 6  # keeper, engine, two agents and a child of each
-    while len(place.processes()) < wanted:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    until(lambda: len(place.processes()) >= wanted)
     os.kill(process.pid, signal.SIGINT)
     stdout, stderr = process.communicate(timeout=30)
     assert process.returncode == 130, stderr

@@ -7,13 +7,13 @@ import re
 import signal
 import struct
 import subprocess
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command import HP_EXT
 from command import call_hp_ext as hp_ext
+from waiting import until
 
 
 @pytest.fixture
@@ -155,11 +155,8 @@ def test_two_builds_of_one_dataset_do_not_meet(tmp_path: Path, place: Path) -> N
     command = [HP_EXT, "data", "build", file, "--tokenizer", "slowly:encode", "--segment", "64"]
     environ = {"PYTHONPATH": str(tmp_path), "HPX_DATA_DIR": str(place), "PATH": "/usr/bin:/bin"}
     first = subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 30
-    while not list(place.glob("*/seg-*")):
-        assert first.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: list(place.glob("*/seg-*")) or first.poll() is not None)
+    assert first.poll() is None
     second = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert second.returncode == 5
     assert "is being written by another process" in second.stderr

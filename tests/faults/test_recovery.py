@@ -157,7 +157,6 @@ def test_a_replacement_that_dies_while_groups_are_opened_is_replaced_again(job, 
 def test_children_of_a_dead_worker_hold_nothing_up(job, undisturbed):
     report = job(fault={"what": "leaves a child", "rank": 2, "step": 5}).start().wait()
     assert_equal_to(undisturbed, report)
-    assert report["recoveries"][0]["seconds"] < 60
 
 
 def test_a_tier_that_cannot_be_written_ends_the_job_before_training(sharded, tmp_path):

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes_api import KubernetesApi, Order, serve, wait_for
+from kubernetes_api import KubernetesApi, Order, serve
+from waiting import until
 
 from hyperpod_ext.catalog.labels import HPJOB
 from hyperpod_ext.config.job import JobConfig
@@ -356,10 +357,10 @@ def test_followed_logs_take_in_pods_that_come_later_and_end_with_the_job(api: Ku
 
     reader = threading.Thread(target=follow)
     reader.start()
-    wait_for(lambda: any(path.endswith("a-nodes-0/log") for path in api.asked("GET")))
+    until(lambda: any(path.endswith("a-nodes-0/log") for path in api.asked("GET")))
     api.pod("a-nodes-0", {HPJOB: "a"}, "Succeeded", ["two"])
     api.pod("a-nodes-1", {HPJOB: "a"}, "Succeeded", ["of the replacement"])
-    wait_for(lambda: any(path.endswith("a-nodes-1/log") for path in api.asked("GET")))
+    until(lambda: any(path.endswith("a-nodes-1/log") for path in api.asked("GET")))
     api.condition(f"{JOBS}/a", "Completed")
     reader.join(10)
     assert not reader.is_alive()
@@ -403,7 +404,7 @@ def test_cancel_returns_when_the_pods_are_gone(api: KubernetesApi) -> None:
     looks = iter(range(3))
 
     def one_look_later(_path: str) -> None:
-        threading.Thread(target=lambda: (wait_for(lambda: len(api.asked("GET")) > 5), api.objects.pop(pod))).start()
+        threading.Thread(target=lambda: (until(lambda: len(api.asked("GET")) > 5), api.objects.pop(pod))).start()
 
     api.on_delete = lambda path: one_look_later(path) if path == f"{JOBS}/a" and next(looks) == 0 else None
     assert jobs.cancel(HYPERPOD, HANDLE, poll_s=FAST_S).state == "cancelled"

@@ -9,12 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from local_place import LocalPlace
 from stand_in import SLEEPING, plan_of, reporting
+from waiting import until
 
 from hyperpod_ext.errors import ConflictError, JobFailedError, NotFoundError
 from hyperpod_ext.launch.handle import JobHandle
@@ -44,17 +44,11 @@ def engine_pid() -> int:
 
 def wait_for_nodes(place: LocalPlace, count: int = 8) -> None:
     """Until two SLEEPING nodes and both engine processes are there."""
-    deadline = time.monotonic() + 10
-    while len(place.processes()) < count:
-        assert time.monotonic() < deadline, place.processes()
-        time.sleep(0.02)
+    until(lambda: len(place.processes()) >= count, lambda: str(place.processes()))
 
 
 def wait_for_end() -> None:
-    deadline = time.monotonic() + 10
-    while newest().is_running():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: not newest().is_running())
 
 
 def test_exactly_the_files_of_the_plan_are_run(place: LocalPlace) -> None:
@@ -146,10 +140,8 @@ def test_nothing_outlives_an_engine_that_is_killed(place: LocalPlace, victims: s
     for pid in pids[victims]:
         os.kill(pid, signal.SIGKILL)
     wait_for_end()
-    deadline = time.monotonic() + 10
-    while not (status := local.status(HANDLE)).ended or place.processes():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: local.status(HANDLE).ended and not place.processes())
+    status = local.status(HANDLE)
     assert status.state == ("cancelled" if victims == "keeper" else "failed")
     assert status.state == "cancelled" or "engine" in (status.error or {})["message"]
     assert place.leftovers() == []
@@ -223,30 +215,26 @@ def test_a_result_that_is_not_there_yet_says_so(place: LocalPlace) -> None:
 
 
 NODES = """\
-import sys, time
+import sys
 from pathlib import Path
 from hyperpod_ext.launch.targets.local_nodes import Cancellation, Node, Patience, run_nodes
 scripts = sys.argv[2:]
 nodes = [Node(("sh", "-c", script), {"PATH": "/usr/bin:/bin"}, Path(sys.argv[1]) / f"{n}.log")
          for n, script in enumerate(scripts)]
-began = time.monotonic()
-codes = run_nodes(nodes, Cancellation(), Patience(after_failure_s=0.3, after_asking_s=0.3))
-print(codes, round(time.monotonic() - began, 1))
+print(run_nodes(nodes, Cancellation(), Patience(after_failure_s=0.3, after_asking_s=0.3)))
 """
 
 
 @pytest.mark.parametrize(
-    ("others", "codes", "seconds"),
+    ("others", "codes"),
     [
-        ("sleep 0.1", [3, 0], 0.1),
-        ("exec sleep 60", [3, -15], 0.3),
-        ("trap '' TERM; while :; do sleep 0.02; done", [3, -9], 0.6),
+        ("sleep 0.1", [3, 0]),
+        ("exec sleep 600", [3, -15]),
+        ("trap '' TERM; while :; do sleep 0.02; done", [3, -9]),
     ],
 )
 def test_when_one_node_fails_the_others_get_time_then_a_request_then_no_choice(
-    tmp_path: Path, others: str, codes: list[int], seconds: float
+    tmp_path: Path, others: str, codes: list[int]
 ) -> None:
     command = [sys.executable, "-c", NODES, str(tmp_path), "exit 3", others]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("]")
-    assert json.loads(printed[0] + "]") == codes
-    assert seconds <= float(printed[1]) < seconds + 1.0
+    assert json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout) == codes

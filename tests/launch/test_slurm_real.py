@@ -27,8 +27,8 @@ from slurm_place import (
     durable_step,
     made_step,
     report,
-    wait_until,
 )
+from waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
@@ -45,7 +45,7 @@ def place(cluster: SlurmCluster, tmp_path: Path, root: Path) -> Iterator[Place]:
     yield Place(cluster, tmp_path)
     with suppress(subprocess.CalledProcessError):
         cluster.ask("scancel", "--me")
-    wait_until(lambda: not cluster.ask("squeue", "-h", "--me").strip())
+    until(lambda: not cluster.ask("squeue", "-h", "--me").strip())
 
 
 def test_a_job_runs_to_its_end_and_again_through_a_killed_step_with_the_same_losses(place: Place) -> None:
@@ -59,7 +59,7 @@ def test_a_job_runs_to_its_end_and_again_through_a_killed_step_with_the_same_los
     place.write_job(relaunch={"max_times": 2})
     waiting = place.start("create-job", "-f", "job.yaml", *TARGET, "--wait", "-o", "json")
     job = str(int(whole.json["slurm_job_id"]) + 1)
-    wait_until(lambda: made_step(place.start_dir(job) / "events.jsonl", 7))
+    until(lambda: made_step(place.start_dir(job) / "events.jsonl", 7))
     for agent in agents_in(place.folder).values():
         os.kill(agent, signal.SIGKILL)
     killed = done(waiting)
@@ -100,14 +100,14 @@ def test_a_node_is_lost_and_the_job_is_queued_again_and_goes_on_with_the_same_lo
     shutil.rmtree(place.folder / "kept")
     waiting = place.start("create-job", "-f", "job.yaml", *TARGET, "--wait", "-o", "json")
     job = str(int(whole.json["slurm_job_id"]) + 1)
-    wait_until(lambda: durable_step(place.folder / "kept" / "tiny-gpt") > 0)
+    until(lambda: durable_step(place.folder / "kept" / "tiny-gpt") > 0)
     assert place.cluster.ask("squeue", "-h", "-j", job, "-o", "%N").strip() == "hpx[1-2]"
     lose_power(place.cluster, lost)
     try:
         again = done(waiting, 200)
     finally:
         place.cluster.start_node(lost)
-        wait_until(lambda: place.cluster.ask("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == "3")
+        until(lambda: place.cluster.ask("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == "3")
     assert again.code == 0, again.stderr
     assert (again.json["state"], again.json["starts"], len(again.json["losses"])) == ("succeeded", 2, 200)
     assert again.json["losses"] == whole.json["losses"]
@@ -118,9 +118,9 @@ def test_a_node_is_lost_and_the_job_is_queued_again_and_goes_on_with_the_same_lo
 def test_a_spare_takes_the_ranks_of_a_node_that_is_lost(place: Place) -> None:
     place.write_job(steps=200, spares=1, slurm={"python": sys.executable, "requeue": False})
     waiting = place.start("create-job", "-f", "job.yaml", *TARGET, "--wait", "-o", "json")
-    wait_until(lambda: (place.folder / "hpx-runs" / "tiny-gpt").is_dir() and len(agents_in(place.folder)) == 3)
+    until(lambda: (place.folder / "hpx-runs" / "tiny-gpt").is_dir() and len(agents_in(place.folder)) == 3)
     (job,) = [entry.name for entry in (place.folder / "hpx-runs" / "tiny-gpt").iterdir() if entry.name.isdecimal()]
-    wait_until(lambda: made_step(place.start_dir(job) / "events.jsonl", 5))
+    until(lambda: made_step(place.start_dir(job) / "events.jsonl", 5))
     os.kill(agents_in(place.folder)["1"], signal.SIGKILL)
     ended = done(waiting)
     assert ended.code == 0, ended.stderr
@@ -132,7 +132,7 @@ def test_a_running_job_is_shown_followed_refused_a_second_time_and_cancelled(pla
     submitted = place.create()
     assert (submitted.code, submitted.json["handle"]) == (0, URL), submitted.stderr
     job = place.cluster.ask("squeue", "-h", "--me", "-o", "%i").strip()
-    wait_until(lambda: made_step(place.start_dir(job) / "events.jsonl", 3))
+    until(lambda: made_step(place.start_dir(job) / "events.jsonl", 3))
 
     status = place.hp_ext("status", URL, "-o", "json").json
     assert (status["state"], status["of"]) == ("running", 100_000)

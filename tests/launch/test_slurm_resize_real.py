@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from resizing import ELASTIC
 from slurm_cluster import SlurmCluster, slurm_cluster
-from slurm_place import URL, Place, agents_in, done, durable_step, made_step, report, wait_until
+from slurm_place import URL, Place, agents_in, done, durable_step, made_step, report
+from waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(400)]
 
@@ -44,7 +45,7 @@ def place(cluster: SlurmCluster, tmp_path: Path) -> Iterator[Place]:
     yield Place(cluster, tmp_path)
     with suppress(CalledProcessError):
         cluster.ask("scancel", "--me")
-    wait_until(lambda: not cluster.ask("squeue", "-h", "--me").strip(), 90)
+    until(lambda: not cluster.ask("squeue", "-h", "--me").strip())
 
 
 def begun(place: Place, **more: Any) -> str:
@@ -58,14 +59,14 @@ def begun(place: Place, **more: Any) -> str:
     def has_begun() -> bool:
         return made_step(place.start_dir(job) / "events.jsonl", 5)
 
-    wait_until(lambda: has_begun() or not place.cluster.ask("squeue", "-h", "--me").strip(), 100)
+    until(lambda: has_begun() or not place.cluster.ask("squeue", "-h", "--me").strip())
     said = [*place.folder.glob("*.out"), *place.start_dir(job).glob("logs/node*.log")]
     assert has_begun(), "".join(f"\n{file.name}: {file.read_text()}" for file in said)
     return job
 
 
 def hurry(place: Place, job: str, start: str) -> None:
-    wait_until(lambda: (place.start_dir(job, start) / "events.jsonl").exists(), 100)
+    until(lambda: (place.start_dir(job, start) / "events.jsonl").exists())
     (place.start_dir(job, start) / "hurry").touch()
 
 
@@ -101,7 +102,7 @@ def test_nodes_come_from_another_allocation_and_go_back_to_slurm(place: Place, l
     assert (shrunk.code, shrunk.json["nodes"], shrunk.json["given_back"]) == (0, 1, ["hpx2"]), shrunk.stderr
     assert shrunk.json["kept"] == []
     assert place.cluster.ask("squeue", "-h", "-j", job, "-o", "%N").strip() == "hpx1"
-    wait_until(lambda: place.cluster.ask("sinfo", "-h", "-p", "dev", "-t", "idle", "-o", "%D").strip() == "3")
+    until(lambda: place.cluster.ask("sinfo", "-h", "-p", "dev", "-t", "idle", "-o", "%D").strip() == "3")
 
     hurry(place, job, "0.0")
     whole = ended(place)
@@ -116,7 +117,7 @@ def test_a_job_whose_own_nodes_have_all_left_lasts_as_long_as_its_training(
     job = begun(place, elastic={"min_nodes": 1, "max_nodes": 3})
     assert place.hp_ext("resize", URL, "--nodes", "3").code == 0
     place.cluster.ask("scancel", "--signal=TERM", job)  # to all processes of its step
-    wait_until(lambda: all((place.start_dir(job) / f"node{node}.left").exists() for node in (0, 1)))
+    until(lambda: all((place.start_dir(job) / f"node{node}.left").exists() for node in (0, 1)))
     assert place.hp_ext("status", URL, "-o", "json").json["state"] == "running"
     hurry(place, job, "0.0")
     whole = ended(place)
@@ -139,7 +140,7 @@ def test_nodes_of_another_allocation_end_when_the_job_is_taken_away(place: Place
     job = begun(place, elastic={"min_nodes": 1, "max_nodes": 3})
     assert place.hp_ext("resize", URL, "--nodes", "3").code == 0
     place.cluster.ask("scancel", job)  # and not the job that brought the third node
-    wait_until(lambda: not place.cluster.ask("squeue", "-h", "--me").strip(), 100)
+    until(lambda: not place.cluster.ask("squeue", "-h", "--me").strip())
     last = max(map(int, report(place.start_dir(job))["losses"]))
     assert durable_step(place.folder / "kept" / "tiny-gpt") >= last - 1
 
@@ -160,7 +161,7 @@ def test_a_job_whose_nodes_others_need_goes_on_later_with_the_same_losses(
 
 def went_on(place: Place, job: str, losses: dict[str, float]) -> None:
     """A second start of the job makes the steps that are left, from the one that was saved when it was told to end."""
-    wait_until(lambda: (place.start_dir(job, "1.0") / "events.jsonl").exists(), 120)
+    until(lambda: (place.start_dir(job, "1.0") / "events.jsonl").exists())
     place.cluster.ask("scontrol", "update", f"JobId={job}", "TimeLimit=10")
     hurry(place, job, "1.0")
     whole = ended(place)

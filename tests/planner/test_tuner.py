@@ -255,7 +255,7 @@ def test_a_coordinator_names_the_steps_and_changes_how_often(tmp_path: Path) -> 
         )
         coordinator = Told.first(config, 0, tmp_path, 1)
         step, copies, t = 0, 0, 100.0  # an agent's own clock is another than the coordinator's
-        until = time.monotonic() + 30
+        until = time.monotonic() + 100
         while copies < 4 and time.monotonic() < until:
             copying = bool(Told.told) and Told.told[-1].get("step") == step
             step, took = step + 1, 0.02 if copying else 0.01

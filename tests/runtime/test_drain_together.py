@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from served import JOB, SECRET, plan_of
+from waiting import until
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTier
 from hyperpod_ext.runtime.checkpoint.manifest import save_id_of
@@ -80,13 +80,6 @@ class Node:
         return [one.step for one in self.drain.checkpoints.found()]
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[tuple[Node, Node]]:
     both = Node(0, tmp_path), Node(1, tmp_path)
@@ -112,10 +105,10 @@ def test_a_step_given_up_beside_a_slow_upload_is_waited_for_by_nobody(nodes):
     slow.save(10)
     quick.save(10)
     assert slow.store.reached.wait(20)
-    eventually(lambda: 1 in quick.drain.checkpoints.progress(folder_of(10, 1)).done)
+    until(lambda: 1 in quick.drain.checkpoints.progress(folder_of(10, 1)).done)
     give_up(slow, 20)
     quick.save(20)
-    eventually(lambda: quick.announced(20))
+    until(lambda: quick.announced(20))
     slow.store.open.set()
     come_to_rest(slow, quick)
     assert slow.steps() == [10]
@@ -130,10 +123,10 @@ def test_two_nodes_that_gave_up_each_what_the_other_has_meet_at_the_next_step(no
     late.save(10)
     assert late.store.reached.wait(20)
     early.save(10)
-    eventually(lambda: early.announced(10))
+    until(lambda: early.announced(10))
     give_up(late, 20)
     early.save(20)
-    eventually(lambda: early.announced(20))
+    until(lambda: early.announced(20))
     late.store.open.set()
     come_to_rest(late, early)
     assert late.steps() == []
@@ -149,7 +142,7 @@ def test_a_step_that_was_left_can_be_brought_after_all(nodes):
     one.drain.checkpoints.put_left(folder_of(10, 1), 1)
     other.drain._delivery._told.add(save_id_of(1, 10))  # as if this node had said so
     other.save(10)
-    eventually(lambda: other.announced(10))
+    until(lambda: other.announced(10))
     one.save(10)
     come_to_rest(one, other)
     assert one.steps() == [10]
@@ -161,4 +154,4 @@ def test_a_newer_step_ends_the_wait_for_another_node_at_once(nodes, monkeypatch)
     node, _ = nodes
     for step in (10, 20, 30):
         node.save(step)
-        eventually(lambda step=step: node.announced(step))
+        until(lambda step=step: node.announced(step))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
@@ -19,10 +18,6 @@ from hyperpod_ext.runtime.rendezvous.gloo_sockets import event_loops
 from hyperpod_ext.runtime.rendezvous.gloo_waits import sleeping, threads
 
 SIZE = 4
-FREED_S = 0.05
-"""A survivor is to be out of its collective that soon after the death was seen."""
-LOADED_S = 2.0
-"""The same where many other processes want the cores; without a cut it would be half an hour."""
 
 
 def _sum(value: float, group: dist.ProcessGroup | None = None, numel: int = 1) -> float:
@@ -169,19 +164,17 @@ BODIES = {
 
 
 @pytest.mark.parametrize("what", BODIES)
-def test_every_survivor_is_freed_at_once_from(what):
+def test_every_survivor_is_freed_from(what):
     with Ranks(SIZE, BODIES[what]) as ranks:
-        slowest = []
-        for _ in range(5):
+        for _ in range(3):
             ranks.begin()
             ranks.hear("busy")
-            seen = ranks.kill(2)
+            ranks.kill(2)
             ranks.abort(2)
-            freed = ranks.hear("freed", 2)
-            slowest.append(max(told["at"] - seen for (told,) in freed.values()))
+            ranks.hear(
+                "freed", 2
+            )  # without a cut it would be half an hour; how soon it is, `make bench-rendezvous` tells
             ranks.start(2)
-    assert min(slowest) <= FREED_S, slowest  # how the others compare with it, the other load of the machine decides
-    assert max(slowest) <= LOADED_S, slowest
 
 
 def test_a_cut_without_a_death_frees_everybody():
@@ -222,19 +215,17 @@ def _leave_with_a_forgotten_sum(member: Member) -> None:
                 os.sched_yield()
         else:
             member._inbox.get()  # the abort, once rank 0 is out: until then its connections stay
-        began = time.monotonic()
         member.groups.cut()
         member.groups.destroy()
-        member.send("left", time.monotonic() - began)
+        member.send("left")
 
 
 def test_a_sum_that_nobody_waits_for_and_gloo_has_forgotten_does_not_keep_its_rank():
     with Ranks(SIZE, _leave_with_a_forgotten_sum) as ranks:
         ranks.begin()
-        (took,) = ranks.hear("left", 1, 2, 3)[0]
+        ranks.hear("left", 1, 2, 3)
         ranks.abort(0)
         ranks.hear("left", 0)
-    assert took <= LOADED_S
 
 
 # --- nothing left -------------------------------------------------------------------------------

@@ -29,10 +29,9 @@ def context(run_dir: Path, **more: Any) -> HealthContext:
     return HealthContext(config, run_dir, more.pop("address", "127.0.0.1"), **more)
 
 
-def test_this_machine_is_well_and_says_so_at_once(tmp_path: Path):
+def test_this_machine_is_well(tmp_path: Path):
     found = asyncio.run(examine(context(tmp_path)))
     assert found.ailments == {}
-    assert found.seconds < 1.0
 
 
 def test_a_disk_without_room_is_said_with_the_folder(tmp_path: Path):

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from aws_stand_in import AwsStandIn, aws_stand_in
 from training_jobs import job
+from waiting import PATIENCE_S
 
 from hyperpod_ext.launch.sagemaker.container import environment_of
 
@@ -75,7 +76,7 @@ def run(tmp_path: Path, aws: AwsStandIn, script: Path, *arguments: str, kill_at:
 
 def kill_a_worker(events: Path, step: int) -> None:
     """kill -9 of rank 1 once step `step` was made."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         assert time.monotonic() < deadline, "no step was made"
         seen: list[dict[str, Any]] = []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
+from waiting import until
+
 from hyperpod_ext.runtime.rendezvous import crowd
 from hyperpod_ext.runtime.rendezvous.watcher import Over, Watcher
 
@@ -66,12 +68,9 @@ def test_a_look_that_fails_is_not_the_last_one():
 
     over, watcher = Over(look), Watcher()
     watcher.look_after(over)
-    deadline = time.monotonic() + 10.0
-    while len(looks) < 2 and time.monotonic() < deadline:
-        threading.Event().wait(0.01)
+    until(lambda: len(looks) >= 2)
     over.leave()
     watcher.end()
-    assert len(looks) >= 2
 
 
 def test_the_machine_tells_how_many_threads_want_its_cores():
@@ -80,16 +79,14 @@ def test_the_machine_tells_how_many_threads_want_its_cores():
 
 def test_nobody_gives_way_while_there_is_a_core_for_each():
     assert crowd.turn_s(1.0) == crowd.patience_s(0.5) == 0.0
-    began = time.monotonic()
-    crowd.give_way(10.0, lambda: 0.5)
-    assert time.monotonic() - began < 5.0
+    crowd.give_way(3600.0, lambda: 0.5)
 
 
 def test_a_rank_gives_way_until_the_crowd_is_gone_but_no_longer_than_it_has_patience():
     sizes = iter([30.0, 15.0, 1.0])
-    crowd.give_way(10.0, lambda: next(sizes))
+    crowd.give_way(3600.0, lambda: next(sizes))
     assert list(sizes) == []
     began = time.monotonic()
     crowd.give_way(crowd.patience_s(30.0), lambda: 30.0)
-    assert 0.03 <= time.monotonic() - began < 5.0
+    assert time.monotonic() - began >= 0.03
     assert crowd.patience_s(10_000.0) <= 0.05

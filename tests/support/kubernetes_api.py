@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-import time
 import urllib.parse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -233,11 +232,3 @@ def serve() -> Iterator[KubernetesApi]:
     api.url = f"http://127.0.0.1:{server.server_port}"
     with serving(server):
         yield api
-
-
-def wait_for(condition: Callable[[], bool], within_s: float = 10.0) -> None:
-    """Until `condition` holds."""
-    end = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.01)

@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from waiting import PATIENCE_S
+
 
 @dataclass(frozen=True)
 class LocalPlace:
@@ -19,13 +21,14 @@ class LocalPlace:
         return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal() and self._ours(entry)]
 
     def leftovers(self) -> list[str]:
-        """Processes and temporary folders that outlived their job; waits a moment for the kernel."""
-        for _attempt in range(50):
-            found = [f"process {pid}" for pid in self.processes()] + [entry.name for entry in self.scratch.glob("hpx*")]
-            if not found:
-                break
+        """Processes and temporary folders that outlived their job; waits for the kernel."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (found := self._left()) and time.monotonic() < deadline:
             time.sleep(0.02)
         return found
+
+    def _left(self) -> list[str]:
+        return [f"process {pid}" for pid in self.processes()] + [entry.name for entry in self.scratch.glob("hpx*")]
 
     def _ours(self, process: Path) -> bool:
         try:

@@ -9,7 +9,6 @@ import os
 import random
 import sys
 import threading
-import time
 from typing import Any
 
 from hyperpod_ext.config.checkpoint import PeerTier
@@ -107,13 +106,6 @@ class Node:
 def steps(regions: Regions, owner: int = 0) -> list[int]:
     """Steps of the whole snapshots of a rank."""
     return sorted(brief["step"] for brief in regions.held() if brief["rank"] == owner)
-
-
-def wait_until(condition: Any, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.005)
 
 
 def content(nbytes: int, seed: int = 0) -> bytes:

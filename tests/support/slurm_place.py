@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,13 +63,6 @@ def done(process: subprocess.Popen[str], seconds: float = 100) -> Done:
     stdout, stderr = process.communicate(timeout=seconds)
     assert "Traceback" not in stderr, stderr
     return Done(process.returncode, stdout, stderr)
-
-
-def wait_until(true: Callable[[], Any], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.05)
 
 
 def made_step(events: Path, step: int) -> bool:

@@ -42,8 +42,13 @@ def next_rate(rate: float, achieved: float, slowdown: float, max_slowdown: float
 class Pace:
     """Holds senders back, and learns from the steps by how much. Thread-safe."""
 
-    def __init__(self, max_slowdown: float, now: Callable[[], float] = time.monotonic) -> None:
-        self._max_slowdown, self._now = max_slowdown, now
+    def __init__(
+        self,
+        max_slowdown: float,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._max_slowdown, self._now, self._sleep = max_slowdown, now, sleep
         self.rate, self.floor = math.inf, 0.0
         self._idle: deque[float] = deque(maxlen=_IDLE_STEPS)
         self._busy: list[float] = []
@@ -129,4 +134,4 @@ class Pace:
             start = max(self._now(), self._free_at)
             self._free_at = start + nbytes / self.rate
         while (left := start - self._now()) > 0 and not stop() and not math.isinf(self.rate):
-            time.sleep(min(left, _LOOK_S))
+            self._sleep(min(left, _LOOK_S))

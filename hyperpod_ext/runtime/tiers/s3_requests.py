@@ -14,6 +14,8 @@ from hyperpod_ext.runtime.tiers.object_store import Cancelled
 from hyperpod_ext.runtime.tiers.s3_faults import ShortError, WrongChecksumError, judge
 
 T = TypeVar("T")
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 20.0
+"""Between two tries, at first and at most; each wait is up to twice as long as the one before."""
 
 
 class Requests:
@@ -27,7 +29,7 @@ class Requests:
 
         `also` tells whether bytes that arrived wrong were right when they left.
         """
-        wait_s = 0.2
+        wait_s = _FIRST_WAIT_S
         while True:
             call.look()
             try:
@@ -46,7 +48,7 @@ class Requests:
                 call.gave_up = True
                 raise _gave_up(verdict.error, call)
             call.sleep(min(wait_s, call.seconds_left() + 0.01) * random.uniform(0.5, 1.0))
-            wait_s = min(wait_s * 2, 20.0)
+            wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
 
     def send(self, request: Callable[..., Any], data: memoryview, call: Call, **options: Any) -> Any:
         body = Body(data, call)

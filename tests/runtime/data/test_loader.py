@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from waiting import until
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime import Run, resilient
@@ -173,10 +173,7 @@ def test_workers_end_with_the_process_that_they_read_for(tmp_path: Path) -> None
     assert done.returncode == -signal.SIGKILL
     workers = [int(pid) for pid in told.read_text().split()]
     assert len(workers) == 2
-    until = time.monotonic() + 3  # torch's own look after 5
-    while any(Path(f"/proc/{pid}/exe").exists() for pid in workers):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in workers))
 
 
 def test_a_step_that_was_not_acknowledged_is_an_error_at_the_next() -> None:

@@ -60,7 +60,7 @@ class Running:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         self.wait()
 
-    def wait(self, timeout_s: float = 40.0) -> None:
+    def wait(self, timeout_s: float = 100.0) -> None:
         deadline = time.monotonic() + timeout_s
         while self._pidfds:
             ended, _, _ = select.select(self._pidfds[:1], [], [], max(0.0, deadline - time.monotonic()))

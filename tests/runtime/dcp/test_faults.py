@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-import time
 
 import pytest
 from dcp_job import Job
+from waiting import until
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,4 @@ def test_a_tier_that_cannot_be_used_is_told_before_the_first_save_and_its_server
     policy = {"tiers": [{"kind": "memory"}, {"kind": "file", "path": f"{job.directory}/f", "every_steps": 1}]}
     for raised in job.start("load", 2, kind="plain", policy=policy).answers():
         assert f"rank 0: Cannot use {job.directory}/f/j: Not a directory" in raised["text"]
-    deadline = time.monotonic() + 20
-    while job.servers():
-        assert time.monotonic() < deadline, "who mends its environment would meet the old one"
-        time.sleep(0.05)
+    until(lambda: not job.servers(), "who mends its environment would meet the old one")

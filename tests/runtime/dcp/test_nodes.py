@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from dcp_job import Job
+from waiting import PATIENCE_S, until
 
 PEERS = {"tiers": [{"kind": "memory"}, {"kind": "peer", "every_steps": 1}]}
 
@@ -29,8 +30,7 @@ def test_another_number_of_ranks_loads_across_nodes(job: Job) -> None:
 
 def test_two_trainings_of_one_name_are_told_apart(job: Job) -> None:
     running = job.start("save_and_hang", 1, marker=str(job.directory))
-    while not (job.directory / "0").exists():
-        time.sleep(0.02)
+    until((job.directory / "0").exists)
     (text,) = job.run("quick_error", 1)
     running.kill()
     assert "saves as job j, too" in text
@@ -46,7 +46,7 @@ def test_another_policy_than_the_server_has_is_refused(job: Job) -> None:
 def test_the_memory_server_ends_when_it_has_brought_all_that_is_due(job: Job) -> None:
     policy = {"tiers": [{"kind": "memory"}, {"kind": "file", "path": f"{job.directory}/f", "every_steps": 1}]}
     job.run("save_and_leave", 2, policy=policy, idle_exit_s=0.3)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while job.servers() and time.monotonic() < deadline:
         time.sleep(0.5)  # each look is a connection, too
     assert not job.servers()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 from dcp_job import Job
+from waiting import until
 
 
 def file_tier(job: Job) -> dict[str, object]:
@@ -22,8 +22,7 @@ def test_state_comes_back_as_it_was_saved(job: Job, kind: str, ranks: int) -> No
 
 def test_trainers_killed_right_after_the_save_lose_nothing(job: Job, tmp_path: Path) -> None:
     running = job.start("save_and_hang", 2, marker=str(tmp_path))
-    while len(list(tmp_path.iterdir())) < 2:
-        time.sleep(0.01)
+    until(lambda: len(list(tmp_path.iterdir())) == 2)
     running.kill()
     for loaded in job.run("load", 2, kind="plain"):
         assert loaded == {"latest": 6, "step": 6, "digest": (tmp_path / "0").read_text()}

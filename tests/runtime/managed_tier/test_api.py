@@ -9,12 +9,11 @@ import json
 import os
 import socket
 import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from awscrt import checksums
+from waiting import until
 
 from hyperpod_ext.runtime.memory_server.managed_tier.api import ApiServer
 
@@ -26,13 +25,6 @@ MIB = 1 << 20
 def described(data: bytes) -> str:
     digest = checksums.crc64nvme(data).to_bytes(8, "big")
     return json.dumps({"checksum": base64.b64encode(digest).decode(), "algorithm": "crc64nvme"})
-
-
-def wait_for(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def talk(server: ApiServer, request: bytes, *, patient: bool = False) -> bytes:
@@ -110,9 +102,9 @@ def test_half_a_post_is_never_seen_and_its_memory_comes_back(call: Any, server: 
     address = ("127.0.0.1", int(server.server_address[1]))
     with socket.create_connection(address) as dying:
         dying.sendall(b"POST /v1/cp/checkpoints/job/0/1 HTTP/1.1\r\nContent-Length: 4194304\r\n\r\n" + b"x" * MIB)
-        wait_for(lambda: call.blobs.taken_bytes > taken)
+        until(lambda: call.blobs.taken_bytes > taken)
         assert call("GET", f"{CHECKPOINTS}/job/0/1") == (200, b"whole")
-    wait_for(lambda: call.blobs.taken_bytes == taken)
+    until(lambda: call.blobs.taken_bytes == taken)
     assert call("GET", f"{CHECKPOINTS}/job/0/1") == (200, b"whole")
 
 

@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 import pytest
 import s3_server
 from venv_over_ours import UnavailableError, make_venv
+from waiting import PATIENCE_S
 
 from hyperpod_ext.runtime.tiers.managed import AWS_URL
 
@@ -121,7 +122,7 @@ def memory_server(aws_python: Path, host: str) -> Iterator[subprocess.Popen[byte
     """Where AWS's client looks for it. Has `xxhash`, so that it verifies what it is sent."""
     port = urlsplit(AWS_URL).port
     process = subprocess.Popen([str(aws_python), *SERVER, "--listen", f"{host}:{port}", "--budget-mib", "64"])
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         assert process.poll() is None
         assert time.monotonic() < deadline

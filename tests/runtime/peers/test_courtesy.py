@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from peer_node import wait_until
+from waiting import until
 
 from hyperpod_ext.runtime.memory_server.courtesy import Courtesy, niceness_for
 
@@ -59,10 +59,10 @@ def test_what_the_kernel_refuses_for_now_is_told_later(number):
     group = Group(2, number)
     courtesy = Courtesy(0.05, group)
     courtesy.copy_begins()
-    wait_until(lambda: group.told == [14])
+    until(lambda: group.told == [14])
     group.refusals = 1
     courtesy.copy_ends()
-    wait_until(lambda: group.told == [14, 0])
+    until(lambda: group.told == [14, 0])
 
 
 def test_a_copy_that_takes_too_long_gives_way_no_more_and_the_next_one_does_again():
@@ -70,7 +70,7 @@ def test_a_copy_that_takes_too_long_gives_way_no_more_and_the_next_one_does_agai
     courtesy = Courtesy(0.05, group)
     courtesy.patience_s = 0.05
     courtesy.copy_begins()
-    wait_until(lambda: group.told == [14, 0])
+    until(lambda: group.told == [14, 0])
     courtesy.patience_s = 60.0
     courtesy.copy_ends()
     courtesy.copy_begins()

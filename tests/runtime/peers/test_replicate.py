@@ -9,7 +9,8 @@ import threading
 import time
 
 import pytest
-from peer_node import JOB, MIB, SECRET, content, steps, wait_until
+from peer_node import JOB, MIB, SECRET, content, steps
+from waiting import until
 
 from hyperpod_ext.errors import UnreachableError
 from hyperpod_ext.runtime import wire
@@ -178,9 +179,9 @@ def test_a_sender_killed_halfway_leaves_the_older_replica_whole(make_node, start
     b = make_node(1)
     sender = start_process(b.server.port)
     incoming = b.server._incoming._by_token
-    wait_until(lambda: steps(b.replicas) == [1] and any(len(r.checksums) > 1 for r in [*incoming.values()]))
+    until(lambda: steps(b.replicas) == [1] and any(len(r.checksums) > 1 for r in [*incoming.values()]))
     os.kill(sender.pid, signal.SIGKILL)
-    wait_until(lambda: not incoming)
+    until(lambda: not incoming)
     assert steps(b.replicas) == [1]
     assert read(b.client(), "g1-s1") == content(8 * MIB, 1)
 
@@ -194,7 +195,7 @@ def test_a_peer_killed_halfway_costs_one_copy_and_another_peer_gets_it(make_node
     assert a.replicator.wait_idle(20)
     a.replicator.pace.rate = 8 * MIB
     a.save(0, 2, content(32 * MIB, 2))
-    wait_until(lambda: a.replicator.pace._sent > 12 * MIB)
+    until(lambda: a.replicator.pace._sent > 12 * MIB)
     os.kill(peer.pid, signal.SIGKILL)
     assert a.replicator.wait_idle(5)
     assert (a.replicator.status()["failed"], state(a, 0, 2)) == (1, "sealed")
@@ -277,7 +278,7 @@ def test_what_is_due_while_a_copy_is_in_flight(make_node, when_busy, copied):
     a.replicator.set_peers({1: b.address})
     a.replicator.pace.rate = 16 * MIB
     a.save(0, 1, content(MIB, 1) * 16)
-    wait_until(lambda: a.replicator.pace._sent > 0)
+    until(lambda: a.replicator.pace._sent > 0)
     for step in (2, 3):
         a.save(0, step, content(MIB, step) * 16, when_busy=when_busy)
     if when_busy != "wait":
@@ -321,7 +322,7 @@ def test_steps_that_take_longer_beside_a_copy_slow_it_down_though_nothing_is_sav
         step(0.01)
     a.replicator.pace.rate = before = 8 * MIB
     a.save(0, 1, content(MIB, 1) * 32)
-    wait_until(lambda: a.replicator.pace._sent > 0)
+    until(lambda: a.replicator.pace._sent > 0)
     for _ in range(8):
         step(0.05)
     assert a.replicator.pace.rate < before

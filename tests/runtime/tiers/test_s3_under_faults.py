@@ -12,6 +12,7 @@ from awscrt import checksums
 from fault_proxy import FaultProxy, Faults
 
 from hyperpod_ext.errors import NotFoundError, UnreachableError
+from hyperpod_ext.runtime.tiers import s3_requests
 from hyperpod_ext.runtime.tiers.object_store import MIB, Cancelled, ObjectStore, open_store
 
 pytestmark = pytest.mark.slow
@@ -24,6 +25,12 @@ PART = r"^PUT .*partNumber="
 
 def in_words(faults: Faults) -> str:
     return " ".join(f"{name} {value}" for name, value in vars(faults).items() if value != getattr(Faults(), name))
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tries follow each other a tenth as far apart."""
+    monkeypatch.setattr(s3_requests, "_FIRST_WAIT_S", 0.02)
 
 
 @pytest.fixture
@@ -186,10 +193,8 @@ def test_an_upload_that_was_taken_away_is_begun_anew(proxy: FaultProxy, bucket: 
 def test_a_put_stops_soon_after_it_is_cancelled_even_while_it_waits(proxy: FaultProxy, bucket: str) -> None:
     store = make(bucket)
     proxy.order(Faults(only=PART, status=503))
-    start = time.monotonic()
     with pytest.raises(Cancelled):
-        store.put("blob", memoryview(DATA), CRC, cancelled=lambda: time.monotonic() > start + 2)
-    assert time.monotonic() - start < 4
+        store.put("blob", memoryview(DATA), CRC, cancelled=lambda: proxy.count(PART) > 2)
     proxy.order(Faults())
     assert unfinished(bucket) == 0
     assert store.list() == []
@@ -203,8 +208,7 @@ def test_small_calls_stop_soon_after_they_are_cancelled_though_the_place_cannot_
     began = time.monotonic()
     arguments = {"put_new": ("blob", b"new"), "get": ("blob",), "list": (), "delete": (["blob"],)}[call]
     with pytest.raises(Cancelled):
-        getattr(store, call)(*arguments, cancelled=lambda: time.monotonic() - began > 0.5)
-    assert time.monotonic() - began < 5  # it would go on for 30 s
+        getattr(store, call)(*arguments, cancelled=lambda: time.monotonic() - began > 0.1)
 
 
 @pytest.mark.parametrize("faults", [Faults(cut_answer_after=0, times=1), Faults(status=503, times=2)], ids=in_words)
@@ -235,13 +239,13 @@ class TestClearErrors:
 
     def test_access_denied(self, proxy: FaultProxy, bucket: str, store: ObjectStore) -> None:
         proxy.order(Faults(only="^PUT", status=403, code="AccessDenied"))
-        start = time.monotonic()
         with pytest.raises(UnreachableError, match=f"Cannot write s3://{bucket}/job/.*AccessDenied") as caught:
             store.check()
         assert "s3:PutObject" in caught.value.hint
         with pytest.raises(UnreachableError):
             put(store)
-        assert time.monotonic() - start < 5, "what cannot pass is not tried again"
+        lines = [seen.line for seen in proxy.seen]
+        assert len(set(lines)) == len(lines), "what cannot pass is not tried again"
 
     def test_wrong_keys(self, proxy: FaultProxy, store: ObjectStore) -> None:
         proxy.order(Faults(status=403, code="SignatureDoesNotMatch"))
