@@ -12,8 +12,8 @@ TORCH ?= torch==2.13.0
 JOB ?= examples/01-local/job.yaml
 # for `make run`: --kill rank=1@step=20, --no-kill, --set path=value, -o json ...
 ARGS ?=
-# how many fast tests `make check` runs side by side
-WORKERS ?= 2
+# how many tests run side by side: most of them wait
+WORKERS ?= $(shell n=$$((2 * $$(nproc))); echo $$((n < 8 ? n : 8)))
 
 # thousands of processes are started here: none of them should compile what another has compiled, whatever the user's shell says
 override PYTHONDONTWRITEBYTECODE :=
@@ -22,9 +22,9 @@ export PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup s3-server moto cdk run check static test test-thorough test-sdks test-integrations soak bench bench-recovery bench-rendezvous bench-resize bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible golden clean
+.PHONY: setup environments cdk run check static test test-thorough test-sdks test-integrations soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible golden clean
 
-setup: $(READY) s3-server moto
+setup: $(READY) environments
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 ...")'
@@ -33,13 +33,10 @@ $(READY): pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-# the S3 server of the tests, in an environment of its own; without it the tests that need it say so
-s3-server: $(READY)
-	-@$(BIN)/python tests/support/s3_server.py
-
-# a stand-in for AWS's APIs, in an environment of its own below $(VENV)/sdk
-moto: $(READY)
-	-@$(BIN)/python tests/support/sdk_venvs.py moto
+# what tests need in environments of their own: a server of S3 and one of AWS's APIs, hyperpodrun, AWS's own client;
+# without one the tests that need it say so
+environments: $(READY)
+	-@$(BIN)/python tests/support/environments.py
 
 # the CDK, its validators and node, for `hp-ext cluster` and tests/cdk, which say so where they are missing
 cdk: $(READY)
@@ -53,17 +50,21 @@ static: $(READY)
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy --no-error-summary hyperpod_ext cli
 
-APART := not thorough and not soak and not sdks and not integrations
+APART := not thorough and not soak and not sdks and not integrations and not measures
 
-check: static s3-server moto
-	$(BIN)/pytest -q -n $(WORKERS) -m 'not slow and $(APART)'
+check: static environments
+	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m 'not slow and $(APART)'
 
-test: static s3-server cdk
-	$(BIN)/pytest -q -m '$(APART)'
+test: static environments cdk
+	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m '$(APART)'
 
 # hangs, lost nodes, partitions, hyperpodrun, Slurm, SageMaker's API, every place of a step, thousands of specs
-test-thorough: $(READY) s3-server moto
-	$(BIN)/pytest -q -m 'thorough and not soak'
+test-thorough: $(READY) environments
+	$(BIN)/pytest -q -m 'thorough and not soak and not measures'
+
+# seconds and CPU of commands and uploads, each beside a floor in the same run; about a minute, for a quiet machine
+bench-costs: $(READY)
+	$(BIN)/pytest -q -s -m measures
 
 # what both SageMaker SDKs send for our arguments, and hp-ext beside hyp; installing them takes most of its six minutes
 test-sdks: $(READY)
@@ -118,7 +119,7 @@ bench-reproducible: $(READY)
 
 golden: $(READY)
 	cp examples/01-local/train.py templates/init/train.py.j2
-	$(BIN)/pytest -q -m 'not slow and not soak and not sdks and not integrations' --update-golden
+	$(BIN)/pytest -q -m 'not slow and $(APART)' --update-golden
 
 clean:
 	rm -rf $(VENV) .venv-s3 build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -100,7 +100,7 @@ def cpu_seconds(command: list[str]) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-@pytest.mark.slow
+@pytest.mark.measures
 def test_a_full_spec_is_checked_in_a_third_of_a_second(root: Path) -> None:
     spec = root / "examples" / "04-hyperpod-eks" / "job.yaml"
     spent = min(cpu_seconds([HP_EXT, "validate", str(spec), "--target", "hyperpod-eks"]) for _ in range(7))
@@ -109,7 +109,7 @@ def test_a_full_spec_is_checked_in_a_third_of_a_second(root: Path) -> None:
     assert spent <= max(0.35, 4 * floor)  # 0.22 on a quiet machine; a slow one takes longer for anything
 
 
-@pytest.mark.slow
+@pytest.mark.measures
 def test_help_costs_at_most_three_times_click() -> None:
     click, ours = [], []
     for _ in range(15):

@@ -55,6 +55,7 @@ def test_an_aim_that_is_missed_is_named(changes, missed):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_small_run_measures_both_sides(tmp_path: Path):
     program = Path(__file__).with_name("rendezvous.py")
     command = [sys.executable, str(program), "--rounds", "1", "--faults", "2", "--sizes", "4", "--out", str(tmp_path)]

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import whole_run
 from venv_over_ours import UnavailableError, make_venv
 
 PINS = Path(__file__).with_name("hyperpodrun-pins.txt")
@@ -53,7 +54,7 @@ def install() -> Path:
 def hyperpodrun() -> Path:
     """The program. Skips the test where there is none, and fails it under CI."""
     try:
-        install()
+        whole_run.once("hyperpodrun", lambda: str(install()))
     except UnavailableError as error:
         if os.environ.get("CI"):
             raise

@@ -11,9 +11,11 @@ PROGRAM = Path(__file__).parents[1] / "checkpointing.py"
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.timeout(400)
 def test_a_quick_run_measures_saves_training_and_kill_9(tmp_path):
     command = [sys.executable, str(PROGRAM), "--quick", "--systems", "memcpy", "torch.save", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=380)
     assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "checkpoint.json").read_text())
     assert document["failures"] == []

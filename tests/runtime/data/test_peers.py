@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import whole_run
 from sdk_venvs import python_of
 
 from hyperpod_ext.runtime.data import ElasticBatchSampler, ElasticDataLoader
@@ -29,10 +30,9 @@ MOSAICML = (
 def installed(name: str, *packages: str) -> Path:
     """A folder with these packages, without what they depend on."""
     folder = ROOT / ".venv" / "bench" / name
-    if not folder.exists():
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *packages]
-        if subprocess.run(pip, check=False, timeout=300).returncode:
-            pytest.skip(f"{name} cannot be installed here")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *packages]
+    if whole_run.once(f"bench-{name}", lambda: not folder.exists() and subprocess.run(pip, timeout=300).returncode):
+        pytest.skip(f"{name} cannot be installed here")
     return folder
 
 

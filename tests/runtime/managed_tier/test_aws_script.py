@@ -13,7 +13,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -21,15 +20,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
+import aws_client_env
 import pytest
 import s3_server
-from venv_over_ours import UnavailableError, make_venv
+import whole_run
+from venv_over_ours import UnavailableError
 from waiting import PATIENCE_S
 
 from hyperpod_ext.runtime.tiers.managed import AWS_URL
 
 HERE = Path(__file__).parent
-PINS = HERE / "aws-client-pins.txt"
 WORLD_SIZE = 2
 SERVER = ["-m", "hyperpod_ext.runtime.memory_server.managed_tier"]
 EVERY_CALL = """
@@ -83,17 +83,10 @@ def unavailable(reason: str) -> NoReturn:
 @pytest.fixture(scope="session")
 def aws_python() -> Path:
     """An interpreter with AWS's client, on top of ours so that torch is not fetched again. Made once."""
-    folder = Path(sys.prefix) / "aws-client"
-    python, stamp = folder / "bin" / "python", folder / "made"
-    wanted = PINS.read_text() + sys.version
-    if stamp.exists() and stamp.read_text() == wanted:
-        return python
     try:
-        make_venv(folder, PINS, timeout_s=100.0)
+        return Path(whole_run.once("aws-client", lambda: str(aws_client_env.install())))
     except UnavailableError as error:
         unavailable(f"AWS's client: {error}")
-    stamp.write_text(wanted)
-    return python
 
 
 @pytest.fixture(scope="session")

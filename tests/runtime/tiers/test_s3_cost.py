@@ -25,7 +25,7 @@ def cpu_s(work: Callable[[], None]) -> float:
     return min(found[1:])
 
 
-@pytest.mark.slow
+@pytest.mark.measures
 def test_an_upload_costs_a_quarter_of_the_cpu_of_upload_fileobj(monkeypatch: pytest.MonkeyPatch) -> None:
     data = bytes(256 * MIB)
     crc = f"{checksums.crc64nvme(data):016x}"

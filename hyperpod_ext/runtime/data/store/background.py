@@ -86,8 +86,12 @@ class Conversion:
             HyperpodExtError: the conversion failed.
             WaitTimeoutError: it still runs.
         """
-        self._until(lambda: (self.folder / DONE).exists(), timeout_s)
+        self._until(lambda: (self.folder / DONE).exists() and not self._converts(), timeout_s)
         return TokenStore(self.folder)
+
+    def _converts(self) -> bool:
+        """Whether a converter of ours runs: it holds the store's lock to its end."""
+        return self._process is not None and self._thread is not None and self._thread.is_alive()
 
     def stop(self) -> None:
         """End the converter if it is ours; what it published stays, and is gone on from."""
