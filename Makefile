@@ -22,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup environments cdk run check static test test-thorough test-sdks test-integrations soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible golden clean
+.PHONY: setup environments cdk ready ready-with-cdk run check static test test-thorough test-sdks test-integrations soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible golden clean
 
 setup: $(READY) environments
 
@@ -52,10 +52,17 @@ static: $(READY)
 
 APART := not thorough and not soak and not sdks and not integrations and not measures
 
-check: static environments
+# what can be made side by side is
+ready: $(READY)
+	@$(MAKE) --no-print-directory -j3 static environments
+
+ready-with-cdk: $(READY)
+	@$(MAKE) --no-print-directory -j3 static environments cdk
+
+check: ready
 	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m 'not slow and $(APART)'
 
-test: static environments cdk
+test: ready-with-cdk
 	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m '$(APART)'
 
 # hangs, lost nodes, partitions, hyperpodrun, Slurm, SageMaker's API, every place of a step, thousands of specs
