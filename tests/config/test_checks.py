@@ -21,7 +21,15 @@ def hints(found: Iterator[checks.Finding]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("batch", "hint"), [(15, ["write 12 or 16"]), (3, ["write 4"]), (17, ["write 16 or 20"]), (16, []), (None, [])]
+    ("batch", "hint"),
+    [
+        (15, ["write 12 or 16"]),
+        (3, ["write 4"]),
+        (17, ["write 16 or 20"]),
+        (14, ["write 12 or 16"]),
+        (16, []),
+        (None, []),
+    ],
 )
 def test_the_batch_divides_among_all_ranks(batch: int | None, hint: list[str]) -> None:
     spec = job(nodes=2, workers_per_node=2, global_batch_size=batch)

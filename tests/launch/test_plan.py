@@ -16,7 +16,7 @@ from hyperpod_ext.config.runtime import RuntimeConfig
 from hyperpod_ext.errors import ConfigError, HyperpodExtError, UnsupportedError
 from hyperpod_ext.launch.capabilities import Capabilities, unsupported
 from hyperpod_ext.launch.plan import make_plan
-from hyperpod_ext.launch.render import check_shell
+from hyperpod_ext.launch.render import check_shell, own_templates, render
 from hyperpod_ext.launch.targets import TARGETS, get_target
 
 SHOW = """\
@@ -120,6 +120,13 @@ def test_an_unknown_target_names_the_nearest() -> None:
 def test_every_target_module_has_all_functions_of_the_protocol(name: str) -> None:
     functions = ("capabilities", "render", "submit", "list_jobs", "status", "watch", "logs", "cancel", "result")
     assert all(callable(getattr(get_target(name), function)) for function in functions)
+
+
+def test_a_name_that_a_template_does_not_get_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "node.sh.j2").write_text("echo {{ nobody }}\n")
+    with own_templates(tmp_path), pytest.raises(ConfigError, match="'nobody' is undefined"):
+        render("local/node.sh.j2")
 
 
 def test_shell_that_does_not_parse_is_not_sent() -> None:

@@ -222,6 +222,12 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "parallelism",
     ),
     (
+        "HPX171",
+        {"nodes": 2, "workers_per_node": 2, "parallelism": {"pipeline": 3}},
+        {"nodes": 3, "workers_per_node": 2, "parallelism": {"pipeline": 2}},
+        "parallelism",
+    ),
+    (
         "HPX172",
         {"nodes": 2, "parallelism": {"tensor": 2}},
         {"workers_per_node": 2, "parallelism": {"tensor": 2}},

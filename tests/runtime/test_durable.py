@@ -248,6 +248,12 @@ def test_a_manifest_moved_to_another_folder_is_refused(checkpoints, tmp_path):
     assert "it is the manifest of g1-s100" in refused(checkpoints, newer)
 
 
+def test_a_manifest_moved_to_another_generations_folder_of_its_step_is_refused(checkpoints, tmp_path):
+    older, newer = write(checkpoints, 100, 1), write(checkpoints, 100, 2)
+    manifest_file(tmp_path, newer).write_bytes(manifest_file(tmp_path, older).read_bytes())
+    assert "it is the manifest of g1-s100" in refused(checkpoints, newer)
+
+
 def test_a_plan_that_was_changed_is_refused(checkpoints, tmp_path):
     found = write(checkpoints, 100)
     (file,) = (tmp_path / found.folder).glob("plan-*.json")

@@ -93,6 +93,17 @@ def test_a_rank_that_is_past_the_step_makes_it_a_later_one_and_nobody_stops_befo
     assert membership.stop_answered(0, first, True, 9, False) == []  # of the question before
 
 
+def test_who_stood_before_all_had_agreed_is_waited_for_again():
+    membership = world(2, 1)
+    membership.resize(1, "a")
+    number = membership.change.number
+    assert membership.halted(0, number) == []
+    membership.stop_answered(0, number, True, 8, False)
+    assert membership.stop_answered(1, number, True, 8, False) == [m.StopAt(number)]
+    assert membership.halted(1, number) == []
+    assert m.Abort in kinds(membership.halted(0, number))
+
+
 def test_a_node_that_leaves_takes_its_ranks_to_the_last_one():
     membership = world(3, 1)
     commands = membership.leave(1)

@@ -91,6 +91,37 @@ def test_training_starts_only_when_every_rank_has_restored():
     assert membership.restore_reported(3, 1, 1, "") == [Go(0)]
 
 
+def test_what_is_said_of_an_attempt_that_was_given_up_does_not_count_for_the_next():
+    membership = fresh()
+    for rank, node in NODES.items():
+        membership.join(rank, None, held_by(node, 5, 6))
+    (again,) = membership.restore_reported(0, 1, 1, "its bytes are damaged")
+    assert isinstance(again, Restore)
+    assert [membership.restore_reported(rank, 1, 1, "") for rank in NODES] == [[]] * 4
+    assert membership.restore_reported(3, 1, 1, "damaged, too") == []
+    assert membership.attempt == again.attempt == 2
+    assert [membership.restore_reported(rank, 1, 2, "") for rank in NODES] == [[], [], [], [Go(5)]]
+
+
+def test_a_death_on_the_way_out_of_an_older_generation_is_a_death():
+    membership = fresh()
+    start(membership)
+    membership.fault(died(2), 1)
+    assert membership.fault(died(3), 1) == [Replace(3)]
+    assert membership.generation == 2
+
+
+def test_who_finished_in_a_generation_that_was_left_has_not_finished_the_job():
+    membership = fresh()
+    start(membership)
+    for rank in (0, 1, 2):
+        assert membership.finished(rank, 1, "digest") == []
+    membership.fault(raised(3), 1)
+    start(membership, 3)
+    assert membership.finished(3, 1, "digest") == []
+    assert [membership.finished(rank, 2, "digest") for rank in NODES] == [[], [], [], [Finish()]]
+
+
 def test_a_death_raises_the_generation_and_asks_for_a_replacement():
     membership = fresh()
     start(membership)

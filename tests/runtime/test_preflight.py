@@ -70,9 +70,10 @@ def test_the_tightest_cgroup_above_is_the_limit(tmp_path: Path):
 def test_a_secret_that_others_can_read_is_refused(tmp_path: Path):
     secret = tmp_path / "secret"
     secret.write_text("0123456789abcdef")
-    secret.chmod(0o644)
-    with pytest.raises(HyperpodExtError, match="readable by other users"):
-        read_secret(secret)
+    for mode in (0o644, 0o640, 0o604, 0o660):
+        secret.chmod(mode)
+        with pytest.raises(HyperpodExtError, match=f"readable by other users .mode {mode:o}"):
+            read_secret(secret)
     secret.chmod(0o600)
     assert read_secret(secret) == b"0123456789abcdef"
     secret.write_text("short")

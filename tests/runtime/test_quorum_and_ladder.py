@@ -29,6 +29,16 @@ def test_of_two_sides_that_cannot_see_each_other_one_at_most_goes_on(count: int)
             assert goes_on or takes_over  # and one does, if nobody on it is lost
 
 
+def test_nodes_that_are_no_members_have_no_say() -> None:
+    assert may_go_on({0, 1, 2, 3}, {1}, 0)
+    assert not may_go_on({0, 1, 2, 3}, {7, 8, 9}, 0)
+    assert not may_take_over({0, 1, 2, 3}, {2, 3, 8, 9})
+
+
+def test_a_term_counts_before_a_number_though_that_is_higher() -> None:
+    assert newest([{"term": 2, "number": 1}, {"term": 1, "number": 9}])["term"] == 2
+
+
 def test_the_newest_record_of_the_latest_term_is_the_one_to_go_on_with() -> None:
     records = [{"term": 1, "number": 9}, {"term": 2, "number": 1}, {"term": 2, "number": 3}]
     assert newest(records) == {"term": 2, "number": 3}
@@ -91,6 +101,28 @@ def test_each_rung_is_left_when_its_budget_is_spent() -> None:
     assert rung_of(died(1, 8), [died(0, 5), died(1, 6), died(0, 7)], BUDGETS) is Rung.NODE
     assert rung_of(died(2, 8), [died(0, 5), died(1, 6), died(0, 7)], BUDGETS) is Rung.PROCESS
     assert rung_of(lost(1, 5), [], BUDGETS) is Rung.NODE
+
+
+def test_a_rung_is_kept_to_the_last_of_its_budget() -> None:
+    budgets = replace(BUDGETS, max_in_process=3, max_on_node=2)
+    assert rung_of(raised(1, 7), [raised(1, step) for step in (5, 6)], budgets) is Rung.IN_PROCESS
+    assert rung_of(raised(1, 8), [raised(1, step) for step in (5, 6, 7)], budgets) is Rung.PROCESS
+    assert rung_of(died(1, 6), [died(1, 5)], budgets) is Rung.PROCESS
+    assert rung_of(died(1, 7), [died(1, 5), died(1, 6)], budgets) is Rung.NODE
+
+
+def test_the_job_recovers_from_so_many_faults_and_ends_with_the_next() -> None:
+    budgets = replace(BUDGETS, max_restarts=2)
+    assert give_up(raised(0, 9), [raised(1, 5)], budgets) is None
+    failure = give_up(raised(0, 9), [raised(1, 5), raised(2, 7)], budgets)
+    assert isinstance(failure, Fail)
+    assert "this was fault 3, the job recovers from 2" in failure.message
+
+
+def test_faults_add_up_while_each_is_near_the_next() -> None:
+    budgets = replace(BUDGETS, max_in_process=3, calm_steps=20)
+    assert rung_of(raised(1, 60), [raised(1, step) for step in (15, 30, 45)], budgets) is Rung.PROCESS
+    assert rung_of(raised(1, 65), [raised(1, step) for step in (15, 30, 45)], budgets) is Rung.IN_PROCESS
 
 
 def test_faults_far_apart_do_not_add_up() -> None:

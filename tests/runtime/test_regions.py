@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from hyperpod_ext.errors import NotFoundError
+from hyperpod_ext.errors import NotFoundError, StaleGenerationError
 from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme, crc_text
 from hyperpod_ext.runtime.memory_server.budget import Budget
 from hyperpod_ext.runtime.memory_server.pins import Hold, Pin
@@ -135,3 +135,37 @@ def test_more_than_the_slot_holds_cannot_have_been_checked(stack, checked):
     with pytest.raises(NotFoundError, match="cannot be checked already"):
         owner.regions.seal(0, 0, {**record, "checked": [checked, crc_text(0)]})
     assert owner.held() == []
+
+
+def test_writers_of_every_older_generation_are_refused(stack):
+    regions = Owner(3, stack).regions
+    regions.fence(3, None)
+    for generation in (1, 2):
+        with pytest.raises(StaleGenerationError, match="the job is at generation 3"):
+            regions.begin(0, 0, 1, f"g{generation}-s1", generation)
+    regions.begin(0, 0, 1, "g3-s1", 3)
+
+
+def test_a_fence_never_goes_back(stack):
+    regions = Owner(3, stack).regions
+    regions.fence(3, None)
+    regions.fence(2, None)
+    with pytest.raises(StaleGenerationError):
+        regions.begin(0, 0, 1, "g2-s1", 2)
+
+
+def test_what_was_given_up_while_its_checksum_was_made_never_exists(stack):
+    owner = Owner(3, stack)
+    owner.regions.begin(0, 0, 5, "g1-s5", 1)
+    owner.regions.fence(2, 4)
+    with pytest.raises(StaleGenerationError, match="given up while it was written"):
+        owner.regions.adopt(0, 0, {"save_id": "g1-s5"})
+    assert owner.held() == []
+
+
+def test_the_step_that_a_generation_went_on_from_stays_and_those_after_it_go(stack):
+    owner = Owner(4, stack)
+    for step in (3, 4, 5):
+        owner.save(step)
+    owner.regions.fence(2, 4)
+    assert owner.held() == [3, 4]

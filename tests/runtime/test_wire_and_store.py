@@ -238,6 +238,38 @@ def test_a_server_without_the_secret_is_not_believed():
     listener.close()
 
 
+def answer_to(nonce: str) -> wire.Message:
+    """What an honest client says to the challenge `nonce`."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        wire.send(theirs, {"nonce": nonce})
+        theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(wire.WireError):  # nobody proves anything to it
+            wire.join_peer_blocking(ours, SECRET)
+        answer = wire.receive(theirs)
+    assert answer is not None
+    return answer
+
+
+def test_a_proof_is_for_one_challenge():
+    answer = answer_to("first")
+    assert wire.admit(SECRET, "first", answer)
+    with pytest.raises(wire.WireError, match="refused"):
+        wire.admit(SECRET, "second", answer)
+
+
+def test_a_proof_is_for_the_number_that_came_with_it():
+    with pytest.raises(wire.WireError, match="refused"):
+        wire.admit(SECRET, "first", answer_to("first") | {"nonce": "another"})
+
+
+def test_a_servers_proof_is_not_a_clients():
+    answer = answer_to("first")
+    servers = wire.admit(SECRET, "first", answer)["proof"]
+    with pytest.raises(wire.WireError, match="refused"):
+        wire.admit(SECRET, answer["nonce"], {"nonce": "first", "proof": servers})
+
+
 @pytest.mark.parametrize(
     ("frame", "words"),
     [

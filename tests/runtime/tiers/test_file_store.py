@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import pytest
 from awscrt import checksums
 
 from hyperpod_ext.errors import UnreachableError
+from hyperpod_ext.runtime.tiers import file as file_store
 from hyperpod_ext.runtime.tiers.file import FileStore
 from hyperpod_ext.runtime.tiers.object_store import MIB
 
@@ -85,6 +86,45 @@ def test_a_writer_killed_at_any_moment_leaves_the_old_blob_or_the_new(tmp_path: 
         data = store.get("blob")
         assert len(set(data)) == 1
         assert len(data) == 6 * MIB + data[0]
+
+
+@pytest.mark.parametrize("way", ["put", "put_new"])
+def test_bytes_are_on_the_disk_before_their_name_and_the_name_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    done: list[str] = []
+    fsync, replace, link = os.fsync, Path.replace, Path.hardlink_to
+
+    def syncing(descriptor: int) -> None:
+        synced = Path(f"/proc/self/fd/{descriptor}").readlink()
+        done.append("folder" if synced.is_dir() else f"{synced.stat().st_size} bytes")
+        fsync(descriptor)
+
+    def named(rename: Callable[[Path, Path], object]) -> Callable[[Path, Path], None]:
+        def name(self: Path, other: Path) -> None:
+            rename(self, other)
+            done.append("name")
+
+        return name
+
+    store = FileStore(tmp_path)
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(Path, "replace", named(replace))
+    monkeypatch.setattr(Path, "hardlink_to", named(link))
+    if way == "put":
+        put(store, "blob", b"12345")
+    else:
+        assert store.put_new("blob", b"12345")
+    assert done == ["5 bytes", "name", "folder"]
+
+
+def test_a_folder_that_is_made_is_on_the_disk_before_what_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(file_store, "sync_directory", lambda path: synced.append(str(path.relative_to(tmp_path))))
+    put(FileStore(tmp_path), "step-1/x", b"1")
+    assert synced == [".", "step-1"]
 
 
 def test_what_a_killed_writer_left_is_no_blob_and_goes_with_its_blob(tmp_path: Path) -> None:

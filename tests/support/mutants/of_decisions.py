@@ -1,0 +1,140 @@
+"""Which step, who may go on, how far up a fault is taken, and who is in the job."""
+
+from __future__ import annotations
+
+from mutants.table import Mutant, Source
+
+CHOOSE = Source("hyperpod_ext.runtime.checkpoint.choose", ("tests/runtime/test_choose.py",))
+QUORUM = Source("hyperpod_ext.runtime.rendezvous.quorum", ("tests/runtime/test_quorum_and_ladder.py",))
+ROSTER = Source("hyperpod_ext.runtime.agent.roster", ("tests/runtime/test_quorum_and_ladder.py",))
+LADDER = Source("hyperpod_ext.runtime.rendezvous.ladder", ("tests/runtime/test_quorum_and_ladder.py",))
+RESTORING = Source("hyperpod_ext.runtime.rendezvous.restoring", ("tests/runtime/test_membership.py",))
+MEMBERSHIP = Source("hyperpod_ext.runtime.rendezvous.membership", ("tests/runtime/test_membership.py",))
+PLACING = Source(
+    "hyperpod_ext.runtime.rendezvous.placing",
+    ("tests/runtime/test_placing.py", "tests/runtime/test_elastic_membership.py"),
+)
+ELASTIC = Source("hyperpod_ext.runtime.rendezvous.elastic", ("tests/runtime/test_elastic_membership.py",))
+
+MUTANTS: list[Mutant] = [
+    CHOOSE.mutant(
+        "choose_step.oldest",
+        "Of the steps that every rank can have, the newest is restored.",
+        "for key in sorted(commits, reverse=True):",
+        "for key in sorted(commits):",
+    ),
+    CHOOSE.mutant(
+        "choose_step.rank_left_out",
+        "A step counts only when every rank can have it.",
+        "        if not all(found):\n            return None",
+        "        if not all(found):\n            continue",
+    ),
+    CHOOSE.mutant(
+        "choose_step.mixes_commits",
+        "What ranks restore together is of one commit: the same step of another generation is another history.",
+        "commits.setdefault((offer.step, generation_of(offer.save_id), offer.save_id), [])",
+        'commits.setdefault((offer.step, 0, ""), [])',
+    ),
+    CHOOSE.mutant(
+        "choose_step.mixes_world_sizes",
+        "Snapshots of ranks of one world size do not fill gaps in those of another.",
+        "[offer for offer in usable if (offer.world_size or len(nodes)) == world_size]",
+        "list(usable)",
+    ),
+    CHOOSE.mutant(
+        "choose_step.gives_up_the_first",
+        "A generation gives up what comes after the step that it went on from, not that step.",
+        "return any(later > generation and step < offer.step for",
+        "return any(later > generation and step <= offer.step for",
+    ),
+    QUORUM.mutant(
+        "quorum.half_takes_over",
+        "A new coordinator needs more than half of the members, so that of two halves one at most trains.",
+        "return 2 * len(members & votes) > len(members)",
+        "return 2 * len(members & votes) >= len(members)",
+    ),
+    QUORUM.mutant(
+        "quorum.counts_strangers",
+        "Spares and newcomers that are no members yet do not count towards who may go on.",
+        "return 2 * len(members & (reached | {coordinator})) >= len(members)",
+        "return 2 * len(reached | {coordinator}) >= len(members)",
+    ),
+    ROSTER.mutant(
+        "roster.any_membership_will_do",
+        "A coordinator goes on only if it speaks for every membership that some member may still go by.",
+        "enough = all(may_go_on(",
+        "enough = any(may_go_on(",
+    ),
+    LADDER.mutant(
+        "ladder.one_in_process_too_few",
+        "A rank is mended in process as often as max_in_process says before its process is replaced.",
+        "return Rung.IN_PROCESS if own <= budgets.max_in_process else Rung.PROCESS",
+        "return Rung.IN_PROCESS if own < budgets.max_in_process else Rung.PROCESS",
+    ),
+    LADDER.mutant(
+        "ladder.one_restart_too_many",
+        "The job ends with the first fault after max_restarts.",
+        "count = len(earlier) + 1\n    if count > budgets.max_restarts:",
+        "count = len(earlier)\n    if count > budgets.max_restarts:",
+    ),
+    LADDER.mutant(
+        "ladder.calm_from_the_last",
+        "Faults count together while fewer than calm_steps lie between each and the next one.",
+        "count, step = count + 1, other.step",
+        "count += 1",
+    ),
+    RESTORING.mutant(
+        "restoring.tries_refused_again",
+        "A source that a rank has refused is not tried again.",
+        "allowed = [o for o in offers if o.place not in self._refused]",
+        "allowed = offers",
+    ),
+    RESTORING.mutant(
+        "restoring.goes_without_the_last",
+        "Training goes on when all ranks have restored and verified, not before.",
+        "if len(self.restored) < len(self.nodes):",
+        "if len(self.restored) < len(self.nodes) - 1:",
+    ),
+    RESTORING.mutant(
+        "restoring.hears_older_attempts",
+        "What a rank says of an attempt that was given up does not count for the next one.",
+        "if generation != self.generation or attempt != self.attempt or",
+        "if generation != self.generation or",
+    ),
+    MEMBERSHIP.mutant(
+        "membership.forgets_late_deaths",
+        "A process that dies on its way out of an older generation is replaced like any other.",
+        "if self.phase is Phase.ENDED or (left_already and not fault.died):",
+        "if self.phase is Phase.ENDED or left_already:",
+    ),
+    MEMBERSHIP.mutant(
+        "membership.spare_takes_all_ranks",
+        "A spare takes the ranks of one lost node, and leaves those of another to the next one.",
+        "ranks = tuple(sorted(rank for rank in self.vacant if self.nodes[rank] == lost))",
+        "ranks = tuple(sorted(self.vacant))",
+    ),
+    MEMBERSHIP.mutant(
+        "membership.older_generation_revived",
+        "Another coordinator goes on after the newest generation that any member has heard of.",
+        'generation=max(generation, int(data["generation"])),',
+        'generation=int(data["generation"]),',
+    ),
+    MEMBERSHIP.mutant(
+        "membership.finished_in_another_generation",
+        "A rank that finished in a generation that was left has not finished the job.",
+        "if generation != self.generation or self.phase is not Phase.RUNNING:",
+        "if self.phase is not Phase.RUNNING:",
+    ),
+    PLACING.mutant(
+        "placing.size_that_is_not_allowed",
+        "An elastic job goes on only with numbers of nodes that its spec allows.",
+        "return max((size for size in self.sizes if size <= nodes), default=None)",
+        "return min(nodes, max(self.sizes))",
+    ),
+    ELASTIC.mutant(
+        "elastic.switches_before_all_agree",
+        "Ranks stand still for a resize only at a step that all of them can stop at.",
+        "if change is None or number != change.number or not change.agreed:",
+        "if change is None or number != change.number:",
+    ),
+]

@@ -1,0 +1,115 @@
+"""Snapshots in memory: signed, fenced, sealed, sent to other nodes, and handed to the slower tiers."""
+
+from __future__ import annotations
+
+from mutants.table import Mutant, Source
+
+MANIFEST = Source("hyperpod_ext.runtime.checkpoint.manifest", ("tests/runtime/test_manifest.py",))
+CHECKPOINTER = Source("hyperpod_ext.runtime.checkpoint.checkpointer", ("tests/runtime/test_checkpointer.py",))
+SLOTS = Source("hyperpod_ext.runtime.memory_server.slots", ("tests/runtime/test_slots.py",))
+REGIONS = Source("hyperpod_ext.runtime.memory_server.regions", ("tests/runtime/test_regions.py",))
+DUE = Source("hyperpod_ext.runtime.memory_server.drain_due", ("tests/runtime/test_drain_due.py",))
+DELIVERY = Source("hyperpod_ext.runtime.memory_server.drain_delivery", ("tests/runtime/test_drain_delivery.py",))
+PEER_SERVER = Source("hyperpod_ext.runtime.memory_server.peer_server", ("tests/runtime/peers/test_peer_server.py",))
+INCOMING = Source("hyperpod_ext.runtime.memory_server.incoming", ("tests/runtime/peers/test_peer_server.py",))
+WIRE = Source("hyperpod_ext.runtime.wire", ("tests/runtime/test_wire_and_store.py",))
+KEYS = Source("hyperpod_ext.runtime.rendezvous.keys", ("tests/runtime/test_wire_and_store.py",))
+
+MUTANTS: list[Mutant] = [
+    MANIFEST.mutant(
+        "manifest.prefix_of_the_signature",
+        "The whole signature must be right.",
+        "if not hmac.compare_digest(signature, _signature(manifest, secret).encode()):",
+        "if not hmac.compare_digest(signature[:8], _signature(manifest, secret).encode()[:8]):",
+    ),
+    MANIFEST.mutant(
+        "manifest.step_is_not_signed",
+        "The signature covers every field, the step among them.",
+        'if key != "signature"}',
+        'if key not in ("signature", "step")}',
+    ),
+    MANIFEST.mutant(
+        "manifest.another_jobs_is_read",
+        "A snapshot of another job is refused, even where both jobs have one secret.",
+        'if manifest.get("job") != job:',
+        'if not manifest.get("job"):',
+    ),
+    MANIFEST.mutant(
+        "manifest.checksum_is_passed_over",
+        "Bytes whose checksum is not that of the manifest are refused, whatever their length.",
+        'if crc_text(checksum) != manifest["crc64nvme"]:',
+        'if nbytes != manifest["nbytes"] and crc_text(checksum) != manifest["crc64nvme"]:',
+    ),
+    CHECKPOINTER.mutant(
+        "checkpointer.torn_copy_is_kept",
+        "A snapshot whose state changed while it was copied is taken back.",
+        "self._client.settle(self._rank, staged.save_id, keep=changed is None)",
+        "self._client.settle(self._rank, staged.save_id, keep=True)",
+    ),
+    SLOTS.mutant(
+        "slots.newest_is_overwritten",
+        "The newest whole snapshot is never the one that is overwritten.",
+        "if index != newest and not slot.pins]",
+        "if not slot.pins]",
+    ),
+    REGIONS.mutant(
+        "regions.older_generation_writes",
+        "Once a generation has begun, writers of the one before are refused.",
+        "if generation < self._generation:",
+        "if generation < self._generation - 1:",
+    ),
+    REGIONS.mutant(
+        "regions.sealed_after_it_was_given_up",
+        "What was being written when its step was given up never becomes a snapshot.",
+        'if slot.state is not s.State.WRITING or slot.save_id != manifest["save_id"]:',
+        'if slot.save_id != manifest["save_id"]:',
+    ),
+    DUE.mutant(
+        "drain.waiting_ones_are_superseded",
+        "Only with when_busy: supersede does a newer checkpoint take the place of one in line.",
+        'if self._when_busy == "supersede":',
+        'if self._when_busy != "skip":',
+    ),
+    DELIVERY.mutant(
+        "drain.commits_before_all_parts",
+        "The manifest of a checkpoint is written when every node has brought its part.",
+        "if len(progress.done) < work.nodes or",
+        "if len(progress.announced) < work.nodes or",
+    ),
+    DELIVERY.mutant(
+        "drain.commits_after_another_run",
+        "A run that another one has followed while it copied commits nothing any more.",
+        "if work.generation in self.entered:  # a copy takes its time",
+        "if work.generation in self.entered and work.nodes > 1:  # a copy takes its time",
+    ),
+    PEER_SERVER.mutant(
+        "peers.unsigned_manifest_is_taken",
+        "A node takes a copy only under a manifest that is signed with the job's secret.",
+        "check_manifest(manifest, self._secret, job=self._job, where=",
+        "dict(where=",
+    ),
+    INCOMING.mutant(
+        "peers.bytes_are_not_checked",
+        "A copy exists on another node only once its bytes are those of the manifest.",
+        '            check_crc(replica.manifest, *_whole(replica), where=f"replica of rank {owner}")\n',
+        "            _whole(replica)\n",
+    ),
+    WIRE.mutant(
+        "wire.role_is_not_proved",
+        "A client's proof is not a server's: nobody is let in with the answer that he was given himself.",
+        'f"{role}:{first}:{second}".encode',
+        'f"{first}:{second}".encode',
+    ),
+    WIRE.mutant(
+        "wire.proof_can_be_replayed",
+        "A proof holds for one connection: it covers the number that the other side has just drawn.",
+        'f"{role}:{first}:{second}".encode',
+        'f"{role}:{second}".encode',
+    ),
+    KEYS.mutant(
+        "keys.generation_that_is_over",
+        "Keys of a generation that is over are refused, also those of the one just before.",
+        "        if key[0] < self.generation:\n            reply(self._over(key))",
+        "        if key[0] < self.generation - 1:\n            reply(self._over(key))",
+    ),
+]

@@ -1,0 +1,75 @@
+"""Checkpoints in a directory or in S3: what is kept, what is fenced, and what a crash leaves."""
+
+from __future__ import annotations
+
+from mutants.table import Mutant, Source
+
+RETENTION = Source("hyperpod_ext.runtime.tiers.retention", ("tests/runtime/test_durable.py",))
+DURABLE = Source("hyperpod_ext.runtime.tiers.durable", ("tests/runtime/test_durable.py",))
+FILE = Source("hyperpod_ext.runtime.tiers.file", ("tests/runtime/tiers/test_file_store.py",))
+S3 = Source("hyperpod_ext.runtime.tiers.s3", ("tests/runtime/tiers/test_s3_requests.py",))
+MULTIPART = Source("hyperpod_ext.runtime.tiers.s3_multipart", ("tests/runtime/tiers/test_s3_requests.py",))
+OBJECT_STORE = Source("hyperpod_ext.runtime.tiers.object_store", ("tests/runtime/tiers/test_object_store.py",))
+
+MUTANTS: list[Mutant] = [
+    RETENTION.mutant(
+        "retention.one_too_few",
+        "As many of the newest checkpoints are kept as `keep` says.",
+        "[: max(keep, 1)]",
+        "[: max(keep - 1, 1)]",
+    ),
+    RETENTION.mutant(
+        "retention.deletes_the_newest",
+        "Retention keeps the newest and deletes the oldest.",
+        "newest = sorted(found, reverse=True)[",
+        "newest = sorted(found)[",
+    ),
+    RETENTION.mutant(
+        "retention.manifest_goes_last",
+        "A checkpoint that is deleted loses its manifest first, so that half of one never looks whole.",
+        '    store.delete([name for name in names if name.endswith(f"/{MANIFEST}")])\n    store.delete(names)',
+        "    store.delete(sorted(names, key=lambda name: name.endswith(MANIFEST)))",
+    ),
+    DURABLE.mutant(
+        "durable.followed_by_one",
+        "A run ends its writing as soon as another run has claimed the very next generation.",
+        "            if later <= generation:\n                continue",
+        "            if later <= generation + 1:\n                continue",
+    ),
+    DURABLE.mutant(
+        "durable.manifest_of_another_generation",
+        "A manifest that was moved to the folder of another generation is refused.",
+        'if (manifest["step"], manifest["generation"]) != (found.step, found.generation):',
+        'if manifest["step"] != found.step:',
+    ),
+    FILE.mutant(
+        "file.named_before_it_is_synced",
+        "The bytes of a blob are on the disk before it gets its name.",
+        "            os.fsync(descriptor)\n            if cancelled():",
+        "            if cancelled():",
+    ),
+    FILE.mutant(
+        "file.create_only_replaces",
+        "A create-only blob is never replaced by a second writer.",
+        "final.hardlink_to(partial)  # unlike rename, refuses a name that is taken",
+        "partial.replace(final)",
+    ),
+    S3.mutant(
+        "s3.create_only_is_not_asked_for",
+        "A create-only put asks S3 to refuse a name that is taken.",
+        'IfNoneMatch="*", ',
+        "",
+    ),
+    MULTIPART.mutant(
+        "s3.lost_answer_is_a_failure",
+        "An upload whose completion arrived, and whose answer was lost, is not sent again.",
+        "if not self._is_there(upload, call):  # a completion whose answer was lost has made it",
+        "if self._is_there(upload, call):",
+    ),
+    OBJECT_STORE.mutant(
+        "store.path_climbs_out",
+        "No name of a blob leaves the place of the checkpoints.",
+        'if any(part in ("", ".", "..") for part in parts)',
+        'if any(part in ("", ".") for part in parts)',
+    ),
+]

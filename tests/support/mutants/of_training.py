@@ -1,0 +1,63 @@
+"""Data positions, hangs, numbers that are not finite, and the step that a fault interrupts."""
+
+from __future__ import annotations
+
+from mutants.table import Mutant, Source
+
+POSITIONS = Source("hyperpod_ext.runtime.data.positions", ("tests/runtime/data/test_positions.py",))
+SAVED = Source("hyperpod_ext.runtime.data.saved", ("tests/runtime/data/test_sampler.py",))
+HANGS = Source("hyperpod_ext.runtime.hangs", ("tests/runtime/test_hangs.py",))
+UNHARMED = Source("hyperpod_ext.runtime.restart.unharmed", ("tests/runtime/test_unharmed.py",))
+NAN_GUARD = Source("hyperpod_ext.runtime.restart.nan_guard", ("tests/runtime/test_nan_guard.py",))
+ENVIRONMENT = Source("hyperpod_ext.runtime.environment", ("tests/runtime/test_preflight.py",))
+
+MUTANTS: list[Mutant] = [
+    POSITIONS.mutant(
+        "sampler.last_sample_is_lost",
+        "An epoch ends when no sample of it is left, not one before.",
+        "if length is not None and length - place < (batch if drop_last else 1):",
+        "if length is not None and length - place <= (batch if drop_last else 1):",
+    ),
+    POSITIONS.mutant(
+        "sampler.slots_without_a_rank",
+        "Every slot of a step belongs to exactly one rank, whatever the number of ranks.",
+        "return range(rank * slots // world_size, (rank + 1) * slots // world_size)",
+        "return range(rank * (slots // world_size), (rank + 1) * (slots // world_size))",
+    ),
+    SAVED.mutant(
+        "sampler.begins_its_epoch_again",
+        "A run goes on at the sample where it was, in the middle of an epoch.",
+        'cursor=Cursor(_number(state, "epoch"), _number(state, "place"), _number(state, "step")),',
+        'cursor=Cursor(_number(state, "epoch"), 0, _number(state, "step")),',
+    ),
+    HANGS.mutant(
+        "hang.blames_who_is_ahead",
+        "The rank that is furthest behind holds the others up; those ahead wait for it.",
+        "least = min(sign.position for sign in signs.values())",
+        "least = max(sign.position for sign in signs.values())",
+    ),
+    UNHARMED.mutant(
+        "unharmed.after_a_collective",
+        "A step in which a collective was begun after the end was heard of does not count.",
+        "return self._begun is not None and self._begun == collectives_begun()",
+        "return self._begun is not None",
+    ),
+    NAN_GUARD.mutant(
+        "nan.skips_for_ever",
+        "After max_skips skipped steps in a row, the next one that is not finite is a fault.",
+        "self._in_a_row >= self._policy.max_skips:",
+        "self._in_a_row > self._policy.max_skips:",
+    ),
+    ENVIRONMENT.mutant(
+        "secret.empty_is_accepted",
+        "A secret that is too short to keep anybody out is refused.",
+        "if len(secret) < 16:",
+        "if not secret:",
+    ),
+    ENVIRONMENT.mutant(
+        "secret.group_may_read_it",
+        "A secret that other users may read is refused.",
+        "if stat.S_IMODE(mode) & 0o077:",
+        "if stat.S_IMODE(mode) & 0o007:",
+    ),
+]
