@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mutants.__main__ import judge
 from mutants.catalog import MUTANTS
+from mutants.forked import Result, Task
 from mutants.table import Mutant, Source, TableError
 
 
@@ -39,3 +42,23 @@ def test_a_text_that_is_not_there_once_is_told_with_what_to_do(text: str) -> Non
 def test_a_file_that_has_moved_is_told(tmp_path: Path) -> None:
     with pytest.raises(TableError, match=r"no hyperpod_ext/a\.py: it has moved"):
         Source("hyperpod_ext.a", ()).read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("result", "verdict"),
+    [
+        ({"code": 1, "failed": ["test_a.py::test_b"], "passed": 3}, "caught"),
+        ({"code": 0, "passed": 3}, "SURVIVED"),
+        ({"code": 0}, "mistake"),  # nothing but skipped tests
+        ({"code": 5}, "mistake"),  # no test was collected
+        ({"code": 4}, "mistake"),  # no such file
+        ({"code": 2, "uncollected": ["test_a.py"]}, "mistake"),  # it cannot be imported
+        ({"code": 1, "uncollected": ["test_a.py"], "failed": ["test_c.py::test_d"]}, "mistake"),
+        ({"code": -9, "failed": ["test_a.py::test_b"]}, "mistake"),  # it did not end by itself
+    ],
+)
+def test_only_a_test_that_fails_has_caught_a_mutant(result: dict[str, Any], verdict: str) -> None:
+    mutant = Source("hyperpod_ext.a", ("test_a.py",)).mutant("a.b", "A promise.", "text", "other")
+    judged = judge(mutant, "first line\nsome text", Result(Task("a.b", mutant.tests), seconds=1.0, **result))
+    assert (judged.verdict, judged.place) == (verdict, "hyperpod_ext/a.py:2")
+    assert judged.by == ("test_a.py::test_b" if verdict == "caught" else "")

@@ -22,7 +22,7 @@ from mutants.table import Mutant, TableError
 
 ROOT = Path(__file__).resolve().parents[3]
 _EXAMPLE = """example:
-  make test-mutants ARGS='--only quorum.half_take_over'
+  make test-mutants ARGS='--only quorum.half_takes_over'
   make test-mutants ARGS='--only "sampler.*" --show'
 """
 
@@ -75,17 +75,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ]
         tasks.sort(key=lambda task: -sum(took[file] for file in task.tests))  # the longest first
         by_name = {mutant.name: mutant for mutant in chosen}
-        for result in run_all(tasks, trees):
-            mutant = by_name[result.task.name]
-            verdict = _judge(mutant, texts[mutant.name], result)
-            verdicts.append(verdict)
-            print(
-                f"{verdict.verdict:<8} {verdict.name:<40} {verdict.seconds:5.1f} s  {verdict.by}",
-                file=progress,
-                flush=True,
-            )
-            if options.show or verdict.verdict == "mistake":
-                print(result.tail, file=progress, flush=True)
+        with run_all(tasks, trees) as results:
+            for result in results:
+                mutant = by_name[result.task.name]
+                verdict = judge(mutant, texts[mutant.name], result)
+                verdicts.append(verdict)
+                print(
+                    f"{verdict.verdict:<8} {verdict.name:<40} {verdict.seconds:5.1f} s  {verdict.by}",
+                    file=progress,
+                    flush=True,
+                )
+                if options.show or verdict.verdict == "mistake":
+                    print(result.tail, file=progress, flush=True)
     return _tell(verdicts, time.monotonic() - began, options.output)
 
 
@@ -109,17 +110,18 @@ def _unchanged(chosen: Sequence[Mutant], trees: list[Path]) -> dict[str, float] 
     files = sorted({file for mutant in chosen for file in mutant.tests})
     took: dict[str, float] = {}
     failed = []
-    for result in run_all([Task(file, (file,)) for file in files], trees):
-        took[result.task.name] = result.seconds
-        if result.code != 0 or not result.passed:
-            failed.append(result)
+    with run_all([Task(file, (file,)) for file in files], trees) as results:
+        for result in results:
+            took[result.task.name] = result.seconds
+            if result.code != 0 or not result.passed:
+                failed.append(result)
     for result in failed:
         print(f"{result.task.name} fails without any mutant, so that mutants would prove nothing:", file=sys.stderr)
         print(result.tail, file=sys.stderr)
     return None if failed else took
 
 
-def _judge(mutant: Mutant, text: str, result: Result) -> Verdict:
+def judge(mutant: Mutant, text: str, result: Result) -> Verdict:
     place = f"{mutant.source.path}:{mutant.line(text)}"
     if result.code == 1 and result.failed and not result.uncollected:
         verdict = "caught"

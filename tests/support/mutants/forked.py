@@ -15,8 +15,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,8 +85,17 @@ def copy_tree(root: Path, to: Path) -> None:
         (to / "hyperpod_ext" / package).symlink_to(to / package)
 
 
-def run_all(tasks: Iterable[Task], trees: list[Path]) -> Iterator[Result]:
-    """Results as they come, as many at a time as there are trees."""
+@contextmanager
+def run_all(tasks: Iterable[Task], trees: list[Path]) -> Iterator[Iterator[Result]]:
+    """Results as they come, as many at a time as there are trees; at the end of the block none is running."""
+    results = _run_all(tasks, trees)
+    try:
+        yield results
+    finally:
+        results.close()
+
+
+def _run_all(tasks: Iterable[Task], trees: list[Path]) -> Generator[Result, None, None]:
     waiting, free = list(tasks), list(trees)
     running: dict[int, _Run] = {}
     try:
