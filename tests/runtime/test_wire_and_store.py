@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -236,6 +237,15 @@ def test_a_server_without_the_secret_is_not_believed():
         wire.join_peer_blocking(ours, SECRET)
     thread.join()
     listener.close()
+
+
+def test_a_process_of_another_user_is_refused(monkeypatch):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert wire.check_same_user(ours) == os.getpid()
+        monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)  # the kernel says who the other side is
+        with pytest.raises(wire.WireError, match="this socket is for user"):
+            wire.check_same_user(ours)
 
 
 def answer_to(nonce: str) -> wire.Message:

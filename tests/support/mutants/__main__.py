@@ -9,6 +9,7 @@ import argparse
 import fnmatch
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -18,9 +19,8 @@ from pathlib import Path
 
 from mutants.catalog import MUTANTS
 from mutants.forked import Result, Task, copy_tree, run_all, warm_up
-from mutants.table import Mutant, TableError
+from mutants.table import ROOT, Mutant, TableError
 
-ROOT = Path(__file__).resolve().parents[3]
 _EXAMPLE = """example:
   make test-mutants ARGS='--only quorum.half_takes_over'
   make test-mutants ARGS='--only "sampler.*" --show'
@@ -58,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TableError as error:
         print(error, file=sys.stderr)
         return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that no run is left behind
     progress = sys.stderr if options.output == "json" else sys.stdout
     began = time.monotonic()
     warm_up()
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
         trees = [Path(scratch) / str(number) for number in range(options.jobs)]
         for tree in trees:
-            copy_tree(ROOT, tree)
+            copy_tree(tree)
         took = _unchanged(chosen, trees)
         if took is None:
             return 2

@@ -21,12 +21,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mutants.table import MOVED, ROOT
+
 FAST = "not slow and not thorough and not soak and not sdks and not integrations"
 _TEST_S = 40
 """What one test may take; a mutant may hang."""
 _RUN_S = 240
 """What all tests of one run may take. No test that keeps to its own limit comes near."""
-_COPIED = ("hyperpod_ext", "cli", "templates", "tests", "cdk", "examples", "docs")
+_MADE = ("build", "dist", "cdk.out", "*.egg-info", "__pycache__")
+"""What is in a tree and is no part of it; hidden folders are none either, but for environments."""
 _SLOW_IMPORTS = (
     "asyncio", "awscrt.checksums", "boto3", "click", "hypothesis.stateful", "jinja2", "numpy", "pydantic", "pytest",
     "rich.console", "rich.live", "rich.progress", "rich.table", "torch", "torch.distributed.checkpoint",
@@ -71,18 +74,18 @@ def warm_up() -> None:
         raise RuntimeError("the product was imported before a fork: its mutants would not be seen")
 
 
-def copy_tree(root: Path, to: Path) -> None:
+def copy_tree(to: Path) -> None:
     """A tree that Python imports without an installation."""
     to.mkdir()
-    for name in _COPIED:
-        shutil.copytree(root / name, to / name, symlinks=True)
-    for file in root.iterdir():
-        if file.is_file():
-            shutil.copy2(file, to)
-        elif file.name.startswith(".venv"):
-            (to / file.name).symlink_to(file)
-    for package in ("cli", "templates"):  # where package-dir of pyproject.toml puts them
-        (to / "hyperpod_ext" / package).symlink_to(to / package)
+    for item in ROOT.iterdir():
+        if item.name.startswith(".venv"):
+            (to / item.name).symlink_to(item)
+        elif item.is_file():
+            shutil.copy2(item, to)
+        elif not item.name.startswith(".") and not any(map(item.match, _MADE)):
+            shutil.copytree(item, to / item.name, symlinks=True)
+    for package, folder in MOVED.items():
+        (to / package.replace(".", "/")).symlink_to(to / folder)
 
 
 @contextmanager
@@ -155,11 +158,12 @@ class _Run:
 
     def _child(self) -> int:
         os.setpgid(0, 0)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         with self._output.open("wb") as output:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
-        root = Path(__file__).resolve().parents[3]
-        sys.path[:] = [str(self.tree), *(one for one in sys.path if one and Path(one).resolve() != root)]
+        sys.path[:] = [str(self.tree), *(one for one in sys.path if one and Path(one).resolve() != ROOT)]
         os.environ["PYTHONPATH"] = str(self.tree)
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
         sys.dont_write_bytecode = True

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-MODULES = {"hyperpod_ext.cli": "cli", "hyperpod_ext.templates": "templates"}
-"""Packages whose folder is not that of their name, as in [tool.setuptools.package-dir]."""
+ROOT = Path(__file__).resolve().parents[3]
+_SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+MOVED: dict[str, str] = {
+    package: folder for package, folder in _SETUPTOOLS["package-dir"].items() if folder != package.replace(".", "/")
+}
+"""Packages whose folder is not that of their name."""
 
 
 class TableError(Exception):
@@ -66,7 +71,7 @@ class Source:
         """From the root."""
         if "/" in self.where:
             return self.where
-        for package, folder in MODULES.items():
+        for package, folder in MOVED.items():
             if self.where == package or self.where.startswith(f"{package}."):
                 return f"{folder}{self.where.removeprefix(package).replace('.', '/')}.py"
         return f"{self.where.replace('.', '/')}.py"
