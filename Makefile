@@ -22,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup environments cdk ready ready-with-cdk run check static test test-thorough test-sdks test-integrations soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible golden clean test-mutants
+.PHONY: setup environments cdk ready ready-with-cdk run check static test test-thorough test-sdks test-integrations soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible golden clean test-mutants test-torch
 
 setup: $(READY) environments
 
@@ -50,7 +50,7 @@ static: $(READY)
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy --no-error-summary hyperpod_ext cli
 
-APART := not thorough and not soak and not sdks and not integrations and not measures
+APART := not thorough and not soak and not sdks and not integrations and not measures and not torch_versions
 
 # what can be made side by side is
 ready: $(READY)
@@ -86,6 +86,12 @@ test-integrations: $(READY)
 # sixty small wrong changes, each of which a fast test must see; about two minutes. ARGS='--only "quorum.*"', --list, --help
 test-mutants: $(READY)
 	@PYTHONPATH=tests/support $(BIN)/python -m mutants $(ARGS)
+
+# another version of torch, in an environment of its own: `make test-torch TORCH=2.15.0` imports the runtime with it, and
+# runs a DDP and an FSDP2 example through a kill -9. Installing takes most of its time, and 4 GB, once a version
+test-torch:
+	$(PYTHON) tests/support/torch_env.py '$(TORCH)'
+	.venv-torch/$(patsubst torch==%,%,$(TORCH))/bin/python -m pytest -q -s -m torch_versions tests/torch_versions
 
 soak: $(READY)
 	$(BIN)/pytest -q -m soak
@@ -133,4 +139,4 @@ golden: $(READY)
 	$(BIN)/pytest -q -m 'not slow and $(APART)' --update-golden
 
 clean:
-	rm -rf $(VENV) .venv-s3 build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-s3 .venv-torch build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -29,10 +29,10 @@ class Done:
         return json.loads(self.stdout)
 
 
-def hp_ext(*arguments: str | Path, cwd: Path | None = None) -> Done:
+def hp_ext(*arguments: str | Path, cwd: Path | None = None, timeout_s: float = 60.0) -> Done:
     """Run to the end."""
     command = [HP_EXT, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=timeout_s, check=False)
     assert "Traceback" not in done.stderr, done.stderr
     return Done(done.returncode, done.stdout, done.stderr)
 

@@ -31,7 +31,7 @@ def check() -> None:
     if missing:
         raise HyperpodExtError(
             f"torch {torch.__version__} has no torch.distributed.distributed_c10d.{missing[0]}",
-            hint="This version of hyperpod_ext knows torch 2.6 to 2.13 and is tested with 2.13; use one of these.",
+            hint="This version of hyperpod_ext knows torch 2.6 to 2.15 and is tested with 2.13 and 2.15: use those.",
         )
 
 

@@ -24,8 +24,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.checkpoint.image import is_dtensor
+from hyperpod_ext.runtime.restart import interrupted_fsdp
 
-_FSDP = "torch.distributed.fsdp._fully_shard"
 _c10d = dist.distributed_c10d
 
 
@@ -126,9 +126,7 @@ def let_go() -> list[Place]:
     kinds = _kinds_of_holders()
     holders = [thing for thing in gc.get_objects() if issubclass(type(thing), kinds)]
     places = [place for thing in holders for place in _take_out(thing)]
-    for thing in holders:
-        if hasattr(thing, "_fsdp_param_groups"):
-            _calm(thing)
+    interrupted_fsdp.reset([thing for thing in holders if hasattr(thing, "_fsdp_param_groups")])
     return places
 
 
@@ -140,7 +138,7 @@ def _kinds_of_holders() -> tuple[type, ...]:
         ("_fsdp_state", ("FSDPState",)),
         ("_fsdp_collectives", ("ProcessGroupAllocMixin", "SymmMemAllocMixin")),
     ):
-        loaded = sys.modules.get(f"{_FSDP}.{module}")
+        loaded = sys.modules.get(f"{interrupted_fsdp.FSDP2}.{module}")
         kinds += [getattr(loaded, name) for name in names if isinstance(getattr(loaded, name, None), type)]
     return tuple(kinds)
 
@@ -219,21 +217,3 @@ def is_cut(value: Any) -> bool:
 
 def _group_of(name: str) -> dist.ProcessGroup | None:
     return next((group for group, known in _c10d._world.pg_names.items() if str(known) == name), None)
-
-
-def _calm(state: Any) -> None:
-    """End what an FSDP2 module was doing when the fault came: parameters sharded again, nothing on its way."""
-    for group in state._fsdp_param_groups:
-        group._all_gather_result = None  # nobody will complete it; waiting for it would raise what the fault did
-        for parameter in group.fsdp_params:
-            parameter.unsharded_accumulated_grad = None
-            if hasattr(parameter, "_unsharded_param"):
-                parameter._unsharded_param.grad = None
-    if state._is_root:  # known from its first forward on
-        state._reset_iter_state()
-
-
-def can_keep_fsdp() -> bool:
-    """Whether this torch lets an FSDP2 module that was interrupted in a forward or backward be used again."""
-    loaded = sys.modules.get(f"{_FSDP}._fsdp_state")
-    return loaded is None or hasattr(loaded.FSDPState, "_reset_iter_state")

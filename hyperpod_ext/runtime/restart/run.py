@@ -15,7 +15,7 @@ from hyperpod_ext.config.runtime import RuntimeConfig
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.checkpoint.manifest import save_id_of
-from hyperpod_ext.runtime.restart import buckets, meshes
+from hyperpod_ext.runtime.restart import buckets, interrupted_fsdp, meshes
 from hyperpod_ext.runtime.restart.link import Link
 from hyperpod_ext.runtime.restart.randomness import seed_of, seed_step
 from hyperpod_ext.runtime.restart.session import AbortedError
@@ -115,7 +115,7 @@ class Run:
             known.value, known = None, None  # two of them may not fit into memory
             if self._state is not None and self._state.is_cut:
                 self._state.forget()  # its parts come from what was saved
-        if known is None or known.made.talked or not meshes.can_keep_fsdp():
+        if known is None or known.made.talked or not interrupted_fsdp.can_be_reset():
             torch.manual_seed(seed_of(self.config.seed, 0, -1))
             with meshes.recording() as made:
                 value = build()
