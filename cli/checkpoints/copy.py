@@ -44,13 +44,14 @@ def command(place: str, dest: str, secret_file: str | None, step: int | None, al
         raise click.UsageError("--step and --all exclude each other.")
     need_checksums()
     source = durable_places(place, None, ())[0]
-    survey = source.survey(source.secret(secret_file), lenient=step is not None)
+    secret = source.secret(secret_file)
+    survey = source.survey(secret, lenient=step is not None)
     chosen = [one for one in survey.seen[::-1] if one.state == "complete"] if all_steps else [choose(survey, step)]
     target = open_place(dest)
     if target.store.url == survey.store.url:
         raise click.UsageError("PLACE and DEST are the same.")
     _check(survey, chosen)
-    done = [_copy(survey, seen, target) for seen in chosen]
+    done = [_copy(survey, seen, target, secret) for seen in chosen]
     lines = [_text(one, target) for one in done]
     print_result({"copied": done}, output, "\n".join(lines) or "no checkpoint is complete: nothing was copied")
     name = target.shown.rstrip("/").rpartition("/")[2]
@@ -69,7 +70,7 @@ def _check(survey: Survey, chosen: list[Seen]) -> None:
             )
 
 
-def _copy(survey: Survey, seen: Seen, target: Place) -> dict[str, Any]:
+def _copy(survey: Survey, seen: Seen, target: Place, secret: bytes | None) -> dict[str, Any]:
     from hyperpod_ext.runtime.tiers.copying import copy
     from hyperpod_ext.runtime.tiers.survey import survey as look
 
@@ -77,7 +78,7 @@ def _copy(survey: Survey, seen: Seen, target: Place) -> dict[str, Any]:
 
     there = look(target.store, job=survey.job)
     with transfer(f"step {seen.found.step}", seen.nbytes) as on_bytes:
-        copied = copy(survey.store, seen, there, on_bytes)
+        copied = copy(survey.store, seen, there, secret, on_bytes)
     return {
         "step": seen.found.step,
         "generation": seen.found.generation,

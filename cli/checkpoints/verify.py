@@ -63,23 +63,24 @@ def command(
                 say(f"left out: {error.message}")
     print_result({"checkpoints": found, "damaged_claims": claims}, output, "\n".join(map(_text, found)))
     if output == "table" and any(one["signature"] == "not checked" for one in found):
-        say("signatures not checked: --secret-file names the job's secret")
+        say("signatures and MACs not checked, so only damage was looked for: --secret-file names the job's secret")
     if claims or any(one["state"] == "damaged" for one in found):
         ctx.exit(CorruptSnapshotError.exit_code)
 
 
 def need_checksums() -> None:
-    """Say what is missing on a machine that cannot compute CRC64-NVME.
+    """Say what is missing on a machine that cannot compute CRC64-NVME or MACs.
 
     Raises:
         HyperpodExtError: with the command that installs it.
     """
     from hyperpod_ext.errors import HyperpodExtError
 
-    if importlib.util.find_spec("awscrt") is None:
-        raise HyperpodExtError(
-            "awscrt, which computes checksums, is not here", hint="pip install 'hyperpod-ext[runtime]'"
-        )
+    for name in ("awscrt", "cryptography"):
+        if importlib.util.find_spec(name) is None:
+            raise HyperpodExtError(
+                f"{name}, which computes checksums, is not here", hint="pip install 'hyperpod-ext[runtime]'"
+            )
 
 
 def _all(survey: Survey) -> Sequence[Seen]:
@@ -91,18 +92,23 @@ def _all(survey: Survey) -> Sequence[Seen]:
 
 def check(survey: Survey, seen: Seen, secret: bytes | None) -> dict[str, Any]:
     """What verifying one checkpoint has shown."""
+    from hyperpod_ext.runtime.tiers.mac import UNBOUND, is_bound
     from hyperpod_ext.runtime.tiers.verify import verify
 
     from .progress import transfer
 
     with transfer(f"step {seen.found.step}", seen.nbytes) as on_bytes:
-        findings = verify(survey.store, seen, on_bytes)
+        findings = verify(survey.store, seen, secret, on_bytes)
+    bound = seen.manifest is not None and is_bound(seen.manifest)
+    if seen.state == "complete" and not bound:
+        say(f"step {seen.found.step}: {UNBOUND}")
     return {
         "url": f"{survey.store.url}/{seen.found.folder}",
         "step": seen.found.step,
         "generation": seen.found.generation,
         "state": "damaged" if findings else "good",
         "signature": "not checked" if secret is None else "checked",
+        "macs": "none" if not bound else "not checked" if secret is None else "checked",
         "files": len(seen.files),
         "nbytes": seen.nbytes,
         "problems": [{"file": finding.file, "message": finding.message} for finding in findings],

@@ -18,6 +18,7 @@ from hyperpod_ext.errors import HyperpodExtError, NotFoundError
 _PACKAGES = {
     "torch": "to run jobs on this machine (target local)",
     "awscrt": "to run jobs on this machine; pip install 'hyperpod-ext[runtime]'",
+    "cryptography": "for checkpoints in S3 and in directories; pip install 'hyperpod-ext[runtime]'",
     "boto3": "for SageMaker and for checkpoints in S3; pip install 'hyperpod-ext[sagemaker]'",
     "sagemaker": "for the estimator helper",
 }

@@ -14,6 +14,7 @@ import s3_server
 import torch
 import torch.distributed.checkpoint as dcp
 from command import call_hp_ext as hp_ext
+from forged import forge
 from local_place import LocalPlace
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
@@ -62,12 +63,13 @@ class Written:
             self.checkpoints.put_plan(folder, layout.plan)
             self.checkpoints.put_record(folder, rank, [manifests[rank]])
         files, _ = share_out({rank: [manifest] for rank, manifest in manifests.items()})
+        macs = {files[rank]: self.checkpoints.mac(memoryview(image)) for rank, image in images.items()}
         for rank, image in images.items():
             self.store.put(f"{folder}/{files[rank]}", memoryview(image), manifests[rank]["crc64nvme"])
             if done:
-                self.checkpoints.put_done(folder, rank)
+                self.checkpoints.put_done(folder, rank, {})
         if len(manifests) == self.nodes and done:
-            assert self.checkpoints.commit(folder, manifests, files)
+            assert self.checkpoints.commit(folder, manifests, files, macs)
         return folder
 
     def _manifest(self, layout: Layout, image: bytearray, rank: int, step: int, generation: int) -> Manifest:
@@ -338,7 +340,7 @@ def test_a_good_checkpoint_is_good_with_and_without_the_secret(written: Written,
     done = hp_ext("checkpoints", "verify", folder)
     assert done.code == 0
     assert "good" in done.stdout
-    assert "signatures not checked" in done.stderr
+    assert "signatures and MACs not checked" in done.stderr
     secret = tmp_path / "secret"
     secret.touch(mode=0o600)
     secret.write_bytes(SECRET)
@@ -371,6 +373,68 @@ def test_harm_to_any_file_is_found(written: Written, folder: Path, victim: str, 
     (one,) = done.json["checkpoints"]
     assert one["state"] == "damaged"
     assert {problem["file"] for problem in one["problems"]} == {file.name}
+
+
+@pytest.fixture
+def secret_file(tmp_path: Path) -> Path:
+    secret = tmp_path / "the secret"
+    secret.touch(mode=0o600)
+    secret.write_bytes(SECRET)
+    return secret
+
+
+@pytest.mark.parametrize("victim", ["__1_0.distcp", "__0_1.distcp", ".metadata"])
+def test_a_forged_file_with_the_right_crc_is_found_by_who_has_the_secret(
+    written: Written, folder: Path, tmp_path: Path, secret_file: Path, victim: str
+) -> None:
+    file = folder / written.save(10) / victim
+    file.write_bytes(forge(file.read_bytes(), 100, b"\xff\xfe", 120))
+    assert hp_ext("checkpoints", "verify", folder).code == 0, "no damage"
+    done = hp_ext("checkpoints", "verify", folder, "--secret-file", secret_file)
+    assert done.code == 7
+    assert "step-000000010-g000001: DAMAGED" in done.stdout
+    assert f"  {victim}: its CRC64-NVME is right, but not its MAC: somebody has changed it" in done.stdout
+    done = hp_ext("checkpoints", "copy", folder, tmp_path / "there" / JOB, "--secret-file", secret_file)
+    assert done.code == 7
+    assert f"{victim}: its CRC64-NVME is right, but not its MAC" in done.stderr
+    assert not list((tmp_path / "there").rglob("manifest.json"))
+    assert hp_ext("checkpoints", "list", folder, "--secret-file", secret_file).code == 0  # looks at manifests alone
+
+
+def test_what_lies_where_a_copy_goes_is_not_taken_for_it_by_its_crc(
+    written: Written, folder: Path, tmp_path: Path, secret_file: Path
+) -> None:
+    inside = written.save(10)
+    there = tmp_path / "there" / JOB / inside
+    there.mkdir(parents=True)
+    (there / "__1_0.distcp").write_bytes(forge((folder / inside / "__1_0.distcp").read_bytes(), 100, b"\xff", 120))
+    assert hp_ext("checkpoints", "copy", folder, there.parent, "--secret-file", secret_file).code == 0
+    assert (there / "__1_0.distcp").read_bytes() == (folder / inside / "__1_0.distcp").read_bytes()
+
+
+def test_a_checkpoint_without_macs_is_told_wherever_it_is_looked_at(
+    written: Written, folder: Path, secret_file: Path
+) -> None:
+    manifest = folder / written.save(10) / "manifest.json"
+    document = json.loads(manifest.read_text())
+    del document["macs"]
+    manifest.write_text(json.dumps(sign(document, SECRET)))
+    done = hp_ext("checkpoints", "verify", folder, "--secret-file", secret_file, "-o", "json")
+    assert (done.code, done.json["checkpoints"][0]["macs"]) == (0, "none")
+    assert "step 10: an earlier version of hyperpod_ext wrote it, with no MAC of its files" in done.stderr
+    assert "complete: no MAC of its files" in hp_ext("checkpoints", "list", folder).stdout
+    assert "complete (no MAC of its files" in hp_ext("checkpoints", "show", folder).stdout
+
+
+@pytest.mark.parametrize("mac", [None, 7, {}, {"kind": "crc"}, {"kind": "aes-256-gmac", "salt": "00", "tag": "00"}])
+def test_a_mac_that_is_none_is_damage(written: Written, folder: Path, secret_file: Path, mac: object) -> None:
+    manifest = folder / written.save(10) / "manifest.json"
+    document = json.loads(manifest.read_text())
+    document["macs"]["__1_0.distcp"] = mac
+    manifest.write_text(json.dumps(sign(document, SECRET)))
+    done = hp_ext("checkpoints", "verify", folder, "--secret-file", secret_file)
+    assert done.code == 7
+    assert "manifest.json: what it says of __1_0.distcp is " in done.stdout
 
 
 @pytest.mark.parametrize("harm", ["flip", "remove"])
@@ -650,3 +714,20 @@ def test_from_a_directory_to_s3_and_back(written: Written, folder: Path, bucket:
     assert hp_ext("checkpoints", "prune", there, "--keep", "1", "--yes").stdout == "nothing to delete\n"
     done = hp_ext("checkpoints", "list", "s3://no-such-bucket-here/x")
     assert (done.code, "Create bucket" in done.stderr) == (4, True)
+
+
+@pytest.mark.slow
+def test_a_forged_shard_on_s3_is_found_by_who_has_the_secret(bucket: str, secret_file: Path) -> None:
+    """S3 itself is asked to check its CRC64, and finds it right."""
+    place = f"s3://{bucket}/jobs/{JOB}"
+    there = Written(open_store(place))
+    name = f"{there.save(10)}/__1_0.distcp"
+    before, client = there.store.get(name), s3_server.client(s3_server.endpoint())
+    where = {"Bucket": bucket, "Key": f"jobs/{JOB}/{name}"}
+    known = client.head_object(**where, ChecksumMode="ENABLED")["ChecksumCRC64NVME"]
+    client.put_object(**where, Body=forge(before, 100, b"\xff\xfe", 120), ChecksumCRC64NVME=known)
+    assert hp_ext("checkpoints", "verify", place).code == 0, "no damage"
+    done = hp_ext("checkpoints", "verify", place, "--secret-file", secret_file)
+    assert done.code == 7
+    assert f"{place}/step-000000010-g000001: DAMAGED" in done.stdout
+    assert "  __1_0.distcp: its CRC64-NVME is right, but not its MAC" in done.stdout

@@ -137,7 +137,7 @@ def test_of_many_that_write_one_manifest_one_does_and_it_is_whole(make_job, plac
 
     def commit() -> None:
         start.wait()
-        created.append(here.commit(folder, ranks, files))
+        created.append(here.commit(folder, ranks, files, manifest["macs"]))
 
     threads = [threading.Thread(target=commit) for _ in range(6)]
     for thread in threads:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 from durable_place import Directory, flip, folder_of
+from forged import other_weights, plan_of
 from stopped import stopped
 
 from hyperpod_ext.runtime.memory_server.client import MemoryClient
@@ -258,6 +260,22 @@ def test_a_relaunch_ends_bit_for_bit_the_same_though_the_newest_step_is_damaged(
     name = f"{folder_of(place, 6)}/__3_0.distcp"
     place.write(name, flip(len(place.read(name)) // 2)(place.read(name)))
     assert resumes_whole(sharded, unharmed, first, tiers) == 4
+
+
+def test_a_forged_shard_with_the_right_crc_has_a_relaunch_take_the_older_step_and_say_why(sharded, unharmed, tmp_path):
+    place = Directory(tmp_path / "checkpoints", "tiny")
+    tiers = [MEMORY, place.tier(every_steps=2)]
+    first = sharded("first", tiers=tiers, steps=6).start()
+    assert first.wait()["state"] == "succeeded"
+    name = f"{folder_of(place, 6)}/__3_0.distcp"
+    place.write(name, other_weights(plan_of(place, 6, 3))(place.read(name)))
+    second = sharded("second", tiers=tiers).start()
+    report = second.wait()
+    step, digest = restored(second)
+    assert (step, digest) == (4, digests(first)[4])
+    assert_same_end(unharmed, report, first=5)
+    told = [json.dumps(event) for event in second.events()]
+    assert any(f"{name}: its CRC64-NVME is right, but not its MAC" in event for event in told), second.logs()
 
 
 def test_with_every_step_damaged_a_relaunch_says_what_it_has_seen(sharded, tmp_path):

@@ -202,7 +202,7 @@ class OtherNode:
         until(lambda: 0 in self._checkpoints.progress(folder).announced)
         (manifest,) = self._checkpoints.record(folder, 0)
         self._checkpoints.put_record(folder, 1, [sign({**manifest, "rank": 1}, SECRET)])
-        self._checkpoints.put_done(folder, 1)
+        self._checkpoints.put_done(folder, 1, {})
 
     def announced(self, step: int, generation: int = 1) -> bool:
         """Whether node 0 has begun with a checkpoint."""
@@ -667,7 +667,7 @@ def test_a_damaged_image_is_found_before_a_byte_is_used(alone, tmp_path):
     data = bytearray(file.read_bytes())
     data[500] ^= 1
     file.write_bytes(data)
-    with pytest.raises(CorruptSnapshotError, match="rank 0 at step 20: CRC64-NVME"):
+    with pytest.raises(CorruptSnapshotError, match=r"step-000000020-g000001/__0_0\.distcp: CRC64-NVME"):
         fetch(alone, tmp_path, 20)
 
 

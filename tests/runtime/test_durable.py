@@ -81,7 +81,8 @@ def write(checkpoints: Checkpoints, step: int, generation: int = 1, *, manifest:
     checkpoints.put_plan(folder, one.plan)
     checkpoints.store.put(f"{folder}/{image_of(0)}", memoryview(one.image), one.manifest["crc64nvme"])
     if manifest:
-        assert checkpoints.commit(folder, {0: one.manifest}, {0: image_of(0)})
+        macs = {image_of(0): checkpoints.mac(memoryview(one.image))}
+        assert checkpoints.commit(folder, {0: one.manifest}, {0: image_of(0)}, macs)
     return Found(step, generation)
 
 
@@ -143,7 +144,7 @@ def test_plain_torch_loads_it(checkpoints, tmp_path):
 def test_notes_between_nodes_are_gone_once_it_is_committed(checkpoints):
     folder = folder_of(100, 1)
     checkpoints.put_record(folder, 0, [])
-    checkpoints.put_done(folder, 0)
+    checkpoints.put_done(folder, 0, {})
     write(checkpoints, 100)
     names = {entry.name.rpartition("/")[2].partition("-")[0] for entry in checkpoints.store.list(f"{folder}/")}
     assert names == {"__0_0.distcp", "__0_1.distcp", ".metadata", "plan", MANIFEST}
@@ -336,11 +337,14 @@ def test_two_nodes_that_finish_at_once_write_one_manifest(tmp_path):
         for rank in uploads[number]:
             crc = mine.manifest["crc64nvme"]
             checkpoints.store.put(f"{folder}/{files[rank]}", memoryview(mine.image), crc)
-        checkpoints.put_done(folder, number)
+        macs = {files[rank]: checkpoints.mac(memoryview(mine.image)) for rank in uploads[number]}
+        checkpoints.put_done(folder, number, macs)
         while checkpoints.progress(folder).done != {0, 1}:
             pass
         meet.wait()
-        created.append(checkpoints.commit(folder, everyone, files))
+        all_macs = checkpoints.macs(folder, 0) | checkpoints.macs(folder, 1)
+        meet.wait()  # who commits takes the notes away
+        created.append(checkpoints.commit(folder, everyone, files, all_macs))
 
     threads = [threading.Thread(target=node, args=(number,)) for number in (0, 1)]
     for thread in threads:

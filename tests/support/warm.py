@@ -27,7 +27,7 @@ import whole_run
 
 AGENT = "hyperpod_ext.runtime.agent.__main__"
 MEMORY_SERVER = "hyperpod_ext.runtime.memory_server.__main__"
-LIGHT = (MEMORY_SERVER, "awscrt.checksums")
+LIGHT = (MEMORY_SERVER, "awscrt.checksums", "cryptography.hazmat.primitives.ciphers")
 """What a memory server needs."""
 WHOLE = (
     *LIGHT,

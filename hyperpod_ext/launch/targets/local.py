@@ -149,7 +149,8 @@ def _check_this_machine(job: JobConfig) -> None:
     """What would make every node fail, said before any starts."""
     if importlib.util.find_spec("torch") is None:
         raise JobFailedError(f"there is no torch in {sys.executable}", hint="pip install torch")
-    if importlib.util.find_spec("awscrt") is None:
+    needed = ("awscrt", "cryptography") if job.checkpoint.durable() else ("awscrt",)
+    if any(importlib.util.find_spec(name) is None for name in needed):
         hint = "pip install 'hyperpod-ext[runtime]'"
         raise JobFailedError(f"the runtime's own needs are not installed in {sys.executable}", hint=hint)
     if port := job.rendezvous.port:

@@ -22,7 +22,7 @@ def check_node(config: RuntimeConfig, script: Path, *, shm: Path = Path("/dev/sh
     Raises:
         JobFailedError: each lack on a line of its own, with what to do.
     """
-    lacks = [lack for lack in (_script(script), _shared_memory(config, shm), *_packages()) if lack]
+    lacks = [lack for lack in (_script(script), _shared_memory(config, shm), *_packages(config)) if lack]
     if lacks:
         raise JobFailedError("\n".join(lacks))
 
@@ -60,6 +60,8 @@ def _shared_memory(config: RuntimeConfig, shm: Path) -> str | None:
     )
 
 
-def _packages() -> list[str]:
+def _packages(config: RuntimeConfig) -> list[str]:
     needed = {"torch": "pip install torch", "awscrt": "pip install 'hyperpod-ext[runtime]'"}
+    if config.checkpoint.durable():  # its files get MACs
+        needed["cryptography"] = needed["awscrt"]
     return [f"{name} is not installed here: {command}" for name, command in needed.items() if find_spec(name) is None]

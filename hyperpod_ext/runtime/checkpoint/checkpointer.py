@@ -23,6 +23,7 @@ from hyperpod_ext.runtime.checkpoint.unchanged import Seen, Watch
 from hyperpod_ext.runtime.memory_server.client import Mapping as SlotMapping
 from hyperpod_ext.runtime.memory_server.client import MemoryClient
 from hyperpod_ext.runtime.memory_server.peer_client import PeerClient
+from hyperpod_ext.runtime.tiers.mac import UNBOUND
 
 
 class Checkpointer:
@@ -320,11 +321,16 @@ class Checkpointer:
         return Snapshot.of(manifest, plan, load, scatter)
 
     def fetch(self, url: str, folder: str, rank: int) -> Snapshot:
-        """A snapshot of a durable checkpoint, through this node's memory."""
+        """A snapshot of a durable checkpoint, through this node's memory, where its MAC was verified.
+
+        A checkpoint of an earlier version has none: that is warned of.
+        """
         self.wait_staged()
         self._client.forget_slot()
         held = self._client.fetch(url, folder, rank, secret=self._secret, job=self._job)
-        return Snapshot.of(held.manifest, held.plan, lambda: held.image)
+        if not held.bound:
+            warnings.warn(f"{url}/{folder}: {UNBOUND}", RuntimeWarning, stacklevel=2)
+        return Snapshot.of(held.manifest, held.plan, lambda: held.image, bound=held.bound)
 
 
 @dataclass

@@ -22,7 +22,8 @@ Manifest = dict[str, Any]
 crc64nvme (hex), values (plain values in the plan's order), extras, saved_at (Unix seconds), signature.
 
 Of a checkpoint: format, job, generation, step, save_id, world_size, ranks (rank to manifest of its
-snapshot), files (rank to the name of its image), created_at, signature."""
+snapshot), files (rank to the name of its image), macs (name of a file to its MAC, see tiers/mac.py), derived (sizes and
+checksums of what is there for torch), created_at, signature."""
 
 
 def save_id_of(generation: int, step: int) -> str:

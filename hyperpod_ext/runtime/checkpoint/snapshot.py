@@ -35,6 +35,8 @@ class Snapshot:
     """What the bytes must be verified against; None: they have been."""
     scatter: Scatter | None = None
     """A way past the image, where that would have to be brought here first."""
+    bound: bool = True
+    """False: it comes from where others can write, and nothing proves that the job has written it."""
 
     @classmethod
     def of(
@@ -43,10 +45,12 @@ class Snapshot:
         plan: Plan,
         load: Callable[[], memoryview],
         scatter: Scatter | None = None,
+        *,
+        bound: bool = True,
     ) -> Snapshot:
         """A snapshot with a verified manifest, whose bytes are verified when they are read."""
         extras = manifest.get("extras", {})
-        return cls(int(manifest["step"]), plan, manifest["values"], load, extras, manifest, scatter)
+        return cls(int(manifest["step"]), plan, manifest["values"], load, extras, manifest, scatter, bound)
 
     @cached_property
     def image(self) -> memoryview:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import secrets
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ import torch
 
 from hyperpod_ext.errors import ConflictError, CorruptSnapshotError, NotFoundError
 from hyperpod_ext.runtime.checkpoint.image import Layout, views
-from hyperpod_ext.runtime.checkpoint.manifest import FORMAT, check_crc, crc64nvme, crc_text, save_id_of, sign
+from hyperpod_ext.runtime.checkpoint.manifest import FORMAT, crc64nvme, crc_text, save_id_of, sign
 from hyperpod_ext.runtime.checkpoint.plan import Item, Plan
 from hyperpod_ext.runtime.checkpoint.streamed import bytes_of
 from hyperpod_ext.runtime.checkpoint.tree import put_together, take_apart
 from hyperpod_ext.runtime.tiers.durable import Checkpoints
+from hyperpod_ext.runtime.tiers.mac import UNBOUND, Expected, Reading
 from hyperpod_ext.runtime.tiers.names import claimed, folder_of, image_of, parse_folder
 from hyperpod_ext.runtime.tiers.object_store import MIB, ObjectStore, open_store
 from hyperpod_ext.runtime.tiers.retention import remove
@@ -73,6 +75,7 @@ class WholeCheckpoint:
             _fill(layout, image)
             checksum = crc_text(crc64nvme(image))
             self._store.put(f"{folder}/{image_of(0)}", image, checksum)
+            macs = {image_of(0): self._checkpoints.mac(image)}
         manifest = {
             "format": FORMAT,
             "job": self._job,
@@ -89,7 +92,7 @@ class WholeCheckpoint:
             "saved_at": time.time(),
         }
         known = {plan.digest: plan}
-        self._checkpoints.commit(folder, {0: sign(manifest, self._secret)}, {0: image_of(0)}, known.get)
+        self._checkpoints.commit(folder, {0: sign(manifest, self._secret)}, {0: image_of(0)}, macs, known.get)
         self._remove(before)
 
     def load(self) -> Any:
@@ -111,7 +114,10 @@ class WholeCheckpoint:
             )
         manifest = whole["ranks"]["0"]
         plan = self._checkpoints.read_plan(newest.folder, str(manifest["plan"]))
-        tensors = self._read(f"{newest.folder}/{image_of(0)}", plan, manifest)
+        file = Expected.of(whole, image_of(0), manifest)
+        if file.mac is None:
+            warnings.warn(f"{self._store.url}/{newest.folder}: {UNBOUND}", RuntimeWarning, stacklevel=2)
+        tensors = self._read(newest.folder, plan, file)
         return put_together(plan.shape, tensors, manifest["values"])
 
     def remove(self) -> None:
@@ -138,19 +144,25 @@ class WholeCheckpoint:
         claims = {f"generations/{number:06d}.json" for number in claimed(names)}
         remove(self._store, [name for name in names if name in claims or parse_folder(name) is not None])
 
-    def _read(self, name: str, plan: Plan, manifest: dict[str, Any]) -> list[torch.Tensor]:
+    def _read(self, folder: str, plan: Plan, file: Expected) -> list[torch.Tensor]:
         """The tensors of an image, in memory of their own. Raises CorruptSnapshotError."""
         tensors = [torch.empty(item.sizes, dtype=getattr(torch, item.dtype)) for item in plan.items]
         left = [(item, bytes_of(tensor)) for item, tensor in zip(plan.items, tensors, strict=True) if item.nbytes]
         left.reverse()
-        buffer, checksum = memoryview(bytearray(min(_CHUNK, plan.nbytes))), 0
+        name, reading = f"{folder}/{file.name}", Reading(file, self._secret)
+        if plan.nbytes != file.nbytes:
+            raise CorruptSnapshotError(
+                f"{self._store.url}/{name}: its plan is for {plan.nbytes} bytes, not {file.nbytes}"
+            )
+        buffer = memoryview(bytearray(min(_CHUNK, plan.nbytes)))
         for start in range(0, plan.nbytes, _CHUNK):
             piece = buffer[: min(_CHUNK, plan.nbytes - start)]
             self._store.read_into(name, piece, start)
-            checksum = crc64nvme(piece, checksum)
+            reading.update(piece)
             while left and _give(*left[-1], piece, start):
                 left.pop()
-        check_crc(manifest, plan.nbytes, checksum, f"{self._store.url}/{name}")
+        if wrong := reading.wrong():
+            raise CorruptSnapshotError(f"{self._store.url}/{name}: {wrong}")
         return tensors
 
 

@@ -37,6 +37,8 @@ class Held:
     plan: Plan
     memory: mmap.mmap
     offset: int
+    bound: bool = True
+    """False: it is of a durable checkpoint without MACs, so its bytes may be anybody's."""
 
     @property
     def image(self) -> memoryview:
@@ -220,7 +222,7 @@ class MemoryClient:
             plan = read_plan(answer["plan"], manifest["plan"])
         if plan.nbytes != manifest["nbytes"]:
             raise errors.CorruptSnapshotError(f"the plan of {manifest['save_id']} is for {plan.nbytes} bytes")
-        return Held(manifest, plan, memory, int(answer["offset"]))
+        return Held(manifest, plan, memory, int(answer["offset"]), bool(answer.get("bound", True)))
 
     def ask(self, op: str, **fields: Any) -> wire.Message:
         """Any other request: `held`, `fence`, `status`, `durable`, `wait_drained`."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from hyperpod_ext.errors import HyperpodExtError
+from hyperpod_ext.errors import HyperpodExtError, NotFoundError
 from hyperpod_ext.runtime.checkpoint.manifest import Manifest
 from hyperpod_ext.runtime.checkpoint.plan import Plan
 from hyperpod_ext.runtime.memory_server.drain_due import Due, Work
@@ -18,6 +18,7 @@ from hyperpod_ext.runtime.memory_server.pins import Pin
 from hyperpod_ext.runtime.memory_server.regions import Regions
 from hyperpod_ext.runtime.memory_server.slots import State
 from hyperpod_ext.runtime.tiers.durable import Checkpoints, Progress
+from hyperpod_ext.runtime.tiers.mac import Mac
 from hyperpod_ext.runtime.tiers.names import folder_of
 from hyperpod_ext.runtime.tiers.object_store import Cancelled
 from hyperpod_ext.runtime.tiers.share_out import share_out
@@ -78,15 +79,16 @@ class Delivery:
             checkpoints.put_record(folder, self.node, manifests)
         records = self._all_records(work, folder, checkpoints)
         files, uploads = share_out(records)
-        for rank in uploads[self.node]:
-            self._upload(work, f"{folder}/{files[rank]}", work.pins[rank])
+        macs = {
+            files[rank]: self._upload(work, f"{folder}/{files[rank]}", work.pins[rank]) for rank in uploads[self.node]
+        }
         work.stack.close()  # from here on the workers may have the memory
         checkpoints = self._checkpoints.until(lambda: work.dropped)
         if work.nodes > 1:
-            checkpoints.put_done(folder, self.node)
+            checkpoints.put_done(folder, self.node, macs)
             work.brought = True
         everyone = {int(manifest["rank"]): manifest for each in records.values() for manifest in each}
-        committed = self._see_committed(work, folder, everyone, files, checkpoints)
+        committed = self._see_committed(work, folder, everyone, files, macs, checkpoints)
         for manifest in manifests:
             self._regions.mark(int(manifest["rank"]), work.save_id, State.DURABLE)
         return committed
@@ -137,12 +139,15 @@ class Delivery:
         )
         return found
 
-    def _upload(self, work: Work, name: str, pin: Pin) -> None:
+    def _upload(self, work: Work, name: str, pin: Pin) -> Mac:
+        """Bring one image; its MAC is made here, where nobody waits for it but the checkpoint."""
         if not self._regions.begin_reading(pin):
             raise Cancelled
         with pin.data as data:
             crc = str(pin.manifest["crc64nvme"])
+            mac = self._checkpoints.mac(data, work.cancelled)
             self._checkpoints.store.put(name, data, crc, cancelled=work.cancelled, on_bytes=self._on_bytes)
+        return mac
 
     def _see_committed(
         self,
@@ -150,6 +155,7 @@ class Delivery:
         folder: str,
         everyone: dict[int, Manifest],
         files: dict[int, str],
+        macs: Mapping[str, Mac],
         checkpoints: Checkpoints,
     ) -> bool:
         """Commit when all are done. The lowest node's business; the others step in when it does not come to it."""
@@ -158,15 +164,21 @@ class Delivery:
 
         def committed() -> bool:
             nonlocal by_us
+            known = dict(macs)
             if work.nodes > 1:
                 progress = self._progress(work, folder, checkpoints)
                 if progress.complete:
                     return True
                 if len(progress.done) < work.nodes or time.monotonic() < patience:
                     return False
+                try:
+                    for node in progress.done - {self.node}:
+                        known |= checkpoints.macs(folder, node)
+                except NotFoundError:  # another has committed since
+                    return False
             if work.generation in self.entered:  # a copy takes its time, and another run may have begun since
                 checkpoints.check_not_followed(work.generation, self.entered[work.generation][1])
-            by_us = checkpoints.commit(folder, everyone, files, self._plan_of)
+            by_us = checkpoints.commit(folder, everyone, files, known, self._plan_of)
             return True
 
         # only then: the memory, which others may want, is free by now

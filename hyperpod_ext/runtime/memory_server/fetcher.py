@@ -14,6 +14,7 @@ from hyperpod_ext.runtime.memory_server.budget import Budget
 from hyperpod_ext.runtime.memory_server.drain import Drain
 from hyperpod_ext.runtime.memory_server.plans import Plans
 from hyperpod_ext.runtime.memory_server.region import Region, whole_pages
+from hyperpod_ext.runtime.tiers.mac import is_bound
 from hyperpod_ext.runtime.tiers.names import Found
 
 
@@ -63,11 +64,14 @@ class Fetcher:
                     break
         return {"checkpoints": offers, "generation": generation, "problems": problems, "unreachable": unreachable}
 
-    def fetch(self, url: str, folder: str, rank: int) -> tuple[Manifest, Plan, int, int]:
+    def fetch(self, url: str, folder: str, rank: int) -> tuple[Manifest, Plan, int, int, bool]:
         """A rank's snapshot of a durable checkpoint, brought into memory once for all ranks of this node.
 
+        The last that is returned is whether its bytes are known to be the job's; False where an earlier version has
+        written it. Its CRC is not verified yet.
+
         Raises:
-            NotFoundError, CorruptSnapshotError, UnreachableError: it cannot be had; its bytes are not verified yet.
+            NotFoundError, CorruptSnapshotError, UnreachableError: it cannot be had, or the job has not written it.
         """
         drain = next((drain for drain in self._drains if drain.url == url), None)
         if drain is None:
@@ -86,13 +90,14 @@ class Fetcher:
                 try:
                     with region.view(0, nbytes) as view:
                         drain.checkpoints.store.read_into(f"{folder}/{name}", view)
+                        drain.checkpoints.check_image(folder, whole, str(rank), view)
                 except BaseException:
                     region.close()
                     self._budget.give_back(region.nbytes)
                     raise
                 self._fetched[url, folder, name] = region
             fd = os.open(f"/proc/self/fd/{region.fd}", os.O_RDONLY | os.O_CLOEXEC)
-        return manifest, plan, 0, fd
+        return manifest, plan, 0, fd, is_bound(whole)
 
     def forget(self, but: tuple[str, str] = ("", "")) -> bool:
         """Training goes on from what was fetched, so its memory is needed no more, but for that of `but`: URL and

@@ -217,7 +217,7 @@ class NodeMemory:
         """See `Fetcher.offers`."""
         return self._fetcher.offers(besides)
 
-    def fetch(self, url: str, folder: str, rank: int) -> tuple[Manifest, Plan, int, int]:
+    def fetch(self, url: str, folder: str, rank: int) -> tuple[Manifest, Plan, int, int, bool]:
         """See `Fetcher.fetch`."""
         return self._fetcher.fetch(url, folder, rank)
 

@@ -144,7 +144,10 @@ def _dispatch(memory: NodeMemory, request: wire.Message) -> Answer:
             found = memory.open(int(request["owner"]), str(request["save_id"]))
             return _image(*found, known=str(request.get("known")))
         case "fetch":
-            return _image(*memory.fetch(str(request["url"]), str(request["folder"]), int(request["rank"])))
+            url, folder, rank = str(request["url"]), str(request["folder"]), int(request["rank"])
+            manifest, plan, offset, handle, bound = memory.fetch(url, folder, rank)
+            answer, fd = _image(manifest, plan, offset, handle)
+            return {**answer, "bound": bound}, fd
         case op:
             return _about_all(memory, op, request), None
 

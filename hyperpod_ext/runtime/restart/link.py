@@ -31,6 +31,8 @@ class Restored:
     """Bytes of state that came from other nodes."""
     bytes_local: int = 0
     """Bytes that were read on this one."""
+    bound: bool = True
+    """False: nothing proves that it is the job's own (see `Snapshot.bound`)."""
 
 
 class Link(Protocol):
@@ -111,6 +113,7 @@ class JobLink:
             if step is not None:
                 assert restored is not None
                 came = {"bytes_moved": restored.bytes_moved, "bytes_local": restored.bytes_local}
+                came |= {} if restored.bound else {"unbound": True}
                 self.event("restored", rank=self.rank, step=step, source=decision.source(self.rank).kind, **came)
                 return restored
             assert following is not None
@@ -179,7 +182,7 @@ class JobLink:
         read = [(one.plan.nbytes, source.kind) for one, source in pairs if one.was_read or len(pairs) == 1]
         local = sum(nbytes for nbytes, kind in read if kind == "memory")
         moved = sum(nbytes for nbytes, kind in read if kind in ("peer", "live"))
-        return Restored(snapshots[0].step, dict(snapshots[0].extras), moved, local)
+        return Restored(snapshots[0].step, dict(snapshots[0].extras), moved, local, all(one.bound for one in snapshots))
 
 
 def _holds(state: TrainingState, mine: Source) -> bool:

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from hyperpod_ext.errors import ConflictError, CorruptSnapshotError, UnreachableError
 from hyperpod_ext.runtime.checkpoint.dcp_metadata import METADATA_FILE
 from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme, crc_text, read_document
+from hyperpod_ext.runtime.tiers.mac import Expected, Reading
 from hyperpod_ext.runtime.tiers.names import MANIFEST, NOTE, VALUES
 from hyperpod_ext.runtime.tiers.object_store import MIB, ObjectStore, ignore
 from hyperpod_ext.runtime.tiers.retention import without_abandoned
 from hyperpod_ext.runtime.tiers.survey import Seen, Survey, plans
-from hyperpod_ext.runtime.tiers.verify import CHUNK, Expected, checksum_of, expected
+from hyperpod_ext.runtime.tiers.verify import CHUNK, expected, what_is_wrong
 
 _IN_MEMORY = 1024 * MIB
 """A larger image goes through a temporary file: the machine that copies may be much smaller than those that train."""
@@ -61,8 +62,14 @@ def check_destination(seen: Seen, destination: Survey) -> None:
         )
 
 
-def copy(source: ObjectStore, seen: Seen, destination: Survey, on_bytes: Callable[[int], None] = ignore) -> Copied:
-    """Copy one complete checkpoint.
+def copy(
+    source: ObjectStore,
+    seen: Seen,
+    destination: Survey,
+    secret: bytes | None,
+    on_bytes: Callable[[int], None] = ignore,
+) -> Copied:
+    """Copy one complete checkpoint. Without the job's `secret` nothing but CRCs is looked at.
 
     Raises:
         ConflictError: something else is there.
@@ -77,12 +84,11 @@ def copy(source: ObjectStore, seen: Seen, destination: Survey, on_bytes: Callabl
     store, folder, copied = destination.store, seen.found.folder, Copied()
     files = expected(seen.manifest)
     for file in files:
-        name = f"{folder}/{file.name}"
-        if sizes.get(file.name) == file.nbytes and checksum_of(store, name, file.nbytes) == file.crc64nvme:
+        if sizes.get(file.name) == file.nbytes and what_is_wrong(store, folder, file, secret) is None:
             copied.skipped += 1
             on_bytes(file.nbytes)
             continue
-        _copy_file(source, store, folder, file, on_bytes)
+        _copy_file(source, store, folder, file, secret, on_bytes)
         copied.files, copied.nbytes = copied.files + 1, copied.nbytes + file.nbytes
     listed = {file.name for file in files}
     for small in sorted({*plans(seen.manifest), VALUES, METADATA_FILE} - listed):
@@ -98,18 +104,23 @@ def copy(source: ObjectStore, seen: Seen, destination: Survey, on_bytes: Callabl
 
 
 def _copy_file(
-    source: ObjectStore, store: ObjectStore, folder: str, file: Expected, on_bytes: Callable[[int], None]
+    source: ObjectStore,
+    store: ObjectStore,
+    folder: str,
+    file: Expected,
+    secret: bytes | None,
+    on_bytes: Callable[[int], None],
 ) -> None:
     name = f"{folder}/{file.name}"
     with _room(file.nbytes) as image:
-        checksum = 0
+        reading = Reading(file, secret)
         for start in range(0, file.nbytes, CHUNK):
             with image[start : min(start + CHUNK, file.nbytes)] as piece:
                 source.read_into(name, piece, start)
-                checksum = crc64nvme(piece, checksum)
-        if crc_text(checksum) != file.crc64nvme:
+                reading.update(piece)
+        if wrong := reading.wrong():
             raise CorruptSnapshotError(
-                f"{source.url}/{name}: CRC64-NVME is {crc_text(checksum)}, the manifest says {file.crc64nvme}",
+                f"{source.url}/{name}: {wrong}",
                 hint="It was not copied. `hp-ext checkpoints verify` tells all that is wrong with a checkpoint.",
             )
         store.put(name, image, file.crc64nvme, on_bytes=on_bytes)

@@ -8,6 +8,8 @@
         __0_1.distcp .metadata           derived, for plain dcp.load
         manifest.json                    signed, created only if absent, last: with it the checkpoint exists
 
+The manifest has a MAC of each file, made by the node that brought it: nothing that lies here is believed without.
+
 Until the manifest is there, `node-N.json` and `done-N.json` tell the nodes of each other; whoever finds
 all of them done writes it, so no single node's death can keep a whole checkpoint from counting. `failed-N.json`
 and `left-N.json` say that a node's part will not come, so that no other waits for it: it could not bring it, or
@@ -34,8 +36,9 @@ from hyperpod_ext.runtime.checkpoint.manifest import (
     sign,
 )
 from hyperpod_ext.runtime.checkpoint.plan import Plan, read_plan
+from hyperpod_ext.runtime.tiers.mac import Expected, Mac, is_bound, mac_of
 from hyperpod_ext.runtime.tiers.names import MANIFEST, NOTE, VALUES, Found, claim_name, claimed, parse_folder, plan_name
-from hyperpod_ext.runtime.tiers.object_store import ObjectStore, Until
+from hyperpod_ext.runtime.tiers.object_store import ObjectStore, Until, never
 from hyperpod_ext.runtime.tiers.retention import remove, to_keep, without_abandoned
 
 
@@ -119,9 +122,28 @@ class Checkpoints:
         where = f"{self.store.url}/{found.folder}/{MANIFEST}"
         manifest = read_document(self.store.get(f"{found.folder}/{MANIFEST}"), where)
         check_manifest(manifest, self._secret, job=self._job, where=where)
-        if (manifest["step"], manifest["generation"]) != (found.step, found.generation):
-            raise CorruptSnapshotError(f"{where}: it is the manifest of {manifest['save_id']}")
+        ranks, files, macs = manifest.get("ranks"), manifest.get("files"), manifest.get("macs", {})
+        if not (isinstance(ranks, dict) and isinstance(files, dict) and ranks.keys() == files.keys()):
+            raise CorruptSnapshotError(f"{where}: the job has signed it, but not as the manifest of a checkpoint")
+        if (manifest.get("step"), manifest.get("generation")) != (found.step, found.generation):
+            raise CorruptSnapshotError(f"{where}: it is the manifest of {manifest.get('save_id')}")
+        if is_bound(manifest) and (missing := set(files.values()) - set(macs)):
+            raise CorruptSnapshotError(f"{where}: it has no MAC of {min(missing)}")
         return manifest
+
+    def mac(self, data: memoryview, cancelled: Callable[[], bool] = never) -> Mac:
+        """What `commit` wants of each image: proof that the job has written it."""
+        return mac_of(self._secret, data, cancelled)
+
+    def check_image(self, folder: str, whole: Manifest, rank: str, image: memoryview) -> None:
+        """Refuse an image that the job has not written, by the verified manifest of its checkpoint.
+
+        Raises:
+            CorruptSnapshotError: with what is wrong.
+        """
+        name = whole["files"][rank]
+        file = Expected.of(whole, name, whole["ranks"][rank])
+        file.check(image, self._secret, f"{self.store.url}/{folder}/{name}")
 
     def read_plan(self, folder: str, digest: str) -> Plan:
         """The layout of one rank's image.
@@ -221,8 +243,25 @@ class Checkpoints:
         """Tell the other nodes which snapshots this one will bring."""
         self.store.put_new(f"{folder}/node-{node}.json", json.dumps({"manifests": manifests}).encode())
 
-    def put_done(self, folder: str, node: int) -> None:
-        self.store.put_new(f"{folder}/done-{node}.json", b"{}")
+    def put_done(self, folder: str, node: int, macs: Mapping[str, Mac]) -> None:
+        """Tell the other nodes that this one's files are there, and their MACs."""
+        said = {"format": FORMAT, "job": self._job, "folder": folder, "node": node, "macs": dict(macs)}
+        self.store.put_new(f"{folder}/done-{node}.json", json.dumps(sign(said, self._secret)).encode())
+
+    def macs(self, folder: str, node: int) -> dict[str, Mac]:
+        """MACs of the files that a node has brought, verified.
+
+        Raises:
+            NotFoundError: it has not said yet that it is done, or the checkpoint was committed since.
+            CorruptSnapshotError: it is not what a node of this job has said of this checkpoint.
+        """
+        name = f"{folder}/done-{node}.json"
+        where = f"{self.store.url}/{name}"
+        said = read_document(self.store.get(name), where)
+        check_manifest(said, self._secret, job=self._job, where=where)
+        if (said.get("folder"), said.get("node")) != (folder, node) or not isinstance(said.get("macs"), dict):
+            raise CorruptSnapshotError(f"{where}: it is not what node {node} has said of {folder}")
+        return dict(said["macs"])
 
     def put_failed(self, folder: str, node: int) -> None:
         self.store.put_new(f"{folder}/failed-{node}.json", b"{}")
@@ -259,22 +298,28 @@ class Checkpoints:
         folder: str,
         manifests: Mapping[int, Manifest],
         files: Mapping[int, str],
+        macs: Mapping[str, Mac],
         known: Callable[[str], Plan | None] = lambda digest: None,
     ) -> bool:
         """Write what makes the checkpoint exist. False: somebody else was quicker, with the same.
 
         Args:
+            macs: of each file, as who has brought it says (see `mac`).
             known: plans that need not be read from the store.
         """
+        if missing := set(files.values()) - macs.keys():
+            raise CorruptSnapshotError(f"{self.store.url}/{folder}: nobody has said the MAC of {min(missing)}")
         digests = {str(manifest["plan"]) for manifest in manifests.values()}
         plans = {digest: known(digest) or self.read_plan(folder, digest) for digest in digests}
         parts = [Part(r, plans[str(m["plan"])], m["values"], files[r]) for r, m in sorted(manifests.items())]
         derived = derive(parts, VALUES)
         files_of_torch: dict[str, dict[str, object]] = {}
+        all_macs = dict(macs)
         for name, data in ((VALUES, derived.values_file), (METADATA_FILE, derived.metadata)):
             checksum = crc_text(crc64nvme(data))
             self.store.put(f"{folder}/{name}", memoryview(data), checksum)
             files_of_torch[name] = {"nbytes": len(data), "crc64nvme": checksum}
+            all_macs[name] = self.mac(memoryview(data))
         one = next(iter(manifests.values()))
         document = {
             "format": FORMAT,
@@ -282,6 +327,7 @@ class Checkpoints:
             **{key: one[key] for key in ("generation", "step", "save_id", "world_size")},
             "ranks": {str(rank): manifest for rank, manifest in sorted(manifests.items())},
             "files": {str(rank): name for rank, name in sorted(files.items())},
+            "macs": all_macs,
             "derived": files_of_torch,
             "nbytes": sum({files[rank]: int(m["nbytes"]) for rank, m in manifests.items()}.values()),
             "created_at": time.time(),

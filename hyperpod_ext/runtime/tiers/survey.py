@@ -17,6 +17,7 @@ from hyperpod_ext.errors import CorruptSnapshotError, NotFoundError
 from hyperpod_ext.runtime.checkpoint.dcp_metadata import METADATA_FILE
 from hyperpod_ext.runtime.checkpoint.manifest import FORMAT, Manifest, check_manifest, read_document, sign
 from hyperpod_ext.runtime.tiers.durable import Checkpoints
+from hyperpod_ext.runtime.tiers.mac import is_bound, read_mac
 from hyperpod_ext.runtime.tiers.names import MANIFEST, NOTE, VALUES, Found, claimed, parse_folder, plan_name
 from hyperpod_ext.runtime.tiers.object_store import ObjectStore
 from hyperpod_ext.runtime.tiers.retention import to_keep, without_abandoned
@@ -149,7 +150,8 @@ def _judge(
         return Seen(found, "damaged", files, manifest, findings, detail)
     if not alive:
         return Seen(found, "abandoned", files, manifest, (), "a later generation began before this step")
-    return Seen(found, "complete", files, manifest)
+    detail = "" if is_bound(manifest) else "no MAC of its files: written by an earlier version"
+    return Seen(found, "complete", files, manifest, (), detail)
 
 
 def _doubt(seen: Seen, damaged: Collection[int]) -> Seen:
@@ -194,6 +196,11 @@ def _examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret:
     for name in sorted(plans(manifest)):
         yield from _check_size(files, name, None)
     known = derived(manifest)
+    for name in {**images(manifest), **known} if is_bound(manifest) else ():
+        try:
+            read_mac(manifest["macs"].get(name))
+        except (KeyError, ValueError) as error:
+            yield Finding(MANIFEST, f"what it says of {name} is {error}")
     for name in (VALUES, METADATA_FILE):
         yield from _check_size(files, name, int(known[name]["nbytes"]) if name in known else None)
 

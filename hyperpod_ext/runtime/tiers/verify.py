@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from hyperpod_ext.errors import CorruptSnapshotError, NotFoundError
 from hyperpod_ext.runtime.checkpoint.dcp_metadata import METADATA_FILE, Part, derive
-from hyperpod_ext.runtime.checkpoint.manifest import Manifest, crc64nvme, crc_text
+from hyperpod_ext.runtime.checkpoint.manifest import Manifest
 from hyperpod_ext.runtime.checkpoint.plan import Plan
 from hyperpod_ext.runtime.checkpoint.tree import leaf_paths
 from hyperpod_ext.runtime.tiers.durable import Checkpoints
+from hyperpod_ext.runtime.tiers.mac import Expected, Reading
 from hyperpod_ext.runtime.tiers.names import MANIFEST, VALUES
 from hyperpod_ext.runtime.tiers.object_store import MIB, ObjectStore, ignore
 from hyperpod_ext.runtime.tiers.survey import Finding, Seen, derived, images, plans
@@ -21,44 +21,38 @@ CHUNK = 32 * MIB
 FILES_AT_ONCE = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """A file, and what its bytes must be."""
-
-    name: str
-    nbytes: int
-    crc64nvme: str
-
-
 def expected(manifest: Manifest) -> list[Expected]:
     """All files of a checkpoint whose checksums its manifest has."""
-    found = [Expected(name, int(each["nbytes"]), str(each["crc64nvme"])) for name, each in images(manifest).items()]
-    found += [Expected(name, int(each["nbytes"]), str(each["crc64nvme"])) for name, each in derived(manifest).items()]
-    return found
+    return [Expected.of(manifest, *each) for each in (*images(manifest).items(), *derived(manifest).items())]
 
 
-def checksum_of(
+def what_is_wrong(
     store: ObjectStore,
-    name: str,
-    nbytes: int,
+    folder: str,
+    file: Expected,
+    secret: bytes | None,
     on_bytes: Callable[[int], None] = ignore,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> str | None:
-    """CRC64-NVME of a blob's first `nbytes`, read piece by piece; None when cancelled."""
-    buffer = memoryview(bytearray(min(CHUNK, nbytes)))
-    checksum = done = 0
-    while done < nbytes:
+    """What is wrong with a file's bytes, read piece by piece; None: nothing, or cancelled."""
+    buffer = memoryview(bytearray(min(CHUNK, file.nbytes)))
+    reading, done = Reading(file, secret), 0
+    while done < file.nbytes:
         if cancelled():
             return None
-        piece = buffer[: min(len(buffer), nbytes - done)]
-        store.read_into(name, piece, done, on_bytes=on_bytes)
-        checksum = crc64nvme(piece, checksum)
+        piece = buffer[: min(len(buffer), file.nbytes - done)]
+        store.read_into(f"{folder}/{file.name}", piece, done, on_bytes=on_bytes)
+        reading.update(piece)
         done += len(piece)
-    return crc_text(checksum)
+    return reading.wrong()
 
 
-def verify(store: ObjectStore, seen: Seen, on_bytes: Callable[[int], None] = ignore) -> list[Finding]:
+def verify(
+    store: ObjectStore, seen: Seen, secret: bytes | None, on_bytes: Callable[[int], None] = ignore
+) -> list[Finding]:
     """Everything that is wrong with a checkpoint. `on_bytes` hears of bytes read, from several threads.
+
+    Without the job's `secret` damage is found, and not what somebody has made up.
 
     Raises:
         UnreachableError: the place stopped answering; nothing is said about the rest.
@@ -76,12 +70,10 @@ def verify(store: ObjectStore, seen: Seen, on_bytes: Callable[[int], None] = ign
 
     def check(file: Expected) -> Finding | None:
         try:
-            checksum = checksum_of(store, f"{seen.found.folder}/{file.name}", file.nbytes, on_bytes, stop.is_set)
+            wrong = what_is_wrong(store, seen.found.folder, file, secret, on_bytes, stop.is_set)
         except (CorruptSnapshotError, NotFoundError) as error:  # changed since it was listed
             return Finding(file.name, error.message)
-        if checksum in (None, file.crc64nvme):
-            return None
-        return Finding(file.name, f"CRC64-NVME is {checksum}, the manifest says {file.crc64nvme}")
+        return Finding(file.name, wrong) if wrong is not None else None
 
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         try:
