@@ -129,7 +129,7 @@ def wait_for_end(
     from hyperpod_ext.errors import JobFailedError, UserInterruptError
     from hyperpod_ext.launch.targets import get_target
 
-    from .report import describe_result
+    from .report import describe_result, warn
 
     target = get_target(handle.target)
     # a CI's or a scheduler's "end now" means the job too, as Ctrl-C does
@@ -145,6 +145,7 @@ def wait_for_end(
     result = target.result(handle)
     text = describe_result(result) if "recoveries" in result else f"{handle.name}: {result['state']}"
     print_result(result, output, handle.name if output == "name" else text)
+    warn(result)
     if result["state"] != "succeeded":
         _exit_as_failed(result, folder)
     if result.get("steps") == 0:

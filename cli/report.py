@@ -62,6 +62,13 @@ def command(run: str, page: str | None, beside: str | None, usd_per_hour: float 
         Path(page).write_text(make_page(result), encoding="utf-8")
         say(f"the page is in {page}")
     print_result(result, output, describe_result(result))
+    warn(result)
+
+
+def warn(result: Mapping[str, Any]) -> None:
+    """Say what a job lacks that has ended, whatever else is shown of it."""
+    for warning in result.get("warnings") or ():
+        say(f"warning: {warning}")
 
 
 def saving(advice: Mapping[str, Any]) -> str:
@@ -140,6 +147,9 @@ def _figures(result: Mapping[str, Any]) -> str:
         rows.append(("where the rest went", ", ".join(rest)))
     if phases := _phases(result.get("phases") or {}):
         rows.append(("each rank's time, on average", phases))
+    for tier in result.get("durable") or ():
+        step = "none" if tier["newest_step"] is None else tier["newest_step"]
+        rows.append(("newest durable step", f"{step}, in {tier['tier']}"))
     if result["undisturbed"]:
         rows.append(("the same, undisturbed", f"{100 * result['undisturbed']['goodput']:.1f} %"))
     for name, value in result["metrics"].items():

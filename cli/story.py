@@ -59,6 +59,10 @@ class Story:
                     f"goes on with {event['nodes']} nodes instead of {event['of']} after step {event['step']}, "
                     f"{event['pause_s']:.2f} s without a step"
                 )
+            case "homecoming" if event["step"] is not None:
+                lines.append(f"step {event['step']} goes to the durable tiers")
+            case "draining":
+                lines += _still_to_come(event)
             case "restore_failed":
                 lines.append(f"rank {event['rank']} could not restore, the next source is tried: {event['error']}")
         return lines
@@ -68,6 +72,19 @@ class Story:
         if event["step"] >= self.step:
             self.step = event["step"]
             self.loss = event.get("loss", self.loss)
+
+
+def _still_to_come(event: Mapping[str, Any]) -> list[str]:
+    """A line for each tier that lacks something of the last step."""
+    lines = []
+    for tier in event["tiers"]:
+        if not tier["arrived"]:
+            what = (
+                f"{tier['left_bytes'] / (1 << 20):.1f} MiB are still to come" if tier["left_ranks"] else "all is sent"
+            )
+            left = f"for {event['seconds_left']:.0f} s at most"
+            lines.append(f"node {event['node']} brings its part to {tier['tier']}, {left}: {what}")
+    return lines
 
 
 def _first_line(cause: str) -> str:

@@ -154,6 +154,9 @@ class CheckpointPolicy(Config):
     """When a save is due while earlier ones are still being copied to slower tiers: `wait` for them,
     `skip` this one, or `supersede` a copy that has not begun, and one under way only if there is no other.
     The last whole snapshot is never given up."""
+    finish_s: PositiveFloat = 3600.0
+    """Once the last step is made, seconds in which it is brought to the durable tiers, due there or not, before the
+    job succeeds. Where it does not arrive in that time, a warning of the report says what is missing."""
     grace_s: PositiveFloat = 25.0
     """When the job is told to end (SIGTERM, pre-emption), seconds in which its newest step is brought to
     the durable tiers. Kubernetes allows 30 by default, for everything."""

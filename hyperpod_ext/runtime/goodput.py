@@ -11,6 +11,7 @@ from typing import Any
 
 from hyperpod_ext.runtime.breakdown import breakdown
 from hyperpod_ext.runtime.capacity import capacity_of
+from hyperpod_ext.runtime.last_step import durable_steps, left_out
 from hyperpod_ext.runtime.resizes import find_resizes
 
 Event = dict[str, Any]
@@ -42,6 +43,8 @@ def make_report(events: Sequence[Event], *, state: str, error: Any, world_size: 
         "capacity": capacity_of(events),
         "pids": {str(e["rank"]): e["pid"] for e in events if e["event"] == "joined"},
         **breakdown(events, recoveries),
+        "durable": durable_steps(events),
+        "warnings": left_out(events),
     }
 
 

@@ -93,3 +93,21 @@ def test_a_script_that_raises_fails_the_job_with_its_error(place: LocalPlace, sp
     assert (done.code, done.json["state"]) == (7, "failed")
     assert "no such luck" in done.stderr
     assert place.leftovers() == []
+
+
+def test_a_job_ends_with_its_last_step_in_the_durable_tier_and_all_commands_say_so(
+    place: LocalPlace, spec: Path, tmp_path: Path
+) -> None:
+    """Every fiftieth step is due there, and the job makes 23."""
+    tiers = [{"kind": "memory"}, {"kind": "file", "path": str(tmp_path / "durable"), "every_steps": 50}]
+    done = wait(create_job(spec, "--no-kill", "--set", f"checkpoint.tiers={json.dumps(tiers)}", steps=23))
+    assert (done.code, done.json["state"]) == (0, "succeeded"), done.stderr
+    assert "step 23 goes to the durable tiers\n" in done.stderr
+    assert (done.json["durable"][0]["newest_step"], done.json["warnings"]) == (23, [])
+    assert (
+        f"newest durable step                23, in {tmp_path}/durable/tiny-gpt\n"
+        in hp_ext("report", "tiny-gpt").stdout
+    )
+    listed = hp_ext("checkpoints", "list", "tiny-gpt", "-o", "json").json["places"][0]["checkpoints"]
+    assert [(one["step"], one["state"]) for one in listed] == [(23, "complete"), (0, "complete")]
+    assert hp_ext("checkpoints", "verify", "tiny-gpt").code == 0

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTier
 from hyperpod_ext.config.elastic import Elastic
 from hyperpod_ext.config.job import RestartPolicy
 from hyperpod_ext.config.runtime import RuntimeConfig
@@ -19,6 +20,7 @@ from hyperpod_ext.runtime import wire
 from hyperpod_ext.runtime.agent.coordinator import Coordinator
 from hyperpod_ext.runtime.agent.door import Door
 from hyperpod_ext.runtime.rendezvous.elastic import ElasticMembership
+from hyperpod_ext.runtime.rendezvous.membership import Phase
 
 SECRET = b"the secret of this test's job"
 LEASE_S = 3.0
@@ -70,9 +72,16 @@ class Agent:
 
 
 @contextlib.asynccontextmanager
-async def coordinating(tmp_path: Path, node: int = 0, spares: int = 1, **policy: Any) -> AsyncIterator[Any]:
+async def coordinating(
+    tmp_path: Path, node: int = 0, spares: int = 1, checkpoint: CheckpointPolicy | None = None, **policy: Any
+) -> AsyncIterator[Any]:
     config = RuntimeConfig(
-        name="a", nodes=2, workers_per_node=1, spares=spares, restart=RestartPolicy(lease_s=LEASE_S, **policy)
+        name="a",
+        nodes=2,
+        workers_per_node=1,
+        spares=spares,
+        restart=RestartPolicy(lease_s=LEASE_S, **policy),
+        checkpoint=checkpoint or CheckpointPolicy(),
     )
     door = Door(SECRET, lambda why: pytest.fail(why))
     await door.open("127.0.0.1", 0)
@@ -308,5 +317,98 @@ def test_a_death_that_is_told_meanwhile_is_the_only_fault(tmp_path: Path) -> Non
             agents[1].say(type="join", rank=1, pid=1, live=None, held=[], store_port=1, generation=2)
             await agents[0].hears("begin")
             assert [fault["rank"] for fault in events(tmp_path, "fault")] == [0]
+
+    asyncio.run(run())
+
+
+# --- the last step comes home -----------------------------------------------------------------------
+
+DURABLE = CheckpointPolicy(tiers=(MemoryTier(), FileTier(path="/d", every_steps=5)))
+BRIEF = {"replica": False, "world_size": 2, "step": 13, "generation": 1, "save_id": "g1-s13"}
+
+
+async def all_are_done(door: Door, coordinator: Coordinator) -> list[Agent]:
+    """Both ranks have ended well; the agents of both nodes and of the spare are to bring home what they hold."""
+    agents = await three(door)
+    coordinator._membership.phase = Phase.ENDED
+    coordinator._membership.step_committed(13)
+    for rank in (0, 1):
+        agents[rank].say(type="exited", rank=rank, code=0)
+    for agent in agents:
+        await agent.hears("come_home")
+    return agents
+
+
+def tell_of_part(agent: Agent, *tiers: dict[str, Any]) -> None:
+    agent.say(type="event", event="drained", t=0.0, node=agent.node, in_time=True, limit_s=60.0, tiers=tiers)
+    agent.say(type="home", node=agent.node)
+
+
+def test_a_job_succeeds_once_every_node_has_brought_home_its_part_of_the_last_step(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path, checkpoint=DURABLE) as (door, coordinator):
+            agents = await all_are_done(door, coordinator)
+            late = await Agent.come(door, 3)  # it is none of this job, and holds nobody up
+            await late.hears("stop")
+            for agent in agents:
+                agent.say(
+                    type="leaving", node=agent.node, held=[BRIEF | {"rank": agent.node}] if agent.node < 2 else []
+                )
+            for agent in agents:
+                assert (await agent.hears("bring_home"))["save_id"] == "g1-s13"
+            there = {"tier": "/d/a", "arrived": True, "newest_step": 13, "left_ranks": [], "left_bytes": 0, "error": ""}
+            tell_of_part(agents[1], there)
+            tell_of_part(agents[2])
+            agents[1].say(type="beat")
+            await agents[1].hears("beat")
+            assert not coordinator.ended.done()
+            assert not (tmp_path / "report.json").exists()
+            tell_of_part(agents[0], there)
+            assert (await agents[2].hears("end"))["state"] == "succeeded"
+
+    asyncio.run(run())
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["state"], report["warnings"]) == ("succeeded", [])
+    assert report["durable"] == [{"tier": "/d/a", "newest_step": 13}]
+
+
+def test_a_node_that_is_lost_on_the_way_home_ends_nobodys_job_and_is_named(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path, checkpoint=DURABLE) as (door, coordinator):
+            zero, one, two = await all_are_done(door, coordinator)
+            for agent in (zero, one, two):
+                agent.say(
+                    type="leaving", node=agent.node, held=[BRIEF | {"rank": agent.node}] if agent.node < 2 else []
+                )
+            await two.hears("bring_home")
+            one.hang_up()
+            waited = {
+                "tier": "/d/a",
+                "arrived": False,
+                "newest_step": 10,
+                "left_ranks": [],
+                "left_bytes": 0,
+                "error": "",
+            }
+            tell_of_part(two)
+            tell_of_part(zero, waited)
+            assert (await zero.hears("end"))["state"] == "succeeded"
+
+    asyncio.run(run())
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["state"], report["nodes_lost"]) == ("succeeded", [1])
+    (line,) = report["warnings"]
+    assert "step 13 is not in /d/a, and the newest durable step there is 10: node 0 waited for other nodes" in line
+    assert "node 1 was lost" in line
+
+
+def test_a_job_that_is_cancelled_on_its_way_home_has_its_grace(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path, checkpoint=DURABLE) as (door, coordinator):
+            agents = await all_are_done(door, coordinator)
+            agents[1].say(type="cancel")
+            for agent in agents:
+                end = await agent.hears("end")
+                assert (end["state"], end["grace_s"]) == ("cancelled", DURABLE.grace_s)
 
     asyncio.run(run())

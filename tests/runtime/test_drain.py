@@ -534,11 +534,14 @@ def test_a_run_that_another_follows_during_a_copy_does_not_commit_it(serve_two, 
 
 
 def test_what_the_job_began_from_is_not_written_once_more(alone, checkpoints):
-    alone.ask("fence", generation=2, step=10, run="r", stored=True)
+    url = copying(alone)["tier"]
+    alone.ask("fence", generation=2, step=10, run="r", stored=[url])
     writer = Writer(alone)
     writer.save(10, generation=2)
-    assert idle(alone)
+    ended = alone.ask("drain_now", save_id="g2-s10", timeout_s=20)  # nor at the end of a job that had nothing to do
+    assert [(one["arrived"], one["newest_step"], one["left_ranks"]) for one in ended["tiers"]] == [(True, 10, [])]
     assert steps(checkpoints) == []
+    assert copying(alone)["durable_step"] == 10
     writer.save(20, generation=2)
     assert idle(alone)
     assert steps(checkpoints) == [20]

@@ -47,7 +47,7 @@ def make_due(pins):
 
 def seal(due: Due, step: int, *owners: int, generation: int = 1, now: bool = False) -> list[bool]:
     """These ranks seal the snapshot of a step; what each of them was told."""
-    manifest = {"save_id": f"g{generation}-s{step}", "generation": generation, "step": step}
+    manifest = {"save_id": f"g{generation}-s{step}", "generation": generation, "step": step, "nbytes": 1000}
     return [due.take(owner, manifest, lambda: None, now=now) for owner in owners or (0, 1)]
 
 
@@ -155,7 +155,8 @@ def test_what_is_on_its_way_or_has_arrived_is_known(make_due):
     seal(due, 20)
     due.brought = f"g1-s{due.next().step}"
     due.current = None
-    assert [due.is_on_its_way(f"g1-s{step}") for step in (10, 20, 30)] == [True, True, False]
+    known = [(due.has_arrived(step, f"g1-s{step}"), due.on_its_way(f"g1-s{step}")) for step in (10, 20, 30)]
+    assert known == [(True, None), (False, due.queue[0]), (False, None)]
 
 
 @pytest.mark.parametrize(("when_busy", "passed"), [("supersede", True), ("skip", True), ("wait", False)])

@@ -274,10 +274,9 @@ class SmallJob:
         """The generation begins at `step`; until all had it, one before might have been needed yet."""
         assert self.vote is not None
         assert self.vote.decision is not None
-        kinds = {source.kind for sources in self.vote.decision.sources.values() for source in sources}
         fields = {"generation": self.generation, "step": step, "run": f"run-{id(self)}"}
         for server in self.servers.values():
-            server.ask("fence", stored=bool(kinds & {"file", "s3"}), **fields)
+            server.ask("fence", stored=self.vote.decision.stored, **fields)
 
     def _restore(self, rank: Rank, begin: m.Begin, keys: dist.Store) -> None:
         assert self.vote is not None

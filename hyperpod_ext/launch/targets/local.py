@@ -96,7 +96,8 @@ def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> It
 def cancel(handle: JobHandle) -> JobStatus:
     """SIGTERM to the engine, then wait until all it started is gone. An ended job is left as it is."""
     submission = _find(handle)
-    deadline = time.monotonic() + _CANCEL_PATIENCE_S
+    grace_s = json.loads(submission.job_file.read_text())["checkpoint"]["grace_s"]
+    deadline = time.monotonic() + _CANCEL_PATIENCE_S + grace_s
     if submission.is_running():
         with contextlib.suppress(ProcessLookupError):  # killed: then the engine is ending the job by itself
             os.kill(int(submission.pid_file.read_text()), signal.SIGTERM)

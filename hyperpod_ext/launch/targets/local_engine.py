@@ -135,7 +135,14 @@ def _patience(job: Any) -> Patience:
     waits_s = restart["lease_s"] + restart["node_wait_s"] if job["spares"] else 0.0
     restarts = restart["max_node_losses"] if job["nodes"] > 1 else 0
     needed = min(job["nodes"], job["elastic"]["min_nodes"]) if job.get("elastic") else job["nodes"]
-    return Patience(after_failure_s=10.0 + waits_s, needed=needed, restarts=restarts)
+    asking_s = Patience().after_asking_s + (job["checkpoint"]["grace_s"] if _is_durable(job) else 0.0)
+    after_failure_s = 10.0 + waits_s
+    return Patience(after_failure_s=after_failure_s, after_asking_s=asking_s, needed=needed, restarts=restarts)
+
+
+def _is_durable(job: Any) -> bool:
+    """Whether nodes that are told to end bring their newest step to a tier, for which they have a grace."""
+    return any(tier["kind"] in ("file", "s3") for tier in job["checkpoint"]["tiers"])
 
 
 def _make_scratch() -> Path:

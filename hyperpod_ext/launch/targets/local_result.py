@@ -24,6 +24,8 @@ EMPTY_REPORT: Report = {
     "losses": {},
     "metrics": {},
     "weights": "",
+    "durable": [],
+    "warnings": [],
 }
 
 

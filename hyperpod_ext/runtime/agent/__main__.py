@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError
 from hyperpod_ext.runtime.agent.arguments import parse, read_settings
@@ -41,6 +42,9 @@ def main() -> None:
             sys.exit(error.exit_code)
     if state == "left":
         tell_left(run_dir, arguments.node_rank)
+    else:
+        for warning in _report_in(run_dir).get("warnings") or ():
+            _say(f"node {arguments.node_rank}: warning: {warning}")
     if state == "failed":
         _say(f"node {arguments.node_rank}: {_why(run_dir)}")
     sys.exit(_EXIT_CODES[state])
@@ -53,12 +57,18 @@ def _say(words: str) -> None:
 
 def _why(run_dir: Path) -> str:
     """Why the job failed, where this node has its report."""
-    try:
-        error = json.loads((run_dir / REPORT).read_text()).get("error") or {}
-    except (OSError, ValueError):
-        error = {}
+    error = _report_in(run_dir).get("error") or {}
     why = "\n".join(str(error[key]) for key in ("message", "hint") if error.get(key))
     return why or f"the job failed; {REPORT} of the node that led it says why"
+
+
+def _report_in(run_dir: Path) -> dict[str, Any]:
+    """The job's report; empty where this node has none."""
+    try:
+        report: dict[str, Any] = json.loads((run_dir / REPORT).read_text())
+    except (OSError, ValueError):
+        return {}
+    return report
 
 
 def _report(error: HyperpodExtError, arguments: argparse.Namespace, run_dir: Path) -> None:

@@ -16,6 +16,7 @@ from hyperpod_ext.runtime.agent.durable import DurableQuestion
 from hyperpod_ext.runtime.agent.event_log import EventLog, write_report
 from hyperpod_ext.runtime.agent.homecoming import newest_of_all
 from hyperpod_ext.runtime.agent.inquest import Inquest
+from hyperpod_ext.runtime.agent.last_stop import LastStop
 from hyperpod_ext.runtime.agent.resize_orders import tell_wanted
 from hyperpod_ext.runtime.agent.roll_call import RollCall
 from hyperpod_ext.runtime.agent.roster import Roster
@@ -26,6 +27,8 @@ from hyperpod_ext.runtime.rendezvous.elastic import ElasticMembership
 
 _SCALING_TIMEOUT_S = 60.0
 """How long more nodes are waited for, unless the job says."""
+_STOP_SHARE = 0.5
+"""Of the grace of a job that is to end: how long ranks may take to come to the end of a step and save it."""
 _ASK_LATER_S = 0.05
 """How soon ranks that have not begun their loop are asked again where they can stop."""
 
@@ -62,6 +65,11 @@ class Commander:
         """Where each rank serves its keys, as it said when it joined."""
         self._left: dict[int, list[dict[str, Any]]] = {}
         self._home: str | None = None
+        self._coming_home = False
+        """All ranks are done, and the last step is on its way to the durable tiers."""
+        self._arrived: set[int] = set()
+        """Nodes whose part of it has come as far as it will."""
+        self.all_home = asyncio.Event()
         self._durable = DurableQuestion(self._ask_durable)
         self._inquest = Inquest(config.world_size)
         self._roll: RollCall | None = None
@@ -95,6 +103,9 @@ class Commander:
         if config.metrics is not None:
             self._shown = Shown(config.metrics, config.name, self._log_file.read(), self._log)
             self._log_file.heard = self._shown.tell
+        self._stopping: LastStop | None = None
+        """The job is to end once all ranks have saved a step."""
+        self._error: dict[str, str] | None = None
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Final state: succeeded, failed or cancelled."""
 
@@ -137,6 +148,8 @@ class Commander:
                 self._to_workers("go", step=step)
                 if self._membership.settling:
                     self._settle_in_time()
+            case m.Abort() if self._stopping is not None:
+                self._end("cancelled")  # what has been saved has to do
             case m.Abort(_, fault):
                 self._forming_since = time.monotonic()
                 membership = self._membership
@@ -259,7 +272,7 @@ class Commander:
         if len(codes) == len(self._membership.nodes):
             bad = {rank: code for rank, code in codes.items() if code != 0}
             if not bad:
-                self._end("succeeded")
+                self._come_home()
                 return
             rank, code = min(bad.items())
             self._fail(m.Fail("JobFailedError", f"rank {rank} ended with exit code {code} after its training was done"))
@@ -269,8 +282,34 @@ class Commander:
             self._fail(m.Fail("JobFailedError", message, "Every rank of a job must call it."))
 
     def cancel(self) -> None:
-        """End the job because somebody asked for it."""
-        self._end("cancelled")
+        """End the job because somebody asked for it; where not each step is saved, after one that all ranks save."""
+        if self._stopping is not None:
+            return  # each node's agent may have been told to end, and says so; time is running
+        running = self._membership.phase is m.Phase.RUNNING and self._membership.change is None
+        due_each = self._policy.due(1) or not self._policy.durable()
+        if self.ended.done() or due_each or not running:
+            self._end("cancelled")
+            return
+        self._stopping = LastStop(len(self._membership.nodes), time.monotonic())
+        self._ask_to_stop()
+        asyncio.get_running_loop().call_later(self._policy.grace_s * _STOP_SHARE, self._end, "cancelled")
+
+    def _ask_to_stop(self, *, later: bool = False) -> None:
+        assert self._stopping is not None
+        newest = max(self._steps.values(), default=self._membership.committed)
+        ask = functools.partial(self._to_workers, "ask_stop", ends=True, **self._stopping.ask(newest))
+        asyncio.get_running_loop().call_later(_ASK_LATER_S if later else 0.0, ask)
+
+    def _stop_answered(self, rank: int, message: wire.Message) -> None:
+        """Of a rank of a job that is to end: whether it can stop where it was asked to; or it has."""
+        assert self._stopping is not None
+        match self._stopping.hear(rank, message):
+            case "all can":
+                self._to_workers("stop_at", number=self._stopping.number)
+            case "ask again" | "ask later" as again:
+                self._ask_to_stop(later=again == "ask later")
+            case "all stand":
+                self._end("cancelled")
 
     def broke(self, why: str) -> None:
         """An error of our own."""
@@ -279,23 +318,57 @@ class Commander:
     def _fail(self, failure: m.Fail) -> None:
         self._end("failed", {"code": failure.code, "message": failure.message, "hint": failure.hint})
 
+    def _come_home(self) -> None:
+        """All are done. The last step goes to the durable tiers before that is said."""
+        if not self._config.checkpoint.durable():
+            self._end("succeeded")
+        elif not self._coming_home:
+            self._coming_home = True
+            self._to_agents({"type": "come_home"})
+
+    def _come_home_too(self, node: int) -> None:
+        """To an agent that came, or came back, when the others were told."""
+        if self._coming_home and not self.ended.done():
+            self._send(node, {"type": "come_home"})
+
+    def _see_home(self) -> None:
+        """Once no node can do more for the last step."""
+        if self._roster.agents.keys() <= self._arrived:
+            self.all_home.set()
+            if self._coming_home:
+                self._end("succeeded")
+
     def _end(self, state: str, error: dict[str, str] | None = None) -> None:
         if self.ended.done():
             return
         self._log("job_ended", state=state)
-        world_size = len(self._membership.nodes)
-        report = self._log_file.report(state=state, error=error, world_size=world_size)
-        write_report(self._run_dir, report)
+        self._error = error
+        self._report(state)
         self.ended.set_result(state)
-        self._to_agents({"type": "end", "state": state})
+        self._to_agents(self._end_order())
+
+    def _end_order(self) -> wire.Message:
+        spent_s = time.monotonic() - self._stopping.since if self._stopping is not None else 0.0
+        return {"type": "end", "state": self.ended.result(), "grace_s": self._policy.grace_s - spent_s}
+
+    def _report(self, state: str) -> None:
+        """Write the job's report: what is known when it has ended, or what agents have told since."""
+        world_size = len(self._membership.nodes)
+        write_report(self._run_dir, self._log_file.report(state=state, error=self._error, world_size=world_size))
 
     def _bring_home(self) -> None:
         """Once every node has said what it holds: have the newest step of all ranks brought to the durable tiers."""
         agents = self._roster.agents
-        if agents.keys() - self._left.keys() or not self.ended.done() or self.ended.result() == "succeeded":
+        ends = self.ended.result() != "succeeded" if self.ended.done() else self._coming_home
+        if agents.keys() - self._left.keys() or not ends:
             return
         if self._home is None:
             self._home = newest_of_all(self._left, len(self._membership.nodes))
+            held = [
+                brief["step"] for briefs in self._left.values() for brief in briefs if brief["save_id"] == self._home
+            ]
+            step, made = max(held, default=None), max(self._steps.values(), default=self._membership.committed)
+            self._log("homecoming", save_id=self._home, step=step, made=made, nodes=sorted(agents))
         for node, agent in agents.items():
             if not agent.writer.is_closing():
                 self._send(node, {"type": "bring_home", "save_id": self._home})

@@ -103,12 +103,14 @@ class Coordinator(Hearing):
             self._shown.open()
 
     async def close(self) -> None:
-        """Let the agents have their last message."""
+        """Let the agents have their last message, and say theirs."""
         self._watching.cancel()
         self._looking.cancel()
         for agent in self._roster.agents.values():
             with contextlib.suppress(ConnectionError):  # that agent left first
                 await agent.writer.wait_closed()
+        if self._left and self.ended.done() and self.ended.result() != "succeeded":
+            self._report(self.ended.result())  # with what was brought home since
         if self._shown is not None:
             await self._shown.close()
         if self.ended.done() and tracing.is_asked_for():
@@ -172,10 +174,11 @@ class Coordinator(Hearing):
 
     def _welcome(self, node: int, hello: wire.Message, agent: Agent) -> None:
         if self.ended.done():  # somebody cancelled before the first node was there
-            agent.writer.write(wire.encode({"type": "end", "state": self.ended.result()}))
+            agent.writer.write(wire.encode(self._end_order()))
             self._roster.agents[node] = agent
             return
         self._roster.enter(node, hello, agent)
+        self._come_home_too(node)
         if hello["record"] is not None:
             self._take_back(node, hello)
             return
@@ -232,6 +235,9 @@ class Coordinator(Hearing):
             case "leaving":
                 self._left[node] = message["held"]
                 self._bring_home()
+            case "home":
+                self._arrived.add(node)
+                self._see_home()
         if (self.ended.done() and message["type"] != "event") or self._stood_down:
             return  # what becomes of its processes now is no news
         rank, generation = int(message.get("rank", -1)), int(message.get("generation", 0))
@@ -289,10 +295,13 @@ class Coordinator(Hearing):
             why = f"the others have given it up ({cause})"
             agent.writer.write(wire.encode({"type": "stop", "why": why, "hint": ""}))
             agent.writer.close()
-        if self.ended.done() or self._stood_down:
+        if self.ended.done() or self._stood_down or self._coming_home:
+            if not self.ended.done():
+                self._log("node_lost", node=node, cause=cause)
             self._roster.leave(node)
             self._left.setdefault(node, [])
             self._bring_home()
+            self._see_home()
             return
         was = set(self._roster.members)
         enough = self._roster.leave(node)

@@ -84,6 +84,8 @@ class Hearing(Commander):
             case "exited":
                 self._exit_codes[rank] = int(message["code"])
                 self._check_exits()
+            case "stop_answer" | "halted" if self._stopping is not None:
+                self._stop_answered(rank, message)
             case "stop_answer":
                 can, at, over = bool(message["can"]), int(message["at"]), bool(message["over"])
                 self._carry_out(membership.stop_answered(rank, int(message["number"]), can, at, over))

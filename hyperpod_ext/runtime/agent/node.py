@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Coroutine
+from collections.abc import Collection, Coroutine
 from typing import Any
 
 from hyperpod_ext.config.runtime import ENV_RUNTIME
@@ -23,11 +23,13 @@ from hyperpod_ext.runtime.agent.coordinator import Coordinator
 from hyperpod_ext.runtime.agent.door import Door
 from hyperpod_ext.runtime.agent.event_log import write_report
 from hyperpod_ext.runtime.agent.health import HealthContext, examine
+from hyperpod_ext.runtime.agent.last_step import LastStep
 from hyperpod_ext.runtime.agent.line import Line
 from hyperpod_ext.runtime.agent.memory import CopyWatch, MemoryLine
 from hyperpod_ext.runtime.agent.preflight import check_tiers
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.agent.workers import Workers
+from hyperpod_ext.runtime.checkpoint.choose import Decision
 from hyperpod_ext.runtime.environment import (
     ENV_AGENT_SOCKET,
     ENV_FAILURE_DOMAIN,
@@ -41,8 +43,6 @@ __all__ = ["Node", "NodeSettings"]
 _WHERE = "coordinator.json"
 _LINE_LOST = "the coordinator is gone"
 _FAILED = JobFailedError.__name__
-_DRAIN_S = 3600.0
-"""How long the last checkpoints of a job that succeeded may take to arrive."""
 _LAST_WORD_S = 5.0
 """How long a node that cannot go on waits for the coordinator to end the job."""
 
@@ -57,6 +57,7 @@ class Node:
         self._memory_socket = settings.socket_dir / f"node{settings.node}.memory"
         self._memory = MemoryLine(self._memory_socket)
         self._copies = CopyWatch(self._memory.ask, self._event, self._break)
+        self._last_step = LastStep(self._memory.ask, self._tell, self._event)
         self._workers = Workers(settings, self._memory, tell=self._tell, event=self._event, spawn=self._spawn)
         self._nodes_in_use = self._config.nodes
         self._own_ranks: set[int] = set()
@@ -64,7 +65,7 @@ class Node:
         self._peers: dict[str, Any] = {}
         """Memory servers that ours was told to copy to."""
         self._beginning: dict[str, Any] = {}
-        """Of the decision that ranks restore: the job's run, and whether it is a durable checkpoint."""
+        """Of the decision that ranks restore: the job's run, and the durable tiers that have it."""
         self._hello: wire.Message = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -181,7 +182,8 @@ class Node:
     async def _obey(self) -> str:
         while (message := await self._next_order()) is not None:
             if message["type"] == "end":
-                await self._bring_home(str(message["state"]))
+                if message["state"] != "succeeded":
+                    await self._save_what_there_is(float(message["grace_s"]))
                 return str(message["state"])
             if message["type"] == "dismissed":
                 await self._hand_over()
@@ -199,27 +201,35 @@ class Node:
             raise JobFailedError(f"node {self._settings.node}: {self._broken.result()}")
         return reading.result()
 
-    async def _bring_home(self, state: str) -> None:
-        """The job is over: see what is in memory to the durable tiers while there is a memory server."""
-        policy = self._config.checkpoint
-        if not policy.durable():
-            return
-        ranks = self._workers.ranks
+    async def _come_home(self, limit_s: float) -> None:
+        """Nobody trains any more: see the newest step to the durable tiers while there is a memory server."""
+        ranks = {*self._own_ranks, *self._workers.ranks}
         self._workers.kill_all()  # from here on nobody writes to the slots
-        if state == "succeeded":
-            await self._held_at_last(ranks)  # the last step may not be sealed yet, and so not be due
-            await self._memory.ask({"op": "wait_idle", "timeout_s": _DRAIN_S})
-            await self._copies.tell()
+        self._last_step = LastStep(self._memory.ask, self._tell, self._event)
+        # what was asked for last may not be sealed yet
+        await self._last_step.bring(self._settings.node, lambda: self._held_at_last(ranks), limit_s)
+        await self._copies.tell()
+        self._tell("home", node=self._settings.node)
+
+    async def _save_what_there_is(self, grace_s: float) -> None:
+        """The job has ended before its last step: within its grace, the newest that there is."""
+        if not self._config.checkpoint.durable():
             return
-        until = time.monotonic() + policy.grace_s
+        hearing = asyncio.ensure_future(self._hear_to_the_end())
         with contextlib.suppress(OSError, TimeoutError, JobFailedError):  # then older checkpoints have to do
-            async with asyncio.timeout(policy.grace_s):
-                self._tell("leaving", node=self._settings.node, held=await self._held_at_last(ranks))
-                newest = await self._newest_of_all()
-            if newest:
-                left = {"timeout_s": max(0.0, until - time.monotonic())}
-                answer = await self._memory.ask({"op": "drain_now", "save_id": newest, **left})
-                self._event("drained", save_id=newest, in_time=answer["idle"])
+            async with asyncio.timeout(grace_s + _LAST_WORD_S):
+                await self._come_home(grace_s)
+                if self._coordinator is not None:  # which the others tell what has become of their parts
+                    await self._coordinator.all_home.wait()
+        hearing.cancel()
+
+    async def _hear_to_the_end(self) -> None:
+        """What the coordinator says when the job has ended; a line that nobody reads is cut."""
+        with contextlib.suppress(JobFailedError):
+            while (message := await self._line.next()) is not None:
+                if message["type"] == "bring_home":
+                    self._last_step.name(str(message["save_id"]))
+        self._last_step.name("")  # nobody is there to say what all have
 
     async def _hand_over(self) -> None:
         """The job goes on without this node: what of older checkpoints is due here still arrives."""
@@ -227,7 +237,7 @@ class Node:
             await self._memory.ask({"op": "wait_idle", "timeout_s": self._config.checkpoint.grace_s})
             await self._copies.tell()
 
-    async def _held_at_last(self, ranks: list[int]) -> list[Any]:
+    async def _held_at_last(self, ranks: Collection[int]) -> list[Any]:
         """Snapshots in this node's memory, once all that `ranks`, which are ended, had asked for is done."""
         if self._memory.ended:
             return []
@@ -235,13 +245,6 @@ class Node:
             await self._memory.ask({"op": "held", "owner": rank, "pid": os.getpid()})
         snapshots: list[Any] = (await self._memory.ask({"op": "held"}))["snapshots"]
         return snapshots
-
-    async def _newest_of_all(self) -> str:
-        """Save id of the newest snapshot that every node holds; empty: there is none."""
-        while (message := await self._line.next()) is not None:
-            if message["type"] == "bring_home":
-                return str(message["save_id"])
-        return ""
 
     async def _follow(self, message: wire.Message) -> None:
         match message["type"]:
@@ -263,8 +266,7 @@ class Node:
                 self._workers.leave(message)  # first of all: survivors are waiting in their collectives
             case "begin" | "restore":
                 self._workers.generation = int(message["generation"])  # the first one follows those of earlier runs
-                decision = message["decision"]
-                stored = any(s["kind"] in ("file", "s3") for each in decision["sources"].values() for s in each)
+                stored = Decision.from_json(message["decision"]).stored
                 self._beginning = {"run": message["run"], "stored": stored}
                 # not at the abort: what ranks saved before they left, or died, is still on its way then
                 if message["type"] == "begin":
@@ -295,6 +297,10 @@ class Node:
             case "finish":
                 self._workers.finishing = True
                 self._workers.send(message)
+            case "come_home":
+                self._spawn(self._come_home(self._config.checkpoint.finish_s))
+            case "bring_home":
+                self._last_step.name(str(message["save_id"]))
             case _:
                 self._workers.send(message)
 

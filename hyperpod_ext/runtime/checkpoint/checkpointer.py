@@ -179,21 +179,22 @@ class Checkpointer:
         """Tell the node's memory server that a step was made without a save."""
         self._client.stepped(self._rank)
 
-    def wait_staged(self) -> None:
+    def wait_staged(self) -> bool:
         """Until the last save has been copied: from then on the state may change, and the snapshot survives
         the death of this process.
 
-        A state that has changed before this is called may be torn in the copy: that snapshot is taken back.
+        A state that has changed before this is called may be torn in the copy: that snapshot is taken back, and this
+        returns False.
         """
         if self._background is None:
-            return
+            return True
         if self._staged is not None:
             self._room.waited(time.monotonic() - self._staged.began)
         self._hurry.set()
         self._background.wait()
         staged, self._staged = self._staged, None
         if staged is None:
-            return
+            return True
         changed = staged.changed(elements=True)
         if staged.sealed:
             self._client.settle(self._rank, staged.save_id, keep=changed is None)
@@ -208,6 +209,7 @@ class Checkpointer:
                 RuntimeWarning,
                 stacklevel=2,
             )
+        return changed is None
 
     def move(self, rank: int, world_size: int) -> None:
         """Save as another rank from now on, or as one of another number of ranks. What was saved stays as it is."""

@@ -103,6 +103,12 @@ class Decision:
         """The first source of a rank."""
         return self.sources[rank][0]
 
+    @property
+    def stored(self) -> list[str]:
+        """URLs of the durable tiers that ranks restore from."""
+        every = (source for sources in self.sources.values() for source in sources)
+        return sorted({source.url for source in every if source.kind in ("file", "s3")})
+
     def to_json(self) -> dict[str, Any]:
         return {
             "step": self.step,

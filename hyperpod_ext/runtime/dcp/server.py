@@ -113,7 +113,7 @@ class LonelyServer(Server):
         for drain in self._memory.drains:
             # between two runs it may have become another number of ranks, on another number of nodes
             drain.resize(*(int(request[key]) for key in ("node", "nodes", "owners")))
-            drain.enter(generation, int(request["base"]), str(request["run"]), stored=False)
+            drain.enter(generation, int(request["base"]), str(request["run"]), stored=())
         for regions in (self._memory.own, self._memory.replicas):
             regions.fence(generation, None if drop is None else int(drop))
 

@@ -20,9 +20,11 @@ from typing import Any
 
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError
 from hyperpod_ext.runtime.checkpoint.choose import Decision
+from hyperpod_ext.runtime.checkpoint.manifest import save_id_of
 from hyperpod_ext.runtime.dcp.nodes import Nodes
 from hyperpod_ext.runtime.dcp.place import place_of, runtime_dir
 from hyperpod_ext.runtime.environment import ENV_RUN_DIR, WorkerEnvironment
+from hyperpod_ext.runtime.last_step import left_out
 from hyperpod_ext.runtime.launchers.board import Board
 from hyperpod_ext.runtime.launchers.council import Council
 from hyperpod_ext.runtime.launchers.keys import OwnKeys, wait_listening
@@ -266,12 +268,30 @@ class Members(ABC):
         again = self._ask("finished", self._comes_again(), any, _LONG_S)
         if self._node is None:
             return
+        if self.settings.config.checkpoint.durable():
+            self._bring_last(self._node)
         if again or self._comes_again():  # those who come find that all is done, and have nothing left to do
             self._node.hand_over()
             return
         self._node.settle()
         self._settled()
         self._node.end()
+
+    def _bring_last(self, memory: NodeMemory) -> None:
+        """The last step goes to the durable tiers before this process may end; what is left out of it is said."""
+        step, node = self._committed, self._nodes.node_of[self.rank]
+        limit_s = self.settings.config.checkpoint.finish_s
+        self._say(f"step {step} goes to the durable tiers")
+        for answer in memory.bring(save_id_of(self._generation, step)):
+            tiers = answer["tiers"]
+            left = sum(int(tier["left_bytes"]) for tier in tiers)
+            if not answer["idle"]:
+                self._say(f"node {node} brings its part of step {step}: {left / (1 << 20):.1f} MiB are still to come")
+        home = {"event": "homecoming", "step": step if tiers else None, "made": step}
+        drained = {"node": node, "in_time": answer["idle"], "limit_s": limit_s, "tiers": tiers}
+        self.event("drained", **drained)
+        for line in left_out([home, {"event": "drained", **drained}]):
+            self._say(f"warning: {line}")
 
     def _ask(self, what: str, value: Any, decide: Any, timeout_s: float | None = None) -> Any:
         assert self._board is not None, "outside of a generation"

@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hyperpod_ext.errors import ConflictError
@@ -22,8 +23,8 @@ _IDLE_EXIT_S = 600.0
 """Longer than the launchers take to start workers again."""
 _QUIET_S = 15.0
 """How long what a dead worker had asked for may take to be done."""
-_DRAIN_S = 3600.0
-"""How long the last checkpoints of a job that succeeded may take to arrive."""
+_TELL_S = 10.0
+"""How often it is told that the last step is still on its way."""
 
 
 class NodeMemory:
@@ -92,8 +93,7 @@ class NodeMemory:
         """All have the decided step: what older generations made after it is given up."""
         world = {"node": node, "nodes": nodes, "owners": owners}
         self._ask("enter", generation=generation, base=decision.step, drop=decision.step, run=run, **world)
-        stored = any(source.kind in ("file", "s3") for sources in decision.sources.values() for source in sources)
-        self._ask("fence", generation=generation, step=decision.step, run=run, stored=stored)
+        self._ask("fence", generation=generation, step=decision.step, run=run, stored=decision.stored)
 
     def drain_at(self, kind: str, step: int) -> None:
         """Have `step` brought to the durable tier of this kind, once it is saved."""
@@ -115,7 +115,18 @@ class NodeMemory:
 
     def settle(self) -> None:
         """Until what is due has been brought to the durable tiers."""
-        self._ask("wait_idle", timeout_s=_DRAIN_S)
+        self._ask("wait_idle", timeout_s=self._settings.config.checkpoint.finish_s)
+
+    def bring(self, save_id: str) -> Iterator[Mapping[str, Any]]:
+        """Have this node's part of a commit brought to each durable tier, due or not: how far it is, now and then, and
+        in the end."""
+        until = time.monotonic() + self._settings.config.checkpoint.finish_s
+        while True:
+            left_s = max(0.0, until - time.monotonic())
+            answer = self._ask("drain_now", save_id=save_id, timeout_s=min(left_s, _TELL_S))
+            yield answer
+            if answer["idle"] or not left_s:
+                return
 
     def end(self) -> None:
         """The job has succeeded: give the memory back."""

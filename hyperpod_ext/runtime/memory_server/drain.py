@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from hyperpod_ext.config.checkpoint import FileTier, S3Tier
@@ -21,6 +21,9 @@ from hyperpod_ext.runtime.memory_server.pins import Hold
 from hyperpod_ext.runtime.memory_server.regions import Regions, WhenBusy
 from hyperpod_ext.runtime.tiers.durable import Checkpoints
 from hyperpod_ext.runtime.tiers.object_store import Cancelled, open_store
+
+_REMEMBERED = 100
+"""Steps that are there, of which the newest count where a generation gives up later ones."""
 
 
 def url_of(tier: S3Tier | FileTier, job: str) -> str:
@@ -64,9 +67,12 @@ class Drain:
         )
         self._delivery = Delivery(self.checkpoints, regions, plan_of, self._due, node=node, on_bytes=self._count)
         self._changed = threading.Condition()
+        self._lost: Work | None = None
+        """The newest that did not arrive."""
+        self._steps: list[int] = []
+        """Those that are there, in the order in which they came."""
         self._status: dict[str, Any] = {
             "tier": self.url,
-            "durable_step": None,
             "bytes_sent": 0,
             "seconds": 0.0,
             "done": 0,
@@ -80,15 +86,18 @@ class Drain:
 
     # --- what is due ----------------------------------------------------------------------------
 
-    def enter(self, generation: int, step: int, run: str, stored: bool) -> None:
+    def enter(self, generation: int, step: int, run: str, stored: Collection[str]) -> None:
         """A generation begins at `step`; checkpoints that earlier ones left incomplete never come.
 
-        `run` names this run of the job among others of the same name. `stored`: it begins from a durable checkpoint,
-        which need not be written once more.
+        `run` names this run of the job among others of the same name. `stored`: tiers that it begins from, by their
+        URLs; they have that step already, and it need not be written there once more.
         """
         with self._changed:
             self._delivery.entered[generation] = step, run
-            self._due.enter(generation, step, stored, time.monotonic())
+            self._due.enter(generation, step, self.url in stored, time.monotonic())
+            self._steps = [its for its in self._steps if its <= step]  # the others are given up
+            if self.url in stored and step not in self._steps:
+                self._steps.append(step)
             self._delivery.wake.set()
 
     def resize(self, node: int, nodes: int, owners: int) -> None:
@@ -112,8 +121,30 @@ class Drain:
         """Drain these snapshots of one commit, one of each rank of this node, due or not; once is enough."""
         with self._changed:
             for manifest in manifests:
-                if not self._due.is_on_its_way(str(manifest["save_id"])):
+                step, save_id = int(manifest["step"]), str(manifest["save_id"])
+                if not self._due.has_arrived(step, save_id) and self._due.on_its_way(save_id) is None:
                     self._take(int(manifest["rank"]), manifest, now=True)
+
+    def way_of(self, manifests: list[Manifest]) -> dict[str, Any]:
+        """How far these snapshots of one commit have come, and what of them is left out."""
+        with self._changed:
+            one = manifests[0]
+            step, save_id = int(one["step"]), str(one["save_id"])
+            arrived = self._due.has_arrived(step, save_id)
+            work = self._due.on_its_way(save_id)
+            if work is None and self._lost is not None and self._lost.save_id == save_id:
+                work = self._lost
+            left = {int(manifest["rank"]): int(manifest["nbytes"]) for manifest in manifests}
+            if arrived or work is not None:
+                left = {} if arrived or work is None else dict(work.left)
+            return {
+                "tier": self.url,
+                "arrived": arrived,
+                "newest_step": self._newest,
+                "left_ranks": sorted(left),
+                "left_bytes": sum(left.values()),
+                "error": work.error if work is not None else "",
+            }
 
     def _take(self, owner: int, manifest: Manifest, *, now: bool = False) -> None:
         if self._due.take(owner, manifest, self._delivery.wake.set, now=now):
@@ -132,12 +163,13 @@ class Drain:
                 committed = self._delivery.bring(work)
                 self._due.brought = work.save_id
                 self._status["done"] += 1
-                self._status["durable_step"] = work.step
+                self._steps = [*self._steps[-_REMEMBERED:], work.step]
                 self._status["seconds"] += time.monotonic() - began
                 if committed:  # whoever committed it deletes what need not be kept any more
                     self.checkpoints.prune(self.tier.keep, self.tier.keep_every_steps, self.tier.keep_steps)
             except Cancelled:
                 self._status["superseded"] += 1
+                self._lost, work.error = work, "it was given up, on this node or another one"
                 work.stack.close()
                 self._delivery.tell_left(work)
             except Exception as error:  # whatever it was: a thread that ends would bring nothing ever after
@@ -154,6 +186,7 @@ class Drain:
         self._status["taken_over"] |= isinstance(error, StaleGenerationError)
         said = str(error) if isinstance(error, HyperpodExtError) else repr(error)
         self._status["last_error"] = f"step {work.step}: {said}"
+        self._lost, work.error = work, said
 
     def _count(self, nbytes: int) -> None:
         self._status["bytes_sent"] += nbytes
@@ -164,7 +197,13 @@ class Drain:
     def status(self) -> dict[str, Any]:
         """How the copying goes: steps, counts, and the last thing that went wrong."""
         superseded = self._status["superseded"] + self._due.superseded
-        return self._status | {"superseded": superseded, "skipped": self._due.skipped}
+        counts = {"superseded": superseded, "skipped": self._due.skipped}
+        return self._status | counts | {"durable_step": self._newest}
+
+    @property
+    def _newest(self) -> int | None:
+        """Newest step that is there and was not given up, as far as this node knows."""
+        return max(self._steps, default=None)
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Until everything due has arrived or failed; False when it still has not after `timeout_s`."""

@@ -14,7 +14,6 @@ from hyperpod_ext.errors import HyperpodExtError, NotFoundError
 from hyperpod_ext.runtime.checkpoint.manifest import Manifest
 from hyperpod_ext.runtime.checkpoint.plan import Plan
 from hyperpod_ext.runtime.memory_server.drain_due import Due, Work
-from hyperpod_ext.runtime.memory_server.pins import Pin
 from hyperpod_ext.runtime.memory_server.regions import Regions
 from hyperpod_ext.runtime.memory_server.slots import State
 from hyperpod_ext.runtime.tiers.durable import Checkpoints, Progress
@@ -79,9 +78,12 @@ class Delivery:
             checkpoints.put_record(folder, self.node, manifests)
         records = self._all_records(work, folder, checkpoints)
         files, uploads = share_out(records)
-        macs = {
-            files[rank]: self._upload(work, f"{folder}/{files[rank]}", work.pins[rank]) for rank in uploads[self.node]
-        }
+        # of images that are equal one is brought, by one node
+        work.left = {rank: int(work.pins[rank].manifest["nbytes"]) for rank in uploads[self.node]}
+        macs = {}
+        for rank in uploads[self.node]:
+            macs[files[rank]] = self._upload(work, f"{folder}/{files[rank]}", rank)
+            del work.left[rank]
         work.stack.close()  # from here on the workers may have the memory
         checkpoints = self._checkpoints.until(lambda: work.dropped)
         if work.nodes > 1:
@@ -139,14 +141,20 @@ class Delivery:
         )
         return found
 
-    def _upload(self, work: Work, name: str, pin: Pin) -> Mac:
+    def _upload(self, work: Work, name: str, rank: int) -> Mac:
         """Bring one image; its MAC is made here, where nobody waits for it but the checkpoint."""
+        pin = work.pins[rank]
+
+        def handed_over(nbytes: int) -> None:
+            work.left[rank] -= nbytes
+            self._on_bytes(nbytes)
+
         if not self._regions.begin_reading(pin):
             raise Cancelled
         with pin.data as data:
             crc = str(pin.manifest["crc64nvme"])
             mac = self._checkpoints.mac(data, work.cancelled)
-            self._checkpoints.store.put(name, data, crc, cancelled=work.cancelled, on_bytes=self._on_bytes)
+            self._checkpoints.store.put(name, data, crc, cancelled=work.cancelled, on_bytes=handed_over)
         return mac
 
     def _see_committed(

@@ -34,6 +34,10 @@ class Work:
     dropped: bool = False
     brought: bool = False
     """This node's part is there: others may commit it."""
+    left: dict[int, int] = field(default_factory=dict)
+    """Bytes of each rank's image that this node has yet to bring."""
+    error: str = ""
+    """Why it will not arrive."""
 
     def cancelled(self) -> bool:
         return self.dropped or any(pin.cancelled() for pin in self.pins.values())
@@ -109,10 +113,13 @@ class Due:
             return False  # the steps to take are asked for, the same on all nodes
         return step % self._tier.every_steps == 0
 
-    def is_on_its_way(self, save_id: str) -> bool:
-        """Or has arrived."""
+    def has_arrived(self, step: int, save_id: str) -> bool:
+        """Or was there before, as what the job went on from."""
+        return save_id == self.brought or (self._stored and step == self._step)
+
+    def on_its_way(self, save_id: str) -> Work | None:
         under_way = [self.current] if self.current else []
-        return save_id in {self.brought, *(work.save_id for work in [*self.queue, *under_way])}
+        return next((work for work in [*under_way, *self.queue] if work.save_id == save_id), None)
 
     def take(self, owner: int, manifest: Manifest, wake: Callable[[], None], *, now: bool = False) -> bool:
         """A snapshot of one rank was sealed. True: with it a checkpoint of this node is whole, and in line.
@@ -134,6 +141,7 @@ class Due:
             with contextlib.suppress(NotFoundError):  # overwritten already: then this checkpoint will not be
                 work.pins[owner] = work.stack.enter_context(self._pin(owner, save_id))
                 work.pins[owner].on_cancel = wake
+                work.left[owner] = int(manifest["nbytes"])
         if len(work.pins) < self._owners:
             return False
         self._line_up(work)

@@ -141,8 +141,8 @@ class NodeMemory:
         self.stepped(owner)
         self.own.begin(owner, slot, step, save_id, generation)
 
-    def fence(self, generation: int, step: int | None, run: str, stored: bool = False) -> None:
-        """A generation begins at `step`; `stored`: from a durable checkpoint.
+    def fence(self, generation: int, step: int | None, run: str, stored: Collection[str] = ()) -> None:
+        """A generation begins at `step`; `stored`: URLs of durable tiers that it begins from.
 
         `step` None: where it begins is not certain yet. Older writers are refused, and nothing is given up.
         """
@@ -223,8 +223,9 @@ class NodeMemory:
 
     # --- the end --------------------------------------------------------------------------------
 
-    def drain_now(self, save_id: str, timeout_s: float) -> bool:
-        """Bring one commit to every durable tier, whether it is due or not; False when time ran out."""
+    def drain_now(self, save_id: str, timeout_s: float) -> dict[str, Any]:
+        """Bring one commit to every durable tier, whether it is due or not. `idle`: false when time ran out; `tiers`:
+        how far it came in each, nothing where this node has no part in it."""
         manifests = [
             self.own.open_manifest(int(brief["rank"]), save_id)
             for brief in self.own.held()
@@ -232,7 +233,8 @@ class NodeMemory:
         ]
         for drain in self.drains:
             drain.take_now(manifests)
-        return self._wait_drained(time.monotonic() + timeout_s)
+        idle = self._wait_drained(time.monotonic() + timeout_s)
+        return {"idle": idle, "tiers": [drain.way_of(manifests) for drain in self.drains if manifests]}
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Until everything that is due has arrived somewhere or failed."""

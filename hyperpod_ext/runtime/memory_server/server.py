@@ -159,7 +159,7 @@ def _about_all(memory: NodeMemory, op: Any, request: wire.Message) -> wire.Messa
             return {"snapshots": memory.held()}
         case "fence":
             step = request.get("step")
-            run, stored = str(request.get("run", "")), bool(request.get("stored"))
+            run, stored = str(request.get("run", "")), [str(url) for url in request.get("stored") or ()]
             memory.fence(int(request["generation"]), None if step is None else int(step), run, stored)
             return {}
         case "listen":
@@ -191,7 +191,7 @@ def _about_all(memory: NodeMemory, op: Any, request: wire.Message) -> wire.Messa
             memory.replicate_now()
             return {}
         case "drain_now":
-            return {"idle": memory.drain_now(str(request["save_id"]), float(request["timeout_s"]))}
+            return memory.drain_now(str(request["save_id"]), float(request["timeout_s"]))
         case "wait_idle":
             return {"idle": memory.wait_idle(float(request["timeout_s"]))}
         case "wait_state":

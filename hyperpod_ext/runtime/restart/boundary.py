@@ -36,12 +36,12 @@ class Boundary:
 
     # --- from the thread that listens ------------------------------------------------------------
 
-    def ask(self, number: int, step: int) -> None:
-        """Can this rank stop after `step`?"""
+    def ask(self, number: int, step: int, *, ends: bool = False) -> None:
+        """Can this rank stop after `step`? `ends`: for good."""
         with self._changed:
             over = self._making >= 0 and step >= self._total
             can = not over and not self._over and 0 <= self._making <= step
-            self._number, self._agreed = number, False
+            self._number, self._agreed, self.ends = number, False, ends
             self._stop = step if can else None
             self._changed.notify_all()
             self._tell("stop_answer", number=number, can=can, at=self._making, over=over)

@@ -217,6 +217,7 @@ class Run:
             self._stop_after(step)
         self._wait_staged()
         self._watchdog.end_steps()
+        self._save_last()
         seed_step(self.config.seed, total + 1, self.rank)  # what follows the loop repeats exactly, too
 
     def guard(self, loss: torch.Tensor) -> None:
@@ -336,17 +337,31 @@ class Run:
         self._watchdog.leave()
         if self._checkpointer is not None and self._taken is not None and (boundary.ends or self._taken[1].world_size):
             if self._saved != step:  # others cut their parts from it
-                self._save(*self._taken, at_once=True, when_busy="wait")
+                self._save(*self._taken, at_once=True, when_busy=self._never_skipped if boundary.ends else "wait")
             self._checkpointer.flush()
         boundary.halt(step)
         if self._link.over:
             raise AbortedError(f"generation {self.generation} is over: the job goes on with other nodes")
 
+    def _save_last(self) -> None:
+        """The last step goes to the durable tiers before the job ends: where none was due, it has a snapshot now."""
+        if self._checkpointer is None or self._state is None or not self._policy.durable():
+            return
+        if self._taken is not None and self._saved != self.step and self._state.whole() is self._taken[1]:
+            self._save(*self._taken, at_once=True, when_busy=self._never_skipped)
+        self._checkpointer.flush()
+
+    @property
+    def _never_skipped(self) -> str | None:
+        """What a save does that is needed more than those before it, where no slot is free; None: as others do."""
+        return "wait" if self._policy.when_busy == "skip" else None
+
     def _wait_staged(self) -> None:
         """The state is about to change: what is still being copied of it must be copied first."""
         if self._checkpointer is not None:
             began = time.monotonic()
-            self._checkpointer.wait_staged()
+            if not self._checkpointer.wait_staged():
+                self._saved = -1
             self._blocked += time.monotonic() - began
 
     def _extras(self) -> dict[str, Any]:

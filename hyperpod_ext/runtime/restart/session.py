@@ -191,7 +191,8 @@ class Session:
         while (message := self._receive()) is not None:
             match message["type"]:
                 case "ask_stop":
-                    self.boundary.ask(int(message["number"]), int(message["step"]))
+                    ends = bool(message.get("ends"))
+                    self.boundary.ask(int(message["number"]), int(message["step"]), ends=ends)
                     continue
                 case "stop_at":
                     self.boundary.agree(int(message["number"]))

@@ -355,7 +355,7 @@ class World:
         assert step >= newest, f"step {step} was restored, though {max(must)} can be had"
         least = max((c[0] for c in floor), default=0)
         assert step >= least, f"step {step} was restored, though {max(floor)} must be there"
-        stored = any(source.kind in ("file", "s3") for source in sources)
+        stored = sorted({source.url for source in sources if source.kind in ("file", "s3")})
         self._fence(step=step, run=run.name, stored=stored)
         run.began[generation] = step
         self.promises.fence(generation, step)
