@@ -33,12 +33,13 @@ def _add(steps: dict[str, set[int]], told: Mapping[str, Any]) -> None:
 
 def left_out(events: Sequence[Event]) -> list[str]:
     """One line for each tier that the last step of a job which has ended did not come to."""
-    began = max((index for index, event in enumerate(events) if event["event"] == "homecoming"), default=None)
-    parts = [event for event in events[began or 0 :] if event["event"] == "drained"]
-    if began is None:
+    homes = [index for index, event in enumerate(events) if event["event"] == "homecoming"]
+    since = events[homes[0] :] if homes else events
+    parts = list({event["node"]: event for event in since if event["event"] == "drained"}.values())
+    if not homes:
         late = f"was not known within {parts[0]['limit_s']:g} s" if parts else ""
         return [f"which step all ranks hold {late}, so only what was due is durable"] if parts else []
-    home = events[began]
+    home = events[homes[-1]]
     lost = sorted({*home["nodes"]} - {part["node"] for part in parts})
     if home["step"] is None:
         if not home["made"]:

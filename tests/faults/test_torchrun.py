@@ -10,8 +10,9 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
-def test_an_exception_in_the_first_step_ends_no_process(tmp_path, undisturbed):
-    job = launched.Launched(tmp_path / "job", {"what": "exception", "rank": 0, "step": 1})
+def test_an_exception_in_the_first_step_ends_no_process_and_the_last_one_is_durable(tmp_path, undisturbed):
+    fault, seldom = {"what": "exception", "rank": 0, "step": 1}, {"every_steps": 50}
+    job = launched.Launched(tmp_path / "job", fault, durable=True, every=seldom)
     ended = job.torchrun()
     assert ended.returncode == 0, ended.stderr
     launched.assert_equal(job, undisturbed)
@@ -19,6 +20,11 @@ def test_an_exception_in_the_first_step_ends_no_process(tmp_path, undisturbed):
     assert all(len(set(job.pids(rank))) == 1 for rank in range(4)), "every process stayed"
     assert "under torchrun, exceptions are met in the process" in ended.stderr
     assert "torchrun ends the job (--max-restarts 0)" in ended.stderr
+    assert "hyperpod_ext: step 12 goes to the durable tiers\n" in ended.stderr
+    assert "warning:" not in ended.stderr
+    report = job.report()
+    assert (report["durable"][0]["newest_step"], report["warnings"]) == (12, [])
+    assert (tmp_path / "job" / "durable" / "tiny" / "step-000000012-g000002" / "manifest.json").exists()
 
 
 @pytest.mark.soak

@@ -284,13 +284,14 @@ class Members(ABC):
         self._say(f"step {step} goes to the durable tiers")
         for answer in memory.bring(save_id_of(self._generation, step)):
             tiers = answer["tiers"]
-            left = sum(int(tier["left_bytes"]) for tier in tiers)
             if not answer["idle"]:
+                left = sum(int(tier["left_bytes"]) for tier in tiers)
                 self._say(f"node {node} brings its part of step {step}: {left / (1 << 20):.1f} MiB are still to come")
-        home = {"event": "homecoming", "step": step if tiers else None, "made": step}
+        home = {"step": step if tiers else None, "made": step, "nodes": [node]}
         drained = {"node": node, "in_time": answer["idle"], "limit_s": limit_s, "tiers": tiers}
+        self.event("homecoming", **home)
         self.event("drained", **drained)
-        for line in left_out([home, {"event": "drained", **drained}]):
+        for line in left_out([{"event": "homecoming", **home}, {"event": "drained", **drained}]):
             self._say(f"warning: {line}")
 
     def _ask(self, what: str, value: Any, decide: Any, timeout_s: float | None = None) -> Any:
