@@ -84,7 +84,7 @@ checkpoint:
             "checkpoint: 3",
             "checkpoint",
             "fields belong here, not the number 3",
-            "valid: tiers, overlap, when_busy, grace_s",
+            "valid: tiers, overlap, when_busy, finish_s, grace_s",
         ),
         ("checkpoint: {tiers: [memory]}", "checkpoint.tiers.0", "fields belong here", "write `kind: memory`"),
         ("checkpoint: {tiers: [{}]}", "checkpoint.tiers.0.kind", "is missing", "add `kind: ...`"),
