@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-_FARTHEST = 64
+_FARTHEST = 1024
 """Steps ahead of the newest; quick ones are made faster than ranks can be asked."""
 
 
