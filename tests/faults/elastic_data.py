@@ -13,6 +13,7 @@ from hyperpod_ext.runtime.data import ElasticDataLoader
 
 STEPS = int(os.environ.get("HPX_TEST_STEPS", "12"))
 KIND = os.environ.get("HPX_TEST_WORKERS", "process")
+DROPOUT = float(os.environ.get("HPX_TEST_DROPOUT", "0"))
 HERE = Path(os.environ["HPX_RUN_DIR"])
 
 
@@ -32,7 +33,7 @@ class Samples:
 @resilient
 def train(run: Run) -> None:
     def build() -> tuple[nn.Module, torch.optim.Optimizer]:
-        model = nn.Linear(4, 1)
+        model = nn.Sequential(nn.Dropout(DROPOUT), nn.Linear(4, 1))
         return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
 
     model, optimizer = run.keep(build)
@@ -40,7 +41,7 @@ def train(run: Run) -> None:
     if run.rank == int(os.environ.get("HPX_TEST_OTHER_DATA", "-1")):
         samples.fingerprint = "older numbers"
     loader = ElasticDataLoader(
-        samples, global_batch_size=12, micro_batch_size=2, workers=1, worker_kind=KIND, prefetch=3
+        samples, global_batch_size=12, micro_batch_size=2, workers=2, worker_kind=KIND, prefetch=3
     )
     run.restore(model=model, optimizer=optimizer, data=loader)
     parallel = run.data_parallel(model)

@@ -45,7 +45,7 @@ def read_by(folder: Path) -> dict[int, set[tuple[int, ...]]]:
 
 @pytest.mark.parametrize("kind", ["process", pytest.param("thread", marks=pytest.mark.thorough)])
 def test_killed_ranks_leave_every_step_with_its_samples(job: Any, kind: str) -> None:
-    env = {"HPX_TEST_WORKERS": kind}
+    env = {"HPX_TEST_WORKERS": kind, "HPX_TEST_DROPOUT": "0.5"}
     faults = [{"rank": 1, "step": 3}, {"rank": 3, "step": 8}, {"rank": 0, "step": 11}]
     undisturbed = job("undisturbed", script=SCRIPT, env=env).start().wait()
     disturbed = job("disturbed", script=SCRIPT, env=env, settings={"chaos": {"faults": faults}}).start()

@@ -50,6 +50,7 @@ def in_processes(
     Raises:
         JobFailedError: one of them died.
     """
+    import torch
     from torch.utils.data import DataLoader
 
     first = next(plans, None)
@@ -71,6 +72,9 @@ def in_processes(
         prefetch_factor=each,
         collate_fn=_as_it_is,  # type: ignore[arg-type]  # of one task, for want of a batch_size
         multiprocessing_context=start_method,
+        # its iterator draws a seed, of torch's global generator if it has no other: in the step after a restart, in
+        # which this begins anew, dropout would draw other numbers
+        generator=torch.Generator(),
         worker_init_fn=functools.partial(_end_with_parent, os.getpid()) if _forks(start_method) else None,
     )
     read: Any = iter(loader)

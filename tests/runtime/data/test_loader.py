@@ -84,13 +84,22 @@ def test_threads_read_the_same_samples() -> None:
     assert {place: [sample[0] for sample in batch] for place, batch in threads.items()} == ids
 
 
-def test_reading_leaves_the_generators_of_training_alone() -> None:
-    torch.manual_seed(1)
-    undisturbed = torch.rand(3).tolist()
-    torch.manual_seed(1)
-    loader = loader_of(Noisy())
+@pytest.mark.parametrize("reader", [{}, {"workers": 2}])
+def test_reading_leaves_the_generators_of_training_alone(reader: dict[str, Any]) -> None:
+    def drawn() -> list[float]:
+        return [*torch.rand(3).tolist(), random.random(), float(np.random.rand())]
+
+    def seed() -> None:
+        torch.manual_seed(1)
+        random.seed(1)
+        np.random.seed(1)
+
+    seed()
+    undisturbed = drawn()
+    seed()
+    loader = loader_of(Noisy(), **reader)
     step = next(loader.steps())
-    assert torch.rand(3).tolist() == undisturbed
+    assert drawn() == undisturbed
     loader.ack(step)
 
 
