@@ -19,6 +19,9 @@ FaultKind = Literal["exception", "exit", "signal", "out-of-memory", "hang", "hea
 one that hung or fell silent and was ended; one that did not leave its generation; ranks that make no progress and
 none of which is behind; a node that is gone."""
 
+NO_PROGRESS: frozenset[FaultKind] = frozenset({"hang", "heartbeat", "stalled"})
+"""Ways in which a hang is found. Of one that comes again, not each time the same."""
+
 _MEANINGS = {
     signal.SIGSEGV: "a crash in native code",
     signal.SIGBUS: "a mapped file or /dev/shm ran full, or a bad access in native code",
@@ -116,12 +119,24 @@ def one_line(error: BaseException) -> str:
     """`ValueError: bad sample (train.py:57)`: the innermost line that is neither a library's nor ours."""
     text = str(error).splitlines()[0] if str(error) else ""
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{type(error).__name__}: {error.msg} ({Path(error.filename).name}:{error.lineno})"
+        text = error.msg
+    where = _line_of(error)
+    return f"{type(error).__name__}: {text}" + (f" ({where})" if where else "")
+
+
+def place_of(error: BaseException) -> str:
+    """`ValueError at train.py:57`: the same whenever it comes again, whatever numbers its message has."""
+    return f"{type(error).__name__} at {_line_of(error)}"
+
+
+def _line_of(error: BaseException) -> str:
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{Path(error.filename).name}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
-    places = [frame for frame in frames if _is_users(frame.filename)] or list(frames)
-    where = f" ({Path(places[-1].filename).name}:{places[-1].lineno})" if places else ""
-    return f"{type(error).__name__}: {text}{where}"
+    places = [frame for frame in frames if is_users(frame.filename)] or list(frames)
+    return f"{Path(places[-1].filename).name}:{places[-1].lineno}" if places else ""
 
 
-def _is_users(filename: str) -> bool:
+def is_users(filename: str) -> bool:
+    """Whether a line of this file is the script's own: neither a library's nor ours."""
     return not (filename.startswith((_OURS, "<")) or "site-packages" in filename or "/lib/python3" in filename)

@@ -104,6 +104,8 @@ class Hang:
 
     ranks: tuple[int, ...]
     cause: str
+    first: Sign
+    """Of the first rank that makes no progress."""
 
 
 def silent_too_long(sign: Sign, policy: HangPolicy) -> str:
@@ -126,7 +128,7 @@ def find_hung(signs: Mapping[int, Sign], world_size: int, limit_s: float) -> Han
         return None
     frozen = [rank for rank, sign in quiet.items() if sign.stopped or sign.silent_s > _SILENT_S]
     if frozen:  # it cannot wait for anyone; the others wait for it
-        return Hang(tuple(sorted(frozen)), _why(signs[frozen[0]]))
+        return Hang(tuple(sorted(frozen)), _why(signs[frozen[0]]), signs[frozen[0]])
     least = min(sign.position for sign in signs.values())
     behind = sorted(rank for rank, sign in signs.items() if sign.position == least)
     if 2 * len(behind) > world_size > 1:
@@ -134,7 +136,7 @@ def find_hung(signs: Mapping[int, Sign], world_size: int, limit_s: float) -> Han
     hung = [rank for rank in behind if rank in quiet]
     if not hung and max(sign.quiet_s for sign in quiet.values()) >= _LIVELY * limit_s:
         hung = behind
-    return Hang(tuple(hung), _why(signs[hung[0]])) if hung else None
+    return Hang(tuple(hung), _why(signs[hung[0]]), signs[hung[0]]) if hung else None
 
 
 def _why(sign: Sign) -> str:
@@ -148,6 +150,7 @@ def _why(sign: Sign) -> str:
 
 
 def _nobody(signs: Mapping[int, Sign], behind: Sequence[int]) -> Hang:
-    where, quiet_s = signs[behind[0]].place, max(sign.quiet_s for sign in signs.values())
+    first, quiet_s = signs[behind[0]], max(sign.quiet_s for sign in signs.values())
     ranks = ", ".join(map(str, behind))
-    return Hang((), f"ranks {ranks} make no progress for {quiet_s:.1f} s {where}, and none is behind the others")
+    cause = f"ranks {ranks} make no progress for {quiet_s:.1f} s {first.place}, and none is behind the others"
+    return Hang((), cause, first)

@@ -9,14 +9,18 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import time
 from pathlib import Path
+
+from hyperpod_ext.runtime.causes import is_users
 
 DUMP_SIGNAL = signal.SIGRTMIN + 7
 """Asks a worker for its stacks. A real-time signal, so that it is nobody's: Slurm and Lightning use SIGUSR1."""
 _LOOK_S = 0.02
 _libc = ctypes.CDLL(None)
+_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in ')
 
 
 def state_of(pid: int) -> str:
@@ -55,6 +59,18 @@ async def dump_stacks(pid: int, log: Path, limit_s: float) -> bool:
     with log.open("a") as file:
         file.write(f"--- no stack of process {pid} within {limit_s:g} s: {_whereabouts(pid)}\n")
     return False
+
+
+def line_in_script(log: Path, since: int) -> str:
+    """`train.py:57`: where the main thread was in the script, of stacks that came to a log after `since` bytes."""
+    with log.open("rb") as file:
+        file.seek(since)
+        text = file.read().decode(errors="replace")
+    # the kernel gives a signal to the main thread, wherever that takes it
+    main = text.partition("\nCurrent thread ")[2].partition("\n\n")[0]
+    frames = (_FRAME.match(line) for line in main.splitlines())
+    own = (frame for frame in frames if frame is not None and is_users(frame["file"]))
+    return next((f"{Path(frame['file']).name}:{frame['line']}" for frame in own), "")
 
 
 def _whereabouts(pid: int) -> str:

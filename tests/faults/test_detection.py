@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import time
@@ -80,6 +81,34 @@ def test_two_ranks_that_hang_at_once_are_both_replaced(job, undisturbed):
     assert report["state"] == "succeeded", report["error"]
     assert report["losses"] == undisturbed["losses"]
     assert {fault["rank"] for fault in report["faults"]} == {0, 3}
+
+
+def sleep(*ranks: int) -> dict[str, Any]:
+    """These ranks sleep in step 6 each time that comes."""
+    settings = {"restart": {"hang": SOON, "leave_timeout_s": 1.0}}
+    return {
+        "fault": {"what": "sleeps", "rank": -1, "ranks": ranks, "step": 6, "dies": -1, "always": True},
+        "settings": settings,
+    }
+
+
+def test_a_hang_that_comes_again_ends_the_job_with_its_place(job):
+    report = job(**sleep(2)).start().wait()
+    assert report["state"] == "failed"
+    assert [fault["kind"] for fault in report["faults"]] == ["hang"] * 3
+    told = (
+        r"rank 2 \(node 1\) at step 6: hung in data of step 6, no progress for \S+ s \(tiny.py:\d+\); 3 times in a row"
+    )
+    assert re.fullmatch(told, report["error"]["message"])
+
+
+def test_where_all_ranks_hang_again_and_again_the_last_word_is_of_that(job):
+    report = job(**sleep(0, 1, 2, 3)).start().wait()
+    assert report["state"] == "failed"
+    assert [fault["kind"] for fault in report["faults"] if fault["kind"] != "stuck"] == ["stalled"] * 3
+    told = r"rank 0 \(node 0\) at step 6: ranks 0, 1, 2, 3 make no progress for \S+ s in data of step 6, "
+    told += r"and none is behind the others; 3 times in a row. Rank \d did not leave generation 2 .* \(tiny.py:\d+\)\."
+    assert re.fullmatch(told, report["error"]["message"])
 
 
 def test_a_rank_whose_connections_end_does_not_stop_the_job(job, undisturbed):

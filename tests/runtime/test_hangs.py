@@ -12,6 +12,7 @@ import pytest
 from hyperpod_ext.config.detection import HangPolicy
 from hyperpod_ext.runtime.hangs import Sign, StepTimes, find_hung, quantile, silent_too_long
 from hyperpod_ext.runtime.pulse import Phase, Pulse
+from hyperpod_ext.runtime.stacks import line_in_script
 
 POLICY = HangPolicy(floor_s=2.0, factor=10.0, first_step_s=100.0, heartbeat_s=30.0)
 
@@ -148,3 +149,19 @@ def test_a_pulse_is_read_by_another_process_and_outlives_its_writer(tmp_path: Pa
     before = page.orders
     page.order()
     assert page.orders != before
+
+
+def test_the_line_of_the_script_is_found_among_the_stacks_of_all_threads(tmp_path):
+    log = tmp_path / "rank1.log"
+    log.write_text('Current thread 0x0 (most recent call first):\n  File "/job/before.py", line 1 in train\n')
+    before = log.stat().st_size
+    assert line_in_script(log, before) == ""
+    library = Path(pytest.__file__)
+    with log.open("a") as file:
+        file.write(
+            "--- stack of every thread of process 7\n"
+            'Thread 0x1 (most recent call first):\n  File "/job/other.py", line 3 in read\n\n'
+            f'Current thread 0x2 (most recent call first):\n  File "{library}", line 9 in call\n'
+            '  File "/job/train.py", line 57 in loss_of\n  File "/job/train.py", line 80 in train\n'
+        )
+    assert line_in_script(log, before) == "train.py:57"

@@ -140,3 +140,46 @@ def test_too_many_lost_nodes_end_the_job_and_the_error_says_what_was_tried() -> 
     assert "durable" in failure.hint
     assert give_up(lost(4, 9), earlier[:-1], BUDGETS) is None
     assert tried([]) == ""
+
+
+def hung(rank: int, step: int, phase: str = "forward", seconds: float = 2.1) -> Fault:
+    cause = f"hung in {phase} of step {step}, no progress for {seconds} s"
+    return Fault(rank, cause, step, died=True, node=rank // 2, kind="hang", place=phase)
+
+
+def stuck(rank: int, step: int) -> Fault:
+    cause = f"did not leave generation {step} within 1 s of a fault elsewhere (train.py:7)"
+    return Fault(rank, cause, step, died=True, node=rank // 2, kind="stuck")
+
+
+def test_the_same_hang_three_times_ends_the_job_at_whatever_step_and_however_long_it_took() -> None:
+    failure = give_up(hung(1, 9, seconds=2.3), [hung(1, 5), hung(1, 7, seconds=2.2)], BUDGETS)
+    assert isinstance(failure, Fail)
+    told = "rank 1 (node 0) at step 9: hung in forward of step 9, no progress for 2.3 s; 3 times in a row"
+    assert failure.message == told
+    silent = replace(hung(1, 5), kind="heartbeat", cause="no heartbeat for 60.0 s in forward of step 5")
+    assert give_up(hung(1, 9), [silent, hung(3, 7), hung(1, 7)], BUDGETS) is not None
+    assert give_up(hung(1, 9), [hung(1, 5), hung(1, 7, "backward")], BUDGETS) is None
+    assert give_up(hung(1, 9), [hung(1, 5), hung(3, 7)], BUDGETS) is None
+    assert give_up(hung(1, 400), [hung(1, 5), hung(1, 6)], BUDGETS) is None
+
+
+def test_ranks_that_do_not_leave_are_no_faults_of_their_own() -> None:
+    stalled = [replace(hung(0, step), died=False, kind="stalled") for step in (5, 6, 7)]
+    earlier = [stalled[0], *(stuck(rank, 5) for rank in range(4)), stalled[1], *(stuck(rank, 6) for rank in range(4))]
+    assert give_up(stuck(3, 6), earlier, Budgets(max_restarts=0)) is None
+    assert rung_of(stuck(1, 6), earlier, BUDGETS) is Rung.PROCESS
+    assert rung_of(died(1, 6), earlier, BUDGETS) is Rung.PROCESS
+    assert give_up(raised(1, 7), earlier, Budgets(max_restarts=3)) is None
+    failure = give_up(stalled[2], earlier, BUDGETS)
+    assert isinstance(failure, Fail)
+    assert "at step 7: hung in forward of step 7, no progress for 2.1 s; 3 times in a row." in failure.message
+    assert failure.message.endswith("Rank 3 did not leave generation 6 within 1 s of a fault elsewhere (train.py:7).")
+
+
+def test_an_exception_is_known_by_its_line_not_by_its_words() -> None:
+    one = replace(raised(1, 5), cause="ValueError: 3.14 (a.py:7)", kind="exception", place="ValueError at a.py:7")
+    again = replace(one, rank=3, cause="ValueError: 2.72 (a.py:7)")
+    assert "2 times in a row" in str(give_up(again, [one], BUDGETS))
+    assert give_up(replace(again, place="ValueError at a.py:9"), [one], BUDGETS) is None
+    assert give_up(replace(again, step=6), [one], BUDGETS) is None

@@ -7,7 +7,6 @@ import time
 from hyperpod_ext.runtime import wire
 from hyperpod_ext.runtime.agent.commander import Commander
 from hyperpod_ext.runtime.agent.roll_call import RollCall
-from hyperpod_ext.runtime.causes import FaultKind
 from hyperpod_ext.runtime.checkpoint.choose import Offer
 from hyperpod_ext.runtime.hangs import Hang
 from hyperpod_ext.runtime.rendezvous import membership as m
@@ -74,13 +73,13 @@ class Hearing(Commander):
                     self._call_roll(rank, generation, message)
             case "present" if self._roll is not None and self._is_under_way(generation):
                 if (fault := self._roll.present(node, generation)) is not None:
-                    self._meet(fault, generation, time.monotonic(), kind="exception")
+                    self._meet(fault, generation, time.monotonic())
             case "stalled":
                 if self._inquest.stalled(message):
                     self._to_agents({"type": "look"})
             case "signs":
                 if (hang := self._inquest.heard(message)) is not None:
-                    self._end_hung(hang, generation)
+                    self._end_hung(hang)
             case "exited":
                 self._exit_codes[rank] = int(message["code"])
                 self._check_exits()
@@ -177,25 +176,29 @@ class Hearing(Commander):
             final=bool(message["final"]),
             code=str(message.get("code", "JobFailedError")),
             hint=str(message.get("hint", "")),
+            kind=message.get("kind", "exit"),
+            place=str(message.get("place", "")),
         )
-        self._meet(fault, generation, float(message["t"]), str(message.get("phase", "")), message.get("kind", "exit"))
+        self._meet(fault, generation, float(message["t"]), str(message.get("phase", "")))
 
-    def _end_hung(self, hang: Hang, generation: int) -> None:
+    def _end_hung(self, hang: Hang) -> None:
         """Have those that hang ended, or, where nobody is to blame, all leave the generation."""
         membership = self._membership
         for rank in hang.ranks:
             self._send(membership.nodes[rank], {"type": "end_hung", "rank": rank, "cause": hang.cause})
+        generation = hang.first.generation  # ranks that have yet to leave for it say what is known already
         if not hang.ranks and generation == membership.generation:
-            fault = m.Fault(min(membership.nodes), hang.cause, membership.committed + 1, died=False)
-            self._meet(fault, generation, time.monotonic(), kind="stalled")
+            rank, step, phase = min(membership.nodes), membership.committed + 1, hang.first.phase.word
+            fault = m.Fault(rank, hang.cause, step, died=False, kind="stalled", place=phase)
+            self._meet(fault, generation, time.monotonic(), phase)
 
-    def _meet(self, fault: m.Fault, generation: int, seen: float, phase: str = "", kind: FaultKind = "lost") -> None:
+    def _meet(self, fault: m.Fault, generation: int, seen: float, phase: str = "") -> None:
         membership = self._membership
         node, before = membership.nodes[fault.rank], len(membership.faults)
         commands = membership.fault(fault, generation)
         met = membership.faults[-1].rung if len(membership.faults) > before else None
         fields = {"rank": fault.rank, "node": node, "step": fault.step, "cause": fault.cause, "died": fault.died}
-        self._log("fault", t=seen, **fields, phase=phase, kind=kind, rung=met.value if met else "")
+        self._log("fault", t=seen, **fields, phase=phase, kind=fault.kind, rung=met.value if met else "")
         self._carry_out(commands)
 
     def _call_roll(self, rank: int, generation: int, message: wire.Message) -> None:
@@ -203,7 +206,7 @@ class Hearing(Commander):
         called = self._roll is not None and self._roll.generation == generation
         if called or not self._is_under_way(generation):
             return
-        fault = m.Fault(rank, str(message["cause"]), int(message["step"]), died=False)
+        fault = m.Fault(rank, str(message["cause"]), int(message["step"]), died=False, kind="exception")
         self._roll = RollCall(generation, fault, set(self._roster.agents))
         self._to_workers("roll_call")
 

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 from hyperpod_ext.config.chaos import NodeFault
 from hyperpod_ext.config.runtime import RuntimeConfig
-from hyperpod_ext.runtime.causes import OomKills, decode_exit
+from hyperpod_ext.runtime.causes import NO_PROGRESS, FaultKind, OomKills, decode_exit
 from hyperpod_ext.runtime.chaos_orders import read_orders, take
 from hyperpod_ext.runtime.hangs import Sign, StepTimes, silent_too_long
 from hyperpod_ext.runtime.pulse import ENV_PULSE, IN_STEP, Phase, Pulse
-from hyperpod_ext.runtime.stacks import dump_stacks, state_of
+from hyperpod_ext.runtime.stacks import dump_stacks, line_in_script, state_of
 
 _LOOK_S = 0.25
 _SIGNALS = {"sigkill": signal.SIGKILL, "sigsegv": signal.SIGSEGV, "hang": signal.SIGSTOP}
@@ -41,6 +41,8 @@ class _Watched:
     """Steps it has made in its generation."""
     verdict: str = ""
     """Why it is being ended by us."""
+    kind: FaultKind | None = None
+    """What that is, where the verdict does not say so itself."""
     place: tuple[int, str] | None = None
     """Step and phase it was in when that was decided; a process that was stopped runs on for a moment."""
     ending: set[asyncio.Task[None]] = field(default_factory=set)
@@ -114,8 +116,10 @@ class Watch:
         worker = self._workers.pop(rank, None)
         verdict = worker.verdict if worker is not None else ""
         fate = decode_exit(status, verdict=verdict, last_words=last_words, oom=self._oom_kills.since_last())
+        kind = worker.kind if worker is not None and worker.kind else fate.kind
         step, phase = worker.place if worker is not None and worker.place else (step, self.phase(rank))
-        return {"cause": fate.cause, "kind": fate.kind, "step": step, "phase": phase}
+        place = phase if kind in NO_PROGRESS else ""
+        return {"cause": fate.cause, "kind": kind, "step": step, "phase": phase, "place": place}
 
     # --- what is looked at, a few times a second --------------------------------------------------
 
@@ -158,12 +162,12 @@ class Watch:
         """Tell what is known of every worker here; the coordinator has asked all agents."""
         self._tell("signs", node=self._node, signs=[sign.to_json() for sign in self.signs()])
 
-    def end(self, rank: int, cause: str) -> None:
+    def end(self, rank: int, cause: str, kind: FaultKind | None = None) -> None:
         """End a worker that hangs, its stacks first. Its death is then told like any other, with this cause."""
         worker = self._workers.get(rank)
         if worker is None or worker.verdict:
             return
-        worker.verdict = cause
+        worker.verdict, worker.kind = cause, kind
         if (step := worker.pulse.read().step) > 0:
             worker.place = (step, self.phase(rank))
         task = asyncio.get_running_loop().create_task(self._end(rank, worker))
@@ -172,7 +176,10 @@ class Watch:
 
     async def _end(self, rank: int, worker: _Watched) -> None:
         self._event("hung", rank=rank, cause=worker.verdict, phase=self.phase(rank))
+        before = worker.log.stat().st_size if worker.log.exists() else 0
         dumped = await dump_stacks(worker.pid, worker.log, self._policy.dump_s)
+        if where := line_in_script(worker.log, before):
+            worker.verdict += f" ({where})"
         self._event("stacks", rank=rank, dumped=dumped, log=str(worker.log))
         with contextlib.suppress(ProcessLookupError):
             os.kill(worker.pid, signal.SIGKILL)

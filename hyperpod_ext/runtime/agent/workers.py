@@ -236,7 +236,8 @@ class Workers:
         if worker.joined < generation and self._workers.get(rank) is worker:
             self._event("stuck", rank=rank, step=worker.step)
             limit_s = self._config.restart.leave_timeout_s
-            self.watch.end(rank, f"did not leave generation {generation - 1} within {limit_s:g} s of a fault elsewhere")
+            cause = f"did not leave generation {generation - 1} within {limit_s:g} s of a fault elsewhere"
+            self.watch.end(rank, cause, "stuck")
 
     async def _ended(self, worker: _Worker, status: int, seen: float) -> None:
         with contextlib.suppress(ProcessLookupError):  # its children, data loaders: they hold its sockets open

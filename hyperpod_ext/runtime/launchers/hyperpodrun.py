@@ -107,7 +107,7 @@ class HyperpodMembers(Members):
 
     # --- to the agent -------------------------------------------------------------------------------
 
-    def failed(self, cause: str, step: int, *, final: bool, code: str, hint: str) -> bool:
+    def failed(self, cause: str, step: int, *, final: bool, code: str, hint: str, place: str = "") -> bool:
         """Ask the operator for a restart, of a higher kind when the last one has not helped."""
         self._tell_fault(step, cause)
         if final:
@@ -115,7 +115,7 @@ class HyperpodMembers(Members):
             return False
         self._faults += 1
         known, at, times = self._same
-        self._same = (cause, step, times + 1 if (known, at) == (cause, step) else 0)
+        self._same = (place or cause, step, times + 1 if (known, at) == (place or cause, step) else 0)
         over_budget = self._faults > self.settings.config.restart.max_restarts
         mode = _LADDER[-1] if over_budget else _LADDER[min(self._same[2], len(_LADDER) - 1)]
         self._say(f"rank {self.rank}, step {step}: {cause}; asks for {mode.replace('_', ' ')}")

@@ -94,7 +94,7 @@ class Members(ABC):
         """Wait until the launcher has all ranks begin anew. Sets `_settings` and `_keys` the first time."""
 
     @abstractmethod
-    def failed(self, cause: str, step: int, *, final: bool, code: str, hint: str) -> bool:
+    def failed(self, cause: str, step: int, *, final: bool, code: str, hint: str, place: str = "") -> bool:
         """Report that the training function raised; False when the process has to end of it."""
 
     def _met(self, epoch: Epoch, store: PartitionedStore) -> None:  # noqa: B027  (most launchers need nothing here)

@@ -107,12 +107,12 @@ class TorchrunMembers(Members):
     def _comes_again(self) -> bool:
         return self._event is not None and self._event.told
 
-    def failed(self, cause: str, step: int, *, final: bool, code: str, hint: str) -> bool:
+    def failed(self, cause: str, step: int, *, final: bool, code: str, hint: str, place: str = "") -> bool:
         """Have all ranks begin anew in their processes; the same exception again is left to the launcher."""
         self._tell_fault(step, cause)
         self._faults += 1
-        again = (cause, step) == self._last
-        self._last = (cause, step)
+        again = (place or cause, step) == self._last
+        self._last = (place or cause, step)
         if final or again or self._faults > self.settings.config.restart.max_restarts:
             what = (
                 "trying again cannot help" if final else "it happens each time" if again else "max_restarts is used up"

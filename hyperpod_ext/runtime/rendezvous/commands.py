@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from hyperpod_ext.runtime.causes import FaultKind
 from hyperpod_ext.runtime.checkpoint.choose import Decision
 
 
@@ -35,7 +36,7 @@ class Fault:
     rank: int
     """Of a node: its lowest."""
     cause: str
-    """`killed by SIGKILL (9)`, `ValueError: ...`: one line."""
+    """`killed by SIGKILL (9)`, `ValueError: ...`: one line, for people."""
     step: int
     """Step it was making."""
     died: bool
@@ -50,6 +51,20 @@ class Fault:
     """Whether the node is lost with all its ranks."""
     rung: Rung | None = None
     """How far up it was taken."""
+    kind: FaultKind = "lost"
+    place: str = ""
+    """What it has in common with the same fault when that comes again, beside its kind: a line of the script, the phase
+    of a hang. Empty: its cause."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether it is but the consequence of another fault, which is the one that counts."""
+        return self.kind == "stuck"
+
+    def is_like(self, other: Fault) -> bool:
+        """Whether the other is this one, at another time. It may be of another rank, and at another step."""
+        mine, its = (self.place or self.cause), (other.place or other.cause)
+        return (self.kind, self.died, mine) == (other.kind, other.died, its)
 
 
 @dataclass(frozen=True, slots=True)

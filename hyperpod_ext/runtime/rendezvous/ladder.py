@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 
 from hyperpod_ext.config.job import RestartPolicy
+from hyperpod_ext.runtime.causes import NO_PROGRESS
 from hyperpod_ext.runtime.rendezvous.commands import Fail, Fault, Rung
 
 _SAME_EXCEPTION = 2  # the same exception at the same step is the script's own; once may be bad luck
 _SAME_DEATH = 3  # a process that dies at one step every time: out of memory, or a crash of its own
+_SAME_HANG = 3  # of one rank in one phase, at whatever step
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +42,16 @@ def rung_of(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> Rung:
     """Where `fault` is met; `earlier` are those before it, oldest first."""
     if fault.whole_node:
         return Rung.NODE
+    if fault.follows:
+        return Rung.PROCESS
     if not fault.died:
         own = _streak(fault, earlier, budgets.calm_steps, lambda other: other.rank == fault.rank and not other.died)
         return Rung.IN_PROCESS if own <= budgets.max_in_process else Rung.PROCESS
     here = _streak(
-        fault, earlier, budgets.calm_steps, lambda other: other.died and other.node == fault.node and other.node >= 0
+        fault,
+        earlier,
+        budgets.calm_steps,
+        lambda other: other.died and other.node == fault.node and other.node >= 0 and not other.follows,
     )
     return Rung.PROCESS if here <= budgets.max_on_node else Rung.NODE
 
@@ -54,27 +61,45 @@ def give_up(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> Fail | 
     who = _who(fault)
     if fault.final:
         return Fail(fault.code, who, fault.hint)
-    same = 1
-    for other in reversed(earlier):
-        if (other.step, other.cause, other.died) != (fault.step, fault.cause, fault.died):
-            break
-        if fault.died and other.rank != fault.rank:
-            break  # a whole node that goes down is several deaths, not one death several times
-        same += 1
-    if not fault.whole_node and same >= (_SAME_DEATH if fault.died else _SAME_EXCEPTION):
+    if fault.follows:
+        return None
+    everything, earlier = earlier, [other for other in earlier if not other.follows]
+    same, most = _same(fault, earlier, budgets)
+    if not fault.whole_node and same >= most:
         hint = "It happens each time, so restarting cannot help; the rank's log has the whole story."
-        return Fail(fault.code, f"{who}; {same} times in a row", fault.hint or hint)
+        left = next((f" Rank {other.rank} {other.cause}." for other in reversed(everything) if other.follows), "")
+        after = left if fault.kind == "stalled" else ""  # nobody was ended for it, so only this tells the line
+        return Fail(fault.code, f"{who}; {same} times in a row{'.' if after else ''}{after}", fault.hint or hint)
     losses = sum(other.whole_node for other in earlier) + fault.whole_node
     if fault.whole_node and losses > budgets.max_node_losses:
         hint = "Raise restart.max_node_losses, or find out why nodes fail. " + _AGAIN
         message = f"{who}; this was node loss {losses}, the job goes on after {budgets.max_node_losses}. "
-        return Fail(fault.code, message + tried(earlier), hint)
+        return Fail(fault.code, message + tried(everything), hint)
     count = len(earlier) + 1
     if count > budgets.max_restarts:
         hint = "Raise restart.max_restarts, or find out why ranks fail; the logs of the ranks have their words."
         message = f"{who}; this was fault {count}, the job recovers from {budgets.max_restarts}"
-        return Fail(fault.code, f"{message}. {tried(earlier)}" if earlier else message, hint)
+        return Fail(fault.code, f"{message}. {tried(everything)}" if earlier else message, hint)
     return None
+
+
+def _same(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> tuple[int, int]:
+    """How often this fault has come in a row, and how often is too often."""
+    if fault.kind in NO_PROGRESS:
+        hung = (fault.rank, fault.place)
+
+        def is_same(other: Fault) -> bool:
+            return other.kind in NO_PROGRESS and (other.rank, other.place) == hung
+
+        return _streak(fault, earlier, budgets.calm_steps, is_same), _SAME_HANG
+    same = 1
+    for other in reversed(earlier):
+        if other.step != fault.step or not other.is_like(fault):
+            break
+        if fault.died and other.rank != fault.rank:
+            break  # a whole node that goes down is several deaths, not one death several times
+        same += 1
+    return same, _SAME_DEATH if fault.died else _SAME_EXCEPTION
 
 
 _AGAIN = "Started again, the job goes on from its newest durable checkpoint, if it has one."

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import HashStore
 
 from hyperpod_ext.config.runtime import RuntimeConfig
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError, NotFoundError, StaleGenerationError
-from hyperpod_ext.runtime.causes import one_line
+from hyperpod_ext.runtime.causes import one_line, place_of
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.environment import WorkerEnvironment
 from hyperpod_ext.runtime.launchers import Launcher, find_launcher, open_control_plane
@@ -173,6 +173,7 @@ class _Loop:
                 final=isinstance(error, HyperpodExtError),
                 code=type(error).__name__ if isinstance(error, HyperpodExtError) else "JobFailedError",
                 hint=error.hint if isinstance(error, HyperpodExtError) else "",
+                place=place_of(error),
             )
             if not stays:
                 return False

@@ -78,8 +78,9 @@ class ControlPlane(Protocol):
     def event(self, event: str, **fields: Any) -> None:
         """Tell the event log."""
 
-    def failed(self, cause: str, step: int, *, final: bool, code: str, hint: str) -> bool:
-        """Report that the training function raised; False when the process has to end of it."""
+    def failed(self, cause: str, step: int, *, final: bool, code: str, hint: str, place: str = "") -> bool:
+        """Report that the training function raised; False when the process has to end of it. `place`: what the same
+        exception has in common with this one when it comes again."""
 
     def wait_aborted(self, timeout_s: float | None) -> bool:
         """Wait until the generation is over (None: for ever); False when it still is not after `timeout_s`."""
@@ -150,9 +151,10 @@ class Session:
         """Tell the job's event log."""
         self._send({"type": "event", "event": event, "t": time.monotonic(), **fields})
 
-    def failed(self, cause: str, step: int, *, final: bool, code: str, hint: str) -> bool:
+    def failed(self, cause: str, step: int, *, final: bool, code: str, hint: str, place: str = "") -> bool:
         """Report that the training function raised. The agent ends this process where it has to end."""
-        self._send({"type": "failed", "cause": cause, "step": step, "final": final, "code": code, "hint": hint})
+        told = {"cause": cause, "step": step, "final": final, "code": code, "hint": hint, "place": place}
+        self._send({"type": "failed", **told})
         return True
 
     @property
