@@ -36,6 +36,9 @@ class Story:
                 self._faulty = True
                 what = "is gone" if event.get("died", True) else "failed"
                 lines.append(f"rank {event['rank']} {what} in step {event['step']}: {_first_line(event['cause'])}")
+            case "memory_lost":
+                what = f"node {event['node']}: {_first_line(event['cause'])}"
+                lines.append(f"{what}; another one is started, and training goes on")
             case "node_lost":
                 lines.append(f"node {event['node']} is lost: {_first_line(event['cause'])}")
             case "node_replaced":

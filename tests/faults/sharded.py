@@ -5,7 +5,8 @@ Nobody else holds a rank's shard, so after a death it comes from a tier or not a
 HPX_TEST_FAULTS is a JSON list of `{"what": ..., "rank": R, "step": S}`. Each strikes once, at a moment of the save of
 step S on rank R: `before begin`, `halfway`, `seal asked` (this process is killed; the last, once every rank has asked),
 `memory server halfway` (that one is), `raises` (the copy fails), `hangs` (it never ends), `at the gate` (before it
-begins, it waits until somebody writes to the FIFO that HPX_TEST_GATE names).
+begins, it waits until somebody writes to the FIFO that HPX_TEST_GATE names), `memory server in step` (killed before the
+backward pass), `memory server in restore` (when rank R restores step S from it).
 """
 
 import hashlib
@@ -50,11 +51,16 @@ def wait_for(files: list[Path], seconds: float = 60.0) -> None:
         time.sleep(0.002)
 
 
+def kill_memory_server(run: Run) -> None:
+    line = run._checkpointer._client._socket
+    os.kill(struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0], 9)
+
+
 def arm(run: Run) -> None:
     """Have the faults strike inside of the saves."""
     checkpointer = run._checkpointer
     client, stager, at = checkpointer._client, checkpointer._stager, [0]
-    begin, copy, seal = client.begin, stager.copy, client.seal
+    begin, copy, seal, load = client.begin, stager.copy, client.seal, checkpointer.load
 
     def begin_or_die(owner, step, *rest):
         at[0] = step
@@ -75,8 +81,7 @@ def arm(run: Run) -> None:
         if what == "halfway":
             os.kill(os.getpid(), 9)
         if what == "memory server halfway":
-            credentials = client._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            os.kill(struct.unpack("3i", credentials)[0], 9)
+            kill_memory_server(run)
         if what == "hangs":
             (HERE / f"hangs-{run.rank}").touch()
             threading.Event().wait()
@@ -89,7 +94,13 @@ def arm(run: Run) -> None:
             wait_for([HERE / f"sealed-{at[0]}-{rank}" for rank in range(run.world_size)])
             os.kill(os.getpid(), 9)
 
+    def load_without_server(owner, save_id):
+        if strike(run, int(save_id.rpartition("s")[2]), "memory server in restore"):
+            kill_memory_server(run)
+        return load(owner, save_id)
+
     client.begin, stager.copy, client.seal = begin_or_die, copy_or_die, seal_and_die
+    checkpointer.load = load_without_server
 
 
 def build(world_size: int) -> nn.Module:
@@ -126,10 +137,12 @@ def train(run: Run) -> None:
         run.armed = True
     step = run.restore(model=model, optimizer=optimizer)
     run.log(restored_step=step, restored_digest=digest(model, optimizer))
-    for _ in run.steps(STEPS):
+    for made in run.steps(STEPS):
         x = torch.randn(8, 16)
         loss = (model(x).sum(1) - x.sum(1)).square().mean()
         optimizer.zero_grad()
+        if strike(run, made, "memory server in step"):
+            kill_memory_server(run)
         loss.backward()
         optimizer.step()
         mean = loss.detach() / run.world_size

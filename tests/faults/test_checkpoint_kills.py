@@ -203,40 +203,58 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
 # --- memory servers -------------------------------------------------------------------------------
 
 
-def test_a_memory_server_killed_in_the_middle_of_a_save_ends_the_job_and_a_relaunch_goes_on(
-    sharded, unharmed, tmp_path
+@overlapped_and_not
+def test_a_memory_server_killed_in_a_step_in_a_save_and_in_a_restore_is_started_again(sharded, unharmed, overlap):
+    """Its ranks keep their processes and their state; what only it held comes from the copy on the other node."""
+    faults = [
+        {"what": "memory server in step", "rank": 0, "step": 3},
+        {"what": "memory server halfway", "rank": 3, "step": 5},
+        {"what": "halfway", "rank": 2, "step": 9},
+        {"what": "memory server in restore", "rank": 2, "step": 8},
+    ]
+    policy = {"overlap": overlap, "when_busy": "wait"}  # so that the other node has what is older than a step or two
+    running = sharded("job", *faults, tiers=[MEMORY, PEER], policy=policy).start()
+    report = running.wait()
+    assert_same_end(unharmed, report)
+    (recovery,) = report["recoveries"]
+    assert (recovery["fault"]["rank"], recovery["source"]) == (2, "peer")
+    lost = [event for event in running.events() if event["event"] == "memory_lost"]
+    assert [(event["node"], event["cause"]) for event in lost] == [
+        (node, "the memory server ended: killed by SIGKILL (9)") for node in (0, 1, 1)
+    ]
+
+
+@pytest.mark.parametrize("when_busy", ["wait", pytest.param("supersede", marks=pytest.mark.thorough)])
+def test_a_memory_server_killed_in_the_middle_of_a_drain_goes_on_with_the_next_due_step(
+    sharded, unharmed, tmp_path, when_busy
 ):
     place = Directory(tmp_path / "checkpoints", "tiny")
     tiers = [MEMORY, place.tier(every_steps=3)]
-    fault = {"what": "memory server halfway", "rank": 1, "step": 8}
-    first = sharded("first", fault, tiers=tiers, policy={"grace_s": 2.0}).start()
-    report = first.wait()
-    assert report["state"] == "failed"
-    assert report["error"]["message"] in (
-        "node 0: the memory server ended: killed by SIGKILL (9)",
-        "rank 1 (node 0) at step 8: JobFailedError: the memory server of this node is gone",
-        "rank 0 (node 0) at step 8: JobFailedError: the memory server of this node is gone",
-    )
-    assert first.codes() == [7, 7]
-    assert resumes_whole(sharded, unharmed, first, tiers) == 6
-
-
-def test_a_memory_server_killed_in_the_middle_of_a_drain_ends_the_job_and_a_relaunch_goes_on(
-    sharded, unharmed, tmp_path
-):
-    place = Directory(tmp_path / "checkpoints", "tiny")
-    tiers = [MEMORY, place.tier(every_steps=3)]
-    first = sharded("first", tiers=tiers, policy={"grace_s": 2.0}).start()
+    first = sharded("first", tiers=tiers, policy={"grace_s": 2.0, "when_busy": when_busy}).start()
     first.until("step", step=3)
     with stopped(memory_pid(first, 1)):  # so node 0 waits for it with a step that is not whole
         wait_until(lambda: unfinished(place), first)
         os.kill(memory_pid(first, 0), signal.SIGKILL)
-        first.until("job_ended")
+        first.until("memory_back", node=0)
+    assert_same_end(unharmed, first.wait())
+    whole = [int(name[5:14]) for name in place.names() if name.endswith("/manifest.json")]
+    assert max(whole) == STEPS
+
+
+def test_a_memory_server_that_ends_again_and_again_ends_the_job_and_a_relaunch_goes_on(sharded, unharmed, tmp_path):
+    place = Directory(tmp_path / "checkpoints", "tiny")
+    tiers = [MEMORY, place.tier(every_steps=3)]
+    faults = [{"what": "memory server in step", "rank": rank, "step": 6 + rank} for rank in (0, 1)]
+    faults += [{"what": "memory server halfway", "rank": rank, "step": 8 + rank} for rank in (0, 1)]
+    first = sharded("first", *faults, tiers=tiers, policy={"grace_s": 2.0}).start()
     report = first.wait()
     assert report["state"] == "failed"
-    assert "memory server" in report["error"]["message"]
-    whole = [int(name[5:14]) for name in place.names() if name.endswith("/manifest.json")]
-    assert resumes_whole(sharded, unharmed, first, tiers) == max(whole)
+    assert report["error"]["message"] == (
+        "node 0: the memory server ended: killed by SIGKILL (9); 4 times in a row, "
+        "the job goes on after 3 (restart.max_on_node)"
+    )
+    assert first.codes() == [7, 7]
+    assert resumes_whole(sharded, unharmed, first, tiers) % 3 == 0
 
 
 def resumes_whole(sharded: Any, unharmed: dict[str, Any], first: Any, tiers: Any) -> int:

@@ -23,6 +23,7 @@ from hyperpod_ext.errors import (
 from hyperpod_ext.runtime.checkpoint import beside
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.checkpoint.tree import Parts, take_apart
+from hyperpod_ext.runtime.memory_server.client import MemoryClient
 
 
 @pytest.fixture
@@ -488,3 +489,33 @@ def test_a_copy_that_fails_is_told_at_the_next_moment(make, server):
     except (JobFailedError, ConnectionError):
         save_failed = True
     assert save_failed
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_was_saved_with_a_server_that_ended_is_saved_anew_with_the_next(tmp_path, overlap):
+    """Whatever call meets the end, none fails; with no other server to come, it says so."""
+    place = {"kind": "memory", "budget_mib": 64}
+    with serve(tmp_path, place) as first:
+        client = MemoryClient(str(first.path), another=True)
+        checkpointer = Checkpointer(client, 0, world_size=1, job=JOB, secret=SECRET, overlap=overlap)
+        assert save(checkpointer, 1, various(1))
+        first.kill()
+        checkpointer.stepped()  # waits for nobody
+        first.path.unlink()
+        with serve(tmp_path, place) as second:
+            checkpointer.flush()
+            assert second.held_steps() == []
+            with pytest.raises(NotFoundError):
+                checkpointer.load(0, "g1-s1")
+            assert save(checkpointer, 2, state := various(2))
+            checkpointer.flush()
+            assert second.held_steps() == [2]
+            assert equal(restored(checkpointer, 2, various(3)), state)
+        client.close()
+
+
+def test_a_server_after_which_none_comes_is_missed_at_once(server, make):
+    checkpointer = make()
+    server.kill()
+    with pytest.raises(JobFailedError, match="memory server of this node is gone"):
+        save(checkpointer, 1, various(1))

@@ -177,3 +177,17 @@ def test_a_node_that_was_lost_is_waited_for_half_a_minute(make_due):
     due.enter(2, 15, stored=False, now=100.0)
     assert not due.is_passed(work, 129.0)
     assert due.is_passed(work, 131.0)
+
+
+def test_what_another_node_may_have_lost_is_waited_for_no_more(make_due):
+    due = make_due(when_busy="wait", owners=1, every_steps=1)
+    due.newest = 5
+    seal(due, 5, 0)
+    assert not due.is_passed(due.queue[0], 0.0)
+    due.forsake()  # its ranks may have been a step further
+    seal(due, 6, 0)
+    seal(due, 7, 0)
+    assert [due.is_passed(work, 0.0) for work in due.queue] == [True, True, False]
+    due.enter(2, 5, False, 0.0)
+    seal(due, 6, 0, generation=2)
+    assert not due.is_passed(due.queue[-1], 0.0)

@@ -11,13 +11,20 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
 from hyperpod_ext.errors import JobFailedError
+
+_QUOTED = 3
+"""Lines of a process's last words."""
+_LISTEN_S = 5.0
+"""How long those are waited for: the kernel closes their pipe when the process ends."""
 
 
 def on_exit(pid: int, tell: Callable[[int], None]) -> None:
@@ -34,31 +41,42 @@ def on_exit(pid: int, tell: Callable[[int], None]) -> None:
     loop.add_reader(handle, ended)
 
 
-def start_memory_server(path: Path, node: int, environ: Mapping[str, str]) -> int:
-    """Start this node's memory server; returns its process id."""
-    arguments = ["--socket", str(path), "--node", str(node), "--parent", str(os.getpid())]
-    return start_module("hyperpod_ext.runtime.memory_server.__main__", arguments, environ)
-
-
 def start_module(
-    module: str, arguments: Sequence[str], environ: Mapping[str, str], pass_fds: Sequence[int] = ()
+    module: str,
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    pass_fds: Sequence[int] = (),
+    output: int | None = None,
 ) -> int:
     """Start `python -m module arguments` in a session of its own; returns its process id.
 
     Where this process has imported the module already, the new one is forked from it, and imports nothing again. So an
-    agent that was itself forked from a process with everything imported starts its helpers in milliseconds.
+    agent that was itself forked from a process with everything imported starts its helpers in milliseconds. With a
+    second thread here, which may hold any lock at that moment, it is a new process all the same.
+
+    Args:
+        output: what its output and its errors are written to. Default: what ours are.
     """
     loaded = sys.modules.get(module)
-    if loaded is None:
+    if loaded is None or threading.active_count() > 1:
         command = [sys.executable, "-m", module.removesuffix(".__main__"), *arguments]
-        return subprocess.Popen(command, env=dict(environ), pass_fds=pass_fds, start_new_session=True).pid
+        process = subprocess.Popen(
+            command, env=dict(environ), pass_fds=pass_fds, stdout=output, stderr=output, start_new_session=True
+        )
+        return process.pid
     if pid := os.fork():
         return pid
-    become_module(loaded, arguments, environ, pass_fds)
+    become_module(loaded, arguments, environ, pass_fds=pass_fds, output=output)
 
 
 def become_module(
-    module: ModuleType, arguments: Sequence[str], environ: Mapping[str, str], pass_fds: Sequence[int] = ()
+    module: ModuleType,
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    pass_fds: Sequence[int] = (),
+    output: int | None = None,
 ) -> NoReturn:
     """Run `module.main()` in this process, which has just been forked, as `python -m` would in a new one."""
     code = 1
@@ -69,6 +87,9 @@ def become_module(
             signal.signal(signum, signal.SIG_DFL)
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a process started with `nohup ... &` ignores it
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        if output is not None:
+            os.dup2(output, 1)
+            os.dup2(output, 2)
         gc.freeze()  # objects of the parent stay as they are: what they would close has another owner here
         _close_all_but({0, 1, 2, *pass_fds})
         os.environ.clear()
@@ -93,6 +114,31 @@ def _close_all_but(kept: set[int]) -> None:
                 os.close(int(name))
 
 
+class MemoryServer:
+    """This node's memory server. What it writes goes on to this process's stderr, and is quoted should it end."""
+
+    def __init__(self, path: Path, node: int, environ: Mapping[str, str]) -> None:
+        self._reading, writing = os.pipe()
+        arguments = ["--socket", str(path), "--node", str(node), "--parent", str(os.getpid())]
+        self.pid = start_module("hyperpod_ext.runtime.memory_server.__main__", arguments, environ, output=writing)
+        os.close(writing)
+        self._lines: deque[str] = deque(maxlen=_QUOTED)
+        self._listening = threading.Thread(target=self._listen, name="hpx-memory-words", daemon=True)
+        self._listening.start()
+
+    def _listen(self) -> None:
+        with os.fdopen(self._reading, errors="replace") as lines:
+            for line in lines:
+                sys.stderr.write(line)
+                sys.stderr.flush()
+                self._lines.append(line.strip())
+
+    async def last_words(self) -> str:
+        """The last lines that it wrote, once it has ended."""
+        await asyncio.to_thread(self._listening.join, _LISTEN_S)
+        return " / ".join(line for line in self._lines if line)
+
+
 class Zygote:
     """The agent's end of the zygote: ask for a worker, get its process id."""
 
@@ -106,7 +152,7 @@ class Zygote:
         ours, theirs = socket.socketpair()
         line = theirs.fileno()
         arguments = [str(os.getpid()), str(line), *preload]
-        pid = start_module("hyperpod_ext.runtime.agent.zygote", arguments, environ, [line])
+        pid = start_module("hyperpod_ext.runtime.agent.zygote", arguments, environ, pass_fds=[line])
         theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours)
         return cls(pid, reader, writer)

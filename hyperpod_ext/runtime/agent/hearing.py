@@ -91,6 +91,10 @@ class Hearing(Commander):
             case "halted":
                 self._log("halted", rank=rank, step=message["step"])
                 self._carry_out(membership.halted(rank, int(message["number"])))
+            case "serves":  # its memory server is another one
+                if (member := self._roster.members.get(node)) is not None:
+                    member["peer"] = message["peer"]
+                    self._tell_record()
             case "leave":
                 self._carry_out(membership.leave(node))
             case "cancel":

@@ -26,39 +26,97 @@ class Break(Protocol):
     def __call__(self, why: str, *, code: str = ...) -> None: ...
 
 
+_SETTINGS = ("listen", "fence", "world", "peers", "peer_step", "drain_at")
+"""What a memory server is told that the next one must know, too."""
+
+
 class MemoryLine:
-    """Asks the memory server; each request has a connection of its own."""
+    """Asks the memory server; each request has a connection of its own. One that ends while it is asked is followed by
+    another, which is asked once more."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.ended = False
+        self.ended = ""
+        """Why there is none, and none comes."""
+        self._number = 0
+        """Of the server that is asked."""
+        self._change = asyncio.Event()
+        self._told: dict[tuple[str, ...], wire.Message] = {}
 
     async def ask(self, request: wire.Message) -> wire.Message:
         """The answer.
 
         Raises:
-            JobFailedError: it is gone, or refuses.
+            JobFailedError: it is gone for good, or refuses.
         """
-        reader, writer = await self._open()
-        try:
-            writer.write(wire.encode(request))
-            answer = await wire.read(reader)
-        finally:
-            writer.close()
-        if answer is None or "error" in answer:
+        while True:
+            change = self._change
+            answer = await self._answer(self._path, request)
+            if answer is not None:
+                break
+            try:
+                await asyncio.wait_for(change.wait(), _START_S)
+            except TimeoutError:
+                why = f"the memory server broke off `{request['op']}`, and has not ended {_START_S:g} s later"
+                raise JobFailedError(why) from None
+        if "error" in answer:
             raise JobFailedError(f"the memory server did not answer: {answer}")
+        if request["op"] in _SETTINGS:
+            key = (str(request["op"]), str(request.get("kind", "")), str("step" in request))
+            self._told.pop(key, None)  # the newest comes last
+            self._told[key] = request
         return answer
 
-    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    def lost(self, for_good: str = "") -> None:
+        """The server has ended. `for_good`: why no other one follows."""
+        self.ended = for_good
+        self._number += 1
+        self._change.set()
+        self._change = asyncio.Event()
+
+    async def succeed(self, path: Path) -> dict[str, wire.Message]:
+        """Tell another server, which listens at `path`, what the one before knew, and have it asked from now on.
+
+        Returns its answers; none, when it has ended, too.
+        """
+        number, answers = self._number, dict[str, wire.Message]()
+        for request in [*self._told.values(), {"op": "held"}]:
+            answer = await self._answer(path, request, number)
+            if answer is None:
+                return {}
+            answers[str(request["op"])] = answer
+        path.rename(self._path)
+        return answers
+
+    async def _answer(self, path: Path, request: wire.Message, number: int | None = None) -> wire.Message | None:
+        """None: it has ended."""
+        line = await self._open(path, number)
+        if line is None:
+            return None
+        reader, writer = line
+        try:
+            writer.write(wire.encode(request))
+            return await wire.read(reader)
+        except ConnectionError:
+            return None
+        finally:
+            writer.close()
+
+    async def _open(self, path: Path, number: int | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
         deadline = time.monotonic() + _START_S
         while True:
             try:
-                return await asyncio.open_unix_connection(self._path, limit=wire.MAX_FRAME_BYTES)
+                return await asyncio.open_unix_connection(path, limit=wire.MAX_FRAME_BYTES)
             except (FileNotFoundError, ConnectionRefusedError):  # it is still starting
                 if self.ended:
-                    raise JobFailedError("the memory server of this node is gone") from None
+                    raise JobFailedError(f"the memory server of this node is gone: {self.ended}") from None
+                if number not in (None, self._number):
+                    return None
                 if time.monotonic() > deadline:
-                    raise
+                    raise JobFailedError(
+                        f"the memory server of this node does not answer {_START_S:g} s after it was started",
+                        hint="The node's log has its last words.",
+                    ) from None
                 await asyncio.sleep(0.01)
 
 

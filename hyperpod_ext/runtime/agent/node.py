@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
 import socket
 import time
 from collections.abc import Collection, Coroutine
+from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.config.runtime import ENV_RUNTIME
@@ -18,7 +20,7 @@ from hyperpod_ext.processes import become_subreaper, describe_exit, kill_descend
 from hyperpod_ext.runtime import wire
 from hyperpod_ext.runtime.agent import notices
 from hyperpod_ext.runtime.agent.chaos import strike_node
-from hyperpod_ext.runtime.agent.children import Zygote, on_exit, start_memory_server
+from hyperpod_ext.runtime.agent.children import MemoryServer, Zygote, on_exit
 from hyperpod_ext.runtime.agent.coordinator import Coordinator
 from hyperpod_ext.runtime.agent.door import Door
 from hyperpod_ext.runtime.agent.event_log import write_report
@@ -29,6 +31,7 @@ from hyperpod_ext.runtime.agent.memory import CopyWatch, MemoryLine
 from hyperpod_ext.runtime.agent.preflight import check_tiers
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.agent.workers import Workers
+from hyperpod_ext.runtime.causes import OomKills, decode_exit
 from hyperpod_ext.runtime.checkpoint.choose import Decision
 from hyperpod_ext.runtime.environment import (
     ENV_AGENT_SOCKET,
@@ -55,6 +58,7 @@ class Node:
         self._config = settings.config
         self._agent_socket = settings.socket_dir / f"node{settings.node}.agent"
         self._memory_socket = settings.socket_dir / f"node{settings.node}.memory"
+        self._next_memory_socket = settings.socket_dir / f"node{settings.node}.next"
         self._memory = MemoryLine(self._memory_socket)
         self._copies = CopyWatch(self._memory.ask, self._event, self._break)
         self._last_step = LastStep(self._memory.ask, self._tell, self._event)
@@ -71,6 +75,11 @@ class Node:
         self._broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._coordinator: Coordinator | None = None
         self._ready: asyncio.Task[None] | None = None
+        self._over = False
+        """Whether the job is, or goes on without this node."""
+        self._memory_ends: list[int] = []
+        """Steps in which a memory server of this node has ended."""
+        self._oom_kills = OomKills()
         self._listener = Listener(self._workers.serve, self._break)
         self._door = Door(settings.secret, self._coordinator_broke)
         self._line = Line(settings, self._door, self._who, self._take_over)
@@ -91,6 +100,7 @@ class Node:
             kill_descendants(os.getpid())
             self._agent_socket.unlink(missing_ok=True)
             self._memory_socket.unlink(missing_ok=True)
+            self._next_memory_socket.unlink(missing_ok=True)
 
     async def _run(self) -> str:
         settings = self._settings
@@ -101,8 +111,7 @@ class Node:
         zygote = await Zygote.start(self._config.restart.preload, environ)
         on_exit(zygote.pid, lambda status: self._lose(f"the process that forks workers {describe_exit(status)}"))
         self._zygote = zygote
-        memory_pid = start_memory_server(self._memory_socket, settings.node, environ)
-        on_exit(memory_pid, self._memory_server_ended)
+        self._start_memory_server(self._memory_socket)
         await self._listener.listen_unix(self._agent_socket)
         await self._line.connect(self._endpoint, self._why_broken)
         address = self._line.own_address
@@ -181,6 +190,8 @@ class Node:
 
     async def _obey(self) -> str:
         while (message := await self._next_order()) is not None:
+            if message["type"] in ("end", "dismissed"):
+                self._over = True
             if message["type"] == "end":
                 if message["state"] != "succeeded":
                     await self._save_what_there_is(float(message["grace_s"]))
@@ -357,9 +368,48 @@ class Node:
         found["newest_generation"] = found.pop("generation")
         self._tell("durable", besides=besides, **found)
 
-    def _memory_server_ended(self, status: int) -> None:
-        self._memory.ended = True
-        self._lose(f"the memory server ended: {describe_exit(status)}")
+    # --- the memory server ----------------------------------------------------------------------
+
+    def _start_memory_server(self, socket_path: Path) -> None:
+        socket_path.unlink(missing_ok=True)
+        server = MemoryServer(socket_path, self._settings.node, self._worker_environ())
+        on_exit(server.pid, lambda status: self._spawn(self._memory_server_ended(server, status)))
+
+    async def _memory_server_ended(self, server: MemoryServer, status: int) -> None:
+        """Another one takes its place, if no other node does: training has not noticed, and what is saved next goes
+        to that. What it held is lost."""
+        words, step, began = await server.last_words(), self._workers.newest_step, time.monotonic()
+        how = decode_exit(status, oom=self._oom_kills.since_last()).cause
+        cause = f"the memory server ended: {how}" + (f" ({words})" if words else "")
+        if (why := self._why_no_other_memory(step)) is not None:
+            self._memory.lost(cause)
+            self._lose(cause + why)
+            return
+        self._memory_ends.append(step)
+        self._memory.lost()
+        self._event("memory_lost", cause=cause, step=step)
+        self._start_memory_server(self._next_memory_socket)
+        if answers := await self._memory.succeed(self._next_memory_socket):
+            if "listen" in answers and self._hello:  # others send it anew what it is to hold for them
+                self._hello["peer"] = [self._hello["peer"][0], answers["listen"]["port"]]
+                self._tell("serves", node=self._settings.node, peer=self._hello["peer"])
+            self._event("memory_back", seconds=round(time.monotonic() - began, 4))
+
+    def _why_no_other_memory(self, step: int) -> str | None:
+        """None: another one is started. Else why not, if that is not plain."""
+        restart, record = self._config.restart, self._line.record
+        if self._over or (record is not None and record["membership"]["spares"]):
+            return ""
+        in_a_row = 1
+        for at, after in itertools.pairwise([step, *reversed(self._memory_ends)]):
+            if at - after >= restart.calm_steps:
+                break
+            in_a_row += 1
+        if in_a_row > restart.max_on_node:
+            return f"; {in_a_row} times in a row, the job goes on after {restart.max_on_node} (restart.max_on_node)"
+        if (ends := len(self._memory_ends) + 1) > restart.max_restarts:
+            return f"; {ends} times, the job goes on after {restart.max_restarts} (restart.max_restarts)"
+        return None
 
     # --- odds and ends --------------------------------------------------------------------------
 

@@ -96,6 +96,11 @@ class Workers:
     def ranks(self) -> list[int]:
         return sorted(self._workers)
 
+    @property
+    def newest_step(self) -> int:
+        """Step that the first of them is making."""
+        return max((worker.step for worker in self._workers.values()), default=0)
+
     def all_live(self) -> bool:
         """Whether none of them ends at this moment."""
         return all_live([worker.pid for worker in self._workers.values()])

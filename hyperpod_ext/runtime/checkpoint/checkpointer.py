@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
@@ -21,9 +22,29 @@ from hyperpod_ext.runtime.checkpoint.streamed import Hurry
 from hyperpod_ext.runtime.checkpoint.tree import Parts
 from hyperpod_ext.runtime.checkpoint.unchanged import Seen, Watch
 from hyperpod_ext.runtime.memory_server.client import Mapping as SlotMapping
-from hyperpod_ext.runtime.memory_server.client import MemoryClient
+from hyperpod_ext.runtime.memory_server.client import MemoryClient, MemoryLostError
 from hyperpod_ext.runtime.memory_server.peer_client import PeerClient
 from hyperpod_ext.runtime.tiers.mac import UNBOUND
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+def _with_the_next_server(
+    call: Callable[Concatenate[Checkpointer, Given], Result],
+) -> Callable[Concatenate[Checkpointer, Given], Result]:
+    """Where the memory server has ended, the call is made again with the one that follows. What was saved is lost, and
+    the state is live: it is saved again by the next save, or by this one."""
+
+    @functools.wraps(call)
+    def again(self: Checkpointer, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+        while True:
+            try:
+                return call(self, *args, **kwargs)
+            except MemoryLostError:
+                self._turn_to_the_next_server()
+
+    return again
 
 
 class Checkpointer:
@@ -54,7 +75,7 @@ class Checkpointer:
         self._overlap, self._when_busy = overlap, when_busy
         self._layout: Layout | None = None
         self._live: Parts | None = None
-        self._mapping: SlotMapping | None = client.attach(rank)
+        self._mapping: SlotMapping | None = None
         self._views: list[list[torch.Tensor]] = []
         self._framed: set[int] = set()
         self._generation = 0
@@ -70,9 +91,26 @@ class Checkpointer:
         crc64nvme(b"")  # its library is loaded now, not in the middle of a restore
         self._stager = Stager()
         self._background = Background("hpx-stage") if overlap else None
+        self._attach()
+
+    @_with_the_next_server
+    def _attach(self) -> None:
+        """Find what an earlier process of this rank has left."""
+        self._mapping = self._client.attach(self._rank)
+
+    def _turn_to_the_next_server(self) -> None:
+        """Nothing of this rank is in its memory: the next save lays the state out anew."""
+        if self._background is not None:
+            self._hurry.set()
+            with contextlib.suppress(MemoryLostError):  # the copy that is under way is of no use
+                self._background.wait()
+        self._staged = self._mapping = self._layout = self._live = self._watch = None
+        self._views = []
+        self._client.connect()
 
     # --- saving ---------------------------------------------------------------------------------
 
+    @_with_the_next_server
     def reserve(self, nbytes: int) -> None:
         """Have memory for images of this size made ready, before the first save needs it.
 
@@ -84,6 +122,7 @@ class Checkpointer:
             self._mapping = self._client.map(self._rank, nbytes)
             self._layout = None
 
+    @_with_the_next_server
     def prepare(self, parts: Parts, changing: Callable[[torch.Tensor], bool] = lambda tensor: False) -> None:
         """Lay this state out ahead of its first save, and have its memory made ready.
 
@@ -93,6 +132,7 @@ class Checkpointer:
         self.wait_staged()
         self._lay_out(parts, changing)
 
+    @_with_the_next_server
     def save(
         self,
         step: int,
@@ -177,8 +217,10 @@ class Checkpointer:
 
     def stepped(self) -> None:
         """Tell the node's memory server that a step was made without a save."""
-        self._client.stepped(self._rank)
+        with contextlib.suppress(MemoryLostError):  # the next save turns to the one that follows
+            self._client.stepped(self._rank)
 
+    @_with_the_next_server
     def wait_staged(self) -> bool:
         """Until the last save has been copied: from then on the state may change, and the snapshot survives
         the death of this process.
@@ -211,6 +253,7 @@ class Checkpointer:
             )
         return changed is None
 
+    @_with_the_next_server
     def move(self, rank: int, world_size: int) -> None:
         """Save as another rank from now on, or as one of another number of ranks. What was saved stays as it is."""
         self.flush()
@@ -219,10 +262,12 @@ class Checkpointer:
         self._world_size = world_size
         self._client.forget_slot()
 
+    @_with_the_next_server
     def busy(self) -> bool:
         """Whether the last save is still being copied or sealed."""
         return (self._background is not None and not self._background.idle) or self._client.busy()
 
+    @_with_the_next_server
     def flush(self) -> None:
         """Wait until the last save is sealed."""
         self.wait_staged()
@@ -279,6 +324,7 @@ class Checkpointer:
 
     # --- restoring ------------------------------------------------------------------------------
 
+    @_with_the_next_server
     def load(self, owner: int, save_id: str) -> Snapshot:
         """A snapshot held on this node, its manifest verified; its bytes are when they are read.
 
@@ -303,6 +349,7 @@ class Checkpointer:
         finally:
             may_populate.set()
 
+    @_with_the_next_server
     def read_peer(self, address: tuple[str, int], owner: int, save_id: str) -> Snapshot:
         """A snapshot held on another node, read from its memory server."""
         self.wait_staged()
@@ -322,6 +369,7 @@ class Checkpointer:
 
         return Snapshot.of(manifest, plan, load, scatter)
 
+    @_with_the_next_server
     def fetch(self, url: str, folder: str, rank: int) -> Snapshot:
         """A snapshot of a durable checkpoint, through this node's memory, where its MAC was verified.
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import socket
 import threading
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +17,12 @@ from hyperpod_ext.runtime import wire
 from hyperpod_ext.runtime.checkpoint.manifest import Manifest, check_manifest
 from hyperpod_ext.runtime.checkpoint.plan import Plan, read_plan
 from hyperpod_ext.runtime.memory_server.region import populate
+
+_START_S = 60.0
+
+
+class MemoryLostError(errors.JobFailedError):
+    """The memory server has ended, and its agent starts another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +63,36 @@ class MemoryClient:
     A thread may seal, and another make any other call at the same time.
 
     Raises the server's errors as their own types: MemoryTierFullError, StaleGenerationError, ...
+
+    Args:
+        another: whether another server follows one that ends, at the same place. Then calls raise MemoryLostError until
+            `connect` is called.
     """
 
-    def __init__(self, path: str) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.connect(path)
+    def __init__(self, path: str, *, another: bool = False) -> None:
+        self._path, self._another = path, another
         self._speaking = threading.RLock()
         """Held while a request is sent and, where its answer is waited for, until that is here."""
+        self.connect()
+
+    def connect(self) -> None:
+        """To the server that there is now; where another one follows, wait for that. It knows nothing of what the one
+        before was asked."""
+        deadline = time.monotonic() + _START_S
+        while True:
+            line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                line.connect(self._path)
+                break
+            except (FileNotFoundError, ConnectionRefusedError) as error:
+                line.close()
+                if not self._another:
+                    raise
+                if time.monotonic() > deadline:
+                    why = f"the memory server of this node is gone, and no other one came within {_START_S:g} s"
+                    raise errors.JobFailedError(why, hint="The log of the node's agent says why.") from error
+                time.sleep(0.01)
+        self._socket = line
         self._pending = 0
         self._next_slot: int | None = None
 
@@ -127,13 +159,13 @@ class MemoryClient:
         self._ask_later({"op": "settle", "owner": owner, "save_id": save_id, "keep": keep})
 
     def _ask_later(self, request: wire.Message) -> None:
-        with self._speaking:
+        with self._speaking, self._hearing_of_its_end():
             wire.send(self._socket, request)
             self._pending += 1
 
     def stepped(self, owner: int) -> None:
         """Tell that a step was made, without a save. What copies cost is learned from how long steps take."""
-        with self._speaking:
+        with self._speaking, self._hearing_of_its_end():
             wire.send(self._socket, {"op": "stepped", "owner": owner})
 
     def flush(self) -> None:
@@ -166,7 +198,8 @@ class MemoryClient:
 
     def _has_answer(self) -> bool:
         try:
-            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            with self._hearing_of_its_end():
+                self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
         return True
@@ -231,13 +264,26 @@ class MemoryClient:
     def _call(self, request: wire.Message) -> tuple[wire.Message, list[int]]:
         with self._speaking:
             self.flush()
-            wire.send(self._socket, request)
+            with self._hearing_of_its_end():
+                wire.send(self._socket, request)
             return self._answer()
 
+    @contextlib.contextmanager
+    def _hearing_of_its_end(self) -> Iterator[None]:
+        try:
+            yield
+        except ConnectionError as error:
+            raise self._gone() from error
+
+    def _gone(self) -> errors.JobFailedError:
+        kind = MemoryLostError if self._another else errors.JobFailedError
+        return kind("the memory server of this node is gone")
+
     def _answer(self) -> tuple[wire.Message, list[int]]:
-        answer, fds = wire.receive_fds(self._socket, max_fds=1)
+        with self._hearing_of_its_end():
+            answer, fds = wire.receive_fds(self._socket, max_fds=1)
         if answer is None:
-            raise errors.JobFailedError("the memory server of this node is gone")
+            raise self._gone()
         if "error" in answer:
             _close(fds)
             raise error_of(answer["error"])

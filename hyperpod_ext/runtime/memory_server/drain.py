@@ -100,6 +100,12 @@ class Drain:
                 self._steps.append(step)
             self._delivery.wake.set()
 
+    def forsake(self) -> None:
+        """Another node's memory server is another one: wait no more for what the former had yet to bring."""
+        with self._changed:
+            self._due.forsake()
+            self._delivery.wake.set()
+
     def resize(self, node: int, nodes: int, owners: int) -> None:
         """The job goes on with another number of nodes, or of ranks on this one."""
         with self._changed:
@@ -114,6 +120,7 @@ class Drain:
     def sealed(self, owner: int, manifest: Manifest) -> None:
         """A snapshot was sealed; it is pinned at once if it is due."""
         with self._changed:
+            self._due.newest = max(self._due.newest, int(manifest["step"]))
             if self._due.is_due(int(manifest["step"])):
                 self._take(owner, manifest)
 

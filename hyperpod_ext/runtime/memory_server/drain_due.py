@@ -80,12 +80,16 @@ class Due:
         self._skipped: set[str] = set()
         self._generation, self._step, self._entered_at = 0, 0, 0.0
         self._stored = False
+        self.newest = 0
+        """Step of the newest snapshot here."""
+        self._forsaken = -1
 
     # --- the job --------------------------------------------------------------------------------
 
     def enter(self, generation: int, step: int, stored: bool, now: float) -> None:
         """A generation begins at `step`; checkpoints that earlier ones left incomplete never come."""
         self._generation, self._step, self._stored, self._entered_at = generation, step, stored, now
+        self.newest, self._forsaken = step, -1
         for work in [work for work in self._gathering.values() if work.generation < generation]:
             self._gathering.pop(work.save_id).drop()
         # some node may never have sealed these, and none may wait for it; `step` itself is saved again
@@ -94,6 +98,11 @@ class Due:
             work.drop()
         if (under_way := self.current) is not None and under_way.generation < generation and under_way.step >= step:
             under_way.dropped = True  # its thread lets go of the memory
+
+    def forsake(self) -> None:
+        """The memory of another node is lost. Its ranks may have been a step further than those here: unless its part
+        of that, or of an earlier one, is there already, it may never come."""
+        self._forsaken = self.newest + 1
 
     def resize(self, nodes: int, owners: int) -> None:
         self._nodes, self._owners = nodes, owners
@@ -168,6 +177,6 @@ class Due:
     def is_passed(self, work: Work, now: float) -> bool:
         """Whether others need not be waited for any longer: one that was busy may have left this step out, and then
         all meet at a newer one; or one was lost."""
-        if self._when_busy != "wait" and self.queue:
+        if work.step <= self._forsaken or (self._when_busy != "wait" and self.queue):
             return True
         return work.generation < self._generation and now > self._entered_at + _LEFT_BEHIND_S

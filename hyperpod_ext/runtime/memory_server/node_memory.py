@@ -84,6 +84,7 @@ class NodeMemory:
                 courtesy=self._courtesy,
                 when_busy=policy.when_busy,
             )
+        self._peers: dict[int, tuple[str, int]] = {}
         self._provisional: dict[int, Manifest] = {}
         self._fetcher = Fetcher(self.drains, self._budget, self.plans)
 
@@ -198,7 +199,11 @@ class NodeMemory:
         return self.peer_server.port
 
     def set_peers(self, peers: dict[int, tuple[str, int]], domains: dict[int, str]) -> None:
-        """Who the other nodes are, and what fails together."""
+        """Who the other nodes are, and what fails together. One with another address is another memory server."""
+        if any(peers.get(node, address) != address for node, address in self._peers.items() if node != self._node):
+            for drain in self.drains:
+                drain.forsake()
+        self._peers = dict(peers)
         if self.replicator is not None:
             self.replicator.set_peers(peers, domains)
 

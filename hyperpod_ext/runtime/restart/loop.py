@@ -87,7 +87,7 @@ class _Member:
     @classmethod
     def of(cls, environment: WorkerEnvironment, session: ControlPlane) -> _Member:
         rank, config = environment.rank, environment.config
-        client = MemoryClient(environment.memory_socket)
+        client = MemoryClient(environment.memory_socket, another=bool(environment.agent_socket))
         checkpointer = Checkpointer(
             client,
             rank,
