@@ -258,6 +258,8 @@ class Checkpoints:
         name = f"{folder}/done-{node}.json"
         where = f"{self.store.url}/{name}"
         said = read_document(self.store.get(name), where)
+        if "signature" not in said:
+            raise CorruptSnapshotError(f"{where}: it is not signed")
         check_manifest(said, self._secret, job=self._job, where=where)
         if (said.get("folder"), said.get("node")) != (folder, node) or not isinstance(said.get("macs"), dict):
             raise CorruptSnapshotError(f"{where}: it is not what node {node} has said of {folder}")

@@ -121,7 +121,10 @@ class Expected:
             raise CorruptSnapshotError(f"{where}: {told.wrong()}", hint=_HINT)
 
 
-_HINT = "It is not restored; `hp-ext checkpoints verify --secret-file` looks at the others. Who may write there?"
+_HINT = (
+    "An older step is tried. `hp-ext checkpoints verify --all --secret-file FILE` tells of the others; where one was "
+    "changed, see who may write there."
+)
 
 
 class Reading:
