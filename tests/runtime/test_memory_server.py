@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from served import JOB, SECRET, Served, Writer, plan_of, serve
+from waiting import until
 
 from hyperpod_ext.errors import (
     CorruptSnapshotError,
@@ -214,8 +215,12 @@ def test_a_server_out_of_descriptors_says_so_and_goes_on_once_there_are_some(ser
     writer.save(1)
     assert other.attach(7) is None  # its connection has its descriptor now
     opened = Path(f"/proc/{server.pid}/fd")
+    until(
+        lambda: sum("socket:" in str(fd.readlink()) for fd in opened.iterdir()) == 3
+    )  # of earlier clients none is left
     before, at_first = resource.prlimit(server.pid, resource.RLIMIT_NOFILE), {int(fd.name) for fd in opened.iterdir()}
-    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (max(at_first) + 1 + left, before[1]))
+    free = [number for number in range(max(at_first) + 4) if number not in at_first]
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (free[left], before[1]))
     with pytest.raises(HyperpodExtError, match="Too many open files"):
         other.map(1, 1000)
     resource.prlimit(server.pid, resource.RLIMIT_NOFILE, before)

@@ -6,6 +6,7 @@ test run. Tests that look at memory, or at a start itself, start their processes
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import gc
@@ -145,6 +146,7 @@ def _line(modules: tuple[str, ...], _of: int) -> socket.socket:
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     line.connect(_warm(modules)["socket"])
     line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST_ORDER)
+    atexit.register(line.close)
     return line
 
 
