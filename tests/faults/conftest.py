@@ -7,7 +7,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import warm
 import whole_run
 
 from hyperpod_ext.config.runtime import ENV_RUNTIME
+from hyperpod_ext.ports import free_port
 from hyperpod_ext.processes import descendants
 
 TINY = Path(__file__).parent / "tiny.py"
@@ -68,7 +68,7 @@ class Job:
             "HPX_SECRET_FILE": str(secret),
             **self.env,
         }
-        self.port = self.port or _free_port()
+        self.port = self.port or free_port()
         self.environ = environ
         for node in range(self.nodes + self.spares):
             self.agents.append(self.start_agent(node))
@@ -254,8 +254,3 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": proxy.url}.items():
             monkeypatch.setenv(name, value)
         yield proxy
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])

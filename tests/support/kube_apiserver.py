@@ -15,7 +15,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 import ssl
 import subprocess
 import sys
@@ -34,6 +33,7 @@ import pytest
 import yaml
 from debian import cannot_run, install_under_ci
 
+from hyperpod_ext.ports import free_port
 from hyperpod_ext.processes import die_with_parent
 
 FOLDER = Path(sys.prefix) / "kube-apiserver"
@@ -216,7 +216,7 @@ class ApiServer:
 def api_server(place: Path) -> Iterator[ApiServer]:
     """A server of its own in `place`, empty but for its node."""
     require()
-    ports = _free_ports(3)
+    ports = [free_port() for _ in range(3)]
     server = ApiServer(place, f"https://127.0.0.1:{ports[0]}")
     etcd, peers = (f"http://127.0.0.1:{port}" for port in ports[1:])
     (place / "certs").mkdir()
@@ -312,14 +312,6 @@ def _wait(ready: Any) -> None:
 
 def _openssl(*arguments: str) -> None:
     subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports: list[int] = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 if __name__ == "__main__":

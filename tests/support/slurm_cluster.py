@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 from debian import cannot_run, install_under_ci
 
+from hyperpod_ext.ports import free_port
 from hyperpod_ext.processes import die_with_parent
 
 PACKAGES = ("slurm-wlm", "munge", "libslurm-dev", "gcc", "libc6-dev")
@@ -157,7 +158,7 @@ def _write_files(place: Path, count: int, more: str) -> None:
         (place / folder).mkdir(parents=True)
     (place / "munge.key").write_bytes(secrets.token_bytes(128))
     (place / "munge.key").chmod(0o400)
-    ports = _free_ports(count + 1)
+    ports = [free_port() for _ in range(count + 1)]
     nodes = [
         f"NodeName=hpx{number} NodeHostname=hpx{number} NodeAddr=127.0.77.{number} Port={ports[number]}"
         for number in range(1, count + 1)
@@ -171,14 +172,6 @@ def _write_files(place: Path, count: int, more: str) -> None:
     plugin = place / "auto_resume.so"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(plugin), str(PLUGIN)], check=True, timeout=60)
     (place / "plugstack.conf").write_text(f"required {plugin}\n")
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
 
 
 def _idle(cluster: SlurmCluster) -> int:

@@ -15,7 +15,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import traceback
@@ -26,6 +25,7 @@ from hyperpod_ext.files import write_whole
 from hyperpod_ext.launch.targets.local_nodes import WANTED, Cancellation, Node, Patience, Wanted, run_nodes
 from hyperpod_ext.launch.targets.local_result import Report, lost_result, make_result, settle
 from hyperpod_ext.launch.targets.local_store import Submission
+from hyperpod_ext.ports import free_port
 from hyperpod_ext.processes import become_subreaper, describe_exit, die_with_parent, kill_descendants
 
 _LONGEST_SCRATCH = 60
@@ -109,7 +109,7 @@ def _run_once(
     """One run of all nodes: `main`, or `undisturbed` without the faults."""
     run_dir = submission.run_dir(run)
     shared = {
-        "HPX_RDZV_ENDPOINT": f"127.0.0.1:{job['rendezvous']['port'] or _free_port()}",
+        "HPX_RDZV_ENDPOINT": f"127.0.0.1:{job['rendezvous']['port'] or free_port()}",
         "HPX_SECRET_FILE": str(secret),
         "HPX_SOCKET_DIR": str(scratch),
         "HPX_RUN_DIR": str(run_dir),
@@ -164,12 +164,6 @@ def _secret_of(submission: Submission) -> Path:
         os.link(partial, file)  # whole or not at all
     partial.unlink()
     return file
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
 
 
 def _read_report(run_dir: Path, nodes: int) -> Report | None:

@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import time
 from collections.abc import Collection, Coroutine
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from hyperpod_ext.config.runtime import ENV_RUNTIME
 from hyperpod_ext.errors import ConflictError, HyperpodExtError, JobFailedError
+from hyperpod_ext.ports import free_port
 from hyperpod_ext.processes import become_subreaper, describe_exit, kill_descendants
 from hyperpod_ext.runtime import wire
 from hyperpod_ext.runtime.agent import notices
@@ -154,7 +154,7 @@ class Node:
                 f"cannot listen on {host}:{port}: {error.strerror}",
                 hint="Set rendezvous.port to a free port, or to 0 where the target can choose one.",
             ) from error
-        first = Coordinator.first(self._config, self._settings.node, self._settings.run_dir, _free_port(host))
+        first = Coordinator.first(self._config, self._settings.node, self._settings.run_dir, free_port(host))
         self._coordinate(first)
 
     def _take_over(self, own: wire.Message, votes: list[wire.Message]) -> None:
@@ -490,8 +490,3 @@ class Node:
             self._coordinator.cancel()
         else:
             self._break("cancelled", tell="cancel")
-
-
-def _free_port(host: str) -> int:
-    with socket.create_server((host, 0)) as probe:
-        return int(probe.getsockname()[1])

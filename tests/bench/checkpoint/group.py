@@ -7,7 +7,6 @@ import os
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from typing import Any
 
 from checkpoint.peers import Environment
 from checkpoint.systems import System
+from hyperpod_ext.ports import free_port
 from hyperpod_ext.processes import descendants
 
 BENCH = Path(__file__).resolve().parents[1]
@@ -160,7 +160,7 @@ class Group:
             assert self.host
             told = self.host.answer(time.monotonic() + self._patience)
             self._place["host"], self.host_pids = told["told"], told["pids"]
-        self._port = str(_free_port())
+        self._port = str(free_port())
         self.ranks = [self._process("rank", rank) for rank in range(self.job.world_size)]
 
     def wait_ready(self) -> None:
@@ -222,9 +222,3 @@ def environment_of(more: dict[str, str]) -> dict[str, str]:
     """Of a process that is measured, or measured against."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("HPX_")}
     return ours | FAIR | {"PYTHONPATH": str(BENCH)} | more
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

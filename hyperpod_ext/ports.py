@@ -1,0 +1,38 @@
+"""Ports of this machine that a process started later can listen on. Standard library only."""
+
+from __future__ import annotations
+
+import random
+import socket
+from pathlib import Path
+
+_KERNELS_OWN = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_LOWEST, _TRIES = 10000, 100
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port of `host` that nobody listens on.
+
+    It lies below those that the kernel gives to connections, which could take it before whoever is told of it listens.
+    """
+    for _ in range(_TRIES):
+        port = random.randrange(_LOWEST, max(_lowest_of_the_kernel(), _LOWEST + 1))
+        if _can_listen(host, port):
+            return port
+    with socket.create_server((host, 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _lowest_of_the_kernel() -> int:
+    try:
+        return int(_KERNELS_OWN.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 32768
+
+
+def _can_listen(host: str, port: int) -> bool:
+    try:
+        socket.create_server((host, port)).close()
+    except OSError:
+        return False
+    return True
