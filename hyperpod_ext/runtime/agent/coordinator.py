@@ -295,8 +295,9 @@ class Coordinator(Hearing):
             why = f"the others have given it up ({cause})"
             agent.writer.write(wire.encode({"type": "stop", "why": why, "hint": ""}))
             agent.writer.close()
-        if self.ended.done() or self._stood_down or self._coming_home:
-            if not self.ended.done():
+        over = self.ended.done() or self._stood_down
+        if over or self._coming_home:
+            if not over:
                 self._log("node_lost", node=node, cause=cause)
             self._roster.leave(node)
             self._left.setdefault(node, [])
