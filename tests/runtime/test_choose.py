@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.checkpoint.choose import Decision, Offer, Source, choose_step, is_replicated, start_fresh
+from hyperpod_ext.runtime.checkpoint.sharing import Sharing
 
 NODES = {0: 0, 1: 0, 2: 1, 3: 1}
 
@@ -225,6 +226,12 @@ def test_replicas_that_differ_serve_nobody_but_themselves():
 def test_a_word_for_sharing_that_means_nothing_is_refused():
     with pytest.raises(JobFailedError, match="does not say how state is shared"):
         choose_step([live(0, 8, sharing="same:0,x")], NODES)
+
+
+def test_one_rank_alone_shares_with_nobody_and_all_ranks_need_not_be_named():
+    assert str(Sharing.among("same", {3}, 4)) == "shard"
+    assert str(Sharing.among("same", {1, 3}, 4)) == "same:1,3"
+    assert str(Sharing.among("alike", range(4), 4)) == str(Sharing.among("alike", None, 4)) == "alike"
 
 
 # --- commits and generations ----------------------------------------------------------------------

@@ -297,6 +297,18 @@ def test_equal_bytes_with_different_values_are_different():
     assert files == {0: image_of(0), 1: image_of(1)}
 
 
+def test_least_to_do_is_counted_in_bytes():
+    sizes = {"a": 1000, "b": 10, "c": 10}
+    records: dict[int, list[Manifest]] = {
+        node: [
+            {"rank": 3 * node + index, "plan": name, "crc64nvme": "", "nbytes": nbytes, "values": []}
+            for index, (name, nbytes) in enumerate(sizes.items())
+        ]
+        for node in (0, 1)
+    }
+    assert share_out(records)[1] == {0: [0], 1: [4, 5]}
+
+
 def test_what_several_nodes_hold_goes_to_the_one_with_least_to_do():
     """Hybrid sharding: nodes 0 and 1 hold the same four shards."""
     ranks = [Rank(rank, {"t": torch.full((100,), float(rank % 4))}) for rank in range(8)]
@@ -570,6 +582,13 @@ def test_what_was_left_unfinished_goes_with_the_next_and_what_is_being_written_s
     write(checkpoints, 30, manifest=False)
     assert checkpoints.prune(1, None, ()) == [folder_of(10, 1)]
     assert list(checkpoints.store.folders()) == [folder_of(20, 1), folder_of(30, 1)]
+
+
+def test_the_newest_step_that_another_generation_is_writing_again_stays(checkpoints):
+    write(checkpoints, 100, 1)
+    being_written = write(checkpoints, 100, 2, manifest=False)
+    assert checkpoints.prune(1, None, ()) == []
+    assert checkpoints.store.list(f"{being_written.folder}/")
 
 
 def test_a_history_that_was_given_up_is_deleted_once_the_new_one_has_passed_it(checkpoints):

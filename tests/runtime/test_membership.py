@@ -103,6 +103,20 @@ def test_what_is_said_of_an_attempt_that_was_given_up_does_not_count_for_the_nex
     assert [membership.restore_reported(rank, 1, 2, "") for rank in NODES] == [[], [], [], [Go(5)]]
 
 
+def test_who_began_to_load_has_no_live_state_any_more():
+    membership = fresh()
+    start(membership)
+    membership.fault(raised(0), 1)
+    for rank, node in NODES.items():
+        commands = membership.join(rank, offer(rank, 5 if rank == 0 else 6), held_by(node, 4))
+    (begin,) = commands
+    assert isinstance(begin, Begin)
+    assert begin.decision.step == 6
+    (again,) = membership.restore_reported(0, 2, 1, "its bytes are damaged")
+    assert isinstance(again, Restore)
+    assert again.decision.step == 4  # not 5: what rank 0 had is overwritten
+
+
 def test_a_death_on_the_way_out_of_an_older_generation_is_a_death():
     membership = fresh()
     start(membership)

@@ -62,6 +62,22 @@ def test_so_many_are_skipped_in_a_row_and_the_next_is_a_fault():
     assert training.events == ["skipped"] * 2
 
 
+def test_what_the_forward_pass_did_to_buffers_is_undone():
+    module = torch.nn.BatchNorm1d(1)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+    guard = NanGuard(NanPolicy(action="skip"), 0, lambda event, **_: None)
+    guard.attach({"module": module, "optimizer": optimizer})
+    guard.begin_step(1)
+    module(torch.tensor([[1.0], [3.0]])).sum().backward()
+    optimizer.step()
+    guard.end_step()
+    kept = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    guard.begin_step(2)
+    module(torch.tensor([[NAN], [3.0]])).sum().backward()
+    optimizer.step()
+    assert all(torch.equal(buffer, kept[name]) for name, buffer in module.named_buffers())
+
+
 def test_a_step_that_was_made_starts_the_count_anew():
     training = Training(action="skip", max_skips=1)
     for _ in range(3):

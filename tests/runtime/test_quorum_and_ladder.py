@@ -119,6 +119,14 @@ def test_the_job_recovers_from_so_many_faults_and_ends_with_the_next() -> None:
     assert "this was fault 3, the job recovers from 2" in failure.message
 
 
+def test_a_rank_that_dies_at_one_step_each_time_ends_the_job_and_its_neighbours_do_not_count() -> None:
+    assert give_up(died(1, 5), [died(1, 5), died(0, 5)], BUDGETS) is None
+    assert give_up(died(1, 5), [died(1, 4), died(1, 5)], BUDGETS) is None
+    failure = give_up(died(1, 5), [died(1, 5), died(1, 5)], BUDGETS)
+    assert isinstance(failure, Fail)
+    assert "3 times in a row" in failure.message
+
+
 def test_faults_add_up_while_each_is_near_the_next() -> None:
     budgets = replace(BUDGETS, max_in_process=3, calm_steps=20)
     assert rung_of(raised(1, 60), [raised(1, step) for step in (15, 30, 45)], budgets) is Rung.PROCESS

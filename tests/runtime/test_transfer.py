@@ -155,3 +155,9 @@ def another_model(rank: int, folder: Path) -> None:
 
 def test_senders_that_hold_different_things_are_named(tmp_path):
     run_ranks(another_model, tmp_path)
+
+
+def test_senders_at_different_steps_are_named_though_their_tensors_are_alike():
+    headers = {2: {"step": 5, "digest": "d"}, 3: {"step": 6, "digest": "d"}}
+    with pytest.raises(CorruptSnapshotError, match="ranks 2 and 3 do not hold the same"):
+        transfer._agreed(headers)

@@ -248,6 +248,22 @@ def test_a_process_of_another_user_is_refused(monkeypatch):
             wire.check_same_user(ours)
 
 
+def test_a_frame_over_the_limit_of_now_is_not_read():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(wire.encode({"a": "x" * 100}))
+        with pytest.raises(wire.WireError, match="from this peer, now, the limit is 64"):
+            wire.receive(ours, 64)
+
+
+def test_who_has_not_proved_anything_may_not_send_much():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(wire.encode({"nonce": "n", "proof": "x" * 2000}))
+        with pytest.raises(wire.WireError, match="the limit is 1024"):
+            wire.accept_peer_blocking(ours, SECRET)
+
+
 def answer_to(nonce: str) -> wire.Message:
     """What an honest client says to the challenge `nonce`."""
     ours, theirs = socket.socketpair()
