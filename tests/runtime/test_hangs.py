@@ -104,6 +104,13 @@ def test_a_single_rank_is_its_own_culprit():
     assert hang.ranks == (0,)
 
 
+def test_half_of_the_ranks_behind_the_others_are_those_who_hang():
+    behind = [sign(rank, Phase.FORWARD) for rank in (0, 1)]
+    hang = find_hung(world(*behind, *(sign(rank, Phase.REST) for rank in (2, 3))), 4, 2.0)
+    assert hang is not None
+    assert hang.ranks == (0, 1)
+
+
 def test_a_rank_that_evaluates_while_others_wait_gets_more_time_but_not_for_ever():
     waiting = [sign(rank, Phase.REST) for rank in (1, 2, 3)]
     assert find_hung(world(sign(0, Phase.FORWARD, quiet_s=0.1), *waiting), 4, 2.0) is None

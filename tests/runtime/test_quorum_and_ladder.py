@@ -73,6 +73,18 @@ def test_a_membership_that_everybody_left_knows_of_is_the_new_measure() -> None:
     assert known.leave(2)
 
 
+def test_nothing_is_agreed_while_a_member_may_still_come_that_knows_the_membership_before() -> None:
+    known = roster(0, 1)
+    known.expected = {2: 1.0}
+    known.standing.append({0, 1, 2})
+    for node in (0, 1):
+        known.noted(node, known.number)
+    assert {0, 1, 2} in known.standing
+    known.expected = {}
+    known.noted(0, known.number)
+    assert known.standing == [{0, 1}]
+
+
 def test_nodes_that_have_just_come_count_before_everybody_knows_of_them() -> None:
     known = roster(0)
     for node in (1, 2):

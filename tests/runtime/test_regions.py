@@ -169,3 +169,25 @@ def test_the_step_that_a_generation_went_on_from_stays_and_those_after_it_go(sta
         owner.save(step)
     owner.regions.fence(2, 4)
     assert owner.held() == [3, 4]
+
+
+def test_a_slot_that_its_owner_may_write_any_moment_is_copied_no_more(stack):
+    owner = Owner(2, stack)
+    for step in (1, 2):
+        owner.save(step)
+    assert owner.regions.next_slot(0) is not None
+    with pytest.raises(NotFoundError, match="about to be overwritten"):
+        owner.pin(1, Hold.BEGUN)
+    with owner.regions.pin(0, "g1-s1", "restore", restoring=True):  # nobody writes while ranks restore
+        pass
+    owner.pin(2, Hold.BEGUN)
+
+
+def test_only_what_is_being_written_in_a_slot_is_sealed(stack):
+    owner = Owner(2, stack)
+    owner.regions.begin(0, 0, 1, "g1-s1", 1)
+    with pytest.raises(NotFoundError, match="not being written as g1-s2"):
+        owner.regions.seal(0, 0, {"save_id": "g1-s2", "nbytes": 100, "plan": "", "values": []})
+    with pytest.raises(NotFoundError, match="not being written as g1-s1"):
+        owner.regions.seal(0, 1, {"save_id": "g1-s1", "nbytes": 100, "plan": "", "values": []})
+    assert owner.held() == []

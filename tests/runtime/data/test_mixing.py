@@ -33,6 +33,12 @@ def test_each_sample_comes_once_before_any_comes_again() -> None:
         assert len(mine) // length >= 9
 
 
+def test_a_source_comes_in_another_order_each_time() -> None:
+    ids = ids_of_mixture(np.arange(2 * BLOCK), Segment(0, (3.0, 1.0), (0, 0)), (1000, 77), "global", 1)
+    mine = ids[ids < 1000]
+    assert mine[:1000].tolist() != mine[1000:2000].tolist()
+
+
 def test_parts_make_the_whole() -> None:
     segment = Segment(100, (1.0, 2.0), (30, 70))
     whole = ids_of_mixture(np.arange(100, 9000), segment, (500, 600), "global", 1)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from awscrt import checksums
 
-from hyperpod_ext.errors import UnreachableError
+from hyperpod_ext.errors import CorruptSnapshotError, UnreachableError
 from hyperpod_ext.runtime.tiers import s3_requests
 from hyperpod_ext.runtime.tiers.call import Call
 from hyperpod_ext.runtime.tiers.object_store import MIB
@@ -25,12 +26,13 @@ class RefusedError(Exception):
 
 class Bucket:
     """Answers as S3 does. `lost`: so many answers do not arrive, though what was asked is done. `taken`: so many
-    uploads are gone before they are completed."""
+    uploads are gone before they are completed. `replaced`: a blob is another one each time it is read."""
 
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}
         self.asked: list[str] = []
         self.lost = self.taken = 0
+        self.replaced = False
         self._parts: dict[int, bytes] | None = None
 
     def put_object(self, *, Key: str, Body: Any, IfNoneMatch: str = "", **_: Any) -> dict[str, Any]:  # noqa: N803
@@ -40,8 +42,15 @@ class Bucket:
         self.blobs[Key] = Body if isinstance(Body, bytes) else _read(Body)
         return self._answer({})
 
-    def get_object(self, *, Key: str, **_: Any) -> dict[str, Any]:  # noqa: N803
-        return {"Body": _Body(self.blobs[Key]), "ContentLength": len(self.blobs[Key])}
+    def get_object(self, *, Key: str, Range: str = "", **_: Any) -> dict[str, Any]:  # noqa: N803
+        self.asked.append("get")
+        data = self.blobs[Key]
+        if not Range:
+            return {"Body": _Body(data), "ContentLength": len(data)}
+        first, last = map(int, Range.removeprefix("bytes=").split("-"))
+        etag = str(self.asked.count("get")) if self.replaced else "1"
+        part = {"Body": _Body(data[first : last + 1]), "ContentRange": f"bytes {first}-{last}/{len(data)}"}
+        return part | {"ETag": etag}
 
     def create_multipart_upload(self, **_: Any) -> dict[str, Any]:
         self.asked.append("begin")
@@ -94,6 +103,11 @@ class _Body:
     def read(self) -> bytes:
         return self._data
 
+    def readinto(self, into: memoryview) -> int:
+        part, self._data = self._data[: len(into)], self._data[len(into) :]
+        into[: len(part)] = part
+        return len(part)
+
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
@@ -117,12 +131,36 @@ def test_of_two_that_create_one_blob_the_second_is_refused(bucket: Bucket) -> No
 def test_a_blob_that_was_created_without_an_answer_is_ones_own(bucket: Bucket) -> None:
     bucket.lost = 1
     assert S3Store("b", "p").put_new("manifest.json", b"first")
-    assert bucket.asked == ["put", "put"]
+    assert bucket.asked == ["put", "put", "get"]  # what is there is looked at
 
 
-def test_a_blob_that_another_created_meanwhile_is_not(bucket: Bucket) -> None:
+def test_a_blob_that_another_created_is_not(bucket: Bucket) -> None:
     bucket.blobs["p/manifest.json"] = b"another's"
     assert not S3Store("b", "p").put_new("manifest.json", b"first")
+
+
+def test_nor_one_that_another_created_while_the_answer_was_lost(bucket: Bucket) -> None:
+    put_object = bucket.put_object
+
+    def overtaken(**options: Any) -> dict[str, Any]:
+        if not bucket.asked:
+            bucket.asked.append("put")
+            bucket.blobs["p/manifest.json"] = b"another's"
+            raise ConnectionError("it never came there")
+        return put_object(**options)
+
+    bucket.put_object = overtaken  # type: ignore[method-assign]
+    assert not S3Store("b", "p").put_new("manifest.json", b"first")
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_parts_of_two_blobs_are_no_blob(bucket: Bucket, replaced: bool) -> None:
+    data = bytes(range(256)) * 8 * 1024
+    bucket.blobs["p/image"], bucket.replaced = data, replaced
+    into = bytearray(len(data))
+    with pytest.raises(CorruptSnapshotError, match="replaced while it was read") if replaced else nullcontext():
+        S3Store("b", "p", part_bytes=MIB, streams=1).read_into("image", memoryview(into))
+    assert into == data
 
 
 def test_a_completion_without_an_answer_is_done(bucket: Bucket) -> None:
