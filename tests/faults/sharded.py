@@ -6,7 +6,7 @@ HPX_TEST_FAULTS is a JSON list of `{"what": ..., "rank": R, "step": S}`. Each st
 step S on rank R: `before begin`, `halfway`, `seal asked` (this process is killed; the last, once every rank has asked),
 `memory server halfway` (that one is), `raises` (the copy fails), `hangs` (it never ends), `at the gate` (before it
 begins, it waits until somebody writes to the FIFO that HPX_TEST_GATE names), `memory server in step` (killed before the
-backward pass), `memory server in restore` (when rank R restores step S from it).
+backward pass), `memory server in save` (once that has begun), `memory server in restore` (of step S on rank R).
 """
 
 import hashlib
@@ -68,7 +68,10 @@ def arm(run: Run) -> None:
             os.kill(os.getpid(), 9)
         if strike(run, step, "at the gate"):
             os.close(os.open(os.environ["HPX_TEST_GATE"], os.O_RDONLY))
-        return begin(owner, step, *rest)
+        slot = begin(owner, step, *rest)
+        if strike(run, step, "memory server in save"):
+            kill_memory_server(run)
+        return slot
 
     def copy_or_die(sources, destinations):
         if len(sources) < 2:

@@ -208,8 +208,8 @@ def test_a_memory_server_killed_in_a_step_in_a_save_and_in_a_restore_is_started_
     """Its ranks keep their processes and their state; what only it held comes from the copy on the other node."""
     faults = [
         {"what": "memory server in step", "rank": 0, "step": 3},
-        {"what": "memory server halfway", "rank": 3, "step": 5},
-        {"what": "halfway", "rank": 2, "step": 9},
+        {"what": "memory server in save", "rank": 3, "step": 5},
+        {"what": "before begin", "rank": 2, "step": 9},
         {"what": "memory server in restore", "rank": 2, "step": 8},
     ]
     policy = {"overlap": overlap, "when_busy": "wait"}  # so that the other node has what is older than a step or two

@@ -503,12 +503,12 @@ def test_what_was_saved_with_a_server_that_ended_is_saved_anew_with_the_next(tmp
         checkpointer.stepped()  # waits for nobody
         first.path.unlink()
         with serve(tmp_path, place) as second:
-            checkpointer.flush()
+            assert not checkpointer.flush()
             assert second.held_steps() == []
             with pytest.raises(NotFoundError):
                 checkpointer.load(0, "g1-s1")
             assert save(checkpointer, 2, state := various(2))
-            checkpointer.flush()
+            assert checkpointer.flush()
             assert second.held_steps() == [2]
             assert equal(restored(checkpointer, 2, various(3)), state)
         client.close()
@@ -519,3 +519,17 @@ def test_a_server_after_which_none_comes_is_missed_at_once(server, make):
     server.kill()
     with pytest.raises(JobFailedError, match="memory server of this node is gone"):
         save(checkpointer, 1, various(1))
+
+
+def test_what_is_lost_with_its_server_while_it_is_restored_is_said_to_be(tmp_path):
+    place = {"kind": "memory", "budget_mib": 64}
+    with serve(tmp_path, place) as first:
+        client = MemoryClient(str(first.path), another=True)
+        checkpointer = Checkpointer(client, 0, world_size=1, job=JOB, secret=SECRET)
+        assert save(checkpointer, 1, various(1))
+        assert checkpointer.flush()
+        first.kill()
+        first.path.unlink()
+        with serve(tmp_path, place), pytest.raises(NotFoundError, match="lost with the memory server of this node"):
+            checkpointer.load(0, "g1-s1")
+        client.close()

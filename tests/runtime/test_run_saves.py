@@ -46,6 +46,9 @@ class Saves:
 
     def flush(self) -> None: ...
 
+    def flush(self) -> bool:
+        return True
+
 
 def make_steps(run: Run, total: int) -> None:
     model = torch.nn.Linear(2, 2)

@@ -400,6 +400,8 @@ class Node:
         restart, record = self._config.restart, self._line.record
         if self._over or (record is not None and record["membership"]["spares"]):
             return ""
+        if self._workers.save_no_more and self._config.checkpoint.durable():
+            return ", and with it what was on its way to a durable tier"
         in_a_row = 1
         for at, after in itertools.pairwise([step, *reversed(self._memory_ends)]):
             if at - after >= restart.calm_steps:

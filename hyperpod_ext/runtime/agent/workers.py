@@ -57,6 +57,8 @@ class _Worker:
     """What it asked with, until that generation begins."""
     writer: asyncio.StreamWriter | None = None
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
+    finished: bool = False
+    """Whether its training is done: it saves no more, unless another generation begins."""
     told: bool = False
     """Whether its end is known."""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
@@ -100,6 +102,11 @@ class Workers:
     def newest_step(self) -> int:
         """Step that the first of them is making."""
         return max((worker.step for worker in self._workers.values()), default=0)
+
+    @property
+    def save_no_more(self) -> bool:
+        """Whether one of them has made its last step."""
+        return self.finishing or any(worker.finished for worker in self._workers.values())
 
     def all_live(self) -> bool:
         """Whether none of them ends at this moment."""
@@ -302,6 +309,8 @@ class Workers:
                 self._event("killed", rank=rank, step=worker.step)
             if self._kill.due_node(self._settings.node, worker.step):
                 self._lose_node(worker.step)
+        elif message["type"] == "finished":
+            worker.finished = True
         elif message["type"] == "failed":
             kind = "out-of-memory" if is_out_of_memory(str(message["cause"])) else "exception"
             message |= {"t": time.monotonic(), "kind": kind, "phase": self.watch.phase(rank)}
@@ -317,7 +326,7 @@ class Workers:
         asyncio.get_running_loop().call_later(_LAST_EVENT_S, strike_node, fault, lambda: None)
 
     async def _join(self, rank: int, worker: _Worker, message: wire.Message) -> None:
-        worker.joined, worker.waiting = self.generation, message
+        worker.joined, worker.waiting, worker.finished = self.generation, message, False
         snapshots = await self._memory.ask({"op": "held", "owner": rank, "pid": worker.pid})
         rank = worker.rank
         if self._workers.get(rank) is worker and worker.waiting is message:

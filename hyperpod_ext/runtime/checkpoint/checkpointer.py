@@ -13,6 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
+from hyperpod_ext.errors import NotFoundError
 from hyperpod_ext.runtime.checkpoint.beside import Room, copy_beside
 from hyperpod_ext.runtime.checkpoint.image import Layout, views
 from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme, crc_text
@@ -91,6 +92,8 @@ class Checkpointer:
         crc64nvme(b"")  # its library is loaded now, not in the middle of a restore
         self._stager = Stager()
         self._background = Background("hpx-stage") if overlap else None
+        self._lost = False
+        """Whether the memory server that had the last save has ended."""
         self._attach()
 
     @_with_the_next_server
@@ -105,7 +108,7 @@ class Checkpointer:
             with contextlib.suppress(MemoryLostError):  # the copy that is under way is of no use
                 self._background.wait()
         self._staged = self._mapping = self._layout = self._live = self._watch = None
-        self._views = []
+        self._views, self._lost = [], True
         self._client.connect()
 
     # --- saving ---------------------------------------------------------------------------------
@@ -169,6 +172,7 @@ class Checkpointer:
         slot = self._client.begin(self._rank, step, save_id, generation, when_busy)
         if slot is None:
             return False
+        self._lost = False
         record = {
             "save_id": save_id,
             "world_size": self._world_size,
@@ -268,10 +272,11 @@ class Checkpointer:
         return (self._background is not None and not self._background.idle) or self._client.busy()
 
     @_with_the_next_server
-    def flush(self) -> None:
-        """Wait until the last save is sealed."""
+    def flush(self) -> bool:
+        """Wait until the last save is sealed. False: the memory server has ended, and it is lost."""
         self.wait_staged()
         self._client.flush()
+        return not self._lost
 
     def own_slots(self) -> tuple[memoryview, int, int] | None:
         """This rank's slots, writable: their bytes, the bytes of one, and how many of those an image fills. None:
@@ -324,19 +329,23 @@ class Checkpointer:
 
     # --- restoring ------------------------------------------------------------------------------
 
-    @_with_the_next_server
     def load(self, owner: int, save_id: str) -> Snapshot:
         """A snapshot held on this node, its manifest verified; its bytes are when they are read.
 
         Raises:
-            NotFoundError: it is not held.
+            NotFoundError: it is not held, or was lost with the memory server.
             CorruptSnapshotError: its manifest is not this job's.
         """
         self.wait_staged()
         self._client.forget_slot()
         plan = self._layout.plan if self._layout is not None else None
         secret, job, mapped = self._secret, self._job, self._mapping
-        held = self._client.open(owner, save_id, secret=secret, job=job, mapped=mapped, plan=plan)
+        try:
+            held = self._client.open(owner, save_id, secret=secret, job=job, mapped=mapped, plan=plan)
+        except MemoryLostError as error:
+            self._turn_to_the_next_server()
+            what = f"{save_id} of rank {owner} was lost with the memory server of this node, which has ended"
+            raise NotFoundError(what) from error
         return Snapshot.of(held.manifest, held.plan, lambda: held.image)
 
     def restore(self, parts: Parts, snapshots: Sequence[Snapshot]) -> Any:

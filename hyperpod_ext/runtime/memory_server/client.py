@@ -73,6 +73,7 @@ class MemoryClient:
         self._path, self._another = path, another
         self._speaking = threading.RLock()
         """Held while a request is sent and, where its answer is waited for, until that is here."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.connect()
 
     def connect(self) -> None:
@@ -80,19 +81,18 @@ class MemoryClient:
         before was asked."""
         deadline = time.monotonic() + _START_S
         while True:
-            line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._socket.close()
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                line.connect(self._path)
+                self._socket.connect(self._path)
                 break
             except (FileNotFoundError, ConnectionRefusedError) as error:
-                line.close()
                 if not self._another:
                     raise
                 if time.monotonic() > deadline:
                     why = f"the memory server of this node is gone, and no other one came within {_START_S:g} s"
                     raise errors.JobFailedError(why, hint="The log of the node's agent says why.") from error
                 time.sleep(0.01)
-        self._socket = line
         self._pending = 0
         self._next_slot: int | None = None
 
@@ -170,7 +170,10 @@ class MemoryClient:
 
     def flush(self) -> None:
         """Wait until everything asked for is done, and raise the first thing that went wrong with it."""
-        self._take_answers(wait=True)
+        with self._speaking:
+            self._take_answers(wait=True)
+            if self._another and self._has_answer():  # none is due, so this is its end
+                raise self._gone()
 
     def busy(self) -> bool:
         """Whether a save is still in flight."""

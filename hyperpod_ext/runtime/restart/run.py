@@ -338,23 +338,30 @@ class Run:
         if self._checkpointer is not None and self._taken is not None and (boundary.ends or self._taken[1].world_size):
             if self._saved != step:  # others cut their parts from it
                 self._save(*self._taken, at_once=True, when_busy=self._never_skipped if boundary.ends else "wait")
-            self._checkpointer.flush()
+            self._see_saved()
         boundary.halt(step)
         if self._link.over:
             raise AbortedError(f"generation {self.generation} is over: the job goes on with other nodes")
 
     def _save_last(self) -> None:
         """The last step goes to the durable tiers before the job ends: where none was due, it has a snapshot now."""
-        if self._checkpointer is None or self._state is None or not self._policy.durable():
-            return
-        if self._taken is not None and self._saved != self.step and self._state.whole() is self._taken[1]:
-            self._save(*self._taken, at_once=True, when_busy=self._never_skipped)
-        self._checkpointer.flush()
+        if self._checkpointer is not None and self._state is not None and self._policy.durable():
+            if self._taken is not None and self._saved != self.step and self._state.whole() is self._taken[1]:
+                self._save(*self._taken, at_once=True, when_busy=self._never_skipped)
+            self._checkpointer.flush()
+        self._see_saved()
 
     @property
     def _never_skipped(self) -> str | None:
         """What a save does that is needed more than those before it, where no slot is free; None: as others do."""
         return "wait" if self._policy.when_busy == "skip" else None
+
+    def _see_saved(self) -> None:
+        """No save follows soon: wait until the last one is sealed. It is made again where its memory server ends."""
+        if self._checkpointer is None or self._taken is None or self._saved != self.step:
+            return
+        while not self._checkpointer.flush():
+            self._save(*self._taken, at_once=True, when_busy="wait")
 
     def _wait_staged(self) -> None:
         """The state is about to change: what is still being copied of it must be copied first."""
