@@ -44,8 +44,6 @@ class Saves:
     def wait_staged(self) -> bool:
         return True
 
-    def flush(self) -> None: ...
-
     def flush(self) -> bool:
         return True
 

@@ -39,8 +39,8 @@ MUTANTS: list[Mutant] = [
     DURABLE.mutant(
         "durable.manifest_of_another_generation",
         "A manifest that was moved to the folder of another generation is refused.",
-        'if (manifest["step"], manifest["generation"]) != (found.step, found.generation):',
-        'if manifest["step"] != found.step:',
+        'if (manifest.get("step"), manifest.get("generation")) != (found.step, found.generation):',
+        'if manifest.get("step") != found.step:',
     ),
     FILE.mutant(
         "file.named_before_it_is_synced",
