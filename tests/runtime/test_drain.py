@@ -552,9 +552,9 @@ def test_a_copy_of_a_step_that_was_given_up_ends(serve_two, other, checkpoints):
     server = serve_two()
     server.ask("fence", generation=1, step=0, run="r")
     writer = Writer(server)
-    for step in (10, 20):
-        writer.save(step)
-    until(lambda: other.announced(10))
+    writer.save(10)
+    until(lambda: other.announced(10))  # before the next is due, which would take its place in the line
+    writer.save(20)
     server.ask("fence", generation=2, step=5, run="r")
     assert idle(server)
     writer.save(10, generation=2)

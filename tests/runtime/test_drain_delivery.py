@@ -39,8 +39,11 @@ class Place:
     def record(self, folder: str, node: int) -> list[Any]:
         return []
 
-    def put_done(self, folder: str, node: int) -> None:
+    def put_done(self, folder: str, node: int, macs: object) -> None:
         self._mine.add(node)
+
+    def macs(self, folder: str, node: int) -> dict[str, Any]:
+        return {}
 
     def progress(self, folder: str) -> Progress:
         """One look at the folder; after the last one the step is given up."""

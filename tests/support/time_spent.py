@@ -61,7 +61,9 @@ def table(spent: dict[str, tuple[float, float]]) -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    reports = [report for found in terminalreporter.stats.values() for report in found if hasattr(report, "nodeid")]
+    reports = [
+        report for found in terminalreporter.stats.values() for report in found if hasattr(report, "user_properties")
+    ]
     spent = {r.nodeid: tuple(value) for r in reports for name, value in r.user_properties if name == _SPENT}
     if len(spent) > _MOST:
         for line in table(spent):

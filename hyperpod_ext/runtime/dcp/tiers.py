@@ -81,7 +81,7 @@ class Tiers:
         return self._ranks.group
 
     def latest(self) -> int | None:
-        """The newest step that all ranks can load, as far as manifests tell; None: there is none.
+        """The newest step that all ranks can load, as far as manifests and their MACs tell; None: there is none.
 
         Raises:
             UnreachableError: a durable tier does not say what it has.
