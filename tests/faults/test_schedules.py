@@ -61,6 +61,7 @@ def run_many(first: int, count: int) -> None:
 
 @several
 @pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_two_hundred_more_schedules():
     run_many(1_000, 200)

@@ -29,9 +29,10 @@ from hyperpod_ext.processes import die_with_parent
 from hyperpod_ext.runtime.data import ElasticDataLoader
 from hyperpod_ext.runtime.reproducible import reproducible, seeded, sharded  # noqa: F401  (before the fork)
 
-STEPS = 40
-HISTORIES = {"1": [(1, 40)], "2": [(2, 40)], "3": [(3, 40)], "4": [(4, 40)], "2-3-1": [(2, 13), (3, 27), (1, 40)]}
-HYBRID = {"1": [(1, 40)], "2": [(2, 40)], "4": [(4, 40)], "2-4-1": [(2, 13), (4, 27), (1, 40)]}
+STEPS = int(os.environ.get("HPX_TEST_STEPS", "40"))
+THIRD, TWO_THIRDS = STEPS // 3, 2 * STEPS // 3
+HISTORIES = {str(size): [(size, STEPS)] for size in (1, 2, 3, 4)} | {"2-3-1": [(2, THIRD), (3, TWO_THIRDS), (1, STEPS)]}
+HYBRID = {str(size): [(size, STEPS)] for size in (1, 2, 4)} | {"2-4-1": [(2, THIRD), (4, TWO_THIRDS), (1, STEPS)]}
 MOST = 4
 
 
