@@ -57,7 +57,9 @@ def endure(job: Any, parallel: str, count: int) -> None:
     settings = {"restart": {"preload": PRELOAD, **budgets}}
     env = {"HPX_TEST_PARALLEL": parallel, "HPX_TEST_STEPS": str(steps)}
     undisturbed = job("undisturbed", script=SCRIPT, settings=settings, env=env).start().wait()
-    running = job("faults", script=SCRIPT, settings=settings, env={**env, "HPX_TEST_FAULTS": json.dumps(faults)})
+    running = job(
+        "faults", script=SCRIPT, cold=True, settings=settings, env={**env, "HPX_TEST_FAULTS": json.dumps(faults)}
+    )
     watched = Watched(running.start())
     report = watched.report
     assert report["state"] == "succeeded", report["error"]

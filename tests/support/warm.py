@@ -171,6 +171,8 @@ class _Server:
         while True:
             for descriptor, _ in self._poll.poll():
                 if descriptor == self._alive:
+                    for handle in self._children:  # tests that were killed have left them
+                        signal.pidfd_send_signal(handle, signal.SIGKILL)
                     return
                 if descriptor in self._children:
                     self._reap(descriptor)

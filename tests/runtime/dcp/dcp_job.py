@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.memory_server.client import MemoryClient
 
 HERE = Path(__file__).parent
@@ -124,7 +125,7 @@ class Job:
         """Process ids of the memory servers."""
         found = []
         for path in sorted(self.sockets.glob("*.socket")):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, JobFailedError):  # it has ended, or ends this moment
                 client = MemoryClient(str(path))
                 found.append(int(client.ask("hello")["pid"]))
                 client.close()
