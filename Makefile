@@ -66,8 +66,8 @@ test: ready-with-cdk
 	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal -m '$(APART)'
 
 # hangs, lost nodes, partitions, hyperpodrun, Slurm, SageMaker's API, every place of a step, thousands of specs
-test-thorough: $(READY) environments
-	$(BIN)/pytest -q -m 'thorough and not soak and not measures'
+test-thorough: $(READY) environments cdk
+	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile -m 'thorough and not soak and not measures and not torch_versions'
 
 # seconds and CPU of commands and uploads, each beside a floor in the same run; about a minute, for a quiet machine
 bench-costs: $(READY)

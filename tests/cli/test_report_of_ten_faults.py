@@ -26,6 +26,7 @@ OTHERS = [
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_phases_of_a_run_with_ten_faults_add_up_and_are_shown(place: LocalPlace, root: Path, tmp_path: Path) -> None:
     spec = _spec(root, tmp_path)
     done = hp_ext("create-job", "-f", spec, "--wait", "-o", "json")

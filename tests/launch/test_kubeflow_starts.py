@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ import yaml
 
 from hyperpod_ext.config.job import JobConfig
 from hyperpod_ext.launch.plan import make_plan
+from hyperpod_ext.ports import free_port
 
 TRAIN = """\
 import os, pathlib, sys
@@ -36,14 +36,13 @@ def as_kubernetes_gives_it(text: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["ours", "plain"])
+@pytest.mark.parametrize("mode", ["ours", pytest.param("plain", marks=pytest.mark.thorough)])
 def test_two_nodes_start_all_ranks(mode: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     secret = tmp_path / "secret"
     secret.touch(mode=0o600)
     secret.write_text("0123456789abcdef0123456789abcdef")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     document = {
         "name": "a",
         "script": "train.py",

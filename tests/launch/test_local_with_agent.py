@@ -66,7 +66,10 @@ def test_the_example_survives_its_fault_and_is_equal_to_the_undisturbed_run(plac
     assert set(SHARED_MEMORY.iterdir()) <= before
 
 
-@pytest.mark.parametrize("how", ["ctrl-c", "cancel", "engine killed"])
+@pytest.mark.parametrize(
+    "how",
+    ["cancel", *(pytest.param(how, marks=pytest.mark.thorough) for how in ("ctrl-c", "engine killed"))],
+)
 def test_a_job_that_is_ended_in_the_middle_leaves_nothing(place: LocalPlace, spec: Path, how: str) -> None:
     before = set(SHARED_MEMORY.iterdir())
     process = create_job(spec, "--no-kill")

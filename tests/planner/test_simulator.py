@@ -176,6 +176,7 @@ def test_one_tier_is_what_the_closed_form_says(steps: int, latency: float) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_the_best_interval_is_the_simulators_best() -> None:
     """Its own optimum lies where the closed form has it: half and double are worse by more than chance."""
     best = round(best_interval(1.0, 1800.0))
@@ -208,7 +209,7 @@ def test_three_tiers_are_what_the_planner_expects() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("often", [5.0, 15.0, pytest.param(45.0, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("often", [15.0, *(pytest.param(often, marks=pytest.mark.thorough) for often in (5.0, 45.0))])
 def test_auto_beats_half_and_double_over_a_month(often: float) -> None:
     """Seeds are shared, so that the same failures strike all three."""
     way = planned(often=often)

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import gc
 import hashlib
-import importlib
+import importlib.util
 import json
 import os
 import select
@@ -28,7 +28,8 @@ import whole_run
 
 AGENT = "hyperpod_ext.runtime.agent.__main__"
 MEMORY_SERVER = "hyperpod_ext.runtime.memory_server.__main__"
-LIGHT = (MEMORY_SERVER, "awscrt.checksums", "cryptography.hazmat.primitives.ciphers")
+S3 = "hyperpod_ext.runtime.tiers.s3_requests"
+LIGHT = (MEMORY_SERVER, "awscrt.checksums", "cryptography.hazmat.primitives.ciphers", S3)
 """What a memory server needs."""
 WHOLE = (
     *LIGHT,
@@ -226,6 +227,8 @@ def main() -> None:
         importlib.import_module(module)
     if "hyperpod_ext.runtime.agent.zygote" in modules:
         importlib.import_module("hyperpod_ext.runtime.rendezvous.store").rehearse()
+    if importlib.util.find_spec("botocore") is not None:  # another torch's environment does without
+        sys.modules[S3]._make_client(1)  # so that what the client library reads from its files is read once
     gc.collect()
     gc.freeze()  # shared pages stay shared
     _Server(listening, alive).serve()
