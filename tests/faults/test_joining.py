@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from event_log import events_in
 from resizing import ELASTIC, settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
@@ -32,4 +33,4 @@ def test_an_order_waits_for_the_nodes_that_come_for_it(job: Any) -> None:
 
 
 def told(running: Any) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (running.folder / "events.jsonl").read_text().splitlines()]
+    return events_in(running.folder / "events.jsonl")

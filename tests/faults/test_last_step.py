@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 from command import hp_ext
+from event_log import events_in
 
 from hyperpod_ext.processes import descendants
 
@@ -55,7 +55,7 @@ def test_the_last_step_is_durable_though_nothing_is_due_and_a_job_begun_again_ha
     report = first.wait()
     assert (report["state"], report["steps"]) == ("succeeded", 13), report["error"]
     assert (newest(folder, secret), told(report), report["warnings"]) == (13, [13], [])
-    events = [json.loads(line) for line in (first.folder / "events.jsonl").read_text().splitlines()]
+    events = events_in(first.folder / "events.jsonl")
     kinds = [event["event"] for event in events]
     assert kinds[-1] == "job_ended"
     assert kinds.index("homecoming") < kinds.index("drained") < len(kinds) - 1

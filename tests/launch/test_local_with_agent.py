@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from command import HP_EXT, Done, hp_ext
+from event_log import events_in
 from local_place import LocalPlace
 from waiting import until
 
@@ -48,7 +49,7 @@ def wait_for_step(place: LocalPlace, step: int = 3) -> None:
 
 def _ordered(events: Path) -> str:
     """Events with the fields that are looked for in a fixed order."""
-    lines = [json.loads(line) for line in events.read_text().splitlines()]
+    lines = events_in(events)
     keys = ("event", "rank", "step", "t")
     return "\n".join(json.dumps({key: line[key] for key in keys if key in line}) for line in lines)
 

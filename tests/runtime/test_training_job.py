@@ -12,12 +12,12 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aws_stand_in import AwsStandIn, aws_stand_in
+from event_log import events_in
 from training_jobs import job
 from waiting import PATIENCE_S
 
@@ -79,9 +79,7 @@ def kill_a_worker(events: Path, step: int) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while True:
         assert time.monotonic() < deadline, "no step was made"
-        seen: list[dict[str, Any]] = []
-        with suppress(FileNotFoundError):
-            seen = [json.loads(line) for line in events.read_text().splitlines()[:-1]]
+        seen = events_in(events)
         if any(event["event"] == "step" and event["step"] >= step for event in seen):
             break
         time.sleep(0.02)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_log import events_in
 
 ELASTIC = Path(__file__).parents[1] / "faults" / "elastic.py"
 BITWISE = ELASTIC.with_name("elastic_bitwise.py")
@@ -59,8 +60,7 @@ class Resizable:
             self._starter.join()
 
     def events(self) -> list[dict[str, Any]]:
-        lines = (self.job.folder / "events.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+        return events_in(self.job.folder / "events.jsonl")
 
     def _start_nodes(self) -> None:
         seen, file, agents = None, self.job.folder / "nodes_wanted.json", self.job.agents
@@ -118,7 +118,7 @@ def assert_bitwise(resized: Resizable, report: dict[str, Any], alone: Any) -> No
 
 def bits_of(job: Any) -> tuple[int, int]:
     """What ranks have told of their final weights."""
-    events = [json.loads(line) for line in (job.folder / "events.jsonl").read_text().splitlines()]
+    events = events_in(job.folder / "events.jsonl")
     found = {(e["weights_low"], e["weights_high"]) for e in events if e["event"] == "metric" and "weights_low" in e}
     assert len(found) == 1, "all ranks have the same"
     return found.pop()

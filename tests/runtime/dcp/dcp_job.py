@@ -134,7 +134,10 @@ class Job:
     def lose_memory(self, node: int | None = None) -> None:
         """End the memory servers: what only they held is gone."""
         for pid in self.servers() if node is None else [self.servers()[node]]:
-            os.kill(pid, signal.SIGKILL)
+            handle = os.pidfd_open(pid)
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+            select.select([handle], [], [])  # who came meanwhile would still meet it
+            os.close(handle)
 
     def close(self) -> None:
         for running in self._running:
