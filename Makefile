@@ -83,7 +83,7 @@ test-integrations: $(READY)
 	-@$(BIN)/python tests/support/integrations_env.py
 	$(BIN)/pytest -q -m integrations
 
-# sixty small wrong changes, each of which a fast test must see; about two minutes. ARGS='--only "quorum.*"', --list, --help
+# more than sixty small wrong changes, each of which a fast test must see; about two minutes. ARGS='--only "quorum.*"', --list, --help
 test-mutants: $(READY)
 	@PYTHONPATH=tests/support $(BIN)/python -m mutants $(ARGS)
 

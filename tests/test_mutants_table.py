@@ -13,7 +13,7 @@ from mutants.table import Mutant, Source, TableError
 
 
 def test_there_are_sixty_and_no_two_are_alike() -> None:
-    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) == 60
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 60
     assert len({(mutant.source.where, mutant.text, mutant.wrong) for mutant in MUTANTS}) == len(MUTANTS)
 
 

@@ -15,7 +15,7 @@ from s3_server import CREDENTIALS
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(240)]
 
-NOTES = re.compile(r"^GET /[^/]+(/\?|\?|.*/(generations/\d+|node-\d+|plan-[0-9a-f]+|manifest)\.json)")
+NOTES = re.compile(r"^GET /[^/]+(/\?|\?|.*/(generations/\d+|node-\d+|done-\d+|plan-[0-9a-f]+|manifest)\.json)")
 """What writers read: listings, and what nodes tell each other of a checkpoint that is on its way, layouts included."""
 
 

@@ -95,6 +95,7 @@ def become_module(
         os.environ.clear()
         os.environ.update(environ)
         sys.argv = [str(module.__file__), *arguments]
+        sys.path[:0] = ["", *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
         module.main()
         code = 0
     except SystemExit as error:

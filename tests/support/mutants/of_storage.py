@@ -6,6 +6,7 @@ from mutants.table import Mutant, Source
 
 RETENTION = Source("hyperpod_ext.runtime.tiers.retention", ("tests/runtime/test_durable.py",))
 DURABLE = Source("hyperpod_ext.runtime.tiers.durable", ("tests/runtime/test_durable.py",))
+MAC = Source("hyperpod_ext.runtime.tiers.mac", ("tests/runtime/tiers/test_mac.py",))
 FILE = Source("hyperpod_ext.runtime.tiers.file", ("tests/runtime/tiers/test_file_store.py",))
 S3 = Source("hyperpod_ext.runtime.tiers.s3", ("tests/runtime/tiers/test_s3_requests.py",))
 MULTIPART = Source("hyperpod_ext.runtime.tiers.s3_multipart", ("tests/runtime/tiers/test_s3_requests.py",))
@@ -41,6 +42,12 @@ MUTANTS: list[Mutant] = [
         "A manifest that was moved to the folder of another generation is refused.",
         'if (manifest.get("step"), manifest.get("generation")) != (found.step, found.generation):',
         'if manifest.get("step") != found.step:',
+    ),
+    MAC.mutant(
+        "mac.damage_alone_is_refused",
+        "Bytes with the right CRC that nobody with the secret has written are refused.",
+        "reading = Reading(self, secret, crc=False)",
+        "reading = Reading(self, None)",
     ),
     FILE.mutant(
         "file.named_before_it_is_synced",
