@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 from collections import deque
@@ -95,6 +96,7 @@ def become_module(
         os.environ.clear()
         os.environ.update(environ)
         sys.argv = [str(module.__file__), *arguments]
+        tempfile.tempdir = None  # TMPDIR may be another
         sys.path[:0] = ["", *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
         module.main()
         code = 0
