@@ -72,7 +72,7 @@ def run(seed: int, counts: Counter[str] | None = None) -> list[str]:
     rng, story = random.Random(seed), []
     setting = setting_of(rng)
     story.append(f"{setting}")
-    with tempfile.TemporaryDirectory(prefix="s", dir=scratch()) as folder, _watched_threads() as failures:
+    with tempfile.TemporaryDirectory(prefix="test-", dir=scratch()) as folder, _watched_threads() as failures:
         world = World(rng, setting, Path(folder), story.append)
         interruptions = Interruptions(world, rng.choice([0.0, 0.1, 0.25]))
         world.interrupt, world.interrupt_commit = interruptions.settling, interruptions.committing
