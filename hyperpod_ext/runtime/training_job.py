@@ -106,9 +106,30 @@ def _fetch_code(root: Path) -> tuple[str, Path]:
         data = open_store(place).get(name, _MOST_CODE)
         archive = folder / ARCHIVE
         archive.write_bytes(data)
-    with tarfile.open(archive) as opened:
-        opened.extractall(folder, filter="data")  # nothing outside the folder, no devices
+    _unpack(archive, folder)
     return str(values["sagemaker_program"]), folder
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Files, folders and links of `archive` into `folder`; nothing lies or leads outside of it, and no devices.
+
+    Raises:
+        HyperpodExtError: a member is something else, or would lie or lead elsewhere.
+    """
+    inside = folder.resolve()
+    with tarfile.open(archive) as opened:
+        # takes rights away that are too wide, too; Python has it from 3.11.4 on
+        opened.extraction_filter = getattr(tarfile, "data_filter", lambda member, _path: member)
+        for member in opened:
+            place = inside / member.name
+            leads = place.parent / member.linkname if member.issym() else inside / member.linkname
+            kind = member.isfile() or member.isdir() or member.issym() or member.islnk()
+            if not (kind and place.resolve().is_relative_to(inside) and leads.resolve().is_relative_to(inside)):
+                raise HyperpodExtError(
+                    f"{archive.name}: {member.name!r} is no file or folder inside of the code's folder",
+                    hint="pack only files, folders, and links between them",
+                )
+            opened.extract(member, inside)
 
 
 def _fetch_secret(name: str, file: Path) -> Path:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from command import Done, call_hp_ext
 from moto_server import endpoint
+from programs import python_program
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 FILE = ("-f", "cluster.yaml", "--app", "app")
@@ -77,7 +78,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workplace]
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
     cli = (SUPPORT / "stand_in_cdk.py").read_text()
-    program(cli_folder(os.environ) / "node_modules" / ".bin" / "cdk", f"#!{sys.executable}\n{cli}")
+    python_program(cli_folder(os.environ) / "node_modules" / ".bin" / "cdk", cli)
     found = Workplace(tmp_path, f"c{uuid.uuid4().hex[:8]}")
     found.write()
     client.client.cache_clear()

@@ -16,10 +16,12 @@ def sources(job: SmallJob) -> dict[int, str]:
     return {event["rank"]: event["source"] for event in job.vote.events}
 
 
-def replaced(job: SmallJob, node: int) -> SmallJob:
-    """A node lost as a whole, and another machine in its place."""
-    job.lose_node(node)
-    job.start_node(node)
+def replaced(job: SmallJob, *nodes: int) -> SmallJob:
+    """Nodes lost as a whole, at once, and other machines in their places."""
+    for node in nodes:
+        job.lose_node(node)
+    for node in nodes:
+        job.start_node(node)
     job.meet()
     return job
 
@@ -46,16 +48,14 @@ def test_all_go_back_to_the_step_that_has_replicas(make_job):
 
 def test_two_nodes_of_a_pair_lost_is_said(make_job):
     job = trained(make_job(MEMORY, PEER, nodes=2), 3)
-    replaced(job, 0)
-    replaced(job, 1)
+    replaced(job, 0, 1)
     with pytest.raises(NoCheckpointError, match=r"No step that all 2 ranks can restore.*Seen: nothing"):
         job.resume(committed=3)
 
 
 def test_a_lost_pair_is_restored_from_the_durable_tier(make_job, place):
     job = trained(make_job(MEMORY, PEER, place.tier(), nodes=2), 5)
-    replaced(job, 0)
-    replaced(job, 1)
+    replaced(job, 0, 1)
     assert job.resume() == 4
     job.assert_holds(4)
     assert set(sources(job).values()) == {"file"}

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import stat
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kubernetes_api import KubernetesApi, Order, serve
+from programs import python_program
 from waiting import until
 
 from hyperpod_ext.catalog.labels import HPJOB
@@ -210,9 +209,7 @@ def test_nobody_at_the_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def sign_in_with(api: KubernetesApi, folder: Path, script: str) -> Path:
     """A kubeconfig that gets its token from a program, as EKS has it."""
-    program = folder / "get-token"
-    program.write_text(f"#!{sys.executable}\n{script}")
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    program = python_program(folder / "get-token", script)
     user = {"exec": {"apiVersion": "client.authentication.k8s.io/v1beta1", "command": str(program), "args": ["x"]}}
     return api.kubeconfig(folder / "config", user=user)
 

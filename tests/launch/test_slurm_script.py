@@ -50,7 +50,7 @@ def run_node(script: str, folder: Path, **variables: str) -> dict[str, Any]:
         "json.dump({'args': sys.argv[1:], 'env': dict(os.environ), 'cwd': os.getcwd()}, open('shown.json', 'w'))\n"
     )
     python = folder / "python3"
-    python.write_text(f'#!/bin/sh\nexec {shutil.which("python3")} {folder}/show.py "$@"\n')
+    python.write_text(f"""#!/bin/sh\nexec '{shutil.which("python3")}' '{folder}/show.py' "$@"\n""")
     python.chmod(0o755)
     (folder / "job.sbatch").write_text(script)
     env = {

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hyperpod_ext.errors import HyperpodExtError
 from hyperpod_ext.runtime.training_job import ARCHIVE, _fetch_code
 
 
@@ -39,7 +40,7 @@ def test_an_archive_is_unpacked_into_the_folder_of_the_code(ml: Path) -> None:
 
 def test_nothing_is_written_outside_of_it(ml: Path) -> None:
     pack(ml, (tarfile.TarInfo("../../outside"), b"evil"))
-    with pytest.raises(tarfile.OutsideDestinationError):
+    with pytest.raises(HyperpodExtError, match=r"outside.*inside of the code's folder"):
         _fetch_code(ml)
     assert not (ml.parent / "outside").exists()
 
@@ -48,9 +49,20 @@ def test_no_link_leads_outside_of_it(ml: Path) -> None:
     link = tarfile.TarInfo("link")
     link.type, link.linkname = tarfile.SYMTYPE, "/etc"
     pack(ml, (link, b""))
-    with pytest.raises(tarfile.FilterError):
+    with pytest.raises(HyperpodExtError, match="'link'"):
         _fetch_code(ml)
     assert not (ml / "code" / "link").is_symlink()
+
+
+def test_no_file_goes_through_a_link_and_no_device_is_made(ml: Path) -> None:
+    inside, through, device = tarfile.TarInfo("data"), tarfile.TarInfo("data/../../evil"), tarfile.TarInfo("null")
+    inside.type, inside.linkname, device.type = tarfile.SYMTYPE, ".", tarfile.CHRTYPE
+    for bad in (through, device):
+        pack(ml, (inside, b""), (bad, b""))
+        with pytest.raises(HyperpodExtError, match=bad.name):
+            _fetch_code(ml)
+    assert [path.name for path in (ml / "code").iterdir()] == ["data"]
+    assert not (ml / "evil").exists()
 
 
 def test_a_channel_without_an_archive_is_the_code(ml: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,8 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AW
 START = """
 import os, runpy, sys, threading
 threading.Thread(target=lambda: (open(sys.argv[1]).read(), os._exit(0)), daemon=True).start()
+from localstack.services.s3 import provider
+provider.DEFAULT_S3_TMP_DIR = sys.argv[2]  # its own is one for all users of the machine
 runpy.run_module("localstack.runtime.main", run_name="__main__")
 """
 SETTINGS = {
@@ -79,7 +81,7 @@ def start() -> tuple[str, subprocess.Popen[bytes]]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "PYTHON"))}
     log = place / "log"
     process = subprocess.Popen(
-        [str(VENV / "bin" / "python"), "-c", START, str(whole_run.alive())],
+        [str(VENV / "bin" / "python"), "-c", START, str(whole_run.alive()), str(place / "blobs")],
         env=clean | SETTINGS | own | {"XDG_CACHE_HOME": str(VENV / "cache")},
         stdout=log.open("wb"),
         stderr=subprocess.STDOUT,
