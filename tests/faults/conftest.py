@@ -9,8 +9,9 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,8 @@ class Job:
     agents: list[Any] = field(default_factory=list)
     environ: dict[str, str] = field(default_factory=dict)
 
-    def start(self) -> Job:
+    def start(self, later: Collection[int] = ()) -> Job:
+        """Start all nodes but those that come later."""
         self.folder.mkdir(parents=True)
         secret = self.folder / "secret"
         secret.touch(mode=0o600)
@@ -71,7 +73,8 @@ class Job:
         self.port = self.port or free_port()
         self.environ = environ
         for node in range(self.nodes + self.spares):
-            self.agents.append(self.start_agent(node))
+            if node not in later:
+                self.agents.append(self.start_agent(node))
         return self
 
     def start_agent(self, node: int, *flags: str) -> Any:
@@ -136,6 +139,13 @@ class Job:
 
 
 @pytest.fixture
+def sockets() -> Iterator[Path]:
+    """A folder for a job's sockets, whose paths must be short."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
 def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
     """A function that makes jobs; they are stopped, and what they said is shown, if the test fails."""
     made: list[Job] = []
@@ -151,6 +161,7 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
     for one in made:
         one.stop()
         print(one.logs())
+        print(f"exit codes of the agents: {one.codes()}")
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +14,7 @@ from typing import Any
 import pytest
 from durable_place import Directory, flip, folder_of
 from forged import other_weights, plan_of
+from nodes import memory_pid, socket_of
 from stopped import stopped
 
 from hyperpod_ext.runtime.memory_server.client import MemoryClient
@@ -48,18 +47,6 @@ def restored(job: Any) -> tuple[int, float]:
     """Step and digest of what the job began with."""
     entry = next(e for e in job.events() if e["event"] == "metric" and e["rank"] == 0)
     return int(entry["restored_step"]), entry["restored_digest"]
-
-
-def socket_of(job: Any, node: int) -> Path:
-    return Path(job.env["HPX_SOCKET_DIR"]) / f"node{node}.memory"
-
-
-def memory_pid(job: Any, node: int) -> int:
-    """Process id of a node's memory server."""
-    with socket.socket(socket.AF_UNIX) as line:
-        line.connect(str(socket_of(job, node)))
-        credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return int(struct.unpack("3i", credentials)[0])
 
 
 def held(job: Any, node: int) -> list[dict[str, Any]]:

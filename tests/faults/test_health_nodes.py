@@ -34,8 +34,11 @@ def test_without_a_spare_the_job_ends_and_names_node_check_and_reason(job, tmp_p
     assert report["steps"] == 0
 
 
-def test_a_spare_takes_its_place(job, undisturbed, tmp_path):
-    report = job(**with_check(tmp_path, spares=1)).start().wait()
+def test_a_spare_takes_its_place_though_it_comes_late(job, undisturbed, tmp_path):
+    running = job(**with_check(tmp_path, spares=1)).start(later=[2])
+    running.until("awaiting_node", node=1)
+    running.agents.append(running.start_agent(2))
+    report = running.wait()
     assert report["state"] == "succeeded", report["error"]
     assert report["losses"] == undisturbed["losses"]
     assert report["weights"] == undisturbed["weights"]

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from command import hp_ext
 from event_log import events_in
-
-from hyperpod_ext.processes import descendants
+from nodes import memory_pid
 
 pytestmark = [pytest.mark.slow]
 
@@ -100,9 +99,7 @@ def test_a_tier_that_refuses_the_last_step_is_named_with_what_is_missing(sharded
     env = {"HPX_TEST_GATE": str(gate)}
     running = sharded("job", fault, tiers=tiers_in(folder), steps=13, nodes=1, env=env).start()
     running.until("step", step=13, rank=0)
-    for pid in descendants(running.agents[0].pid):
-        if b"memory_server" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))
+    resource.prlimit(memory_pid(running, 0), resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY))
     os.close(os.open(gate, os.O_WRONLY))
     report = running.wait()
     assert (report["state"], running.codes()) == ("succeeded", [0]), (

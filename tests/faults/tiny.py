@@ -1,6 +1,7 @@
 """The training script of the fault tests: every kind of state, milliseconds a step, faults by order.
 
 HPX_TEST_FAULT is JSON, `{"what": ..., "rank": R, "step": S}`; a fault strikes once per job, unless `always`.
+HPX_TEST_HOLD is JSON, `[[generation, rank, step], ...]`: there that rank stays, until somebody kills it.
 """
 
 import json
@@ -16,6 +17,7 @@ from hyperpod_ext.runtime import Run, resilient
 
 STEPS = int(os.environ.get("HPX_TEST_STEPS", "12"))
 FAULT = json.loads(os.environ.get("HPX_TEST_FAULT", "{}"))
+HOLD = json.loads(os.environ.get("HPX_TEST_HOLD", "[]"))
 NORM = getattr(nn, os.environ.get("HPX_TEST_NORM", "BatchNorm1d"))  # whose statistics are each rank's own
 ZERO_LAST, FUSED = "HPX_TEST_ZERO_LAST" in os.environ, "HPX_TEST_FUSED" in os.environ
 WIDTH = int(os.environ.get("HPX_TEST_WIDTH", "32"))
@@ -68,7 +70,7 @@ def train(run: Run) -> None:
     for step in run.steps(STEPS):
         if due("exception", run, step):
             raise ValueError(f"bad sample at step {step}")
-        if due("sleeps", run, step):
+        if due("sleeps", run, step) or [run.generation, run.rank, step] in HOLD:
             time.sleep(600)  # a rank that hangs outside of any collective: nothing wakes it but its end
         if (
             FAULT.get("what") == "sleeps"

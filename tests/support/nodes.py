@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import struct
+from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.processes import descendants
@@ -18,6 +21,18 @@ def kill_node(running: Any, node: int) -> None:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
+
+
+def socket_of(job: Any, node: int) -> Path:
+    return Path(job.env["HPX_SOCKET_DIR"]) / f"node{node}.memory"
+
+
+def memory_pid(job: Any, node: int) -> int:
+    """Process id of a node's memory server."""
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(str(socket_of(job, node)))
+        credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int(struct.unpack("3i", credentials)[0])
 
 
 def events(running: Any, kind: str) -> list[dict[str, Any]]:

@@ -142,6 +142,10 @@ class MemoryServer:
         return " / ".join(line for line in self._lines if line)
 
 
+class ZygoteEndedError(JobFailedError):
+    """There is no process any more that forks workers."""
+
+
 class Zygote:
     """The agent's end of the zygote: ask for a worker, get its process id."""
 
@@ -164,21 +168,28 @@ class Zygote:
         """Wait for the imports; returns the seconds they took.
 
         Raises:
-            JobFailedError: a module could not be imported.
+            JobFailedError: a module could not be imported, or it ended.
         """
         return float((await self._answer())["ready"])
 
     async def fork(self, *, argv: list[str], env: Mapping[str, str], cwd: Path, log: Path) -> int:
-        """Process id of a new worker, whose parent is this process."""
+        """Process id of a new worker, whose parent is this process.
+
+        Raises:
+            JobFailedError: it could not, or it ended.
+        """
         async with self._asking:
             order = {"argv": argv, "env": dict(env), "cwd": str(cwd), "log": str(log)}
             self._writer.write(json.dumps(order).encode() + b"\n")
             return int((await self._answer())["pid"])
 
     async def _answer(self) -> dict[str, Any]:
-        line = await self._reader.readline()
+        try:
+            line = await self._reader.readline()
+        except ConnectionError:
+            line = b""
         if not line:
-            raise JobFailedError("the process that forks workers ended", hint="The node's log has its last words.")
+            raise ZygoteEndedError("the process that forks workers ended", hint="The node's log has its last words.")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise JobFailedError(str(answer["error"]))

@@ -189,6 +189,7 @@ class Coordinator(Hearing):
             self._carry_out(commands)
         elif set(range(self._config.nodes)) <= self._roster.agents.keys():
             self._begun, self._forming_since = True, time.monotonic()
+            self._roster.begin()
             self._membership.spares = {its for its in self._roster.agents if its >= self._config.nodes}
             self._tell_record()
             self._carry_out([m.Replace(rank) for rank in self._membership.nodes])

@@ -99,7 +99,7 @@ class Hearing(Commander):
                 self._carry_out(membership.leave(node))
             case "cancel":
                 self.cancel()
-            case "broken" if message["lost"] and membership.spares and self._begun:
+            case "broken" if message["lost"] and self._begun and membership.spares_left(self._config.spares):
                 self._give_way(node, str(message["cause"]))
             case "broken":
                 code = str(message.get("code", "JobFailedError"))

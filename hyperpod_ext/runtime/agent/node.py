@@ -20,7 +20,7 @@ from hyperpod_ext.processes import become_subreaper, describe_exit, kill_descend
 from hyperpod_ext.runtime import wire
 from hyperpod_ext.runtime.agent import notices
 from hyperpod_ext.runtime.agent.chaos import strike_node
-from hyperpod_ext.runtime.agent.children import MemoryServer, Zygote, on_exit
+from hyperpod_ext.runtime.agent.children import MemoryServer, Zygote, ZygoteEndedError, on_exit
 from hyperpod_ext.runtime.agent.coordinator import Coordinator
 from hyperpod_ext.runtime.agent.door import Door
 from hyperpod_ext.runtime.agent.event_log import write_report
@@ -440,7 +440,8 @@ class Node:
 
         def done(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
-            if not task.cancelled() and (error := task.exception()) is not None:
+            error = None if task.cancelled() else task.exception()
+            if error is not None and not isinstance(error, ZygoteEndedError):  # of that, its exit status tells
                 self._break(str(error), code=type(error).__name__ if isinstance(error, HyperpodExtError) else _FAILED)
 
         task = asyncio.get_running_loop().create_task(work)

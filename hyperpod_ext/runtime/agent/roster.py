@@ -63,6 +63,10 @@ class Roster:
         self.expected.pop(node, None)
         self.standing.append(set(self.members))
 
+    def begin(self) -> None:
+        """The job begins with the members that there are: nobody was told of those who were there before the rest."""
+        self.standing = [set(self.members)]
+
     @property
     def is_agreed(self) -> bool:
         """Whether every member goes by the same membership."""

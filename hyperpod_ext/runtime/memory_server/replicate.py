@@ -45,9 +45,16 @@ class _Step:
     number: tuple[int, int]
     """Generation and step."""
     waiting: dict[int, Manifest] = field(default_factory=dict)
+    awaited: set[int] = field(default_factory=set)
+    """Ranks here whose snapshot of this commit is still to come."""
     begun: bool = False
     nbytes: int = 0
     pins: ExitStack = field(default_factory=ExitStack)
+
+
+def _number(manifest: Manifest) -> tuple[int, int]:
+    """Generation and step."""
+    return int(manifest["generation"]), int(manifest["step"])
 
 
 class Replicator:
@@ -86,6 +93,11 @@ class Replicator:
         self._asked: deque[int] | None = None
         """The newest steps that were named; None: it goes by the tier's own number."""
         self._sealed: dict[int, deque[Manifest]] = {}
+        self._newest: dict[int, tuple[int, int]] = {}
+        """Generation and step that each rank here has sealed last."""
+        self._before = (0, 0)
+        """The step that was due before the latest."""
+        self._copying = False
         self._kept: dict[int, tuple[str, ExitStack]] = {}
         self._stepped_at: dict[int, tuple[float, float]] = {}
         self._due_at, self._latest = 0.0, _Step("", (0, 0))
@@ -110,6 +122,11 @@ class Replicator:
         """A snapshot was sealed; it is copied if it is due."""
         with self._changed:
             self._sealed.setdefault(owner, deque(maxlen=_SEALED)).append(manifest)
+            self._newest[owner] = number = _number(manifest)
+            for step in self._due:
+                if step.number < number:  # that one does not come any more
+                    step.awaited.discard(owner)
+            self._changed.notify_all()
             if self._is_due(int(manifest["step"])):
                 self._take_due(owner, manifest)
 
@@ -180,7 +197,7 @@ class Replicator:
         save_id = str(manifest["save_id"])
         step = next((due for due in self._due if due.save_id == save_id), None)
         if step is None:
-            step = _Step(save_id, (int(manifest["generation"]), int(manifest["step"])))
+            step = _Step(save_id, _number(manifest))
             if self._when_busy == "skip" and not again and self._skips(save_id):
                 return
             if self._when_busy == "supersede":
@@ -188,12 +205,14 @@ class Replicator:
                     self._remove(older)
                     self._counts["superseded"] += 1
             if not again and save_id != self._latest.save_id:
+                self._await_the_others(step)
                 self._learn_interval(step)
             self._due.append(step)
         if self._when_busy == "wait" and not again:
             with suppress(NotFoundError):
                 step.pins.enter_context(self._regions.pin(owner, save_id, "to be replicated", hold=Hold.WAITING))
         step.waiting[owner] = manifest
+        step.awaited.discard(owner)
         step.nbytes += int(manifest["nbytes"])
         self._changed.notify_all()
 
@@ -205,12 +224,21 @@ class Replicator:
         self._skipped = save_id
         return True
 
+    def _await_the_others(self, step: _Step) -> None:
+        """No copy of the next step begins before all ranks here have theirs of this one: with one of them ahead, the
+        slots of a peer would hold no step of all. A rank that has missed two steps is not waited for."""
+        newest = {owner: self._newest.get(owner, (0, 0)) for owner in self._regions.owners()}
+        step.awaited = {owner for owner, number in newest.items() if self._before <= number < step.number}
+        for older in self._due:
+            older.awaited &= step.awaited
+
     def _learn_interval(self, step: _Step) -> None:
         """One copy of everything must be done before the next is due."""
         now = time.monotonic()
         if self._latest.nbytes:
             self.pace.finish_within(self._latest.nbytes * len(self._targets), now - self._due_at)
             self._courtesy.patience_s = (now - self._due_at) / 2
+        self._before = self._latest.number
         self._latest, self._due_at = step, now
 
     def _remove(self, step: _Step) -> None:
@@ -222,7 +250,7 @@ class Replicator:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._due)
+                self._changed.wait_for(lambda: self._closed or self._can_go_on())
                 if self._closed:
                     return
                 step = self._due[0]
@@ -230,16 +258,21 @@ class Replicator:
                     step.begun = True
                     self._courtesy.copy_begins()
                 manifest = step.waiting.pop(owner := min(step.waiting))
-                targets = [self._peers[node] for node in self._targets]
+                targets, self._copying = [self._peers[node] for node in self._targets], True
             began = time.monotonic()
             failures = self._copy(owner, manifest, targets)
             with self._changed:
                 self._seconds += time.monotonic() - began
-                self._conclude(owner, manifest, failures)
-                if not step.waiting:
-                    self._remove(step)
-                    self._courtesy.copy_ends()
+                self._conclude(step, owner, manifest, failures)
+                self._copying = False
                 self._changed.notify_all()
+
+    def _can_go_on(self) -> bool:
+        """Whether a copy may begin; steps that are done are removed first."""
+        while self._due and self._due[0].begun and not self._due[0].waiting and not self._due[0].awaited:
+            self._remove(self._due[0])
+            self._courtesy.copy_ends()
+        return bool(self._due and self._due[0].waiting)
 
     def _copy(self, owner: int, manifest: Manifest, targets: list[PeerSender]) -> list[BaseException]:
         """To all targets at the same time; returns what went wrong."""
@@ -259,10 +292,11 @@ class Replicator:
         finally:
             self.pace.copy_ends()
 
-    def _conclude(self, owner: int, manifest: Manifest, failures: list[BaseException]) -> None:
+    def _conclude(self, step: _Step, owner: int, manifest: Manifest, failures: list[BaseException]) -> None:
         if not failures:
             self._counts["copies"] += 1
-            self._replicated_step = int(manifest["step"])
+            if not step.waiting and not step.awaited:
+                self._replicated_step = int(manifest["step"])
             self._regions.mark(owner, str(manifest["save_id"]), State.REPLICATED)
             self._keep(owner, str(manifest["save_id"]))
         elif all(isinstance(failure, Superseded | NotFoundError) for failure in failures):
@@ -307,7 +341,9 @@ class Replicator:
     def wait_idle(self, timeout_s: float) -> bool:
         """Until everything that is due has arrived or failed."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._due, timeout_s)
+            return self._changed.wait_for(
+                lambda: not self._copying and not any(step.waiting for step in self._due), timeout_s
+            )
 
     def close(self) -> None:
         """Send no more."""

@@ -162,6 +162,10 @@ class Membership(Restoring):
         assert self.budgets is not None
         return self.losses.get(node, 0) >= self.budgets.quarantine_after
 
+    def spares_left(self, spares: int) -> bool:
+        """Whether a spare is there, or still to come, of those that the job began with."""
+        return bool(self.spares) or spares > self.spares_used
+
     def node_lost(self, node: int, cause: str) -> list[Command]:
         """All processes of `node` are gone, or nobody can tell any more what they do."""
         self.spares.discard(node)

@@ -126,6 +126,51 @@ def test_the_snapshots_of_four_ranks_arrive_together(pair):
         assert read(b.client(), "g1-s1", owner) == content(9 * MIB, owner)
 
 
+@pytest.mark.parametrize("when_busy", ["wait", "supersede"])
+def test_no_rank_gets_so_far_ahead_of_another_that_a_peer_has_no_step_of_both(make_node, when_busy):
+    a, b = make_node(0, when_busy=when_busy, slots=3), make_node(1)
+    a.replicator.set_peers({1: b.address})
+    for step in (1, 2):
+        for owner in (0, 1):
+            a.save(owner, step, content(MIB, owner))
+        assert a.replicator.wait_idle(20)
+    a.save(0, 3, content(MIB))
+    until(lambda: steps(b.replicas) == [2, 3])
+    a.save(0, 4, content(MIB))  # before its neighbour has sealed step 3
+    assert a.replicator.wait_idle(0.2) is False
+    assert set(steps(b.replicas)) & set(steps(b.replicas, 1)) == {2}
+    a.save(1, 3, content(MIB, 1))
+    a.save(1, 4, content(MIB, 1))
+    assert a.replicator.wait_idle(20)
+    assert steps(b.replicas) == steps(b.replicas, 1) == [3, 4]
+
+
+def test_a_rank_that_saves_no_more_is_not_waited_for_longer_than_two_steps(make_node):
+    a, b = make_node(0), make_node(1)
+    a.replicator.set_peers({1: b.address})
+    for owner in (0, 1):
+        a.save(owner, 1, content(MIB))
+    assert a.replicator.wait_idle(20)
+    for step in (2, 3, 4):
+        a.save(0, step, content(MIB))
+    until(lambda: steps(b.replicas) == [2, 4])
+    a.save(0, 5, content(MIB))
+    until(lambda: steps(b.replicas) == [4, 5])
+    assert a.replicator.wait_idle(20)
+
+
+def test_a_rank_that_leaves_a_step_out_holds_nobody_up(make_node):
+    a, b = make_node(0), make_node(1)
+    a.replicator.set_peers({1: b.address})
+    for owner in (0, 1):
+        a.save(owner, 1, content(MIB))
+    assert a.replicator.wait_idle(20)
+    a.save(0, 2, content(MIB))
+    a.save(0, 3, content(MIB))
+    a.save(1, 3, content(MIB))
+    until(lambda: 3 in steps(b.replicas, 0) and 3 in steps(b.replicas, 1))
+
+
 def test_nodes_with_another_secret_do_not_talk_to_each_other(make_node):
     a, b = make_node(0), make_node(1, secret=b"x" * 32)
     a.replicator.set_peers({1: b.address})
