@@ -9,11 +9,16 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import whole_run
 from local_place import LocalPlace
 
 pytest_plugins = ["time_spent"]
+# the same examples every time: what fails has been broken by a change. `make test-thorough` looks for new ones
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None, database=None)
+hypothesis.settings.register_profile("new", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("same")
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -120,13 +120,33 @@ def build(world_size: int) -> nn.Module:
     return model
 
 
+def pieces(tensor: torch.Tensor, ranks: int) -> list[int]:
+    """How many numbers of `tensor` each rank has, in their order, which is that of the whole."""
+    if not isinstance(tensor, DTensor):
+        return [tensor.numel()] + [0] * (ranks - 1)
+    rows = [len(piece) for piece in torch.arange(len(tensor)).chunk(ranks)]
+    return [count * (tensor.numel() // len(tensor)) for count in rows + [0] * (ranks - len(rows))]
+
+
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
-    """Names the state of all ranks together, however it is cut: a number that JSON keeps exactly."""
-    together = hashlib.sha256()
+    """Names the state of all ranks together, however it is cut: a number that JSON keeps exactly. One collective:
+    with `full_tensor` of each this took nine tenths of a step."""
+    mesh = next(model.parameters()).device_mesh
+    group = mesh.get_group("shard") if REPLICAS > 1 else mesh.get_group()
     moments = [value for state in optimizer.state.values() for _, value in sorted(state.items())]
-    for tensor in [*model.parameters(), *moments]:
-        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        together.update(whole.detach().numpy().tobytes())
+    tensors = [*(parameter.detach() for parameter in model.parameters()), *moments]
+    sizes = [pieces(tensor, group.size()) for tensor in tensors]
+    here = [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    own = torch.cat([tensor.flatten()[: size[group.rank()]] for tensor, size in zip(here, sizes, strict=True)])
+    sent = torch.zeros(max(sum(rank) for rank in zip(*sizes, strict=True)))
+    sent[: len(own)] = own
+    gathered = [torch.empty_like(sent) for _ in range(group.size())]
+    dist.all_gather(gathered, sent, group)
+    together, at = hashlib.sha256(), [0] * group.size()
+    for tensor in sizes:
+        for rank, size in enumerate(tensor):
+            together.update(gathered[rank][at[rank] : at[rank] + size].numpy().tobytes())
+            at[rank] += size
     return float(int.from_bytes(together.digest()[:6], "big"))
 
 

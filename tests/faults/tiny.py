@@ -46,6 +46,7 @@ def due(what: str, run: Run, step: int) -> bool:
 
 def corrupt_own_snapshots(run: Run, slots: list[int]) -> None:
     """Flip one bit in the middle of each of `slots` of this rank."""
+    run._checkpointer.flush()  # what is sealed after this would have the checksum of the damage
     mapping = run._checkpointer._mapping
     for slot in slots:
         place = slot * mapping.slot_bytes + run._checkpointer._layout.plan.nbytes // 2

@@ -81,8 +81,17 @@ class Node:
     def client(self, secret: bytes = SECRET) -> PeerClient:
         return PeerClient(*self.address, secret)
 
-    def save(self, owner: int, step: int, data: bytes, generation: int = 1, when_busy: Any = "supersede") -> Manifest:
-        """What a memory server does for one save of one rank."""
+    def save(
+        self,
+        owner: int,
+        step: int,
+        data: bytes,
+        generation: int = 1,
+        when_busy: Any = "supersede",
+        *,
+        seal: bool = True,
+    ) -> Manifest:
+        """What a memory server does for one save of one rank, or until that rank dies, or is late, before the end."""
         plan = plan_of(len(data))
         self.plans.add(plan.to_json(), plan.digest)
         region, fd = self.own.map(owner, len(data))
@@ -92,6 +101,9 @@ class Node:
         self.replicator.stepped(owner)
         save_id = save_id_of(generation, step)
         self.own.begin(owner, index, step, save_id, generation)
+        self.replicator.begun(owner, generation, step)
+        if not seal:
+            return {}
         region.view(index, len(data))[:] = data
         record = {"save_id": save_id, "nbytes": len(data), "plan": plan.digest, "values": [], "world_size": 1}
         manifest = self.own.seal(owner, index, record)

@@ -123,6 +123,8 @@ class NodeMemory:
             self._send_on(owner, manifest)
         else:
             self.own.take_back(owner, save_id)
+            if self.replicator is not None:
+                self.replicator.left_out(owner)
 
     def _send_on(self, owner: int, manifest: Manifest) -> None:
         """To the slower tiers that are due."""
@@ -131,6 +133,8 @@ class NodeMemory:
         # what data parallelism keeps equal, every node holds already: its own snapshot is the others' replica
         if self.replicator is not None and manifest["extras"].get("sharing") != "same":
             self.replicator.sealed(owner, manifest)
+        elif self.replicator is not None:
+            self.replicator.left_out(owner)
 
     def stepped(self, owner: int) -> None:
         """A rank has made a step."""
@@ -141,6 +145,8 @@ class NodeMemory:
         """A rank writes a slot from now on."""
         self.stepped(owner)
         self.own.begin(owner, slot, step, save_id, generation)
+        if self.replicator is not None:
+            self.replicator.begun(owner, generation, step)
 
     def fence(self, generation: int, step: int | None, run: str, stored: Collection[str] = ()) -> None:
         """A generation begins at `step`; `stored`: URLs of durable tiers that it begins from.

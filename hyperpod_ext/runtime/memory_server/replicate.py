@@ -1,8 +1,10 @@
 """Copies this node's snapshots to the memory of other nodes, in a thread beside training.
 
 A step's snapshots, one of each rank here, are copied together: a replica of one rank at one step and of
-another rank at another would restore nothing. For the same reason the newest snapshot that has replicas
-stays here until the next one has: the node that holds the replica of it may be the one that is lost.
+another rank at another would restore nothing. So no copy of a step begins while a rank here still writes its
+snapshot of an earlier one, or the slots of a peer might in the end hold no step of all ranks; and the newest
+snapshot that has replicas stays here until the next one has: the node that holds the replica of it may be the
+one that is lost.
 """
 
 from __future__ import annotations
@@ -45,16 +47,11 @@ class _Step:
     number: tuple[int, int]
     """Generation and step."""
     waiting: dict[int, Manifest] = field(default_factory=dict)
-    awaited: set[int] = field(default_factory=set)
-    """Ranks here whose snapshot of this commit is still to come."""
     begun: bool = False
+    at_once: bool = False
+    """Whether it waits for no other."""
     nbytes: int = 0
     pins: ExitStack = field(default_factory=ExitStack)
-
-
-def _number(manifest: Manifest) -> tuple[int, int]:
-    """Generation and step."""
-    return int(manifest["generation"]), int(manifest["step"])
 
 
 class Replicator:
@@ -93,10 +90,10 @@ class Replicator:
         self._asked: deque[int] | None = None
         """The newest steps that were named; None: it goes by the tier's own number."""
         self._sealed: dict[int, deque[Manifest]] = {}
-        self._newest: dict[int, tuple[int, int]] = {}
-        """Generation and step that each rank here has sealed last."""
-        self._before = (0, 0)
-        """The step that was due before the latest."""
+        self._writing: dict[int, tuple[int, int]] = {}
+        """Of each rank whose snapshot is not sealed yet: generation and step."""
+        self._superseded = (0, 0)
+        """Newest step that another took the place of: ranks that are late with it leave it out, too."""
         self._copying = False
         self._kept: dict[int, tuple[str, ExitStack]] = {}
         self._stepped_at: dict[int, tuple[float, float]] = {}
@@ -118,15 +115,26 @@ class Replicator:
         if before is not None and now > before:
             self.pace.observe_step(now - before, (sending - sending_before) / (now - before))
 
+    def begun(self, owner: int, generation: int, step: int) -> None:
+        """A rank writes its snapshot of a step from now on."""
+        with self._changed:
+            stale = [rank for rank, number in self._writing.items() if number[0] < generation]
+            for rank in stale:  # nobody seals those any more
+                del self._writing[rank]
+            self._writing[owner] = generation, step
+            self._changed.notify_all()
+
+    def left_out(self, owner: int) -> None:
+        """What that rank has begun is not copied."""
+        with self._changed:
+            self._writing.pop(owner, None)
+            self._changed.notify_all()
+
     def sealed(self, owner: int, manifest: Manifest) -> None:
         """A snapshot was sealed; it is copied if it is due."""
+        self.left_out(owner)
         with self._changed:
             self._sealed.setdefault(owner, deque(maxlen=_SEALED)).append(manifest)
-            self._newest[owner] = number = _number(manifest)
-            for step in self._due:
-                if step.number < number:  # that one does not come any more
-                    step.awaited.discard(owner)
-            self._changed.notify_all()
             if self._is_due(int(manifest["step"])):
                 self._take_due(owner, manifest)
 
@@ -197,22 +205,23 @@ class Replicator:
         save_id = str(manifest["save_id"])
         step = next((due for due in self._due if due.save_id == save_id), None)
         if step is None:
-            step = _Step(save_id, _number(manifest))
+            step = _Step(save_id, (int(manifest["generation"]), int(manifest["step"])), at_once=again)
+            if not again and step.number <= self._superseded:
+                return
             if self._when_busy == "skip" and not again and self._skips(save_id):
                 return
             if self._when_busy == "supersede":
                 for older in [due for due in self._due if not due.begun and due.number < step.number]:
                     self._remove(older)
+                    self._superseded = max(self._superseded, older.number)
                     self._counts["superseded"] += 1
             if not again and save_id != self._latest.save_id:
-                self._await_the_others(step)
                 self._learn_interval(step)
             self._due.append(step)
         if self._when_busy == "wait" and not again:
             with suppress(NotFoundError):
                 step.pins.enter_context(self._regions.pin(owner, save_id, "to be replicated", hold=Hold.WAITING))
         step.waiting[owner] = manifest
-        step.awaited.discard(owner)
         step.nbytes += int(manifest["nbytes"])
         self._changed.notify_all()
 
@@ -224,21 +233,12 @@ class Replicator:
         self._skipped = save_id
         return True
 
-    def _await_the_others(self, step: _Step) -> None:
-        """No copy of the next step begins before all ranks here have theirs of this one: with one of them ahead, the
-        slots of a peer would hold no step of all. A rank that has missed two steps is not waited for."""
-        newest = {owner: self._newest.get(owner, (0, 0)) for owner in self._regions.owners()}
-        step.awaited = {owner for owner, number in newest.items() if self._before <= number < step.number}
-        for older in self._due:
-            older.awaited &= step.awaited
-
     def _learn_interval(self, step: _Step) -> None:
         """One copy of everything must be done before the next is due."""
         now = time.monotonic()
         if self._latest.nbytes:
             self.pace.finish_within(self._latest.nbytes * len(self._targets), now - self._due_at)
             self._courtesy.patience_s = (now - self._due_at) / 2
-        self._before = self._latest.number
         self._latest, self._due_at = step, now
 
     def _remove(self, step: _Step) -> None:
@@ -250,10 +250,9 @@ class Replicator:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._can_go_on())
-                if self._closed:
+                self._changed.wait_for(lambda: self._closed or self._next() is not None)
+                if self._closed or (step := self._next()) is None:
                     return
-                step = self._due[0]
                 if not step.begun:  # the ranks' copies of a step are one matter: they must be done in time together
                     step.begun = True
                     self._courtesy.copy_begins()
@@ -263,16 +262,19 @@ class Replicator:
             failures = self._copy(owner, manifest, targets)
             with self._changed:
                 self._seconds += time.monotonic() - began
-                self._conclude(step, owner, manifest, failures)
+                self._conclude(owner, manifest, failures)
                 self._copying = False
+                if not step.waiting:
+                    self._remove(step)
+                    self._courtesy.copy_ends()
                 self._changed.notify_all()
 
-    def _can_go_on(self) -> bool:
-        """Whether a copy may begin; steps that are done are removed first."""
-        while self._due and self._due[0].begun and not self._due[0].waiting and not self._due[0].awaited:
-            self._remove(self._due[0])
-            self._courtesy.copy_ends()
-        return bool(self._due and self._due[0].waiting)
+    def _next(self) -> _Step | None:
+        """The oldest step that is due, once all ranks here are done with those before it."""
+        first = min(self._due, key=lambda step: (not step.begun, step.number), default=None)
+        if first is None or first.begun or first.at_once:
+            return first
+        return None if any(number < first.number for number in self._writing.values()) else first
 
     def _copy(self, owner: int, manifest: Manifest, targets: list[PeerSender]) -> list[BaseException]:
         """To all targets at the same time; returns what went wrong."""
@@ -292,11 +294,10 @@ class Replicator:
         finally:
             self.pace.copy_ends()
 
-    def _conclude(self, step: _Step, owner: int, manifest: Manifest, failures: list[BaseException]) -> None:
+    def _conclude(self, owner: int, manifest: Manifest, failures: list[BaseException]) -> None:
         if not failures:
             self._counts["copies"] += 1
-            if not step.waiting and not step.awaited:
-                self._replicated_step = int(manifest["step"])
+            self._replicated_step = int(manifest["step"])
             self._regions.mark(owner, str(manifest["save_id"]), State.REPLICATED)
             self._keep(owner, str(manifest["save_id"]))
         elif all(isinstance(failure, Superseded | NotFoundError) for failure in failures):
@@ -341,9 +342,7 @@ class Replicator:
     def wait_idle(self, timeout_s: float) -> bool:
         """Until everything that is due has arrived or failed."""
         with self._changed:
-            return self._changed.wait_for(
-                lambda: not self._copying and not any(step.waiting for step in self._due), timeout_s
-            )
+            return self._changed.wait_for(lambda: not self._due, timeout_s)
 
     def close(self) -> None:
         """Send no more."""
