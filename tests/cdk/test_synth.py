@@ -52,7 +52,13 @@ def without_code(templates: Templates, folder: Path) -> None:
     assert json.loads((folder / "manifest.json").read_text()).get("missing", []) == []
 
 
-@pytest.mark.parametrize("name", CLUSTERS)
+# those of the examples are synthesised below as people do it, with validation
+ALIKE = {"10-cluster-eks", "11-cluster-slurm"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.thorough] if name in ALIKE else []) for name in CLUSTERS]
+)
 def test_no_validator_has_anything_against_a_cluster(name: str, tmp_path: Path) -> None:
     templates = synthesise(CLUSTERS[name], tmp_path, validate=True, plugins=[AwsSolutionsChecks])
     without_code(templates, tmp_path)

@@ -12,6 +12,8 @@ backward pass), `memory server in save` (once that has begun), `memory server in
 import hashlib
 import json
 import os
+import select
+import signal
 import socket
 import struct
 import threading
@@ -51,9 +53,20 @@ def wait_for(files: list[Path], seconds: float = 60.0) -> None:
         time.sleep(0.002)
 
 
-def kill_memory_server(run: Run) -> None:
-    line = run._checkpointer._client._socket
-    os.kill(struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0], 9)
+def kill_memory_server() -> None:
+    """The one that serves this node now, or the next where one has just been killed; it has ended on return."""
+    end = time.monotonic() + 60
+    while True:
+        with socket.socket(socket.AF_UNIX) as line:
+            if line.connect_ex(os.environ["HPX_MEMORY_SOCKET"]) == 0:
+                pid = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+                ended = os.pidfd_open(pid)
+                os.kill(pid, signal.SIGKILL)
+                assert select.select([ended], [], [], 60)[0]
+                os.close(ended)
+                return
+        assert time.monotonic() < end
+        time.sleep(0.002)
 
 
 def arm(run: Run) -> None:
@@ -64,13 +77,13 @@ def arm(run: Run) -> None:
 
     def begin_or_die(owner, step, *rest):
         at[0] = step
-        if strike(run, step, "before begin"):
-            os.kill(os.getpid(), 9)
         if strike(run, step, "at the gate"):
             os.close(os.open(os.environ["HPX_TEST_GATE"], os.O_RDONLY))
+        if strike(run, step, "before begin"):
+            os.kill(os.getpid(), 9)
         slot = begin(owner, step, *rest)
         if strike(run, step, "memory server in save"):
-            kill_memory_server(run)
+            kill_memory_server()
         return slot
 
     def copy_or_die(sources, destinations):
@@ -84,7 +97,7 @@ def arm(run: Run) -> None:
         if what == "halfway":
             os.kill(os.getpid(), 9)
         if what == "memory server halfway":
-            kill_memory_server(run)
+            kill_memory_server()
         if what == "hangs":
             (HERE / f"hangs-{run.rank}").touch()
             threading.Event().wait()
@@ -99,7 +112,7 @@ def arm(run: Run) -> None:
 
     def load_without_server(owner, save_id):
         if strike(run, int(save_id.rpartition("s")[2]), "memory server in restore"):
-            kill_memory_server(run)
+            kill_memory_server()
         return load(owner, save_id)
 
     client.begin, stager.copy, client.seal = begin_or_die, copy_or_die, seal_and_die
@@ -165,7 +178,7 @@ def train(run: Run) -> None:
         loss = (model(x).sum(1) - x.sum(1)).square().mean()
         optimizer.zero_grad()
         if strike(run, made, "memory server in step"):
-            kill_memory_server(run)
+            kill_memory_server()
         loss.backward()
         optimizer.step()
         mean = loss.detach() / run.world_size

@@ -17,6 +17,7 @@ from forged import other_weights, plan_of
 from nodes import memory_pid, socket_of
 from stopped import stopped
 
+from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.memory_server.client import MemoryClient
 
 pytestmark = pytest.mark.slow
@@ -59,7 +60,10 @@ def held(job: Any, node: int) -> list[dict[str, Any]]:
 
 def held_of(job: Any, rank: int) -> list[dict[str, Any]]:
     """Snapshots of a rank of node 0; none while its memory server begins."""
-    return [one for one in held(job, 0) if one["rank"] == rank] if socket_of(job, 0).exists() else []
+    try:
+        return [one for one in held(job, 0) if one["rank"] == rank]
+    except (FileNotFoundError, ConnectionError, JobFailedError):
+        return []
 
 
 def wait_until(condition: Callable[[], Any], job: Any, seconds: float = 100.0) -> None:
@@ -75,6 +79,35 @@ def unfinished(place: Directory) -> bool:
     names = place.names()
     steps = {name.partition("/")[0] for name in names}
     return any(f"{step}/node-0.json" in names and f"{step}/manifest.json" not in names for step in steps)
+
+
+class Gate:
+    """A FIFO that keeps who opens it to read waiting until it is opened here."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._end = path, -1
+        os.mkfifo(path)
+
+    def open(self) -> None:
+        """From now on nobody waits."""
+        if self._end < 0:
+            self._end = os.open(self.path, os.O_RDWR)
+
+    def close(self) -> None:
+        self.open()  # nobody must wait for ever
+        os.close(self._end)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    gate = Gate(tmp_path / "gate")
+    yield gate
+    gate.close()
+
+
+def all_at_the_gate(step: int) -> list[dict[str, Any]]:
+    """Before the save of that step."""
+    return [{"what": "at the gate", "rank": rank, "step": step} for rank in range(4)]
 
 
 # --- workers --------------------------------------------------------------------------------------
@@ -126,12 +159,16 @@ def test_a_save_that_never_ends_on_one_rank_is_restored_by_nobody(sharded, unhar
     assert report["recoveries"][0]["resumed_step"] == 4
 
 
-def test_a_worker_killed_while_its_snapshot_is_replicated_and_drained_costs_no_number(sharded, unharmed, tmp_path):
+def test_a_worker_killed_while_its_snapshot_is_replicated_and_drained_costs_no_number(
+    sharded, unharmed, tmp_path, gate
+):
     """The other node's memory server is held up, so that both go on while the worker dies."""
     place = Directory(tmp_path / "checkpoints", "tiny")
-    running = sharded("job", tiers=[MEMORY, PEER, place.tier(every_steps=1)]).start()
+    env = {"HPX_TEST_GATE": str(gate.path)}
+    running = sharded("job", *all_at_the_gate(4), tiers=[MEMORY, PEER, place.tier(every_steps=1)], env=env).start()
     running.until("step", step=3, rank=0)
     with stopped(memory_pid(running, 1)):
+        gate.open()
 
         def under_way() -> bool:
             newest = max((one for one in held(running, 0) if one["rank"] == 0), key=lambda one: one["step"])
@@ -151,8 +188,7 @@ def test_a_worker_killed_once_its_snapshot_is_safe_elsewhere_costs_no_number(sha
     """All wait before their next save, so that the last one comes as far as it can."""
     place = Directory(tmp_path / "checkpoints", "tiny")
     tiers = [MEMORY, PEER if state == "replicated" else place.tier(every_steps=1)]
-    faults = [{"what": "at the gate", "rank": rank, "step": 8} for rank in range(4)]
-    running = sharded("job", *faults, tiers=tiers, env={"HPX_TEST_GATE": str(gate.path)}).start()
+    running = sharded("job", *all_at_the_gate(8), tiers=tiers, env={"HPX_TEST_GATE": str(gate.path)}).start()
     wait_until(lambda: (7, state) in [(one["step"], one["state"]) for one in held_of(running, 0)], running)
     os.kill(running.until("joined", rank=0)["pid"], signal.SIGKILL)
     running.until("fault", rank=0)
@@ -163,44 +199,23 @@ def test_a_worker_killed_once_its_snapshot_is_safe_elsewhere_costs_no_number(sha
     assert recovery["resumed_step"] == 7
 
 
-class Gate:
-    """A FIFO that keeps who opens it to read waiting until it is opened here."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self._end = path, -1
-        os.mkfifo(path)
-
-    def open(self) -> None:
-        """From now on nobody waits."""
-        if self._end < 0:
-            self._end = os.open(self.path, os.O_RDWR)
-
-    def close(self) -> None:
-        self.open()  # nobody must wait for ever
-        os.close(self._end)
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Gate]:
-    gate = Gate(tmp_path / "gate")
-    yield gate
-    gate.close()
-
-
 # --- memory servers -------------------------------------------------------------------------------
 
 
 @overlapped_and_not
-def test_a_memory_server_killed_in_a_step_in_a_save_and_in_a_restore_is_started_again(sharded, unharmed, overlap):
+def test_a_memory_server_killed_in_a_step_in_a_save_and_in_a_restore_is_started_again(sharded, unharmed, overlap, gate):
     """Its ranks keep their processes and their state; what only it held comes from the copy on the other node."""
     faults = [
         {"what": "memory server in step", "rank": 0, "step": 3},
         {"what": "memory server in save", "rank": 3, "step": 5},
+        *all_at_the_gate(9),
         {"what": "before begin", "rank": 2, "step": 9},
         {"what": "memory server in restore", "rank": 2, "step": 8},
     ]
-    policy = {"overlap": overlap, "when_busy": "wait"}  # so that the other node has what is older than a step or two
-    running = sharded("job", *faults, tiers=[MEMORY, PEER], policy=policy).start()
+    env, policy = {"HPX_TEST_GATE": str(gate.path)}, {"overlap": overlap, "when_busy": "wait"}
+    running = sharded("job", *faults, tiers=[MEMORY, PEER], policy=policy, env=env).start()
+    wait_until(lambda: all(8 in [one["step"] for one in held_of(running, rank)] for rank in (2, 3)), running)
+    gate.open()
     report = running.wait()
     assert_same_end(unharmed, report)
     (recovery,) = report["recoveries"]
@@ -213,13 +228,15 @@ def test_a_memory_server_killed_in_a_step_in_a_save_and_in_a_restore_is_started_
 
 @pytest.mark.parametrize("when_busy", ["wait", pytest.param("supersede", marks=pytest.mark.thorough)])
 def test_a_memory_server_killed_in_the_middle_of_a_drain_goes_on_with_the_next_due_step(
-    sharded, unharmed, tmp_path, when_busy
+    sharded, unharmed, tmp_path, when_busy, gate
 ):
     place = Directory(tmp_path / "checkpoints", "tiny")
     tiers = [MEMORY, place.tier(every_steps=3)]
-    first = sharded("first", tiers=tiers, policy={"grace_s": 2.0, "when_busy": when_busy}).start()
-    first.until("step", step=3)
+    policy, env = {"grace_s": 2.0, "when_busy": when_busy}, {"HPX_TEST_GATE": str(gate.path)}
+    first = sharded("first", *all_at_the_gate(6), tiers=tiers, policy=policy, env=env).start()
+    first.until("step", step=5)
     with stopped(memory_pid(first, 1)):  # so node 0 waits for it with a step that is not whole
+        gate.open()
         wait_until(lambda: unfinished(place), first)
         os.kill(memory_pid(first, 0), signal.SIGKILL)
         first.until("memory_back", node=0)
@@ -338,9 +355,8 @@ def fill_shared_memory(job: Any) -> None:
 @pytest.mark.usefixtures("small_shared_memory")
 def test_a_dev_shm_that_runs_full_costs_no_snapshot(sharded, unharmed, gate):
     """Slots are shared memory of no file system."""
-    faults = [{"what": "at the gate", "rank": rank, "step": 2} for rank in range(4)]
     env = {"HPX_TEST_GATE": str(gate.path)}
-    running = sharded("job", *faults, tiers=[MEMORY, PEER], env=env, elsewhere={0: SMALL, 1: SMALL}).start()
+    running = sharded("job", *all_at_the_gate(2), tiers=[MEMORY, PEER], env=env, elsewhere={0: SMALL, 1: SMALL}).start()
     running.until("step", step=1, rank=0)
     fill_shared_memory(running)
     gate.open()

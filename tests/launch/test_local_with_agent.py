@@ -18,6 +18,7 @@ from waiting import until
 pytestmark = pytest.mark.slow
 
 SMALL = ("--width", "16", "--layers", "1")
+ONE_NODE = ("--set", "nodes=1", "--set", "workers_per_node=4")
 
 
 def in_shared_memory() -> set[Path]:
@@ -99,7 +100,7 @@ def test_a_job_that_is_ended_in_the_middle_leaves_nothing(place: LocalPlace, spe
 
 def test_a_script_that_raises_fails_the_job_with_its_error(place: LocalPlace, spec: Path) -> None:
     (spec.parent / "train.py").write_text("raise RuntimeError('no such luck')\n")
-    done = wait(create_job(spec, "--no-kill"))
+    done = wait(create_job(spec, "--no-kill", *ONE_NODE))
     assert (done.code, done.json["state"]) == (7, "failed")
     assert "no such luck" in done.stderr
     assert place.leftovers() == []
@@ -110,7 +111,8 @@ def test_a_job_ends_with_its_last_step_in_the_durable_tier_and_all_commands_say_
 ) -> None:
     """Every fiftieth step is due there, and the job makes 23."""
     tiers = [{"kind": "memory"}, {"kind": "file", "path": str(tmp_path / "durable"), "every_steps": 50}]
-    done = wait(create_job(spec, "--no-kill", "--set", f"checkpoint.tiers={json.dumps(tiers)}", steps=23))
+    options = ("--no-kill", *ONE_NODE, "--set", f"checkpoint.tiers={json.dumps(tiers)}")
+    done = wait(create_job(spec, *options, steps=23))
     assert (done.code, done.json["state"]) == (0, "succeeded"), done.stderr
     assert "step 23 goes to the durable tiers\n" in done.stderr
     assert (done.json["durable"][0]["newest_step"], done.json["warnings"]) == (23, [])

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HOME = ROOT / ".venv-torch"
 GPU_ONLY = ("triton", "cuda-bindings")
 """A gigabyte, which torch imports to compile for a GPU."""
-PACKAGES = ("-e", f"{ROOT}[runtime]", "packaging", "pytest>=8.3", "pytest-timeout>=2.3")
+PACKAGES = ("-e", f"{ROOT}[runtime]", "packaging", "pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.100")
 REQUIREMENTS = """
 import importlib.metadata, sys
 from packaging.requirements import Requirement
@@ -40,10 +40,10 @@ def install(version: str) -> Path:
     if _read(torch_is_there) != made_with:
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    pyproject = (ROOT / "pyproject.toml").read_text()
-    if _read(packages_are_there) != pyproject:
+    wanted = f"{PACKAGES}\n{(ROOT / 'pyproject.toml').read_text()}"
+    if _read(packages_are_there) != wanted:
         _pip(python, *PACKAGES)
-        packages_are_there.write_text(pyproject)
+        packages_are_there.write_text(wanted)
     if _read(torch_is_there) != made_with:
         _pip(python, "--no-deps", f"torch=={version}")
         _pip(python, *_output(python, REQUIREMENTS, *GPU_ONLY).splitlines())

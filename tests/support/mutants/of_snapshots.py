@@ -12,6 +12,7 @@ DUE = Source("hyperpod_ext.runtime.memory_server.drain_due", ("tests/runtime/tes
 DELIVERY = Source("hyperpod_ext.runtime.memory_server.drain_delivery", ("tests/runtime/test_drain_delivery.py",))
 PEER_SERVER = Source("hyperpod_ext.runtime.memory_server.peer_server", ("tests/runtime/peers/test_peer_server.py",))
 INCOMING = Source("hyperpod_ext.runtime.memory_server.incoming", ("tests/runtime/peers/test_peer_server.py",))
+REPLICATE = Source("hyperpod_ext.runtime.memory_server.replicate", ("tests/runtime/peers/test_replicate.py",))
 WIRE = Source("hyperpod_ext.runtime.wire", ("tests/runtime/test_wire_and_store.py",))
 KEYS = Source("hyperpod_ext.runtime.rendezvous.keys", ("tests/runtime/test_wire_and_store.py",))
 
@@ -93,6 +94,12 @@ MUTANTS: list[Mutant] = [
         "A copy exists on another node only once its bytes are those of the manifest.",
         '            check_crc(replica.manifest, *_whole(replica), where=f"replica of rank {owner}")\n',
         "            _whole(replica)\n",
+    ),
+    REPLICATE.mutant(
+        "peers.one_rank_is_ahead",
+        "No copy of a step begins while a rank of the node still writes an earlier one.",
+        "return None if any(number < first.number for number in self._writing.values()) else first",
+        "return first",
     ),
     WIRE.mutant(
         "wire.role_is_not_proved",
