@@ -28,6 +28,7 @@ overlapped_and_not = pytest.mark.parametrize(
 
 MEMORY = {"kind": "memory"}
 PEER = {"kind": "peer", "every_steps": 1, "max_slowdown": 1.0}
+EVERY_DUE_STEP = {"when_busy": "wait"}  # goes to the durable tier, however fast steps are
 STEPS = 12
 
 
@@ -110,6 +111,11 @@ def all_at_the_gate(step: int) -> list[dict[str, Any]]:
     return [{"what": "at the gate", "rank": rank, "step": step} for rank in range(4)]
 
 
+def until_all_are_at_the_gate(job: Any) -> None:
+    """In a job whose other faults have not struck by then."""
+    wait_until(lambda: len(list(job.folder.glob("spent-*"))) == 4, job)
+
+
 # --- workers --------------------------------------------------------------------------------------
 
 
@@ -166,7 +172,7 @@ def test_a_worker_killed_while_its_snapshot_is_replicated_and_drained_costs_no_n
     place = Directory(tmp_path / "checkpoints", "tiny")
     env = {"HPX_TEST_GATE": str(gate.path)}
     running = sharded("job", *all_at_the_gate(4), tiers=[MEMORY, PEER, place.tier(every_steps=1)], env=env).start()
-    running.until("step", step=3, rank=0)
+    until_all_are_at_the_gate(running)
     with stopped(memory_pid(running, 1)):
         gate.open()
 
@@ -189,6 +195,7 @@ def test_a_worker_killed_once_its_snapshot_is_safe_elsewhere_costs_no_number(sha
     place = Directory(tmp_path / "checkpoints", "tiny")
     tiers = [MEMORY, PEER if state == "replicated" else place.tier(every_steps=1)]
     running = sharded("job", *all_at_the_gate(8), tiers=tiers, env={"HPX_TEST_GATE": str(gate.path)}).start()
+    until_all_are_at_the_gate(running)
     wait_until(lambda: (7, state) in [(one["step"], one["state"]) for one in held_of(running, 0)], running)
     os.kill(running.until("joined", rank=0)["pid"], signal.SIGKILL)
     running.until("fault", rank=0)
@@ -234,7 +241,7 @@ def test_a_memory_server_killed_in_the_middle_of_a_drain_goes_on_with_the_next_d
     tiers = [MEMORY, place.tier(every_steps=3)]
     policy, env = {"grace_s": 2.0, "when_busy": when_busy}, {"HPX_TEST_GATE": str(gate.path)}
     first = sharded("first", *all_at_the_gate(6), tiers=tiers, policy=policy, env=env).start()
-    first.until("step", step=5)
+    until_all_are_at_the_gate(first)
     with stopped(memory_pid(first, 1)):  # so node 0 waits for it with a step that is not whole
         gate.open()
         wait_until(lambda: unfinished(place), first)
@@ -277,7 +284,7 @@ def resumes_whole(sharded: Any, unharmed: dict[str, Any], first: Any, tiers: Any
 def test_a_relaunch_ends_bit_for_bit_the_same_though_the_newest_step_is_damaged(sharded, unharmed, tmp_path):
     place = Directory(tmp_path / "checkpoints", "tiny")
     tiers = [MEMORY, place.tier(every_steps=2)]
-    first = sharded("first", tiers=tiers, steps=6).start()
+    first = sharded("first", tiers=tiers, steps=6, policy=EVERY_DUE_STEP).start()
     assert first.wait()["state"] == "succeeded"
     name = f"{folder_of(place, 6)}/__3_0.distcp"
     place.write(name, flip(len(place.read(name)) // 2)(place.read(name)))
@@ -287,7 +294,7 @@ def test_a_relaunch_ends_bit_for_bit_the_same_though_the_newest_step_is_damaged(
 def test_a_forged_shard_with_the_right_crc_has_a_relaunch_take_the_older_step_and_say_why(sharded, unharmed, tmp_path):
     place = Directory(tmp_path / "checkpoints", "tiny")
     tiers = [MEMORY, place.tier(every_steps=2)]
-    first = sharded("first", tiers=tiers, steps=6).start()
+    first = sharded("first", tiers=tiers, steps=6, policy=EVERY_DUE_STEP).start()
     assert first.wait()["state"] == "succeeded"
     name = f"{folder_of(place, 6)}/__3_0.distcp"
     place.write(name, other_weights(plan_of(place, 6, 3))(place.read(name)))
@@ -303,7 +310,7 @@ def test_a_forged_shard_with_the_right_crc_has_a_relaunch_take_the_older_step_an
 def test_with_every_step_damaged_a_relaunch_says_what_it_has_seen(sharded, tmp_path):
     place = Directory(tmp_path / "checkpoints", "tiny")
     tiers = [MEMORY, place.tier(every_steps=2)]
-    assert sharded("first", tiers=tiers, steps=4).start().wait()["state"] == "succeeded"
+    assert sharded("first", tiers=tiers, steps=4, policy=EVERY_DUE_STEP).start().wait()["state"] == "succeeded"
     for step in (0, 2, 4):
         name = f"{folder_of(place, step)}/__1_0.distcp"
         place.write(name, place.read(name)[:-1])
@@ -357,7 +364,7 @@ def test_a_dev_shm_that_runs_full_costs_no_snapshot(sharded, unharmed, gate):
     """Slots are shared memory of no file system."""
     env = {"HPX_TEST_GATE": str(gate.path)}
     running = sharded("job", *all_at_the_gate(2), tiers=[MEMORY, PEER], env=env, elsewhere={0: SMALL, 1: SMALL}).start()
-    running.until("step", step=1, rank=0)
+    until_all_are_at_the_gate(running)
     fill_shared_memory(running)
     gate.open()
     assert_same_end(unharmed, running.wait())
