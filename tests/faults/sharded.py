@@ -86,14 +86,12 @@ def arm(run: Run) -> None:
             kill_memory_server()
         return slot
 
-    def copy_or_die(sources, destinations):
-        if not sources:  # beside the next step a save may be copied tensor by tensor
-            return copy(sources, destinations)
+    def halfway(copy_half):
         what = strike(run, at[0], "halfway", "memory server halfway", "raises", "hangs")
         if what == "raises":
             raise ValueError(f"step {at[0]} cannot be copied")
         if what:
-            copy(sources[: len(sources) // 2], destinations[: len(sources) // 2])
+            copy_half()
         if what == "halfway":
             os.kill(os.getpid(), 9)
         if what == "memory server halfway":
@@ -101,9 +99,15 @@ def arm(run: Run) -> None:
         if what == "hangs":
             (HERE / f"hangs-{run.rank}").touch()
             threading.Event().wait()
+
+    def copy_or_die(sources, destinations):
+        if sources:
+            half = len(sources) // 2
+            halfway(lambda: copy(sources[:half], destinations[:half]))
         return copy(sources, destinations)
 
     def seal_and_die(*arguments):
+        halfway(lambda: None)  # beside the next step, all may have been copied tensor by tensor
         seal(*arguments)
         (HERE / f"sealed-{at[0]}-{run.rank}").touch()
         if strike(run, at[0], "seal asked"):
