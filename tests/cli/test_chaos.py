@@ -6,12 +6,16 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import waiting
 from command import HP_EXT, hp_ext
 from local_place import LocalPlace
+from stopped import stopped
 
 SMALL = ["--width", "16", "--layers", "1"]
 
@@ -52,17 +56,21 @@ def test_faults_are_inflicted_while_the_job_runs_and_told_afterwards(place: Loca
     until(events, '"event": "step"')
     refused = hp_ext("chaos", "tiny-gpt", "--sigkill", "--rank", "4")
     assert (refused.code, "ranks: 0 to 3" in refused.stderr) == (3, True)
+    with standing_still(events):
+        step = str(max(event["step"] for event in read(events, "step")) + 20)
+        later = hp_ext("chaos", "tiny-gpt", "--exception", "--rank", "2", "--step", step, "--phase", "backward")
+        assert later.stdout == f"exception ordered for rank 2 in step {step}\n"
+    until(events, '"event": "step"', '"generation": 2')
     assert hp_ext("chaos", "tiny-gpt", "--sigkill", "--rank", "1").stdout == "sigkill ordered for rank 1\n"
-    later = hp_ext("chaos", "tiny-gpt", "--exception", "--rank", "2", "--step", "200", "--phase", "backward")
-    assert later.stdout == "exception ordered for rank 2 in step 200\n"
-    until(events, '"event": "step"', '"step": 210,')
+    until(events, '"event": "step"', '"generation": 3')
     assert hp_ext("cancel", "tiny-gpt").code == 0
     job.communicate()
     faults = hp_ext("report", "tiny-gpt", "-o", "json").json["faults"]
-    assert [(fault["rank"], fault["kind"]) for fault in faults] == [(1, "signal"), (2, "exception")]
-    assert (faults[1]["step"], faults[1]["phase"]) == (200, "backward")
+    assert [(fault["rank"], fault["kind"]) for fault in faults] == [(2, "exception"), (1, "signal")]
+    assert (faults[0]["step"], faults[0]["phase"]) == (int(step), "backward")
     told = hp_ext("report", "tiny-gpt").stdout
-    assert "rank 2 on node 1, step 200 (backward): InjectedError: an injected exception in backward of step 200" in told
+    raised = f"InjectedError: an injected exception in backward of step {step}"
+    assert f"rank 2 on node 1, step {step} (backward): {raised}" in told
     ended = hp_ext("chaos", "tiny-gpt", "--sigkill", "--rank", "1")
     assert (ended.code, "does not run" in ended.stderr) == (5, True)
 
@@ -71,6 +79,19 @@ def start(spec: Path, *more: str) -> subprocess.Popen[str]:
     """The job of `spec`, and once more undisturbed, to compare with."""
     command = [HP_EXT, "create-job", "-f", str(spec), "--no-kill", "--wait", "--set", "chaos.compare=true", *more]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def read(events: Path, kind: str) -> list[dict[str, Any]]:
+    """Events of one kind; the last line may be half written."""
+    lines = events.read_text().splitlines(keepends=True)
+    return [event for event in map(json.loads, (line for line in lines if line[-1] == "\n")) if event["event"] == kind]
+
+
+@contextmanager
+def standing_still(events: Path) -> Iterator[None]:
+    """No step ends meanwhile: what is ordered for one of the next is there in time."""
+    with stopped(next(event["pid"] for event in read(events, "joined") if event["rank"] == 0)):
+        yield
 
 
 def until(events: Path, *signs: str) -> None:
@@ -87,8 +108,9 @@ def test_a_node_is_lost_at_a_word_and_the_spare_takes_its_ranks(place: LocalPlac
     job = start(spec, "--set", "spares=1", "--set", f"args={json.dumps(['--steps', '150', *SMALL])}")
     events = place.home / "local" / "tiny-gpt" / "0001" / "main" / "events.jsonl"
     until(events, '"imported"', '"node": 2')
-    until(events, '"step"')
-    assert hp_ext("chaos", "tiny-gpt", "--sigkill", "--node", "1").stdout == "sigkill ordered for node 1\n"
+    until(events, '"event": "step"')
+    with standing_still(events):
+        assert hp_ext("chaos", "tiny-gpt", "--sigkill", "--node", "1").stdout == "sigkill ordered for node 1\n"
     stdout, stderr = job.communicate(timeout=110)
     assert job.returncode == 0, stderr
     (recovery,) = hp_ext("report", "tiny-gpt", "-o", "json").json["recoveries"]
@@ -114,13 +136,15 @@ def test_corrupted_memory_is_refused_when_it_is_needed_and_a_peers_copy_is_taken
         *("--set", f"args={json.dumps(arguments)}"),
     )
     events = place.home / "local" / "sharded" / "0001" / "main" / "events.jsonl"
-    until(events, '"step"')
-    for order in (("--corrupt-memory", "--phase", "forward"), ("--sigkill", "--phase", "backward")):
-        assert hp_ext("chaos", "sharded", *order, "--rank", "2", "--step", "300").code == 0
+    until(events, '"event": "step"')
+    with standing_still(events):
+        step = max(event["step"] for event in read(events, "step")) + 20
+        for order in (("--corrupt-memory", "--phase", "forward"), ("--sigkill", "--phase", "backward")):
+            assert hp_ext("chaos", "sharded", *order, "--rank", "2", "--step", str(step)).code == 0
     stdout, stderr = job.communicate(timeout=110)
     assert job.returncode == 0, stderr
     (recovery,) = hp_ext("report", "sharded", "-o", "json").json["recoveries"]
-    assert (recovery["fault"]["rank"], recovery["fault"]["step"], recovery["source"]) == (2, 300, "peer")
-    refused = [one for one in map(json.loads, events.read_text().splitlines()) if one["event"] == "restore_failed"]
+    assert (recovery["fault"]["rank"], recovery["fault"]["step"], recovery["source"]) == (2, step, "peer")
+    refused = read(events, "restore_failed")
     assert {one["rank"] for one in refused} == {2}
     assert re.search(r"weights equal +yes", stdout)
