@@ -22,8 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from waiting import PATIENCE_S
+
 _POLL_S = 0.05
-_PATIENCE_S = 60.0
+_PATIENCE_S = PATIENCE_S
 """How long agents may take to be ready."""
 _POD = "HPX_TEST_POD"
 
