@@ -250,6 +250,14 @@ def test_a_program_that_is_not_there_is_told(api: KubernetesApi, tmp_path: Path)
         client().get(JOBS)
 
 
+def test_a_file_that_cannot_be_run_is_told(api: KubernetesApi, tmp_path: Path) -> None:
+    """The same error as from a folder of PATH that may not be read."""
+    (tmp_path / "program").write_text("")
+    api.kubeconfig(tmp_path / "config", user={"exec": {"command": str(tmp_path / "program")}})
+    with pytest.raises(UnreachableError, match="program`, which cannot be run: Permission denied"):
+        client().get(JOBS)
+
+
 def test_no_kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     with pytest.raises(UnreachableError, match="no kubeconfig") as caught:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from local_place import LocalPlace
 from stand_in import SLEEPING, plan_of, reporting
+from stopped import stopped
 from waiting import until
 
 from hyperpod_ext.errors import ConflictError, JobFailedError, NotFoundError
@@ -137,8 +138,9 @@ def test_nothing_outlives_an_engine_that_is_killed(place: LocalPlace, victims: s
     wait_for_nodes(place, 4 if victims == "both" else 8)
     pids = {"engine": [engine_pid()], "keeper": [int(newest().pid_file.read_text())]}
     pids["both"] = [*pids["keeper"], *pids["engine"]]
-    for pid in pids[victims]:
-        os.kill(pid, signal.SIGKILL)
+    with stopped(engine_pid()):  # it must not see the end of the other before its own
+        for pid in pids[victims]:
+            os.kill(pid, signal.SIGKILL)
     wait_for_end()
     until(lambda: local.status(HANDLE).ended and not place.processes())
     status = local.status(HANDLE)

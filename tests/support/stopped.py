@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -26,7 +26,8 @@ def stopped(pid: int, within_s: float = 10.0) -> Iterator[None]:
             os.sched_yield()
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):  # killed meanwhile
+            os.kill(pid, signal.SIGCONT)
 
 
 def _threads(pid: int) -> list[tuple[int, str]]:

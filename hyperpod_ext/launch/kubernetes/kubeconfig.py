@@ -9,6 +9,7 @@ import base64
 import binascii
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -161,10 +162,11 @@ def _exec_token(command: Mapping[str, Any], folder: Path, context: str) -> str:
     given: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     try:
         done = subprocess.run(arguments, env=environment, timeout=_EXEC_TIMEOUT_S, check=False, **given)
-    except FileNotFoundError:
+    except OSError as error:  # PermissionError where it is in no folder of PATH, and one of them may not be read
         hint = str(command.get("installHint") or "install it, or choose another context").strip()
-        message = f"context {context} wants to be signed in by `{program}`, which is not here"
-        raise UnreachableError(message, hint=hint) from None
+        is_here = Path(program).exists() if "/" in program else shutil.which(program)
+        why = f"which cannot be run: {error.strerror}" if is_here else "which is not here"
+        raise UnreachableError(f"context {context} wants to be signed in by `{program}`, {why}", hint=hint) from None
     except subprocess.TimeoutExpired:
         raise UnreachableError(f"`{program}` gave no token within {_EXEC_TIMEOUT_S:g} s") from None
     if done.returncode != 0:
