@@ -363,10 +363,11 @@ def test_a_save_beside_training_returns_at_once_and_is_waited_for(make, server):
     assert server.held_steps() == [1]
 
 
-@pytest.mark.parametrize("waited_for", ["at once", "when it is done"])
+@pytest.mark.parametrize("waited_for", ["at once", "halfway", "when it is done"])
 def test_a_checksum_taken_on_the_way_is_that_of_a_plain_save(make, server, monkeypatch, waited_for):
     monkeypatch.setattr(beside, "has_room", lambda *_: True)
     saving, plain, taken = make(overlap=True), make(1), 0
+    copy_pieces = beside.copy_pieces_checked
 
     def count(*args: Any, **options: Any) -> beside.Copied:
         nonlocal taken
@@ -375,17 +376,21 @@ def test_a_checksum_taken_on_the_way_is_that_of_a_plain_save(make, server, monke
         return copied
 
     monkeypatch.setattr("hyperpod_ext.runtime.checkpoint.checkpointer.copy_beside", count)
+    if waited_for == "halfway":
+        half = lambda pieces, *rest: copy_pieces(pieces[: len(pieces) // 2], *rest)  # noqa: E731
+        monkeypatch.setattr(beside, "copy_pieces_checked", half)
     live = various(0)
     for step in (1, 2, 3, 4):
         live["scalar"].fill_(step)
         for checkpointer in (saving, plain):
             save(checkpointer, step, live, changing=lambda tensor: tensor is live["bool"])
-        if waited_for == "when it is done":
+        if waited_for != "at once":
             saving._background.wait()
         saving.wait_staged()
     saving.flush()
     plain.flush()
-    assert taken > 0 if waited_for == "at once" else 3 * saving.own_slots()[2] - 3000 < taken
+    whole = 3 * saving.own_slots()[2] - 3000 < taken
+    assert {"at once": True, "halfway": taken > 0 and not whole, "when it is done": whole}[waited_for], taken
     contents = {held["content"] for held in server.ask("held")["snapshots"] if held["step"] == 4}
     assert len(contents) == 1
     for step in (3, 4):
