@@ -117,7 +117,7 @@ def slurm_takes(job: JobConfig, folder: Path) -> None:
     env |= {"SLURM_STEP_NODELIST": "n[1-9]", "HPX_JOB_DIR": str(folder), "HPX_SOURCE_DIR": "/", "SHOWN": str(shown)}
     done = subprocess.run(["sh", "-c", script, "sh", "node"], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr + (folder / "0.0/logs/node0.log").read_text()
-    arguments, _, variables = shown.read_bytes().partition(b"\0\0\n")
+    arguments, _, variables = shown.read_bytes().rpartition(b"\0\0\n")  # an argument may be the same
     words = [job.script, *job.args]
     seen_words = arguments.decode().split("\0")[-len(words) :]
     assert seen_words == (for_torchrun(words) if job.mode == "plain" else words)

@@ -143,3 +143,48 @@ def test_a_process_that_is_another_rank_finds_its_own_place_in_a_mesh_that_equal
         print(first, second.offsets, second.local.tolist())
     """)
     assert found.split("\n")[0] == "None (2, 0) [[4.0, 5.0], [6.0, 7.0]]"
+
+
+def test_a_move_to_another_number_of_ranks_that_is_taken_back_at_once_costs_nothing():
+    """The node that came dies before the training function is called with it."""
+    found = run("""
+        from hyperpod_ext.config.runtime import RuntimeConfig
+        from hyperpod_ext.runtime.restart.link import SoloLink
+        from hyperpod_ext.runtime.restart.run import Run
+
+        built = []
+
+        def build():
+            built.append(training.world_size)
+            return fully_shard(nn.Linear(4, 4), mesh=init_device_mesh("cpu", (1,)))
+
+        def next_generation(world_size):
+            training.leave()
+            dist.destroy_process_group()
+            dist.distributed_c10d._world.group_count = 0
+            training.move(0, world_size)
+            open_groups()
+            training.enter(training.generation + 1, fresh=False)
+
+        config = RuntimeConfig(name="a", nodes=1, workers_per_node=1)
+        training = Run(config, 0, 0, SoloLink(), None)
+        model = training.keep(build)
+        before = model(torch.ones(2, 4)).sum()
+        next_generation(2)
+        next_generation(1)
+        print("kept", training.keep(build) is model, torch.equal(before, model(torch.ones(2, 4)).sum()))
+        next_generation(2)
+        training.keep(build)(torch.ones(2, 4))
+        print("built for", built)
+        try:
+            model(torch.ones(2, 4))
+        except JobFailedError as error:
+            print("former", error)
+        next_generation(1)
+        training.keep(build)(torch.ones(2, 4))
+        print("left", training._held)
+    """)
+    assert "kept True True" in found
+    assert "built for [1, 2]" in found
+    assert "former process group 0 was not made again" in found
+    assert "left {(0, 1): []}" in found

@@ -80,7 +80,8 @@ class Run:
         self._watchdog = Watchdog(config, rank, link, checkpointer)
         self._kept: list[_Kept] = []
         self._cursor = 0
-        self._held: list[meshes.Place] = []
+        self._held: dict[tuple[int, int], list[meshes.Place]] = {}
+        """Where groups were, by the rank and world size that they were made for."""
         self._state: TrainingState | None = None
         self._restored = False
         self._taken: tuple[Taken, Whole] | None = None
@@ -109,10 +110,11 @@ class Run:
         that communicates is called again on every rank, and what it returns takes over the state of what it made
         before. So is one that made shards, meshes or groups, when the job goes on with another number of ranks.
         """
-        world = (self.rank, self.world_size)
+        world = self._world
         known = self._kept[self._cursor] if self._cursor < len(self._kept) else None
         if known is not None and known.world != world and known.is_of_one_world:
             known.value, known = None, None  # two of them may not fit into memory
+            self._held = {world: self._held[world]} if world in self._held else {}
             if self._state is not None and self._state.is_cut:
                 self._state.forget()  # its parts come from what was saved
         if known is None or known.made.talked or not interrupted_fsdp.can_be_reset():
@@ -123,7 +125,7 @@ class Run:
         else:
             meshes.repeat(known.made)
             known.value, known.world = meshes.of_now(known.value), world
-        self._held = meshes.give_back(self._held)
+        self._give_back()
         self._cursor += 1
         return self._kept[self._cursor - 1].value  # type: ignore[no-any-return]  # what build returned
 
@@ -141,7 +143,7 @@ class Run:
                 "restore() was called twice in one call of the training function",
                 hint="Name all objects in one call: restore(model=..., optimizer=..., scheduler=...).",
             )
-        self._held = meshes.give_back(self._held)
+        self._give_back()
         state = TrainingState(objects, before=self._state, before_change=self._wait_staged)
         self._state = state  # from here on what was whole before may be half overwritten
         restored = self._link.restore(state, self._extras)
@@ -250,21 +252,29 @@ class Run:
         self._cursor, self._restored, self._in_step = 0, False, False
         self._saved = -1  # what is made again is another snapshot, or none
         if fresh:
-            self._kept, self._held, self._state, self.step = [], [], None, 0
+            self._kept, self._held, self._state, self.step = [], {}, None, 0
 
     def move(self, rank: int, world_size: int) -> None:
         """This process is another rank from now on, or one among another number of ranks."""
         self.rank, self.world_size = rank, world_size
         self._watchdog.close()
         self._watchdog = Watchdog(self.config, rank, self._link, self._checkpointer)
-        self._held = []  # what was cut for the former world is built anew
         meshes.forget_rank()
 
     def leave(self) -> None:
         """A generation is over: let go of its process groups, wherever they are held."""
         self._watchdog.leave()
         self._wrapped = []
-        self._held += meshes.let_go()
+        self._held.setdefault(self._world, []).extend(meshes.let_go())
+
+    @property
+    def _world(self) -> tuple[int, int]:
+        return self.rank, self.world_size
+
+    def _give_back(self) -> None:
+        """Groups to what was made for this world. What was made for another one is built anew, unless that other world
+        comes back first: the one between may have ended before the training function was called."""
+        self._held[self._world] = meshes.give_back(self._held.get(self._world, []))
 
     def whole(self) -> Whole | None:
         """The live state, if it is whole: what this rank can offer to others."""

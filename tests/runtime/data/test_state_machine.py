@@ -36,6 +36,12 @@ def test_steps_are_those_of_the_list_whatever_happens() -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(1200)
+def test_steps_are_those_of_the_list_in_2000_histories() -> None:
+    run(2000)
+
+
+@pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_steps_are_those_of_the_list_in_20000_histories() -> None:
     run(int(os.environ.get("HPX_EXAMPLES", "20000")))
