@@ -207,7 +207,7 @@ def sharded(job: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
         sockets = tmp_path_factory.mktemp("s")
         env = {"HPX_SECRET_FILE": str(secret), "HPX_SOCKET_DIR": str(sockets), "HPX_TEST_STEPS": str(steps)}
         env |= {"HPX_TEST_FAULTS": json.dumps(faults), **more.pop("env", {})}
-        policy = {"tiers": list(tiers), "grace_s": 20.0, **more.pop("policy", {})}
+        policy = {"tiers": list(tiers), "grace_s": 90.0, **more.pop("policy", {})}
         settings = {"checkpoint": policy, "restart": {"preload": SHARDED_PRELOAD}}
         return job(name, script=SHARDED, settings=settings, env=env, **more)
 
