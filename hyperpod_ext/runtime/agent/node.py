@@ -262,9 +262,11 @@ class Node:
             case "record":
                 await self._take_note(message["record"])
             case "replace":
-                self._spawn(self._start_worker(int(message["rank"])))
+                start = self._workers.expect(rank := int(message["rank"]))
+                self._spawn(self._start_worker(rank, start))
             case "prepare":
-                self._spawn(self._start_worker(int(message["rank"]), int(message["world_size"])))
+                start = self._workers.expect(rank := int(message["rank"]))
+                self._spawn(self._start_worker(rank, start, int(message["world_size"])))
             case "unprepare":
                 self._workers.kill_all()
             case "settled":
@@ -346,7 +348,7 @@ class Node:
         if self._config.checkpoint.durable() or self._config.checkpoint.peer():
             self._spawn(self._copies.watch())
 
-    async def _start_worker(self, rank: int, next_world: int | None = None) -> None:
+    async def _start_worker(self, rank: int, start: int, next_world: int | None = None) -> None:
         """`next_world`: ranks of the world that it will be one of, while the others train in this one."""
         assert self._ready is not None, "the first record comes before the first order"
         await asyncio.shield(self._ready)
@@ -355,7 +357,7 @@ class Node:
             self._event("ill", ailments=health.ailments, seconds=health.seconds)
             self._lose(f"it is not fit for a worker: {health.sentence()}")
             return
-        await self._workers.start(rank, self._zygote, next_world, coming=next_world is not None)
+        await self._workers.start(rank, start, self._zygote, next_world, coming=next_world is not None)
 
     async def _retire(self) -> None:
         """Another node has this one's ranks; what its memory holds may still be needed."""

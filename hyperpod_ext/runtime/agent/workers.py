@@ -178,13 +178,22 @@ class Workers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGKILL)
 
-    async def start(self, rank: int, zygote: Zygote, world_size: int | None = None, *, coming: bool = False) -> None:
-        """Fork a worker for `rank`; one that is there already is ended. `coming`: of the next world."""
-        self._starts[rank] = this = next(_STARTS)
+    def expect(self, rank: int) -> int:
+        """A worker is about to be started for `rank`: what `start` is given."""
+        self._starts[rank] = next(_STARTS)
+        return self._starts[rank]
+
+    async def start(
+        self, rank: int, this: int, zygote: Zygote, world_size: int | None = None, *, coming: bool = False
+    ) -> None:
+        """Fork a worker for `rank`; one that is there already is ended. `coming`: of the next world.
+
+        None stays where it was expected once more meanwhile, or is not wanted any longer.
+        """
         if (leaving := self._leaving.get(rank)) is not None:
             await leaving.wait()
-            if self._starts.get(rank) != this:  # it was started once more meanwhile, or is not wanted any longer
-                return
+        if self._starts.get(rank) != this:
+            return
         if (old := self._workers.pop(rank, None)) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(old.pid, signal.SIGKILL)
@@ -204,6 +213,10 @@ class Workers:
         lifeline = Lifeline(Path(env[ENV_PULSE]))
         lifeline.prepare()
         pid = await zygote.fork(argv=self._settings.argv, env=env, cwd=Path.cwd(), log=log)
+        if self._starts.get(rank) != this:
+            on_exit(pid, lambda status: None)
+            os.kill(pid, signal.SIGKILL)
+            return
         worker = _Worker(rank, pid, log, lifeline, coming)
         async with self._known:
             self._workers[rank] = worker
