@@ -14,10 +14,10 @@ import sys
 import aws_cdk as cdk
 from hyperpod_cdk import build
 
-from hyperpod_ext.config.cluster import ClusterConfig
-from hyperpod_ext.config.load import read
+from hyperpod_ext.clusters.deployment import problems
+from hyperpod_ext.config.clusters.cluster import ClusterConfig
+from hyperpod_ext.config.files.load import read
 from hyperpod_ext.errors import HyperpodExtError, UnsupportedError
-from hyperpod_ext.launch.cluster.deployment import problems
 
 
 def load_cluster(path: str) -> ClusterConfig:

@@ -62,10 +62,11 @@ def command(
     output: str,
 ) -> None:
     """Inflict a fault on a job that runs, to see what it does. Only where machines cost nothing."""
-    from hyperpod_ext.config.chaos import InjectedFault, NodeFault
+    from hyperpod_ext.config.fault_injection import InjectedFault, NodeFault
     from hyperpod_ext.errors import Problem, UnsupportedError
-    from hyperpod_ext.launch.handle import JobHandle
-    from hyperpod_ext.launch.targets import get_target, local_chaos
+    from hyperpod_ext.submit.contract.handle import JobHandle
+    from hyperpod_ext.submit.contract.targets import get_target
+    from hyperpod_ext.submit.local import fault_injection as local_chaos
 
     if kind is None:
         raise click.UsageError(f"Name one fault: {', '.join(f'--{name}' for name in _KINDS)}.")

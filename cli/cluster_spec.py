@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hyperpod_ext.config.cluster import ClusterConfig
-    from hyperpod_ext.config.load import Loaded
+    from hyperpod_ext.config.clusters.cluster import ClusterConfig
+    from hyperpod_ext.config.files.load import Loaded
 
 
 def read_cluster(file: str, overrides: Sequence[str]) -> Loaded[ClusterConfig]:
     """The spec, with the places of its values."""
-    from hyperpod_ext.config.cluster import ClusterConfig
-    from hyperpod_ext.config.load import read
+    from hyperpod_ext.config.clusters.cluster import ClusterConfig
+    from hyperpod_ext.config.files.load import read
 
     return read(ClusterConfig, file, overrides)
 

@@ -27,7 +27,7 @@ def command(
     """Create a HyperPod cluster. Its spec is checked whole before AWS is asked."""
     import json
 
-    from hyperpod_ext.launch.cluster import service
+    from hyperpod_ext.clusters import service
 
     from .cluster_spec import read_cluster, with_lines
 

@@ -14,9 +14,9 @@ from .output import print_result, say
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hyperpod_ext.config.overrides import Override
-    from hyperpod_ext.launch.handle import JobHandle
-    from hyperpod_ext.launch.plan import Plan
+    from hyperpod_ext.config.files.overrides import Override
+    from hyperpod_ext.submit.contract.handle import JobHandle
+    from hyperpod_ext.submit.plan import Plan
 
 
 @click.command(
@@ -72,7 +72,7 @@ def command(
         print_result(plan.to_json(), output, _plan_text(plan))
         return
     if server_dry_run:
-        from hyperpod_ext.launch.submit import rehearse
+        from hyperpod_ext.submit.submit import rehearse
 
         checked = {"name": plan.name, "target": target, "accepted": True}
         rehearse(plan)
@@ -90,8 +90,8 @@ def command(
 
 def _faults(kills: tuple[str, ...]) -> list[Override]:
     """`--kill` as changes to the spec, so that a rank that is not there is told like any other mistake."""
-    from hyperpod_ext.config.chaos import KillFault
-    from hyperpod_ext.config.overrides import Override
+    from hyperpod_ext.config.fault_injection import KillFault
+    from hyperpod_ext.config.files.overrides import Override
 
     changes = []
     for index, text in enumerate(kills):
@@ -108,8 +108,8 @@ def _faults(kills: tuple[str, ...]) -> list[Override]:
 
 def _submit(plan: Plan, cancel_on_interrupt: bool) -> JobHandle:
     """Submit; Ctrl-C comes through only when the job can be named, so that it can be cancelled."""
-    from hyperpod_ext.launch.submit import submit
-    from hyperpod_ext.launch.targets import get_target
+    from hyperpod_ext.submit.contract.targets import get_target
+    from hyperpod_ext.submit.submit import submit
 
     from .interrupts import held_back
 
@@ -127,7 +127,7 @@ def wait_for_end(
 ) -> None:
     """Show progress until the job has ended, then its result; a job that failed is an exit code."""
     from hyperpod_ext.errors import JobFailedError, UserInterruptError
-    from hyperpod_ext.launch.targets import get_target
+    from hyperpod_ext.submit.contract.targets import get_target
 
     from .report import describe_result, warn
 
@@ -159,7 +159,7 @@ def wait_for_end(
 def _show_progress(handle: JobHandle, timeout: float | None, follow: bool) -> str:
     """Watch the job to its end; returns the folder of its files."""
     from hyperpod_ext.errors import WaitTimeoutError
-    from hyperpod_ext.launch.targets import get_target
+    from hyperpod_ext.submit.contract.targets import get_target
 
     from .progress import make_progress
 

@@ -37,8 +37,8 @@ def command(
     output: str,
 ) -> None:
     """Show what a spec would change, field by field. What a server adds by itself is no difference."""
-    from hyperpod_ext.launch.differences import differences
-    from hyperpod_ext.launch.kubernetes.text import read_all
+    from hyperpod_ext.submit.contract.differences import differences
+    from hyperpod_ext.submit.contract.yaml_text import read_all
 
     from .spec import Specs
 
@@ -57,8 +57,8 @@ def command(
 
 
 def _live(target: str, job: Any) -> dict[str, Any]:
-    from hyperpod_ext.launch.kubernetes import jobs
-    from hyperpod_ext.launch.kubernetes.kinds import HYPERPOD, PYTORCH, TRAIN
+    from hyperpod_ext.submit.kubernetes import jobs
+    from hyperpod_ext.submit.kubernetes.kinds import HYPERPOD, PYTORCH, TRAIN
 
     kind = HYPERPOD
     if target == "kubeflow":
@@ -70,7 +70,7 @@ def _file(name: str, kind: str) -> dict[str, Any]:
     from pathlib import Path
 
     from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
-    from hyperpod_ext.launch.kubernetes.schemas import check_yaml
+    from hyperpod_ext.submit.kubernetes.schemas import check_yaml
 
     if not Path(name).is_file():
         raise NotFoundError(f"there is no file {name}")

@@ -22,7 +22,7 @@ def command(context: str | None, offline: bool, output: str) -> None:
     """Tell what is installed and reachable, and whether the cluster's operator takes what is rendered here."""
     from dataclasses import asdict
 
-    from hyperpod_ext.launch.doctor import look_at_cluster, look_here
+    from hyperpod_ext.submit.doctor import look_at_cluster, look_here
 
     found = [*look_here(), *([] if offline else look_at_cluster(context))]
     rows = [(one.state, one.what, one.finding) for one in found]

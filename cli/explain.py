@@ -10,7 +10,7 @@ from .command import Command, output_option
 from .output import columns, print_result
 
 if TYPE_CHECKING:
-    from hyperpod_ext.launch.rules import Rule
+    from hyperpod_ext.submit.rules import Rule
 
 
 @click.command(
@@ -25,7 +25,7 @@ Examples:
 @output_option()
 def command(what: str | None, output: str) -> None:
     """Tell what a rule means and how to mend what it found, or what a field of a spec is for."""
-    from hyperpod_ext.launch.rules import all_rules
+    from hyperpod_ext.submit.rules import all_rules
 
     rules = {**_checks(), **all_rules()}
     if what is None:
@@ -41,14 +41,14 @@ def command(what: str | None, output: str) -> None:
 
 def _checks() -> dict[str, Rule]:
     """The checks of specs, as rules."""
-    from hyperpod_ext.config.check_texts import TEXTS
-    from hyperpod_ext.launch.rules import Rule
+    from hyperpod_ext.config.files.check_texts import TEXTS
+    from hyperpod_ext.submit.rules import Rule
 
     return {name: Rule(name, "error", *texts, find=lambda _context: iter(())) for name, texts in TEXTS.items()}
 
 
 def _explain_rule(name: str, rules: dict[str, Rule], output: str) -> None:
-    from hyperpod_ext.config.nearest import nearest
+    from hyperpod_ext.config.files.nearest import nearest
     from hyperpod_ext.errors import NotFoundError
 
     if name not in rules:
@@ -63,9 +63,9 @@ def _explain_rule(name: str, rules: dict[str, Rule], output: str) -> None:
 
 def _explain_field(what: str, output: str) -> None:
     from hyperpod_ext.config.base import Config
-    from hyperpod_ext.config.cluster import ClusterConfig
-    from hyperpod_ext.config.explain import explain
-    from hyperpod_ext.config.job import JobConfig
+    from hyperpod_ext.config.clusters.cluster import ClusterConfig
+    from hyperpod_ext.config.files.explain import explain
+    from hyperpod_ext.config.job.job import JobConfig
 
     spec, _, path = what.partition(".")
     specs: dict[str, type[Config]] = {"job": JobConfig, "cluster": ClusterConfig}

@@ -25,8 +25,8 @@ def command(file: str, output: str) -> None:
     from pathlib import Path
 
     from hyperpod_ext.errors import NotFoundError
-    from hyperpod_ext.launch.import_file import import_file
-    from hyperpod_ext.launch.spec_note import brief
+    from hyperpod_ext.submit.contract.spec_annotation import brief
+    from hyperpod_ext.submit.import_any import import_file
 
     if file != "-" and not Path(file).is_file():
         raise NotFoundError(f"there is no file {file}")

@@ -22,12 +22,12 @@ def command(folder: str, name: str) -> None:
     import json
     from pathlib import Path
 
-    from hyperpod_ext.config.document import parse
-    from hyperpod_ext.config.job import JobConfig
-    from hyperpod_ext.config.load import load_text
-    from hyperpod_ext.config.schema import json_schema
+    from hyperpod_ext.config.files.document import parse
+    from hyperpod_ext.config.files.load import load_text
+    from hyperpod_ext.config.files.schema import json_schema
+    from hyperpod_ext.config.job.job import JobConfig
     from hyperpod_ext.errors import ConflictError
-    from hyperpod_ext.launch.render import render
+    from hyperpod_ext.submit.contract.render import render
 
     written = name if parse(name, "--name").data == name else json.dumps(name)
     spec = render("init/job.yaml.j2", name=written, schema="job.schema.json")

@@ -24,7 +24,7 @@ def command(filters: tuple[str, ...], everything: bool, output: str) -> None:
     from dataclasses import asdict
 
     from hyperpod_ext.catalog.instances import instances, usable_cpus, usable_memory_mib
-    from hyperpod_ext.config.nearest import suggest
+    from hyperpod_ext.config.files.nearest import suggest
     from hyperpod_ext.errors import NotFoundError
 
     known = instances()

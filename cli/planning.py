@@ -10,7 +10,7 @@ import click
 
 if TYPE_CHECKING:
     from hyperpod_ext.config.checkpoint import CheckpointPolicy
-    from hyperpod_ext.config.job import JobConfig
+    from hyperpod_ext.config.job.job import JobConfig
     from hyperpod_ext.planner.costs import Spread
     from hyperpod_ext.planner.history import History
     from hyperpod_ext.planner.rates import Rates
@@ -107,14 +107,14 @@ class _Reader:
             if self._o["overrides"]:
                 raise click.UsageError("--set changes a spec: name it with -f job.yaml")
             return None
-        from hyperpod_ext.config.job import JobConfig
-        from hyperpod_ext.config.load import read
+        from hyperpod_ext.config.files.load import read
+        from hyperpod_ext.config.job.job import JobConfig
 
         return read(JobConfig, self._o["file"], self._o["overrides"]).config
 
     def _find_machine(self, job: JobConfig | None) -> Any:
         from hyperpod_ext.catalog.instances import instance, instances
-        from hyperpod_ext.config.nearest import suggest
+        from hyperpod_ext.config.files.nearest import suggest
         from hyperpod_ext.errors import NotFoundError
 
         name = self._o["instance_type"] or (job.resources.instance_type if job else None)

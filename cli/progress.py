@@ -13,7 +13,7 @@ from .story import Story
 if TYPE_CHECKING:
     import rich.progress
 
-    from hyperpod_ext.launch.job_status import Moment
+    from hyperpod_ext.submit.contract.job_status import Moment
 
 _LINES_A_RUN = 8
 

@@ -31,7 +31,7 @@ def make_page(result: Mapping[str, Any]) -> str:
 
     Figures are `<data>` elements: `data-key` names the field, `value` is the JSON's.
     """
-    from hyperpod_ext.launch.render import render
+    from hyperpod_ext.submit.contract.render import render
 
     over_time = result.get("over_time") or {"part_s": 0.0, "shares": {}}
     phases = result.get("phases") or {}

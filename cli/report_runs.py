@@ -25,14 +25,14 @@ def read_run(run: str) -> dict[str, Any]:
         NotFoundError: there is no such job or file, or the job has not ended.
         ConfigError: a file cannot be read as what it should be.
     """
-    from hyperpod_ext.launch.targets.local_result import EMPTY_REPORT
+    from hyperpod_ext.submit.local.result import EMPTY_REPORT
 
     return EMPTY_REPORT | {"name": run, "faults": []} | _NOT_COMPARED | dict(_read(run))
 
 
 def compare(result: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[str, Any]:
     """The result with what another run came to, and whether both had the same losses and weights."""
-    from hyperpod_ext.launch.targets.local_result import same
+    from hyperpod_ext.submit.local.result import same
 
     other = {key: beside[key] for key in ("name", "state", "steps", "goodput", "losses")}
     other["seconds"] = beside["seconds"].get("wall")
@@ -43,8 +43,8 @@ def compare(result: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[str, A
 def _read(run: str) -> Mapping[str, Any]:
     if "://" not in run and ("/" in run or run.endswith((".json", ".jsonl"))):
         return _read_file(Path(run))
-    from hyperpod_ext.launch.handle import JobHandle
-    from hyperpod_ext.launch.targets import get_target
+    from hyperpod_ext.submit.contract.handle import JobHandle
+    from hyperpod_ext.submit.contract.targets import get_target
 
     handle = JobHandle.parse(run)
     return get_target(handle.target).result(handle)
@@ -77,7 +77,7 @@ def _read_file(path: Path) -> Mapping[str, Any]:
 def _of_events(path: Path, text: str) -> Mapping[str, Any]:
     """A report made here and now: of a job that could not write one, or still runs."""
     from hyperpod_ext.planner.history import parse_events
-    from hyperpod_ext.runtime.goodput import make_report
+    from hyperpod_ext.runtime.events.report import make_report
 
     from .output import say
 

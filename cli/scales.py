@@ -10,7 +10,7 @@ from .command import Command, output_option, spec_options, spec_path
 from .output import columns, print_result, say
 
 if TYPE_CHECKING:
-    from hyperpod_ext.config.job import JobConfig
+    from hyperpod_ext.config.job.job import JobConfig
     from hyperpod_ext.config.scales import Scale
 
 

@@ -24,9 +24,9 @@ def command(spec: str) -> None:
     import json
 
     from hyperpod_ext.config.base import Config
-    from hyperpod_ext.config.cluster import ClusterConfig
-    from hyperpod_ext.config.job import JobConfig
-    from hyperpod_ext.config.schema import json_schema
+    from hyperpod_ext.config.clusters.cluster import ClusterConfig
+    from hyperpod_ext.config.files.schema import json_schema
+    from hyperpod_ext.config.job.job import JobConfig
 
     models: dict[str, type[Config]] = {"job": JobConfig, "cluster": ClusterConfig}
     click.echo(json.dumps(json_schema(models[spec]), indent=2))

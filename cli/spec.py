@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from .output import say
 
 if TYPE_CHECKING:
-    from hyperpod_ext.config.checks import Check
-    from hyperpod_ext.config.cluster import ClusterConfig
-    from hyperpod_ext.config.document import Document
-    from hyperpod_ext.config.job import JobConfig
-    from hyperpod_ext.config.load import Loaded
-    from hyperpod_ext.config.overrides import Override
+    from hyperpod_ext.clusters.cdk.outputs import ClusterOutputs
+    from hyperpod_ext.config.clusters.cluster import ClusterConfig
+    from hyperpod_ext.config.files.checks import Check
+    from hyperpod_ext.config.files.document import Document
+    from hyperpod_ext.config.files.load import Loaded
+    from hyperpod_ext.config.files.overrides import Override
+    from hyperpod_ext.config.job.job import JobConfig
     from hyperpod_ext.errors import Problem
-    from hyperpod_ext.launch.cdk.outputs import ClusterOutputs
-    from hyperpod_ext.launch.plan import Plan
+    from hyperpod_ext.submit.plan import Plan
 
 
 class Specs:
@@ -35,8 +35,8 @@ class Specs:
         strict: bool = False,
         ignored: Sequence[str] = (),
     ) -> None:
-        from hyperpod_ext.config.job import JobConfig
-        from hyperpod_ext.config.load import read
+        from hyperpod_ext.config.files.load import read
+        from hyperpod_ext.config.job.job import JobConfig
         from hyperpod_ext.errors import ConfigError
 
         self._file = job_file
@@ -51,7 +51,7 @@ class Specs:
         except ConfigError as error:
             problems += error.problems
         if cluster_file is not None:
-            from hyperpod_ext.config.cluster import ClusterConfig
+            from hyperpod_ext.config.clusters.cluster import ClusterConfig
 
             try:
                 self.cluster = read(ClusterConfig, cluster_file).config
@@ -66,7 +66,7 @@ class Specs:
 
     def _spec_checks(self) -> list[Check]:
         """What would be found once single fields are right, told beside their mistakes."""
-        from hyperpod_ext.launch.rules import spec_checks
+        from hyperpod_ext.submit.rules import spec_checks
 
         return spec_checks(self._ignored)
 
@@ -74,7 +74,7 @@ class Specs:
         """What a spec leaves to the cluster that it names."""
         if not (isinstance(document.data, dict) and document.data.get("cluster")):
             return
-        from hyperpod_ext.launch.cdk.jobs import fill, outputs_for
+        from hyperpod_ext.clusters.cdk.jobs import fill, outputs_for
 
         if (found := outputs_for(document, Path(self._file).parent)) is None:
             return
@@ -88,14 +88,14 @@ class Specs:
         """The job, with what its cluster settles for this target."""
         if self._outputs is None:
             return self.job
-        from hyperpod_ext.launch.cdk.jobs import on_cluster
+        from hyperpod_ext.clusters.cdk.jobs import on_cluster
 
         return on_cluster(self.job, self._outputs, target)
 
     def check(self, target: str | None) -> None:
         """What job, cluster and target together show, with the lines of the job's file."""
         from hyperpod_ext.errors import UnsupportedError
-        from hyperpod_ext.launch.plan import find_problems
+        from hyperpod_ext.submit.plan import find_problems
 
         problems = find_problems(self.job_on(target), self.cluster, target, self._ignored)
         if self._strict:
@@ -105,14 +105,14 @@ class Specs:
 
     def warnings(self, target: str | None) -> list[Problem]:
         """What will work, and is probably not what was meant; each with its line."""
-        from hyperpod_ext.launch.plan import find_warnings
+        from hyperpod_ext.submit.plan import find_warnings
 
         return self._loaded.locate(find_warnings(self.job_on(target), self.cluster, target, self._ignored))
 
     def plan(self, target: str, templates: str | None = None) -> Plan:
         """The checked plan; its warnings are said at once. `templates`: a folder with templates of the user's own."""
-        from hyperpod_ext.launch.plan import make_plan
-        from hyperpod_ext.launch.render import own_templates
+        from hyperpod_ext.submit.contract.render import own_templates
+        from hyperpod_ext.submit.plan import make_plan
 
         self.check(target)
         with own_templates(Path(templates) if templates else None):
@@ -134,8 +134,8 @@ def _known(ignored: Sequence[str]) -> tuple[str, ...]:
 
     if not ignored:
         return ()
-    from hyperpod_ext.config.nearest import suggest
-    from hyperpod_ext.launch.rules import all_rules
+    from hyperpod_ext.config.files.nearest import suggest
+    from hyperpod_ext.submit.rules import all_rules
 
     rules = all_rules()
     for name in ignored:

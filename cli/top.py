@@ -12,8 +12,8 @@ from .command import Command, output_option, target_option
 from .output import columns, print_result
 
 if TYPE_CHECKING:
-    from hyperpod_ext.launch.job_status import JobStatus, Moment
     from hyperpod_ext.runtime.metrics.meters import Meters
+    from hyperpod_ext.submit.contract.job_status import JobStatus, Moment
 
 _MOST_RANKS = 32
 """Ranks that get a line of their own; of more, those that are behind come first."""
@@ -35,8 +35,8 @@ def command(job: str, target: str, once: bool, output: str) -> None:
 
     Jobs on Kubernetes and SageMaker tell their state alone; the rest can be read at the port of `metrics` there.
     """
-    from hyperpod_ext.launch.handle import JobHandle
-    from hyperpod_ext.launch.targets import get_target
+    from hyperpod_ext.submit.contract.handle import JobHandle
+    from hyperpod_ext.submit.contract.targets import get_target
 
     handle = JobHandle.parse(job, target)
     moments = get_target(handle.target).watch(handle)

@@ -10,7 +10,7 @@ from .command import Command, output_option
 from .output import print_result, say
 
 if TYPE_CHECKING:
-    from hyperpod_ext.launch.cluster.changes import Change
+    from hyperpod_ext.clusters.changes import Change
 
 
 @click.command(
@@ -42,8 +42,8 @@ def command(
 
     A change that UpdateCluster cannot make is refused with the reason: only a new cluster, or a new group, has it.
     """
-    from hyperpod_ext.launch.cluster import service
-    from hyperpod_ext.launch.cluster.changes import update_cluster_request
+    from hyperpod_ext.clusters import service
+    from hyperpod_ext.clusters.changes import update_cluster_request
 
     from .cluster_spec import read_cluster, with_lines
 

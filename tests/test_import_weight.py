@@ -54,7 +54,7 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
 
 def test_help_of_all_loads_no_command() -> None:
     ours = {module for module in loaded_by(LOADED_BY_COMMAND, "--help") if module.startswith("hyperpod_ext.")}
-    assert ours == {"hyperpod_ext.cli", "hyperpod_ext.cli.lazy_group"}
+    assert ours == {"hyperpod_ext._moved", "hyperpod_ext.cli", "hyperpod_ext.cli.lazy_group"}
 
 
 def test_validate_loads_neither_templates_nor_torch(root: Path) -> None:
@@ -68,7 +68,7 @@ def test_templates_of_a_cluster_are_made_in_another_process(root: Path, tmp_path
     app = tmp_path / "app.py"
     app.write_text("raise SystemExit('here')\n")
     loaded = loaded_by(LOADED_BY_COMMAND, "cluster", "synth", "-f", str(spec), "--app", str(tmp_path))
-    assert "hyperpod_ext.launch.cdk.synth" in loaded
+    assert "hyperpod_ext.clusters.cdk.synth" in loaded
     assert loaded & {"aws_cdk", "jsii", "cfnlint", "torch", "boto3", "jinja2", "rich"} == set()
 
 
@@ -82,12 +82,14 @@ def test_importing_a_package_costs_nothing(module: str) -> None:
 
 
 def test_the_estimator_helper_loads_neither_aws_nor_an_sdk() -> None:
-    loaded = loaded_by("import json, sys, hyperpod_ext.estimator; print(json.dumps(sorted(sys.modules)))")
+    loaded = loaded_by(
+        "import json, sys, hyperpod_ext.submit.sagemaker.estimator; print(json.dumps(sorted(sys.modules)))"
+    )
     assert loaded & {"boto3", "botocore", "sagemaker", "torch", "jinja2", "click", "rich"} == set()
 
 
 def test_the_local_engine_starts_on_the_standard_library() -> None:
-    engine = "hyperpod_ext.launch.targets.local_engine"
+    engine = "hyperpod_ext.submit.local.engine"
     loaded = loaded_by(f"import json, sys, {engine}; print(json.dumps(sorted(sys.modules)))")
     assert loaded & (HEAVY | {"click"}) == set()
 
@@ -124,6 +126,6 @@ def test_help_costs_at_most_three_times_click() -> None:
 def test_checking_a_spec_for_a_cluster_loads_no_client_and_no_templates(root: Path, target: str) -> None:
     spec = root / "examples" / "06-kubeflow" / "job.yaml"
     loaded = loaded_by(LOADED_BY_COMMAND, "validate", str(spec), "--target", target)
-    assert "hyperpod_ext.launch.rules.machines" in loaded
-    assert "hyperpod_ext.config.cluster" not in loaded  # two fifths of the time, for nothing
+    assert "hyperpod_ext.submit.rules.machines" in loaded
+    assert "hyperpod_ext.config.clusters.cluster" not in loaded  # two fifths of the time, for nothing
     assert loaded & {"jinja2", "torch", "rich", "boto3", "ssl", "kubernetes"} == set()

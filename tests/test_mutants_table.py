@@ -25,7 +25,7 @@ def test_a_mutant_can_be_applied(mutant: Mutant, root: Path) -> None:
 
 
 def test_a_source_is_found_by_its_modules_name() -> None:
-    assert Source("hyperpod_ext.runtime.wire", ()).path == "hyperpod_ext/runtime/wire.py"
+    assert Source("hyperpod_ext.runtime.ipc.messages", ()).path == "hyperpod_ext/runtime/ipc/messages.py"
     assert Source("hyperpod_ext.cli.checkpoints.prune", ()).path == "cli/checkpoints/prune.py"
     assert Source("templates/local/node.sh.j2", ()).path == "templates/local/node.sh.j2"
 

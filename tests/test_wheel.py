@@ -14,7 +14,7 @@ FOLDERS = {"hyperpod_ext": "hyperpod_ext", "cli": "hyperpod_ext/cli", "templates
 """Folder of the repository, and the package it installs as."""
 
 SHIPPED = {".py", ".j2", ".json", ".yaml", ".typed"}
-BUILT = "hyperpod_ext/runtime/checkpoint/_stream.abi3.so"
+BUILT = "hyperpod_ext/runtime/snapshot/_stream.abi3.so"
 """Of stream.c, where there is a compiler."""
 
 

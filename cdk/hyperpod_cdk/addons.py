@@ -12,8 +12,8 @@ from constructs import Construct
 from hyperpod_cdk.acknowledgements import accept, accept_managed_policy
 from hyperpod_cdk.eks import Eks
 from hyperpod_cdk.part import Part, managed_policy
-from hyperpod_ext.config.cluster import ClusterConfig
-from hyperpod_ext.config.infrastructure import TaskGovernance
+from hyperpod_ext.config.clusters.cluster import ClusterConfig
+from hyperpod_ext.config.clusters.infrastructure import TaskGovernance
 
 _OPERATOR = "amazon-sagemaker-hyperpod-training-operator"
 _GOVERNANCE = "amazon-sagemaker-hyperpod-taskgovernance"

@@ -11,7 +11,7 @@ from hyperpod_cdk.network import NetworkStack, existing_places
 from hyperpod_cdk.observability import ObservabilityStack
 from hyperpod_cdk.part import Part
 from hyperpod_cdk.storage import StorageStack
-from hyperpod_ext.config.cluster import ClusterConfig
+from hyperpod_ext.config.clusters.cluster import ClusterConfig
 
 
 def build(app: cdk.App, config: ClusterConfig, *, scale: bool = False) -> dict[str, Part]:

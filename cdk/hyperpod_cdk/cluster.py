@@ -11,9 +11,9 @@ from hyperpod_cdk.eks import Eks
 from hyperpod_cdk.network import Places
 from hyperpod_cdk.part import Part
 from hyperpod_cdk.storage import LIFECYCLE, Stored
-from hyperpod_ext.config.cluster import ClusterConfig
-from hyperpod_ext.launch.cluster.bindings import Bindings, bound
-from hyperpod_ext.launch.cluster.request import create_cluster_request
+from hyperpod_ext.clusters.bindings import Bindings, bound
+from hyperpod_ext.clusters.request import create_cluster_request
+from hyperpod_ext.config.clusters.cluster import ClusterConfig
 
 LIFECYCLE_SCRIPT = "on_init_complete.sh"
 

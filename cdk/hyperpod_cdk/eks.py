@@ -14,7 +14,7 @@ from constructs import Construct
 from hyperpod_cdk.acknowledgements import accept_managed_policy, accept_nag
 from hyperpod_cdk.network import Places
 from hyperpod_cdk.part import Part, managed_policy
-from hyperpod_ext.config.cluster import ClusterConfig
+from hyperpod_ext.config.clusters.cluster import ClusterConfig
 
 _LOGS = ("api", "audit", "authenticator", "controllerManager", "scheduler")
 _BEFORE_NODES = ("vpc-cni", "kube-proxy", "eks-pod-identity-agent")

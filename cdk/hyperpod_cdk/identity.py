@@ -15,7 +15,7 @@ from hyperpod_cdk.eks import Eks
 from hyperpod_cdk.network import Places
 from hyperpod_cdk.part import Part, managed_policy
 from hyperpod_cdk.storage import EPHEMERAL, JOBS, MILESTONES, Stored
-from hyperpod_ext.config.infrastructure import JobRole
+from hyperpod_ext.config.clusters.infrastructure import JobRole
 
 _OBJECT_ACTIONS = [
     *("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"),

@@ -14,7 +14,7 @@ from constructs import Construct
 from hyperpod_cdk.acknowledgements import accept
 from hyperpod_cdk.part import Part
 from hyperpod_cdk.subnets import plan_subnets
-from hyperpod_ext.config.cluster import ClusterConfig
+from hyperpod_ext.config.clusters.cluster import ClusterConfig
 
 ENDPOINTS = (
     *("ecr.api", "ecr.dkr", "sts", "logs", "monitoring", "ec2", "ssm", "ssmmessages", "ec2messages"),

@@ -10,8 +10,8 @@ from constructs import Construct
 from hyperpod_cdk.acknowledgements import allow
 from hyperpod_cdk.eks import Eks
 from hyperpod_cdk.part import Part
-from hyperpod_ext.config.cluster import ClusterConfig
-from hyperpod_ext.config.infrastructure import Observability
+from hyperpod_ext.config.clusters.cluster import ClusterConfig
+from hyperpod_ext.config.clusters.infrastructure import Observability
 
 _ADDON = "amazon-sagemaker-hyperpod-observability"
 _ACCOUNT = "hyperpod-observability-operator-otel-collector"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import aws_cdk as cdk
 from constructs import Construct
 
-from hyperpod_ext.config.cluster import ClusterConfig
-from hyperpod_ext.config.infrastructure import Infrastructure
+from hyperpod_ext.config.clusters.cluster import ClusterConfig
+from hyperpod_ext.config.clusters.infrastructure import Infrastructure
 
 
 class Part(cdk.Stack):

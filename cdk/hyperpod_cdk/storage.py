@@ -14,9 +14,9 @@ from constructs import Construct
 
 from hyperpod_cdk.network import Places
 from hyperpod_cdk.part import Part
-from hyperpod_ext.config.cluster import ClusterConfig
-from hyperpod_ext.config.infrastructure import Bucket
-from hyperpod_ext.launch.cluster.bindings import Mount
+from hyperpod_ext.clusters.bindings import Mount
+from hyperpod_ext.config.clusters.cluster import ClusterConfig
+from hyperpod_ext.config.clusters.infrastructure import Bucket
 
 JOBS, EPHEMERAL, MILESTONES = "jobs", "ephemeral", "milestones"
 """Folders of the checkpoint bucket. Nothing expires by age in `jobs`: during an outage the newest checkpoint is old."""

@@ -13,7 +13,7 @@ from .place import Place, choose, durable_places, open_place, shown
 from .table import count, size
 
 if TYPE_CHECKING:
-    from hyperpod_ext.runtime.tiers.survey import Seen, Survey
+    from hyperpod_ext.runtime.storage.inventory import Seen, Survey
 
 
 @click.command(
@@ -71,8 +71,8 @@ def _check(survey: Survey, chosen: list[Seen]) -> None:
 
 
 def _copy(survey: Survey, seen: Seen, target: Place, secret: bytes | None) -> dict[str, Any]:
-    from hyperpod_ext.runtime.tiers.copying import copy
-    from hyperpod_ext.runtime.tiers.survey import survey as look
+    from hyperpod_ext.runtime.storage.copy import copy
+    from hyperpod_ext.runtime.storage.inventory import survey as look
 
     from .progress import transfer
 

@@ -77,7 +77,7 @@ def _head(place: Place) -> dict[str, Any]:
 
 
 def _describe(place: Place, secret: bytes | None) -> dict[str, Any]:
-    from hyperpod_ext.runtime.tiers.survey import select_prunable
+    from hyperpod_ext.runtime.storage.inventory import select_prunable
 
     survey = place.survey(secret, lenient=True)
     tier = place.tier

@@ -14,7 +14,7 @@ from .place import shown
 from .table import age, ranks, size
 
 if TYPE_CHECKING:
-    from hyperpod_ext.launch.targets.local_store import Submission
+    from hyperpod_ext.submit.local.store import Submission
 
 _PATIENCE_S = 5.0
 _SHOWN = ("rank", "step", "generation", "state", "replica", "nbytes", "saved_at", "world_size")
@@ -30,7 +30,7 @@ def ask_memory(submission: Submission) -> dict[str, Any] | None:
 
 
 def _ask(node: int, scratch: Path) -> dict[str, Any]:
-    from hyperpod_ext.runtime import wire
+    from hyperpod_ext.runtime.ipc import messages as wire
 
     answer: Mapping[str, Any] | None = None
     problem = "its memory server closed the connection"

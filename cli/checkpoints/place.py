@@ -16,9 +16,9 @@ from ..output import say
 
 if TYPE_CHECKING:
     from hyperpod_ext.config.checkpoint import CheckpointPolicy, DurableTier
-    from hyperpod_ext.launch.targets.local_store import Submission
-    from hyperpod_ext.runtime.tiers.object_store import ObjectStore
-    from hyperpod_ext.runtime.tiers.survey import Seen, Survey
+    from hyperpod_ext.runtime.storage.inventory import Seen, Survey
+    from hyperpod_ext.runtime.storage.object_store import ObjectStore
+    from hyperpod_ext.submit.local.store import Submission
 
 _PATIENCE_S = 30.0
 """A person waits; the job's own tiers try for ten minutes."""
@@ -60,7 +60,7 @@ class Place:
             NotFoundError: nothing that looks like a job's checkpoints, with what may have been meant.
             CorruptSnapshotError: a claim is damaged, so it is not known which checkpoints count.
         """
-        from hyperpod_ext.runtime.tiers.survey import survey
+        from hyperpod_ext.runtime.storage.inventory import survey
 
         found = survey(self.store, job=self.job, secret=secret, lenient=lenient)
         for error in found.damaged_claims.values():
@@ -77,7 +77,7 @@ def shown(url: str) -> str:
 
 def open_place(url: str) -> Place:
     """The place at a URL or path."""
-    from hyperpod_ext.runtime.tiers.object_store import open_store
+    from hyperpod_ext.runtime.storage.object_store import open_store
 
     return Place(open_store(url, deadline_s=_PATIENCE_S))
 
@@ -120,9 +120,9 @@ def durable_places(text: str | None, file: str | None, overrides: Sequence[str])
 
 def _local_job(text: str) -> Submission | None:
     """The job that a bare name stands for; None for a path. A directory of the same name is written ./name."""
-    from hyperpod_ext.config.nearest import suggest
+    from hyperpod_ext.config.files.nearest import suggest
     from hyperpod_ext.errors import NotFoundError
-    from hyperpod_ext.launch.targets import local_store
+    from hyperpod_ext.submit.local import store as local_store
 
     name = text.removeprefix("local://localhost/")
     if any(character in name for character in "/:~") or name in (".", ".."):
@@ -147,13 +147,13 @@ def _places_of_local(submission: Submission) -> list[Place]:
 
 
 def _places_of(policy: CheckpointPolicy, job: str) -> list[Place]:
-    from hyperpod_ext.runtime.memory_server.drain import url_of
+    from hyperpod_ext.runtime.memory_server.uploader import url_of
 
     return [Place(open_place(url_of(tier, job)).store, job, tier) for tier in policy.durable()]
 
 
 def _explain_empty(place: Place) -> None:
-    from hyperpod_ext.config.nearest import nearest
+    from hyperpod_ext.config.files.nearest import nearest
     from hyperpod_ext.errors import NotFoundError
 
     where = place.shown
@@ -178,7 +178,7 @@ def _holds_checkpoints(store: ObjectStore, folder: str) -> bool:
 
 def damaged_claims(survey: Survey) -> list[dict[str, Any]]:
     """For scripts: generations of which it cannot be told which steps they gave up."""
-    from hyperpod_ext.runtime.tiers.names import claim_name
+    from hyperpod_ext.runtime.storage.names import claim_name
 
     return [
         {"url": f"{survey.store.url}/{claim_name(number)}", "generation": number, "message": error.message}

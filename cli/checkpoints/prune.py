@@ -15,7 +15,7 @@ from .place import Place, durable_places, shown
 from .table import count, size
 
 if TYPE_CHECKING:
-    from hyperpod_ext.runtime.tiers.survey import Seen, Survey
+    from hyperpod_ext.runtime.storage.inventory import Seen, Survey
 
 
 @click.command(
@@ -84,7 +84,7 @@ def command(
 def _select(
     place: Place, survey: Survey, keep: int | None, every: int | None, steps: Sequence[int], damaged: bool
 ) -> list[Seen]:
-    from hyperpod_ext.runtime.tiers.survey import select_prunable
+    from hyperpod_ext.runtime.storage.inventory import select_prunable
 
     tier = place.tier
     if keep is None and tier is None:
@@ -111,7 +111,7 @@ def _verify_newest(survey: Survey, secret: bytes | None) -> None:
 
 
 def _delete(chosen: list[tuple[Survey, list[Seen]]]) -> None:
-    from hyperpod_ext.runtime.tiers.retention import remove
+    from hyperpod_ext.runtime.storage.retention import remove
 
     for survey, gone in chosen:
         for seen in gone:

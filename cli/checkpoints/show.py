@@ -15,8 +15,8 @@ from .place import choose, durable_places, shown
 from .table import age, count, ranks, size
 
 if TYPE_CHECKING:
-    from hyperpod_ext.runtime.checkpoint.plan import Plan
-    from hyperpod_ext.runtime.tiers.survey import Seen, Survey
+    from hyperpod_ext.runtime.snapshot.layout_plan import Plan
+    from hyperpod_ext.runtime.storage.inventory import Seen, Survey
 
 
 @click.command(
@@ -48,7 +48,7 @@ def command(
 
 def _describe(survey: Survey, seen: Seen, secret: bytes | None) -> dict[str, Any]:
     from hyperpod_ext.errors import CorruptSnapshotError
-    from hyperpod_ext.runtime.tiers.verify import read_plans
+    from hyperpod_ext.runtime.storage.verify import read_plans
 
     manifest = seen.manifest
     if manifest is None or seen.state == "damaged":

@@ -15,7 +15,7 @@ from .place import choose, damaged_claims, durable_places, shown
 from .table import size
 
 if TYPE_CHECKING:
-    from hyperpod_ext.runtime.tiers.survey import Seen, Survey
+    from hyperpod_ext.runtime.storage.inventory import Seen, Survey
 
 
 @click.command(
@@ -92,8 +92,8 @@ def _all(survey: Survey) -> Sequence[Seen]:
 
 def check(survey: Survey, seen: Seen, secret: bytes | None) -> dict[str, Any]:
     """What verifying one checkpoint has shown."""
-    from hyperpod_ext.runtime.tiers.mac import UNBOUND, is_bound
-    from hyperpod_ext.runtime.tiers.verify import verify
+    from hyperpod_ext.runtime.storage.mac import UNBOUND, is_bound
+    from hyperpod_ext.runtime.storage.verify import verify
 
     from .progress import transfer
 

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from hyperpod_ext.config.cluster import ClusterConfig
-    from hyperpod_ext.launch.cdk.assembly import Assembly
-    from hyperpod_ext.launch.cdk.changes import Change
-    from hyperpod_ext.launch.cdk.deploy import InstallChart, UploadScripts
+    from hyperpod_ext.clusters.cdk.assembly import Assembly
+    from hyperpod_ext.clusters.cdk.changes import Change
+    from hyperpod_ext.clusters.cdk.deploy import InstallChart, UploadScripts
+    from hyperpod_ext.config.clusters.cluster import ClusterConfig
 
 
 @click.command(
@@ -56,11 +56,11 @@ def command(
     import tempfile
     from pathlib import Path
 
-    from hyperpod_ext.launch.cdk import stacks
-    from hyperpod_ext.launch.cdk.changes import find_changes
-    from hyperpod_ext.launch.cdk.costs import estimate
-    from hyperpod_ext.launch.cdk.outputs import fetch, keep
-    from hyperpod_ext.launch.cdk.tools import cdk_cli, node_environment
+    from hyperpod_ext.clusters.cdk import stacks
+    from hyperpod_ext.clusters.cdk.changes import find_changes
+    from hyperpod_ext.clusters.cdk.costs import estimate
+    from hyperpod_ext.clusters.cdk.outputs import fetch, keep
+    from hyperpod_ext.clusters.cdk.tools import cdk_cli, node_environment
 
     from .text import changes_text, estimate_text
 
@@ -132,9 +132,9 @@ def _refuse_replacing(changes: Sequence[Change], allowed: bool) -> None:
 def _bootstrap(
     assembly: Assembly, cluster: ClusterConfig, account: str, wanted: bool, program: Path, environment: dict[str, str]
 ) -> None:
+    from hyperpod_ext.clusters.cdk import stacks
+    from hyperpod_ext.clusters.cdk.deploy import run_cdk
     from hyperpod_ext.errors import NotFoundError
-    from hyperpod_ext.launch.cdk import stacks
-    from hyperpod_ext.launch.cdk.deploy import run_cdk
 
     if not assembly.needs_bootstrap or stacks.describe(stacks.BOOTSTRAP, cluster.region) is not None:
         return
@@ -157,7 +157,7 @@ def _run(
 ) -> None:
     from pathlib import Path
 
-    from hyperpod_ext.launch.cdk.deploy import InstallChart, MakeStacks, UploadScripts, install_chart, run_cdk, steps
+    from hyperpod_ext.clusters.cdk.deploy import InstallChart, MakeStacks, UploadScripts, install_chart, run_cdk, steps
 
     for step in steps(cluster, assembly, there):
         match step:
@@ -187,10 +187,10 @@ def _stop_for_chart(cluster: ClusterConfig, step: InstallChart) -> None:
 
 
 def _upload(cluster: ClusterConfig, step: UploadScripts, app: str | None) -> None:
+    from hyperpod_ext.clusters.cdk import stacks
+    from hyperpod_ext.clusters.cdk.deploy import upload
+    from hyperpod_ext.clusters.cdk.tools import find_app
     from hyperpod_ext.errors import HyperpodExtError
-    from hyperpod_ext.launch.cdk import stacks
-    from hyperpod_ext.launch.cdk.deploy import upload
-    from hyperpod_ext.launch.cdk.tools import find_app
 
     bucket = (stacks.outputs(step.stack, cluster.region) or {}).get(step.output)
     if bucket is None:

@@ -13,9 +13,9 @@ from .options import file_options, has_machines, make_templates, read_checked
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hyperpod_ext.config.cluster import ClusterConfig
-    from hyperpod_ext.launch.cdk.assembly import Template
-    from hyperpod_ext.launch.cdk.changes import Change
+    from hyperpod_ext.clusters.cdk.assembly import Template
+    from hyperpod_ext.clusters.cdk.changes import Change
+    from hyperpod_ext.config.clusters.cluster import ClusterConfig
 
 BREAKS, CHANGES = 10, 11
 
@@ -51,7 +51,7 @@ def command(
     import tempfile
     from pathlib import Path
 
-    from hyperpod_ext.launch.cdk.changes import find_changes
+    from hyperpod_ext.clusters.cdk.changes import find_changes
 
     from .text import changes_text
 
@@ -77,8 +77,8 @@ def templates_there(cluster: ClusterConfig, against: str | None) -> Mapping[str,
     """Of the account, or of a folder."""
     from pathlib import Path
 
-    from hyperpod_ext.launch.cdk.assembly import read_assembly
-    from hyperpod_ext.launch.cdk.stacks import templates
+    from hyperpod_ext.clusters.cdk.assembly import read_assembly
+    from hyperpod_ext.clusters.cdk.stacks import templates
 
     if against is not None:
         return read_assembly(Path(against)).templates()

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from hyperpod_ext.config.cluster import ClusterConfig
-    from hyperpod_ext.config.load import Loaded
-    from hyperpod_ext.launch.cdk.assembly import Assembly, Template
+    from hyperpod_ext.clusters.cdk.assembly import Assembly, Template
+    from hyperpod_ext.config.clusters.cluster import ClusterConfig
+    from hyperpod_ext.config.files.load import Loaded
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,8 +38,8 @@ def file_options(function: F) -> F:
 
 def read_checked(file: str, overrides: tuple[str, ...]) -> Loaded[ClusterConfig]:
     """The cluster's file, after everything that can be checked without CDK."""
+    from hyperpod_ext.clusters.deployment import problems
     from hyperpod_ext.errors import UnsupportedError
-    from hyperpod_ext.launch.cluster.deployment import problems
 
     from ..cluster_spec import read_cluster
 
@@ -51,7 +51,7 @@ def read_checked(file: str, overrides: tuple[str, ...]) -> Loaded[ClusterConfig]
 
 def make_templates(loaded: Loaded[ClusterConfig], out: Path, app: str | None, scale: bool) -> Assembly:
     """Run the app."""
-    from hyperpod_ext.launch.cdk.synth import synthesise
+    from hyperpod_ext.clusters.cdk.synth import synthesise
 
     region = loaded.config.region
     return synthesise(loaded.document.data, out, app=app, scale=scale, region=region)
@@ -59,8 +59,8 @@ def make_templates(loaded: Loaded[ClusterConfig], out: Path, app: str | None, sc
 
 def has_machines(templates: Mapping[str, Template]) -> bool:
     """Whether a cluster in these templates has any."""
-    from hyperpod_ext.launch.cdk.assembly import resources_of
-    from hyperpod_ext.launch.cdk.changes import CLUSTER
+    from hyperpod_ext.clusters.cdk.assembly import resources_of
+    from hyperpod_ext.clusters.cdk.changes import CLUSTER
 
     return any(
         int(group.get("InstanceCount", 0)) > 0

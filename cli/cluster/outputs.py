@@ -28,8 +28,8 @@ def command(name: str, region: str | None, cached: bool, out: str | None, output
     """Read the outputs of a cluster's stacks, and keep them: jobs that say `cluster: NAME` take them from there."""
     from pathlib import Path
 
+    from hyperpod_ext.clusters.cdk.outputs import fetch, keep, recall, to_json
     from hyperpod_ext.errors import NotFoundError
-    from hyperpod_ext.launch.cdk.outputs import fetch, keep, recall, to_json
 
     if cached:
         kept = recall(name, Path())

@@ -26,7 +26,7 @@ def command(file: str, overrides: tuple[str, ...], app: str | None, scale: bool 
     """
     from pathlib import Path
 
-    from hyperpod_ext.launch.cdk.costs import estimate
+    from hyperpod_ext.clusters.cdk.costs import estimate
 
     from .text import contents, contents_text, estimate_text
 

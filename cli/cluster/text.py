@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from ..output import columns
 
 if TYPE_CHECKING:
-    from hyperpod_ext.launch.cdk.assembly import Assembly
-    from hyperpod_ext.launch.cdk.changes import Change
-    from hyperpod_ext.launch.cdk.costs import Estimate, Line
+    from hyperpod_ext.clusters.cdk.assembly import Assembly
+    from hyperpod_ext.clusters.cdk.changes import Change
+    from hyperpod_ext.clusters.cdk.costs import Estimate, Line
 
 _SIGNS = {"create": "+", "update": "~", "replace": "!", "may replace": "!", "delete": "-", "keep": "="}
 _NOTES = {

@@ -12,7 +12,7 @@ from ..output import print_result, say
 from .needs import need_packages
 
 if TYPE_CHECKING:
-    from hyperpod_ext.runtime.data.store.convert import Prepared
+    from hyperpod_ext.runtime.data.convert.convert import Prepared
 
 _MIB = 1 << 20
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
@@ -94,7 +94,7 @@ def command(
     if whole_documents and sequence_length is None:
         raise click.UsageError("--whole-documents needs --sequence-length")
     need_packages()
-    from hyperpod_ext.runtime.data.store.convert import Recipe, prepare
+    from hyperpod_ext.runtime.data.convert.convert import Recipe, prepare
     from hyperpod_ext.runtime.data.store.reader import TokenStore
 
     _refuse_megatron(sources)
@@ -122,7 +122,7 @@ def command(
 
 def _convert(prepared: Prepared, budget: int | None) -> None:
     from hyperpod_ext.errors import UserInterruptError
-    from hyperpod_ext.runtime.data.store.convert import run
+    from hyperpod_ext.runtime.data.convert.convert import run
 
     from ..checkpoints.progress import transfer
 

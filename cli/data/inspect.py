@@ -38,7 +38,7 @@ $HPX_DATA_DIR, or the cache of this user. Of an Arrow file it says which columns
 def command(place: str | None, document: int | None, field: str | None, output: str) -> None:
     """Show a store, a Megatron dataset, a dataset's file, or all stores of a place."""
     need_packages()
-    from hyperpod_ext.runtime.data.store.convert import default_place
+    from hyperpod_ext.runtime.data.convert.convert import default_place
     from hyperpod_ext.runtime.data.store.megatron import MegatronStore, is_megatron
     from hyperpod_ext.runtime.data.store.reader import TokenStore
     from hyperpod_ext.runtime.data.store.writer import ABOUT

@@ -36,7 +36,7 @@ def command(ctx: click.Context, store: str, source: bool, drop_damaged: bool, ou
     """Read every byte of a store, and compare it with its checksum. Everything wrong is told, not only the first."""
     need_packages()
     from hyperpod_ext.errors import CorruptSegmentError
-    from hyperpod_ext.runtime.data.store.check import check, drop_from, nbytes_of_segments
+    from hyperpod_ext.runtime.data.convert.check import check, drop_from, nbytes_of_segments
 
     from ..checkpoints.progress import transfer
 

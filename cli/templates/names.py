@@ -9,9 +9,9 @@ def known(name: str) -> str:
     Raises:
         NotFoundError: there is none; names the nearest.
     """
-    from hyperpod_ext.config.nearest import suggest
+    from hyperpod_ext.config.files.nearest import suggest
     from hyperpod_ext.errors import NotFoundError
-    from hyperpod_ext.launch.render import template_names
+    from hyperpod_ext.submit.contract.render import template_names
 
     names = template_names()
     if name not in names:

@@ -2,9 +2,15 @@
 
 from importlib.metadata import version
 
-from hyperpod_ext.config.job import JobConfig
-from hyperpod_ext.config.load import load
-from hyperpod_ext.estimator import distribution, estimator_kwargs, fit_kwargs, model_trainer, model_trainer_kwargs
+from hyperpod_ext.config.files.load import load
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.submit.sagemaker.estimator import (
+    distribution,
+    estimator_kwargs,
+    fit_kwargs,
+    model_trainer,
+    model_trainer_kwargs,
+)
 
 job = load(JobConfig, "job.yaml")
 

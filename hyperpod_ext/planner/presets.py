@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from hyperpod_ext.config.nearest import suggest
+from hyperpod_ext.config.files.nearest import suggest
 from hyperpod_ext.errors import NotFoundError
 from hyperpod_ext.planner.shapes import Decoder, Experts, LatentAttention
 

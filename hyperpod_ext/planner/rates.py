@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hyperpod_ext.config.nearest import suggest
+from hyperpod_ext.config.files.nearest import suggest
 from hyperpod_ext.errors import NotFoundError
 
 DAY_S = 86400.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from hyperpod_ext.config.nearest import suggest
+from hyperpod_ext.config.files.nearest import suggest
 from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.planner.shapes import Decoder
 

@@ -11,12 +11,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hyperpod_ext.runtime.restart.loop import resilient as resilient
-    from hyperpod_ext.runtime.restart.run import Run as Run
+    from hyperpod_ext.runtime.training.loop import resilient as resilient
+    from hyperpod_ext.runtime.training.run import Run as Run
 
 __all__ = ["Run", "resilient"]
 
-_HOMES = {"Run": "hyperpod_ext.runtime.restart.run", "resilient": "hyperpod_ext.runtime.restart.loop"}
+_HOMES = {"Run": "hyperpod_ext.runtime.training.run", "resilient": "hyperpod_ext.runtime.training.loop"}
 
 
 def __getattr__(name: str) -> Any:

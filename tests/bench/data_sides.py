@@ -244,7 +244,7 @@ def share_of_readers(folder: Path, readers: int) -> dict[str, float]:
         "from hyperpod_ext.runtime.data.store import TokenStore\n"
         "def pss(): return next(int(line.split()[1]) * 1024 for line in "
         "pathlib.Path('/proc/self/smaps_rollup').read_text().splitlines() if line.startswith('Pss:'))\n"
-        "from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme\n"
+        "from hyperpod_ext.runtime.snapshot.manifest import crc64nvme\n"
         "crc64nvme(b'')  # its library is loaded now\n"
         "before = pss()\n"
         "store = TokenStore(sys.argv[1])\n"

@@ -28,9 +28,9 @@ from recovery_plot import draw
 from recovery_report import NVRX, OURS, TORCHFT, TORCHRUN, Recovery
 from recovery_sides import EXAMPLE, Setup, SideError, measure_ours, measure_torchrun
 
-from hyperpod_ext.config.chaos import KillFault
-from hyperpod_ext.config.job import JobConfig
-from hyperpod_ext.config.load import load
+from hyperpod_ext.config.fault_injection import KillFault
+from hyperpod_ext.config.files.load import load
+from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.processes import become_subreaper, kill_descendants
 
 SIDES: dict[str, Callable[[Setup, Path], Recovery]] = {

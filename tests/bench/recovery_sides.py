@@ -16,9 +16,9 @@ from pathlib import Path
 
 from recovery_report import Recovery, Stamp, our_recovery, torchrun_recovery
 
-from hyperpod_ext.config.job import JobConfig
+from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.processes import kill_descendants
-from hyperpod_ext.runtime.goodput import kept_steps
+from hyperpod_ext.runtime.events.report import kept_steps
 
 HERE = Path(__file__).resolve().parent
 EXAMPLE = HERE.parents[1] / "examples" / "01-local" / "job.yaml"

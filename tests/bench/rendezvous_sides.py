@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 
 from hyperpod_ext.processes import die_with_parent
-from hyperpod_ext.runtime.rendezvous.groups import ProcessGroups
-from hyperpod_ext.runtime.rendezvous.store import Endpoint, rehearse
+from hyperpod_ext.runtime.process_group.groups import ProcessGroups
+from hyperpod_ext.runtime.process_group.store import Endpoint, rehearse
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from ranks import Member, Ranks

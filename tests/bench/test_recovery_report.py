@@ -26,8 +26,8 @@ from recovery_report import (
 )
 from recovery_sides import EXAMPLE, Setup
 
-from hyperpod_ext.config.job import JobConfig
-from hyperpod_ext.config.load import load
+from hyperpod_ext.config.files.load import load
+from hyperpod_ext.config.job.job import JobConfig
 
 KILL_T = 100.0
 STARTING = ("started", "imported", "group_up", "built")

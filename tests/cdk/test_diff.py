@@ -12,9 +12,9 @@ from cdk_app import Templates, synthesise
 from deployments import CASES, EKS, deployment
 
 from hyperpod_ext.catalog.create_only import create_only
-from hyperpod_ext.launch.cdk.assembly import Assembly, Stack, resources_of
-from hyperpod_ext.launch.cdk.changes import Change, find_changes
-from hyperpod_ext.launch.cdk.costs import estimate
+from hyperpod_ext.clusters.cdk.assembly import Assembly, Stack, resources_of
+from hyperpod_ext.clusters.cdk.changes import Change, find_changes
+from hyperpod_ext.clusters.cdk.costs import estimate
 
 Synthesised = Callable[..., Templates]
 

@@ -1,5 +1,5 @@
 """Where the API and CloudFormation differ today. A release that changes that makes these tests fail: then the rules in
-`launch/cluster/deployment.py`, and the facts in `catalog/cluster_regions.json`, want another look."""
+`clusters/deployment.py`, and the facts in `catalog/cluster_regions.json`, want another look."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import cfnlint
 import pytest
 
 from hyperpod_ext.catalog import regions
-from hyperpod_ext.launch.sagemaker.strict import _service_model
+from hyperpod_ext.submit.sagemaker.strict import _service_model
 
 SCHEMAS = Path(cfnlint.__file__).parent / "data" / "schemas"
 Path_ = tuple[str, ...]

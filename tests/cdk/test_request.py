@@ -22,12 +22,12 @@ from hyperpod_cdk.storage import Place, Stored
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from hyperpod_ext.config.cluster import ClusterConfig
-from hyperpod_ext.config.load import load
-from hyperpod_ext.launch.cluster.bindings import Bindings, Mount, bound
-from hyperpod_ext.launch.cluster.deployment import problems
-from hyperpod_ext.launch.cluster.request import create_cluster_request
-from hyperpod_ext.launch.sagemaker.strict import check_request
+from hyperpod_ext.clusters.bindings import Bindings, Mount, bound
+from hyperpod_ext.clusters.deployment import problems
+from hyperpod_ext.clusters.request import create_cluster_request
+from hyperpod_ext.config.clusters.cluster import ClusterConfig
+from hyperpod_ext.config.files.load import load
+from hyperpod_ext.submit.sagemaker.strict import check_request
 
 pytestmark = pytest.mark.slow  # the CDK starts node, which takes seconds
 

@@ -218,13 +218,14 @@ def test_lifecycle_scripts_that_the_cluster_names_are_shipped(synthesised: Calla
 
 
 def test_the_app_stands_on_config_catalog_and_the_request_only() -> None:
-    allowed = ("hyperpod_ext.config", "hyperpod_ext.catalog", "hyperpod_ext.errors", "hyperpod_ext.launch.cluster")
+    allowed = ("hyperpod_ext.config", "hyperpod_ext.catalog", "hyperpod_ext.errors", "hyperpod_ext.clusters")
     for file in CDK.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             ours = [name for name in names if name.split(".")[0] in ("hyperpod_ext", "cli")]
             assert all(name.startswith(allowed) for name in ours), (file, ours)
+            assert not any(name.startswith("hyperpod_ext.clusters.cdk") for name in ours), (file, ours)
 
 
 @pytest.mark.parametrize(

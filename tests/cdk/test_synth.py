@@ -18,8 +18,8 @@ from cdk_nag import AwsSolutionsChecks
 from cfnlint.api import lint
 from deployments import CASES, deployment
 
-from hyperpod_ext.config.cluster import ClusterConfig
-from hyperpod_ext.config.load import load
+from hyperpod_ext.config.clusters.cluster import ClusterConfig
+from hyperpod_ext.config.files.load import load
 
 pytestmark = pytest.mark.slow  # the CDK starts node, which takes seconds
 

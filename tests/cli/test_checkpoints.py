@@ -18,20 +18,20 @@ from forged import forge
 from local_place import LocalPlace
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
-from hyperpod_ext.launch.targets import local_store
-from hyperpod_ext.runtime.checkpoint.image import Layout, views
-from hyperpod_ext.runtime.checkpoint.manifest import FORMAT, Manifest, crc64nvme, crc_text, save_id_of, sign
-from hyperpod_ext.runtime.checkpoint.tree import take_apart
-from hyperpod_ext.runtime.memory_server.client import MemoryClient
-from hyperpod_ext.runtime.memory_server.node_memory import NodeMemory
+from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
 from hyperpod_ext.runtime.memory_server.server import Server
-from hyperpod_ext.runtime.memory_server.slots import State
-from hyperpod_ext.runtime.tiers import survey as survey_module
-from hyperpod_ext.runtime.tiers.durable import Checkpoints
-from hyperpod_ext.runtime.tiers.names import folder_of
-from hyperpod_ext.runtime.tiers.object_store import ObjectStore, open_store
-from hyperpod_ext.runtime.tiers.share_out import share_out
-from hyperpod_ext.runtime.tiers.survey import survey
+from hyperpod_ext.runtime.memory_server.slots.slots import State
+from hyperpod_ext.runtime.memory_server.state import NodeMemory
+from hyperpod_ext.runtime.snapshot.image import Layout, views
+from hyperpod_ext.runtime.snapshot.manifest import FORMAT, Manifest, crc64nvme, crc_text, save_id_of, sign
+from hyperpod_ext.runtime.snapshot.tree import take_apart
+from hyperpod_ext.runtime.storage import inventory as survey_module
+from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
+from hyperpod_ext.runtime.storage.inventory import survey
+from hyperpod_ext.runtime.storage.names import folder_of
+from hyperpod_ext.runtime.storage.object_store import ObjectStore, open_store
+from hyperpod_ext.runtime.storage.upload_split import share_out
+from hyperpod_ext.submit.local import store as local_store
 
 JOB = "tiny-gpt"
 SECRET = b"0123456789abcdef"
@@ -537,7 +537,7 @@ def test_verifying_needs_no_more_memory_than_its_pieces(
         read_into(store, name, destination, offset, **more)
 
     monkeypatch.setattr(type(written.store), "read_into", count)
-    monkeypatch.setattr("hyperpod_ext.runtime.tiers.verify.CHUNK", 1000)
+    monkeypatch.setattr("hyperpod_ext.runtime.storage.verify.CHUNK", 1000)
     assert hp_ext("checkpoints", "verify", folder).code == 0
     assert max(largest) == 1000
     assert len(largest) > 8
@@ -620,7 +620,7 @@ def test_large_images_go_through_a_file(
     written: Written, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written.save(10)
-    monkeypatch.setattr("hyperpod_ext.runtime.tiers.copying._IN_MEMORY", 100)
+    monkeypatch.setattr("hyperpod_ext.runtime.storage.copy._IN_MEMORY", 100)
     assert hp_ext("checkpoints", "copy", folder, tmp_path / JOB).code == 0
     assert hp_ext("checkpoints", "verify", tmp_path / JOB).code == 0
 

@@ -57,8 +57,8 @@ def program(file: Path, text: str) -> None:
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workplace]:
     """Everything but an account."""
-    from hyperpod_ext.launch.cdk.tools import cli_folder
-    from hyperpod_ext.launch.sagemaker import client
+    from hyperpod_ext.clusters.cdk.tools import cli_folder
+    from hyperpod_ext.submit.sagemaker import client
 
     (tmp_path / "app" / "lifecycle").mkdir(parents=True)
     (tmp_path / "app" / "lifecycle" / "on_init.sh").write_text("#!/bin/sh\n")
@@ -171,10 +171,10 @@ def test_from_deploy_to_a_job_without_copy_and_paste(aws: Workplace) -> None:
 
 
 def test_the_chart_is_installed_from_a_copy(here: Workplace) -> None:
-    from hyperpod_ext.config.cluster import ClusterConfig
-    from hyperpod_ext.config.load import load
+    from hyperpod_ext.clusters.cdk.deploy import install_chart
+    from hyperpod_ext.config.clusters.cluster import ClusterConfig
+    from hyperpod_ext.config.files.load import load
     from hyperpod_ext.errors import HyperpodExtError, NotFoundError
-    from hyperpod_ext.launch.cdk.deploy import install_chart
 
     cluster = load(ClusterConfig, here.folder / "cluster.yaml")
     chart, calls = here.folder / "my chart", here.folder / "programs"

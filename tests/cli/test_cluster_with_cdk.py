@@ -73,7 +73,7 @@ def url(root: Path, tmp_path: Path) -> Iterator[str]:
 def test_a_cluster_of_slurm_from_its_file_to_a_job(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from hyperpod_ext.launch.sagemaker.client import client
+    from hyperpod_ext.submit.sagemaker.client import client
 
     for name, value in {
         "AWS_ENDPOINT_URL": url,
@@ -125,7 +125,7 @@ def test_a_cluster_of_slurm_from_its_file_to_a_job(
 
 def counts() -> dict[str, int]:
     """Machines that the deployed template asks for."""
-    from hyperpod_ext.launch.cdk.stacks import templates
+    from hyperpod_ext.clusters.cdk.stacks import templates
 
     found = templates(["dense-cluster"], "us-west-2")["dense-cluster"]["Resources"]["Cluster"]["Properties"]
     return {group["InstanceGroupName"]: group["InstanceCount"] for group in found["InstanceGroups"]}

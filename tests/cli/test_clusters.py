@@ -18,7 +18,7 @@ FILE = ("-f", "cluster.yaml")
 
 @pytest.fixture
 def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[AwsStandIn]:
-    from hyperpod_ext.launch.sagemaker import client
+    from hyperpod_ext.submit.sagemaker import client
 
     with aws_stand_in() as state:
         for name, value in {

@@ -9,12 +9,12 @@ from command import call_hp_ext as hp_ext
 from command import hp_ext as run_hp_ext
 from local_place import LocalPlace
 
-from hyperpod_ext.config.check_texts import TEXTS
-from hyperpod_ext.config.checks import CHECKS
-from hyperpod_ext.config.explain import explain
-from hyperpod_ext.config.job import JobConfig
-from hyperpod_ext.config.shape import field_paths
-from hyperpod_ext.launch.rules import all_rules
+from hyperpod_ext.config.files.check_texts import TEXTS
+from hyperpod_ext.config.files.checks import CHECKS
+from hyperpod_ext.config.files.explain import explain
+from hyperpod_ext.config.files.schema_path import field_paths
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.submit.rules import all_rules
 
 
 def test_a_rule_is_explained_with_cause_and_fix() -> None:

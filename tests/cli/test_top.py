@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from command import call_hp_ext as hp_ext
 
-from hyperpod_ext.launch.targets import local_store
 from hyperpod_ext.runtime.metrics.meters import Meters
+from hyperpod_ext.submit.local import store as local_store
 
 EVENTS: list[dict[str, Any]] = [
     {"t": 0.0, "event": "job_started", "world_size": 2, "nodes": 2, "spares": 0},

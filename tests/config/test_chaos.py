@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ext.config.chaos import Chaos, InjectedFault, NodeFault, parse_injected
-from hyperpod_ext.config.runtime import RuntimeConfig
+from hyperpod_ext.config.fault_injection import Chaos, InjectedFault, NodeFault, parse_injected
+from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.chaos_orders import orders_folder, read_orders, take
-from hyperpod_ext.runtime.pulse import Phase
-from hyperpod_ext.runtime.restart.injector import armed_faults, is_due
+from hyperpod_ext.runtime.detection.heartbeat import Phase
+from hyperpod_ext.runtime.fault_injection.from_worker import armed_faults, is_due
+from hyperpod_ext.runtime.fault_injection.orders import orders_folder, read_orders, take
 
 
 @pytest.mark.parametrize(

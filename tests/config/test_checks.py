@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from hyperpod_ext.config import checks
-from hyperpod_ext.config.chaos import Chaos, KillFault
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier, PeerTier
-from hyperpod_ext.config.job import JobConfig
+from hyperpod_ext.config.fault_injection import Chaos, KillFault
+from hyperpod_ext.config.files import checks
+from hyperpod_ext.config.job.job import JobConfig
 
 
 def job(**fields: object) -> JobConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hyperpod_ext.config.document import parse
+from hyperpod_ext.config.files.document import parse
 
 
 def test_every_value_knows_its_line() -> None:

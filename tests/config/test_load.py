@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ext.config.checkpoint import MemoryTier, PeerTier
-from hyperpod_ext.config.cluster import ClusterConfig
-from hyperpod_ext.config.job import JobConfig
-from hyperpod_ext.config.load import load, load_text, read_text
+from hyperpod_ext.config.clusters.cluster import ClusterConfig
+from hyperpod_ext.config.files.load import load, load_text, read_text
+from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
 
 

@@ -11,11 +11,11 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
-from hyperpod_ext.config.cluster import ClusterConfig
-from hyperpod_ext.config.field_docs import description
-from hyperpod_ext.config.job import JobConfig
-from hyperpod_ext.config.schema import json_schema
-from hyperpod_ext.config.shape import models_in
+from hyperpod_ext.config.clusters.cluster import ClusterConfig
+from hyperpod_ext.config.files.field_docs import description
+from hyperpod_ext.config.files.schema import json_schema
+from hyperpod_ext.config.files.schema_path import models_in
+from hyperpod_ext.config.job.job import JobConfig
 
 
 def fields_of(model: type[BaseModel]) -> Iterator[tuple[str, tuple[type[BaseModel], str, FieldInfo]]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hyperpod_ext.config.checkpoint import MemoryTier, PeerTier
-from hyperpod_ext.config.job import JobConfig
-from hyperpod_ext.config.load import load_text
+from hyperpod_ext.config.files.load import load_text
+from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import ConfigError, Problem
 
 SPEC = """\

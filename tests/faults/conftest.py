@@ -20,7 +20,7 @@ import pytest
 import warm
 import whole_run
 
-from hyperpod_ext.config.runtime import ENV_RUNTIME
+from hyperpod_ext.config.job.runtime import ENV_RUNTIME
 from hyperpod_ext.ports import free_port
 from hyperpod_ext.processes import descendants
 

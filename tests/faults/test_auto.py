@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ext.runtime.agent.tuner import START_PEER_S
+from hyperpod_ext.runtime.coordinator.interval_tuner import START_PEER_S
 
 
 @pytest.mark.thorough

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ext.runtime import wire
+from hyperpod_ext.runtime.ipc import messages as wire
 
 TINY = Path(__file__).parent / "tiny.py"
 

@@ -12,9 +12,9 @@ from served import JOB, SECRET
 from small_job import MEMORY, PEER, REGIONS, SmallJob, place_of, relaunched, trained
 
 from hyperpod_ext.errors import CorruptSnapshotError, NoCheckpointError, NotFoundError
-from hyperpod_ext.runtime.tiers.durable import Checkpoints
-from hyperpod_ext.runtime.tiers.file import FileStore
-from hyperpod_ext.runtime.tiers.names import Found, parse_folder
+from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
+from hyperpod_ext.runtime.storage.file import FileStore
+from hyperpod_ext.runtime.storage.names import Found, parse_folder
 
 PLACES = ["file", pytest.param("s3", marks=pytest.mark.slow)]
 

@@ -12,9 +12,9 @@ from forged import other_weights, plan_of
 from served import JOB, SECRET
 from small_job import MEMORY, relaunched, trained
 
-from hyperpod_ext.runtime.checkpoint.manifest import sign
-from hyperpod_ext.runtime.tiers.durable import Checkpoints
-from hyperpod_ext.runtime.tiers.file import FileStore
+from hyperpod_ext.runtime.snapshot.manifest import sign
+from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
+from hyperpod_ext.runtime.storage.file import FileStore
 
 PLACES = ["file", pytest.param("s3", marks=pytest.mark.slow)]
 

@@ -22,7 +22,7 @@ from torch import nn
 
 from hyperpod_ext.errors import JobFailedError, MemoryTierFullError, NoCheckpointError
 from hyperpod_ext.runtime.checkpoint import checkpointer as checkpointer_module
-from hyperpod_ext.runtime.checkpoint.manifest import sign
+from hyperpod_ext.runtime.snapshot.manifest import sign
 
 
 def rewritten(data: bytes, **changes: Any) -> bytes:

@@ -18,7 +18,7 @@ from nodes import memory_pid, socket_of
 from stopped import stopped
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.memory_server.client import MemoryClient
+from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
 
 pytestmark = pytest.mark.slow
 

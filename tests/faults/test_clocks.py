@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ext.runtime.phases import spans
+from hyperpod_ext.runtime.events.phases import spans
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 

@@ -27,8 +27,8 @@ def signal_all_of(agent: Any) -> None:
 
 IN_A_WORKER = """
 import multiprocessing, os, signal, time
-from hyperpod_ext.runtime.agent import worker
-worker.leave_sigterm_to_the_agent()
+from hyperpod_ext.runtime.agent import worker_main
+worker_main.leave_sigterm_to_the_agent()
 os.kill(os.getpid(), signal.SIGTERM)
 for _ in range(20):
     loader = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))

@@ -17,7 +17,7 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.integrations.lightning_checkpoint import HyperpodCheckpointIO
-from hyperpod_ext.runtime.tiers.durable import Checkpoints
+from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
 
 
 class Model(L.LightningModule):

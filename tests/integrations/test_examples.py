@@ -41,7 +41,7 @@ def test_a_killed_worker_changes_no_loss(root: Path, name: str, kill: str) -> No
 
 def test_nothing_else_loads_the_libraries() -> None:
     code = (
-        "import sys, hyperpod_ext.cli, hyperpod_ext.runtime.restart.loop, hyperpod_ext.runtime.data.loader\n"
+        "import sys, hyperpod_ext.cli, hyperpod_ext.runtime.training.loop, hyperpod_ext.runtime.data.loader\n"
         "import hyperpod_ext.runtime.integrations.titan\n"
         f"print(sorted(set(sys.modules) & set({LIBRARIES!r})))"
     )

@@ -10,8 +10,8 @@ import torch
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.integrations.steps import Steps
 from hyperpod_ext.runtime.integrations.titan import RunCheckpointer
-from hyperpod_ext.runtime.restart.loop import resilient
-from hyperpod_ext.runtime.restart.run import Run
+from hyperpod_ext.runtime.training.loop import resilient
+from hyperpod_ext.runtime.training.run import Run
 
 
 def alone(train: Callable[[Run, torch.nn.Module], None]) -> None:

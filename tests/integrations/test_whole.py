@@ -21,10 +21,10 @@ from hyperpod_ext.errors import (
     StaleGenerationError,
     UnreachableError,
 )
-from hyperpod_ext.runtime.checkpoint.manifest import sign
 from hyperpod_ext.runtime.integrations import whole
 from hyperpod_ext.runtime.integrations.whole import WholeCheckpoint
-from hyperpod_ext.runtime.tiers.file import FileStore
+from hyperpod_ext.runtime.snapshot.manifest import sign
+from hyperpod_ext.runtime.storage.file import FileStore
 
 SECRET = b"0123456789abcdef"
 

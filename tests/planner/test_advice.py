@@ -10,7 +10,7 @@ import pytest
 from hyperpod_ext.planner import advice, advice_faults
 from hyperpod_ext.planner.advice import Advice, advise
 from hyperpod_ext.planner.intervals import best_interval, goodput
-from hyperpod_ext.runtime.capacity import capacity_of
+from hyperpod_ext.runtime.events.capacity import capacity_of
 
 Rule = Callable[[Any], Advice | None]
 

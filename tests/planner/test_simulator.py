@@ -17,8 +17,8 @@ from hyperpod_ext.planner.rates import Rates, published
 from hyperpod_ext.planner.retune import Measured, prior_rates, retune
 from hyperpod_ext.planner.state import FORMATS, size_of
 from hyperpod_ext.planner.ways import Recovery, Way
-from hyperpod_ext.runtime.memory_server.placement import place_replicas
-from hyperpod_ext.runtime.rendezvous.ladder import Budgets
+from hyperpod_ext.runtime.membership.escalation import Budgets
+from hyperpod_ext.runtime.memory_server.replication.placement import place_replicas
 from hyperpod_ext.runtime.simulator.engine import Outcome, Simulation, _Strike
 from hyperpod_ext.runtime.simulator.settings import Simulated, Tier, simulated
 from hyperpod_ext.runtime.simulator.stretch import Stretch

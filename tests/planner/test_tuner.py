@@ -12,13 +12,13 @@ from typing import Any, ClassVar, Literal
 import pytest
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
-from hyperpod_ext.config.runtime import RuntimeConfig
+from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.planner.intervals import best_interval
 from hyperpod_ext.planner.rates import published
-from hyperpod_ext.runtime.agent.coordinator import Coordinator
-from hyperpod_ext.runtime.agent.tuner import START_PEER_S, START_S, Tuner, by_clock
-from hyperpod_ext.runtime.checkpoint.choose import Decision, Source
-from hyperpod_ext.runtime.rendezvous.membership import Begin, Fault, Membership
+from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
+from hyperpod_ext.runtime.coordinator.interval_tuner import START_PEER_S, START_S, Tuner, by_clock
+from hyperpod_ext.runtime.membership.membership import Begin, Fault, Membership
+from hyperpod_ext.runtime.snapshot.select import Decision, Source
 
 AUTO = {"kind": "file", "path": "/x", "every_steps": "auto"}
 

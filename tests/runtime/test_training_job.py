@@ -21,7 +21,7 @@ from event_log import events_in
 from training_jobs import job
 from waiting import PATIENCE_S
 
-from hyperpod_ext.launch.sagemaker.container import environment_of
+from hyperpod_ext.submit.sagemaker.container import environment_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
@@ -57,7 +57,7 @@ def start(folder: Path, aws: AwsStandIn, arguments: tuple[str, ...]) -> subproce
     spec = job(nodes=2, global_batch_size=16, restart={"max_restarts": 3})
     env = os.environ | environment_of(spec) | {"HPX_ML_ROOT": str(folder), "AWS_ENDPOINT_URL": aws.url}
     env |= {"AWS_REGION": "us-west-2", "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
-    command = [sys.executable, "-m", "hyperpod_ext.runtime.training_job", *arguments]
+    command = [sys.executable, "-m", "hyperpod_ext.runtime.container_sagemaker", *arguments]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ext.errors import HyperpodExtError
-from hyperpod_ext.runtime.training_job import ARCHIVE, _fetch_code
+from hyperpod_ext.runtime.container_sagemaker import ARCHIVE, _fetch_code
 
 
 @pytest.fixture

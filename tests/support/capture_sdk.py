@@ -27,9 +27,9 @@ from importlib.metadata import version
 
 import boto3
 
-from hyperpod_ext import estimator
-from hyperpod_ext.config.job import JobConfig
+from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import UnsupportedError
+from hyperpod_ext.submit.sagemaker import estimator
 
 BUCKET = "sdk-default-bucket"
 captured: list[dict[str, Any]] = []

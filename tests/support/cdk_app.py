@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ext.config.cluster import ClusterConfig
+from hyperpod_ext.config.clusters.cluster import ClusterConfig
 from hyperpod_ext.files import write_whole
 
 CDK = Path(__file__).resolve().parents[2] / "cdk"
@@ -72,7 +72,7 @@ def _content_of(config: ClusterConfig, scale: bool) -> str:
 @cache
 def _content_of_the_app() -> str:
     digest = sha256(f"{version('aws-cdk-lib')} {version('constructs')} {version('pydantic')}".encode())
-    for part in ("cdk", "hyperpod_ext/catalog", "hyperpod_ext/config", "hyperpod_ext/launch"):
+    for part in ("cdk", "hyperpod_ext/catalog", "hyperpod_ext/config", "hyperpod_ext/clusters"):
         for file in sorted((CDK.parent / part).rglob("*")):
             if file.suffix in (".py", ".json", ".sh", ".yaml", ".j2") and "cdk.out" not in file.parts:
                 digest.update(f"{file.relative_to(CDK.parent)} {file.stat().st_size}\n".encode() + file.read_bytes())

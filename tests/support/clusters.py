@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hyperpod_ext.config.cluster import ClusterConfig
+from hyperpod_ext.config.clusters.cluster import ClusterConfig
 
 ROLE = "arn:aws:iam::123456789012:role/hyperpod"
 FSX = "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com"

@@ -8,7 +8,7 @@ from typing import Any
 
 from clusters import GROUP, LEAST
 
-from hyperpod_ext.config.cluster import ClusterConfig
+from hyperpod_ext.config.clusters.cluster import ClusterConfig
 
 EKS: dict[str, Any] = {
     "name": "research",

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ext.runtime.phases import spans, totals
+from hyperpod_ext.runtime.events.phases import spans, totals
 
 MEASURES = ("threads", "fds", "rss_mib")
 WINDOW = 10

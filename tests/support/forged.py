@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from durable_place import Place, folder_of
 
-from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme
-from hyperpod_ext.runtime.checkpoint.plan import Plan, read_plan
+from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
+from hyperpod_ext.runtime.snapshot.manifest import crc64nvme
 
 _BITS = 64
 

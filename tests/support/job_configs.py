@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from hyperpod_ext.config.job import JobConfig
+from hyperpod_ext.config.job.job import JobConfig
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
 NASTY = st.sampled_from(

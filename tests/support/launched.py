@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ext.runtime.goodput import committed_step, make_report
+from hyperpod_ext.runtime.events.report import committed_step, make_report
 
 TINY = Path(__file__).parents[1] / "faults" / "tiny.py"
 

@@ -12,15 +12,15 @@ import threading
 from typing import Any
 
 from hyperpod_ext.config.checkpoint import PeerTier
-from hyperpod_ext.runtime.checkpoint.manifest import Manifest, save_id_of
-from hyperpod_ext.runtime.checkpoint.plan import Plan
-from hyperpod_ext.runtime.memory_server.budget import Budget
-from hyperpod_ext.runtime.memory_server.courtesy import Courtesy
-from hyperpod_ext.runtime.memory_server.peer_client import PeerClient
-from hyperpod_ext.runtime.memory_server.peer_server import PeerServer
+from hyperpod_ext.runtime.memory_server.client.peer_client import PeerClient
 from hyperpod_ext.runtime.memory_server.plans import Plans
-from hyperpod_ext.runtime.memory_server.regions import Regions
-from hyperpod_ext.runtime.memory_server.replicate import Replicator
+from hyperpod_ext.runtime.memory_server.replication.cpu_priority import Courtesy
+from hyperpod_ext.runtime.memory_server.replication.receiver import PeerServer
+from hyperpod_ext.runtime.memory_server.replication.replicator import Replicator
+from hyperpod_ext.runtime.memory_server.slots.budget import Budget
+from hyperpod_ext.runtime.memory_server.slots.regions import Regions
+from hyperpod_ext.runtime.snapshot.layout_plan import Plan
+from hyperpod_ext.runtime.snapshot.manifest import Manifest, save_id_of
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 JOB = "j"

@@ -38,8 +38,8 @@ from typing import Any
 import torch
 
 from hyperpod_ext.processes import die_with_parent
-from hyperpod_ext.runtime.rendezvous.groups import ProcessGroups
-from hyperpod_ext.runtime.rendezvous.store import Endpoint
+from hyperpod_ext.runtime.process_group.groups import ProcessGroups
+from hyperpod_ext.runtime.process_group.store import Endpoint
 
 SECRET = b"0123456789abcdef"
 HOST = "127.0.0.1"

@@ -14,10 +14,10 @@ from typing import Any
 
 import warm
 
-from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
-from hyperpod_ext.runtime.checkpoint.plan import Item, Plan
+from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.runtime.environment import ENV_SECRET_FILE
-from hyperpod_ext.runtime.memory_server.client import Mapping, MemoryClient
+from hyperpod_ext.runtime.memory_server.client.client import Mapping, MemoryClient
+from hyperpod_ext.runtime.snapshot.layout_plan import Item, Plan
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 JOB = "j"

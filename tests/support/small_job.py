@@ -24,17 +24,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from hyperpod_ext.config.runtime import RuntimeConfig
+from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import HyperpodExtError, NoCheckpointError
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
-from hyperpod_ext.runtime.checkpoint.choose import Decision, Offer
-from hyperpod_ext.runtime.checkpoint.image import Layout
-from hyperpod_ext.runtime.checkpoint.plan import Plan
-from hyperpod_ext.runtime.rendezvous import membership as m
-from hyperpod_ext.runtime.restart.boundary import Boundary
-from hyperpod_ext.runtime.restart.link import JobLink
-from hyperpod_ext.runtime.restart.run import Run
-from hyperpod_ext.runtime.restart.state import TrainingState
+from hyperpod_ext.runtime.control_plane.stop_at_step import Boundary
+from hyperpod_ext.runtime.membership import membership as m
+from hyperpod_ext.runtime.snapshot.image import Layout
+from hyperpod_ext.runtime.snapshot.layout_plan import Plan
+from hyperpod_ext.runtime.snapshot.select import Decision, Offer
+from hyperpod_ext.runtime.state.training_state import TrainingState
+from hyperpod_ext.runtime.training.restore import JobLink
+from hyperpod_ext.runtime.training.run import Run
 
 MEMORY = {"kind": "memory"}
 PEER = {"kind": "peer", "every_steps": 1}

@@ -6,8 +6,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from hyperpod_ext.config.job import JobConfig
-from hyperpod_ext.launch.plan import Plan, make_plan
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.submit.plan import Plan, make_plan
 
 REPORT = {
     "state": "succeeded",

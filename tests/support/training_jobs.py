@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hyperpod_ext.config.job import JobConfig
+from hyperpod_ext.config.job.job import JobConfig
 
 IMAGE = "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training:2.6.0-gpu-py312"
 LEAST: dict[str, Any] = {

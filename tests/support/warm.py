@@ -28,14 +28,14 @@ import whole_run
 
 AGENT = "hyperpod_ext.runtime.agent.__main__"
 MEMORY_SERVER = "hyperpod_ext.runtime.memory_server.__main__"
-S3 = "hyperpod_ext.runtime.tiers.s3_requests"
+S3 = "hyperpod_ext.runtime.storage.s3_requests"
 LIGHT = (MEMORY_SERVER, "awscrt.checksums", "cryptography.hazmat.primitives.ciphers", S3)
 """What a memory server needs."""
 WHOLE = (
     *LIGHT,
     AGENT,
-    "hyperpod_ext.runtime.agent.zygote",
-    "hyperpod_ext.runtime.restart.loop",
+    "hyperpod_ext.runtime.agent.fork_server",
+    "hyperpod_ext.runtime.training.loop",
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
     "torch._dynamo",
@@ -225,8 +225,8 @@ def main() -> None:
     modules = sys.argv[3:]
     for module in modules:
         importlib.import_module(module)
-    if "hyperpod_ext.runtime.agent.zygote" in modules:
-        importlib.import_module("hyperpod_ext.runtime.rendezvous.store").rehearse()
+    if "hyperpod_ext.runtime.agent.fork_server" in modules:
+        importlib.import_module("hyperpod_ext.runtime.process_group.store").rehearse()
     if importlib.util.find_spec("botocore") is not None:  # another torch's environment does without
         sys.modules[S3]._make_client(1)  # so that what the client library reads from its files is read once
     gc.collect()

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from hyperpod_ext.config.checkpoint import DurableTier
 from hyperpod_ext.config.elastic import Elastic
+from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.config.resize import allowed_sizes
-from hyperpod_ext.config.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.agent.preflight import check_node
 from hyperpod_ext.runtime.agent.settings import NodeSettings
-from hyperpod_ext.runtime.agent.tuner import by_clock
+from hyperpod_ext.runtime.coordinator.interval_tuner import by_clock
+from hyperpod_ext.runtime.detection.preflight import check_node
 from hyperpod_ext.runtime.environment import ENV_CHAOS, ENV_SECRET_FILE, read_secret
 
 

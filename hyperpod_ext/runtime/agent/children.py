@@ -159,7 +159,7 @@ class Zygote:
         ours, theirs = socket.socketpair()
         line = theirs.fileno()
         arguments = [str(os.getpid()), str(line), *preload]
-        pid = start_module("hyperpod_ext.runtime.agent.zygote", arguments, environ, pass_fds=[line])
+        pid = start_module("hyperpod_ext.runtime.agent.fork_server", arguments, environ, pass_fds=[line])
         theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours)
         return cls(pid, reader, writer)

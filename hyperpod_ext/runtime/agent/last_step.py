@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from hyperpod_ext.runtime.agent.memory import Ask
+from hyperpod_ext.runtime.agent.memory_client import Ask
 
 _TELL_S = 2.0
 """How often it is told how far the step has come."""

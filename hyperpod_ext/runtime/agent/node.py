@@ -13,33 +13,28 @@ from collections.abc import Collection, Coroutine
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ext.config.runtime import ENV_RUNTIME
+from hyperpod_ext.config.job.runtime import ENV_RUNTIME
 from hyperpod_ext.errors import ConflictError, HyperpodExtError, JobFailedError
 from hyperpod_ext.ports import free_port
 from hyperpod_ext.processes import become_subreaper, describe_exit, kill_descendants
-from hyperpod_ext.runtime import wire
-from hyperpod_ext.runtime.agent import notices
-from hyperpod_ext.runtime.agent.chaos import strike_node
 from hyperpod_ext.runtime.agent.children import MemoryServer, Zygote, ZygoteEndedError, on_exit
-from hyperpod_ext.runtime.agent.coordinator import Coordinator
-from hyperpod_ext.runtime.agent.door import Door
-from hyperpod_ext.runtime.agent.event_log import write_report
-from hyperpod_ext.runtime.agent.health import HealthContext, examine
+from hyperpod_ext.runtime.agent.coordinator_client import Line
+from hyperpod_ext.runtime.agent.election import Door
 from hyperpod_ext.runtime.agent.last_step import LastStep
-from hyperpod_ext.runtime.agent.line import Line
-from hyperpod_ext.runtime.agent.memory import CopyWatch, MemoryLine
-from hyperpod_ext.runtime.agent.preflight import check_tiers
+from hyperpod_ext.runtime.agent.memory_client import CopyWatch, MemoryLine
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.agent.workers import Workers
-from hyperpod_ext.runtime.causes import OomKills, decode_exit
-from hyperpod_ext.runtime.checkpoint.choose import Decision
-from hyperpod_ext.runtime.environment import (
-    ENV_AGENT_SOCKET,
-    ENV_FAILURE_DOMAIN,
-    ENV_MEMORY_SOCKET,
-    ENV_SECRET_FILE,
-)
-from hyperpod_ext.runtime.listener import Listener
+from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
+from hyperpod_ext.runtime.detection import preemption as notices
+from hyperpod_ext.runtime.detection.failure_causes import OomKills, decode_exit
+from hyperpod_ext.runtime.detection.health import HealthContext, examine
+from hyperpod_ext.runtime.detection.preflight import check_tiers
+from hyperpod_ext.runtime.environment import ENV_AGENT_SOCKET, ENV_FAILURE_DOMAIN, ENV_MEMORY_SOCKET, ENV_SECRET_FILE
+from hyperpod_ext.runtime.events.log import write_report
+from hyperpod_ext.runtime.fault_injection.from_agent import strike_node
+from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.listener import Listener
+from hyperpod_ext.runtime.snapshot.select import Decision
 
 __all__ = ["Node", "NodeSettings"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyperpod_ext.config.runtime import RuntimeConfig
+from hyperpod_ext.config.job.runtime import RuntimeConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ext.config.chaos import NodeFault
-from hyperpod_ext.runtime import wire
-from hyperpod_ext.runtime.agent.chaos import KillOnce, strike_node
+from hyperpod_ext.config.fault_injection import NodeFault
 from hyperpod_ext.runtime.agent.children import Zygote, on_exit
-from hyperpod_ext.runtime.agent.lifeline import Lifeline, dying_of, has_gpu
-from hyperpod_ext.runtime.agent.memory import MemoryLine
-from hyperpod_ext.runtime.agent.roll_call import all_live
+from hyperpod_ext.runtime.agent.hang_monitor import Watch
+from hyperpod_ext.runtime.agent.memory_client import MemoryLine
 from hyperpod_ext.runtime.agent.settings import NodeSettings
-from hyperpod_ext.runtime.agent.watch import Watch
-from hyperpod_ext.runtime.causes import is_out_of_memory
-from hyperpod_ext.runtime.pulse import ENV_PULSE
+from hyperpod_ext.runtime.coordinator.liveness_query import all_live
+from hyperpod_ext.runtime.detection.death_watch import Lifeline, dying_of, has_gpu
+from hyperpod_ext.runtime.detection.failure_causes import is_out_of_memory
+from hyperpod_ext.runtime.detection.heartbeat import ENV_PULSE
+from hyperpod_ext.runtime.fault_injection.from_agent import KillOnce, strike_node
+from hyperpod_ext.runtime.ipc import messages as wire
 
 _OF_THIS_WORLD = frozenset({"begin", "restore", "go", "finish", "ask_stop", "stop_at", "go_on"})
 """What is no business of a worker that waits for the next world."""

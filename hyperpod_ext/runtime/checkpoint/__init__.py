@@ -1,1 +1,1 @@
-"""Snapshots of training state: their layout in memory, the record that makes them exist, and which to restore."""
+"""How a worker saves: its state copied into the node's memory, beside the next step where that can be."""

@@ -14,18 +14,18 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from hyperpod_ext.errors import NotFoundError
-from hyperpod_ext.runtime.checkpoint.beside import Room, copy_beside
-from hyperpod_ext.runtime.checkpoint.image import Layout, views
-from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme, crc_text
-from hyperpod_ext.runtime.checkpoint.snapshot import Snapshot, fill
+from hyperpod_ext.runtime.checkpoint.mutation_check import Seen, Watch
+from hyperpod_ext.runtime.checkpoint.overlapped_copy import Room, copy_beside
 from hyperpod_ext.runtime.checkpoint.staging import Background, Stager
-from hyperpod_ext.runtime.checkpoint.streamed import Hurry
-from hyperpod_ext.runtime.checkpoint.tree import Parts
-from hyperpod_ext.runtime.checkpoint.unchanged import Seen, Watch
-from hyperpod_ext.runtime.memory_server.client import Mapping as SlotMapping
-from hyperpod_ext.runtime.memory_server.client import MemoryClient, MemoryLostError
-from hyperpod_ext.runtime.memory_server.peer_client import PeerClient
-from hyperpod_ext.runtime.tiers.mac import UNBOUND
+from hyperpod_ext.runtime.memory_server.client.client import Mapping as SlotMapping
+from hyperpod_ext.runtime.memory_server.client.client import MemoryClient, MemoryLostError
+from hyperpod_ext.runtime.memory_server.client.peer_client import PeerClient
+from hyperpod_ext.runtime.snapshot.fast_copy import Hurry
+from hyperpod_ext.runtime.snapshot.image import Layout, views
+from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, crc_text
+from hyperpod_ext.runtime.snapshot.snapshot import Snapshot, fill
+from hyperpod_ext.runtime.snapshot.tree import Parts
+from hyperpod_ext.runtime.storage.mac import UNBOUND
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")

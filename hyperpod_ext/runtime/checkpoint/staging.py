@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hyperpod_ext.errors import HyperpodExtError
-from hyperpod_ext.runtime.checkpoint.streamed import copy
+from hyperpod_ext.runtime.snapshot.fast_copy import copy
 
 
 class Stager:

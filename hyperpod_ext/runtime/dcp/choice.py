@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hyperpod_ext.errors import HyperpodExtError, NoCheckpointError
-from hyperpod_ext.runtime.checkpoint.choose import Decision, Offer, Source, choose_step
-from hyperpod_ext.runtime.checkpoint.image import views
-from hyperpod_ext.runtime.checkpoint.manifest import check_manifest
-from hyperpod_ext.runtime.checkpoint.plan import read_plan
-from hyperpod_ext.runtime.checkpoint.snapshot import Snapshot
 from hyperpod_ext.runtime.dcp.state import Contents, contents_of
+from hyperpod_ext.runtime.snapshot.image import views
+from hyperpod_ext.runtime.snapshot.layout_plan import read_plan
+from hyperpod_ext.runtime.snapshot.manifest import check_manifest
+from hyperpod_ext.runtime.snapshot.select import Decision, Offer, Source, choose_step
+from hyperpod_ext.runtime.snapshot.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from hyperpod_ext.runtime.dcp.tiers import Tiers

@@ -18,9 +18,9 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.checkpoint.image import Chunk
-from hyperpod_ext.runtime.checkpoint.plan import Plan
-from hyperpod_ext.runtime.checkpoint.tree import Parts, put_together, take_apart
+from hyperpod_ext.runtime.snapshot.image import Chunk
+from hyperpod_ext.runtime.snapshot.layout_plan import Plan
+from hyperpod_ext.runtime.snapshot.tree import Parts, put_together, take_apart
 
 Path = tuple[str | int, ...]
 Place = tuple[str, tuple[int, ...]]

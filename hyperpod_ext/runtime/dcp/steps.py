@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from hyperpod_ext.errors import ConfigError, Problem
-from hyperpod_ext.runtime.checkpoint.manifest import save_id_of
+from hyperpod_ext.runtime.snapshot.manifest import save_id_of
 
 _STEP = re.compile(r"(?:.*[^0-9A-Za-z])?(?:step[-_]?)?(\d+)")
 

@@ -14,14 +14,14 @@ from torch.distributed.checkpoint.planner import SavePlan
 
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError, NoCheckpointError, NotFoundError, UnreachableError
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
-from hyperpod_ext.runtime.checkpoint.choose import Decision, Offer, Source
-from hyperpod_ext.runtime.checkpoint.snapshot import Snapshot
-from hyperpod_ext.runtime.checkpoint.tree import Parts
 from hyperpod_ext.runtime.dcp.choice import Choice, Refused, choose
 from hyperpod_ext.runtime.dcp.connection import Connection
-from hyperpod_ext.runtime.dcp.given import Policy, policy_of
+from hyperpod_ext.runtime.dcp.policy import Policy, policy_of
 from hyperpod_ext.runtime.dcp.state import is_whole
 from hyperpod_ext.runtime.dcp.steps import Entry, History, Save
+from hyperpod_ext.runtime.snapshot.select import Decision, Offer, Source
+from hyperpod_ext.runtime.snapshot.snapshot import Snapshot
+from hyperpod_ext.runtime.snapshot.tree import Parts
 
 
 class Tiers:

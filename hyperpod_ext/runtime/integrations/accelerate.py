@@ -21,7 +21,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.restart.run import Run
+from hyperpod_ext.runtime.training.run import Run
 
 
 def see_world(run: Run) -> None:

@@ -19,7 +19,7 @@ from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.data.loader import ElasticDataLoader
 from hyperpod_ext.runtime.integrations.accelerate import see_world
 from hyperpod_ext.runtime.integrations.steps import Batches, Steps
-from hyperpod_ext.runtime.restart.run import Run
+from hyperpod_ext.runtime.training.run import Run
 
 
 class ResilientTrainer(Trainer):

@@ -20,7 +20,7 @@ from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.data.loader import ElasticDataLoader
 from hyperpod_ext.runtime.data.positions import slots_of, steps_per_epoch
 from hyperpod_ext.runtime.integrations.steps import Batches, Steps
-from hyperpod_ext.runtime.restart.run import Run
+from hyperpod_ext.runtime.training.run import Run
 
 
 class ResilientTrainer(Trainer):

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from hyperpod_ext.errors import JobFailedError, NotFoundError, StaleGenerationError
 from hyperpod_ext.runtime.data.loader import ElasticDataLoader, Step
-from hyperpod_ext.runtime.restart.run import Run
+from hyperpod_ext.runtime.training.run import Run
 
 
 class Steps:

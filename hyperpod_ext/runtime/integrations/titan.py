@@ -16,8 +16,8 @@ from types import TracebackType
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.integrations.steps import Steps
-from hyperpod_ext.runtime.restart.run import Run
-from hyperpod_ext.runtime.restart.state import Stateful
+from hyperpod_ext.runtime.state.training_state import Stateful
+from hyperpod_ext.runtime.training.run import Run
 
 
 class RunCheckpointer:

@@ -1,6 +1,6 @@
 """One process's nested state as a checkpoint by itself, at a place of its own: a folder, or an S3 prefix.
 
-The place is laid out as a durable tier's (`tiers.durable`), for a job of one rank: an image of the tensors, everything
+The place is laid out as a durable tier's (`storage.checkpoints`), for a job of one rank: an image of the tensors, all
 else as JSON in a signed manifest, which is written last. So plain `dcp.load` reads it, `hp-ext checkpoints` looks after
 it, and nothing is unpickled. A place that is written again keeps what it had until the new one is whole.
 """
@@ -17,16 +17,16 @@ from typing import Any
 import torch
 
 from hyperpod_ext.errors import ConflictError, CorruptSnapshotError, NotFoundError
-from hyperpod_ext.runtime.checkpoint.image import Layout, views
-from hyperpod_ext.runtime.checkpoint.manifest import FORMAT, crc64nvme, crc_text, save_id_of, sign
-from hyperpod_ext.runtime.checkpoint.plan import Item, Plan
-from hyperpod_ext.runtime.checkpoint.streamed import bytes_of
-from hyperpod_ext.runtime.checkpoint.tree import put_together, take_apart
-from hyperpod_ext.runtime.tiers.durable import Checkpoints
-from hyperpod_ext.runtime.tiers.mac import UNBOUND, Expected, Reading
-from hyperpod_ext.runtime.tiers.names import claimed, folder_of, image_of, parse_folder
-from hyperpod_ext.runtime.tiers.object_store import MIB, ObjectStore, open_store
-from hyperpod_ext.runtime.tiers.retention import remove
+from hyperpod_ext.runtime.snapshot.fast_copy import bytes_of
+from hyperpod_ext.runtime.snapshot.image import Layout, views
+from hyperpod_ext.runtime.snapshot.layout_plan import Item, Plan
+from hyperpod_ext.runtime.snapshot.manifest import FORMAT, crc64nvme, crc_text, save_id_of, sign
+from hyperpod_ext.runtime.snapshot.tree import put_together, take_apart
+from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
+from hyperpod_ext.runtime.storage.mac import UNBOUND, Expected, Reading
+from hyperpod_ext.runtime.storage.names import claimed, folder_of, image_of, parse_folder
+from hyperpod_ext.runtime.storage.object_store import MIB, ObjectStore, open_store
+from hyperpod_ext.runtime.storage.retention import remove
 
 _CHUNK = 256 * MIB
 """Bytes that are read, verified and handed out at a time: beside the tensors, no more memory is needed."""

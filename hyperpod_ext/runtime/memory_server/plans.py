@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hyperpod_ext.errors import NotFoundError
-from hyperpod_ext.runtime.checkpoint.plan import Plan, read_plan
+from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
 
 
 class Plans:

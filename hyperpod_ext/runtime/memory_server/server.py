@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hyperpod_ext.errors import HyperpodExtError
-from hyperpod_ext.runtime import wire
-from hyperpod_ext.runtime.checkpoint.plan import Plan
-from hyperpod_ext.runtime.memory_server.node_memory import NodeMemory
-from hyperpod_ext.runtime.memory_server.slots import State
+from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.memory_server.slots.slots import State
+from hyperpod_ext.runtime.memory_server.state import NodeMemory
+from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 
 _BREATH_S = 0.05
 

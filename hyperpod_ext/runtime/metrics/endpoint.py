@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from hyperpod_ext.runtime.listener import Listener
+from hyperpod_ext.runtime.ipc.listener import Listener
 from hyperpod_ext.runtime.metrics.families import CONTENT_TYPE
 
 _PATIENCE_S = 5.0

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hyperpod_ext.runtime.live_phases import LivePhases
+from hyperpod_ext.runtime.events.live_phases import LivePhases
+from hyperpod_ext.runtime.events.phases import KEPT, PHASES, Phase
 from hyperpod_ext.runtime.metrics.families import Family, Histogram, Labels, Sample, counter, gauge
-from hyperpod_ext.runtime.phases import KEPT, PHASES, Phase
 
 _STEP_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 _RECOVERY_BOUNDS = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ext.runtime.phases import spans_by_rank
+from hyperpod_ext.runtime.events.phases import spans_by_rank
 
 _ASKED_BY = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _AT_ONCE = 512

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hyperpod_ext.runtime.checkpoint.choose import Offer
-from hyperpod_ext.runtime.memory_server.placement import Placement, place_replicas
+from hyperpod_ext.runtime.memory_server.replication.placement import Placement, place_replicas
 from hyperpod_ext.runtime.simulator.settings import Simulated
 from hyperpod_ext.runtime.simulator.stretch import Held, Stretch
+from hyperpod_ext.runtime.snapshot.select import Offer
 
 _SLOTS = 2
 BLOCK = 256

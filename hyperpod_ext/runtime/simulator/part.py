@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from hyperpod_ext.runtime.checkpoint.choose import Decision, Offer
-from hyperpod_ext.runtime.checkpoint.manifest import save_id_of
-from hyperpod_ext.runtime.rendezvous import membership as m
+from hyperpod_ext.runtime.membership import membership as m
 from hyperpod_ext.runtime.simulator.memory import Memory
 from hyperpod_ext.runtime.simulator.settings import Simulated
+from hyperpod_ext.runtime.snapshot.manifest import save_id_of
+from hyperpod_ext.runtime.snapshot.select import Decision, Offer
 
 
 @dataclass

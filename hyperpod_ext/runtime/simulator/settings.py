@@ -9,7 +9,7 @@ from typing import Any
 
 from hyperpod_ext.planner.rates import Rates
 from hyperpod_ext.planner.ways import Recovery, Way, costs_of
-from hyperpod_ext.runtime.rendezvous.ladder import Budgets
+from hyperpod_ext.runtime.membership.escalation import Budgets
 
 ENOUGH = 1 << 30
 

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from hyperpod_ext.runtime.checkpoint.manifest import save_id_of
 from hyperpod_ext.runtime.simulator.settings import Tier
+from hyperpod_ext.runtime.snapshot.manifest import save_id_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hyperpod_ext.processes import die_with_parent
-from hyperpod_ext.runtime.memory_server.courtesy import Courtesy, own_group
+from hyperpod_ext.runtime.memory_server.replication.cpu_priority import Courtesy, own_group
 
 Answer = dict[str, Any]
 _LOCAL = "127.0.0.1"

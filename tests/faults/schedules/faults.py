@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hyperpod_ext.errors import HyperpodExtError, NotFoundError, StaleGenerationError
-from hyperpod_ext.runtime.checkpoint.manifest import save_id_of
+from hyperpod_ext.runtime.snapshot.manifest import save_id_of
 
 from .node import Node
 from .oracle import raw_slots
@@ -391,7 +391,7 @@ def _twice(world: World) -> None:
     membership, rng = world.membership, world.rng
     before = membership.generation, membership.phase, membership.attempt
     rank = rng.choice(sorted(world.workers))
-    from hyperpod_ext.runtime.rendezvous.membership import Fault as Told
+    from hyperpod_ext.runtime.membership.membership import Fault as Told
 
     for _ in range(rng.randint(1, 3)):
         match rng.randrange(5):

@@ -16,22 +16,23 @@ import torch
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
 from hyperpod_ext.errors import HyperpodExtError, NotFoundError, StaleGenerationError
-from hyperpod_ext.runtime.checkpoint import beside
+from hyperpod_ext.runtime.checkpoint import overlapped_copy as beside
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
-from hyperpod_ext.runtime.checkpoint.choose import Decision
-from hyperpod_ext.runtime.checkpoint.image import Layout, views
-from hyperpod_ext.runtime.checkpoint.manifest import save_id_of
-from hyperpod_ext.runtime.checkpoint.snapshot import Snapshot
 from hyperpod_ext.runtime.checkpoint.staging import Stager
-from hyperpod_ext.runtime.memory_server import drain as drain_module
-from hyperpod_ext.runtime.memory_server import drain_delivery, peer_sender
-from hyperpod_ext.runtime.memory_server.client import MemoryClient
-from hyperpod_ext.runtime.memory_server.drain import Drain
-from hyperpod_ext.runtime.memory_server.node_memory import NodeMemory
+from hyperpod_ext.runtime.memory_server import upload as drain_delivery
+from hyperpod_ext.runtime.memory_server import uploader as drain_module
+from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
+from hyperpod_ext.runtime.memory_server.replication import sender as peer_sender
 from hyperpod_ext.runtime.memory_server.server import Server
-from hyperpod_ext.runtime.restart.state import TrainingState, Whole
-from hyperpod_ext.runtime.tiers.file import FileStore
-from hyperpod_ext.runtime.tiers.object_store import Cancelled, Entry
+from hyperpod_ext.runtime.memory_server.state import NodeMemory
+from hyperpod_ext.runtime.memory_server.uploader import Drain
+from hyperpod_ext.runtime.snapshot.image import Layout, views
+from hyperpod_ext.runtime.snapshot.manifest import save_id_of
+from hyperpod_ext.runtime.snapshot.select import Decision
+from hyperpod_ext.runtime.snapshot.snapshot import Snapshot
+from hyperpod_ext.runtime.state.training_state import TrainingState, Whole
+from hyperpod_ext.runtime.storage.file import FileStore
+from hyperpod_ext.runtime.storage.object_store import Cancelled, Entry
 
 from .states import START, Kind, Moment, Objects
 

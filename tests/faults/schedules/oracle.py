@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ext.runtime.checkpoint.image import Layout, views
-from hyperpod_ext.runtime.checkpoint.tree import take_apart
-from hyperpod_ext.runtime.memory_server.slots import Slot
+from hyperpod_ext.runtime.memory_server.slots.slots import Slot
+from hyperpod_ext.runtime.snapshot.image import Layout, views
+from hyperpod_ext.runtime.snapshot.tree import take_apart
 
 from .node import SECRET, Node, Worker
 from .states import Kind, Moment, Objects

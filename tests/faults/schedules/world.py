@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTier, PeerTier
-from hyperpod_ext.runtime.checkpoint.choose import Decision, Offer
-from hyperpod_ext.runtime.checkpoint.manifest import generation_of
-from hyperpod_ext.runtime.memory_server.slots import Slot
-from hyperpod_ext.runtime.rendezvous import membership as m
+from hyperpod_ext.runtime.membership import membership as m
+from hyperpod_ext.runtime.memory_server.slots.slots import Slot
+from hyperpod_ext.runtime.snapshot.manifest import generation_of
+from hyperpod_ext.runtime.snapshot.select import Decision, Offer
 
 from .node import JOB, Node, Worker
 from .oracle import Commit, Copies, Promises, Run, given_up

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.memory_server.client import MemoryClient
+from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
 
 HERE = Path(__file__).parent
 

@@ -8,15 +8,15 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from hyperpod_ext.errors import ConfigError, HyperpodExtError, JobFailedError
-from hyperpod_ext.runtime.checkpoint.choose import Offer
-from hyperpod_ext.runtime.checkpoint.image import Layout
-from hyperpod_ext.runtime.checkpoint.tree import put_together
 from hyperpod_ext.runtime.dcp.choice import Refused, choose
-from hyperpod_ext.runtime.dcp.given import policy_of
-from hyperpod_ext.runtime.dcp.nodes import Nodes
-from hyperpod_ext.runtime.dcp.place import Place, runtime_dir, secret_file_of
+from hyperpod_ext.runtime.dcp.policy import policy_of
 from hyperpod_ext.runtime.dcp.state import contents_of, parts_of
 from hyperpod_ext.runtime.dcp.steps import Entry, History, names_step, step_of
+from hyperpod_ext.runtime.memory_server.client.start import Place, runtime_dir, secret_file_of
+from hyperpod_ext.runtime.node_map import Nodes
+from hyperpod_ext.runtime.snapshot.image import Layout
+from hyperpod_ext.runtime.snapshot.select import Offer
+from hyperpod_ext.runtime.snapshot.tree import put_together
 
 
 @pytest.mark.parametrize("name", ["7", "step_7", "step-7", "step7", "/a/b3/step_7", "s3://b/run-2/step_000007/"])

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ext.runtime.goodput import make_report
+from hyperpod_ext.runtime.events.phases import PHASES, spans, totals
+from hyperpod_ext.runtime.events.report import make_report
 from hyperpod_ext.runtime.metrics.families import Histogram, gauge, render
 from hyperpod_ext.runtime.metrics.meters import Meters
-from hyperpod_ext.runtime.phases import PHASES, spans, totals
 
 Event = dict[str, Any]
 

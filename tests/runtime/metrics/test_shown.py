@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from hyperpod_ext.config.metrics import Metrics
-from hyperpod_ext.runtime.metrics.shown import Shown
+from hyperpod_ext.runtime.metrics.exporter import Shown
 
 HERE = Metrics(host="127.0.0.1", port=0)
 FAULT = {"t": 1.0, "event": "fault", "rank": 0, "kind": "signal", "rung": "process"}

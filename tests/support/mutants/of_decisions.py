@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from mutants.table import Mutant, Source
 
-CHOOSE = Source("hyperpod_ext.runtime.checkpoint.choose", ("tests/runtime/test_choose.py",))
-QUORUM = Source("hyperpod_ext.runtime.rendezvous.quorum", ("tests/runtime/test_quorum_and_ladder.py",))
-ROSTER = Source("hyperpod_ext.runtime.agent.roster", ("tests/runtime/test_quorum_and_ladder.py",))
-LADDER = Source("hyperpod_ext.runtime.rendezvous.ladder", ("tests/runtime/test_quorum_and_ladder.py",))
-RESTORING = Source("hyperpod_ext.runtime.rendezvous.restoring", ("tests/runtime/test_membership.py",))
-MEMBERSHIP = Source("hyperpod_ext.runtime.rendezvous.membership", ("tests/runtime/test_membership.py",))
+CHOOSE = Source("hyperpod_ext.runtime.snapshot.select", ("tests/runtime/snapshot/test_choose.py",))
+QUORUM = Source("hyperpod_ext.runtime.membership.quorum", ("tests/runtime/membership/test_quorum_and_ladder.py",))
+ROSTER = Source("hyperpod_ext.runtime.coordinator.members", ("tests/runtime/membership/test_quorum_and_ladder.py",))
+LADDER = Source("hyperpod_ext.runtime.membership.escalation", ("tests/runtime/membership/test_quorum_and_ladder.py",))
+RESTORING = Source("hyperpod_ext.runtime.membership.restoring", ("tests/runtime/membership/test_membership.py",))
+MEMBERSHIP = Source("hyperpod_ext.runtime.membership.membership", ("tests/runtime/membership/test_membership.py",))
 PLACING = Source(
-    "hyperpod_ext.runtime.rendezvous.placing",
-    ("tests/runtime/test_placing.py", "tests/runtime/test_elastic_membership.py"),
+    "hyperpod_ext.runtime.membership.rank_assignment",
+    ("tests/runtime/membership/test_placing.py", "tests/runtime/membership/test_elastic_membership.py"),
 )
-ELASTIC = Source("hyperpod_ext.runtime.rendezvous.elastic", ("tests/runtime/test_elastic_membership.py",))
+ELASTIC = Source("hyperpod_ext.runtime.membership.elastic", ("tests/runtime/membership/test_elastic_membership.py",))
 
 MUTANTS: list[Mutant] = [
     CHOOSE.mutant(

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from mutants.table import Mutant, Source
 
-MANIFEST = Source("hyperpod_ext.runtime.checkpoint.manifest", ("tests/runtime/test_manifest.py",))
-CHECKPOINTER = Source("hyperpod_ext.runtime.checkpoint.checkpointer", ("tests/runtime/test_checkpointer.py",))
-SLOTS = Source("hyperpod_ext.runtime.memory_server.slots", ("tests/runtime/test_slots.py",))
-REGIONS = Source("hyperpod_ext.runtime.memory_server.regions", ("tests/runtime/test_regions.py",))
-DUE = Source("hyperpod_ext.runtime.memory_server.drain_due", ("tests/runtime/test_drain_due.py",))
-DELIVERY = Source("hyperpod_ext.runtime.memory_server.drain_delivery", ("tests/runtime/test_drain_delivery.py",))
-PEER_SERVER = Source("hyperpod_ext.runtime.memory_server.peer_server", ("tests/runtime/peers/test_peer_server.py",))
-INCOMING = Source("hyperpod_ext.runtime.memory_server.incoming", ("tests/runtime/peers/test_peer_server.py",))
-REPLICATE = Source("hyperpod_ext.runtime.memory_server.replicate", ("tests/runtime/peers/test_replicate.py",))
-WIRE = Source("hyperpod_ext.runtime.wire", ("tests/runtime/test_wire_and_store.py",))
-KEYS = Source("hyperpod_ext.runtime.rendezvous.keys", ("tests/runtime/test_wire_and_store.py",))
+MANIFEST = Source("hyperpod_ext.runtime.snapshot.manifest", ("tests/runtime/snapshot/test_manifest.py",))
+CHECKPOINTER = Source(
+    "hyperpod_ext.runtime.checkpoint.checkpointer", ("tests/runtime/checkpoint/test_checkpointer.py",)
+)
+SLOTS = Source("hyperpod_ext.runtime.memory_server.slots.slots", ("tests/runtime/memory_server/slots/test_slots.py",))
+REGIONS = Source(
+    "hyperpod_ext.runtime.memory_server.slots.regions", ("tests/runtime/memory_server/slots/test_regions.py",)
+)
+DUE = Source("hyperpod_ext.runtime.memory_server.upload_queue", ("tests/runtime/memory_server/test_drain_due.py",))
+DELIVERY = Source("hyperpod_ext.runtime.memory_server.upload", ("tests/runtime/memory_server/test_drain_delivery.py",))
+PEER_SERVER = Source(
+    "hyperpod_ext.runtime.memory_server.replication.receiver",
+    ("tests/runtime/memory_server/replication/test_peer_server.py",),
+)
+INCOMING = Source(
+    "hyperpod_ext.runtime.memory_server.replication.incoming",
+    ("tests/runtime/memory_server/replication/test_peer_server.py",),
+)
+REPLICATE = Source(
+    "hyperpod_ext.runtime.memory_server.replication.replicator",
+    ("tests/runtime/memory_server/replication/test_replicate.py",),
+)
+WIRE = Source("hyperpod_ext.runtime.ipc.messages", ("tests/runtime/process_group/test_wire_and_store.py",))
+KEYS = Source("hyperpod_ext.runtime.process_group.store_keys", ("tests/runtime/process_group/test_wire_and_store.py",))
 
 MUTANTS: list[Mutant] = [
     MANIFEST.mutant(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from mutants.table import Mutant, Source
 
 BASE = Source("hyperpod_ext.config.base", ("tests/config/test_load.py",))
-OVERRIDES = Source("hyperpod_ext.config.overrides", ("tests/config/test_overrides.py",))
-CHECKS = Source("hyperpod_ext.config.checks", ("tests/config/test_checks.py",))
-RENDER = Source("hyperpod_ext.launch.render", ("tests/launch/test_plan.py",))
-STACK_CHANGES = Source("hyperpod_ext.launch.cdk.changes", ("tests/launch/cdk/test_changes.py",))
+OVERRIDES = Source("hyperpod_ext.config.files.overrides", ("tests/config/test_overrides.py",))
+CHECKS = Source("hyperpod_ext.config.files.checks", ("tests/config/test_checks.py",))
+RENDER = Source("hyperpod_ext.submit.contract.render", ("tests/submit/test_plan.py",))
+STACK_CHANGES = Source("hyperpod_ext.clusters.cdk.changes", ("tests/clusters/cdk/test_changes.py",))
 
 MUTANTS: list[Mutant] = [
     BASE.mutant(

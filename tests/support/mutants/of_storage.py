@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from mutants.table import Mutant, Source
 
-RETENTION = Source("hyperpod_ext.runtime.tiers.retention", ("tests/runtime/test_durable.py",))
-DURABLE = Source("hyperpod_ext.runtime.tiers.durable", ("tests/runtime/test_durable.py",))
-MAC = Source("hyperpod_ext.runtime.tiers.mac", ("tests/runtime/tiers/test_mac.py",))
-FILE = Source("hyperpod_ext.runtime.tiers.file", ("tests/runtime/tiers/test_file_store.py",))
-S3 = Source("hyperpod_ext.runtime.tiers.s3", ("tests/runtime/tiers/test_s3_requests.py",))
-MULTIPART = Source("hyperpod_ext.runtime.tiers.s3_multipart", ("tests/runtime/tiers/test_s3_requests.py",))
-OBJECT_STORE = Source("hyperpod_ext.runtime.tiers.object_store", ("tests/runtime/tiers/test_object_store.py",))
+RETENTION = Source("hyperpod_ext.runtime.storage.retention", ("tests/runtime/storage/test_durable.py",))
+DURABLE = Source("hyperpod_ext.runtime.storage.checkpoints", ("tests/runtime/storage/test_durable.py",))
+MAC = Source("hyperpod_ext.runtime.storage.mac", ("tests/runtime/storage/test_mac.py",))
+FILE = Source("hyperpod_ext.runtime.storage.file", ("tests/runtime/storage/test_file_store.py",))
+S3 = Source("hyperpod_ext.runtime.storage.s3", ("tests/runtime/storage/test_s3_requests.py",))
+MULTIPART = Source("hyperpod_ext.runtime.storage.s3_multipart", ("tests/runtime/storage/test_s3_requests.py",))
+OBJECT_STORE = Source("hyperpod_ext.runtime.storage.object_store", ("tests/runtime/storage/test_object_store.py",))
 
 MUTANTS: list[Mutant] = [
     RETENTION.mutant(

@@ -6,10 +6,10 @@ from mutants.table import Mutant, Source
 
 POSITIONS = Source("hyperpod_ext.runtime.data.positions", ("tests/runtime/data/test_positions.py",))
 SAVED = Source("hyperpod_ext.runtime.data.saved", ("tests/runtime/data/test_sampler.py",))
-HANGS = Source("hyperpod_ext.runtime.hangs", ("tests/runtime/test_hangs.py",))
-UNHARMED = Source("hyperpod_ext.runtime.restart.unharmed", ("tests/runtime/test_unharmed.py",))
-NAN_GUARD = Source("hyperpod_ext.runtime.restart.nan_guard", ("tests/runtime/test_nan_guard.py",))
-ENVIRONMENT = Source("hyperpod_ext.runtime.environment", ("tests/runtime/test_preflight.py",))
+HANGS = Source("hyperpod_ext.runtime.detection.hangs", ("tests/runtime/detection/test_hangs.py",))
+UNHARMED = Source("hyperpod_ext.runtime.control_plane.finish_step", ("tests/runtime/control_plane/test_unharmed.py",))
+NAN_GUARD = Source("hyperpod_ext.runtime.state.nan_guard", ("tests/runtime/state/test_nan_guard.py",))
+ENVIRONMENT = Source("hyperpod_ext.runtime.environment", ("tests/runtime/detection/test_preflight.py",))
 
 MUTANTS: list[Mutant] = [
     POSITIONS.mutant(

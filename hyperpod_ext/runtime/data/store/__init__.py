@@ -12,10 +12,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hyperpod_ext.runtime.data.convert.background import Conversion as Conversion
+    from hyperpod_ext.runtime.data.convert.background import follow as follow
+    from hyperpod_ext.runtime.data.convert.convert import build as build
     from hyperpod_ext.runtime.data.store.arrow import ArrowStore as ArrowStore
-    from hyperpod_ext.runtime.data.store.background import Conversion as Conversion
-    from hyperpod_ext.runtime.data.store.background import follow as follow
-    from hyperpod_ext.runtime.data.store.convert import build as build
     from hyperpod_ext.runtime.data.store.eviction import evict as evict
     from hyperpod_ext.runtime.data.store.megatron import MegatronStore as MegatronStore
     from hyperpod_ext.runtime.data.store.packed import Packed as Packed
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from hyperpod_ext.runtime.data.store.tensors import TensorSource as TensorSource
 
 _HOMES = {
-    "ArrowStore": "arrow",
-    "Conversion": "background",
-    "MegatronStore": "megatron",
-    "Packed": "packed",
-    "ReadyRing": "ring",
-    "TensorSource": "tensors",
-    "TokenStore": "reader",
-    "build": "convert",
-    "evict": "eviction",
-    "follow": "background",
+    "ArrowStore": ".arrow",
+    "Conversion": "..convert.background",
+    "MegatronStore": ".megatron",
+    "Packed": ".packed",
+    "ReadyRing": ".ring",
+    "TensorSource": ".tensors",
+    "TokenStore": ".reader",
+    "build": "..convert.convert",
+    "evict": ".eviction",
+    "follow": "..convert.background",
 }
 
 __all__ = [
@@ -53,4 +53,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(_HOMES[name], __name__), name)

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hyperpod_ext.errors import ConfigError, Problem
-from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme
 from hyperpod_ext.runtime.data.store.columns import column_named, explained, load_pyarrow, open_arrow
 from hyperpod_ext.runtime.data.store.documents import Documents
 from hyperpod_ext.runtime.data.store.mapped import MappedFile
 from hyperpod_ext.runtime.data.store.segment import Tokens, windows_of
 from hyperpod_ext.runtime.data.store.sources import find_files, kind_of
+from hyperpod_ext.runtime.snapshot.manifest import crc64nvme
 
 
 @dataclass(frozen=True, slots=True)

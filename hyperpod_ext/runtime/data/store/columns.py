@@ -81,7 +81,7 @@ def column_named(path: Path, wanted: str, there: list[str]) -> str:
         ConfigError: there is no such column.
     """
     if wanted not in there:
-        from hyperpod_ext.config.nearest import suggest
+        from hyperpod_ext.config.files.nearest import suggest
 
         raise ConfigError([Problem(f"there is no column {wanted}", source=str(path), hint=suggest(wanted, there))])
     return wanted

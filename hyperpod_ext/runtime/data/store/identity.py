@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme
+from hyperpod_ext.runtime.snapshot.manifest import crc64nvme
 
 _ENDS = 64 * 1024
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from hyperpod_ext.errors import DatasetChangedError
-from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme
+from hyperpod_ext.runtime.snapshot.manifest import crc64nvme
 
 _ENDS = 1 << 20
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
-from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme
 from hyperpod_ext.runtime.data.store.mapped import MappedFile
 from hyperpod_ext.runtime.data.store.segment import Tokens, windows_of
+from hyperpod_ext.runtime.snapshot.manifest import crc64nvme
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEAD = struct.Struct("<9sQBQQ")

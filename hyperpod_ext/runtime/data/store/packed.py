@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hyperpod_ext.errors import ConfigError, CorruptSegmentError, HyperpodExtError, Problem
-from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme
 from hyperpod_ext.runtime.data.store.files import publish
 from hyperpod_ext.runtime.data.store.segment import Tokens
+from hyperpod_ext.runtime.snapshot.manifest import crc64nvme
 
 INDEXES = "packed"
 

@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hyperpod_ext.errors import DiskFullError
-from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme
 from hyperpod_ext.runtime.data.store.files import TEMPORARY, make_folder, publish
+from hyperpod_ext.runtime.snapshot.manifest import crc64nvme
 
 Arrays = dict[str, npt.NDArray[Any]]
 

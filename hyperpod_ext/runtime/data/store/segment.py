@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hyperpod_ext.errors import CorruptSegmentError
-from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme
 from hyperpod_ext.runtime.data.store.files import Bytes, publish, rebuild_hint
+from hyperpod_ext.runtime.snapshot.manifest import crc64nvme
 
 FORMAT = 1
 HEADER_BYTES = 4096

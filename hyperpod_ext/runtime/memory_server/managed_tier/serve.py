@@ -11,9 +11,9 @@ from typing import NoReturn
 
 from hyperpod_ext.errors import ConflictError
 from hyperpod_ext.runtime.environment import ENV_SECRET_FILE, read_secret
-from hyperpod_ext.runtime.memory_server.capacity import usable_bytes
 from hyperpod_ext.runtime.memory_server.managed_tier.api import ApiServer, holders_of
 from hyperpod_ext.runtime.memory_server.managed_tier.blobs import Blobs
+from hyperpod_ext.runtime.memory_server.slots.host_memory import usable_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from hyperpod_ext.runtime.checkpoint.manifest import crc64nvme
+from hyperpod_ext.runtime.snapshot.manifest import crc64nvme
 
 XXH3 = "xxh3_128"
 CRC64 = "crc64nvme"

@@ -19,9 +19,9 @@ import torch
 from checkpoint.adapters import Adapter, Host, Place
 from checkpoint.state import State
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
-from hyperpod_ext.runtime.checkpoint.tree import take_apart
-from hyperpod_ext.runtime.memory_server.client import MemoryClient
-from hyperpod_ext.runtime.memory_server.peer_client import PeerClient
+from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
+from hyperpod_ext.runtime.memory_server.client.peer_client import PeerClient
+from hyperpod_ext.runtime.snapshot.tree import take_apart
 
 JOB, SECRET = "bench", b"0123456789abcdef0123456789abcdef"
 _DEADLINE_S = 120.0

@@ -39,7 +39,7 @@ def converters() -> list[int]:
     """Processes of ours that convert."""
     found = []
     for pid in descendants(os.getpid()):
-        if b"data.store.background" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if b"data.convert.background" in Path(f"/proc/{pid}/cmdline").read_bytes():
             found.append(pid)
     return found
 

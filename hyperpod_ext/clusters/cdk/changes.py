@@ -1,0 +1,211 @@
+"""What templates would change in stacks that are there, and what of it is replaced. Pure.
+
+CloudFormation replaces a resource when a property that an update cannot change gets another value. Such a property can
+also get one because what it refers to is replaced; that is followed, across stacks too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from hyperpod_ext.catalog.create_only import create_only
+from hyperpod_ext.clusters.cdk.assembly import Template, resources_of
+from hyperpod_ext.clusters.cdk.references import Place, exports_of, spoken_of
+from hyperpod_ext.clusters.changes import OF_A_NEW_GROUP
+
+Effect = Literal["create", "update", "may replace", "replace", "delete", "keep"]
+FieldEffect = Literal["update", "may replace", "replace", "replace group", "delete group"]
+
+CLUSTER = "AWS::SageMaker::Cluster"
+_NAMES = ("InstanceGroupName", "Key", "Name", "Id", "Sid", "PolicyName")
+"""Members that tell the items of a list apart, whatever their order."""
+_STUCK = frozenset({"replace", "may replace", "replace group", "delete group"})
+
+
+@dataclass(frozen=True, slots=True)
+class FieldChange:
+    """One property that differs."""
+
+    path: str
+    """`VpcConfig.SecurityGroupIds`, `InstanceGroups.workers.InstanceCount`."""
+    before: Any
+    after: Any
+    effect: FieldEffect
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One resource that differs."""
+
+    stack: str
+    id: str
+    """Logical id in the template."""
+    kind: str
+    """Its CloudFormation type."""
+    effect: Effect
+    fields: tuple[FieldChange, ...] = ()
+
+    @property
+    def breaks(self) -> bool:
+        """Whether something that is there goes away: the resource, or machines of a cluster."""
+        return self.effect in ("replace", "may replace", "delete") or any(one.effect in _STUCK for one in self.fields)
+
+    def to_json(self) -> dict[str, Any]:
+        """The change as scripts read it."""
+        return asdict(self) | {"breaks": self.breaks}
+
+
+def find_changes(there: Mapping[str, Template], wanted: Mapping[str, Template]) -> list[Change]:
+    """Everything in which `wanted` differs from the stacks that are there; both by the names of stacks.
+
+    A stack that only `there` has is one that was renamed, if `wanted` has a new one that ends alike; else it is left
+    alone, as CDK leaves it.
+    """
+    before_of = _pair(there, wanted)
+    found = {}
+    for stack, template in wanted.items():
+        old = before_of.get(stack)
+        for change in _of_stack(stack, resources_of(there[old]) if old else {}, resources_of(template)):
+            found[change.stack, change.id] = change
+    return list(_followed(found, wanted).values())
+
+
+def _pair(there: Mapping[str, Template], wanted: Mapping[str, Template]) -> dict[str, str]:
+    """Stacks of `wanted`, and what each is called in `there`."""
+    pairs = {name: name for name in wanted if name in there}
+    lost = {name.rpartition("-")[2]: name for name in there if name not in wanted}
+    for name in wanted:
+        if name not in pairs and (old := lost.get(name.rpartition("-")[2])):
+            pairs[name] = old
+    return pairs
+
+
+def _of_stack(stack: str, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[Change]:
+    for name, resource in wanted.items():
+        kind = resource["Type"]
+        if name not in there:
+            yield Change(stack, name, kind, "create")
+        elif there[name]["Type"] != kind:
+            yield Change(stack, name, kind, "replace", (FieldChange("Type", there[name]["Type"], kind, "replace"),))
+        elif fields := _fields(kind, there[name].get("Properties", {}), resource.get("Properties", {})):
+            yield Change(stack, name, kind, _worst(fields), fields)
+    for name, resource in there.items():
+        if name not in wanted:
+            kept = resource.get("DeletionPolicy") in ("Retain", "RetainExceptOnCreate", "Snapshot")
+            yield Change(stack, name, resource["Type"], "keep" if kept else "delete")
+
+
+def _worst(fields: tuple[FieldChange, ...]) -> Effect:
+    effects = {field.effect for field in fields}
+    return "replace" if "replace" in effects else "may replace" if "may replace" in effects else "update"
+
+
+def _fields(kind: str, before: Any, after: Any) -> tuple[FieldChange, ...]:
+    fixed = create_only(kind)
+    found = []
+    for path, old, new in _leaves((), before, after):
+        effect: FieldEffect = "update"
+        if fixed is None:
+            effect = "may replace"  # a type that is not known here
+        elif any(_touches(path, one, before, after) for one in fixed.always):
+            effect = "replace"
+        elif any(_touches(path, one, before, after) for one in fixed.sometimes):
+            effect = "may replace"
+        elif kind == CLUSTER:
+            effect = _of_group(path, old, new)
+        found.append(FieldChange(".".join(path), old, new, effect))
+    return tuple(found)
+
+
+def _of_group(path: tuple[str, ...], before: Any, after: Any) -> FieldEffect:
+    if path[0] not in ("InstanceGroups", "RestrictedInstanceGroups") or before is None:
+        return "update"
+    if len(path) == 2:
+        return "delete group" if after is None else "update"
+    return "replace group" if len(path) > 2 and path[2] in OF_A_NEW_GROUP else "update"
+
+
+def _leaves(path: tuple[str, ...], before: Any, after: Any) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """Each difference, as deep as both sides have the same shape."""
+    if before == after:
+        return
+    if _is_plain(before) and _is_plain(after):
+        for name in dict.fromkeys((*before, *after)):
+            yield from _leaves((*path, name), before.get(name), after.get(name))
+        return
+    old, new = _by_name(before), _by_name(after)
+    if old is not None and new is not None and (old or new):
+        if old == new:
+            return  # the same, in another order
+        for name in dict.fromkeys((*old, *new)):
+            yield from _leaves((*path, name), old.get(name), new.get(name))
+        return
+    yield path, before, after
+
+
+def _is_plain(value: Any) -> bool:
+    """A mapping that is not one of CloudFormation's functions."""
+    return isinstance(value, Mapping) and not any(name == "Ref" or name.startswith("Fn::") for name in value)
+
+
+def _by_name(value: Any) -> dict[str, Any] | None:
+    """The items of a list by their names, where each has one of its own."""
+    if not isinstance(value, list) or not all(_is_plain(item) for item in value):
+        return None
+    for member in _NAMES:
+        names = [item.get(member) for item in value]
+        if all(isinstance(name, str) for name in names) and len(set(names)) == len(names):
+            return dict(zip(names, value, strict=True))
+    return None
+
+
+def _touches(path: tuple[str, ...], fixed: str, before: Any, after: Any) -> bool:
+    """Whether the difference at `path` is one of the property `fixed`."""
+    parts = tuple(fixed.split("."))
+    if len(path) >= len(parts):
+        return all(part in ("*", step) for part, step in zip(parts, path, strict=False))
+    if not all(part in ("*", step) for part, step in zip(parts, path, strict=False)):
+        return False
+    return bool(_at(before, parts) != _at(after, parts))  # the difference is above: what is it down there?
+
+
+def _at(value: Any, parts: tuple[str, ...]) -> Any:
+    for index, part in enumerate(parts):
+        if isinstance(value, list):
+            rest = parts[index + 1 :] if part == "*" else parts[index:]
+            return [_at(item, rest) for item in value]
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(part)
+    return value
+
+
+def _followed(found: dict[Place, Change], wanted: Mapping[str, Template]) -> dict[Place, Change]:
+    """`found`, and what is replaced because something that it refers to is."""
+    exports = exports_of(wanted)
+    gone = [place for place, change in found.items() if change.effect == "replace"]
+    while gone:
+        replaced = gone.pop()
+        for stack, template in wanted.items():
+            for name, resource in resources_of(template).items():
+                change = found.get((stack, name))
+                if change is not None and change.effect in ("create", "replace"):
+                    continue
+                fields = tuple(_because_of(replaced, stack, resource, exports))
+                if fields:
+                    base = change or Change(stack, name, resource["Type"], "replace")
+                    found[stack, name] = replace(base, effect="replace", fields=(*base.fields, *fields))
+                    gone.append((stack, name))
+    return found
+
+
+def _because_of(
+    replaced: Place, stack: str, resource: Mapping[str, Any], exports: Mapping[str, Place]
+) -> Iterator[FieldChange]:
+    fixed = create_only(resource["Type"])
+    for path in fixed.always if fixed else ():
+        value = _at(resource.get("Properties", {}), tuple(path.split(".")))
+        if replaced in spoken_of(value, stack, exports):
+            yield FieldChange(path, value, f"what replaces {replaced[0]}.{replaced[1]}", "replace")

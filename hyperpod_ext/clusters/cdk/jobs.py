@@ -1,0 +1,135 @@
+"""A job that names its cluster: what the cluster's outputs settle in it. What the spec says itself always wins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.clusters.cdk.outputs import ClusterOutputs, fetch, keep, recall
+from hyperpod_ext.config.files.document import Document, Place
+from hyperpod_ext.config.files.load import read
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.kubernetes import Kubernetes
+from hyperpod_ext.config.job.sagemaker import SageMaker
+from hyperpod_ext.config.job.scheduling import Scheduling
+from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
+
+_KUBERNETES = frozenset({"hyperpod-eks", "kubeflow"})
+
+
+def outputs_for(document: Document, beside: Path) -> tuple[ClusterOutputs, bool] | None:
+    """Outputs of the cluster that a spec names, and whether they were kept from before; None where it names none.
+
+    Raises:
+        ConfigError: there is no such cluster, with the line that names it.
+        UnreachableError: nothing was kept, and AWS cannot be asked.
+    """
+    data = document.data
+    name = data.get("cluster") if isinstance(data, dict) else None
+    if not isinstance(name, str) or not name:
+        return None  # what is no name, the check of the spec tells
+    if (kept := recall(name, beside)) is not None:
+        return kept, True
+    options = data.get("sagemaker") if isinstance(data, dict) else None
+    region = options.get("region") if isinstance(options, dict) else None
+    try:
+        found = fetch(name, region if isinstance(region, str) else None)
+    except NotFoundError as error:
+        raise ConfigError([document.problem(("cluster",), error.message, error.hint)]) from None
+    keep(found)
+    return found, False
+
+
+def fill(document: Document, outputs: ClusterOutputs) -> None:
+    """Write into a spec, before it is checked, what it leaves to its cluster: places of checkpoints in S3."""
+    if (uri := checkpoint_uri(outputs)) is None:
+        return
+    source = f"cluster {outputs.name}"
+    for index, tier in _tiers_without_place(document.data):
+        tier["uri"] = uri
+        document.places[("checkpoint", "tiers", index, "uri")] = Place(source)
+
+
+def checkpoint_uri(outputs: ClusterOutputs) -> str | None:
+    """Where jobs put checkpoints, `s3://bucket/prefix`."""
+    bucket, prefix = outputs.get("CheckpointBucket"), (outputs.get("CheckpointPrefix") or "").strip("/")
+    return bucket and "/".join(["s3:/", bucket, *([prefix] if prefix else [])])
+
+
+def on_cluster(job: JobConfig, outputs: ClusterOutputs, target: str | None) -> JobConfig:
+    """`job` with what its cluster settles for `target`, where the job itself says nothing. Pure.
+
+    Args:
+        target: None: any; what rules look at is then filled in.
+
+    Raises:
+        ConfigError: an output does not fit its field: the stack is not one of ours.
+    """
+    changes: dict[str, Any] = {}
+    if target is None or target in _KUBERNETES:
+        given = {"namespace": outputs.get("Namespace"), "service_account": outputs.get("ServiceAccount")}
+        if job.kubernetes.namespace not in (None, given["namespace"]):
+            given["service_account"] = None  # it is in the other namespace
+        changes["kubernetes"] = _with(Kubernetes, job.kubernetes, given, outputs)
+    if target is None or target in _KUBERNETES | {"hyperpod-slurm"}:
+        changes["scheduling"] = _with(Scheduling, job.scheduling, {"queue": outputs.get("QueueName")}, outputs)
+    if target == "sagemaker":
+        changes["sagemaker"] = _with(SageMaker, job.sagemaker, dict(_of_sagemaker(job, outputs)), outputs)
+    return job.model_copy(update=changes)
+
+
+def _of_sagemaker(job: JobConfig, outputs: ClusterOutputs) -> Iterator[tuple[str, Any]]:
+    yield "region", outputs.region or None
+    if outputs.get("EksClusterName") is None:  # on EKS, machines may not write checkpoints, and pods' roles are pods'
+        yield "role", outputs.get("ExecutionRoleArn")
+    if uri := checkpoint_uri(outputs):
+        yield "output", f"{uri}/{job.name}-output"
+    subnets, groups = outputs.items("SubnetIds"), outputs.items("SecurityGroupIds")
+    if subnets and groups:
+        yield "vpc", {"subnets": list(subnets), "security_groups": list(groups)}
+
+
+def _with(model: Any, section: Any, given: dict[str, Any], outputs: ClusterOutputs) -> Any:
+    """`section` with what is given and it leaves open."""
+    import json
+
+    from pydantic import ValidationError
+
+    open_ = {name: value for name, value in given.items() if value is not None and getattr(section, name) is None}
+    if not open_:
+        return section
+    try:
+        return model.model_validate_json(json.dumps(section.model_dump(mode="json", exclude_unset=True) | open_))
+    except ValidationError as error:
+        source = f"cluster {outputs.name}"
+        raise ConfigError(
+            [Problem(f"{source} gives `{one['input']}`: {one['msg']}", path=".".join(map(str, one["loc"])))
+             for one in error.errors(include_url=False)]
+        ) from None  # fmt: skip
+
+
+def load_job(path: str | Path, target: str, overrides: Sequence[str] = ()) -> JobConfig:
+    """The job in a file, with what its cluster settles for `target`: what `hp-ext` itself submits.
+
+    Raises:
+        ConfigError: the spec is wrong, or names a cluster that is not there.
+        UnreachableError: the cluster's outputs were never read here, and AWS cannot be asked.
+    """
+    known: list[ClusterOutputs] = []
+
+    def from_cluster(document: Document) -> None:
+        if found := outputs_for(document, Path(path).parent):
+            known.append(found[0])
+            fill(document, found[0])
+
+    job = read(JobConfig, path, overrides, from_cluster).config
+    return on_cluster(job, known[0], target) if known else job
+
+
+def _tiers_without_place(data: object) -> Iterator[tuple[int, dict[str, object]]]:
+    policy = data.get("checkpoint") if isinstance(data, dict) else None
+    tiers = policy.get("tiers") if isinstance(policy, dict) else None
+    for index, tier in enumerate(tiers if isinstance(tiers, list) else []):
+        if isinstance(tier, dict) and tier.get("kind") == "s3" and not tier.get("uri"):
+            yield index, tier

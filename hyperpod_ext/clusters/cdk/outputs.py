@@ -1,0 +1,119 @@
+"""What a deployed cluster tells jobs: bucket, roles, queue, subnets. Read from CloudFormation, and kept beside.
+
+DIR/.hyperpod_ext/clusters/NAME.json      beside a spec, for a team or a CI: kept by hand
+$HPX_HOME/clusters/NAME.json              what this machine has read; `hp-ext cluster outputs` reads it anew
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.clusters.cdk import stacks
+from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
+from hyperpod_ext.files import write_whole
+
+STACKS = ("storage", "cluster")
+"""Stacks whose outputs jobs use, by the ends of their names."""
+_HOUR_S, _DAY_S = 3600, 86400
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOutputs:
+    """Outputs of one cluster's stacks."""
+
+    name: str
+    region: str
+    read_at: float
+    """When, in seconds since 1970."""
+    values: Mapping[str, str]
+    """By key: CheckpointBucket, JobRoleArn ... Keys that do not apply are left out."""
+
+    def get(self, key: str) -> str | None:
+        """One value, or None where the cluster has none."""
+        return self.values.get(key) or None
+
+    def items(self, key: str) -> tuple[str, ...]:
+        """A value that lists several."""
+        return tuple(one.strip() for one in self.values.get(key, "").split(",") if one.strip())
+
+    def age(self, now: float | None = None) -> str:
+        """How long ago they were read, in words."""
+        seconds = max((time.time() if now is None else now) - self.read_at, 0)
+        for size, word in ((_DAY_S, "day"), (_HOUR_S, "hour"), (60, "minute")):
+            if (count := int(seconds // size)) >= 1:
+                return f"{count} {word}{'s' if count > 1 else ''} ago"
+        return "just now"
+
+
+def fetch(name: str, region: str | None) -> ClusterOutputs:
+    """Outputs as they are now.
+
+    Raises:
+        NotFoundError: no such cluster was deployed in the region.
+        UnreachableError: AWS cannot be asked.
+    """
+    values: dict[str, str] = {}
+    for end in STACKS:
+        found = stacks.outputs(f"{name}-{end}", region)
+        if found is None:
+            where = f" in {region}" if region else ""
+            hint = "`hp-ext cluster deploy -f cluster.yaml` makes it; AWS_REGION chooses where to look"
+            raise NotFoundError(f"cluster {name}: there is no stack {name}-{end}{where}", hint=hint)
+        values |= found
+    return ClusterOutputs(name, region or _region_of(values), time.time(), values)
+
+
+def keep(found: ClusterOutputs, file: Path | None = None) -> Path:
+    """Write them where `recall` looks, or to `file`."""
+    file = file or _own(found.name)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, json.dumps(asdict(found), indent=2) + "\n")
+    return file
+
+
+def recall(name: str, beside: Path) -> ClusterOutputs | None:
+    """What was kept, in the folder `beside` or by this machine; None where nothing was."""
+    for file in (beside / ".hyperpod_ext" / "clusters" / f"{name}.json", _own(name)):
+        if file.is_file():
+            return _read(file, name)
+    return None
+
+
+def _own(name: str) -> Path:
+    from hyperpod_ext.submit.local.store import home
+
+    return home().parent / "clusters" / f"{name}.json"
+
+
+def _read(file: Path, name: str) -> ClusterOutputs:
+    """What somebody may have edited, or copied from another cluster."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        values = {str(key): str(value) for key, value in found["values"].items()}
+        outputs = ClusterOutputs(str(found["name"]), str(found["region"]), float(found["read_at"]), values)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        hint = f"`hp-ext cluster outputs {name}` writes it anew"
+        raise ConfigError([Problem(f"holds no outputs of a cluster: {error}", source=str(file), hint=hint)]) from None
+    if outputs.name != name:
+        problem = Problem(f"holds the outputs of cluster {outputs.name}, not of {name}", source=str(file))
+        raise ConfigError([problem])
+    return outputs
+
+
+def _region_of(values: Mapping[str, str]) -> str:
+    """The region that ARNs of the outputs name."""
+    for value in values.values():
+        parts = value.split(":")
+        if len(parts) > 4 and parts[0] == "arn" and parts[3]:
+            return parts[3]
+    return ""
+
+
+def to_json(found: ClusterOutputs) -> dict[str, Any]:
+    """The outputs as scripts read them."""
+    return {"name": found.name, "region": found.region, "read_at": found.read_at, "outputs": dict(found.values)}

@@ -1,0 +1,95 @@
+"""Stacks as they are in AWS: their templates and their outputs."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hyperpod_ext.clusters.cdk.assembly import Template
+from hyperpod_ext.errors import HyperpodExtError
+from hyperpod_ext.submit.sagemaker.client import call, client
+
+BOOTSTRAP = "CDKToolkit"
+_NOT_THERE = frozenset({"REVIEW_IN_PROGRESS", "DELETE_COMPLETE"})
+_NEVER_MADE = frozenset({"ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED"})
+
+
+def account(region: str) -> str:
+    """The account of the credentials.
+
+    Raises:
+        UnreachableError: there are none, or they are refused.
+    """
+    return str(call("GetCallerIdentity", lambda: client("sts", region).get_caller_identity())["Account"])
+
+
+def describe(name: str, region: str | None) -> Mapping[str, Any] | None:
+    """The stack of this name, or None where there is none."""
+    answer = _or_none(
+        f"DescribeStacks {name}", lambda: client("cloudformation", region).describe_stacks(StackName=name)
+    )
+    found: Mapping[str, Any] | None = answer and answer["Stacks"][0]
+    return None if found is None or found["StackStatus"] in _NOT_THERE else found
+
+
+def outputs(name: str, region: str | None) -> dict[str, str] | None:
+    """Outputs of a stack, or None where there is no such stack.
+
+    Raises:
+        HyperpodExtError: it is there, and was never whole.
+    """
+    stack = describe(name, region)
+    if stack is None:
+        return None
+    if stack["StackStatus"] in _NEVER_MADE:
+        hint = f"its events say why: aws cloudformation describe-stack-events --stack-name {name}"
+        raise HyperpodExtError(f"stack {name} is {stack['StackStatus']}: it was never made whole", hint=hint)
+    return {one["OutputKey"]: one["OutputValue"] for one in stack.get("Outputs", [])}
+
+
+def templates(names: Iterable[str], region: str) -> dict[str, Template]:
+    """Templates of those stacks that are there."""
+    found = {}
+    for name in names:
+        stack = describe(name, region)
+        if stack is None or stack["StackStatus"] in _NEVER_MADE:
+            continue
+        if (answer := _ask_template(name, region)) is not None:
+            found[name] = _template(name, answer["TemplateBody"])
+    return found
+
+
+def _ask_template(name: str, region: str) -> Any:
+    cloudformation = client("cloudformation", region)
+    ask = functools.partial(cloudformation.get_template, StackName=name, TemplateStage="Original")
+    return _or_none(f"GetTemplate {name}", ask)
+
+
+def _template(name: str, body: Any) -> Template:
+    """A template as boto3 gives it: data where it was JSON, else text."""
+    if isinstance(body, str):
+        try:
+            body = json.loads(body)
+        except ValueError:
+            message = f"the template of stack {name} is not JSON: CDK did not make it"
+            raise HyperpodExtError(message, hint="give the cluster another name") from None
+    found: Template = body
+    return found
+
+
+def _or_none(doing: str, ask: Any) -> Any:
+    """The answer, or None where CloudFormation says that there is no such stack."""
+    from botocore.exceptions import ClientError
+
+    def attempt() -> Any:
+        try:
+            return ask()
+        except ClientError as error:
+            said = error.response.get("Error", {})
+            if said.get("Code") == "ValidationError" and "does not exist" in str(said.get("Message")):
+                return None
+            raise
+
+    return call(doing, attempt)

@@ -1,0 +1,99 @@
+"""Runs the CDK app for one cluster, in a process of its own: its templates, without a network or an account."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.clusters.cdk.assembly import Assembly, read_assembly
+from hyperpod_ext.clusters.cdk.tools import find_app, node_environment
+from hyperpod_ext.errors import ConfigError, HyperpodExtError, Problem
+
+_TIMEOUT_S = 600
+
+
+def synthesise(spec: object, out: Path, *, app: str | None, scale: bool, region: str) -> Assembly:
+    """Write the app's templates to `out`, and read them.
+
+    Args:
+        spec: the cluster's file as plain data, with all changes by options.
+        scale: with as many machines as the file says; else with none.
+        app: folder of the app. Default: that of this checkout.
+
+    Raises:
+        HyperpodExtError: CDK's library or node is not here, or the app fails.
+    """
+    folder = find_app(app)
+    environment = node_environment()
+    out = out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    report = out / "validation-report.json"
+    for stale in (report, out / "manifest.json"):
+        stale.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="hpx-cdk-") as scratch:
+        config = Path(scratch) / "cluster.json"  # JSON is YAML
+        config.write_text(json.dumps(spec), encoding="utf-8")
+        context = _context(folder) | {"cluster": str(config)} | ({"scale": "true"} if scale else {})
+        environment |= {
+            "CDK_OUTDIR": str(out),
+            "CDK_CONTEXT_JSON": json.dumps(context),
+            "CDK_DEFAULT_REGION": region,
+            "HPX_CLUSTER": str(config),
+        }
+        try:
+            done = subprocess.run(
+                [sys.executable, "app.py"],
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise HyperpodExtError(f"the app in {folder} did not end in {_TIMEOUT_S} s") from None
+    if "No module named 'aws_cdk'" in done.stderr:
+        hint = "pip install 'hyperpod-ext[cdk]'; in a checkout, `make cdk`"
+        raise HyperpodExtError("the CDK library for Python (aws-cdk-lib) is not installed", hint=hint)
+    if done.returncode != 0 and report.is_file():
+        raise ConfigError(list(_violations(report)))
+    if done.returncode != 0:
+        raise HyperpodExtError(f"the app in {folder} fails:\n{_end_of(done.stderr or done.stdout)}")
+    return read_assembly(out)
+
+
+def _context(folder: Path) -> dict[str, Any]:
+    """What `cdk.json` settles, which the CDK CLI would hand to the app."""
+    file = folder / "cdk.json"
+    if not file.is_file():
+        return {}
+    try:
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")).get("context", {})
+    except ValueError as error:
+        raise ConfigError([Problem(f"is not JSON: {error}", source=str(file))]) from None
+    return found
+
+
+def _violations(report: Path) -> Iterator[Problem]:
+    """What CDK's own check of templates has against them: a fault of the app, or a value that it passes on."""
+    for plugin in json.loads(report.read_text(encoding="utf-8"))["pluginReports"]:
+        for found in plugin["violations"]:
+            for one in found["violatingConstructs"]:
+                resource = one.get("cloudFormationResource", {})
+                path = ".".join([resource.get("logicalId", ""), *resource.get("propertyPaths", [])[:1]])
+                yield Problem(
+                    found["description"],
+                    path=path.replace(".Properties.", "."),
+                    source=resource.get("templatePath", ""),
+                    rule=found["ruleName"],
+                )
+
+
+def _end_of(text: str, lines: int = 30) -> str:
+    kept = [line for line in text.strip().splitlines() if line.strip()]
+    return "\n".join(kept[-lines:])

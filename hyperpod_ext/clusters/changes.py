@@ -1,0 +1,220 @@
+"""What an update would change: a ClusterConfig beside what DescribeCluster says. Pure.
+
+Only what the config states is compared: what it leaves open, AWS has chosen. UpdateCluster changes some members of a
+cluster; others only a new cluster, or a new group, can have, and those are told apart here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from hyperpod_ext.clusters.request import Request, create_cluster_request, given
+from hyperpod_ext.config.clusters.cluster import ClusterConfig
+
+Effect = Literal["update", "add", "delete group", "tag", "replace group", "replace cluster"]
+
+_GROUPS = ("InstanceGroups", "RestrictedInstanceGroups")
+_NOT_UPDATED = {"VpcConfig": "replace cluster", "Orchestrator.Eks": "replace cluster"}
+OF_A_NEW_GROUP = frozenset(
+    {
+        "InstanceType",
+        "InstanceRequirements",
+        "ThreadsPerCore",
+        "TrainingPlanArn",
+        "OverrideVpcConfig",
+        "CapacityRequirements",
+        "NetworkInterface",
+    }
+)
+"""Members that UpdateCluster leaves as they are in a group that exists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One difference."""
+
+    path: str
+    """In the API's words, `InstanceGroups.workers.InstanceCount`."""
+    before: Any
+    after: Any
+    effect: Effect
+
+    def __str__(self) -> str:
+        sign = {"add": "+", "delete group": "-", "replace group": "!", "replace cluster": "!"}.get(self.effect, "~")
+        note = f"  ({self.effect})" if sign == "!" else ""
+        return f"{sign} {self.path}: {_short(self.before)} -> {_short(self.after)}{note}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The change as scripts read it."""
+        return asdict(self)
+
+
+def find_changes(cluster: ClusterConfig, described: Mapping[str, Any], tags: Mapping[str, str]) -> list[Change]:
+    """Everything in which `cluster` differs from the one that is described.
+
+    Args:
+        described: the answer of DescribeCluster.
+        tags: the cluster's tags, which ListTags knows.
+    """
+    wanted, has = create_cluster_request(cluster), as_requested(described)
+    found = list(_tags(cluster.tags, tags))
+    for member, value in wanted.items():
+        if member in _GROUPS:
+            found += _groups(member, value, has.get(member, []))
+        elif member not in ("ClusterName", "Tags"):
+            found += _members(member, has.get(member), value)
+    for kind in _GROUPS:
+        if kind not in wanted:
+            found += _groups(kind, [], has.get(kind, []))
+    return sorted(found, key=lambda change: change.path)
+
+
+def update_cluster_request(cluster: ClusterConfig, changes: list[Change]) -> Request | None:
+    """The request that makes `changes`; None where UpdateCluster has nothing to do.
+
+    Groups come whole, and only those that change: the service takes a group as it is sent.
+    """
+    mine = [change for change in changes if change.effect in ("update", "add", "delete group")]
+    if not mine:
+        return None
+    wanted = create_cluster_request(cluster)
+    request: Request = {"ClusterName": cluster.name}
+    for member in sorted({change.path.partition(".")[0] for change in mine} - set(_GROUPS)):
+        request[member] = wanted[member]
+    for kind in _GROUPS:
+        names = {_group_of(change) for change in mine if change.path.startswith(f"{kind}.")}
+        groups = [group for group in wanted.get(kind, []) if group["InstanceGroupName"] in names]
+        if groups:
+            request[kind] = groups
+    gone = [_group_of(change) for change in mine if change.effect == "delete group"]
+    return request | given(InstanceGroupsToDelete=gone)
+
+
+def as_requested(described: Mapping[str, Any]) -> Request:
+    """A described cluster in the words of a request: what is desired, not what is so at the moment."""
+    found = {
+        name: described[name]
+        for name in ("VpcConfig", "Orchestrator", "NodeRecovery", "TieredStorageConfig", "NodeProvisioningMode")
+        if name in described
+    }
+    if "ClusterRole" in described:
+        found["ClusterRole"] = described["ClusterRole"]
+    if "AutoScaling" in described:
+        scaling = described["AutoScaling"]
+        found["AutoScaling"] = given(Mode=scaling.get("Mode"), AutoScalerType=scaling.get("AutoScalerType"))
+    if "RestrictedInstanceGroupsConfig" in described:
+        shared = described["RestrictedInstanceGroupsConfig"]["SharedEnvironmentConfig"]
+        found["RestrictedInstanceGroupsConfig"] = {"SharedEnvironmentConfig": _desired(shared)}
+    for kind in _GROUPS:
+        if described.get(kind):
+            found[kind] = [_group_as_requested(group) for group in described[kind]]
+    return found
+
+
+_RENAMED = {
+    "TargetCount": "InstanceCount",
+    "MinCount": "MinInstanceCount",
+    "DesiredImageId": "ImageId",
+    "DesiredImageReleaseVersion": "ImageReleaseVersion",
+}
+_STATE = frozenset(
+    {
+        *(
+            "CurrentCount",
+            "InstanceTypeDetails",
+            "Status",
+            "TrainingPlanStatus",
+            "CurrentImageId",
+            "ImageVersionStatus",
+        ),
+        *("CurrentImageReleaseVersion", "ActiveOperations", "TargetStateCount", "SoftwareUpdateStatus"),
+        "ActiveSoftwareUpdateConfig",
+    }
+)
+
+
+def _group_as_requested(group: Mapping[str, Any]) -> Request:
+    found = {_RENAMED.get(name, name): value for name, value in group.items() if name not in _STATE}
+    found.setdefault("ImageId", group.get("CurrentImageId"))
+    found.setdefault("ImageReleaseVersion", group.get("CurrentImageReleaseVersion"))
+    for name in ("KubernetesConfig", "AutoPatchConfig", "InstanceRequirements"):
+        if name in found:
+            found[name] = _desired(found[name])
+    if "S3OutputPath" in found.get("EnvironmentConfig", {}):
+        found["EnvironmentConfig"] = {k: v for k, v in found["EnvironmentConfig"].items() if k != "S3OutputPath"}
+    return found
+
+
+def _desired(members: Mapping[str, Any]) -> Request:
+    """`DesiredLabels` as `Labels`, and `CurrentLabels` where nothing else is desired."""
+    found = {name.removeprefix("Current"): value for name, value in members.items() if name.startswith("Current")}
+    rest = {name.removeprefix("Desired"): value for name, value in members.items() if not name.startswith("Current")}
+    return found | rest
+
+
+def _groups(kind: str, wanted: list[Request], has: list[Request]) -> Iterator[Change]:
+    known = {group["InstanceGroupName"]: group for group in has}
+    for group in wanted:
+        name = group["InstanceGroupName"]
+        before = known.pop(name, None)
+        if before is None:
+            yield Change(f"{kind}.{name}", None, group, "add")
+            continue
+        for member, value in group.items():
+            effect: Effect = "replace group" if member in OF_A_NEW_GROUP else "update"
+            if not _covers(before.get(member), value):
+                yield Change(f"{kind}.{name}.{member}", before.get(member), value, effect)
+    for name, group in known.items():
+        yield Change(f"{kind}.{name}", group, None, "delete group")
+
+
+def _members(path: str, before: Any, after: Any) -> Iterator[Change]:
+    """One change for each member of a structure that differs, as deep as one can be updated alone."""
+    if _covers(before, after):
+        return
+    if path == "Orchestrator" and isinstance(after, Mapping):
+        for name, value in after.items():
+            if not _covers((before or {}).get(name), value):
+                yield _change(f"{path}.{name}", (before or {}).get(name), value)
+        return
+    yield _change(path, before, after)
+
+
+def _change(path: str, before: Any, after: Any) -> Change:
+    effect: Any = _NOT_UPDATED.get(path, "update")
+    return Change(path, before, after, effect)
+
+
+def _tags(wanted: Mapping[str, str], has: Mapping[str, str]) -> Iterator[Change]:
+    for key, value in wanted.items():
+        if has.get(key) != value:
+            yield Change(f"Tags.{key}", has.get(key), value, "tag")
+
+
+def _covers(has: Any, wanted: Any) -> bool:
+    """Whether everything that `wanted` states is so."""
+    if isinstance(wanted, Mapping):
+        return isinstance(has, Mapping) and all(_covers(has.get(name), value) for name, value in wanted.items())
+    if isinstance(wanted, list):
+        if not isinstance(has, list | tuple) or len(has) != len(wanted):
+            return False
+        if all(isinstance(one, str) for one in wanted):
+            return sorted(has) == sorted(wanted)  # subnets, checks: sets
+        return all(any(_covers(one, item) for one in has) for item in wanted)
+    if isinstance(has, datetime):
+        return has.isoformat().startswith(str(wanted).removesuffix("Z"))
+    return bool(has == wanted)
+
+
+def _group_of(change: Change) -> str:
+    return change.path.split(".")[1]
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    text = ", ".join(f"{k}={_short(v)}" for k, v in value.items()) if isinstance(value, Mapping) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,180 @@
+"""What of a cluster and what is made around it cannot be deployed, told before anything is made. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from hyperpod_ext.catalog.regions import known_regions, kubernetes_versions, offered, regions_of, regions_with
+from hyperpod_ext.clusters import rules
+from hyperpod_ext.clusters.bindings import EXAMPLE, bound
+from hyperpod_ext.clusters.network_rules import makes_eks, network_problems
+from hyperpod_ext.config.clusters.cluster import ClusterConfig, InstanceGroup
+from hyperpod_ext.config.clusters.infrastructure import AddOns, Eks, Infrastructure
+from hyperpod_ext.errors import Problem
+
+_AT = "infrastructure"
+_GOVERNANCE_NEEDS = (1, 30)
+"""Oldest Kubernetes that AWS's task governance runs on."""
+
+
+def problems(cluster: ClusterConfig) -> Iterator[Problem]:
+    """Every reason why `cluster` cannot be deployed with CloudFormation; paths are fields of the config."""
+    yield from rules.problems(bound(cluster, EXAMPLE))
+    if not cluster.name[0].isalpha():
+        yield Problem("names of stacks begin with it, and with a letter", path="name", hint="put a letter first")
+    yield from _regions(cluster)
+    yield from _only_in_the_api(cluster)
+    made = cluster.infrastructure
+    if made is None:
+        hint = "say what is to be made around the cluster; the least is network: {zones: [...]}"
+        yield Problem("is needed to deploy a cluster", path=_AT, hint=hint)
+        return
+    yield from network_problems(cluster, made)
+    yield from _buckets(cluster, made)
+    yield from _file_system(made)
+    yield from (_on_eks if cluster.orchestrator == "eks" else _on_slurm)(cluster, made)
+
+
+def _regions(cluster: ClusterConfig) -> Iterator[Problem]:
+    region = cluster.region
+    if region not in known_regions():
+        return  # nothing can be said of it
+    if region not in regions_of("cluster"):
+        hint = f"regions that can: {', '.join(regions_of('cluster'))}"
+        yield Problem(f"CloudFormation cannot make HyperPod clusters in {region}", path="region", hint=hint)
+    types = [(f"instance_groups.{i}.instance_type", group.instance_type) for i, group in _groups(cluster)]
+    types += [
+        (f"instance_groups.{i}.other_types.{n}", other)
+        for i, group in _groups(cluster)
+        for n, other in enumerate(group.other_types)
+    ]
+    types += [
+        (f"restricted_groups.{i}.instance_type", one.instance_type) for i, one in enumerate(cluster.restricted_groups)
+    ]
+    for path, name in types:
+        if name not in offered(region):
+            elsewhere = ", ".join(regions_with(name)) or "none that is known here"
+            yield Problem(f"{name} is not offered in {region}", path=path, hint=f"regions that have it: {elsewhere}")
+
+
+def _groups(cluster: ClusterConfig) -> Iterator[tuple[int, InstanceGroup]]:
+    return iter(enumerate(cluster.instance_groups))
+
+
+def _only_in_the_api(cluster: ClusterConfig) -> Iterator[Problem]:
+    """Members that CreateCluster has and CloudFormation has not; tests/cdk/test_drift.py knows them all."""
+    hint = "remove it, or create the cluster with `hp-ext create-cluster`"
+    message = "CloudFormation does not have this"
+    for index, group in _groups(cluster):
+        patch, path = group.auto_patch, f"instance_groups.{index}.auto_patch"
+        if patch is None:
+            continue
+        for field in ("next_date", "idle_s", "drain_timeout_s", "on_drain_timeout"):
+            if getattr(patch, field) is not None:
+                yield Problem(message, path=f"{path}.{field}", hint=hint)
+        if patch.strategy == "DrainFirst":
+            hint_of = "write WhenIdle or WhenAllIdle, or create the cluster with `hp-ext create-cluster`"
+            yield Problem(message, path=f"{path}.strategy", hint=hint_of)
+    for index, restricted in enumerate(cluster.restricted_groups):
+        if restricted.scheduled_update is not None:
+            yield Problem(message, path=f"restricted_groups.{index}.scheduled_update", hint=hint)
+    for field in ("instance_groups", "restricted_groups"):
+        for index, one in enumerate(getattr(cluster, field)):
+            if "MultiNodeTrainingValidation" in one.deep_health_checks:
+                yield Problem(
+                    "CloudFormation does not have MultiNodeTrainingValidation",
+                    path=f"{field}.{index}.deep_health_checks",
+                    hint="remove it, or create the cluster with `hp-ext create-cluster`",
+                )
+
+
+def _buckets(cluster: ClusterConfig, made: Infrastructure) -> Iterator[Problem]:
+    names: Counter[str] = Counter()
+    for field in ("checkpoints", "data", "lifecycle", "logs"):
+        bucket, path = getattr(made.buckets, field), f"{_AT}.buckets.{field}"
+        name = bucket.existing or bucket.name
+        where = f"{path}.existing" if bucket.existing else f"{path}.name"
+        if bucket.name and bucket.existing:
+            yield Problem("names a new bucket and one that is there", path=path, hint="keep name or existing")
+        if name is None:
+            continue
+        names[name] += 1
+        if names[name] > 1:
+            yield Problem(f"`{name}` is another of the buckets too", path=where, hint="give each a bucket of its own")
+        if field == "lifecycle" and not name.startswith("sagemaker-"):
+            hint = f"write sagemaker-{name}"[:74]
+            yield Problem("HyperPod reads scripts only from buckets called sagemaker-...", path=where, hint=hint)
+        if field != "lifecycle" and name.startswith("sagemaker-"):
+            message = "every HyperPod role of the account can read buckets called sagemaker-..."
+            hint = f"write {name.removeprefix('sagemaker-')}"
+            yield Problem(message, path=where, hint=hint)
+    open_names = [f for f in ("checkpoints", "data", "logs") if not _named(getattr(made.buckets, f))]
+    if cluster.name.lower().startswith("sagemaker-") and open_names:
+        message = "names of new buckets begin with it, and every HyperPod role of the account can read sagemaker-..."
+        hint = f"choose another name, or name the buckets {', '.join(open_names)}"
+        yield Problem(message, path="name", hint=hint)
+    wanted = made.buckets.checkpoints
+    if cluster.checkpoint_bucket not in (None, wanted.existing or wanted.name):
+        hint = f"write it as {_AT}.buckets.checkpoints.existing as well, or remove it"
+        yield Problem("is not the bucket that infrastructure has for checkpoints", path="checkpoint_bucket", hint=hint)
+
+
+def _named(bucket: object) -> bool:
+    return bool(getattr(bucket, "name", None) or getattr(bucket, "existing", None))
+
+
+def _file_system(made: Infrastructure) -> Iterator[Problem]:
+    wanted = made.file_system
+    if wanted is not None and wanted.size_gib != 1200 and wanted.size_gib % 2400:
+        up = -(-wanted.size_gib // 2400) * 2400
+        yield Problem("is 1200 or a multiple of 2400", path=f"{_AT}.file_system.size_gib", hint=f"write {up}")
+
+
+def _on_eks(cluster: ClusterConfig, made: Infrastructure) -> Iterator[Problem]:
+    governance, path = made.add_ons.task_governance, f"{_AT}.add_ons.task_governance"
+    if makes_eks(cluster):
+        version = tuple(int(part) for part in made.eks.version.split("."))
+        oldest, newest = kubernetes_versions()
+        if not oldest <= version <= newest:
+            span = f"1.{oldest[1]} to 1.{newest[1]}"
+            hint = f"write {newest[0]}.{newest[1]}"
+            yield Problem(f"HyperPod runs on Kubernetes {span}", path=f"{_AT}.eks.version", hint=hint)
+        elif governance is not None and version < _GOVERNANCE_NEEDS:
+            yield Problem("task governance needs 1.30", path=f"{_AT}.eks.version", hint="write 1.30 or newer")
+        if made.add_ons.training_operator and not made.add_ons.cert_manager:
+            hint = "write cert_manager: true"
+            yield Problem("the training operator needs it", path=f"{_AT}.add_ons.cert_manager", hint=hint)
+    seen: set[tuple[str, str]] = set()
+    for index, role in enumerate(made.job_roles):
+        key = (role.namespace, role.service_account)
+        if key in seen:
+            hint = "pods of one service account have one role"
+            yield Problem("a second role for this service account", path=f"{_AT}.job_roles.{index}", hint=hint)
+        seen.add(key)
+    if governance is None:
+        return
+    types = {kind for _, group in _groups(cluster) for kind in (group.instance_type, *group.other_types)}
+    for field, able in (("teams", regions_of("compute_quota")), ("priorities", regions_of("scheduler_config"))):
+        if getattr(governance, field) and cluster.region in known_regions() and cluster.region not in able:
+            hint = "remove them, and make them in the console or with the AWS CLI"
+            yield Problem(f"CloudFormation cannot make these in {cluster.region}", path=f"{path}.{field}", hint=hint)
+        names = Counter(one.name for one in getattr(governance, field))
+        for name in (name for name, times in names.items() if times > 1):
+            yield Problem(f"`{name}` is there twice", path=f"{path}.{field}", hint="name each once")
+    for index, team in enumerate(governance.teams):
+        if team.instance_type not in types:
+            hint = f"types of the cluster: {', '.join(sorted(types))}"
+            yield Problem("no group has such machines", path=f"{path}.teams.{index}.instance_type", hint=hint)
+
+
+def _on_slurm(cluster: ClusterConfig, made: Infrastructure) -> Iterator[Problem]:
+    for field, stated in (
+        ("eks", made.eks != Eks()),
+        ("add_ons", made.add_ons != AddOns()),
+        ("job_roles", bool(made.job_roles)),
+        ("network.control_plane_subnets", bool(made.network.vpc_id and made.network.control_plane_subnets)),
+    ):
+        if stated:
+            hint = "remove it, or use orchestrator eks"
+            yield Problem("is for orchestrator eks", path=f"{_AT}.{field}", hint=hint)

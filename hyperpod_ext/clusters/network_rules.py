@@ -1,0 +1,128 @@
+"""What of a network that is to be made, or used, cannot be. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+
+from hyperpod_ext.config.clusters.cluster import ClusterConfig
+from hyperpod_ext.config.clusters.infrastructure import Infrastructure, Network
+from hyperpod_ext.errors import Problem
+
+_AT = "infrastructure.network"
+_LARGEST, _SMALLEST = 16, 20
+"""Prefix lengths: a VPC is at most a /16; below a /20 a quarter is too small for machines with many interfaces."""
+
+
+def network_problems(cluster: ClusterConfig, made: Infrastructure) -> Iterator[Problem]:
+    """Every reason why the network cannot be as `made` says."""
+    network = made.network
+    yield from (_new if network.vpc_id is None else _existing)(cluster, network)
+    yield from _addresses(cluster, made)
+    for index, one in enumerate(made.eks.public_access):
+        yield from _cidr(one, f"infrastructure.eks.public_access.{index}")
+
+
+def makes_eks(cluster: ClusterConfig) -> bool:
+    """Whether an EKS cluster is to be made."""
+    return cluster.orchestrator == "eks" and cluster.eks_cluster_arn is None
+
+
+def zone_prefix(region: str) -> str:
+    """How ids of zones begin in `region`: `usw2` in us-west-2, `apne1` in ap-northeast-1."""
+    first, *middle, last = region.split("-")
+    sides = ("north", "south", "east", "west", "central")
+    letters = "".join(
+        "".join(side[0] for side in sorted(sides, key=word.find) if side in word) or word[0] for word in middle
+    )
+    return f"{first}{letters}{last}"
+
+
+def _new(cluster: ClusterConfig, network: Network) -> Iterator[Problem]:
+    zones, example = network.zones, zone_prefix(cluster.region)
+    if cluster.vpc is not None:
+        hint = "remove vpc, or write infrastructure.network.vpc_id"
+        yield Problem("names a network that is there, and infrastructure makes one", path="vpc", hint=hint)
+    if not zones:
+        hint = f"write the zone that has your capacity first: [{example}-az1, {example}-az2]"
+        yield Problem("a new network needs its zones", path=f"{_AT}.zones", hint=hint)
+    elif len(zones) < 2 and makes_eks(cluster):
+        hint = f"add a zone: [{zones[0]}, ...]; machines stay in the first"
+        yield Problem("EKS needs two zones", path=f"{_AT}.zones", hint=hint)
+    if len(set(zones)) < len(zones):
+        yield Problem("names a zone twice", path=f"{_AT}.zones", hint="name each zone once")
+    if len({"-az" in zone for zone in zones}) > 1:
+        yield Problem("mixes ids and names", path=f"{_AT}.zones", hint=f"write ids for all, {example}-az1")
+    for index, zone in enumerate(zones):
+        if not zone.startswith((f"{example}-az", cluster.region)):
+            hint = f"zones there begin with {example}-az or {cluster.region}"
+            yield Problem(f"`{zone}` is not in {cluster.region}", path=f"{_AT}.zones.{index}", hint=hint)
+    groups = {group.name: group for group in cluster.instance_groups}
+    for name, zone in network.group_zones.items():
+        path = f"{_AT}.group_zones.{name}"
+        if name not in groups:
+            yield Problem("there is no such group", path=path, hint=f"groups: {', '.join(groups)}")
+        elif groups[name].vpc is not None:
+            yield Problem("the group names subnets of its own", path=path, hint="remove one of the two")
+        if zone not in zones:
+            yield Problem(f"`{zone}` is not one of zones", path=path, hint=f"zones: {', '.join(zones) or 'none'}")
+    if network.control_plane_subnets:
+        hint = "remove it, or write vpc_id"
+        yield Problem("is for a network that is there", path=f"{_AT}.control_plane_subnets", hint=hint)
+    if network.nat == "none" and not network.private_endpoints:
+        hint = "write private_endpoints: true, or another nat"
+        yield Problem("machines would reach nothing of AWS", path=f"{_AT}.nat", hint=hint)
+
+
+def _existing(cluster: ClusterConfig, network: Network) -> Iterator[Problem]:
+    if cluster.vpc is None:
+        hint = "write subnets and security groups of the machines in it"
+        yield Problem("is needed with infrastructure.network.vpc_id", path="vpc", hint=hint)
+    for field in ("zones", "group_zones"):
+        if getattr(network, field):
+            hint = "remove it, or vpc_id"
+            yield Problem("is for a new network", path=f"{_AT}.{field}", hint=hint)
+    if makes_eks(cluster) and len(network.control_plane_subnets) < 2:
+        hint = "write subnets in two zones or more, or eks_cluster_arn of a cluster that is there"
+        yield Problem("EKS needs two zones", path=f"{_AT}.control_plane_subnets", hint=hint)
+
+
+def _addresses(cluster: ClusterConfig, made: Infrastructure) -> Iterator[Problem]:
+    network = made.network
+    taken = {f"{_AT}.connected_cidrs.{index}": one for index, one in enumerate(network.connected_cidrs)}
+    if makes_eks(cluster):
+        taken["infrastructure.eks.service_cidr"] = made.eks.service_cidr
+    if network.vpc_id is None:
+        taken = {f"{_AT}.cidr": network.cidr} | taken
+    wrong = [problem for path, text in taken.items() for problem in _cidr(text, path)]
+    yield from wrong
+    if wrong:
+        return
+    networks = {path: ipaddress.ip_network(text) for path, text in taken.items()}
+    own = networks.get(f"{_AT}.cidr")
+    if own is not None and not _LARGEST <= own.prefixlen <= _SMALLEST:
+        hint = f"write 10.192.0.0/{min(max(own.prefixlen, _LARGEST), _SMALLEST)}, or another range"
+        yield Problem(f"must be a /{_LARGEST} to a /{_SMALLEST}", path=f"{_AT}.cidr", hint=hint)
+    service = networks.get("infrastructure.eks.service_cidr")
+    if service is not None and not (service.is_private and 12 <= service.prefixlen <= 24):
+        hint = "write 172.20.0.0/16, or another private range"
+        yield Problem("must be a private range, /12 to /24", path="infrastructure.eks.service_cidr", hint=hint)
+    paths = list(networks)
+    for first, one in enumerate(paths):
+        for other in paths[first + 1 :]:
+            if one.startswith(f"{_AT}.connected") and other.startswith(f"{_AT}.connected"):
+                continue  # what they are to each other is their owner's business
+            if networks[one].overlaps(networks[other]):
+                message = f"{taken[other]} overlaps {taken[one]} of {one}"
+                yield Problem(message, path=other, hint="take a range that is free in both networks")
+
+
+def _cidr(text: str, path: str) -> Iterator[Problem]:
+    try:
+        ipaddress.IPv4Network(text)
+    except ValueError:
+        try:
+            right = str(ipaddress.IPv4Network(text, strict=False))
+        except ValueError:
+            right = "10.192.0.0/16"
+        yield Problem(f"`{text}` is not a range of addresses", path=path, hint=f"write {right}")

@@ -1,0 +1,134 @@
+"""What of a cluster only several fields together show to be wrong, before AWS is asked. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from hyperpod_ext.config.clusters.cluster import ClusterConfig, InstanceGroup
+from hyperpod_ext.errors import Problem
+
+
+def problems(cluster: ClusterConfig) -> Iterator[Problem]:
+    """Every reason why AWS would refuse `cluster`, or it would not be what was meant."""
+    for problem in _problems(cluster):
+        open_to_deploy = cluster.infrastructure is not None and problem.path.rpartition(".")[2] in _MADE
+        if open_to_deploy and problem.message.startswith("is needed"):
+            problem = replace(problem, hint="`hp-ext cluster deploy` makes it; without it, write the one that is there")
+        yield problem
+
+
+_MADE = ("eks_cluster_arn", "vpc", "execution_role", "cluster_role")
+"""Fields that a deployment fills in."""
+
+
+def _problems(cluster: ClusterConfig) -> Iterator[Problem]:
+    yield from (_on_eks if cluster.orchestrator == "eks" else _on_slurm)(cluster)
+    yield from _shared(cluster)
+    for index, group in enumerate(cluster.instance_groups):
+        yield from _group(cluster, group, f"instance_groups.{index}")
+    names = [one.name for one in cluster.instance_groups] + [one.name for one in cluster.restricted_groups]
+    for index, restricted in enumerate(cluster.restricted_groups):
+        path = f"restricted_groups.{index}"
+        if names.count(restricted.name) > 1:
+            yield Problem(f"a second group is called `{restricted.name}`", path=f"{path}.name", hint=_RENAME)
+        if not (restricted.execution_role or cluster.execution_role):
+            yield Problem("is needed", path=f"{path}.execution_role", hint=_ROLE)
+
+
+_RENAME = "give each group a name of its own"
+_ROLE = "write the ARN of the machines' role, here or once in execution_role of the cluster"
+
+
+def _on_eks(cluster: ClusterConfig) -> Iterator[Problem]:
+    if cluster.eks_cluster_arn is None:
+        hint = "write the ARN of the EKS cluster that the machines join"
+        yield Problem("is needed with orchestrator eks", path="eks_cluster_arn", hint=hint)
+    if cluster.slurm is not None:
+        yield Problem("is for orchestrator slurm", path="slurm", hint="remove it, or change orchestrator")
+    if cluster.vpc is None:
+        hint = "write subnets and security groups that reach the EKS cluster"
+        yield Problem("is needed with orchestrator eks", path="vpc", hint=hint)
+    for index, group in enumerate(cluster.instance_groups):
+        if group.slurm is not None:
+            path = f"instance_groups.{index}.slurm"
+            yield Problem("is for orchestrator slurm", path=path, hint="remove it, or change orchestrator")
+
+
+def _on_slurm(cluster: ClusterConfig) -> Iterator[Problem]:
+    eks = "remove it, or use orchestrator eks"
+    for path, value in (
+        ("eks_cluster_arn", cluster.eks_cluster_arn),
+        ("tiered_storage", cluster.tiered_storage),
+        ("auto_scaling", cluster.auto_scaling),
+        ("restricted_groups", cluster.restricted_groups),
+    ):
+        if value:
+            yield Problem("is for orchestrator eks", path=path, hint=eks)
+    for index, group in enumerate(cluster.instance_groups):
+        for field in ("labels", "taints"):
+            if getattr(group, field):
+                yield Problem("is for orchestrator eks", path=f"instance_groups.{index}.{field}", hint=eks)
+    parts = [group.slurm.node_type if group.slurm else None for group in cluster.instance_groups]
+    if not any(parts):
+        return  # lifecycle scripts say which group is what
+    for index, part in enumerate(parts):
+        if part is None:
+            hint = "write Controller, Login or Compute, as for the other groups"
+            yield Problem("is needed: other groups have one", path=f"instance_groups.{index}.slurm", hint=hint)
+    if parts.count("Controller") != 1:
+        hint = "give exactly one group node_type: Controller"
+        yield Problem(f"{parts.count('Controller')} groups are Slurm's controller", path="instance_groups", hint=hint)
+    for index, group in enumerate(cluster.instance_groups):
+        if group.slurm and group.slurm.node_type == "Controller" and group.count != 1:
+            hint = "write 1"
+            yield Problem("a controller is one machine", path=f"instance_groups.{index}.count", hint=hint)
+        if group.slurm and group.slurm.node_type != "Compute" and group.slurm.partition:
+            hint = "remove it"
+            path = f"instance_groups.{index}.slurm.partition"
+            yield Problem("partitions are of compute nodes", path=path, hint=hint)
+
+
+def _shared(cluster: ClusterConfig) -> Iterator[Problem]:
+    scaling = cluster.auto_scaling
+    if scaling is not None and scaling.enabled:
+        if cluster.cluster_role is None:
+            hint = "write the role with which HyperPod adds and removes machines"
+            yield Problem("is needed with auto_scaling", path="cluster_role", hint=hint)
+        if not cluster.continuous_provisioning:
+            hint = "write true"
+            yield Problem("is needed with auto_scaling", path="continuous_provisioning", hint=hint)
+    tiered = cluster.tiered_storage
+    if tiered is not None and not tiered.enabled and tiered.memory_percent is not None:
+        hint = "remove it, or enable the tier"
+        yield Problem("sets memory aside for a tier that is off", path="tiered_storage.memory_percent", hint=hint)
+    if cluster.restricted_environment is not None and not cluster.restricted_groups:
+        hint = "remove it, or add restricted_groups"
+        yield Problem("is for restricted groups, and there are none", path="restricted_environment", hint=hint)
+
+
+def _group(cluster: ClusterConfig, group: InstanceGroup, path: str) -> Iterator[Problem]:
+    if not (group.execution_role or cluster.execution_role):
+        yield Problem("is needed", path=f"{path}.execution_role", hint=_ROLE)
+    if group.min_count is not None:
+        if group.min_count > group.count:
+            yield Problem("is more than count", path=f"{path}.min_count", hint=f"write at most {group.count}")
+        if not cluster.continuous_provisioning:
+            hint = "write continuous_provisioning: true, or remove it"
+            yield Problem("needs continuous provisioning", path=f"{path}.min_count", hint=hint)
+    if group.capacity == "spot" and group.training_plan:
+        hint = "remove one of the two"
+        yield Problem("machines of a training plan are not spot machines", path=f"{path}.capacity", hint=hint)
+    if group.training_plan and group.other_types:
+        hint = "remove one of the two"
+        yield Problem("a training plan is for one type", path=f"{path}.other_types", hint=hint)
+    if len({group.instance_type, *group.other_types}) <= len(group.other_types):
+        yield Problem("names a type twice", path=f"{path}.other_types", hint="name each type once")
+    if sum(storage.kind == "ebs" and storage.root for storage in group.storage) > 1:
+        hint = "keep one with root: true"
+        yield Problem("a machine has one root disk", path=f"{path}.storage", hint=hint)
+    if len(set(group.deep_health_checks)) < len(group.deep_health_checks):
+        yield Problem("names a check twice", path=f"{path}.deep_health_checks", hint="name each check once")
+    if group.lifecycle and not (group.lifecycle.on_create or group.lifecycle.on_init_complete):
+        hint = "name on_create or on_init_complete, or remove lifecycle"
+        yield Problem("names no script", path=f"{path}.lifecycle", hint=hint)

@@ -1,0 +1,1 @@
+"""One cluster as its user writes it: its groups of machines, and the network and storage around them."""

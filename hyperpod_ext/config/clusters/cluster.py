@@ -1,0 +1,142 @@
+"""ClusterConfig: the machines a job may run on, as their owner asks for them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt
+
+from hyperpod_ext.config.base import Config
+from hyperpod_ext.config.clusters.cluster_parts import (
+    AutoPatch,
+    AutoScaling,
+    ClusterSlurm,
+    GroupName,
+    GroupSlurm,
+    HealthCheck,
+    Lifecycle,
+    NodeCount,
+    RestrictedEnvironment,
+    RestrictedGroup,
+    ScheduledUpdate,
+    Storage,
+    Taint,
+    ThreadsPerCore,
+    TieredStorage,
+    TrainingPlan,
+)
+from hyperpod_ext.config.clusters.infrastructure import Infrastructure
+from hyperpod_ext.config.job.sagemaker import RoleArn, TagKey, TagValue, Vpc
+from hyperpod_ext.config.names import InstanceType, LabelKey, LabelValue
+
+
+class InstanceGroup(Config):
+    """Machines that are managed together."""
+
+    name: Annotated[GroupName, Field(examples=["workers"])]
+    """Name of the group, unique in the cluster: letters, digits and inner dashes, at most 63 characters."""
+    instance_type: Annotated[InstanceType, Field(examples=["ml.p5.48xlarge"])]
+    """SageMaker instance type, `ml.p5.48xlarge`."""
+    other_types: Annotated[tuple[InstanceType, ...], Field(max_length=19)] = ()
+    """Types that will do as well, where there is none of the first."""
+    count: Annotated[NodeCount, Field(examples=[2])]
+    """Machines in the group."""
+    spares: NonNegativeInt = 0
+    """Of these, how many stay without work until another fails."""
+    min_count: NodeCount | None = None
+    """Fewest machines with which the group is ready; HyperPod goes on looking for the rest."""
+    execution_role: RoleArn | None = None
+    """Role of the machines. Default: that of the cluster."""
+    lifecycle: Lifecycle | None = None
+    """Scripts that every new node runs. Default: HyperPod sets nodes up by itself."""
+    threads_per_core: ThreadsPerCore | None = None
+    """1: without hyper-threading."""
+    storage: Annotated[tuple[Storage, ...], Field(max_length=4)] = ()
+    """Disks and file systems."""
+    deep_health_checks: tuple[HealthCheck, ...] = ()
+    """Tests that a new node passes before it takes work."""
+    training_plan: TrainingPlan | None = None
+    """Training plan that the machines come from."""
+    capacity: Literal["spot", "on-demand"] | None = None
+    """Which capacity the machines are; spot can be taken away."""
+    vpc: Vpc | None = None
+    """Network, where it differs from the cluster's."""
+    network_interface: Literal["efa", "efa-only"] | None = None
+    """Whether EFA interfaces carry IP traffic as well."""
+    image: Annotated[str, Field(pattern=r"^(ami-[0-9a-fA-F]{8,17}|default)$")] | None = None
+    """AMI of the machines. Default: HyperPod's newest."""
+    image_release: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$")] | None = None
+    """Release of HyperPod's AMI."""
+    scheduled_update: ScheduledUpdate | None = None
+    """When their software is renewed."""
+    auto_patch: AutoPatch | None = None
+    """How patches reach them."""
+    labels: Annotated[dict[LabelKey, Annotated[LabelValue, Field(min_length=1)]], Field(max_length=50)] = {}
+    """Labels of the nodes, on EKS."""
+    taints: Annotated[tuple[Taint, ...], Field(max_length=50)] = ()
+    """Taints of the nodes, on EKS."""
+    slurm: GroupSlurm | None = None
+    """What the machines are to Slurm."""
+
+
+class ClusterConfig(Config):
+    """One HyperPod cluster."""
+
+    name: Annotated[GroupName, Field(examples=["research"])]
+    """Name of the cluster: letters, digits and inner dashes, at most 63 characters."""
+    region: Annotated[str, Field(pattern=r"^[a-z]{2}(-[a-z]+)+-\d$", examples=["us-west-2"])]
+    """AWS region, `us-west-2`."""
+    orchestrator: Literal["eks", "slurm"] = "eks"
+    """What schedules jobs on the cluster."""
+    eks_cluster_arn: (
+        Annotated[
+            str,
+            Field(
+                pattern=r"^arn:aws[a-z-]*:eks:[a-z0-9-]*:\d{12}:cluster/[0-9A-Za-z][A-Za-z0-9_-]{0,99}$",
+                examples=["arn:aws:eks:us-west-2:123456789012:cluster/research"],
+            ),
+        ]
+        | None
+    ) = None
+    """EKS cluster that the machines join; needed to create a cluster with orchestrator eks."""
+    slurm: ClusterSlurm | None = None
+    """How HyperPod keeps Slurm's configuration."""
+    instance_groups: Annotated[
+        tuple[InstanceGroup, ...],
+        Field(
+            min_length=1,
+            max_length=100,
+            examples=[[{"name": "workers", "instance_type": "ml.p5.48xlarge", "count": 2}]],
+        ),
+    ]
+    """Groups of machines."""
+    restricted_groups: Annotated[tuple[RestrictedGroup, ...], Field(max_length=100)] = ()
+    """Groups for work on restricted models."""
+    restricted_environment: RestrictedEnvironment | None = None
+    """What all restricted groups share."""
+    execution_role: RoleArn | None = None
+    """Role of the machines of groups that name none."""
+    cluster_role: RoleArn | None = None
+    """Role with which HyperPod itself adds and removes machines."""
+    vpc: Vpc | None = None
+    """Network of the machines."""
+    node_recovery: Literal["Automatic", "None"] = "Automatic"
+    """Whether faulty nodes are replaced by themselves."""
+    continuous_provisioning: bool = False
+    """Let groups start with the machines there are, and go on looking for the rest."""
+    tiered_storage: TieredStorage | None = None
+    """AWS's managed tier. This project's own memory tier needs it not."""
+    auto_scaling: AutoScaling | None = None
+    """Whether Karpenter adds and removes machines."""
+    tags: Annotated[dict[TagKey, TagValue], Field(max_length=50)] = {}
+    """Tags of the cluster."""
+    checkpoint_bucket: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")] | None = None
+    """S3 bucket that jobs drain checkpoints to."""
+    infrastructure: Infrastructure | None = None
+    """What is made around the cluster. With it `hp-ext cluster deploy` makes both, and fills in what is left open here:
+    network, roles, EKS cluster."""
+
+    @property
+    def working_nodes(self) -> int:
+        """Machines that can hold a rank at once: all but the spares."""
+        return sum(group.count - group.spares for group in self.instance_groups)

@@ -1,0 +1,236 @@
+"""Parts of a cluster that its groups share: storage, software updates, network, Kubernetes and Slurm settings."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from hyperpod_ext.config.base import Config, ContradictionError
+from hyperpod_ext.config.job.sagemaker import KmsKey, RoleArn, S3Uri, Vpc
+from hyperpod_ext.config.names import InstanceType, LabelKey, LabelValue
+
+FsxName = Annotated[str, Field(pattern=r"^(fs|fc)i?-[0-9a-f]{8,}\..{4,253}$")]
+MountPath = Annotated[str, Field(pattern=r"^/[a-zA-Z0-9._/-]+$", max_length=1024)]
+HealthCheck = Literal["InstanceStress", "InstanceConnectivity", "MultiNodeTrainingValidation"]
+TrainingPlan = Annotated[
+    str, Field(pattern=r"^arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:\d{12}:training-plan/.+$", max_length=2048)
+]
+GroupName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}$")]
+ThreadsPerCore = Annotated[int, Field(ge=1, le=2)]
+NodeCount = Annotated[int, Field(ge=0, le=6758)]
+
+
+class Lifecycle(Config):
+    """Scripts that every new node runs before it takes work. Without them HyperPod sets nodes up by itself."""
+
+    source: Annotated[S3Uri, Field(examples=["s3://sagemaker-bucket/lifecycle"])]
+    """S3 prefix that holds the scripts."""
+    on_create: Annotated[str, Field(min_length=1, max_length=128)] | None = "on_create.sh"
+    """Script, below `source`, that makes the node ready."""
+    on_init_complete: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    """Script that runs once HyperPod's own set-up of the node is done."""
+
+
+class EbsVolume(Config):
+    """A disk for each node."""
+
+    kind: Literal["ebs"] = "ebs"
+    size_gib: Annotated[int, Field(ge=1, le=16384)] | None = None
+    """Its size."""
+    kms_key: KmsKey | None = None
+    """Key that it is encrypted with."""
+    root: bool = False
+    """It is the disk that the node starts from, not a further one."""
+
+
+class FsxLustre(Config):
+    """A file system of FSx for Lustre, mounted on each node."""
+
+    kind: Literal["fsx-lustre"] = "fsx-lustre"
+    dns_name: Annotated[FsxName, Field(examples=["fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com"])]
+    """DNS name of the file system."""
+    mount_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,8}$", examples=["fsx"])]
+    """Its mount name, as FSx gives it."""
+    path: MountPath | None = None
+    """Where nodes see it. Default: HyperPod's own, `/fsx`."""
+
+
+class FsxOpenZfs(Config):
+    """A file system of FSx for OpenZFS, mounted on each node."""
+
+    kind: Literal["fsx-openzfs"] = "fsx-openzfs"
+    dns_name: Annotated[FsxName, Field(examples=["fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com"])]
+    """DNS name of the file system."""
+    path: MountPath | None = None
+    """Where nodes see it. Default: HyperPod's own."""
+
+
+Storage = Annotated[EbsVolume | FsxLustre | FsxOpenZfs, Field(discriminator="kind")]
+
+
+class BatchSize(Config):
+    """Nodes that are updated at once: a number, or a share."""
+
+    nodes: PositiveInt | None = None
+    """So many."""
+    percent: Annotated[int, Field(ge=1, le=100)] | None = None
+    """So many in a hundred."""
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if (self.nodes is None) == (self.percent is None):
+            raise ContradictionError("give either nodes or percent", None if self.percent is None else "percent")
+        return self
+
+
+class Rollout(Config):
+    """How an update of software goes through the nodes."""
+
+    batch: BatchSize | None = None
+    """Nodes at once. Default: all."""
+    rollback_batch: BatchSize | None = None
+    """Nodes at once when the update is taken back."""
+    wait_s: Annotated[NonNegativeInt, Field(le=3600)] | None = None
+    """Seconds between one batch and the next."""
+    alarms: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=255)], ...], Field(max_length=10)] = ()
+    """CloudWatch alarms that take the update back."""
+
+
+class ScheduledUpdate(Config):
+    """When HyperPod renews the software of the nodes by itself."""
+
+    schedule: Annotated[str, Field(pattern=r"^cron\(.+\)$", max_length=256, examples=["cron(0 3 ? * SUN *)"])]
+    """Cron expression of AWS, in UTC."""
+    rollout: Rollout | None = None
+    """How the update goes through the nodes."""
+
+
+class AutoPatch(Config):
+    """How security patches reach the nodes."""
+
+    strategy: Annotated[Literal["WhenIdle", "WhenAllIdle", "DrainFirst"], Field(examples=["WhenIdle"])]
+    """A node when it is idle, all when all are, or each after its work was drained."""
+    next_date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}(T\d{2}:\d{2}:\d{2}Z)?$")] | None = None
+    """When the next patch is due, `2027-01-31`."""
+    rollout: Rollout | None = None
+    """How it goes through the nodes."""
+    idle_s: Annotated[int, Field(ge=3600, le=2160000)] | None = None
+    """Seconds that it waits for nodes to be idle."""
+    drain_timeout_s: Annotated[NonNegativeInt, Field(le=5400)] | None = None
+    """Seconds that work on a node has to end."""
+    on_drain_timeout: Literal["Force", "Skip"] | None = None
+    """What happens to a node that is not drained by then."""
+
+
+class Taint(Config):
+    """Keeps pods that do not tolerate it off the nodes."""
+
+    key: Annotated[LabelKey, Field(examples=["nvidia.com/gpu"])]
+    """Its key."""
+    value: Annotated[LabelValue, Field(min_length=1)] | None = None
+    """Its value."""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
+    """What it does to pods."""
+
+
+class GroupSlurm(Config):
+    """What the nodes of a group are to Slurm."""
+
+    node_type: Annotated[Literal["Controller", "Login", "Compute"], Field(examples=["Compute"])]
+    """Their part in the cluster."""
+    partition: Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$", max_length=1024)] | None = None
+    """Partition of compute nodes."""
+
+
+class LustreSize(Config):
+    """A file system that HyperPod makes for restricted groups."""
+
+    size_gib: Annotated[int, Field(ge=1200, le=100800)] = 1200
+    """Its size."""
+    throughput: Annotated[int, Field(ge=125, le=1000)] = 125
+    """MB/s for each TiB."""
+
+
+class RestrictedGroup(Config):
+    """Machines without access to the internet or to the account, for work on restricted models."""
+
+    name: Annotated[GroupName, Field(examples=["restricted"])]
+    """Name of the group, unique in the cluster."""
+    instance_type: Annotated[InstanceType, Field(examples=["ml.p5.48xlarge"])]
+    """SageMaker instance type."""
+    count: Annotated[NodeCount, Field(examples=[2])]
+    """Machines in the group."""
+    execution_role: RoleArn | None = None
+    """Role of the machines. Default: that of the cluster."""
+    threads_per_core: ThreadsPerCore | None = None
+    """1: without hyper-threading."""
+    storage: Annotated[tuple[Storage, ...], Field(max_length=4)] = ()
+    """Disks and file systems."""
+    deep_health_checks: tuple[HealthCheck, ...] = ()
+    """Tests that a new node passes before it takes work."""
+    training_plan: TrainingPlan | None = None
+    """Training plan that the machines come from."""
+    vpc: Vpc | None = None
+    """Network, where it differs from the cluster's."""
+    scheduled_update: ScheduledUpdate | None = None
+    """When their software is renewed."""
+    lustre: LustreSize | None = None
+    """File system of this group alone."""
+
+
+class RestrictedEnvironment(Config):
+    """What all restricted groups share."""
+
+    lustre: LustreSize = LustreSize()
+    """Their file system."""
+    deletion: Literal["DeleteIfNotUsed", "Keep"] = "Keep"
+    """What becomes of it with the last group."""
+
+
+class AccountingDatabase(Config):
+    """The database of Slurm's accounting."""
+
+    endpoint: Annotated[
+        str, Field(pattern=r"^[a-zA-Z0-9]([a-zA-Z0-9.-]{0,253}[a-zA-Z0-9])?$", examples=["db.example.com"])
+    ]
+    """Host name."""
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Port, where it is not MySQL's."""
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9$_]{1,64}$")] | None = None
+    """Database."""
+    secret_arn: Annotated[
+        str,
+        Field(
+            pattern=r"^arn:aws[a-z-]*:secretsmanager:[a-z0-9-]*:\d{12}:secret:.+$",
+            examples=["arn:aws:secretsmanager:us-west-2:123456789012:secret:slurm"],
+        ),
+    ]
+    """Secret with its user and password."""
+
+
+class ClusterSlurm(Config):
+    """How HyperPod keeps Slurm's configuration."""
+
+    strategy: Literal["Overwrite", "Managed", "Merge"] | None = None
+    """What happens to changes that were made by hand: lost, refused, or merged."""
+    accounting: AccountingDatabase | None = None
+    """Where jobs are accounted for."""
+
+
+class TieredStorage(Config):
+    """AWS's own managed tier: memory of the nodes, kept by a daemon of AWS."""
+
+    enabled: bool = True
+    """Whether the daemon runs."""
+    memory_percent: Annotated[int, Field(ge=0, le=100)] | None = None
+    """Share of each node's memory that is set aside for it."""
+
+
+class AutoScaling(Config):
+    """Karpenter, which adds and removes machines as pods need them."""
+
+    enabled: bool = True
+    """Whether it runs."""
+    scaler: Literal["Karpenter"] = "Karpenter"
+    """What scales."""

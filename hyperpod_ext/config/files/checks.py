@@ -1,0 +1,174 @@
+"""What only several fields together, or the folder around the file, show to be wrong.
+
+Each check is a pure function of a config and a listing of files, and says which fields it reads: it
+is left out when one of those is itself wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from hyperpod_ext.config.elastic import batch_at
+from hyperpod_ext.config.files.document import Path
+from hyperpod_ext.config.files.nearest import nearest
+from hyperpod_ext.config.job.job import JobConfig
+
+if TYPE_CHECKING:
+    from hyperpod_ext.config.clusters.cluster import ClusterConfig
+
+ListFiles = Callable[[str], Sequence[str]]
+"""Names of the files in a folder, given relative to the spec's own folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A mistake, before file and line are known."""
+
+    path: Path
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A function and the fields it reads; `*` stands for any item."""
+
+    reads: tuple[Path, ...]
+    run: Callable[[Any, ListFiles | None], Iterator[Finding]]
+    rule: str = ""
+    """Id, HPX001 to HPX099; its cause and fix are in `config.files.check_texts`."""
+
+
+def script_is_python(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
+    if not job.script.endswith(".py"):
+        yield Finding(("script",), f"`{job.script}` is not a Python file", "name a file that ends in .py")
+
+
+def script_is_beside_the_spec(job: JobConfig, files: ListFiles | None) -> Iterator[Finding]:
+    if job.working_dir is not None:
+        return  # it is in the image, or on a volume
+    script = PurePosixPath(job.script)
+    if script.is_absolute() or ".." in script.parts:
+        hint = "put it in the folder of this file or below, and write its path from here"
+        yield Finding(("script",), f"`{job.script}` is outside the folder of this file", hint)
+        return
+    if files is None:
+        return
+    names = [name for name in files(str(script.parent)) if name.endswith(".py")]
+    if script.name in names:
+        return
+    found = nearest(script.name, names) or (names[0] if len(names) == 1 else None)
+    hint = f"did you mean `{script.parent / found}`?" if found else "write the script, or correct its path"
+    yield Finding(("script",), f"there is no file `{job.script}` here", hint)
+
+
+def batch_divides_among_ranks(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
+    batch, world = job.global_batch_size, job.world_size
+    if batch is None or batch % world == 0:
+        return
+    if job.elastic is not None and job.elastic.batch.micro_batch_size is not None:
+        return  # micro-batches are shared instead
+    below = batch // world * world
+    values = f"{below} or {below + world}" if below else f"{world}"
+    ranks = f"{job.nodes} nodes x {job.workers_per_node} workers_per_node = {world} ranks"
+    yield Finding(("global_batch_size",), f"`{batch}` does not divide evenly: {ranks}", f"write {values}")
+
+
+def batch_is_whole_micro_batches(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
+    if job.elastic is None or job.global_batch_size is None:
+        return
+    policy, batch = job.elastic.batch, job.global_batch_size
+    sizes: list[tuple[Path, int]] = [
+        (("elastic", "batch", "scale_config", index, "nodes"), scale.nodes)
+        for index, scale in enumerate(policy.scale_config)
+    ]
+    if policy.micro_batch_size is not None:
+        sizes.append((("elastic", "batch", "micro_batch_size"), job.nodes))
+    for path, nodes in sizes:
+        try:
+            batch_at(policy, nodes, batch)
+        except ValueError as error:
+            yield Finding(path, str(error), "write a micro_batch_size that divides it")
+
+
+def each_tier_once(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
+    seen: dict[str, int] = {}
+    for index, tier in enumerate(job.checkpoint.tiers):
+        if tier.kind in seen:
+            hint = f"keep one of the two: the other is tier {seen[tier.kind]}, counted from 0"
+            yield Finding(("checkpoint", "tiers", index), f"a second tier of kind {tier.kind}", hint)
+        seen.setdefault(tier.kind, index)
+
+
+def peer_copies_fit_the_nodes(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
+    for index, tier in enumerate(job.checkpoint.tiers):
+        if tier.kind != "peer" or tier.replicas < job.nodes:
+            continue
+        most = job.nodes - 1
+        hint = f"write at most {most}, or use more nodes" if most else "remove the peer tier, or use more nodes"
+        message = f"each of {tier.replicas} copies needs a node besides its own; nodes is {job.nodes}"
+        yield Finding(("checkpoint", "tiers", index, "replicas"), message, hint)
+
+
+def faults_hit_ranks_that_exist(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
+    for field in ("faults", "inject"):
+        for index, fault in enumerate(getattr(job.chaos, field) if job.chaos else ()):
+            if fault.rank is not None and fault.rank >= job.world_size:
+                hint = f"ranks go from 0 to {job.world_size - 1}"
+                yield Finding(("chaos", field, index, "rank"), f"there is no rank {fault.rank}", hint)
+            if (node := getattr(fault, "node", None)) is not None and node >= job.nodes:
+                hint = f"nodes go from 0 to {job.nodes - 1}"
+                yield Finding(("chaos", field, index, "node"), f"there is no node {node}", hint)
+
+
+def own_variables_are_left_alone(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
+    for name in job.env:
+        if name.startswith("HPX_"):
+            message = "names that start with HPX_ are set by the launcher"
+            yield Finding(("env", name), message, "choose another name")
+
+
+def group_names_are_unique(cluster: ClusterConfig, _files: ListFiles | None) -> Iterator[Finding]:
+    seen: set[str] = set()
+    for index, group in enumerate(cluster.instance_groups):
+        if group.name in seen:
+            path: Path = ("instance_groups", index, "name")
+            yield Finding(path, f"a second group is called `{group.name}`", "give each group a name of its own")
+        seen.add(group.name)
+
+
+def spares_are_part_of_the_group(cluster: ClusterConfig, _files: ListFiles | None) -> Iterator[Finding]:
+    for index, group in enumerate(cluster.instance_groups):
+        if group.spares > group.count:
+            message = f"{group.spares} spares in a group of {group.count}: spares are among its machines"
+            hint = f"write at most {group.count}, or raise count"
+            yield Finding(("instance_groups", index, "spares"), message, hint)
+
+
+_WORLD: tuple[Path, ...] = (("nodes",), ("workers_per_node",))
+_TIER_KINDS: Path = ("checkpoint", "tiers", "*", "kind")
+
+CHECKS: dict[str, tuple[Check, ...]] = {
+    "JobConfig": (
+        Check((("script",),), script_is_python, "HPX001"),
+        Check((("script",),), script_is_beside_the_spec, "HPX002"),
+        Check((("global_batch_size",), *_WORLD), batch_divides_among_ranks, "HPX003"),
+        Check((("elastic", "batch"), ("global_batch_size",), ("nodes",)), batch_is_whole_micro_batches, "HPX010"),
+        Check((_TIER_KINDS,), each_tier_once, "HPX004"),
+        Check((("checkpoint", "tiers", "*", "replicas"), _TIER_KINDS, ("nodes",)), peer_copies_fit_the_nodes, "HPX005"),
+        Check((("chaos", "*", "*", "rank"), *_WORLD), faults_hit_ranks_that_exist, "HPX006"),
+        Check((("env",),), own_variables_are_left_alone, "HPX007"),
+    ),
+    "ClusterConfig": (
+        Check((("instance_groups", "*", "name"),), group_names_are_unique, "HPX008"),
+        Check(
+            (("instance_groups", "*", "spares"), ("instance_groups", "*", "count")),
+            spares_are_part_of_the_group,
+            "HPX009",
+        ),
+    ),
+}
+"""Checks of each model that a user writes, by its name: who checks a job needs no model of clusters."""

@@ -1,0 +1,93 @@
+"""What a field of a spec is for, from its model alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from pydantic import BaseModel, TypeAdapter
+from pydantic_core import PydanticUndefined
+
+from hyperpod_ext.config.files.field_docs import description
+from hyperpod_ext.config.files.nearest import suggest
+from hyperpod_ext.config.files.schema_path import item_type, models_in
+from hyperpod_ext.errors import NotFoundError
+
+
+def explain(model: type[BaseModel], path: str) -> dict[str, Any]:
+    """Description, type, default, example and inner fields of `path`, dotted; `""` is the spec itself.
+
+    Numbers of list items may be written or left out; in a union, a field is looked for in every member.
+
+    Raises:
+        NotFoundError: there is no such field; names the nearest.
+    """
+    holders: list[type[BaseModel]] = [model]
+    told: dict[str, Any] = {
+        "path": model.__name__,
+        "description": _words(model.__doc__),
+        "type": None,
+        "default": None,
+        "example": None,
+    }
+    walked: list[str] = []
+    for part in [one for one in path.split(".") if one and not one.isdecimal()]:
+        names = [name for holder in holders for name in holder.model_fields]
+        holder = next((one for one in holders if part in one.model_fields), None)
+        if holder is None:
+            place = ".".join(walked) or model.__name__
+            raise NotFoundError(f"`{place}` has no field `{part}`", hint=suggest(part, dict.fromkeys(names)))
+        info = holder.model_fields[part]
+        walked.append(part)
+        default = info.default
+        told = {
+            "path": ".".join(walked),
+            "description": _words(description(holder, part)),
+            "type": _type_of(info.rebuild_annotation()),
+            "default": None if default is PydanticUndefined or isinstance(default, BaseModel) else _shown(default),
+            "example": _shown(info.examples[0]) if info.examples else None,
+        }
+        holders = _models_below(info.annotation)
+    return told | {"fields": list(dict.fromkeys(name for holder in holders for name in holder.model_fields))}
+
+
+def _models_below(annotation: Any) -> list[type[BaseModel]]:
+    while annotation is not None:
+        if found := models_in(annotation):
+            return found
+        annotation = item_type(annotation)
+    return []
+
+
+def _type_of(annotation: Any) -> str:
+    """In the words of JSON schema."""
+    return _named(TypeAdapter(annotation).json_schema())
+
+
+def _named(schema: dict[str, Any]) -> str:
+    if "enum" in schema:
+        return " | ".join(map(str, schema["enum"]))
+    if "const" in schema:
+        return str(schema["const"])
+    if "anyOf" in schema or "oneOf" in schema:
+        kinds = [_named(one) for one in schema.get("anyOf") or schema["oneOf"]]
+        return " | ".join(dict.fromkeys(kind for kind in kinds if kind != "null"))
+    if "$ref" in schema:
+        return "fields"
+    if schema.get("type") == "array":
+        return f"list of {_named(schema.get('items', {}))}"
+    words = {"integer": "whole number", "string": "text", "boolean": "true | false", "object": "fields"}
+    name = words.get(str(schema.get("type")), str(schema.get("type", "any")))
+    if "pattern" in schema:
+        return f"{name} like {schema['pattern']}"
+    bounds = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    return " ".join([name, *(f"{sign} {schema[key]}" for key, sign in bounds.items() if key in schema)])
+
+
+def _words(text: str | None) -> str:
+    return re.sub(r"\s+", " ", text or "").strip()
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=lambda one: one.model_dump(mode="json"))

@@ -1,0 +1,180 @@
+"""From a file that people write to a typed config, or to every mistake in it at once."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from pydantic import ValidationError
+
+from hyperpod_ext.config.base import Config
+from hyperpod_ext.config.files.checks import CHECKS, Check, ListFiles
+from hyperpod_ext.config.files.document import Document, Path, parse
+from hyperpod_ext.config.files.error_messages import translate
+from hyperpod_ext.config.files.nearest import nearest
+from hyperpod_ext.config.files.overrides import Override, apply_overrides
+from hyperpod_ext.config.files.repair import overlaps, repair
+from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
+
+M = TypeVar("M", bound=Config)
+
+Fill = Callable[[Document], None]
+"""Writes into a document what it leaves to others, before it is checked."""
+
+MoreChecks = Callable[[], Iterable[Check]]
+"""What is checked elsewhere of a file without mistakes, and here of the right fields of one that has some."""
+
+_MOST_ROUNDS = 10
+"""Mistakes hide behind mistakes; nobody writes them ten deep."""
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[M]):
+    """A config, and where each of its values was written."""
+
+    config: M
+    document: Document
+
+    def locate(self, problems: Iterable[Problem]) -> list[Problem]:
+        """Fill in file and line of problems that name only a field."""
+        return [problem if problem.source else self._located(problem) for problem in problems]
+
+    def check(self, checks: Iterable[Check]) -> list[Problem]:
+        """What these find, with its place."""
+        return list(_check(checks, self.config, self.document, set(), None))
+
+    def _located(self, problem: Problem) -> Problem:
+        parts = problem.path.split(".") if problem.path else []
+        place = self.document.place(tuple(int(part) if part.isdecimal() else part for part in parts))
+        return replace(problem, source=place.source, line=place.line)
+
+
+def load(model: type[M], path: str | pathlib.Path, overrides: Sequence[str | Override] = ()) -> M:
+    """Read the YAML file `path` as `model`, after `--set`-style `overrides`.
+
+    Raises:
+        ConfigError: holds every problem found, each with its line and what to do.
+        NotFoundError: there is no such file.
+    """
+    return read(model, path, overrides).config
+
+
+def load_text(
+    model: type[M],
+    text: str,
+    source: str = "<text>",
+    overrides: Sequence[str | Override] = (),
+    list_files: ListFiles | None = None,
+) -> M:
+    """`load` for text that is not in a file; without `list_files`, files it names are not looked for."""
+    return read_text(model, text, source, overrides, list_files).config
+
+
+def read(
+    model: type[M],
+    path: str | pathlib.Path,
+    overrides: Sequence[str | Override] = (),
+    fill: Fill | None = None,
+    more: MoreChecks | None = None,
+) -> Loaded[M]:
+    """`load`, with the places of all values."""
+    file, text = pathlib.Path(path), _text_of(pathlib.Path(path))
+    return read_text(model, text, str(path), overrides, lambda folder: _names_in(file.parent / folder), fill, more)
+
+
+def read_text(
+    model: type[M],
+    text: str,
+    source: str,
+    overrides: Sequence[str | Override] = (),
+    list_files: ListFiles | None = None,
+    fill: Fill | None = None,
+    more: MoreChecks | None = None,
+) -> Loaded[M]:
+    """`load_text`, with the places of all values."""
+    document = parse(text, source)
+    unreadable = bool(document.problems) and document.data is None
+    if not unreadable:
+        apply_overrides(document, overrides)
+        if fill is not None:
+            fill(document)
+    problems = list(document.problems)
+    config = None
+    if not unreadable:
+        config, found = _validate(model, document, list_files, more)
+        problems += found
+    if problems or config is None:
+        raise ConfigError(_in_order(problems, source))
+    return Loaded(config, document)
+
+
+def _validate(
+    model: type[M], document: Document, list_files: ListFiles | None, more: MoreChecks | None
+) -> tuple[M | None, list[Problem]]:
+    """Validate, mend, and validate again until the checks can run too."""
+    problems: list[Problem] = []
+    made_up: set[Path] = {tuple(problem.path.split(".")) for problem in document.problems if problem.path}
+    draft = replace(document, data=copy.deepcopy(document.data), places=dict(document.places))
+    for _round in range(_MOST_ROUNDS):
+        try:
+            config = model.model_validate_json(json.dumps(draft.data))
+        except ValidationError as error:
+            mended: set[Path] = set()
+            for detail in error.errors(include_url=False):
+                problem = translate(detail, model, draft)
+                if tuple(problem.path.split(".")) not in {tuple(map(str, path)) for path in made_up}:
+                    problems.append(problem)
+                path = repair(detail, model, draft)
+                if path is not None:
+                    mended.add(path)
+            made_up |= mended
+        else:
+            checks = CHECKS.get(model.__name__, ())
+            problems += _check(checks, config, draft, made_up, list_files)
+            if more is not None and (problems or document.problems):
+                problems += _check(more(), config, draft, made_up, list_files)
+            return config, problems
+    return None, problems
+
+
+def _check(
+    checks: Iterable[Check], config: Config, document: Document, made_up: set[Path], list_files: ListFiles | None
+) -> Iterator[Problem]:
+    """What they find, but for those that read something made up."""
+    for check in checks:
+        if any(overlaps(read, path) for read in check.reads for path in made_up):
+            continue
+        for finding in check.run(config, list_files):
+            yield replace(document.problem(finding.path, finding.message, finding.hint), rule=check.rule)
+
+
+def _in_order(problems: list[Problem], source: str) -> list[Problem]:
+    """By line, the file before the options; each once."""
+    unique = list(dict.fromkeys(problems))
+    return sorted(unique, key=lambda problem: (problem.source != source, problem.source, problem.line or 0))
+
+
+def _text_of(file: pathlib.Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        found = nearest(file.name, [name for name in _names_in(file.parent) if name.endswith((".yaml", ".yml"))])
+        hint = f"did you mean {file.parent / found}?" if found else "`hp-ext init` writes a job.yaml to start from"
+        raise NotFoundError(f"there is no file {file}", hint=hint) from None
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        hint = "save the file as UTF-8"
+        raise ConfigError([Problem("is not UTF-8 text", source=str(file), line=line, hint=hint)]) from None
+    except OSError as error:
+        raise ConfigError([Problem(f"cannot be read: {error.strerror}", source=str(file))]) from None
+
+
+def _names_in(folder: pathlib.Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in folder.iterdir() if entry.is_file())
+    except OSError:
+        return []  # no folder, no files: the caller says what is missing

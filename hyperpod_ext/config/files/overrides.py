@@ -1,0 +1,85 @@
+"""`--set path=value`: changes to a document before it is checked, so that both are checked alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hyperpod_ext.config.files.document import Document, Path, Place, dotted, parse
+from hyperpod_ext.errors import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One change, whatever option it came from."""
+
+    path: str
+    """Dotted path of the field."""
+    text: str
+    """The value as YAML."""
+    source: str
+    """The option, as the user wrote it."""
+
+
+def apply_overrides(document: Document, overrides: Iterable[str | Override]) -> None:
+    """Write each change into `document`; its problems and places then name the option."""
+    for override in overrides:
+        if isinstance(override, str):
+            path, equals, text = override.partition("=")
+            override = Override(path if equals else "", text, f"--set {override}")
+        problem = _apply(document, override)
+        if problem is not None:
+            document.problems.append(problem)
+
+
+def _apply(document: Document, override: Override) -> Problem | None:
+    name, text, source = override.path, override.text, override.source
+    if not all(name.split(".")):
+        return Problem("is not of the form path=value", source=source, hint="write --set nodes=2")
+    value = parse(text, source)
+    if value.problems:
+        return value.problems[0]
+    path: Path = tuple(int(part) if part.isdecimal() else part for part in name.split("."))
+    if problem := _write(document, path, value.data if text.strip() else None, source):
+        return problem
+    for known in [known for known in document.places if known[: len(path)] == path]:
+        del document.places[known]
+    document.places[path] = Place(source)
+    for below, place in value.places.items():
+        document.places[path + below] = Place(source, text=place.text)
+    return None
+
+
+def _write(document: Document, path: Path, value: object, source: str) -> Problem | None:
+    """Put `value` at `path`; what is missing on the way is made."""
+    if document.data is None:
+        document.data = {}
+    holder = document.data
+    for depth, part in enumerate(path):
+        below = value if depth == len(path) - 1 else _empty_for(path[depth + 1])
+        at, around = dotted(path[: depth + 1]), dotted(path[:depth])
+        if isinstance(holder, dict):
+            key = str(part)
+            if depth == len(path) - 1 or holder.get(key) is None:
+                holder[key] = below
+                document.places.setdefault(path[: depth + 1], Place(source))
+            holder = holder[key]
+        elif isinstance(holder, list) and isinstance(part, int) and part <= len(holder):
+            if part == len(holder):
+                holder.append(below)
+            elif depth == len(path) - 1 or holder[part] is None:
+                holder[part] = below
+            document.places.setdefault(path[: depth + 1], Place(source))
+            holder = holder[part]
+        elif isinstance(holder, list):
+            hint = f"its items are counted from 0; {len(holder)} appends one"
+            return Problem(
+                f"`{around}` has {len(holder)} items in the file, none of them number {part}", at, source, hint=hint
+            )
+        else:
+            return Problem(f"`{around}` is a single value and has nothing in it", at, source)
+    return None
+
+
+def _empty_for(part: str | int) -> object:
+    return [] if isinstance(part, int) else {}

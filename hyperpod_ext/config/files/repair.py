@@ -1,0 +1,100 @@
+"""Makes a faulty document valid, part by part, so that what is behind one mistake is still checked.
+
+A misspelt name is read as the name that was probably meant; what cannot be read is replaced by the
+default, or by the field's example, and remembered: nothing may be concluded from those parts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from hyperpod_ext.config.base import ContradictionError
+from hyperpod_ext.config.files.document import Document, Path
+from hyperpod_ext.config.files.error_messages import tag_field, valid_tags
+from hyperpod_ext.config.files.nearest import nearest
+from hyperpod_ext.config.files.schema_path import expected_at, field_paths
+
+
+def repair(error: Mapping[str, Any], model: type[BaseModel], document: Document) -> Path | None:
+    """Mend `document` where `error` points. Returns the path that now holds something made up, if any."""
+    expected = expected_at(model, tuple(error["loc"]))
+    path, kind = expected.path, error["type"]
+    if kind == "extra_forbidden":
+        names = expected.holder.model_fields if expected.holder else ()
+        return _rename_or_drop(document, path, names, model)
+    if kind == "missing":
+        if expected.examples and isinstance(holder := _value_at(document.data, path[:-1]), dict):
+            holder[path[-1]] = expected.examples[0]
+        return path
+    contradiction = error.get("ctx", {}).get("error")
+    if isinstance(contradiction, ContradictionError) and contradiction.field is not None:
+        return _drop(document, (*path, contradiction.field))
+    if kind == "union_tag_invalid":
+        meant = nearest(str(error["ctx"]["tag"]), valid_tags(error))
+        entry = _value_at(document.data, path)
+        if meant and isinstance(entry, dict):
+            entry[tag_field(error)] = meant
+            return (*path, tag_field(error))
+    read = _reading(error, len(expected.models) > 1)
+    holder = _value_at(document.data, path[:-1])
+    if read is not None and isinstance(holder, dict | list):
+        holder[path[-1]] = read  # type: ignore[index]  # a key or an index, as the holder needs it
+        return None
+    return _drop(document, path)
+
+
+def _reading(error: Mapping[str, Any], in_union: bool) -> object:
+    """What a value of the wrong type plainly says, or None: `"2"` is 2, `memory` is `kind: memory`."""
+    value = error["input"]
+    if not isinstance(value, str):
+        return None
+    if error["type"] == "int_type" and re.fullmatch(r"-?[0-9]{1,9}", value):
+        return int(value)
+    return {"kind": value} if in_union else None
+
+
+def overlaps(path: Path, other: Path) -> bool:
+    """Whether one contains the other; `*` stands for any item."""
+    return all(str(a) == str(b) or "*" in (a, b) for a, b in zip(path, other, strict=False))
+
+
+def _rename_or_drop(document: Document, path: Path, names: Collection[str], model: type[BaseModel]) -> Path | None:
+    name = str(path[-1])
+    elsewhere = next((other for other in field_paths(model) if other[-1] == name), None)
+    meant = None if elsewhere else nearest(name, names)
+    holder = _value_at(document.data, path[:-1])
+    if not isinstance(holder, dict):
+        return path
+    value = holder.pop(path[-1], None)
+    if meant is None:
+        return elsewhere
+    if meant not in holder:
+        holder[meant] = value
+        for place in [place for place in document.places if place[: len(path)] == path]:
+            document.places[(*path[:-1], meant, *place[len(path) :])] = document.places[place]
+    return None
+
+
+def _drop(document: Document, path: Path) -> Path:
+    """Remove the field around `path`: list items stay where they are, so a list goes as a whole."""
+    while path:
+        holder = _value_at(document.data, path[:-1])
+        if isinstance(holder, dict):
+            holder.pop(path[-1], None)
+            return path
+        path = path[:-1]
+    document.data = {}
+    return path
+
+
+def _value_at(data: Any, path: Path) -> object:
+    for part in path:
+        try:
+            data = data[part]
+        except (KeyError, IndexError, TypeError):  # an earlier repair took it away
+            return None
+    return data

@@ -1,0 +1,42 @@
+"""JSON schema of a spec, which editors use to complete and check it while it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+
+from hyperpod_ext.config.base import Config
+from hyperpod_ext.config.files.field_docs import description
+from hyperpod_ext.config.files.schema_path import models_in
+
+
+def json_schema(model: type[Config]) -> dict[str, object]:
+    """The schema of `model`; every description comes from the docstring under the field."""
+    generated = model.model_json_schema()
+    definitions = generated.get("$defs", {})
+    for found in _models_of(model, set()):
+        schema = generated if found is model else definitions[found.__name__]
+        for name, field in schema.get("properties", {}).items():
+            text = description(found, name)
+            of_type = definitions.get(field.get("$ref", "").rpartition("/")[2], {}).get("description")
+            if text and text != of_type:  # editors show that of the type where there is no other
+                schema["properties"][name] = dict(sorted((field | {"description": text}).items()))
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": model.__name__}
+    return head | {key: value for key, value in generated.items() if key not in head}
+
+
+def _models_of(model: type[BaseModel], seen: set[type[BaseModel]]) -> Iterator[type[BaseModel]]:
+    """`model`, and every model inside it, once."""
+    if model in seen:
+        return
+    seen.add(model)
+    yield model
+    pending: list[Any] = [info.annotation for info in model.model_fields.values()]
+    while pending:
+        annotation = pending.pop()
+        inner = models_in(annotation)
+        pending += [] if inner else list(getattr(annotation, "__args__", ()))
+        for found in inner:
+            yield from _models_of(found, seen)

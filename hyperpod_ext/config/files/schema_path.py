@@ -1,0 +1,122 @@
+"""What a model expects at a place: the walk from a field's path to its type and documentation.
+
+pydantic's error locations also hold the tag of a union's member (`tiers, 1, peer, every_steps`) and a
+marker for dictionary keys. People wrote neither, so the walk leaves both out of the path.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from hyperpod_ext.config.files.document import Path
+from hyperpod_ext.config.files.field_docs import description
+
+_KEY_MARK = "[key]"
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What belongs at `path`."""
+
+    path: Path
+    models: tuple[type[BaseModel], ...] = ()
+    """Models that a mapping here may be; more than one in a union."""
+    holder: type[BaseModel] | None = None
+    """The model that this is a field of, or would be if it had one of that name."""
+    description: str = ""
+    """Documentation of the nearest field."""
+    examples: tuple[object, ...] = ()
+    """Values that would do."""
+    is_key: bool = False
+    """The name of an entry is meant, not its value."""
+
+
+def expected_at(model: type[BaseModel], location: tuple[str | int, ...]) -> Expected:
+    """Follow pydantic's error `location` down from `model`."""
+    annotation: Any = model
+    found = Expected((), (model,))
+    for position, part in enumerate(location):
+        members = models_in(annotation)
+        if len(members) > 1 and (member := _tagged(members, part)) is not None:
+            annotation = member
+            found = replace(found, models=(member,))
+            continue
+        if location[position + 1 : position + 2] == (_KEY_MARK,):
+            return Expected((*found.path, part), description=_documented(_key_type(annotation)), is_key=True)
+        info = members[0].model_fields.get(str(part)) if len(members) == 1 else None
+        if info is not None:
+            annotation, examples = info.annotation, info.examples
+            described = description(members[0], str(part))
+        else:
+            annotation, examples = item_type(annotation), None
+            described = _documented(annotation) or found.description
+        found = Expected(
+            path=(*found.path, part),
+            models=tuple(models_in(annotation)),
+            holder=members[0] if len(members) == 1 else None,
+            description=described,
+            examples=tuple(examples or ()),
+        )
+    return found
+
+
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The models an annotation allows directly: itself, or the members of its union."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return models_in(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return [model for part in get_args(annotation) for model in models_in(part)]
+    return [annotation] if isinstance(annotation, type) and issubclass(annotation, BaseModel) else []
+
+
+def field_paths(model: type[BaseModel], prefix: Path = ()) -> Iterator[Path]:
+    """Every field that can be written without going through a list, outermost first."""
+    for name in model.model_fields:
+        yield (*prefix, name)
+    for name, info in model.model_fields.items():
+        members = models_in(info.annotation)
+        if len(members) == 1:
+            yield from field_paths(members[0], (*prefix, name))
+
+
+def _tagged(members: list[type[BaseModel]], tag: str | int) -> type[BaseModel] | None:
+    return next((member for member in members if tag in _tags(member)), None)
+
+
+def _tags(member: type[BaseModel]) -> set[object]:
+    fields = member.model_fields.values()
+    return {tag for info in fields if get_origin(info.annotation) is Literal for tag in get_args(info.annotation)}
+
+
+def item_type(annotation: Any) -> Any:
+    """What a list, tuple or dictionary holds."""
+    arguments = [part for part in get_args(_bare(annotation)) if part is not Ellipsis]
+    return arguments[-1] if arguments else None
+
+
+def _key_type(annotation: Any) -> Any:
+    arguments = get_args(_bare(annotation))
+    return arguments[0] if arguments else None
+
+
+def _bare(annotation: Any) -> Any:
+    """`annotation` without Annotated and without `| None`."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _bare(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        parts = [part for part in get_args(annotation) if part is not type(None)]
+        return _bare(parts[0]) if len(parts) == 1 else annotation
+    return annotation
+
+
+def _documented(annotation: Any) -> str:
+    notes = getattr(annotation, "__metadata__", ())
+    return next((note.description for note in notes if isinstance(note, FieldInfo) and note.description), "")

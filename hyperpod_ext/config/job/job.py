@@ -1,0 +1,156 @@
+"""JobConfig: one training job, as its author asks for it. It knows no target."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from hyperpod_ext.config.base import Config
+from hyperpod_ext.config.budgets import LogRule, Relaunch, Timeouts
+from hyperpod_ext.config.checkpoint import CheckpointPolicy
+from hyperpod_ext.config.detection import HangPolicy, HealthPolicy, NanPolicy
+from hyperpod_ext.config.elastic import Elastic
+from hyperpod_ext.config.fault_injection import Chaos
+from hyperpod_ext.config.job.kubernetes import Kubernetes
+from hyperpod_ext.config.job.parallelism import Parallelism
+from hyperpod_ext.config.job.resources import Libraries, Resources
+from hyperpod_ext.config.job.sagemaker import SageMaker
+from hyperpod_ext.config.job.scheduling import NodeGroup, Scheduling
+from hyperpod_ext.config.job.slurm import Slurm
+from hyperpod_ext.config.job.volumes import Volume
+from hyperpod_ext.config.metrics import Metrics
+from hyperpod_ext.config.names import AbsolutePath, EnvName, LabelKey, LabelValue
+
+JobName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
+
+
+class RestartPolicy(Config):
+    """What happens after a fault, and how often."""
+
+    max_restarts: NonNegativeInt = 10
+    """Faults the job recovers from before it gives up. 0: the first fault ends it."""
+    leave_timeout_s: PositiveFloat = 30.0
+    """Seconds a worker has, after a fault elsewhere, to leave the step it is making. One that hangs longer
+    is ended and replaced as if it had died."""
+    lease_s: Annotated[PositiveFloat, Field(ge=1.0)] = 6.0
+    """Seconds in which a node that is cut off from the majority of the others has stopped by itself. One that
+    was not heard of for half of that counts as lost."""
+    node_wait_s: NonNegativeFloat = 30.0
+    """Seconds the job waits, when a node is lost and no spare is left, for another one in its place."""
+    form_timeout_s: PositiveFloat = 600.0
+    """Seconds in which a rank must be ready, at the start and after a fault; one that is not is replaced."""
+    max_in_process: NonNegativeInt = 3
+    """Exceptions of one rank in a row that are met in its process; at the next, the process is replaced."""
+    max_on_node: NonNegativeInt = 3
+    """Deaths of processes of one node in a row that are met there; at the next, a spare takes its ranks."""
+    max_node_losses: NonNegativeInt = 3
+    """Nodes the job goes on without before it gives up."""
+    quarantine_after: PositiveInt = 2
+    """Times that a node is lost before it is not taken again."""
+    calm_steps: PositiveInt = 20
+    """Faults are in a row while fewer steps than these lie between one and the next."""
+    hang: HangPolicy = HangPolicy()
+    """When a worker hangs, and what is done then."""
+    nan: NanPolicy = NanPolicy()
+    """What becomes of steps whose numbers are not finite."""
+    health: HealthPolicy = HealthPolicy()
+    """What a node is asked before a worker starts on it."""
+    compare_replicas_every: NonNegativeInt = 100
+    """Ranks that should hold the same state compare checksums of it at the first step and each time this many
+    steps have been made. 0: never."""
+    preload: tuple[str, ...] = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
+    """Modules each node imports once, ahead of need: a replacement worker is forked from there and
+    skips its imports, which are most of a restart. They must not start threads or touch a GPU."""
+
+
+class Rendezvous(Config):
+    """Where the nodes meet."""
+
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """TCP port on the first node. 0: any free one, where the target can choose."""
+
+
+class JobConfig(Config):
+    """One training job: what runs, on how many machines, and what happens when one fails."""
+
+    name: Annotated[JobName, Field(examples=["tiny-gpt"])]
+    """Name of the job: lower-case letters, digits and dashes, at most 63 characters."""
+    script: Annotated[str, Field(min_length=1, examples=["train.py"])]
+    """Python file that trains, relative to this file."""
+    args: tuple[str, ...] = ()
+    """Arguments of the script. Quote numbers: they reach the script as text."""
+    env: dict[EnvName, str] = {}
+    """Environment of every worker. No secrets: the spec is stored and shown."""
+    cluster: Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}$", examples=["research"])] | None = None
+    """Cluster that `hp-ext cluster deploy` made. Its outputs settle what is left open here: where S3 tiers are, and, as
+    the target needs them, namespace, service account, queue, role, output, region, subnets and security groups."""
+    image: Annotated[str, Field(min_length=1, examples=["1.dkr.ecr.us-west-2.amazonaws.com/train:1"])] | None = None
+    """Container image, on targets that run containers. The script must be in it, or on a volume."""
+    working_dir: AbsolutePath | None = None
+    """Folder inside the container that `script` is relative to; it is then not looked for here. Default: the image's
+    own, which must hold what this folder holds."""
+    mode: Literal["ours", "plain", "aws-checkpointless", "aws-managed-tier"] = "ours"
+    """What recovers the job: this project's runtime; nothing but its launcher (`plain`); AWS's checkpointless
+    container; or AWS's managed tiered checkpointing in the script. AWS's two are for HyperPod on EKS, and do not
+    combine with each other."""
+    nodes: PositiveInt = 1
+    """Machines the job runs on."""
+    workers_per_node: PositiveInt = 1
+    """Processes on each machine, one a GPU. World size is nodes x workers_per_node."""
+    spares: NonNegativeInt = 0
+    """Machines beside those, ready and without work until one of them is lost. Nodes and spares decide by
+    majority who goes on: to survive the loss of the first node, have three of them or more."""
+    parallelism: Parallelism = Parallelism()
+    """How the script splits its model over ranks; only checked."""
+    global_batch_size: PositiveInt | None = None
+    """Samples in one optimizer step over all ranks; must divide evenly among them."""
+    seed: NonNegativeInt = 0
+    """Random numbers of step s on rank r follow from (seed, s, r) alone, so that a recovered step
+    repeats exactly."""
+    shared_memory_mib: PositiveInt | None = None
+    """Size /dev/shm must have on each node, in MiB, for data loaders and NCCL. Container targets
+    mount it; every node checks it before the workers start."""
+    resources: Resources = Resources()
+    """What each node must have."""
+    libraries: Libraries = Libraries()
+    """Versions in the image that the environment depends on."""
+    scheduling: Scheduling = Scheduling()
+    """When and where the nodes are placed."""
+    node_groups: tuple[NodeGroup, ...] = ()
+    """Nodes that differ from one another, by instance type or priority. Default: all are alike."""
+    volumes: tuple[Volume, ...] = ()
+    """Files and memory that the containers see, besides their image."""
+    elastic: Elastic | None = None
+    """How the job may go on with fewer nodes, or take more. Default: only with exactly `nodes`."""
+    rendezvous: Rendezvous = Rendezvous()
+    """Where the nodes meet."""
+    checkpoint: CheckpointPolicy = CheckpointPolicy()
+    """Where snapshots go, and how often."""
+    restart: RestartPolicy = RestartPolicy()
+    """What happens after a fault."""
+    relaunch: Relaunch = Relaunch()
+    """When the platform starts the whole job anew, and how often."""
+    timeouts: Timeouts = Timeouts()
+    """Limits on the time of the whole job."""
+    metrics: Metrics | None = None
+    """Where the numbers of the running job can be read, for Prometheus. Default: nowhere."""
+    log_rules: tuple[LogRule, ...] = ()
+    """Patterns in what rank 0 prints by which the platform tells a hang, a slow job or a fault."""
+    labels: dict[LabelKey, LabelValue] = {}
+    """Labels of the job and its pods; tags, where the platform has those."""
+    annotations: dict[LabelKey, str] = {}
+    """Annotations of the job and its pods, on Kubernetes."""
+    kubernetes: Kubernetes = Kubernetes()
+    """What only Kubernetes has."""
+    slurm: Slurm = Slurm()
+    """What only Slurm has."""
+    sagemaker: SageMaker = SageMaker()
+    """What only SageMaker training jobs have."""
+    chaos: Chaos | None = None
+    """Faults to rehearse. Only for targets that cost nothing."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.nodes * self.workers_per_node

@@ -1,0 +1,264 @@
+"""An agent's line to whoever coordinates: beats on it, and another coordinator when this one is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.agent.election import Door
+from hyperpod_ext.runtime.agent.settings import NodeSettings
+from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.membership.quorum import candidates, may_take_over
+
+_SEARCH = 0.9
+"""Share of the lease after which a node gives up looking for a majority; the rest is for ending its processes."""
+_UNACKNOWLEDGED = 10_000
+"""Events that are kept to be told once more."""
+
+
+class CutOffError(JobFailedError):
+    """This node must stop: others may go on without it, and it cannot know."""
+
+
+class Line:
+    """Messages to and from the coordinator, wherever it is.
+
+    Args:
+        door: where other agents reach this one.
+        hello: what a coordinator must be told first.
+        take_over: makes this node's agent the coordinator, from the newest record and what others said.
+    """
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        door: Door,
+        hello: Callable[[], wire.Message],
+        take_over: Callable[[wire.Message, list[wire.Message]], None],
+    ) -> None:
+        self._settings, self._door, self._hello, self._take_over = settings, door, hello, take_over
+        self._lease_s = settings.config.restart.lease_s
+        self._id = secrets.token_hex(8)
+        self.record: wire.Message | None = None
+        """What the coordinator knows, as it told last: enough to take its place."""
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._heard_at = time.monotonic()
+        self._unheard: deque[wire.Message] = deque(maxlen=_UNACKNOWLEDGED)
+        self._heard = 0
+        self._beating: asyncio.Task[None] | None = None
+        self._over = False
+        self._settled = False
+        """Whether the other end is known to coordinate; until then it is told nothing but who we are."""
+
+    @property
+    def connected(self) -> bool:
+        return self._writer is not None
+
+    async def connect(self, endpoint: Callable[[], tuple[str, int]], give_up: Callable[[], str]) -> None:
+        """Reach the first coordinator, which may start later than this node.
+
+        Raises:
+            JobFailedError: it does not come in time, or `give_up` says why not to wait for it.
+        """
+        deadline = time.monotonic() + self._settings.join_timeout_s
+        while True:
+            host, port = endpoint()
+            try:
+                self._reader, self._writer = await self._dial(host, port, self._settings.join_timeout_s)
+                return
+            except OSError as error:
+                if why := give_up():
+                    raise JobFailedError(f"node {self._settings.node}: {why}") from error
+                if isinstance(error, wire.WireError):
+                    raise
+                if time.monotonic() > deadline:
+                    raise JobFailedError(f"no coordinator at {host}:{port}: {error}") from error
+                await asyncio.sleep(0.1)
+
+    @property
+    def own_address(self) -> str:
+        """Address of this node, as the coordinator sees it."""
+        assert self._writer is not None
+        return str(self._writer.get_extra_info("sockname")[0])
+
+    def greet(self) -> None:
+        """Say who this node is, and what it has to say once more; from here on the line beats."""
+        assert self._writer is not None
+        self._writer.write(wire.encode(self._greeting()))
+        self._settle()
+        if self._beating is None:
+            self._beating = asyncio.create_task(self._beat())
+
+    def _settle(self) -> None:
+        assert self._writer is not None
+        self._settled, self._heard_at, self._heard = True, time.monotonic(), 0
+        for event in self._unheard:
+            self._writer.write(wire.encode(event))
+
+    def tell(self, message: wire.Message) -> None:
+        """To the coordinator. While there is none, only events are kept: of the rest, the next `hello` speaks."""
+        if message["type"] == "event":
+            self._unheard.append(message)
+        if self._writer is not None and self._settled:
+            self._writer.write(wire.encode(message))
+
+    async def next(self) -> wire.Message | None:
+        """Next order; None when the coordinator is gone before the job began.
+
+        Raises:
+            CutOffError: this node has to stop.
+        """
+        while True:
+            message = await self._read()
+            if message is None:
+                if self.record is None or self._over:
+                    return None
+                self._hang_up()
+                message = await self._look_for_another(self.record)
+            self._heard_at = time.monotonic()
+            match message["type"]:
+                case "beat":
+                    while self._heard < int(message["heard"]) and self._unheard:
+                        self._unheard.popleft()
+                        self._heard += 1
+                    continue
+                case "end":
+                    self._over = True
+                case "stop":
+                    raise CutOffError(f"node {self._settings.node} stops: {message['why']}", hint=message["hint"])
+                case "record":
+                    self.record = message["record"]
+                    self.tell({"type": "noted", "number": message["record"]["number"]})
+            return message
+
+    async def close(self) -> None:
+        if self._beating is not None:
+            self._beating.cancel()
+        if self._writer is not None:
+            with contextlib.suppress(ConnectionError):
+                await self._writer.drain()
+        self._hang_up()
+
+    def _greeting(self) -> wire.Message:
+        return {**self._hello(), "type": "hello", "id": self._id, "record": self.record}
+
+    async def _read(self) -> wire.Message | None:
+        if self._reader is None:
+            return None
+        try:
+            return await wire.read(self._reader)
+        except ConnectionError:
+            return None
+
+    def cut(self) -> None:
+        """Lose the connection, as a network may."""
+        if self._writer is not None:
+            self._writer.transport.abort()
+
+    def _hang_up(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+        self._reader = self._writer = None
+        self._settled = False
+
+    async def _beat(self) -> None:
+        """Say that this node is there; a coordinator that was silent for half a lease is not."""
+        every = self._lease_s / 6
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(every)
+            now = time.monotonic()
+            if now - before > 2 * every:  # this process stood still: what came meanwhile has not been read yet
+                self._heard_at = max(self._heard_at, now - self._lease_s / 4)
+            if self._writer is None or not self._settled:
+                continue
+            if now - self._heard_at > self._lease_s / 2:
+                self._writer.transport.abort()  # whoever reads learns of it
+                continue
+            with contextlib.suppress(ConnectionError):
+                self._writer.write(wire.encode({"type": "beat", "clock": now}))
+
+    async def _dial(self, host: str, port: int, timeout_s: float) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                await wire.join_peer(reader, writer, self._settings.secret)
+            except BaseException:
+                writer.close()
+                raise
+        return reader, writer
+
+    # --- the coordinator is lost ----------------------------------------------------------------
+
+    async def _look_for_another(self, record: wire.Message) -> wire.Message:
+        """First word of the next coordinator, which may be this node.
+
+        Everybody goes to the lowest node that it can reach. Whoever so many come to coordinates; a node that
+        finds no majority within its lease stops.
+        """
+        me, members = self._settings.node, {int(node) for node in record["members"]}
+        silent = time.monotonic() - self._heard_at
+        deadline = time.monotonic() + max(_SEARCH * self._lease_s - silent, self._lease_s / 4)
+        reached: set[int] = {me}
+        while (left := deadline - time.monotonic()) > 0:
+            for node in candidates(members, int(record["coordinator"])):
+                if node == me:
+                    word = await self._offer_myself(record, members, min(left, self._lease_s / 6))
+                else:
+                    word = await self._vote_for(record, node, deadline, reached)
+                if word is not None:
+                    return word
+                if node == me:
+                    break  # who comes after this node does not coordinate while this one lives
+            await asyncio.sleep(0.02)
+        reached |= set(self._door.votes)
+        self._hang_up()
+        lost = record["coordinator"]
+        raise CutOffError(
+            f"node {me} stops: the coordinator, node {lost}, is lost, and of the {len(members)} nodes "
+            f"({_listed(members)}) it reaches {_listed(reached)} only: no majority, so others may go on without it",
+            hint="Three nodes or more, spares among them, survive the loss of any one of them."
+            if not may_take_over(members, members - {int(lost)})
+            else "Look at the network between the nodes.",
+        )
+
+    async def _offer_myself(self, record: wire.Message, members: set[int], wait_s: float) -> wire.Message | None:
+        me = self._settings.node
+        if me not in members or not await self._door.wait_for_majority(members, me, wait_s):
+            return None
+        self._take_over(self._greeting(), list(self._door.votes.values()))
+        self._reader, self._writer = await self._dial(*self._door.address, self._lease_s)
+        self.greet()
+        return await self._read()
+
+    async def _vote_for(
+        self, record: wire.Message, node: int, deadline: float, reached: set[int]
+    ) -> wire.Message | None:
+        """First word of `node` as coordinator; None when it cannot be reached, or does not become it."""
+        host, port = record["members"][str(node)]["door"]
+        try:
+            dialled = await self._dial(
+                str(host), int(port), min(self._lease_s / 6, max(0.05, deadline - time.monotonic()))
+            )
+        except OSError:
+            return None
+        self._reader, self._writer = dialled
+        reached.add(node)
+        self._writer.write(wire.encode(self._greeting()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.05, deadline - time.monotonic())):
+                if (word := await self._read()) is not None:
+                    self._settle()
+                    return word
+        self._hang_up()
+        return None
+
+
+def _listed(nodes: set[int]) -> str:
+    return ", ".join(str(node) for node in sorted(nodes))

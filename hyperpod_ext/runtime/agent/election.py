@@ -1,0 +1,97 @@
+"""Where other agents reach this one. It leads to the coordinator, if that is here; else those who come are votes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.listener import Listener
+from hyperpod_ext.runtime.membership.quorum import may_take_over
+
+
+class Serves(Protocol):
+    """A coordinator, as the door sees it."""
+
+    async def serve(
+        self,
+        hello: wire.Message,
+        reading: asyncio.Task[wire.Message | None],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None: ...
+
+
+class Door:
+    """Listens for agents of the job, from this one's start to its end."""
+
+    def __init__(self, secret: bytes, on_error: Callable[[str], None]) -> None:
+        self._secret = secret
+        self._listener = Listener(self._serve, on_error)
+        self._coordinator: Serves | None = None
+        self._opened = asyncio.Event()
+        self.votes: dict[int, wire.Message] = {}
+        """What each node said that wants this one to coordinate, and waits."""
+        self._voted = asyncio.Condition()
+        self.address = ("", 0)
+
+    async def open(self, host: str, port: int) -> None:
+        """Listen; port 0 is any free one.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        self.address = (host, await self._listener.listen_tcp(host, port))
+
+    def lead_to(self, coordinator: Serves) -> None:
+        """From now on, whoever comes or waits is the coordinator's."""
+        self._coordinator = coordinator
+        self._opened.set()
+
+    async def wait_for_majority(self, members: Collection[int], me: int, timeout_s: float) -> bool:
+        """Whether, within the time, more than half of `members` want this node to coordinate."""
+
+        def enough() -> bool:
+            return may_take_over(set(members), {*self.votes, me})
+
+        try:
+            async with asyncio.timeout(timeout_s), self._voted:
+                await self._voted.wait_for(enough)
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        await self._listener.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await wire.accept_peer(reader, writer, self._secret)
+        hello = await wire.read(reader)
+        if hello is None or hello.get("type") != "hello":
+            return
+        reading = asyncio.create_task(wire.read(reader))
+        try:
+            if self._coordinator is None:
+                await self._keep(hello, reading)
+            if self._coordinator is not None:
+                await self._coordinator.serve(hello, reading, reader, writer)
+        finally:
+            reading.cancel()
+
+    async def _keep(self, hello: wire.Message, reading: asyncio.Task[wire.Message | None]) -> None:
+        """Hold a vote until it counts, or is taken back: its node goes, or says more than it should."""
+        node = int(hello["node"])
+        await self._change(lambda: self.votes.update({node: hello}))
+        opened = asyncio.create_task(self._opened.wait())
+        try:
+            await asyncio.wait({reading, opened}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            opened.cancel()
+            if self._coordinator is None and self.votes.get(node) is hello:
+                await self._change(lambda: self.votes.pop(node, None))
+
+    async def _change(self, change: Callable[[], object]) -> None:
+        async with self._voted:
+            change()
+            self._voted.notify_all()

@@ -1,0 +1,210 @@
+"""An agent's eye on its workers: reads pulses, times steps, and ends who hangs, with its stacks in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hyperpod_ext.config.fault_injection import NodeFault
+from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.runtime.detection.failure_causes import NO_PROGRESS, FaultKind, OomKills, decode_exit
+from hyperpod_ext.runtime.detection.hangs import Sign, StepTimes, silent_too_long
+from hyperpod_ext.runtime.detection.heartbeat import ENV_PULSE, IN_STEP, Phase, Pulse
+from hyperpod_ext.runtime.detection.stacks import dump_stacks, line_in_script, state_of
+from hyperpod_ext.runtime.fault_injection.orders import read_orders, take
+
+_LOOK_S = 0.25
+_SIGNALS = {"sigkill": signal.SIGKILL, "sigsegv": signal.SIGSEGV, "hang": signal.SIGSTOP}
+"""Ordered faults that need no place in a step: inflicted from outside, at once."""
+
+Tell = Callable[..., None]
+Thing = TypeVar("Thing")
+
+
+@dataclass(slots=True)
+class _Watched:
+    """One worker's process."""
+
+    pid: int
+    log: Path
+    pulse: Pulse
+    collectives: int = 0
+    collectives_at: float = 0.0
+    steps: int = 0
+    """Steps it has made in its generation."""
+    verdict: str = ""
+    """Why it is being ended by us."""
+    kind: FaultKind | None = None
+    """What that is, where the verdict does not say so itself."""
+    place: tuple[int, str] | None = None
+    """Step and phase it was in when that was decided; a process that was stopped runs on for a moment."""
+    ending: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+class Watch:
+    """Watches the workers of one node.
+
+    Args:
+        tell, event: messages and events for the coordinator.
+        last_words: what a process wrote last, for one that exited by itself.
+    """
+
+    def __init__(
+        self, config: RuntimeConfig, run_dir: Path, socket_dir: Path, node: int, tell: Tell, event: Tell
+    ) -> None:
+        self._policy = config.restart.hang
+        self._run_dir, self._socket_dir, self._node = run_dir, socket_dir, node
+        self._tell, self._event = tell, event
+        self._times = StepTimes(self._policy)
+        self._pulses: dict[int, Pulse] = {}
+        self._started = 0
+        self._workers: dict[int, _Watched] = {}
+        self._oom_kills = OomKills()
+        self.on_node_fault: Callable[[NodeFault], None] = lambda fault: None
+        """Carries out a fault of the whole node that was ordered."""
+
+    # --- what happens to workers ----------------------------------------------------------------
+
+    def environ(self, rank: int) -> dict[str, str]:
+        """Variables for a worker that is about to be started, and a fresh page for its pulse."""
+        self._started += 1  # the page of a rank that has another number by now is still in use
+        path = self._socket_dir / f"node{self._node}.{self._started}.pulse"
+        self._pulses[rank] = Pulse.create(path)
+        if read_orders(self._run_dir):
+            self._pulses[rank].order()
+        return {ENV_PULSE: str(path)}
+
+    def started(self, rank: int, pid: int, log: Path) -> None:
+        self._workers[rank] = _Watched(pid, log, self._pulses[rank])
+
+    def forget(self, rank: int) -> None:
+        """A worker has been ended that nobody needs to hear of."""
+        self._workers.pop(rank, None)
+        self._pulses.pop(rank, None)
+
+    def renumber(self, moved: Mapping[int, int]) -> None:
+        """Workers have got other numbers; those that are not named keep theirs."""
+        self._pulses = _renumbered(self._pulses, moved)
+        self._workers = _renumbered(self._workers, moved)
+
+    def heard(self, rank: int, message: Mapping[str, Any]) -> None:
+        """A worker told of a step, or that it begins to make steps."""
+        worker = self._workers.get(rank)
+        if worker is None or message["type"] != "event":
+            return
+        if message["event"] == "begun":
+            worker.steps = 0
+        elif message["event"] == "step":
+            self._times.add(float(message["t"]) - float(message["began"]), first=worker.steps == 0)
+            worker.steps += 1
+
+    def phase(self, rank: int) -> str:
+        """What a rank is doing, or did last; empty when it never told."""
+        pulse = self._pulses.get(rank)
+        reading = pulse.read() if pulse is not None else None
+        return reading.phase.word if reading is not None and reading.marks else ""
+
+    def fate(self, rank: int, status: int, step: int, last_words: str) -> dict[str, Any]:
+        """Why a worker's process has ended, and where: fields of the news of its death. `step`: as it told last."""
+        worker = self._workers.pop(rank, None)
+        verdict = worker.verdict if worker is not None else ""
+        fate = decode_exit(status, verdict=verdict, last_words=last_words, oom=self._oom_kills.since_last())
+        kind = worker.kind if worker is not None and worker.kind else fate.kind
+        step, phase = worker.place if worker is not None and worker.place else (step, self.phase(rank))
+        place = phase if kind in NO_PROGRESS else ""
+        return {"cause": fate.cause, "kind": kind, "step": step, "phase": phase, "place": place}
+
+    # --- what is looked at, a few times a second --------------------------------------------------
+
+    async def run(self) -> None:
+        """Look for as long as the node lives."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self._carry_out_orders()
+            if self._policy.enabled:
+                self._look()
+
+    def signs(self) -> list[Sign]:
+        """What is known of each worker now."""
+        return [sign for rank in self._workers if (sign := self._sign(rank)) is not None]
+
+    def _sign(self, rank: int) -> Sign | None:
+        worker, now = self._workers[rank], time.monotonic()
+        reading = worker.pulse.read()
+        if not reading.marks:
+            return None  # it has not come to the training function yet
+        if reading.collectives != worker.collectives:
+            worker.collectives, worker.collectives_at = reading.collectives, reading.beat_at
+        since = max(reading.marked_at, worker.collectives_at)
+        return Sign.of(rank, reading, quiet_since=since, stopped=state_of(worker.pid) == "T", now=now)
+
+    def _look(self) -> None:
+        for sign in self.signs():
+            worker = self._workers[sign.rank]
+            if worker.verdict:
+                continue
+            if cause := silent_too_long(sign, self._policy):
+                self.end(sign.rank, cause)
+            elif sign.phase in IN_STEP or sign.phase is Phase.DONE:
+                limit_s = self._times.limit_s(sign.phase, first=worker.steps == 0)
+                if sign.quiet_s > limit_s:
+                    self._tell("stalled", rank=sign.rank, limit_s=limit_s, node=self._node)
+                    return  # one is enough: everybody is asked
+
+    def answer(self) -> None:
+        """Tell what is known of every worker here; the coordinator has asked all agents."""
+        self._tell("signs", node=self._node, signs=[sign.to_json() for sign in self.signs()])
+
+    def end(self, rank: int, cause: str, kind: FaultKind | None = None) -> None:
+        """End a worker that hangs, its stacks first. Its death is then told like any other, with this cause."""
+        worker = self._workers.get(rank)
+        if worker is None or worker.verdict:
+            return
+        worker.verdict, worker.kind = cause, kind
+        if (step := worker.pulse.read().step) > 0:
+            worker.place = (step, self.phase(rank))
+        task = asyncio.get_running_loop().create_task(self._end(rank, worker))
+        worker.ending.add(task)
+        task.add_done_callback(worker.ending.discard)
+
+    async def _end(self, rank: int, worker: _Watched) -> None:
+        self._event("hung", rank=rank, cause=worker.verdict, phase=self.phase(rank))
+        before = worker.log.stat().st_size if worker.log.exists() else 0
+        dumped = await dump_stacks(worker.pid, worker.log, self._policy.dump_s)
+        if where := line_in_script(worker.log, before):
+            worker.verdict += f" ({where})"
+        self._event("stacks", rank=rank, dumped=dumped, log=str(worker.log))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker.pid, signal.SIGKILL)
+
+    # --- faults that are ordered while the job runs -----------------------------------------------
+
+    def _carry_out_orders(self) -> None:
+        for name, fault in read_orders(self._run_dir).items():
+            if isinstance(fault, NodeFault):
+                if fault.node == self._node and take(self._run_dir, name):
+                    self._event("injected", kind=fault.kind, node_fault=True)
+                    self.on_node_fault(fault)
+                continue
+            worker = self._workers.get(fault.rank)
+            if worker is None:
+                continue
+            at_once = fault.step is None and fault.phase is None and fault.how == "stop" and fault.kind in _SIGNALS
+            if not at_once:
+                worker.pulse.order()  # the worker looks for itself, at its next change of phase
+            elif take(self._run_dir, name):
+                self._event("injected", rank=fault.rank, kind=fault.kind, phase=self.phase(fault.rank))
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker.pid, _SIGNALS[fault.kind])
+
+
+def _renumbered(things: Mapping[int, Thing], moved: Mapping[int, int]) -> dict[int, Thing]:
+    kept = {rank: thing for rank, thing in things.items() if rank not in moved and rank not in moved.values()}
+    return kept | {moved[rank]: thing for rank, thing in things.items() if rank in moved}

@@ -1,0 +1,155 @@
+"""The agent's way to its node's memory server, and what it tells of copies to other tiers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.ipc import messages as wire
+
+_START_S = 30.0
+_WATCH_S = 5.0
+"""How often it is looked how copies to other tiers go."""
+
+Ask = Callable[[wire.Message], Awaitable[wire.Message]]
+
+
+class Break(Protocol):
+    """Says that this node cannot go on."""
+
+    def __call__(self, why: str, *, code: str = ...) -> None: ...
+
+
+_SETTINGS = ("listen", "fence", "world", "peers", "peer_step", "drain_at")
+"""What a memory server is told that the next one must know, too."""
+
+
+class MemoryLine:
+    """Asks the memory server; each request has a connection of its own. One that ends while it is asked is followed by
+    another, which is asked once more."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.ended = ""
+        """Why there is none, and none comes."""
+        self._number = 0
+        """Of the server that is asked."""
+        self._change = asyncio.Event()
+        self._told: dict[tuple[str, ...], wire.Message] = {}
+
+    async def ask(self, request: wire.Message) -> wire.Message:
+        """The answer.
+
+        Raises:
+            JobFailedError: it is gone for good, or refuses.
+        """
+        while True:
+            change = self._change
+            answer = await self._answer(self._path, request)
+            if answer is not None:
+                break
+            try:
+                await asyncio.wait_for(change.wait(), _START_S)
+            except TimeoutError:
+                why = f"the memory server broke off `{request['op']}`, and has not ended {_START_S:g} s later"
+                raise JobFailedError(why) from None
+        if "error" in answer:
+            raise JobFailedError(f"the memory server did not answer: {answer}")
+        if request["op"] in _SETTINGS:
+            key = (str(request["op"]), str(request.get("kind", "")), str("step" in request))
+            self._told.pop(key, None)  # the newest comes last
+            self._told[key] = request
+        return answer
+
+    def lost(self, for_good: str = "") -> None:
+        """The server has ended. `for_good`: why no other one follows."""
+        self.ended = for_good
+        self._number += 1
+        self._change.set()
+        self._change = asyncio.Event()
+
+    async def succeed(self, path: Path) -> dict[str, wire.Message]:
+        """Tell another server, which listens at `path`, what the one before knew, and have it asked from now on.
+
+        Returns its answers; none, when it has ended, too.
+        """
+        number, answers = self._number, dict[str, wire.Message]()
+        for request in [*self._told.values(), {"op": "held"}]:
+            answer = await self._answer(path, request, number)
+            if answer is None:
+                return {}
+            answers[str(request["op"])] = answer
+        path.rename(self._path)
+        return answers
+
+    async def _answer(self, path: Path, request: wire.Message, number: int | None = None) -> wire.Message | None:
+        """None: it has ended."""
+        line = await self._open(path, number)
+        if line is None:
+            return None
+        reader, writer = line
+        try:
+            writer.write(wire.encode(request))
+            return await wire.read(reader)
+        except ConnectionError:
+            return None
+        finally:
+            writer.close()
+
+    async def _open(self, path: Path, number: int | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        deadline = time.monotonic() + _START_S
+        while True:
+            try:
+                return await asyncio.open_unix_connection(path, limit=wire.MAX_FRAME_BYTES)
+            except (FileNotFoundError, ConnectionRefusedError):  # it is still starting
+                if self.ended:
+                    raise JobFailedError(f"the memory server of this node is gone: {self.ended}") from None
+                if number not in (None, self._number):
+                    return None
+                if time.monotonic() > deadline:
+                    raise JobFailedError(
+                        f"the memory server of this node does not answer {_START_S:g} s after it was started",
+                        hint="The node's log has its last words.",
+                    ) from None
+                await asyncio.sleep(0.01)
+
+
+class CopyWatch:
+    """Makes events of how copies to other tiers go."""
+
+    def __init__(self, ask: Ask, event: Callable[..., None], break_node: Break) -> None:
+        self._ask, self._event, self._break = ask, event, break_node
+        self._known: dict[str, dict[str, Any]] = {}
+
+    async def watch(self) -> None:
+        """For as long as there is a memory server to ask."""
+        with contextlib.suppress(OSError, JobFailedError):
+            while True:
+                await asyncio.sleep(_WATCH_S)
+                await self.tell()
+
+    async def tell(self) -> None:
+        """What has changed since it was told last; a failure also to whoever reads the log of this node."""
+        for status in (await self._ask({"op": "status"}))["copying"]:
+            fields = copying_event(status)
+            before, self._known[fields["tier"]] = self._known.get(fields["tier"], {}), fields
+            if fields == before or not any(fields[key] for key in fields.keys() - {"tier"}):
+                continue
+            self._event("copying", **fields)
+            if fields["failed"] > before.get("failed", 0):
+                sys.stderr.write(f"a copy to {fields['tier']} failed: {fields['last_error']}\n")
+            if status.get("taken_over"):
+                self._break(f"{fields['tier']}: {fields['last_error']}", code="StaleGenerationError")
+
+
+def copying_event(status: dict[str, Any]) -> dict[str, Any]:
+    """What the event log keeps of how copying to one tier goes."""
+    step = status.get("replicated_step") if status["tier"] == "peer" else status["durable_step"]
+    keys = ("tier", "failed", "skipped", "superseded", "last_error")
+    return {**{key: status[key] for key in keys}, "newest_step": step}

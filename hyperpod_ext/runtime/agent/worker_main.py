@@ -1,0 +1,112 @@
+"""What a freshly forked worker does before and after the training script."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import select
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hyperpod_ext.processes import die_with_parent
+from hyperpod_ext.runtime.detection.death_watch import Lifeline
+from hyperpod_ext.runtime.detection.failure_causes import one_line
+from hyperpod_ext.runtime.detection.heartbeat import ENV_PULSE
+
+SCRIPT_RAISED = 1
+
+
+def main(order: dict[str, Any], agent_pid: int) -> NoReturn:
+    """Run the script as `__main__` in this process and exit as a process of its own would.
+
+    `order` has the keys: argv (script first), env, cwd, log.
+    """
+    code = SCRIPT_RAISED
+    try:
+        _settle(order, agent_pid)
+        code = _run_script(order["argv"])
+    except BaseException as error:
+        traceback.print_exc()
+        print(one_line(error), file=sys.stderr)  # noqa: T201  (the agent quotes the last line of the log)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # no interpreter shutdown: what the zygote registered is not ours to run
+
+
+def _settle(order: dict[str, Any], agent_pid: int) -> None:
+    """Become an ordinary process: own session, log, environment, and the agent as parent."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    leave_sigterm_to_the_agent()
+    Path(order["log"]).parent.mkdir(parents=True, exist_ok=True)
+    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.close(null)
+    os.closerange(3, 64)  # the zygote's line to its agent, and whatever else it had open
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a real file since the fork
+    _wait_adopted(agent_pid)
+    die_with_parent(agent_pid)
+    os.environ.update(order["env"])
+    Lifeline(Path(order["env"][ENV_PULSE])).hold()
+    os.chdir(order["cwd"])
+
+
+def leave_sigterm_to_the_agent() -> None:
+    """Slurm signals every process of a step; what follows, the agent says. A script may handle it otherwise."""
+    signal.signal(signal.SIGTERM, _left_to_the_agent)
+    before = threading.local()
+
+    def block() -> None:  # one that comes before the child has settled would be lost
+        before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+    def restore() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before.mask)
+
+    def settle_child() -> None:  # what a script forks, as data loaders do, is ended by SIGTERM
+        if signal.getsignal(signal.SIGTERM) is _left_to_the_agent:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        restore()
+
+    os.register_at_fork(before=block, after_in_parent=restore, after_in_child=settle_child)
+
+
+def _left_to_the_agent(_signum: int, _frame: object) -> None:
+    pass
+
+
+def _wait_adopted(agent_pid: int) -> None:
+    """Until the process between us and the agent has ended, the kernel would watch the wrong parent."""
+    parent = os.getppid()
+    if parent == agent_pid:
+        return
+    try:
+        handle = os.pidfd_open(parent)
+    except ProcessLookupError:
+        return
+    select.select([handle], [], [])
+    os.close(handle)
+
+
+def _run_script(argv: list[str]) -> int:
+    import torch
+
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # read by torch when it was imported, long ago
+    sys.argv = argv
+    sys.path[0] = str(Path(argv[0]).resolve().parent)
+    try:
+        runpy.run_path(argv[0], run_name="__main__")
+    except SystemExit as error:
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        print(error.code, file=sys.stderr)  # noqa: T201  (what Python itself does with sys.exit("text"))
+        return 1
+    return 0

@@ -1,0 +1,206 @@
+"""State of live ranks, sent to ranks that lack it, over the process group that was just opened.
+
+Several ranks that hold the same state send a part each, at once, straight from their live tensors through two small
+buckets; nobody makes a second copy of it all to send. The plan and the checksums travel through the job's
+authenticated store, the bytes through the group; the receiver checks every bucket before it uses one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from hyperpod_ext.errors import CorruptSnapshotError
+from hyperpod_ext.runtime.process_group.store import PartitionedStore
+from hyperpod_ext.runtime.snapshot.fast_copy import bytes_of
+from hyperpod_ext.runtime.snapshot.image import Layout, views
+from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
+from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, crc_text
+from hyperpod_ext.runtime.snapshot.snapshot import Snapshot
+from hyperpod_ext.runtime.snapshot.tree import Parts
+
+_BUCKET_BYTES = 8 << 20
+
+
+class Piece(NamedTuple):
+    """Bytes of one tensor."""
+
+    item: int
+    start: int
+    stop: int
+
+
+Bucket = list[Piece]
+
+
+def cut(sizes: Sequence[int], part: int, of: int, limit: int) -> list[Bucket]:
+    """The `part`-th of `of` equal parts of tensors of these sizes, one after another, in buckets of at most `limit`
+    bytes. Pure: sender and receiver cut alike."""
+    total = sum(sizes)
+    low, high = total * part // of, total * (part + 1) // of
+    buckets: list[Bucket] = []
+    room = before = 0
+    for item, size in enumerate(sizes):
+        at, end = max(low - before, 0), min(high - before, size)
+        while at < end:
+            if room == 0:
+                buckets.append([])
+                room = limit
+            stop = min(end, at + room)
+            buckets[-1].append(Piece(item, at, stop))
+            room -= stop - at
+            at = stop
+        before += size
+    return buckets
+
+
+@dataclass(frozen=True)
+class Order:
+    """One part for one receiver."""
+
+    receiver: int
+    part: int
+    of: int
+
+
+def send_state(
+    store: PartitionedStore, key: str, orders: Sequence[Order], step: int, parts: Parts, extras: Mapping[str, Any]
+) -> None:
+    """Give parts of this rank's state to those who ordered them, one receiver after another."""
+    layout, me = Layout(parts), dist.get_rank()
+    plan = layout.plan
+    short = {"step": step, "digest": plan.digest}  # one sender says what it all is, the others that they mean the same
+    whole = short | {"plan": plan.to_json(), "values": parts.values, "extras": dict(extras)}
+    for order in orders:
+        store.set(_between(key, order.receiver, me), json.dumps(short if order.part else whole))
+    for order in orders:
+        if json.loads(store.get(f"{key}/wanted/{order.receiver}")):
+            buckets = cut([item.nbytes for item in plan.items], order.part, order.of, _BUCKET_BYTES)
+            checksums = _send(layout.locals, buckets, order.receiver)
+            store.set(_between(f"{key}/sums", order.receiver, me), json.dumps(checksums))
+
+
+def refuse_state(store: PartitionedStore, key: str, orders: Sequence[Order], why: str) -> None:
+    """Tell the receivers that nothing will come."""
+    for order in orders:
+        store.set(_between(key, order.receiver, dist.get_rank()), json.dumps({"refused": why}))
+
+
+def receive_state(store: PartitionedStore, key: str, sources: Sequence[int]) -> Snapshot:
+    """The state that `sources` send to this rank, a part each.
+
+    Raises:
+        CorruptSnapshotError: what arrived is not what was sent, or one of them has nothing to send.
+    """
+    me = dist.get_rank()
+    headers = {source: json.loads(store.get(_between(key, me, source))) for source in sources}
+    try:
+        plan = _agreed(headers)
+    except CorruptSnapshotError:
+        store.set(f"{key}/wanted/{me}", "false")
+        raise
+    image = bytearray(plan.nbytes)
+    places = [_flat_bytes(view) for view in views(plan, image)]
+    sizes = [item.nbytes for item in plan.items]
+    store.set(f"{key}/wanted/{me}", "true")
+    cuts = [cut(sizes, part, len(sources), _BUCKET_BYTES) for part in range(len(sources))]
+    incoming = [_Incoming(source, buckets, places) for source, buckets in zip(sources, cuts, strict=True)]
+    running = incoming
+    while running := [each for each in running if each.take()]:  # a bucket of each in turn, the next ones under way
+        pass
+    whole = headers[sources[0]]
+    for each in incoming:
+        if json.loads(store.get(_between(f"{key}/sums", me, each.source))) != each.checksums:
+            raise CorruptSnapshotError(
+                f"the state of step {whole['step']} from rank {each.source} does not match its CRC64-NVME"
+            )
+    return Snapshot(int(whole["step"]), plan, whole["values"], lambda: memoryview(image), whole["extras"])
+
+
+def _agreed(headers: Mapping[int, Mapping[str, Any]]) -> Plan:
+    """The plan of what all of them have announced."""
+    if refused := [f"rank {source}: {header['refused']}" for source, header in headers.items() if "refused" in header]:
+        raise CorruptSnapshotError("; ".join(refused))
+    (first, whole), *others = headers.items()
+    for source, header in others:
+        if (header["step"], header["digest"]) != (whole["step"], whole["digest"]):
+            raise CorruptSnapshotError(
+                f"ranks {first} and {source} do not hold the same: their tensors differ in name, type or shape"
+            )
+    return read_plan(whole["plan"], whole["digest"])
+
+
+def _between(key: str, receiver: int, sender: int) -> str:
+    return f"{key}/{receiver}/{sender}"
+
+
+def _send(tensors: Sequence[torch.Tensor], buckets: Sequence[Bucket], receiver: int) -> list[str]:
+    """Send buckets through two small buffers, the next one filled while the last one leaves; their checksums."""
+    buffers = [torch.empty(_size(bucket), dtype=torch.uint8) for bucket in buckets[:2]]
+    leaving: list[Any] = []
+    checksums: list[str] = []
+    known, source = -1, torch.empty(0)
+    for number, bucket in enumerate(buckets):
+        if number >= 2:
+            leaving[number - 2].wait()
+        flat, end = buffers[number % 2][: _size(bucket)], 0
+        for piece in bucket:
+            if piece.item != known:
+                known, source = piece.item, _flat_bytes(tensors[piece.item])
+            part = source[piece.start : piece.stop]
+            flat[end : end + len(part)].copy_(part)
+            end += len(part)
+        checksums.append(_checksum(flat))
+        leaving.append(dist.isend(flat, receiver, tag=number))
+    for work in leaving[-2:]:
+        work.wait()
+    return checksums
+
+
+class _Incoming:
+    """Buckets of one source, checked and put into their places one by one, two on their way at a time."""
+
+    def __init__(self, source: int, buckets: Sequence[Bucket], places: Sequence[torch.Tensor]) -> None:
+        self.source, self.checksums = source, list[str]()
+        self._buckets, self._places = buckets, places
+        self._buffers = [torch.empty(_size(bucket), dtype=torch.uint8) for bucket in buckets[:2]]
+        self._works = [self._ask(number) for number in range(len(self._buffers))]
+
+    def take(self) -> bool:
+        """Wait for the next bucket; False when there is none."""
+        number = len(self.checksums)
+        if number == len(self._buckets):
+            return False
+        self._works[number].wait()
+        flat, end = self._flat(number), 0
+        self.checksums.append(_checksum(flat))
+        for item, start, stop in self._buckets[number]:
+            self._places[item][start:stop].copy_(flat[end : end + stop - start])
+            end += stop - start
+        if number + 2 < len(self._buckets):
+            self._works.append(self._ask(number + 2))
+        return True
+
+    def _ask(self, number: int) -> Any:
+        return dist.irecv(self._flat(number), self.source, tag=number)
+
+    def _flat(self, number: int) -> torch.Tensor:
+        return self._buffers[number % 2][: _size(self._buckets[number])]
+
+
+def _size(bucket: Bucket) -> int:
+    return sum(piece.stop - piece.start for piece in bucket)
+
+
+def _flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor in a row; no copy where it is contiguous and on the CPU."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+
+
+def _checksum(flat: torch.Tensor) -> str:
+    return crc_text(crc64nvme(bytes_of(flat)))

@@ -1,0 +1,64 @@
+"""`python3 -m hyperpod_ext.runtime.container_kubernetes [flags] -- script.py [args]`: our agent in a container.
+
+It is the container's first process, and takes the agent's own flags. What workers write to their logs goes to the
+container's output too, as `rank 2 | ...`: that is what Kubernetes and CloudWatch keep. SIGTERM is passed on, and the
+agent's exit code is ours.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from hyperpod_ext.processes import die_with_parent
+
+_TICK_S = 0.5
+
+
+def main() -> None:
+    logs = Path(os.environ.get("HPX_RUN_DIR", "hpx-run")) / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    us = os.getpid()
+    agent = subprocess.Popen(
+        [sys.executable, "-m", "hyperpod_ext.runtime.agent", *sys.argv[1:]],
+        preexec_fn=lambda: die_with_parent(us, signal.SIGTERM),  # no threads here that it could meet
+    )
+    code = wait_printing(agent, logs)
+    sys.exit(code if code >= 0 else 128 - code)  # as a shell tells of a signal
+
+
+def wait_printing(agent: subprocess.Popen[bytes], logs: Path) -> int:
+    """Print what workers print until the agent has ended; pass on that the job is to end. Returns its exit code."""
+    signal.signal(signal.SIGTERM, lambda _signum, _frame: agent.send_signal(signal.SIGTERM))
+    ended = threading.Event()
+    printer = threading.Thread(target=_print_logs, args=(logs, ended))
+    printer.start()
+    try:
+        return agent.wait()
+    finally:
+        ended.set()
+        printer.join()
+
+
+def _print_logs(folder: Path, ended: threading.Event) -> None:
+    offsets: dict[Path, int] = {}
+    while True:
+        last = ended.wait(_TICK_S)
+        for file in sorted(folder.glob("*.log")):
+            with file.open("rb") as opened:
+                opened.seek(offsets.get(file, 0))
+                grown = opened.read()
+            whole = grown if last else grown[: grown.rfind(b"\n") + 1]
+            offsets[file] = offsets.get(file, 0) + len(whole)
+            for line in whole.decode(errors="replace").splitlines():
+                print(f"{file.stem[:4]} {file.stem[4:]} | {line}", flush=True)  # noqa: T201  (what this is for)
+        if last:
+            return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""Who tells a worker which generation it is in, and hears what becomes of it: under our agent, a line to that.
+
+A thread listens, so that an abort reaches a rank whose main thread hangs in a collective.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
+
+from hyperpod_ext.runtime.control_plane.finish_step import Unharmed
+from hyperpod_ext.runtime.control_plane.stop_at_step import Boundary
+from hyperpod_ext.runtime.environment import WorkerEnvironment
+from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.process_group.groups import ProcessGroups
+from hyperpod_ext.runtime.process_group.store import Endpoint, PartitionedStore
+from hyperpod_ext.runtime.snapshot.select import Decision
+from hyperpod_ext.runtime.state.training_state import Whole
+
+
+class AbortedError(Exception):
+    """The generation is over: a rank failed, maybe another one. Let it pass: the loop waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One generation, as a member sees it."""
+
+    number: int
+    decision: Decision
+    addresses: tuple[tuple[str, int], ...]
+    """Key-value server of each rank."""
+    peers: dict[int, tuple[str, int]]
+    """Memory server of each node, for other nodes."""
+    moved: bool = False
+    """Whether this process is the same rank no more, or one of another number of ranks, and keeps what it has."""
+    memory_every: int | None = None
+    """Steps between two snapshots in memory, in this generation; None: as the spec says."""
+
+
+class ControlPlane(Protocol):
+    """What `@resilient` needs of whatever started its process: our agent, `hyperpodrun` or `torchrun`."""
+
+    boundary: Boundary
+    """Where this rank is asked to stop."""
+
+    @property
+    def environment(self) -> WorkerEnvironment | None:
+        """Who this process is. Where nobody knows before it joins a generation: None until then."""
+
+    @property
+    def aborted(self) -> bool:
+        """Whether the generation this rank is in is over."""
+
+    @property
+    def unharmed(self) -> bool:
+        """Whether it is over, and the step that this rank was making can still end as any other."""
+
+    def join(self, live: Whole | None) -> Generation:
+        """Wait for the next generation to begin; `live` is what this rank can offer, if anything."""
+
+    def open_store(self, generation: Generation) -> PartitionedStore:
+        """Where the process groups of `generation` meet."""
+
+    def restored(self, attempt: int, error: str) -> tuple[int | None, Decision | None]:
+        """Report a restore; returns `(step, None)` to go on from, or `(None, decision)` to try next."""
+
+    def finished(self, digest: str) -> None:
+        """Report the end of training and wait until every rank has come this far."""
+
+    def event(self, event: str, **fields: Any) -> None:
+        """Tell the event log."""
+
+    def failed(self, cause: str, step: int, *, final: bool, code: str, hint: str, place: str = "") -> bool:
+        """Report that the training function raised; False when the process has to end of it. `place`: what the same
+        exception has in common with this one when it comes again."""
+
+    def wait_aborted(self, timeout_s: float | None) -> bool:
+        """Wait until the generation is over (None: for ever); False when it still is not after `timeout_s`."""
+
+
+class Session:
+    """Open line to the agent. Messages go out from any thread; answers are waited for in the main one."""
+
+    def __init__(self, environment: WorkerEnvironment, groups: ProcessGroups) -> None:
+        self.environment, self._groups = environment, groups
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(environment.agent_socket)
+        self._inbox: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
+        self._sending = threading.Lock()
+        self._newest = 1
+        self._unharmed = Unharmed()
+        self.generation = 0
+        self.boundary = Boundary(lambda kind, **fields: self._send({"type": kind, **fields}))
+        self._endpoint = Endpoint(environment.rank, environment.secret, _end)
+        self._send({"type": "hello", "rank": environment.rank, "pid": os.getpid()})
+        threading.Thread(target=self._listen, name="hpx-session", daemon=True).start()
+
+    def join(self, live: Whole | None) -> Generation:
+        """Wait for the next generation to begin; `live` is what this rank can offer, if anything."""
+        live_brief = None if live is None else asdict(live)
+        self._send({"type": "join", "live": live_brief, "store_port": self._endpoint.port})
+        while True:
+            message = self._inbox.get()
+            if message["type"] == "begin":
+                self.generation = int(message["generation"])
+                addresses = tuple((str(host), int(port)) for host, port in message["addresses"])
+                peers = {int(node): (str(host), int(port)) for node, (host, port) in message["peers"].items()}
+                decision, moved = Decision.from_json(message["decision"]), self._move(message)
+                every = message.get("memory_every")
+                self.boundary.enter()
+                return Generation(self.generation, decision, addresses, peers, moved, every and int(every))
+
+    def _move(self, message: wire.Message) -> bool:
+        """Take the number that this process has among the ranks of the generation."""
+        rank, world_size = int(message["rank"]), int(message["world_size"])
+        environment = replace(self.environment, rank=rank, world_size=world_size)
+        moved, self.environment = environment != self.environment, environment
+        if moved:
+            self._endpoint.rank = environment.rank
+            each = environment.config.workers_per_node
+            sizes = {"WORLD_SIZE": environment.world_size, "GROUP_WORLD_SIZE": environment.world_size // each}
+            place = {"RANK": environment.rank, "GROUP_RANK": environment.rank // each}
+            os.environ.update({name: str(value) for name, value in (sizes | place).items()})
+        return moved
+
+    def open_store(self, generation: Generation) -> PartitionedStore:
+        return self._endpoint.open(generation.addresses, generation.number)
+
+    def restored(self, attempt: int, error: str) -> tuple[int | None, Decision | None]:
+        """Report a restore; returns `(step, None)` to go on from, or `(None, decision)` to try next."""
+        self._send({"type": "restored", "attempt": attempt, "error": error})
+        message = self._next("go", "restore")
+        if message["type"] == "go":
+            return int(message["step"]), None
+        return None, Decision.from_json(message["decision"])
+
+    def finished(self, digest: str) -> None:
+        """Report the end of training and wait until every rank has come this far."""
+        self._send({"type": "finished", "digest": digest})
+        self._next("finish")
+
+    def event(self, event: str, **fields: Any) -> None:
+        """Tell the job's event log."""
+        self._send({"type": "event", "event": event, "t": time.monotonic(), **fields})
+
+    def failed(self, cause: str, step: int, *, final: bool, code: str, hint: str, place: str = "") -> bool:
+        """Report that the training function raised. The agent ends this process where it has to end."""
+        told = {"cause": cause, "step": step, "final": final, "code": code, "hint": hint, "place": place}
+        self._send({"type": "failed", **told})
+        return True
+
+    @property
+    def aborted(self) -> bool:
+        """Whether the generation this rank is in is over."""
+        return self._newest > max(self.generation, 1)
+
+    @property
+    def unharmed(self) -> bool:
+        return self.aborted and self._unharmed.is_so
+
+    def wait_aborted(self, timeout_s: float | None) -> bool:
+        """Wait until the generation is over (None: for ever); False when it still is not after `timeout_s`."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self.aborted:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            with contextlib.suppress(queue.Empty):
+                self._inbox.get(timeout=left)
+        return True
+
+    def _next(self, *types: str) -> wire.Message:
+        """Next message of one of `types`.
+
+        Raises:
+            AbortedError: the generation ended first.
+        """
+        while not self.aborted:
+            message = self._inbox.get()
+            if message["type"] in types and message["generation"] == self.generation:
+                return message
+        raise AbortedError(f"generation {self.generation} is over")
+
+    def _listen(self) -> None:
+        while (message := self._receive()) is not None:
+            match message["type"]:
+                case "ask_stop":
+                    ends = bool(message.get("ends"))
+                    self.boundary.ask(int(message["number"]), int(message["step"]), ends=ends)
+                    continue
+                case "stop_at":
+                    self.boundary.agree(int(message["number"]))
+                    continue
+                case "go_on":
+                    self.boundary.withdraw(int(message["number"]))
+                    continue
+                case "abort":
+                    if not self.aborted:
+                        self._unharmed.look()
+                    self._newest = int(message["generation"])
+                    self._groups.cut()
+                    self.boundary.withdraw()
+            self._inbox.put(message)
+        os._exit(1)  # the agent is gone; a worker without one has no job
+
+    def _receive(self) -> wire.Message | None:
+        try:
+            return wire.receive(self._socket)
+        except ConnectionError:
+            return None
+
+    def _send(self, message: wire.Message) -> None:
+        with self._sending:
+            wire.send(self._socket, {"generation": self.generation, **message})
+
+
+def _end(why: str) -> None:
+    """A rank that cannot serve its keys would leave others waiting: its agent replaces it."""
+    sys.stderr.write(f"{why}\n")
+    os._exit(1)

@@ -1,0 +1,38 @@
+"""Whether a step may count that a rank was making when its generation ended: if no collective of it can have broken."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+
+from hyperpod_ext.runtime.state.progress import collectives_begun
+
+_MAY_WAIT = re.compile(r"/torch/(autograd/|nn/parallel/|distributed/(?!tensor/(?!_redistribute|_collective)))")
+"""Files whose functions wait for other ranks. Most of what DTensors do, does not."""
+
+
+class Unharmed:
+    """What a rank was at when the end of its generation was heard of."""
+
+    def __init__(self) -> None:
+        self._begun: int | None = None
+
+    def look(self) -> None:
+        """The end has been heard of; nobody knows yet, and nothing is cut. From the thread that listens."""
+        self._begun = None if _main_thread_may_wait() else collectives_begun()
+
+    @property
+    def is_so(self) -> bool:
+        """Whether the main thread was in no collective then, nor in a forward or backward pass that has some in it, and
+        has begun none since."""
+        return self._begun is not None and self._begun == collectives_begun()
+
+
+def _main_thread_may_wait() -> bool:
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        if _MAY_WAIT.search(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,153 @@
+"""Under `hyperpodrun --inprocess-restart`: the operator says when all begin anew, and who has which rank.
+
+Its agents hold no store for their workers. Each rank listens on HPX_PORT_BASE + its local rank, at its node's address,
+which the operator tells all; no process serves the others, and rank 0's death ends nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.errors import HyperpodExtError, JobFailedError
+from hyperpod_ext.runtime.control_plane.agent import Generation
+from hyperpod_ext.runtime.control_plane.hyperpod_socket import AgentLine
+from hyperpod_ext.runtime.control_plane.open import ENV_HYPERPOD_SOCKET
+from hyperpod_ext.runtime.control_plane.own_store import OwnKeys
+from hyperpod_ext.runtime.control_plane.settings import Settings, port_base
+from hyperpod_ext.runtime.control_plane.standalone import Epoch, Members
+from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.process_group.groups import ProcessGroups
+from hyperpod_ext.runtime.process_group.store import Address
+from hyperpod_ext.runtime.state.training_state import Whole
+
+_ADDRESSES = Path("/opt/ml/input/config/pod_resourceconfig.json")
+"""Where the agent keeps the addresses of all nodes; later messages may tell only those that changed."""
+_LADDER = ("in_process_restart", "process_level_restart", "job_level_restart")
+
+
+class HyperpodMembers(Members):
+    """This process among the ranks of a job that the HyperPod operator runs."""
+
+    def __init__(self, groups: ProcessGroups) -> None:
+        super().__init__(groups)
+        self._started = 0
+        self._addresses: dict[int, str] = {}
+        self._same = ("", 0, 0)
+        self._faults = 0
+        self._told: tuple[int, str] | None = None
+        self._base = port_base()
+        self._local_rank, self._local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+        self._settings = Settings.of(int(os.environ.get("NNODES", "1")), self._local_size, os.environ)
+        self._keys = OwnKeys(self._settings.secret)
+        self._warm_up()
+        self._line = AgentLine(
+            os.environ[ENV_HYPERPOD_SOCKET],
+            self._local_rank,
+            on_start=self._on_start,
+            on_fault=self._on_fault,
+            on_gone=lambda: os._exit(1),  # nobody would ever start it again
+        )
+
+    def _warm_up(self) -> None:
+        """What takes time is done before the barrier: a spare waits there, and others will wait for it."""
+        for module in self.settings.config.restart.preload:
+            if find_spec(module.partition(".")[0]) is not None:
+                import_module(module)
+
+    def join(self, live: Whole | None) -> Generation:
+        try:
+            return super().join(live)
+        except HyperpodExtError as error:  # other processes on the same nodes would meet it again
+            self._line.fault(self.rank, _LADDER[-1], type(error).__name__, error.message)
+            raise
+
+    def _next_epoch(self) -> Epoch:
+        message = self._line.barrier()
+        told: dict[str, str] = message["worker_envs"]
+        os.environ.update(told)  # the process began with others, or none
+        for one in message["aggregate_worker_data"]["rank_ips"] or []:
+            self._addresses[int(one["rank"])] = str(one["ip"])
+        nodes = int(told["WORLD_SIZE"]) // self._local_size
+        hosts = self._hosts(nodes)
+        node, rank = int(told["GROUP_RANK"]), int(told["RANK"])
+        assert self._keys is not None
+        self._keys.start(hosts[node], self._base + self._local_rank)
+        addresses: list[Address] = [(host, self._base + local) for host in hosts for local in range(self._local_size)]
+        number = _number(message)
+        if self._epoch is not None and number <= self._epoch.number:
+            raise JobFailedError(
+                f"the operator started restart {number - 1} of the job twice; ranks could not tell one from the other"
+            )
+        return Epoch(number, rank, len(addresses), self._local_rank, self._local_size, node, tuple(addresses))
+
+    def _hosts(self, nodes: int) -> list[str]:
+        """Address of each node.
+
+        Raises:
+            JobFailedError: the operator has not told all of them.
+        """
+        kept = json.loads(_ADDRESSES.read_text())["ips"] if _ADDRESSES.exists() else []
+        known = {node: ip for node, ip in enumerate(kept) if ip} | self._addresses
+        if missing := [node for node in range(nodes) if node not in known]:
+            raise JobFailedError(f"the operator has told no address of the nodes {missing}")
+        return [known[node] for node in range(nodes)]
+
+    # --- from the agent, in its thread --------------------------------------------------------------
+
+    def _on_start(self, message: wire.Message) -> None:
+        self._started = max(self._started, _number(message))
+
+    def _on_fault(self) -> None:
+        self._abort(self._started)
+
+    # --- to the agent -------------------------------------------------------------------------------
+
+    def failed(self, cause: str, step: int, *, final: bool, code: str, hint: str, place: str = "") -> bool:
+        """Ask the operator for a restart, of a higher kind when the last one has not helped."""
+        self._tell_fault(step, cause)
+        if final:
+            self._line.fault(self.rank, _LADDER[-1], code, f"rank {self.rank}, step {step}: {cause}")
+            return False
+        self._faults += 1
+        known, at, times = self._same
+        self._same = (place or cause, step, times + 1 if (known, at) == (place or cause, step) else 0)
+        over_budget = self._faults > self.settings.config.restart.max_restarts
+        mode = _LADDER[-1] if over_budget else _LADDER[min(self._same[2], len(_LADDER) - 1)]
+        self._say(f"rank {self.rank}, step {step}: {cause}; asks for {mode.replace('_', ' ')}")
+        self._line.fault(self.rank, mode, code, f"rank {self.rank}, step {step}: {cause}")
+        return True
+
+    def _going(self, step: int) -> None:
+        self._line.passed()
+        if self._node is not None:
+            self._line.labels({"hyperpod-ext/generation": str(self._generation)})
+
+    def event(self, event: str, **fields: Any) -> None:
+        super().event(event, **fields)
+        if event == "step":
+            self._tell_durable()
+
+    def _settled(self) -> None:
+        self._tell_durable()
+
+    def _tell_durable(self) -> None:
+        """The newest durable checkpoint of this node, for whoever watches the job through the operator."""
+        if self._node is None or not self.settings.config.checkpoint.durable():
+            return
+        newest = self._node.newest_durable()
+        if newest is None or newest == self._told:
+            return
+        if self._told is None:
+            self._line.announce_checkpoints(self.settings.config.name)
+        self._told = newest
+        self._line.checkpoint(*newest)
+
+
+def _number(message: wire.Message) -> int:
+    """Number of the epoch that a `job_start` begins: the operator counts faults from 0."""
+    return int(message["worker_envs"]["JOB_RESTART_COUNT"]) + 1

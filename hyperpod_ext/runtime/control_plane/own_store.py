@@ -1,0 +1,80 @@
+"""This rank's key-value server, and the stores of one generation after another over all ranks' servers."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from hyperpod_ext.errors import ConflictError, UnreachableError
+from hyperpod_ext.runtime.process_group.store import Address, Connections, GenerationOverError, PartitionedStore
+from hyperpod_ext.runtime.process_group.store_server import RankServer
+
+_RETRY_S = 0.05
+
+
+class OwnKeys:
+    """One a process. Its thread dies with the process; other ranks notice by their broken lines."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._server = RankServer(secret, _end)
+        self._connections = Connections(secret)
+        self.address: Address | None = None
+
+    def start(self, host: str, port: int = 0) -> Address:
+        """Listen on `port` of `host`, a numeric address; 0: on a free one.
+
+        Raises:
+            ConflictError: the port is taken.
+        """
+        if self.address is None:
+            try:
+                self.address = host, self._server.start(host, port)
+            except OSError as error:
+                if error.errno not in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES):
+                    raise
+                raise ConflictError(
+                    f"cannot listen on {host}:{port} for the other ranks: {error.strerror}",
+                    hint="Each rank listens on HPX_PORT_BASE + its local rank; set HPX_PORT_BASE, the same on every "
+                    "node, so that these ports are free and reachable.",
+                ) from error
+        return self.address
+
+    def store(self, addresses: Sequence[Address], number: int, rank: int) -> PartitionedStore:
+        """The store of generation `number` of this launch; keys of older ones go."""
+        self._server.enter(number)
+        own = (rank, self._server)
+        return PartitionedStore(addresses, number, self._secret, own=own, connections=self._connections)
+
+
+def wait_listening(address: Address, is_over: Callable[[], bool], limit_s: float) -> None:
+    """Until somebody listens at `address`, whose process may be starting yet.
+
+    Raises:
+        GenerationOverError: `is_over` became true meanwhile.
+        UnreachableError: nobody does.
+    """
+    deadline = time.monotonic() + limit_s
+    while True:
+        try:
+            socket.create_connection(address, timeout=max(1.0, deadline - time.monotonic())).close()
+            return
+        except OSError as error:
+            if is_over():
+                raise GenerationOverError("the generation is over") from error
+            if time.monotonic() > deadline:
+                raise UnreachableError(
+                    f"rank 0 does not listen at {address[0]}:{address[1]}: {error}",
+                    hint="Ranks must reach each other's ports from HPX_PORT_BASE on.",
+                ) from error
+        time.sleep(_RETRY_S)
+
+
+def _end(why: str) -> None:
+    """A rank whose server has failed would leave others waiting: let its launcher replace it."""
+    sys.stderr.write(f"{why}\n")
+    os._exit(1)

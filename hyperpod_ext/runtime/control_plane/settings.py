@@ -1,0 +1,77 @@
+"""What a job that no agent of ours runs is called, how it checkpoints, and its secret. All of it has a default."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
+from hyperpod_ext.errors import ConfigError, Problem
+from hyperpod_ext.runtime.environment import ENV_SECRET_FILE, read_secret
+from hyperpod_ext.runtime.memory_server.client.start import secret_file_of
+
+ENV_PORT_BASE = "HPX_PORT_BASE"
+_PORT_BASE = 29600
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Of one job, the same on every rank."""
+
+    config: RuntimeConfig
+    named: bool
+    """Whether somebody named the job. One that was not is nobody's to go on with once its launcher has ended."""
+    secret_file: Path
+    secret: bytes
+
+    @classmethod
+    def of(cls, nodes: int, workers_per_node: int, environ: Mapping[str, str], suffix: str = "") -> Settings:
+        """From HPX_RUNTIME and HPX_SECRET_FILE, or from the name of the script, with `suffix`.
+
+        Raises:
+            HyperpodExtError: the secret cannot be read, or others can read it.
+        """
+        told = environ.get(ENV_RUNTIME)
+        if told is None:
+            name = name_of(sys.argv[0], suffix)
+            config = RuntimeConfig(name=name, nodes=nodes, workers_per_node=workers_per_node)
+        else:
+            config = sized(RuntimeConfig.told(told), nodes, workers_per_node)
+        given = environ.get(ENV_SECRET_FILE)
+        secret_file = Path(given) if given else secret_file_of(config.name, environ)
+        return cls(config, told is not None, secret_file, read_secret(secret_file))
+
+
+def sized(config: RuntimeConfig, nodes: int, workers_per_node: int) -> RuntimeConfig:
+    """The job in the size that its launcher has given it.
+
+    Raises:
+        ConfigError: the global batch does not divide among so many ranks.
+    """
+    world_size = nodes * workers_per_node
+    if config.global_batch_size is not None and config.global_batch_size % world_size:
+        problem = f"{config.global_batch_size} samples do not divide among {world_size} ranks"
+        raise ConfigError([Problem(problem, "global_batch_size", hint="a multiple of the number of ranks")])
+    return config.model_copy(update={"nodes": nodes, "workers_per_node": workers_per_node})
+
+
+def name_of(script: str, suffix: str = "") -> str:
+    """A name as jobs may have it, from a script's."""
+    stem = re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-") or "job"
+    return f"{stem[:40].strip('-')}-{suffix}" if suffix else stem[:40].strip("-")
+
+
+def port_base(environ: Mapping[str, str] = os.environ) -> int:
+    """First of the ports that a node's ranks listen on.
+
+    Raises:
+        ConfigError: HPX_PORT_BASE is no port.
+    """
+    told = environ.get(ENV_PORT_BASE, str(_PORT_BASE))
+    if not told.isdecimal() or not 1024 <= int(told) <= 65000:
+        raise ConfigError([Problem(f"{told!r} is no port", ENV_PORT_BASE, hint="a number from 1024 to 65000")])
+    return int(told)

@@ -1,0 +1,365 @@
+"""A worker among others that no agent of ours looks after: the ranks agree among themselves, rank 0 decides.
+
+What differs from launcher to launcher is how a generation comes about and how a fault is told; `hyperpodrun.py` and
+`torchrun.py` know. The rest is here: who is where, what each node's memory holds, what all go on from, and the votes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.errors import HyperpodExtError, JobFailedError
+from hyperpod_ext.runtime.control_plane.agent import AbortedError, Generation
+from hyperpod_ext.runtime.control_plane.decision import Council
+from hyperpod_ext.runtime.control_plane.exchange import Board
+from hyperpod_ext.runtime.control_plane.node_memory import NodeMemory
+from hyperpod_ext.runtime.control_plane.own_store import OwnKeys, wait_listening
+from hyperpod_ext.runtime.control_plane.save_at_time import TimedTiers
+from hyperpod_ext.runtime.control_plane.settings import Settings, sized
+from hyperpod_ext.runtime.control_plane.stop_at_step import Boundary
+from hyperpod_ext.runtime.environment import ENV_RUN_DIR, WorkerEnvironment
+from hyperpod_ext.runtime.events.durable_steps import left_out
+from hyperpod_ext.runtime.ipc.messages import WireError
+from hyperpod_ext.runtime.memory_server.client.client import error_of
+from hyperpod_ext.runtime.memory_server.client.start import place_of, runtime_dir
+from hyperpod_ext.runtime.node_map import Nodes
+from hyperpod_ext.runtime.process_group.groups import ProcessGroups
+from hyperpod_ext.runtime.process_group.store import Address, GenerationOverError, PartitionedStore
+from hyperpod_ext.runtime.snapshot.manifest import save_id_of
+from hyperpod_ext.runtime.snapshot.select import Decision
+from hyperpod_ext.runtime.state.training_state import Whole
+
+_VERDICT_S = 60.0
+"""How long ranks that lost one another wait for the launcher to say what comes of it."""
+_LONG_S = 7 * 24 * 3600.0
+"""Ranks may be done at very different times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One try of all ranks to train together, as their launcher has laid it out."""
+
+    number: int
+    """Rises with each try of a launch; keys of the store carry it."""
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node: int
+    addresses: tuple[Address, ...]
+    """Key-value server of each rank."""
+
+    @property
+    def nodes(self) -> int:
+        return self.world_size // self.local_world_size
+
+
+class Members(ABC):
+    """This process among the ranks of its job: a `ControlPlane` without an agent of ours."""
+
+    def __init__(self, groups: ProcessGroups) -> None:
+        self._groups = groups
+        self.boundary = Boundary()  # nobody asks
+        self.environment: WorkerEnvironment | None = None
+        self._settings: Settings | None = None
+        self._keys: OwnKeys | None = None
+        self._node: NodeMemory | None = None
+        self._nodes = Nodes({}, ())
+        self._epoch: Epoch | None = None
+        self._store: PartitionedStore | None = None
+        self._board: Board | None = None
+        self._council: Council | None = None
+        self._over = 0
+        self._finishing = False
+        self._changed = threading.Condition()
+        self._generation, self._committed, self._began = 0, 0, dict[int, int]()
+        self._timed: TimedTiers | None = None
+        self._decision: Decision | None = None
+        self._run = secrets.token_hex(8)
+
+    # --- what a launcher knows --------------------------------------------------------------------
+
+    @abstractmethod
+    def _next_epoch(self) -> Epoch:
+        """Wait until the launcher has all ranks begin anew. Sets `_settings` and `_keys` the first time."""
+
+    @abstractmethod
+    def failed(self, cause: str, step: int, *, final: bool, code: str, hint: str, place: str = "") -> bool:
+        """Report that the training function raised; False when the process has to end of it."""
+
+    def _met(self, epoch: Epoch, store: PartitionedStore) -> None:  # noqa: B027  (most launchers need nothing here)
+        """All ranks of `epoch` have found each other."""
+
+    def _going(self, step: int) -> None:  # noqa: B027  (most launchers need not be told)
+        """All ranks go on after `step`."""
+
+    def _settled(self) -> None:  # noqa: B027  (most launchers need not be told)
+        """Training is over on every rank, and what is due of this node is in the durable tiers."""
+
+    def _comes_again(self) -> bool:
+        """Whether the launcher is about to start the job once more, be it done or not."""
+        return False
+
+    # --- joining ----------------------------------------------------------------------------------
+
+    @property
+    def settings(self) -> Settings:
+        assert self._settings is not None, "known since the first generation"
+        return self._settings
+
+    @property
+    def rank(self) -> int:
+        return self._epoch.rank if self._epoch is not None else -1
+
+    def join(self, live: Whole | None) -> Generation:
+        while True:
+            epoch = self._next_epoch()
+            try:
+                return self._form(epoch, live)
+            except ConnectionError as error:
+                if self._store is not None:
+                    self._store.cancel()
+                if not self.wait_aborted(_VERDICT_S):
+                    raise self._apart(error) from error
+
+    def _apart(self, error: ConnectionError) -> JobFailedError:
+        if isinstance(error, WireError):
+            return JobFailedError(
+                f"rank {self.rank} does not belong with the others: {error}",
+                hint="All ranks need the same secret: put it into a file of mode 600 and name that in HPX_SECRET_FILE.",
+            )
+        return JobFailedError(f"rank {self.rank} lost the other ranks, and nobody says why: {error}")
+
+    def _form(self, epoch: Epoch, live: Whole | None) -> Generation:
+        assert self._keys is not None
+        store = self._keys.store(epoch.addresses, epoch.number, epoch.rank)
+        with self._changed:
+            self._epoch, self._store, self._finishing = epoch, store, False
+            if self.aborted:
+                raise GenerationOverError("the generation was over before it began")
+        limit_s = self.settings.config.restart.form_timeout_s
+        wait_listening(epoch.addresses[0], lambda: self.aborted, limit_s)
+        self._board = board = Board(store, epoch.rank, epoch.world_size, limit_s)
+        me = {"place": place_of(runtime_dir()), "node": str(epoch.node), "pid": os.getpid()}
+        said = board.ask("who", me, list)
+        self._met(epoch, store)
+        self._nodes = nodes = Nodes.of(said)
+        environment = self._environment(epoch, nodes)
+        self.event("joined", rank=epoch.rank, pid=os.getpid(), live_step=live and live.step)
+        answer = board.ask("join", self._offer(live if environment == self.environment else None, said), self._begin)
+        self.environment = environment
+        self._generation, self._run = int(answer["generation"]), str(answer["run"])
+        decision = self._decision = Decision.from_json(answer["decision"])
+        peers = {int(node): address for node, address in answer["peers"].items()}
+        if self._node is not None:
+            self._node.begin(self._generation, peers)
+        if epoch.rank == 0:
+            self.event("generation", step=decision.step)
+        servers = {node: (str(host), int(port)) for node, (host, port, _) in peers.items() if port}
+        return Generation(self._generation, decision, epoch.addresses, servers)
+
+    def _environment(self, epoch: Epoch, nodes: Nodes) -> WorkerEnvironment:
+        node = nodes.node_of[epoch.rank]
+        settings, leads = self.settings, nodes.leader(node) == epoch.rank
+        self._node = (self._node or NodeMemory(settings)) if leads else None
+        return WorkerEnvironment(
+            rank=epoch.rank,
+            world_size=epoch.world_size,
+            local_rank=epoch.local_rank,
+            node=node,
+            agent_socket="",
+            memory_socket=str(NodeMemory(settings).place(nodes.index(node)).socket),
+            secret=settings.secret,
+            config=sized(settings.config, nodes.count, epoch.local_world_size),
+        )
+
+    def _offer(self, live: Whole | None, said: Sequence[Any]) -> dict[str, Any]:
+        """What this rank says when it joins; the first of a node for its memory server, too."""
+        mine: dict[str, Any] = {
+            "live": None if live is None else asdict(live),
+            "committed": self._committed,
+            "began": self._began,
+            "generation": self._generation,
+            "held": [],
+            "peer": None,
+            "error": None,
+        }
+        assert self._epoch is not None
+        if self._node is not None:
+            number = self._nodes.node_of[self._epoch.rank]
+            pids = [int(said[rank]["pid"]) for rank in self._nodes.ranks(number)]
+            try:
+                self._node.connect(self._node.place(self._nodes.index(number)), number)
+                host = self._epoch.addresses[self._epoch.rank][0]
+                mine |= {"held": self._node.held(pids), "peer": [number, *self._node.listen(host)]}
+            except HyperpodExtError as error:  # the others wait for this rank's word
+                mine["error"] = error.to_json()
+        return mine
+
+    def _begin(self, said: Sequence[Any]) -> dict[str, Any]:
+        """Rank 0: what all go on from."""
+        durable = bool(self.settings.config.checkpoint.durable()) and self._node is not None
+        self._council = Council(self._nodes.node_of, self._node.durable if durable and self._node else None)
+        decision = self._council.begin(said)
+        peers = {one["peer"][0]: one["peer"][1:] for one in said if one["peer"] is not None}
+        return {
+            "decision": decision.to_json(),
+            "generation": self._council.generation,
+            "run": self._run,
+            "peers": peers,
+        }
+
+    def open_store(self, generation: Generation) -> PartitionedStore:
+        assert self._store is not None, "it has joined"
+        return self._store
+
+    # --- restoring, and the end -------------------------------------------------------------------
+
+    def restored(self, attempt: int, error: str) -> tuple[int | None, Decision | None]:
+        answer = self._ask(f"restored-{attempt}", error, self._count)
+        if answer is not None:
+            self._decision = Decision.from_json(answer)
+            return None, self._decision
+        assert self._decision is not None
+        self._ask(f"ready-{attempt}", self._go(self._decision), _all_ready)
+        step = self._decision.step
+        self._began[self._generation] = self._committed = step
+        self._timed = self._timed or TimedTiers(self.settings.config.checkpoint, time.monotonic())
+        self._timed.enter()
+        if self.rank == 0:
+            self.event("go", step=step)
+            self._say(f"all ranks go on after step {step} (generation {self._generation})")
+        self._going(step)
+        return step, None
+
+    def _count(self, errors: Sequence[str]) -> dict[str, Any] | None:
+        """Rank 0: None when all have restored; else the next decision."""
+        failed = {rank: error for rank, error in enumerate(errors) if error}
+        for rank, error in failed.items():
+            self.event("restore_failed", rank=rank, error=error)
+        assert self._council is not None
+        return self._council.refuse(failed).to_json() if failed else None
+
+    def _go(self, decision: Decision) -> dict[str, Any] | None:
+        """The first rank of each node tells its memory server, before any rank of the node can save."""
+        if self._node is None or self._epoch is None:
+            return None
+        number = self._nodes.node_of[self._epoch.rank]
+        try:
+            owners = len(self._nodes.ranks(number))
+            self._node.go(self._generation, decision, self._run, number, self._nodes.count, owners)
+        except HyperpodExtError as error:
+            return error.to_json()
+        return None
+
+    def finished(self, digest: str) -> None:
+        self._finishing = True
+        self.event("done", rank=self.rank, digest=digest)
+        again = self._ask("finished", self._comes_again(), any, _LONG_S)
+        if self._node is None:
+            return
+        if self.settings.config.checkpoint.durable():
+            self._bring_last(self._node)
+        if again or self._comes_again():  # those who come find that all is done, and have nothing left to do
+            self._node.hand_over()
+            return
+        self._node.settle()
+        self._settled()
+        self._node.end()
+
+    def _bring_last(self, memory: NodeMemory) -> None:
+        """The last step goes to the durable tiers before this process may end; what is left out of it is said."""
+        step, node = self._committed, self._nodes.node_of[self.rank]
+        limit_s = self.settings.config.checkpoint.finish_s
+        self._say(f"step {step} goes to the durable tiers")
+        for answer in memory.bring(save_id_of(self._generation, step)):
+            tiers = answer["tiers"]
+            if not answer["idle"]:
+                left = sum(int(tier["left_bytes"]) for tier in tiers)
+                self._say(f"node {node} brings its part of step {step}: {left / (1 << 20):.1f} MiB are still to come")
+        home = {"step": step if tiers else None, "made": step, "nodes": [node]}
+        drained = {"node": node, "in_time": answer["idle"], "limit_s": limit_s, "tiers": tiers}
+        self.event("homecoming", **home)
+        self.event("drained", **drained)
+        for line in left_out([{"event": "homecoming", **home}, {"event": "drained", **drained}]):
+            self._say(f"warning: {line}")
+
+    def _ask(self, what: str, value: Any, decide: Any, timeout_s: float | None = None) -> Any:
+        assert self._board is not None, "outside of a generation"
+        try:
+            return self._board.ask(what, value, decide, timeout_s)
+        except ConnectionError as error:
+            if self.aborted:
+                raise AbortedError(f"generation {self._generation} is over") from error
+            raise
+
+    # --- the end of a generation ------------------------------------------------------------------
+
+    @property
+    def aborted(self) -> bool:
+        return self._epoch is not None and self._over >= self._epoch.number
+
+    @property
+    def unharmed(self) -> bool:
+        return False  # nobody has looked
+
+    def _abort(self, number: int) -> None:
+        """Epoch `number` is over: free whoever waits in it. From any thread."""
+        with self._changed:
+            self._over = max(self._over, number)
+            if self._store is not None and self.aborted:
+                self._store.cancel()
+            self._changed.notify_all()
+        self._groups.cut()
+
+    def wait_aborted(self, timeout_s: float | None) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self.aborted, timeout_s)
+
+    # --- what people see --------------------------------------------------------------------------
+
+    def event(self, event: str, **fields: Any) -> None:
+        """One line in events-rankN.jsonl of the run directory, where there is one."""
+        if event == "step":
+            self._committed = int(fields["step"])
+            self._keep_time(self._committed)
+        directory = os.environ.get(ENV_RUN_DIR)
+        if directory is not None and self.rank >= 0:
+            entry = {"t": time.monotonic(), "event": event, "generation": self._generation, **fields}
+            with (Path(directory) / f"events-rank{self.rank}.jsonl").open("a", encoding="utf-8") as log:
+                log.write(json.dumps(entry) + "\n")
+
+    def _keep_time(self, step: int) -> None:
+        if self._timed is None or self._store is None:
+            return
+        names, hears = self.rank == 0, self._node is not None
+        try:
+            due = self._timed.made(step, time.monotonic(), self._store, names=names, hears=hears)
+        except ConnectionError:
+            return  # the generation is over; whoever trains hears it by himself
+        for kind, at in due.items():
+            assert self._node is not None
+            self._node.drain_at(kind, at)
+
+    def _tell_fault(self, step: int, cause: str) -> None:
+        node = self._nodes.node_of.get(self.rank, 0)
+        self.event("fault", rank=self.rank, node=node, step=step, cause=cause, died=False)
+
+    def _say(self, what: str) -> None:
+        sys.stderr.write(f"hyperpod_ext: {what}\n")
+
+
+def _all_ready(errors: Sequence[Any]) -> None:
+    for error in errors:
+        if error is not None:
+            raise error_of(error)

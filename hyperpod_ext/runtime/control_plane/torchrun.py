@@ -1,0 +1,156 @@
+"""Under `torchrun`, and under `hyperpodrun` that restarts processes: exceptions are met in the processes.
+
+Ranks tell each other of an exception over their own store; nobody's process ends. A process that dies is the
+launcher's business, which starts all of them again; each node's memory server has kept what they had.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import threading
+from datetime import timedelta
+
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from hyperpod_ext.errors import UnreachableError
+from hyperpod_ext.runtime.control_plane.elastic_events import ElasticBoundary, ElasticEvent
+from hyperpod_ext.runtime.control_plane.open import Launcher
+from hyperpod_ext.runtime.control_plane.own_store import OwnKeys
+from hyperpod_ext.runtime.control_plane.settings import Settings
+from hyperpod_ext.runtime.control_plane.standalone import Epoch, Members
+from hyperpod_ext.runtime.process_group.groups import ProcessGroups
+from hyperpod_ext.runtime.process_group.store import Address, PartitionedStore
+
+_MEET = timedelta(minutes=10)
+_FAULT = "hpx-fault"
+_FOR_EVER = timedelta(days=14)
+
+
+class TorchrunMembers(Members):
+    """This process among the ranks of a job whose launcher restarts all processes or none."""
+
+    def __init__(self, groups: ProcessGroups, launcher: Launcher) -> None:
+        super().__init__(groups)
+        self._launcher = launcher
+        self._event: ElasticEvent | None = None
+        if launcher is Launcher.HYPERPODRUN:  # first of all: whoever has no handler dies of the signal
+            self._event = ElasticEvent()
+            self.boundary = ElasticBoundary(self._event, self._stop_for_others)
+        environ = os.environ
+        self._local_size = int(environ["LOCAL_WORLD_SIZE"])
+        self._world_size, self._me = int(environ["WORLD_SIZE"]), int(environ["RANK"])
+        meeting = self._meeting()
+        nodes = self._world_size // self._local_size
+        self._settings = Settings.of(nodes, self._local_size, environ, _suffix(meeting, launcher))
+        self._keys = OwnKeys(self._settings.secret)
+        host = _own_address()
+        mine = self._keys.start(host)
+        # process after process of one rank: the launcher's count keeps their addresses apart
+        store = PrefixStore(f"hpx-{environ['TORCHELASTIC_RESTART_COUNT']}", meeting)
+        store.set(f"address/{self._me}", json.dumps(mine))
+        keys = [f"address/{rank}" for rank in range(self._world_size)]
+        store.wait(keys, _MEET)
+        told = [json.loads(store.get(key)) for key in keys]
+        self._addresses: tuple[Address, ...] = tuple((str(host), int(port)) for host, port in told)
+        self._meeting_store = meeting  # where rank 0 hosts it, others may still be reading
+        self._last = ("", 0)
+        self._faults = 0
+        if self._me == 0:
+            self._say(_promise(launcher))
+
+    def _meeting(self) -> TCPStore:
+        """The launcher's store, or, where it has none for its workers, one of rank 0: only to find each other.
+
+        Raises:
+            UnreachableError: nobody answers there.
+        """
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        try:
+            return TCPStore(host, port, is_master=self._me == 0 and not hosted, timeout=_MEET, wait_for_workers=False)
+        except RuntimeError as error:
+            message = f"ranks cannot meet at MASTER_ADDR:MASTER_PORT, {host}:{port}: {error}"
+            raise UnreachableError(message, hint="The port must be free on the first node, and reachable.") from error
+
+    def _next_epoch(self) -> Epoch:
+        number = 1 if self._epoch is None else self._epoch.number + 1
+        node = int(os.environ["GROUP_RANK"])
+        local_rank = int(os.environ["LOCAL_RANK"])
+        return Epoch(number, self._me, self._world_size, local_rank, self._local_size, node, self._addresses)
+
+    def _met(self, epoch: Epoch, store: PartitionedStore) -> None:
+        watch = (store.clone(), epoch.number)
+        threading.Thread(target=self._watch, args=watch, name="hpx-watch", daemon=True).start()
+
+    def _watch(self, store: PartitionedStore, number: int) -> None:
+        """Until a rank tells of an exception in epoch `number`, or has left it."""
+        try:
+            store.wait([_FAULT], _FOR_EVER)
+        except ConnectionError:
+            if self._finishing:
+                return  # whoever is done may go
+        self._abort(number)
+
+    def _stop_for_others(self, step: int) -> None:
+        """The operator will start the job with other nodes: wait until every node's memory has what it is to have."""
+        self._ask("elastic-saved", None, lambda said: None)
+        if self._node is not None:
+            self._node.hand_over()
+        self._ask("elastic-settled", None, lambda said: None)
+        self.event("stopped", rank=self.rank, step=step)
+        if self.rank == 0:
+            self._say(f"all ranks have stopped after step {step}, for another number of nodes")
+
+    def _comes_again(self) -> bool:
+        return self._event is not None and self._event.told
+
+    def failed(self, cause: str, step: int, *, final: bool, code: str, hint: str, place: str = "") -> bool:
+        """Have all ranks begin anew in their processes; the same exception again is left to the launcher."""
+        self._tell_fault(step, cause)
+        self._faults += 1
+        again = (place or cause, step) == self._last
+        self._last = (place or cause, step)
+        if final or again or self._faults > self.settings.config.restart.max_restarts:
+            what = (
+                "trying again cannot help" if final else "it happens each time" if again else "max_restarts is used up"
+            )
+            self._say(f"rank {self.rank}, step {step}: {cause}; {what}, so {self._launcher.value} hears of it")
+            return False
+        self._say(f"rank {self.rank}, step {step}: {cause}; all ranks begin anew in their processes")
+        assert self._store is not None
+        assert self._epoch is not None
+        try:
+            self._store.set(_FAULT, json.dumps({"rank": self.rank, "cause": cause}))
+        except ConnectionError:
+            return self.aborted  # somebody else's exception came first, or its death
+        self._abort(self._epoch.number)
+        return True
+
+
+def _promise(launcher: Launcher) -> str:
+    """What a person should know who chose this launcher."""
+    again = "starts all processes again"
+    if launcher is Launcher.TORCHRUN:
+        times = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+        again = f"{again}, {times} times (--max-restarts)" if times != "0" else "ends the job (--max-restarts 0)"
+    return (
+        f"under {launcher.value}, exceptions are met in the process. A process that dies is not replaced alone: "
+        f"{launcher.value} {again}; state comes from each node's memory"
+    )
+
+
+def _suffix(meeting: TCPStore, launcher: Launcher) -> str:
+    """Tells jobs apart that nobody named. Every start of the processes by one torchrun has the same."""
+    if launcher is not Launcher.TORCHRUN:
+        return ""  # its pod is one job's alone
+    return meeting.compare_set("hpx-job", "", secrets.token_hex(4)).decode()
+
+
+def _own_address() -> str:
+    """This machine's address, as the others see it; a number."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+        return str(probe.getsockname()[0])

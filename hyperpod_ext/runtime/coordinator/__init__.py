@@ -1,0 +1,1 @@
+"""Carries out what the membership decides, and hears all agents."""

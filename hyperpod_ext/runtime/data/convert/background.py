@@ -1,0 +1,201 @@
+"""Conversion beside training: one process of the node converts, all ranks read what is finished.
+
+Every rank calls `follow`. One of them gets the store's lock and starts the converter; the others stand by, and go on
+where it ended if it dies with its rank. The converter hands its lock to nobody: the kernel does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.errors import DatasetChangedError, HyperpodExtError, JobFailedError, WaitTimeoutError
+from hyperpod_ext.runtime.data.convert.convert import Prepared, Recipe, prepare, run
+from hyperpod_ext.runtime.data.store.files import FileLock, make_folder
+from hyperpod_ext.runtime.data.store.reader import TokenStore
+from hyperpod_ext.runtime.data.store.writer import ABOUT, DONE, LOCK
+
+_NICE = 10
+_POLL_S = 0.02
+
+
+def follow(
+    sources: str | Path | Sequence[str | Path],
+    *,
+    place: str | Path | None = None,
+    budget_bytes: int | None = None,
+    on_bytes: Callable[[int], None] = lambda nbytes: None,
+    **options: Any,
+) -> Conversion:
+    """The store of a dataset while it is converted; at once if it is there already.
+
+    `options` are those of `Recipe`. A tokenizer that has no name is a function of this process, and converts in a
+    thread of it; all others convert in a process of their own, at low priority.
+
+    Raises:
+        ConfigError, NotFoundError: the dataset cannot be read as it was asked.
+    """
+    many = [sources] if isinstance(sources, str | Path) else sources
+    prepared = prepare(Recipe(tuple(map(str, many)), **options), place)
+    conversion = Conversion(prepared, budget_bytes, on_bytes)
+    if not (prepared.folder / DONE).exists():
+        conversion.start()
+    return conversion
+
+
+class Conversion:
+    """A conversion that may still run, and its store."""
+
+    def __init__(self, prepared: Prepared, budget_bytes: int | None, on_bytes: Callable[[int], None]) -> None:
+        self.folder = prepared.folder
+        self._prepared, self._budget_bytes, self._on_bytes = prepared, budget_bytes, on_bytes
+        self._thread: threading.Thread | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._error: HyperpodExtError | None = None
+        self._stopped = False
+
+    def start(self) -> None:
+        """Convert, or stand by for whoever does."""
+        make_folder(self.folder)
+        # the converter is told of the death of the thread that started it, so this one lives as long as it
+        self._thread = threading.Thread(target=self._watch, name="hpx-convert", daemon=True)
+        self._thread.start()
+
+    def store(self, timeout_s: float = 60.0) -> TokenStore:
+        """The store as far as it is; it may have no segment yet.
+
+        Raises:
+            HyperpodExtError: the conversion failed.
+        """
+        self._until(lambda: (self.folder / ABOUT).exists(), timeout_s)
+        return TokenStore(self.folder)
+
+    def wait(self, timeout_s: float | None = None) -> TokenStore:
+        """The finished store.
+
+        Raises:
+            HyperpodExtError: the conversion failed.
+            WaitTimeoutError: it still runs.
+        """
+        self._until(lambda: (self.folder / DONE).exists() and not self._converts(), timeout_s)
+        return TokenStore(self.folder)
+
+    def _converts(self) -> bool:
+        """Whether a converter of ours runs: it holds the store's lock to its end."""
+        return self._process is not None and self._thread is not None and self._thread.is_alive()
+
+    def stop(self) -> None:
+        """End the converter if it is ours; what it published stays, and is gone on from."""
+        self._stopped = True
+        if (process := self._process) is not None:
+            process.kill()
+        if self._thread is not None and self._process is not None:
+            self._thread.join()
+
+    def _until(self, done: Callable[[], bool], timeout_s: float | None) -> None:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not done():
+            if self._error is not None:
+                raise self._error
+            if self._stopped:
+                raise JobFailedError(f"{self.folder}: its conversion was stopped")
+            if deadline is not None and time.monotonic() > deadline:
+                raise WaitTimeoutError(f"{self.folder} is still being written")
+            time.sleep(_POLL_S)
+
+    def _watch(self) -> None:
+        lock = FileLock(self.folder / LOCK)
+        try:
+            lock.acquire(wait=True)  # standing by, while another has it
+            if self._stopped or (self.folder / DONE).exists():
+                return
+            if self._prepared.tokenizer.name is None:
+                run(self._prepared, lock=lock, budget_bytes=self._budget_bytes, on_bytes=self._on_bytes)
+            else:
+                self._run_process(lock)
+        except HyperpodExtError as error:
+            self._error = error
+        except Exception as error:
+            self._error = JobFailedError(f"{self.folder}: conversion failed: {type(error).__name__}: {error}")
+        finally:
+            lock.release()
+
+    def _run_process(self, lock: FileLock) -> None:
+        order = {
+            "recipe": asdict(self._prepared.recipe),
+            "folder": str(self.folder),
+            "budget_bytes": self._budget_bytes,
+            "lock": lock.fileno(),
+            "parent": os.getpid(),
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "hyperpod_ext.runtime.data.convert.background"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[lock.fileno()],
+        )
+        failure = None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with self._process as process, self._process.stdin as orders, self._process.stdout as answers:
+            orders.write(json.dumps(order).encode())
+            orders.close()
+            for line in answers:
+                told = json.loads(line)
+                self._on_bytes(int(told.get("nbytes", 0)))
+                failure = told.get("error", failure)
+        if failure is not None:
+            raise JobFailedError(str(failure["message"]), hint=str(failure["hint"]))
+        if process.returncode and not self._stopped:
+            ended = (
+                f"killed by signal {-process.returncode}" if process.returncode < 0 else f"code {process.returncode}"
+            )
+            raise JobFailedError(
+                f"{self.folder}: its converter ended early ({ended})",
+                hint="Convert again, it goes on after the newest segment. Was the node short of memory?",
+            )
+
+
+def main() -> None:
+    """The converter's process: orders on stdin, progress and at most one error on stdout, as lines of JSON."""
+    from hyperpod_ext.processes import die_with_parent
+
+    order = json.loads(sys.stdin.buffer.read())
+    die_with_parent(order["parent"])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the trainer, and ends this with it
+    os.nice(_NICE)
+    folder = Path(order["folder"])
+    recipe = Recipe(**{**order["recipe"], "sources": tuple(order["recipe"]["sources"])})
+    lock = FileLock(folder / LOCK)
+    lock.adopt(order["lock"])
+    try:
+        prepared = prepare(recipe, folder.parent)
+        if prepared.folder != folder:
+            raise DatasetChangedError("the dataset was changed before its conversion began", hint="Start again.")
+        run(prepared, lock=lock, budget_bytes=order["budget_bytes"], on_bytes=_tell)
+    except HyperpodExtError as error:
+        _say({"error": error.to_json()})
+        sys.exit(1)
+
+
+def _tell(nbytes: int) -> None:
+    if nbytes:
+        _say({"nbytes": nbytes})
+
+
+def _say(message: object) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

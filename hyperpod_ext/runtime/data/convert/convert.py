@@ -1,0 +1,257 @@
+"""From a dataset to a store: read, tokenise, append; again from where a killed conversion ended."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hyperpod_ext.errors import ConfigError, DatasetChangedError, DiskFullError, Problem
+from hyperpod_ext.runtime.data.convert.tokenizers import Tokenizer, find
+from hyperpod_ext.runtime.data.store.eviction import evict, nbytes_of
+from hyperpod_ext.runtime.data.store.files import FileLock
+from hyperpod_ext.runtime.data.store.identity import changes, identify
+from hyperpod_ext.runtime.data.store.reader import TokenStore
+from hyperpod_ext.runtime.data.store.segment import SegmentInfo, Tokens
+from hyperpod_ext.runtime.data.store.sources import SPLITS, Position, find_files, kind_of, rows
+from hyperpod_ext.runtime.data.store.writer import SEGMENT_BYTES, StoreWriter, key_of
+
+CODE = 1
+"""Rises when the same source and tokenizer would give other tokens."""
+PLACE = "HPX_DATA_DIR"
+_BATCH_TEXTS, _BATCH_CHARS = 256, 1 << 20
+_EXAMPLES = 20
+
+Next = Mapping[str, int]
+"""Where the source goes on after a document, and how many records were left out before."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to make a store from, and how."""
+
+    sources: tuple[str, ...]
+    tokenizer: str | Callable[[str], Any] = "bytes"
+    field: str = "text"
+    """Of each record: text, or a list of tokens, which is taken as it is."""
+    split: str = "file"
+    """What is a document in plain text: `file`, `lines` or `paragraphs`."""
+    eod: int | None = None
+    """Token that is put after each document."""
+    on_bad_record: str = "fail"
+    """Or `skip`: leave it out, and count it."""
+    segment_bytes: int = SEGMENT_BYTES
+
+    def __post_init__(self) -> None:
+        wrong = []
+        if self.split not in SPLITS:
+            wrong.append(Problem(f"{self.split} is none", path="split", hint=f"valid: {', '.join(SPLITS)}"))
+        if self.on_bad_record not in ("fail", "skip"):
+            wrong.append(Problem(f"{self.on_bad_record} is none", path="on_bad_record", hint="valid: fail, skip"))
+        if self.eod is not None and self.eod < 0:
+            wrong.append(Problem("a token is 0 or more", path="eod"))
+        if self.segment_bytes < 1:
+            wrong.append(Problem("at least 1", path="segment_bytes"))
+        if wrong:
+            raise ConfigError(wrong)
+
+
+@dataclass
+class Prepared:
+    """A recipe with its files found: where the store belongs, and what it is known by."""
+
+    recipe: Recipe
+    files: list[Path]
+    tokenizer: Tokenizer
+    about: Mapping[str, Any]
+    folder: Path
+
+    @property
+    def nbytes(self) -> int:
+        """Of all files, as they lie there."""
+        return sum(int(each["nbytes"]) for each in self.about["source"])
+
+
+@dataclass
+class Skipped:
+    """Records that were left out."""
+
+    count: int = 0
+    examples: list[dict[str, Any]] = field(default_factory=list)
+
+
+def default_place() -> Path:
+    """Where stores of this node are: $HPX_DATA_DIR, best on local NVMe, or else the user's cache."""
+    return Path(os.environ.get(PLACE) or "~/.cache/hyperpod_ext/data").expanduser()
+
+
+def prepare(recipe: Recipe, place: str | Path | None = None) -> Prepared:
+    """Find the files, and the store's name.
+
+    Raises:
+        ConfigError, NotFoundError: the recipe cannot be followed.
+    """
+    files = find_files(recipe.sources)
+    tokenizer = find(recipe.tokenizer)
+    about = {
+        "format": 1,
+        "code": CODE,
+        "source": identify(files),
+        "tokenizer": tokenizer.identity,
+        "vocab_size": tokenizer.vocab_size,
+        "field": recipe.field,
+        "split": recipe.split,
+        "eod": recipe.eod,
+        "on_bad_record": recipe.on_bad_record,
+        "segment_bytes": recipe.segment_bytes,
+    }
+    root = default_place() if place is None else Path(place).expanduser()
+    name = files[0].name.partition(".")[0][:40] or "data"
+    return Prepared(recipe, files, tokenizer, about, root / f"{name}-{key_of(about)[:16]}")
+
+
+def build(
+    sources: str | Path | Sequence[str | Path],
+    *,
+    place: str | Path | None = None,
+    budget_bytes: int | None = None,
+    on_bytes: Callable[[int], None] = lambda nbytes: None,
+    **options: Any,
+) -> TokenStore:
+    """The finished store of a dataset; converted now if it is not there. `options` are those of `Recipe`.
+
+    Raises:
+        ConfigError, NotFoundError: the dataset cannot be read as it was asked.
+        ConflictError: another process is at it; `follow` waits for that one.
+        DatasetChangedError: it was written to meanwhile.
+        DiskFullError: what was published before stays, and is gone on from.
+    """
+    many = [sources] if isinstance(sources, str | Path) else sources
+    prepared = prepare(Recipe(tuple(map(str, many)), **options), place)
+    run(prepared, budget_bytes=budget_bytes, on_bytes=on_bytes)
+    return TokenStore(prepared.folder)
+
+
+def run(
+    prepared: Prepared,
+    *,
+    lock: FileLock | None = None,
+    budget_bytes: int | None = None,
+    on_bytes: Callable[[int], None] = lambda nbytes: None,
+    on_segment: Callable[[SegmentInfo], None] = lambda info: None,
+) -> None:
+    """Convert what is not converted yet. `lock` is the store's, if it is held already."""
+    recipe, tokenizer = prepared.recipe, prepared.tokenizer
+    vocab_size = None if tokenizer.vocab_size is None else max(tokenizer.vocab_size, (recipe.eod or 0) + 1)
+
+    def check() -> None:
+        _check_unchanged(prepared)
+        if budget_bytes is not None:
+            _make_room(prepared, budget_bytes)
+
+    options: dict[str, Any] = {"segment_bytes": recipe.segment_bytes, "vocab_size": vocab_size, "lock": lock}
+    with StoreWriter(prepared.folder, prepared.about, before_publish=check, **options) as writer:
+        if writer.finished:
+            return
+        start = Position.of(writer.position)
+        skipped = Skipped(int(writer.position.get("skipped", 0)))
+        on_bytes(sum(int(each["nbytes"]) for each in prepared.about["source"][: start.file]))
+        read = rows(prepared.files, start, field=recipe.field, split=recipe.split, on_bytes=on_bytes)
+        try:
+            for following, tokens in _tokenised(_values(read, prepared, skipped), prepared):
+                if (info := writer.append(tokens, following)) is not None:
+                    on_segment(info)
+        except (OSError, ConfigError):
+            _check_unchanged(prepared)  # half a file may only mean that somebody is writing it
+            raise
+        if writer.documents == 0:
+            why = f"all {skipped.count} records were left out" if skipped.count else "there is no record in it"
+            raise ConfigError([Problem(f"no document in it: {why}", source=", ".join(recipe.sources))])
+        writer.finish({"skipped": {"count": skipped.count, "examples": skipped.examples}})
+
+
+def _values(
+    read: Iterator[tuple[Position, Position, Any]], prepared: Prepared, skipped: Skipped
+) -> Iterator[tuple[Next, Any]]:
+    """Texts or rows of tokens; what is neither is a mistake, or skipped."""
+    for here, following, record in read:
+        value = _value(record, prepared.recipe.field)
+        if not isinstance(value, ValueError):
+            yield {**following.as_dict(), "skipped": skipped.count}, value
+            continue
+        path = prepared.files[here.file]
+        # of a file with a record a line, its line; elsewhere its number
+        number = here.record + 1
+        problem = Problem(
+            str(value), source=str(path), line=number, hint="--on-bad-record skip leaves such records out"
+        )
+        if prepared.recipe.on_bad_record == "fail":
+            raise ConfigError([problem])
+        skipped.count += 1
+        if len(skipped.examples) < _EXAMPLES:
+            skipped.examples.append({"file": str(path), "record": number, "why": str(value)})
+
+
+def _value(record: Any, name: str) -> Any:
+    """The text or tokens of a record, or a ValueError that says why there are none."""
+    value = record
+    if isinstance(record, dict):
+        if name not in record:
+            from hyperpod_ext.config.files.nearest import suggest
+
+            return ValueError(f"there is no field {name} ({suggest(name, map(str, record))})")
+        value = record[name]
+    if isinstance(value, str | np.ndarray | ValueError):
+        return value
+    if isinstance(value, list) and all(type(token) is int for token in value):
+        return np.array(value, dtype=np.int64)
+    return ValueError(f"{name} is neither text nor a list of tokens, but {type(value).__name__}")
+
+
+def _tokenised(values: Iterator[tuple[Next, Any]], prepared: Prepared) -> Iterator[tuple[Next, Tokens]]:
+    """Tokens of each value, in order; texts go to the tokenizer many at a time."""
+    waiting: list[tuple[Next, Any]] = []
+    chars = 0
+    for following, value in values:
+        waiting.append((following, value))
+        chars += len(value)
+        if len(waiting) >= _BATCH_TEXTS or chars >= _BATCH_CHARS:
+            yield from _encode(waiting, prepared)
+            waiting, chars = [], 0
+    yield from _encode(waiting, prepared)
+
+
+def _encode(values: Sequence[tuple[Next, Any]], prepared: Prepared) -> Iterator[tuple[Next, Tokens]]:
+    texts = [value for _, value in values if isinstance(value, str)]
+    encoded = iter(prepared.tokenizer.encode(texts) if texts else ())
+    for following, value in values:
+        row = next(encoded) if isinstance(value, str) else value
+        tokens = np.asarray(row) if len(row) else np.empty(0, np.uint8)
+        if prepared.recipe.eod is not None:
+            tokens = np.append(tokens.astype(np.int64), prepared.recipe.eod)
+        yield following, tokens
+
+
+def _check_unchanged(prepared: Prepared) -> None:
+    if found := changes(prepared.about["source"]):
+        raise DatasetChangedError(
+            f"the dataset was changed while it was converted: {'; '.join(found)}",
+            hint="Nothing of it was published since. Build again when it is whole.",
+        )
+
+
+def _make_room(prepared: Prepared, budget_bytes: int) -> None:
+    root = prepared.folder.parent
+    evict(root, budget_bytes, keep=[prepared.folder])
+    if (there := nbytes_of(prepared.folder)) > budget_bytes:
+        raise DiskFullError(
+            f"{prepared.folder} has {there:,} bytes already, the budget is {budget_bytes:,}",
+            hint="Give a larger --budget; conversion goes on from here.",
+        )
+
+
+__all__ = ["Prepared", "Recipe", "build", "default_place", "kind_of", "prepare", "run"]

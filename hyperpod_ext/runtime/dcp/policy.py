@@ -1,0 +1,71 @@
+"""The checkpoint policy in the forms that scripts give it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from hyperpod_ext.config.base import Config
+from hyperpod_ext.config.checkpoint import CheckpointPolicy
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
+from hyperpod_ext.errors import ConfigError, Problem
+
+Policy = CheckpointPolicy | Mapping[str, Any] | str | os.PathLike[str]
+
+
+def policy_of(job: str, given: Policy | None, environ: Mapping[str, str] = os.environ) -> CheckpointPolicy:
+    """The policy, checked, and the job's name with it.
+
+    Raises:
+        ConfigError: with every problem found.
+        NotFoundError: there is no such file.
+    """
+    try:
+        policy = _read(given, environ)
+    except ValidationError as error:
+        raise _told(CheckpointPolicy, given, error) from None
+    try:
+        RuntimeConfig(name=job, nodes=1, workers_per_node=1, checkpoint=policy)
+    except ValidationError as error:
+        whole = {"name": job, "nodes": 1, "workers_per_node": 1, "checkpoint": policy.model_dump(mode="json")}
+        raise _told(RuntimeConfig, whole, error) from None
+    return policy
+
+
+def _read(given: Policy | None, environ: Mapping[str, str]) -> CheckpointPolicy:
+    match given:
+        case CheckpointPolicy():
+            return given
+        case None:
+            told = environ.get(ENV_RUNTIME)
+            return RuntimeConfig.told(told).checkpoint if told else CheckpointPolicy()
+        case Mapping():
+            return CheckpointPolicy.model_validate_json(_text(given))  # as in a file: lists are tuples
+    if not isinstance(given, str | os.PathLike):
+        raise ConfigError(
+            [Problem(f"a policy is a mapping or the path of a job's spec, not {given!r}", source="Tiers")]
+        )
+    # by name, because only who gives a path needs what reads YAML
+    job: JobConfig = import_module("hyperpod_ext.config.files.load").load(JobConfig, Path(given))
+    return job.checkpoint
+
+
+def _text(given: object) -> str:
+    return json.dumps(given, default=os.fspath)
+
+
+def _told(model: type[Config], given: object, error: ValidationError) -> ConfigError:
+    """The mistakes in the words that a file's are told in."""
+    try:
+        import_module("hyperpod_ext.config.files.load").load_text(model, _text(given), "Tiers")
+    except ConfigError as found:
+        return ConfigError([replace(problem, line=None) for problem in found.problems])
+    return ConfigError([Problem(str(each["msg"]), source="Tiers") for each in error.errors()])  # not of `given`

@@ -1,0 +1,1 @@
+"""How a fault is found: heartbeats, hangs, deaths, health, and notices of preemption."""

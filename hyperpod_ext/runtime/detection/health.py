@@ -1,0 +1,182 @@
+"""Whether a node is fit for a worker: asked at the start, and before a worker is started again after a fault.
+
+A check is a function that says why the node is ill, or nothing. Those below are known by name; a job may
+name others as `module:function`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from hyperpod_ext.config.checkpoint import FileTier
+from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.detection import gpu_health
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class HealthContext:
+    """What a check may look at."""
+
+    config: RuntimeConfig
+    run_dir: Path
+    address: str
+    """Address by which other nodes reach this one."""
+    shm: Path = Path("/dev/shm")
+    net: Path = Path("/sys/class/net")
+
+
+class HealthCheck(Protocol):
+    """A check. It must not change anything, and comes back soon."""
+
+    def __call__(self, context: HealthContext) -> str | None:
+        """Why the node is ill, as a sentence; None when it is not."""
+
+
+def shared_memory(context: HealthContext) -> str | None:
+    """Whether /dev/shm is there and is not full."""
+    if not context.shm.is_dir():
+        return f"{context.shm} does not exist"
+    status = os.statvfs(context.shm)
+    if status.f_blocks and not status.f_bavail:
+        return f"{context.shm} is full: {status.f_blocks * status.f_frsize / _MIB:.0f} MiB are in use"
+    return None
+
+
+def disk(context: HealthContext) -> str | None:
+    """Whether the run folder and every file tier can be written and have room."""
+    needed = context.config.restart.health.disk_mib
+    tiers = [Path(tier.path) for tier in context.config.checkpoint.durable() if isinstance(tier, FileTier)]
+    for place in (context.run_dir, *tiers):
+        folder = next((path for path in (place, *place.parents) if path.exists()), place)
+        try:
+            status = os.statvfs(folder)
+        except OSError as error:
+            return f"{folder}: {error.strerror}"
+        if not folder.is_dir():
+            return f"{folder} is not a folder"
+        if not os.access(folder, os.W_OK):
+            return f"{folder} cannot be written"
+        if (free := status.f_bavail * status.f_frsize / _MIB) < needed:
+            return f"{folder} has {free:.0f} MiB free; a node needs {needed} (restart.health.disk_mib)"
+    return None
+
+
+def network(context: HealthContext) -> str | None:
+    """Whether the interface that other nodes reach this one by is up."""
+    wanted = os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("NCCL_SOCKET_IFNAME", "")
+    names = [name for name in wanted.split(",") if name and name[0] not in "^="]
+    for name in names:
+        if not (context.net / name).exists():
+            there = ", ".join(sorted(entry.name for entry in context.net.iterdir())) if context.net.is_dir() else "none"
+            return f"there is no network interface {name}; there are: {there}"
+    if context.address.startswith("127.") and not names:
+        names = ["lo"]
+    candidates = names or [entry.name for entry in sorted(context.net.iterdir()) if entry.name != "lo"]
+    states = {name: _state(context.net / name) for name in candidates}
+    if not states or any(state in ("up", "unknown") for state in states.values()):  # loopback is `unknown`
+        return None
+    return "no network interface is up: " + ", ".join(f"{name} is {state}" for name, state in states.items())
+
+
+def _state(interface: Path) -> str:
+    try:
+        return (interface / "operstate").read_text().strip()
+    except OSError as error:
+        return str(error.strerror)
+
+
+def gpu(context: HealthContext) -> str | None:
+    """ECC errors, Xids and a CUDA context of every GPU; nothing where there is none."""
+    del context
+    return gpu_health.ailment()
+
+
+CHECKS: Mapping[str, HealthCheck] = {
+    "shared-memory": shared_memory,
+    "disk": disk,
+    "network": network,
+    "gpu": gpu,
+}
+"""Checks by name."""
+
+
+def find_check(name: str) -> HealthCheck:
+    """The check called `name`.
+
+    Raises:
+        JobFailedError: there is none.
+    """
+    if name in CHECKS:
+        return CHECKS[name]
+    module, colon, function = name.partition(":")
+    hint = f"Checks here are {', '.join(CHECKS)}; one of your own is named as module:function."
+    if not colon:
+        raise JobFailedError(f"there is no health check {name!r} (restart.health.checks)", hint=hint)
+    try:
+        found: HealthCheck = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise JobFailedError(f"health check {name!r} (restart.health.checks): {error}", hint=hint) from error
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What the checks found."""
+
+    ailments: Mapping[str, str]
+    """Why the node is ill, by check."""
+    seconds: float
+
+    def sentence(self) -> str:
+        return "; ".join(f"{name}: {why}" for name, why in self.ailments.items())
+
+
+async def examine(context: HealthContext) -> Health:
+    """Run the job's checks side by side. One that raises, or does not come back, has failed.
+
+    Raises:
+        JobFailedError: a check has a name that is not known.
+    """
+    policy = context.config.restart.health
+    checks = {name: find_check(name) for name in policy.checks}
+    began = time.monotonic()
+    answers = await asyncio.gather(*(_ask(check, context, policy.timeout_s) for check in checks.values()))
+    ailments = {name: why for name, why in zip(checks, answers, strict=True) if why}
+    return Health(ailments, time.monotonic() - began)
+
+
+async def _ask(check: HealthCheck, context: HealthContext, limit_s: float) -> str | None:
+    """The check's answer. It has a thread of its own that nobody waits for: one that hangs in a file system stays."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[str | None] = loop.create_future()
+
+    def settle(found: str | None) -> None:
+        if not answer.done():
+            answer.set_result(found)
+
+    def work() -> None:
+        try:
+            found = check(context)
+        except Exception as error:  # somebody else's code: what it meets is what it found
+            found = f"{type(error).__name__}: {error}"
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, found)
+
+    threading.Thread(target=work, name="hpx-health", daemon=True).start()
+    try:
+        async with asyncio.timeout(limit_s):
+            return await answer
+    except TimeoutError:
+        return f"no answer within {limit_s:g} s"

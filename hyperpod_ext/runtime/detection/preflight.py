@@ -1,0 +1,67 @@
+"""What must hold on a node before its workers start. Found out now, it is a sentence; later, a SIGBUS."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+from hyperpod_ext.config.checkpoint import S3Tier
+from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.storage.object_store import open_store
+
+_MIB = 1 << 20
+_TIER_S = 60.0
+"""How long a durable tier may refuse to answer before the job does not start."""
+
+
+def check_node(config: RuntimeConfig, script: Path, *, shm: Path = Path("/dev/shm")) -> None:
+    """Raise one error that says everything this node lacks.
+
+    Raises:
+        JobFailedError: each lack on a line of its own, with what to do.
+    """
+    lacks = [lack for lack in (_script(script), _shared_memory(config, shm), *_packages(config)) if lack]
+    if lacks:
+        raise JobFailedError("\n".join(lacks))
+
+
+def check_tiers(config: RuntimeConfig) -> None:
+    """Raise where checkpoints could not be written: a bucket that is not there or denies, a directory that is full.
+
+    Raises:
+        UnreachableError: what the tier says, with what to do.
+    """
+    for tier in config.checkpoint.durable():
+        base = tier.uri if isinstance(tier, S3Tier) else tier.path
+        open_store(f"{base.rstrip('/')}/{config.name}", deadline_s=_TIER_S).check()
+
+
+def _script(script: Path) -> str | None:
+    if script.is_file():
+        return None
+    return f"{script}: no such script in {Path.cwd()}; is the image the one that has it?"
+
+
+def _shared_memory(config: RuntimeConfig, shm: Path) -> str | None:
+    if config.shared_memory_mib is None:
+        return None
+    if not shm.is_dir():
+        return f"{shm} does not exist; the job asks for {config.shared_memory_mib} MiB of it (shared_memory_mib)"
+    status = os.statvfs(shm)
+    free, size = status.f_bavail * status.f_frsize / _MIB, status.f_blocks * status.f_frsize / _MIB
+    if free >= config.shared_memory_mib:
+        return None
+    return (
+        f"{shm} has {free:.0f} MiB free of {size:.0f}; "
+        f"the job asks for {config.shared_memory_mib} (shared_memory_mib). "
+        "Mount a larger one: docker run --shm-size, or in Kubernetes an emptyDir with medium: Memory"
+    )
+
+
+def _packages(config: RuntimeConfig) -> list[str]:
+    needed = {"torch": "pip install torch", "awscrt": "pip install 'hyperpod-ext[runtime]'"}
+    if config.checkpoint.durable():  # its files get MACs
+        needed["cryptography"] = needed["awscrt"]
+    return [f"{name} is not installed here: {command}" for name, command in needed.items() if find_spec(name) is None]

@@ -1,0 +1,90 @@
+"""The stack of every thread of a process that hangs, in its log, before it is ended.
+
+`faulthandler` writes it from a signal handler, in C: it needs neither Python's lock nor the main thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+from hyperpod_ext.runtime.detection.failure_causes import is_users
+
+DUMP_SIGNAL = signal.SIGRTMIN + 7
+"""Asks a worker for its stacks. A real-time signal, so that it is nobody's: Slurm and Lightning use SIGUSR1."""
+_LOOK_S = 0.02
+_libc = ctypes.CDLL(None)
+_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in ')
+
+
+def state_of(pid: int) -> str:
+    """The kernel's state of a process: R runs, S sleeps, D waits for a device, T is stopped, Z has ended; or ""."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError, IndexError):
+        return ""
+
+
+async def dump_stacks(pid: int, log: Path, limit_s: float) -> bool:
+    """Have process `pid` write the stacks of its threads to its log; a stopped one is let go for it.
+
+    Returns whether they came within `limit_s`. Where they do not, the log says so, and where the kernel has it.
+    """
+    before = _size(log)
+    with contextlib.suppress(ProcessLookupError), log.open("a") as file:
+        stopped = state_of(pid) == "T"
+        file.write(f"--- stack of every thread of process {pid}, which is to be ended because it hangs\n")
+        file.flush()
+        before = _size(log)
+        if stopped:  # the main thread gets it before anything else when the process goes on
+            _libc.tgkill(pid, pid, DUMP_SIGNAL)
+            os.kill(pid, signal.SIGCONT)
+        else:
+            os.kill(pid, DUMP_SIGNAL)
+    deadline, known = time.monotonic() + limit_s, before
+    while time.monotonic() < deadline:
+        await asyncio.sleep(_LOOK_S)
+        size = _size(log)
+        if size == known and size > before:
+            return True  # it has come, and nothing more does
+        known = size
+    if known > before:
+        return True
+    with log.open("a") as file:
+        file.write(f"--- no stack of process {pid} within {limit_s:g} s: {_whereabouts(pid)}\n")
+    return False
+
+
+def line_in_script(log: Path, since: int) -> str:
+    """`train.py:57`: where the main thread was in the script, of stacks that came to a log after `since` bytes."""
+    with log.open("rb") as file:
+        file.seek(since)
+        text = file.read().decode(errors="replace")
+    # the kernel gives a signal to the main thread, wherever that takes it
+    main = text.partition("\nCurrent thread ")[2].partition("\n\n")[0]
+    frames = (_FRAME.match(line) for line in main.splitlines())
+    own = (frame for frame in frames if frame is not None and is_users(frame["file"]))
+    return next((f"{Path(frame['file']).name}:{frame['line']}" for frame in own), "")
+
+
+def _whereabouts(pid: int) -> str:
+    try:
+        where = Path(f"/proc/{pid}/wchan").read_text().strip()
+    except OSError:
+        where = ""
+    return f"it is in state {state_of(pid) or 'gone'}" + (
+        f", in the kernel's {where}" if where not in ("", "0") else ""
+    )
+
+
+def _size(log: Path) -> int:
+    try:
+        return log.stat().st_size
+    except FileNotFoundError:
+        return 0

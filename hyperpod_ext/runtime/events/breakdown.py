@@ -1,0 +1,141 @@
+"""What the report says beyond the job's sums: each rank's time by phase, and how it went over time. Pure.
+
+phases     seconds of each phase, by rank: they add up to the wall time
+over_time  share of all ranks' time in each phase, in up to 120 equal parts of the job
+timeline   of a recovery: spans of each rank from the fault to the end of the first new step
+tiers      how old the newest copy was in each place, whenever that changed
+traffic    bytes that ranks restored, by where they came from
+snapshots  how many ranks made, and how long one was waited for: in its own step, or in the one after it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hyperpod_ext.runtime.events.phases import PHASES, Span, spans_by_rank, totals
+
+Event = dict[str, Any]
+
+_PARTS = 120
+_SHORTEST_S = 0.00005
+"""Of a timeline, which has four digits."""
+_POINTS = 400
+"""Of a tier's age: more than this are thinned out."""
+
+
+def breakdown(events: Sequence[Event], recoveries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The fields above; `timeline` is added to each of `recoveries`, whose `t` and `seconds` say when it was."""
+    start = events[0]["t"] if events else 0.0
+    wall = max((event["t"] for event in events), default=0.0) - start
+    phases: dict[str, dict[str, float]] = {}
+    over_time = OverTime(start, wall)
+    for recovery in recoveries:
+        recovery["timeline"] = {}
+    for rank, found in spans_by_rank(events):
+        phases[str(rank)] = {phase: round(seconds, 4) for phase, seconds in totals(found).items()}
+        over_time.add(found)
+        for recovery in recoveries:
+            recovery["timeline"][str(rank)] = _window(found, start + recovery["t"], recovery["seconds"])
+    return {
+        "phases": phases,
+        "over_time": over_time.to_json(),
+        "tiers": _tiers(events, start),
+        "traffic": _traffic(events),
+        "snapshots": _snapshots(events),
+    }
+
+
+class OverTime:
+    """Spans of all ranks, summed up over equal parts of the job."""
+
+    def __init__(self, start: float, wall: float) -> None:
+        self._start = start
+        self._part = wall / _PARTS
+        self._ranks = 0
+        self._seconds = {phase: [0.0] * _PARTS for phase in PHASES}
+
+    def add(self, of_rank: Iterable[Span]) -> None:
+        """Count one rank's spans."""
+        self._ranks += 1
+        for span in of_rank:
+            sums = self._seconds[span.phase]
+            began, ended = span.began - self._start, span.ended - self._start
+            first, last = int(began / self._part), min(int(ended / self._part), _PARTS - 1)
+            for index in range(min(first, last), last + 1):
+                overlap = min(ended, (index + 1) * self._part) - max(began, index * self._part)
+                sums[index] += max(0.0, overlap)
+
+    def to_json(self) -> dict[str, Any]:
+        """`part_s`, the seconds of one part, and shares from 0 to 1 of those phases that there were."""
+        if not self._ranks or self._part <= 0:
+            return {"part_s": 0.0, "shares": {}}
+        whole = self._part * self._ranks
+        shares = {
+            phase: [round(seconds / whole, 5) for seconds in sums] for phase, sums in self._seconds.items() if any(sums)
+        }
+        return {"part_s": round(self._part, 6), "shares": shares}
+
+
+def _window(found: Sequence[Span], began: float, seconds: float) -> list[list[Any]]:
+    """`[phase, seconds from `began`, seconds]` of what lies within; steps of one phase in a row are one."""
+    pieces: list[list[Any]] = []
+    for span in found:
+        left, right = max(span.began, began), min(span.ended, began + seconds)
+        if right - left < _SHORTEST_S:
+            continue
+        if pieces and pieces[-1][0] == span.phase:
+            pieces[-1][2] = round(right - began - pieces[-1][1], 4)
+        else:
+            pieces.append([span.phase, round(left - began, 4), round(right - left, 4)])
+    return pieces
+
+
+def _tiers(events: Sequence[Event], start: float) -> list[dict[str, Any]]:
+    """Steps that each node's newest copy in a tier was behind the newest step made, as its agent told them."""
+    newest, points = 0, dict[tuple[str, int], list[list[Any]]]()
+    told: dict[tuple[str, int], Event] = {}
+    for event in events:
+        if event["event"] == "step":
+            newest = max(newest, event["step"])
+        elif event["event"] == "copying":
+            place = (str(event["tier"]), int(event["node"]))
+            told[place] = event
+            if event["newest_step"] is not None:
+                behind = max(0, newest - event["newest_step"])
+                points.setdefault(place, []).append([round(event["t"] - start, 4), behind])
+    return [
+        {
+            "tier": place[0],
+            "node": place[1],
+            "newest_step": last["newest_step"],
+            "failed": last.get("failed", 0),
+            "skipped": last.get("skipped", 0),
+            "last_error": last.get("last_error"),
+            "behind": _thinned(points.get(place, [])),
+        }
+        for place, last in sorted(told.items())
+    ]
+
+
+def _thinned(points: list[list[Any]]) -> list[list[Any]]:
+    every = -(-len(points) // _POINTS)
+    return points[::every] if points else []
+
+
+def _traffic(events: Iterable[Event]) -> dict[str, dict[str, int]]:
+    """Restores, and bytes from other nodes and from the own one, by source."""
+    traffic: dict[str, dict[str, int]] = {}
+    for event in events:
+        if event["event"] == "restored":
+            sums = traffic.setdefault(str(event["source"]), {"restores": 0, "bytes_moved": 0, "bytes_local": 0})
+            sums["restores"] += 1
+            sums["bytes_moved"] += int(event.get("bytes_moved", 0))
+            sums["bytes_local"] += int(event.get("bytes_local", 0))
+    return dict(sorted(traffic.items()))
+
+
+def _snapshots(events: Iterable[Event]) -> dict[str, float]:
+    steps = [event for event in events if event["event"] == "step"]
+    made, waited = sum(e.get("snapshot", 0) for e in steps), sum(e.get("checkpoint_s", 0.0) for e in steps)
+    return {"count": made, "mean_s": round(waited / made, 6) if made else 0.0}

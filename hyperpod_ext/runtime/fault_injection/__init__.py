@@ -1,0 +1,1 @@
+"""Faults on order: in the agent, in a worker, and the files that order them."""

@@ -1,0 +1,223 @@
+"""Rehearsed faults that a worker inflicts on itself: at one rank, in one step, in one phase of it.
+
+Armed by the job's spec (`chaos.inject`), by the variable HPX_CHAOS, or while the job runs by `hp-ext chaos`.
+Where none is armed nothing of this is asked at any step.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import resource
+import signal
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from hyperpod_ext.config.fault_injection import InjectedFault, parse_injected
+from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.detection.heartbeat import Phase
+from hyperpod_ext.runtime.environment import ENV_CHAOS, ENV_RUN_DIR
+from hyperpod_ext.runtime.fault_injection.orders import read_orders, take, taken_folder
+
+_COSTS_MONEY = {
+    "KUBERNETES_SERVICE_HOST": "Kubernetes",
+    "SM_TRAINING_ENV": "SageMaker",
+    "TRAINING_JOB_NAME": "SageMaker",
+}
+"""Variables that tell where machines cost money."""
+_OOM_STEP = 64 << 20
+_FOREVER_S = 1 << 20
+
+
+class InjectedError(RuntimeError):
+    """A fault that was asked for."""
+
+
+class Victim(Protocol):
+    """What faults need of the run that they strike."""
+
+    def event(self, event: str, **fields: Any) -> None: ...
+
+    def snapshots(self) -> tuple[memoryview, int, int] | None:
+        """This rank's slots in memory: their bytes, the bytes of one slot, and how many of those are used."""
+
+    def first_parameter(self) -> torch.Tensor | None: ...
+
+
+class Injector:
+    """The armed faults of one rank. Each strikes once in a job: in the first process that comes to its place."""
+
+    def __init__(self, faults: Iterable[InjectedFault], rank: int, run_dir: Path, victim: Victim) -> None:
+        self._rank, self._run_dir, self._victim = rank, run_dir, victim
+        spent = taken_folder(run_dir)
+        self._armed = {
+            name: fault
+            for name, fault in ((_name(index, fault), fault) for index, fault in enumerate(faults))
+            if fault.rank == rank and not (spent / name).exists()
+        }
+        self._slow: tuple[InjectedFault, int] | None = None
+        self._has_orders: Callable[[], bool] = lambda: False
+
+    def __bool__(self) -> bool:
+        return bool(self._armed)
+
+    def obey(self, has_orders: Callable[[], bool]) -> None:
+        """Look for orders whenever `has_orders` says that there are new ones."""
+        self._has_orders = has_orders
+        self._read_orders()
+
+    def at(self, phase: Phase, step: int) -> None:
+        """The rank has come to `phase` of `step`: whatever is due strikes now."""
+        if self._has_orders():
+            self._read_orders()
+        if self._slow is not None:
+            fault, until = self._slow
+            if step >= until:
+                self._slow = None
+            else:
+                time.sleep(fault.seconds)
+        for name, fault in list(self._armed.items()):
+            if is_due(fault, phase, step):
+                del self._armed[name]
+                if take(self._run_dir, name):
+                    self._strike(fault, phase, step)
+
+    def _read_orders(self) -> None:
+        for name, fault in read_orders(self._run_dir).items():
+            if isinstance(fault, InjectedFault) and fault.rank == self._rank:
+                self._armed[name] = fault
+
+    def _strike(self, fault: InjectedFault, phase: Phase, step: int) -> None:
+        self._victim.event("injected", rank=self._rank, kind=fault.kind, step=step, phase=phase.word)
+        where = f"in {phase.word} of step {step}"
+        match fault.kind:
+            case "exception":
+                raise InjectedError(f"an injected exception {where}")
+            case "sigkill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "sigsegv":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case "hang":
+                _hang(fault.how)
+            case "slow":
+                self._slow = (fault, step + fault.steps)
+            case "oom":
+                _run_out_of_memory()
+            case "cut-network":
+                _cut_connections()
+            case "corrupt-memory":
+                self._corrupt_snapshots()
+            case "corrupt-weights":
+                parameter = self._victim.first_parameter()
+                if parameter is not None:
+                    _flip_a_bit(parameter)
+
+    def _corrupt_snapshots(self) -> None:
+        found = self._victim.snapshots()
+        if found is None:
+            return
+        memory, slot_bytes, used = found
+        for start in range(0, len(memory), slot_bytes):
+            memory[start + used // 2] ^= 1
+
+
+def armed_faults(config: RuntimeConfig, environ: Mapping[str, str] = os.environ) -> tuple[InjectedFault, ...]:
+    """Faults of the spec and of HPX_CHAOS; none where that says `off`.
+
+    Raises:
+        JobFailedError: HPX_CHAOS cannot be read, or is set where machines cost money.
+    """
+    text = environ.get(ENV_CHAOS, "")
+    if text.strip() == "off":
+        return ()
+    try:
+        armed = parse_injected(text)
+    except ValueError as error:
+        raise JobFailedError(f"{ENV_CHAOS}: {error}", hint="docs/faults.md has the grammar.") from None
+    armed = (*(config.chaos.inject if config.chaos else ()), *armed)
+    place = next((place for name, place in _COSTS_MONEY.items() if name in environ), None)
+    if armed and place:
+        raise JobFailedError(
+            f"faults are armed, and this is {place}, where machines cost money",
+            hint=f"Unset {ENV_CHAOS}, remove chaos from the spec, and rehearse with --target local.",
+        )
+    return armed
+
+
+def run_dir_of(environ: Mapping[str, str] = os.environ) -> Path:
+    """The job's run folder, as its agent chose it."""
+    return Path(environ.get(ENV_RUN_DIR, "hpx-run"))
+
+
+def is_due(fault: InjectedFault, phase: Phase, step: int) -> bool:
+    """Whether `fault` strikes a rank that has come to `phase` of `step`."""
+    if fault.step is not None and fault.step != step:
+        return False
+    if fault.phase is not None:
+        return fault.phase == phase.word
+    return phase is Phase.DATA if fault.step is not None else True
+
+
+def _name(index: int, fault: InjectedFault) -> str:
+    return f"{index}-{re.sub(r'[^a-z0-9.-]+', '-', str(fault).lower())}"
+
+
+def _hang(how: str) -> None:
+    match how:
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "deadlock":
+            lock = threading.Lock()
+            with lock:
+                lock.acquire()
+        case "loop":
+            while True:
+                pass
+        case "gil":
+            sleep = ctypes.PyDLL(None).sleep  # unlike CDLL, it keeps Python's lock
+            while True:
+                sleep(_FOREVER_S)
+
+
+def _run_out_of_memory() -> None:
+    """Ask for more memory than this process may have: the limit is lowered first, so that nobody else suffers."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + _OOM_STEP, hard))
+    try:
+        torch.empty(8 * _OOM_STEP, dtype=torch.uint8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _cut_connections() -> None:
+    """End every TCP connection of this process, both ways. Listeners stay."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (names only)
+        try:
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            connection = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue  # the descriptor of the listing itself
+        with connection:
+            is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM
+            if is_tcp and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                try:
+                    connection.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    continue  # not connected any more
+
+
+def _flip_a_bit(parameter: torch.Tensor) -> None:
+    local = getattr(parameter, "_local_tensor", parameter).detach()
+    first = local.view(-1)[:1].view(torch.uint8)
+    first[-2:-1].bitwise_xor_(16)  # a high bit of the mantissa: no later rounding may hide it

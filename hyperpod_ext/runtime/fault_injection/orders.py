@@ -1,0 +1,46 @@
+"""Faults that are ordered while a job runs: files in its run folder, which agents and workers look for.
+
+RUN_DIR/chaos/orders/NAME.json    one order, written whole
+RUN_DIR/chaos/taken/NAME          it has struck, or is about to: each strikes once
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hyperpod_ext.config.fault_injection import ORDERS, ChaosOrder, InjectedFault, NodeFault
+
+
+def orders_folder(run_dir: Path) -> Path:
+    return run_dir / ORDERS
+
+
+def taken_folder(run_dir: Path) -> Path:
+    return run_dir / "chaos" / "taken"
+
+
+def read_orders(run_dir: Path) -> dict[str, InjectedFault | NodeFault]:
+    """Orders that have not been taken yet, by name. A file that is no order is left alone."""
+    folder = orders_folder(run_dir)
+    if not folder.is_dir():
+        return {}
+    found = {}
+    for file in sorted(folder.glob("*.json")):
+        if (taken_folder(run_dir) / file.stem).exists():
+            continue
+        try:
+            found[file.stem] = ChaosOrder.model_validate_json(file.read_bytes()).fault
+        except (OSError, ValueError):  # half a file, or none of ours
+            continue
+    return found
+
+
+def take(run_dir: Path, name: str) -> bool:
+    """Whether it falls to the caller to carry out fault `name`: true once in a job."""
+    folder = taken_folder(run_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        (folder / name).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True

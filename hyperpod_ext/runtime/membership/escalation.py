@@ -1,0 +1,140 @@
+"""How far up a fault is taken, and when the job gives up. Pure.
+
+    in process ──▶ process ──▶ node ──▶ the job ends, and is started again from a durable tier
+
+A rung is left for the next one when its budget is spent. Faults of one kind count together while fewer than
+`calm_steps` steps lie between one and the next: two hundred faults in a long job are no reason to give up a node.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+
+from hyperpod_ext.config.job.job import RestartPolicy
+from hyperpod_ext.runtime.detection.failure_causes import NO_PROGRESS
+from hyperpod_ext.runtime.membership.actions import Fail, Fault, Rung
+
+_SAME_EXCEPTION = 2  # the same exception at the same step is the script's own; once may be bad luck
+_SAME_DEATH = 3  # a process that dies at one step every time: out of memory, or a crash of its own
+_SAME_HANG = 3  # of one rank in one phase, at whatever step
+
+
+@dataclass(frozen=True, slots=True)
+class Budgets:
+    """Of `RestartPolicy`, which says what each is."""
+
+    max_restarts: int
+    max_in_process: int = 3
+    max_on_node: int = 3
+    max_node_losses: int = 3
+    quarantine_after: int = 2
+    calm_steps: int = 20
+
+    @classmethod
+    def of(cls, policy: RestartPolicy) -> Budgets:
+        """The budgets that the job was given."""
+        return cls(**{field.name: getattr(policy, field.name) for field in fields(cls)})
+
+
+def rung_of(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> Rung:
+    """Where `fault` is met; `earlier` are those before it, oldest first."""
+    if fault.whole_node:
+        return Rung.NODE
+    if fault.follows:
+        return Rung.PROCESS
+    if not fault.died:
+        own = _streak(fault, earlier, budgets.calm_steps, lambda other: other.rank == fault.rank and not other.died)
+        return Rung.IN_PROCESS if own <= budgets.max_in_process else Rung.PROCESS
+    here = _streak(
+        fault,
+        earlier,
+        budgets.calm_steps,
+        lambda other: other.died and other.node == fault.node and other.node >= 0 and not other.follows,
+    )
+    return Rung.PROCESS if here <= budgets.max_on_node else Rung.NODE
+
+
+def give_up(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> Fail | None:
+    """Why the job ends with `fault`, if it does."""
+    who = _who(fault)
+    if fault.final:
+        return Fail(fault.code, who, fault.hint)
+    if fault.follows:
+        return None
+    everything, earlier = earlier, [other for other in earlier if not other.follows]
+    same, most = _same(fault, earlier, budgets)
+    if not fault.whole_node and same >= most:
+        hint = "It happens each time, so restarting cannot help; the rank's log has the whole story."
+        left = next((f" Rank {other.rank} {other.cause}." for other in reversed(everything) if other.follows), "")
+        after = left if fault.kind == "stalled" else ""  # nobody was ended for it, so only this tells the line
+        return Fail(fault.code, f"{who}; {same} times in a row{'.' if after else ''}{after}", fault.hint or hint)
+    losses = sum(other.whole_node for other in earlier) + fault.whole_node
+    if fault.whole_node and losses > budgets.max_node_losses:
+        hint = "Raise restart.max_node_losses, or find out why nodes fail. " + _AGAIN
+        message = f"{who}; this was node loss {losses}, the job goes on after {budgets.max_node_losses}. "
+        return Fail(fault.code, message + tried(everything), hint)
+    count = len(earlier) + 1
+    if count > budgets.max_restarts:
+        hint = "Raise restart.max_restarts, or find out why ranks fail; the logs of the ranks have their words."
+        message = f"{who}; this was fault {count}, the job recovers from {budgets.max_restarts}"
+        return Fail(fault.code, f"{message}. {tried(everything)}" if earlier else message, hint)
+    return None
+
+
+def _same(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> tuple[int, int]:
+    """How often this fault has come in a row, and how often is too often."""
+    if fault.kind in NO_PROGRESS:
+        hung = (fault.rank, fault.place)
+
+        def is_same(other: Fault) -> bool:
+            return other.kind in NO_PROGRESS and (other.rank, other.place) == hung
+
+        return _streak(fault, earlier, budgets.calm_steps, is_same), _SAME_HANG
+    same = 1
+    for other in reversed(earlier):
+        if other.step != fault.step or not other.is_like(fault):
+            break
+        if fault.died and other.rank != fault.rank:
+            break  # a whole node that goes down is several deaths, not one death several times
+        same += 1
+    return same, _SAME_DEATH if fault.died else _SAME_EXCEPTION
+
+
+_AGAIN = "Started again, the job goes on from its newest durable checkpoint, if it has one."
+
+
+def no_node(fault: Fault, earlier: Sequence[Fault], waited_s: float, spares: int) -> Fail:
+    """Why a job ends that has lost a node for which there is no other."""
+    had = f"the job's spares ({spares}) were used up" if spares else "the job has no spares"
+    return Fail(
+        fault.code,
+        f"{_who(fault)}; {had}, and no other node came within {waited_s:g} s. {tried(earlier)}".rstrip(),
+        "Give the job `spares`, or have the agent of that node started again. " + _AGAIN,
+    )
+
+
+def tried(faults: Iterable[Fault]) -> str:
+    """What has been done about faults so far, in words; empty when there were none."""
+    counts = Counter(fault.rung for fault in faults if fault.rung is not None)
+    words = [f"{counts[rung]} x {rung.value}" for rung in Rung if counts[rung]]
+    return f"Tried before: {', '.join(words)}." if words else ""
+
+
+def _who(fault: Fault) -> str:
+    if fault.whole_node:
+        return f"node {fault.node} is lost at step {fault.step}: {fault.cause}"
+    return f"rank {fault.rank} (node {fault.node}) at step {fault.step}: {fault.cause}"
+
+
+def _streak(fault: Fault, earlier: Sequence[Fault], calm_steps: int, alike: Callable[[Fault], bool]) -> int:
+    """How many faults in a row, `fault` included, are alike with fewer than `calm_steps` between them."""
+    count, step = 1, fault.step
+    for other in reversed(earlier):
+        if not alike(other):
+            continue
+        if step - other.step >= calm_steps:
+            break
+        count, step = count + 1, other.step
+    return count

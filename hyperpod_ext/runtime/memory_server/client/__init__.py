@@ -1,0 +1,1 @@
+"""What workers and agents import to speak to a memory server, or to start one."""

@@ -1,0 +1,308 @@
+"""A worker's connection to its node's memory server."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hyperpod_ext import errors
+from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.memory_server.slots.region import populate
+from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
+from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest
+
+_START_S = 60.0
+
+
+class MemoryLostError(errors.JobFailedError):
+    """The memory server has ended, and its agent starts another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """This rank's slots, writable."""
+
+    memory: mmap.mmap
+    slot_bytes: int
+    slots: int
+    inode: int
+    """Tells this memory from other."""
+    may_populate: threading.Event
+    """Cleared while somebody reads: two that make page tables at the same time hinder each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A snapshot as it lies in this node's memory: its manifest is verified, its bytes are not yet."""
+
+    manifest: Manifest
+    plan: Plan
+    memory: mmap.mmap
+    offset: int
+    bound: bool = True
+    """False: it is of a durable checkpoint without MACs, so its bytes may be anybody's."""
+
+    @property
+    def image(self) -> memoryview:
+        return memoryview(self.memory)[self.offset : self.offset + int(self.manifest["nbytes"])]
+
+
+class MemoryClient:
+    """Calls to the memory server. Beginning and sealing are not waited for until the next call after them.
+
+    A request that was sent counts even if this process dies at once: the server reads it all the same,
+    and answers nobody's question about this rank before it has.
+
+    A thread may seal, and another make any other call at the same time.
+
+    Raises the server's errors as their own types: MemoryTierFullError, StaleGenerationError, ...
+
+    Args:
+        another: whether another server follows one that ends, at the same place. Then calls raise MemoryLostError until
+            `connect` is called.
+    """
+
+    def __init__(self, path: str, *, another: bool = False) -> None:
+        self._path, self._another = path, another
+        self._speaking = threading.RLock()
+        """Held while a request is sent and, where its answer is waited for, until that is here."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.connect()
+
+    def connect(self) -> None:
+        """To the server that there is now; where another one follows, wait for that. It knows nothing of what the one
+        before was asked."""
+        deadline = time.monotonic() + _START_S
+        while True:
+            self._socket.close()
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                self._socket.connect(self._path)
+                break
+            except (FileNotFoundError, ConnectionRefusedError) as error:
+                if not self._another:
+                    raise
+                if time.monotonic() > deadline:
+                    why = f"the memory server of this node is gone, and no other one came within {_START_S:g} s"
+                    raise errors.JobFailedError(why, hint="The log of the node's agent says why.") from error
+                time.sleep(0.01)
+        self._pending = 0
+        self._next_slot: int | None = None
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def map(self, owner: int, slot_bytes: int) -> Mapping:
+        """Shared memory with slots of at least `slot_bytes` each."""
+        mapping = self._map(owner, slot_bytes)
+        assert mapping is not None
+        return mapping
+
+    def attach(self, owner: int) -> Mapping | None:
+        """The slots that an earlier process of this rank has left, if any."""
+        return self._map(owner, 0)
+
+    def _map(self, owner: int, slot_bytes: int) -> Mapping | None:
+        answer, fds = self._call({"op": "map", "owner": owner, "slot_bytes": slot_bytes})
+        if not fds:
+            return None
+        try:
+            memory = mmap.mmap(fds[0], answer["slot_bytes"] * answer["slots"])
+            inode = os.fstat(fds[0]).st_ino
+        finally:
+            _close(fds)
+        self._next_slot = None
+        # the pages are the server's work; that this process finds them is ours, beside whatever it does now
+        may = threading.Event()
+        may.set()
+
+        def wait() -> bool:
+            may.wait()
+            return False
+
+        threading.Thread(target=populate, args=(memory, wait), name="hpx-populate", daemon=True).start()
+        return Mapping(memory, int(answer["slot_bytes"]), int(answer["slots"]), inode, may)
+
+    def add_plan(self, plan: Plan) -> None:
+        """Make a plan known, so that saves can name it."""
+        self._call({"op": "plan", "digest": plan.digest, "document": plan.to_json()})
+
+    def begin(self, owner: int, step: int, save_id: str, generation: int, when_busy: str = "wait") -> int | None:
+        """Index of the slot to write from now on; None when the save is to be skipped.
+
+        The save before is sealed when this returns.
+        """
+        self.flush()
+        if self._next_slot is None:
+            answer, _ = self._call({"op": "next_slot", "owner": owner, "when_busy": when_busy})
+            self._next_slot = answer["next_slot"]
+        slot, self._next_slot = self._next_slot, None
+        if slot is None:
+            return None
+        request = {"op": "begin", "owner": owner, "slot": slot, "step": step, "save_id": save_id}
+        self._ask_later({**request, "generation": generation})
+        return slot
+
+    def seal(self, owner: int, slot: int, record: dict[str, object]) -> None:
+        """Ask for the seal and return at once; its checksum is computed beside the next step."""
+        self._ask_later({"op": "seal", "owner": owner, "slot": slot, "record": record})
+
+    def settle(self, owner: int, save_id: str, *, keep: bool) -> None:
+        """A provisional snapshot is good and may be copied to other tiers, or it is taken back."""
+        self._ask_later({"op": "settle", "owner": owner, "save_id": save_id, "keep": keep})
+
+    def _ask_later(self, request: wire.Message) -> None:
+        with self._speaking, self._hearing_of_its_end():
+            wire.send(self._socket, request)
+            self._pending += 1
+
+    def stepped(self, owner: int) -> None:
+        """Tell that a step was made, without a save. What copies cost is learned from how long steps take."""
+        with self._speaking, self._hearing_of_its_end():
+            wire.send(self._socket, {"op": "stepped", "owner": owner})
+
+    def flush(self) -> None:
+        """Wait until everything asked for is done, and raise the first thing that went wrong with it."""
+        with self._speaking:
+            self._take_answers(wait=True)
+            if self._another and self._has_answer():  # none is due, so this is its end
+                raise self._gone()
+
+    def busy(self) -> bool:
+        """Whether a save is still in flight."""
+        return not self._take_answers(wait=False)
+
+    def forget_slot(self) -> None:
+        """Ask anew which slot is next: a restore may have changed which snapshot counts."""
+        self._next_slot = None
+
+    def _take_answers(self, *, wait: bool) -> bool:
+        """Read the answers that are due, all or those that are here; returns whether none is due any more."""
+        errors_met = []
+        with self._speaking:
+            while self._pending and (wait or self._has_answer()):
+                self._pending -= 1
+                try:
+                    answer, _ = self._answer()
+                    self._next_slot = answer.get("next_slot", self._next_slot)
+                except errors.HyperpodExtError as error:
+                    errors_met.append(error)
+            if errors_met:
+                self._next_slot = None  # what was refused was not written; the server knows which slot is next
+                raise errors_met[0]
+            return not self._pending
+
+    def _has_answer(self) -> bool:
+        try:
+            with self._hearing_of_its_end():
+                self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        return True
+
+    def open(
+        self,
+        owner: int,
+        save_id: str,
+        *,
+        secret: bytes,
+        job: str,
+        mapped: Mapping | None = None,
+        plan: Plan | None = None,
+    ) -> Held:
+        """A whole snapshot on this node, own or replica, its manifest and plan verified.
+
+        It is read through `mapped` where that is the memory it lies in: its pages are at hand already. `plan`
+        need not be sent again where it is the snapshot's.
+
+        Raises:
+            NotFoundError: it is not held on this node.
+            CorruptSnapshotError: the manifest is not this job's, or of another snapshot.
+        """
+        request = {"op": "open", "owner": owner, "save_id": save_id, "known": plan.digest if plan else ""}
+        held = self._map_image(request, secret, job, mapped, plan)
+        if held.manifest.get("rank") != owner or held.manifest.get("save_id") != save_id:
+            raise errors.CorruptSnapshotError(f"another snapshot came than {save_id} of rank {owner}")
+        return held
+
+    def fetch(self, url: str, folder: str, rank: int, *, secret: bytes, job: str) -> Held:
+        """A snapshot of a durable checkpoint, brought into this node's memory first."""
+        return self._map_image({"op": "fetch", "url": url, "folder": folder, "rank": rank}, secret, job)
+
+    def _map_image(
+        self,
+        request: wire.Message,
+        secret: bytes,
+        job: str,
+        mapped: Mapping | None = None,
+        plan: Plan | None = None,
+    ) -> Held:
+        answer, fds = self._call(request)
+        manifest = answer["manifest"]
+        try:
+            check_manifest(manifest, secret, job=job)
+            if mapped is not None and mapped.inode == os.fstat(fds[0]).st_ino:
+                memory = mapped.memory
+            else:  # private, so that no mistake here can write to what others restore from
+                memory = mmap.mmap(fds[0], 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        finally:
+            _close(fds)
+        if plan is None or plan.digest != manifest["plan"]:
+            plan = read_plan(answer["plan"], manifest["plan"])
+        if plan.nbytes != manifest["nbytes"]:
+            raise errors.CorruptSnapshotError(f"the plan of {manifest['save_id']} is for {plan.nbytes} bytes")
+        return Held(manifest, plan, memory, int(answer["offset"]), bool(answer.get("bound", True)))
+
+    def ask(self, op: str, **fields: Any) -> wire.Message:
+        """Any other request: `held`, `fence`, `status`, `durable`, `wait_drained`."""
+        return self._call({"op": op, **fields})[0]
+
+    def _call(self, request: wire.Message) -> tuple[wire.Message, list[int]]:
+        with self._speaking:
+            self.flush()
+            with self._hearing_of_its_end():
+                wire.send(self._socket, request)
+            return self._answer()
+
+    @contextlib.contextmanager
+    def _hearing_of_its_end(self) -> Iterator[None]:
+        try:
+            yield
+        except ConnectionError as error:
+            raise self._gone() from error
+
+    def _gone(self) -> errors.JobFailedError:
+        kind = MemoryLostError if self._another else errors.JobFailedError
+        return kind("the memory server of this node is gone")
+
+    def _answer(self) -> tuple[wire.Message, list[int]]:
+        with self._hearing_of_its_end():
+            answer, fds = wire.receive_fds(self._socket, max_fds=1)
+        if answer is None:
+            raise self._gone()
+        if "error" in answer:
+            _close(fds)
+            raise error_of(answer["error"])
+        return answer, fds
+
+
+def error_of(described: wire.Message) -> errors.HyperpodExtError:
+    """The error that `HyperpodExtError.to_json` described on the other side."""
+    kind = getattr(errors, str(described.get("code")), errors.HyperpodExtError)
+    if not (isinstance(kind, type) and issubclass(kind, errors.HyperpodExtError)) or issubclass(
+        kind, errors.ConfigError
+    ):
+        kind = errors.HyperpodExtError
+    return kind(str(described.get("message")), hint=str(described.get("hint") or ""))
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)

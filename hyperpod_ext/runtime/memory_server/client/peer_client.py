@@ -1,0 +1,152 @@
+"""Reads what other nodes hold: which snapshots there are, their manifests and plans, and their bytes."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, UnreachableError
+from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
+from hyperpod_ext.runtime.memory_server.client.client import error_of
+from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
+from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest
+
+
+class PeerClient:
+    """Connections to the memory server of one other node. Thread-safe.
+
+    Raises the server's errors as their own types, and UnreachableError when it is gone, too slow or not ours.
+    """
+
+    def __init__(self, host: str, port: int, secret: bytes, patience_s: float = ps.PATIENCE_S) -> None:
+        self._host, self._port, self._secret, self._patience_s = host, port, secret, patience_s
+        self._idle: list[socket.socket] = []
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        with self._lock:
+            while self._idle:
+                self._idle.pop().close()
+
+    def held(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Whole snapshots there, in brief: the node's own, and its replicas of others'."""
+        with self._connection() as sock:
+            answer = _ask(sock, {"op": "held"})
+        return list(answer["own"]), list(answer["replicas"])
+
+    def open(self, owner: int, save_id: str, *, job: str) -> tuple[Manifest, Plan]:
+        """Manifest and plan of a whole snapshot, both verified; its bytes are not yet.
+
+        Raises:
+            NotFoundError: it is not held there.
+            CorruptSnapshotError: its manifest is not this job's.
+        """
+        with self._connection() as sock:
+            answer = _ask(sock, {"op": "open", "owner": owner, "save_id": save_id})
+        manifest = answer["manifest"]
+        check_manifest(manifest, self._secret, job=job)
+        if manifest.get("rank") != owner or manifest.get("save_id") != save_id:
+            raise CorruptSnapshotError(f"{self}: another snapshot came than {save_id} of rank {owner}")
+        plan = read_plan(answer["plan"], manifest["plan"])
+        if plan.nbytes != manifest["nbytes"]:
+            raise CorruptSnapshotError(f"the plan of {save_id} is for {plan.nbytes} bytes")
+        return manifest, plan
+
+    def read_into(self, owner: int, save_id: str, start: int, destination: memoryview) -> int:
+        """Fill `destination` with the image's bytes from `start` on; returns their CRC64-NVME."""
+        return self._read(owner, save_id, start, [destination])
+
+    def read_scattered(
+        self, owner: int, save_id: str, pieces: Sequence[tuple[int, memoryview]], nbytes: int, streams: int = 2
+    ) -> int:
+        """Read the whole image of `nbytes`, each piece of it straight to where it belongs: start and writable bytes,
+        in order of starts. Returns the CRC64-NVME over everything, for the caller to compare with the manifest's.
+        """
+        ends = [0, *(start + len(piece) for start, piece in pieces)]
+        if any(start < end for (start, _), end in zip(pieces, ends, strict=False)) or ends[-1] > nbytes:
+            raise ValueError("the pieces overlap, are out of order, or lie outside of the image")
+        per_stream = -(-nbytes // streams)
+        parts = [_part(pieces, first, min(first + per_stream, nbytes)) for first in range(0, nbytes, per_stream)]
+        checksums: dict[int, int] = {}
+
+        def work(part: int) -> None:
+            checksums[part] = self._read(owner, save_id, part * per_stream, parts[part])
+
+        if failures := ps.in_threads(work, len(parts), f"from {self}"):
+            raise failures[0]
+        return ps.join_checksums([(checksums[i], sum(map(len, part))) for i, part in enumerate(parts)])
+
+    def _read(self, owner: int, save_id: str, start: int, destinations: Sequence[memoryview]) -> int:
+        nbytes = sum(map(len, destinations))
+        request = {"op": "read", "owner": owner, "save_id": save_id, "start": start, "nbytes": nbytes}
+        with self._connection() as sock:
+            if _ask(sock, request).get("nbytes") != nbytes:
+                raise wire.WireError(f"it does not send the {nbytes} bytes that it was asked for")
+            return ps.receive_scattered(sock, destinations)
+
+    @contextmanager
+    def _connection(self) -> Iterator[socket.socket]:
+        """One that nobody else uses, for one request and its answer."""
+        try:
+            sock = self._take_idle() or ps.connect(self._host, self._port, self._secret, self._patience_s)
+            try:
+                yield sock
+            except HyperpodExtError:  # the server's whole answer: the connection is as good as before
+                self._give_back(sock)
+                raise
+            except BaseException:
+                sock.close()
+                raise
+            self._give_back(sock)
+        except OSError as error:
+            raise UnreachableError(f"{self}: {error or type(error).__name__}") from error
+
+    def _take_idle(self) -> socket.socket | None:
+        with self._lock:
+            while self._idle:
+                sock = self._idle.pop()
+                if not ps.wait_readable(sock, 0):
+                    return sock
+                sock.close()  # nothing is due on it, so this is its end
+        return None
+
+    def _give_back(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._idle.append(sock)
+
+    def __str__(self) -> str:
+        return f"peer {self._host}:{self._port}"
+
+
+def _ask(sock: socket.socket, request: wire.Message) -> wire.Message:
+    wire.send(sock, request)
+    answer = wire.receive(sock)
+    if answer is None:
+        raise wire.WireError("it closed the connection")
+    if "error" in answer:
+        raise error_of(answer["error"])
+    return answer
+
+
+def _part(pieces: Sequence[tuple[int, memoryview]], first: int, end: int) -> list[memoryview]:
+    """Where the bytes from `first` to `end` of the image go, in order; what is in no piece goes to scratch memory."""
+    # twice what is received at once: nothing in it is overwritten before its checksum is taken
+    scratch, free = memoryview(bytearray(2 * ps.PIECE)), 0
+    segments: list[memoryview] = []
+    position = first
+    for start, destination in (*pieces, (end, memoryview(b""))):
+        stop = min(start, end)
+        while position < stop:
+            length = min(stop - position, ps.PIECE)
+            free = free if free + length <= len(scratch) else 0
+            segments.append(scratch[free : free + length])
+            free, position = free + length, position + length
+        segment = destination[max(0, first - start) : max(0, end - start)]
+        if len(segment):
+            segments.append(segment)
+            position += len(segment)
+    return segments

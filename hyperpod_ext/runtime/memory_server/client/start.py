@@ -1,0 +1,156 @@
+"""Where a job's memory server is reached on this node, and how the first who needs one starts it.
+
+It is nobody's child for long: it has a session of its own, and outlives the training processes on purpose.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
+from hyperpod_ext.errors import HyperpodExtError, UnreachableError
+from hyperpod_ext.runtime.environment import ENV_SECRET_FILE, ENV_SOCKET_DIR
+from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
+
+_START_S = 60.0
+_LONGEST_SOCKET = 107  # what the kernel takes
+
+
+def runtime_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """Directory of this user's sockets, closed to everybody else.
+
+    Raises:
+        HyperpodExtError: there is one, and it is not ours alone.
+    """
+    found = environ.get(ENV_SOCKET_DIR)
+    path = Path(found) if found else Path(tempfile.gettempdir()) / f"hyperpod_ext-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700, parents=True)
+    known = path.lstat()
+    if not stat.S_ISDIR(known.st_mode) or known.st_uid != os.getuid() or known.st_mode & 0o077:
+        raise HyperpodExtError(
+            f"{path} is not a directory of this user alone, so no socket is put there",
+            hint=f"Remove it, or name another directory in {ENV_SOCKET_DIR}.",
+        )
+    return path
+
+
+def place_of(directory: Path) -> str:
+    """Tells machines apart, and containers that do not share the directory."""
+    known = directory.stat()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}-{known.st_dev}-{known.st_ino}"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Files of one node of one job.
+
+    `index` tells nodes apart that share a machine, as in a rehearsal; it is 0 where each has its own, whatever
+    number torchrun gives the node this time.
+    """
+
+    directory: Path
+    job: str
+    index: int
+
+    def _file(self, suffix: str) -> Path:
+        path = self.directory / f"{self.job}.{self.index}.{suffix}"
+        if len(os.fsencode(path)) > _LONGEST_SOCKET:
+            raise HyperpodExtError(f"{path} is too long for a socket", hint=f"Name a short one in {ENV_SOCKET_DIR}.")
+        return path
+
+    @property
+    def socket(self) -> Path:
+        return self._file("socket")
+
+    @property
+    def lock(self) -> Path:
+        return self._file("lock")
+
+    @property
+    def log(self) -> Path:
+        return self._file("log")
+
+
+def secret_file_of(job: str, environ: Mapping[str, str] = os.environ) -> Path:
+    """The job's secret on this machine, made when there is none.
+
+    In the user's state directory and not beside the socket: it must survive a reboot, as durable copies do.
+    """
+    state = environ.get("XDG_STATE_HOME")
+    directory = (Path(state) if state else Path.home() / ".local" / "state") / "hyperpod_ext" / "secrets"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = directory / job
+    partial = directory / f".{job}.{secrets.token_hex(8)}"
+    if not path.exists():
+        partial.touch(mode=0o600)
+        partial.write_text(secrets.token_hex(32))
+        with contextlib.suppress(FileExistsError):
+            os.link(partial, path)  # all of it or nothing, and never over another's
+        partial.unlink()
+    return path
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock file; it goes with the process."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def start_server(place: Place, config: RuntimeConfig, node: int, secret_file: Path, idle_exit_s: float) -> MemoryClient:
+    """A line to the node's memory server, which is started when there is none.
+
+    Raises:
+        UnreachableError: it does not come up; with what it said.
+    """
+    with locked(place.lock):  # held until the server knows of us: else it might be ending this moment
+        client = _connect(place.socket) or _start(place, config, node, secret_file, idle_exit_s)
+        client.ask("hello")
+        return client
+
+
+def _connect(path: Path) -> MemoryClient | None:
+    try:
+        return MemoryClient(str(path))
+    except OSError:
+        return None
+
+
+def _start(place: Place, config: RuntimeConfig, node: int, secret_file: Path, idle_exit_s: float) -> MemoryClient:
+    place.socket.unlink(missing_ok=True)  # of one that was killed; the lock says that nobody else is at it
+    command = [sys.executable, "-m", "hyperpod_ext.runtime.memory_server.standalone", "--socket", str(place.socket)]
+    command += ["--node", str(node), "--lock", str(place.lock), "--idle-exit-s", str(idle_exit_s)]
+    environ = {**os.environ, ENV_RUNTIME: config.model_dump_json(), ENV_SECRET_FILE: str(secret_file)}
+    log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        process = subprocess.Popen(
+            command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    finally:
+        os.close(log)
+    deadline = time.monotonic() + _START_S
+    while (client := _connect(place.socket)) is None:
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            said = place.log.read_text(errors="replace").strip().splitlines()[-5:]
+            raise UnreachableError("the memory server does not start:\n" + "\n".join(said), hint=f"See {place.log}.")
+        time.sleep(0.02)
+    process.returncode = 0  # it is not waited for, and Popen need not warn of that
+    return client

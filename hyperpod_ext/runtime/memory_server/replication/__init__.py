@@ -1,0 +1,1 @@
+"""Copies of snapshots on other nodes: who holds which, sending and receiving them."""

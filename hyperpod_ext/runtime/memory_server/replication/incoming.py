@@ -1,0 +1,141 @@
+"""Replicas on their way in: where their chunks go, and that nobody writes to a slot once it is given up."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hyperpod_ext.errors import CorruptSnapshotError, MemoryTierFullError, NotFoundError
+from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
+from hyperpod_ext.runtime.memory_server.replication.cpu_priority import Courtesy
+from hyperpod_ext.runtime.memory_server.slots.regions import Regions
+from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_crc, generation_of
+
+_SLOT_WAIT_S = 10.0  # a slot for replicas is in use only while somebody reads it
+
+
+@dataclass(eq=False, slots=True)
+class Incoming:
+    """One replica that is not whole yet. Whoever knows its token may send chunks of it."""
+
+    owner: int
+    index: int
+    manifest: Manifest
+    data: memoryview
+    begun_by: socket.socket
+    checksums: dict[int, int | None] = field(default_factory=dict)
+    """By the start of each chunk; None while it is received."""
+    receiving: set[socket.socket] = field(default_factory=set)
+
+
+class IncomingReplicas:
+    """At most one replica per owner is on its way in; a newer attempt takes the place of an older one."""
+
+    def __init__(self, replicas: Regions, courtesy: Courtesy) -> None:
+        self._replicas, self._courtesy = replicas, courtesy
+        self._by_token: dict[int, Incoming] = {}
+        self._next_token = itertools.count(1)
+        self._one_per_owner: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
+        self._changed = threading.Condition()
+
+    def begin(self, manifest: Manifest, begun_by: socket.socket) -> int:
+        """Reserve a slot for the snapshot of a checked manifest; returns the token to send it under.
+
+        Raises:
+            MemoryTierFullError: this node has not that much left, or every slot is being read.
+            StaleGenerationError: a newer generation is at work.
+        """
+        owner, save_id, nbytes = int(manifest["rank"]), str(manifest["save_id"]), int(manifest["nbytes"])
+        with self._one_per_owner[owner]:
+            self._give_up(lambda other: other.owner == owner)
+            region, fd = self._replicas.map(owner, nbytes)
+            os.close(fd)
+            index = self._replicas.next_slot(owner, "supersede", _SLOT_WAIT_S)
+            if index is None:
+                raise MemoryTierFullError(f"every slot for replicas of rank {owner} is being read")
+            self._replicas.begin(owner, index, int(manifest["step"]), save_id, generation_of(save_id))
+            token = next(self._next_token)
+            with self._changed:
+                self._by_token[token] = Incoming(owner, index, manifest, region.view(index, nbytes), begun_by)
+            self._courtesy.copy_begins()
+            return token
+
+    def receive(self, sock: socket.socket, token: int, start: int, nbytes: int) -> None:
+        """Take one chunk from `sock` straight into its slot.
+
+        Raises:
+            NotFoundError: nobody waits for this chunk; none of its bytes was read.
+        """
+        with self._changed:
+            replica = self._find(token)
+            due = 0 <= start < len(replica.data) and start % ps.CHUNK == 0 and start not in replica.checksums
+            if not due or nbytes != min(ps.CHUNK, len(replica.data) - start):
+                raise NotFoundError(f"no {nbytes} bytes at {start} are due of {replica.manifest['save_id']}")
+            replica.checksums[start] = None
+            replica.receiving.add(sock)
+        checksum = None
+        try:
+            checksum = ps.receive_checked(sock, replica.data[start : start + nbytes])
+        finally:
+            with self._changed:
+                replica.checksums[start] = checksum
+                replica.receiving.discard(sock)
+                self._changed.notify_all()
+
+    def end(self, token: int) -> None:
+        """All chunks were sent: check them together, and let the replica exist.
+
+        Raises:
+            CorruptSnapshotError: its bytes are not those its manifest was signed for.
+            StaleGenerationError: while it was sent, a newer generation began.
+        """
+        with self._changed:
+            owner = self._find(token).owner
+        with self._one_per_owner[owner]:
+            with self._changed:
+                replica = self._find(token)
+                if replica.receiving:
+                    raise NotFoundError(f"{replica.manifest['save_id']} of rank {owner} is still being received")
+                del self._by_token[token]
+            self._courtesy.copy_ends()
+            check_crc(replica.manifest, *_whole(replica), where=f"replica of rank {owner}")
+            self._replicas.adopt(owner, replica.index, replica.manifest)
+
+    def lost(self, sock: socket.socket) -> None:
+        """A connection is gone, and with it what was begun over it."""
+        self._give_up(lambda other: other.begun_by is sock)
+
+    def close(self) -> None:
+        self._give_up(lambda _: True)
+
+    def _find(self, token: int) -> Incoming:
+        if (replica := self._by_token.get(token)) is None:
+            raise NotFoundError("this replica was given up")
+        return replica
+
+    def _give_up(self, which: Callable[[Incoming], bool]) -> None:
+        """Forget them, and return once no thread writes to their slots any more."""
+        with self._changed:
+            gone = {token: replica for token, replica in self._by_token.items() if which(replica)}
+            for token, replica in gone.items():
+                del self._by_token[token]
+                for sock in replica.receiving:
+                    ps.cut(sock)
+            self._changed.wait_for(lambda: not any(replica.receiving for replica in gone.values()))
+        for _ in gone:
+            self._courtesy.copy_ends()
+
+
+def _whole(replica: Incoming) -> tuple[int, int]:
+    """How many bytes came without a gap, and their checksum."""
+    nbytes, parts = len(replica.data), []
+    for start in range(0, nbytes, ps.CHUNK):
+        if (checksum := replica.checksums.get(start)) is None:
+            raise CorruptSnapshotError(f"replica of rank {replica.owner}: the bytes from {start} on never came")
+        parts.append((checksum, min(ps.CHUNK, nbytes - start)))
+    return nbytes, ps.join_checksums(parts)

@@ -1,0 +1,353 @@
+"""Copies this node's snapshots to the memory of other nodes, in a thread beside training.
+
+A step's snapshots, one of each rank here, are copied together: a replica of one rank at one step and of
+another rank at another would restore nothing. So no copy of a step begins while a rank here still writes its
+snapshot of an earlier one, or the slots of a peer might in the end hold no step of all ranks; and the newest
+snapshot that has replicas stays here until the next one has: the node that holds the replica of it may be the
+one that is lost.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from hyperpod_ext.config.checkpoint import PeerTier
+from hyperpod_ext.errors import NotFoundError
+from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
+from hyperpod_ext.runtime.memory_server.replication.cpu_priority import Courtesy
+from hyperpod_ext.runtime.memory_server.replication.placement import Placement, place_replicas
+from hyperpod_ext.runtime.memory_server.replication.rate_limit import Pace
+from hyperpod_ext.runtime.memory_server.replication.sender import PeerSender, Superseded
+from hyperpod_ext.runtime.memory_server.slots.pins import Hold
+from hyperpod_ext.runtime.memory_server.slots.regions import Regions, WhenBusy
+from hyperpod_ext.runtime.memory_server.slots.slots import State
+from hyperpod_ext.runtime.snapshot.layout_plan import Plan
+from hyperpod_ext.runtime.snapshot.manifest import Manifest
+
+Address = tuple[str, int]
+
+_NAMED = 16
+"""Named steps that are remembered: they are named a few ahead."""
+_SEALED = 4
+"""Snapshots of a rank that a late naming may still mean: as many as the memory tier holds, or so."""
+
+
+@dataclass(eq=False, slots=True)
+class _Step:
+    """The snapshots of one commit that are due."""
+
+    save_id: str
+    number: tuple[int, int]
+    """Generation and step."""
+    waiting: dict[int, Manifest] = field(default_factory=dict)
+    begun: bool = False
+    at_once: bool = False
+    """Whether it waits for no other."""
+    nbytes: int = 0
+    pins: ExitStack = field(default_factory=ExitStack)
+
+
+class Replicator:
+    """Has snapshots copied to the nodes that `place_replicas` chooses.
+
+    Args:
+        regions: this node's own snapshots.
+        plan_of: plan by digest.
+        tier: how often, how many copies, over how many connections, and what it may cost.
+        courtesy: how copies give way to training.
+        node: this node's number.
+        when_busy: what becomes of a step that is due while an earlier one is still being copied.
+    """
+
+    def __init__(
+        self,
+        regions: Regions,
+        plan_of: Callable[[str], Plan],
+        tier: PeerTier,
+        *,
+        node: int,
+        secret: bytes,
+        courtesy: Courtesy,
+        when_busy: WhenBusy = "supersede",
+        patience_s: float = ps.PATIENCE_S,
+    ) -> None:
+        self._regions, self._plan_of, self._tier, self._node = regions, plan_of, tier, node
+        self._secret, self._when_busy, self._patience_s = secret, when_busy, patience_s
+        self.pace, self._courtesy = Pace(tier.max_slowdown), courtesy
+        self._peers: dict[int, PeerSender] = {}
+        self._placement: Placement = {}
+        self._targets: tuple[int, ...] = ()
+        self._due: list[_Step] = []
+        self._closed = False
+        self._skipped = ""
+        self._asked: deque[int] | None = None
+        """The newest steps that were named; None: it goes by the tier's own number."""
+        self._sealed: dict[int, deque[Manifest]] = {}
+        self._writing: dict[int, tuple[int, int]] = {}
+        """Of each rank whose snapshot is not sealed yet: generation and step."""
+        self._superseded = (0, 0)
+        """Newest step that another took the place of: ranks that are late with it leave it out, too."""
+        self._copying = False
+        self._kept: dict[int, tuple[str, ExitStack]] = {}
+        self._stepped_at: dict[int, tuple[float, float]] = {}
+        self._due_at, self._latest = 0.0, _Step("", (0, 0))
+        self._changed = threading.Condition()
+        self._counts = dict.fromkeys(("copies", "bytes_sent", "superseded", "skipped", "failed"), 0)
+        self._seconds = 0.0
+        self._replicated_step: int | None = None
+        self._last_error: str | None = None
+        threading.Thread(target=self._run, name="replicate", daemon=True).start()
+
+    # --- what is due ----------------------------------------------------------------------------
+
+    def stepped(self, owner: int) -> None:
+        """A rank has made a step: the time since the one before shows what copying costs."""
+        now, sending = time.monotonic(), self.pace.sending_s()
+        before, sending_before = self._stepped_at.get(owner, (None, 0.0))
+        self._stepped_at[owner] = now, sending
+        if before is not None and now > before:
+            self.pace.observe_step(now - before, (sending - sending_before) / (now - before))
+
+    def begun(self, owner: int, generation: int, step: int) -> None:
+        """A rank writes its snapshot of a step from now on."""
+        with self._changed:
+            stale = [rank for rank, number in self._writing.items() if number[0] < generation]
+            for rank in stale:  # nobody seals those any more
+                del self._writing[rank]
+            self._writing[owner] = generation, step
+            self._changed.notify_all()
+
+    def left_out(self, owner: int) -> None:
+        """What that rank has begun is not copied."""
+        with self._changed:
+            self._writing.pop(owner, None)
+            self._changed.notify_all()
+
+    def sealed(self, owner: int, manifest: Manifest) -> None:
+        """A snapshot was sealed; it is copied if it is due."""
+        self.left_out(owner)
+        with self._changed:
+            self._sealed.setdefault(owner, deque(maxlen=_SEALED)).append(manifest)
+            if self._is_due(int(manifest["step"])):
+                self._take_due(owner, manifest)
+
+    def ask(self, step: int) -> None:
+        """Have the snapshots of `step` copied, those that are there already, too; from now on, only such as are
+        named."""
+        with self._changed:
+            if step in (self._asked or ()):
+                return
+            before = self._is_due(step)
+            self._asked = deque([*(self._asked or ()), step], maxlen=_NAMED)
+            for owner, sealed in self._sealed.items():
+                late = [manifest for manifest in sealed if manifest["step"] == step]
+                if late and not before:
+                    self._take_due(owner, late[-1])
+
+    def go_by(self, step: int | None) -> None:
+        """A generation begins, in which all nodes go by the same: `step` was named last; None: none was, and the
+        tier's own number counts."""
+        with self._changed:
+            self._asked = None if step is None else deque([step], maxlen=_NAMED)
+            self._sealed.clear()
+
+    def _is_due(self, step: int) -> bool:
+        return step % self._tier.every_steps == 0 if self._asked is None else step in self._asked
+
+    def _take_due(self, owner: int, manifest: Manifest) -> None:
+        self._forget_kept(owner)
+        if self._targets:
+            self._take(owner, manifest)
+
+    def catch_up(self, owner: int, manifest: Manifest) -> None:
+        """Copy this snapshot now, due or not, and as fast as it goes: its node may be about to go."""
+        with self._changed:
+            if self._targets:
+                self.pace.hurry()
+                self._courtesy.hurry()
+                self._take(owner, manifest, again=True)
+
+    def set_peers(self, addresses: Mapping[int, Address], domains: Mapping[int, str] | None = None) -> None:
+        """The nodes there are now, and their failure domains. Where a copy's holder is gone, or was started
+        anew, the newest snapshots are copied at once."""
+        with self._changed:
+            gone = {node for node, peer in self._peers.items() if addresses.get(node) != peer.address}
+            for node in gone:
+                self._peers.pop(node).close()
+            for node in addresses.keys() - self._peers.keys() - {self._node}:
+                self._peers[node] = self._sender(addresses[node])
+            nodes = {node: (domains or {}).get(node, "") for node in {*addresses, self._node}}
+            self._placement = place_replicas(nodes, self._tier.replicas, self._placement)
+            before, self._targets = self._targets, self._placement[self._node]
+            if set(self._targets) - (set(before) - gone):
+                for owner in self._regions.owners():
+                    if (manifest := self._regions.newest(owner)) is not None:
+                        self._take(owner, manifest, again=True)
+
+    def _sender(self, address: Address) -> PeerSender:
+        return PeerSender(
+            *address,
+            secret=self._secret,
+            streams=self._tier.streams,
+            pace=self.pace,
+            courtesy=self._courtesy,
+            patience_s=self._patience_s,
+        )
+
+    def _take(self, owner: int, manifest: Manifest, *, again: bool = False) -> None:
+        save_id = str(manifest["save_id"])
+        step = next((due for due in self._due if due.save_id == save_id), None)
+        if step is None:
+            step = _Step(save_id, (int(manifest["generation"]), int(manifest["step"])), at_once=again)
+            if not again and step.number <= self._superseded:
+                return
+            if self._when_busy == "skip" and not again and self._skips(save_id):
+                return
+            if self._when_busy == "supersede":
+                for older in [due for due in self._due if not due.begun and due.number < step.number]:
+                    self._remove(older)
+                    self._superseded = max(self._superseded, older.number)
+                    self._counts["superseded"] += 1
+            if not again and save_id != self._latest.save_id:
+                self._learn_interval(step)
+            self._due.append(step)
+        if self._when_busy == "wait" and not again:
+            with suppress(NotFoundError):
+                step.pins.enter_context(self._regions.pin(owner, save_id, "to be replicated", hold=Hold.WAITING))
+        step.waiting[owner] = manifest
+        step.nbytes += int(manifest["nbytes"])
+        self._changed.notify_all()
+
+    def _skips(self, save_id: str) -> bool:
+        """Whether a step is left out, for every rank here alike, because an earlier one is not done yet."""
+        if save_id != self._skipped and (not self._due or save_id == self._latest.save_id):
+            return False
+        self._counts["skipped"] += save_id != self._skipped
+        self._skipped = save_id
+        return True
+
+    def _learn_interval(self, step: _Step) -> None:
+        """One copy of everything must be done before the next is due."""
+        now = time.monotonic()
+        if self._latest.nbytes:
+            self.pace.finish_within(self._latest.nbytes * len(self._targets), now - self._due_at)
+            self._courtesy.patience_s = (now - self._due_at) / 2
+        self._latest, self._due_at = step, now
+
+    def _remove(self, step: _Step) -> None:
+        self._due.remove(step)
+        step.pins.close()
+
+    # --- copying --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._next() is not None)
+                if self._closed or (step := self._next()) is None:
+                    return
+                if not step.begun:  # the ranks' copies of a step are one matter: they must be done in time together
+                    step.begun = True
+                    self._courtesy.copy_begins()
+                manifest = step.waiting.pop(owner := min(step.waiting))
+                targets, self._copying = [self._peers[node] for node in self._targets], True
+            began = time.monotonic()
+            failures = self._copy(owner, manifest, targets)
+            with self._changed:
+                self._seconds += time.monotonic() - began
+                self._conclude(owner, manifest, failures)
+                self._copying = False
+                if not step.waiting:
+                    self._remove(step)
+                    self._courtesy.copy_ends()
+                self._changed.notify_all()
+
+    def _next(self) -> _Step | None:
+        """The oldest step that is due, once all ranks here are done with those before it."""
+        first = min(self._due, key=lambda step: (not step.begun, step.number), default=None)
+        if first is None or first.begun or first.at_once:
+            return first
+        return None if any(number < first.number for number in self._writing.values()) else first
+
+    def _copy(self, owner: int, manifest: Manifest, targets: list[PeerSender]) -> list[BaseException]:
+        """To all targets at the same time; returns what went wrong."""
+        save_id = str(manifest["save_id"])
+
+        def work(index: int) -> None:
+            peer = targets[index]
+            peer.connect()  # may take long, so before the slot is held
+            with self._regions.pin(owner, save_id, f"replicate to {peer}") as pin:
+                sent = peer.send(pin, self._plan_of(str(manifest["plan"])))
+            with self._changed:
+                self._counts["bytes_sent"] += sent
+
+        self.pace.copy_begins()
+        try:
+            return ps.in_threads(work, len(targets), "replicate")
+        finally:
+            self.pace.copy_ends()
+
+    def _conclude(self, owner: int, manifest: Manifest, failures: list[BaseException]) -> None:
+        if not failures:
+            self._counts["copies"] += 1
+            self._replicated_step = int(manifest["step"])
+            self._regions.mark(owner, str(manifest["save_id"]), State.REPLICATED)
+            self._keep(owner, str(manifest["save_id"]))
+        elif all(isinstance(failure, Superseded | NotFoundError) for failure in failures):
+            self._counts["superseded"] += 1
+        else:
+            self._counts["failed"] += 1
+            self._last_error = "; ".join(str(failure) or repr(failure) for failure in failures)
+
+    def _keep(self, owner: int, save_id: str) -> None:
+        """Hold on to a snapshot that has replicas, in place of the one before, as long as no save needs its slot."""
+        _, before = self._kept.pop(owner, ("", ExitStack()))
+        with suppress(NotFoundError):
+            kept = ExitStack()
+            kept.enter_context(self._regions.pin(owner, save_id, f"{save_id} has replicas", hold=Hold.KEPT))
+            self._kept[owner] = save_id, kept
+        before.close()
+
+    def _forget_kept(self, owner: int) -> None:
+        """Let go of a snapshot that a new generation has given up."""
+        if owner in self._kept:
+            try:
+                self._regions.open_manifest(owner, self._kept[owner][0])
+            except NotFoundError:
+                self._kept.pop(owner)[1].close()
+
+    # --- how it goes ----------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Counters, the last error, and whether there are fewer nodes than copies were asked for."""
+        with self._changed:
+            return {
+                "tier": "peer",
+                "targets": list(self._targets),
+                "too_few_nodes": len(self._targets) < self._tier.replicas,
+                "replicated_step": self._replicated_step,
+                **self._counts,
+                "seconds": self._seconds,
+                "limit_bytes_per_s": None if math.isinf(self.pace.rate) else int(self.pace.rate),
+                "last_error": self._last_error,
+            }
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Until everything that is due has arrived or failed."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._due, timeout_s)
+
+    def close(self) -> None:
+        """Send no more."""
+        with self._changed:
+            self._closed = True
+            for peer in self._peers.values():
+                peer.close()
+            self._changed.notify_all()

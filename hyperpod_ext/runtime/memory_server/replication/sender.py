@@ -1,0 +1,193 @@
+"""Copies of snapshots on their way to one peer: a few connections, kept open, fed straight from the mapping."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from hyperpod_ext.errors import UnreachableError
+from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
+from hyperpod_ext.runtime.memory_server.client.client import error_of
+from hyperpod_ext.runtime.memory_server.replication.cpu_priority import Courtesy
+from hyperpod_ext.runtime.memory_server.replication.rate_limit import Pace
+from hyperpod_ext.runtime.memory_server.slots.pins import Pin
+from hyperpod_ext.runtime.snapshot.layout_plan import Plan
+
+_LOOK_S = 0.1  # a peer that takes no bytes must not keep us from giving a copy up
+_UNANSWERED = 8  # chunks sent ahead of the peer's answers
+_BACKOFF_S = (0.5, 30.0)
+
+Stop = Callable[[], bool]
+
+
+class Superseded(Exception):  # noqa: N818  nothing went wrong
+    """The copy is not wanted any more; its snapshot's slot is needed."""
+
+
+class PeerSender:
+    """Sends to one peer, one snapshot at a time; its connections are made when the first one is due."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        secret: bytes,
+        streams: int,
+        pace: Pace,
+        courtesy: Courtesy,
+        patience_s: float = ps.PATIENCE_S,
+    ) -> None:
+        self.address = (host, port)
+        self._secret, self._streams, self._pace, self._patience_s = secret, streams, pace, patience_s
+        self._courtesy = courtesy
+        self._sockets: list[socket.socket] = []
+        self._closed = False
+        self._wait_s, self._not_before = 0.0, 0.0
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Break off what is being sent, and send no more."""
+        with self._lock:
+            self._closed = True
+            for sock in self._sockets:
+                ps.cut(sock)
+
+    def connect(self) -> None:
+        """Make sure of the connections, while no snapshot is held for it.
+
+        Raises:
+            UnreachableError: the peer cannot be had, or could not a moment ago.
+        """
+        if (left := self._not_before - time.monotonic()) > 0:
+            raise UnreachableError(f"{self}: it failed a moment ago and is tried again in {left:.1f} s")
+        if any(ps.wait_readable(sock, 0) for sock in self._sockets):
+            self._disconnect()  # nothing is due on them, so this is their end: the peer was started anew
+        try:
+            while len(self._sockets) < self._streams:
+                sock = ps.connect(*self.address, self._secret, self._patience_s)
+                ps.set_patience(sock, socket.SO_SNDTIMEO, _LOOK_S)
+                with self._lock:
+                    self._sockets.append(sock)
+                    if self._closed:
+                        raise UnreachableError(f"{self}: it is no peer any more")
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def send(self, pin: Pin, plan: Plan) -> int:
+        """Bring a snapshot to the peer; returns how many bytes were sent, 0 when it has them already.
+
+        Raises:
+            Superseded: the pin was cancelled.
+            UnreachableError: the peer is gone or takes nothing.
+            HyperpodExtError: what the peer says.
+        """
+        try:
+            sent = self._send(pin, plan)
+        except OSError as error:
+            raise self._failed(error) from error
+        except BaseException:
+            self._disconnect()  # something may be half sent; the peer gives up what it has of it
+            raise
+        self._wait_s = 0.0
+        return sent
+
+    def __str__(self) -> str:
+        return f"peer {self.address[0]}:{self.address[1]}"
+
+    def _failed(self, error: OSError) -> UnreachableError:
+        self._disconnect()
+        self._wait_s = min(max(2 * self._wait_s, _BACKOFF_S[0]), _BACKOFF_S[1])
+        self._not_before = time.monotonic() + self._wait_s
+        return UnreachableError(f"{self}: {error or type(error).__name__}")
+
+    def _disconnect(self) -> None:
+        with self._lock:
+            for sock in self._sockets:
+                sock.close()
+            self._sockets.clear()
+
+    def _send(self, pin: Pin, plan: Plan) -> int:
+        control, stop = self._sockets[0], pin.cancelled
+        request = {"op": "replica_begin", "manifest": pin.manifest, "plan": None}
+        answer = self._ask(control, request, stop)
+        if answer.get("need_plan"):
+            answer = self._ask(control, {**request, "plan": plan.to_json()}, stop)
+        if answer.get("have"):
+            return 0
+        token, data = int(answer["token"]), pin.data
+        self._send_chunks(token, data, stop)
+        self._ask(control, {"op": "replica_end", "token": token}, stop)
+        return len(data)
+
+    def _send_chunks(self, token: int, data: memoryview, stop: Stop) -> None:
+        """All chunks, over all connections; whichever is free takes the next."""
+        starts, taking, failed = iter(range(0, len(data), ps.CHUNK)), threading.Lock(), threading.Event()
+
+        def next_start() -> int | None:
+            with taking:
+                return next(starts, None)
+
+        def work(stream: int) -> None:
+            self._courtesy.give_way()
+            try:
+                self._stream(self._sockets[stream], token, data, next_start, lambda: stop() or failed.is_set())
+            except BaseException:
+                failed.set()
+                raise
+
+        failures = ps.in_threads(work, len(self._sockets), f"to {self}")
+        if failures:  # the others only broke off with it
+            raise next((failure for failure in failures if not isinstance(failure, Superseded)), failures[0])
+
+    def _stream(
+        self, sock: socket.socket, token: int, data: memoryview, next_start: Callable[[], int | None], stop: Stop
+    ) -> None:
+        unanswered = 0
+        while (start := next_start()) is not None:
+            chunk = data[start : start + ps.CHUNK]
+            self._pace.take(len(chunk), stop)
+            frame = wire.encode({"op": "chunk", "token": token, "start": start, "nbytes": len(chunk)})
+            self._push(sock, memoryview(frame), stop)
+            self._push(sock, chunk, stop)
+            unanswered += 1
+            if unanswered > _UNANSWERED:
+                self._answer(sock, stop)
+                unanswered -= 1
+        for _ in range(unanswered):
+            self._answer(sock, stop)
+
+    def _ask(self, sock: socket.socket, request: wire.Message, stop: Stop) -> wire.Message:
+        self._push(sock, memoryview(wire.encode(request)), stop)
+        return self._answer(sock, stop)
+
+    def _push(self, sock: socket.socket, data: memoryview, stop: Stop) -> None:
+        """`sendall` that can be given up."""
+        gives_up_at = time.monotonic() + self._patience_s
+        while len(data):
+            if stop():
+                raise Superseded
+            try:
+                data = data[sock.send(data) :]
+            except BlockingIOError:
+                if time.monotonic() > gives_up_at:
+                    raise TimeoutError(f"it took no bytes for {self._patience_s:.0f} s") from None
+            else:
+                gives_up_at = time.monotonic() + self._patience_s
+
+    def _answer(self, sock: socket.socket, stop: Stop) -> wire.Message:
+        gives_up_at = time.monotonic() + self._patience_s
+        while not ps.wait_readable(sock, _LOOK_S):
+            if stop():
+                raise Superseded
+            if time.monotonic() > gives_up_at:
+                raise TimeoutError(f"it did not answer for {self._patience_s:.0f} s")
+        answer = wire.receive(sock)
+        if answer is None:
+            raise wire.WireError("it closed the connection")
+        if "error" in answer:
+            raise error_of(answer["error"])
+        return answer

@@ -1,0 +1,117 @@
+"""What the durable tiers have to restore from, and what of it was brought into this node's memory."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFoundError
+from hyperpod_ext.runtime.memory_server.plans import Plans
+from hyperpod_ext.runtime.memory_server.slots.budget import Budget
+from hyperpod_ext.runtime.memory_server.slots.region import Region, whole_pages
+from hyperpod_ext.runtime.memory_server.uploader import Drain
+from hyperpod_ext.runtime.snapshot.layout_plan import Plan
+from hyperpod_ext.runtime.snapshot.manifest import Manifest, save_id_of
+from hyperpod_ext.runtime.storage.mac import is_bound
+from hyperpod_ext.runtime.storage.names import Found
+
+
+class Fetcher:
+    """Of one node; of each durable tier its drain knows the place."""
+
+    def __init__(self, drains: Sequence[Drain], budget: Budget, plans: Plans) -> None:
+        self._drains, self._budget, self._plans = drains, budget, plans
+        self._fetched: dict[tuple[str, str, str], Region] = {}
+        self._fetching = threading.Lock()
+
+    def offers(self, besides: Collection[tuple[str, str]] = (), newest: int = 4) -> dict[str, Any]:
+        """The newest checkpoints of each durable tier, verified as far as their manifests go.
+
+        `besides`: URL and save id of those that were refused and need not be named again.
+
+        `unreachable` are those of the problems that leave open whether a tier has a newer one.
+        """
+        offers: list[dict[str, Any]] = []
+        problems: list[str] = []
+        unreachable: list[str] = []
+        generation = 0
+        for drain in self._drains:
+            try:
+                generation = max(generation, drain.checkpoints.newest_generation())
+                found = drain.checkpoints.found()
+            except HyperpodExtError as error:
+                problems.append(_in_line(error))
+                unreachable.append(problems[-1])
+                continue
+            for one in found:
+                if (drain.url, save_id_of(one.generation, one.step)) in besides:
+                    continue
+                try:
+                    manifest = drain.checkpoints.read(one)
+                except HyperpodExtError as error:
+                    problems.append(_in_line(error))
+                    if not isinstance(error, CorruptSnapshotError | NotFoundError):
+                        if not any(offer["url"] == drain.url for offer in offers):
+                            unreachable.append(problems[-1])
+                        break
+                    continue
+                keys = ("step", "generation", "save_id", "world_size")
+                brief = {key: manifest[key] for key in keys}
+                offers.append({**brief, "tier": drain.tier.kind, "url": drain.url, "folder": one.folder})
+                if sum(offer["url"] == drain.url for offer in offers) >= newest:
+                    break
+        return {"checkpoints": offers, "generation": generation, "problems": problems, "unreachable": unreachable}
+
+    def fetch(self, url: str, folder: str, rank: int) -> tuple[Manifest, Plan, int, int, bool]:
+        """A rank's snapshot of a durable checkpoint, brought into memory once for all ranks of this node.
+
+        The last that is returned is whether its bytes are known to be the job's; False where an earlier version has
+        written it. Its CRC is not verified yet.
+
+        Raises:
+            NotFoundError, CorruptSnapshotError, UnreachableError: it cannot be had, or the job has not written it.
+        """
+        drain = next((drain for drain in self._drains if drain.url == url), None)
+        if drain is None:
+            raise NotFoundError(f"{url} is no tier of this job")
+        step, _, generation = folder.removeprefix("step-").partition("-g")
+        whole = drain.checkpoints.read(Found(int(step), int(generation)))
+        manifest, name = whole["ranks"][str(rank)], whole["files"][str(rank)]
+        plan = self._plans.get(manifest["plan"]) or drain.checkpoints.read_plan(folder, manifest["plan"])
+        self.forget(but=(url, folder))  # another was refused
+        with self._fetching:
+            region = self._fetched.get((url, folder, name))
+            if region is None:
+                nbytes = int(manifest["nbytes"])
+                self._budget.take(whole_pages(nbytes), f"restoring {folder} from {url}")
+                region = Region(f"hpx-fetched-{rank}", nbytes, 1)
+                try:
+                    with region.view(0, nbytes) as view:
+                        drain.checkpoints.store.read_into(f"{folder}/{name}", view)
+                        drain.checkpoints.check_image(folder, whole, str(rank), view)
+                except BaseException:
+                    region.close()
+                    self._budget.give_back(region.nbytes)
+                    raise
+                self._fetched[url, folder, name] = region
+            fd = os.open(f"/proc/self/fd/{region.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        return manifest, plan, 0, fd, is_bound(whole)
+
+    def forget(self, but: tuple[str, str] = ("", "")) -> bool:
+        """Training goes on from what was fetched, so its memory is needed no more, but for that of `but`: URL and
+        folder. Whoever reads it this moment has it mapped. Returns whether there was any."""
+        with self._fetching:
+            gone = [key for key in self._fetched if key[:2] != but]
+            for key in gone:
+                region = self._fetched.pop(key)
+                region.close()
+                self._budget.give_back(region.nbytes)
+        return bool(gone)
+
+
+def _in_line(error: HyperpodExtError) -> str:
+    """An error's words on one line, without the full stop."""
+    sentences = [" ".join(text.split()).removesuffix(".") for text in (error.message, error.hint) if text]
+    return ". ".join(sentences)

@@ -1,0 +1,61 @@
+"""How much memory the tier may take on this node: reserved before it is touched, or refused with the numbers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from hyperpod_ext.errors import MemoryTierFullError
+from hyperpod_ext.runtime.memory_server.slots.region import Region, whole_pages
+
+_MIB = 1 << 20
+
+
+class Budget:
+    """How much memory may be taken, over all kinds of snapshots. `usable_bytes`: what the node can spare now."""
+
+    def __init__(self, limit: int | None, usable_bytes: Callable[[], int]) -> None:
+        self._limit, self._usable_bytes = limit, usable_bytes
+        self._taken = 0
+        self._filling: list[Region] = []
+        self._lock = threading.Lock()
+
+    def take(self, needed: int, what: str) -> None:
+        """Reserve memory, or refuse while nothing has been touched.
+
+        Raises:
+            MemoryTierFullError: with what is needed and what there is.
+        """
+        with self._lock:
+            self._filling = [region for region in self._filling if region.untouched]
+            usable = self._usable_bytes() - sum(region.untouched for region in self._filling)
+            if self._limit is not None and self._taken + needed > self._limit:
+                raise MemoryTierFullError(
+                    f"{what} needs {needed / _MIB:.1f} MiB in the memory tier; its budget is "
+                    f"{self._limit / _MIB:.0f} MiB a node, of which {self._taken / _MIB:.1f} MiB are taken",
+                    hint="Raise budget_mib of the memory tier, or run fewer workers on a node.",
+                )
+            if needed > usable:
+                raise MemoryTierFullError(
+                    f"{what} needs {needed / _MIB:.1f} MiB in the memory tier; "
+                    f"the node can spare {usable / _MIB:.1f} MiB",
+                    hint="Use machines or containers with more memory, or run fewer workers on a node.",
+                )
+            self._taken += needed
+
+    def make(self, name: str, slot_bytes: int, slots: int, what: str) -> Region:
+        """A region, its memory reserved: nobody else is promised what it has yet to touch."""
+        needed = slots * whole_pages(slot_bytes)
+        self.take(needed, what)
+        try:
+            region = Region(name, slot_bytes, slots)
+        except OSError as error:
+            self.give_back(needed)
+            raise MemoryTierFullError(f"{what}: the system gives no shared memory: {error.strerror}") from error
+        with self._lock:
+            self._filling.append(region)
+        return region
+
+    def give_back(self, nbytes: int) -> None:
+        with self._lock:
+            self._taken -= nbytes

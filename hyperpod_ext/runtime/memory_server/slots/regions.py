@@ -1,0 +1,315 @@
+"""Snapshots of one kind on this node: an owner's region, its slots, and who copies from them. Thread-safe."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from hyperpod_ext.errors import NotFoundError, StaleGenerationError
+from hyperpod_ext.runtime.memory_server.slots import slots as s
+from hyperpod_ext.runtime.memory_server.slots.budget import Budget
+from hyperpod_ext.runtime.memory_server.slots.pins import Hold, Pin
+from hyperpod_ext.runtime.memory_server.slots.region import Region
+from hyperpod_ext.runtime.snapshot.manifest import (
+    FORMAT,
+    Manifest,
+    content_of,
+    crc64nvme,
+    crc_text,
+    crc_value,
+    generation_of,
+    sign,
+)
+
+_MIB = 1 << 20
+WhenBusy = Literal["wait", "skip", "supersede"]
+
+
+class Regions:
+    """All regions of one kind: this node's own snapshots, or replicas of others'."""
+
+    def __init__(self, *, kind: str, job: str, secret: bytes, budget: Budget, slots: int) -> None:
+        self._kind, self._job, self._secret, self._budget, self._slots = kind, job, secret, budget, slots
+        self._regions: dict[int, list[Region]] = {}  # newest last; an older one lives until that is full
+        self._pins: list[Pin] = []
+        self._generation = 0
+        self._saves = self._pinned = 0
+        self._changed = threading.Condition()
+
+    def map(self, owner: int, slot_bytes: int) -> tuple[Region, int]:
+        """Region of `owner` with room for `slot_bytes` a slot, and a descriptor of its memory.
+
+        Raises:
+            MemoryTierFullError: the node has not that much left; what is held stays as it is.
+        """
+        with self._changed:
+            held = self._regions.setdefault(owner, [])
+            if not held or held[-1].slot_bytes < slot_bytes:
+                what = f"rank {owner} ({self._slots} slots of {slot_bytes / _MIB:.1f} MiB, {self._kind})"
+                held.append(self._budget.make(f"hpx-{self._kind}-{owner}", slot_bytes, self._slots, what))
+            return held[-1], os.dup(held[-1].fd)
+
+    def attach(self, owner: int) -> tuple[Region, int] | None:
+        """The region that `owner` has already, and a descriptor of its memory."""
+        with self._changed:
+            held = self._regions.get(owner)
+            return (held[-1], os.dup(held[-1].fd)) if held else None
+
+    def next_slot(self, owner: int, when_busy: WhenBusy = "wait", timeout_s: float | None = None) -> int | None:
+        """Slot that `owner` may write, waiting for one as `when_busy` says; None: skip this save."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._changed:
+            while True:
+                slots = self._newest_region(owner).slots
+                index = s.pick_slot(slots)
+                if index is not None:
+                    slots[index].promised = True
+                    return index
+                if when_busy == "skip":
+                    return None
+                if when_busy == "supersede" and self._give_one_up(owner):
+                    continue
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return None
+                self._changed.wait(left)
+
+    def _give_one_up(self, owner: int) -> bool:
+        """Have the copies of one snapshot stopped, never of the newest whole one: that which costs least to give up
+        (see `Hold`; of several pins the dearest counts), and of such the oldest.
+
+        Returns whether its slot is free at once."""
+        slots = self._newest_region(owner).slots
+        newest = s.newest_whole(slots)
+        holds = {pin.who: pin.hold for pin in self._pins}
+        pinned = [slot for index, slot in enumerate(slots) if slot.pins and index != newest]
+        given_up = min(pinned, key=lambda slot: (max(holds[who] for who in slot.pins), slot.sequence), default=None)
+        for pin in self._pins:
+            if pin.slot is given_up:
+                pin.cancel()
+                if not pin.reading:  # nobody needs to be waited for
+                    pin.slot.pins.discard(pin.who)
+        return given_up is not None and not given_up.pins
+
+    def begin_copy(self, pin: Pin) -> bool:
+        """What was pinned for later is under way; False when its slot has been taken in the meantime."""
+        with self._changed:
+            pin.hold = Hold.BEGUN
+            return not pin.cancelled()
+
+    def begin_reading(self, pin: Pin) -> bool:
+        """Its bytes are read from now on; False when its slot has been taken in the meantime."""
+        with self._changed:
+            pin.reading = not pin.cancelled()
+            return pin.reading
+
+    def begin(self, owner: int, index: int, step: int, save_id: str, generation: int) -> None:
+        """`owner` writes a slot from now on; its former content no longer exists.
+
+        Raises:
+            StaleGenerationError: a newer generation is at work.
+            NotFoundError: the slot holds the newest snapshot, is being copied, or does not exist.
+        """
+        with self._changed:
+            self._check_generation(owner, step, generation)
+            slots = self._newest_region(owner).slots
+            if not s.may_write(slots, index):
+                raise NotFoundError(f"slot {index} of rank {owner} is not free to be written")
+            self._saves += 1
+            slots[index] = s.Slot(s.State.WRITING, self._saves, step, generation, save_id)
+
+    def _check_generation(self, owner: int, step: int, generation: int) -> None:
+        if generation < self._generation:
+            raise StaleGenerationError(
+                f"rank {owner} of generation {generation} may not write step {step}: "
+                f"the job is at generation {self._generation}"
+            )
+
+    def seal(self, owner: int, index: int, record: Mapping[str, Any]) -> Manifest:
+        """Checksum the bytes in the slot and sign their manifest: from here on the snapshot exists.
+
+        `checked` in the record: so many bytes from the start have this checksum, as who copied them has found.
+        """
+        with self._changed:
+            region = self._newest_region(owner)
+            slot = region.slots[index]
+        if slot.state is not s.State.WRITING or slot.save_id != record.get("save_id"):
+            raise NotFoundError(f"slot {index} of rank {owner} is not being written as {record.get('save_id')}")
+        nbytes = int(record["nbytes"])
+        if not 0 < nbytes <= region.slot_bytes:
+            raise NotFoundError(f"slot {index} of rank {owner} does not hold {nbytes} bytes")
+        checked, before = record.get("checked") or (0, crc_text(0))
+        if not 0 <= int(checked) <= nbytes:
+            raise NotFoundError(f"slot {index} of rank {owner}: {checked} of {nbytes} bytes cannot be checked already")
+        with region.view(index, nbytes) as data:
+            checksum = crc64nvme(data[int(checked) :], crc_value(before))
+        record = {key: value for key, value in record.items() if key != "checked"}
+        own = {"format": FORMAT, "job": self._job, "rank": owner, "step": slot.step, "save_id": slot.save_id}
+        known = {"generation": slot.generation, "crc64nvme": crc_text(checksum)}
+        manifest = sign({**record, **own, **known}, self._secret)
+        self.adopt(owner, index, manifest)
+        return manifest
+
+    def adopt(self, owner: int, index: int, manifest: Manifest) -> None:
+        """The bytes in the slot are those of `manifest`: its snapshot exists here.
+
+        Raises:
+            StaleGenerationError: while it was written, a newer generation began.
+        """
+        with self._changed:
+            region = self._newest_region(owner)
+            slot = region.slots[index]
+            if slot.state is not s.State.WRITING or slot.save_id != manifest["save_id"]:
+                raise StaleGenerationError(f"{manifest['save_id']} of rank {owner} was given up while it was written")
+            slot.manifest, slot.state = manifest, s.State.SEALED
+            if sum(slot.whole for slot in region.slots) >= s.MIN_SLOTS:
+                self._close_older(owner)
+            self._changed.notify_all()
+
+    def _close_older(self, owner: int) -> None:
+        for older in self._regions[owner][:-1]:
+            if not any(slot.pins for slot in older.slots):
+                self._regions[owner].remove(older)
+                older.close()
+                self._budget.give_back(older.nbytes)
+
+    def take_back(self, owner: int, save_id: str) -> None:
+        """A snapshot is not what it should be: it does not exist any more."""
+        with self._changed:
+            for region, slot in self._whole(owner):
+                if slot.save_id == save_id:
+                    slot.state, slot.manifest = s.State.EMPTY, {}
+                    for other in region.slots:  # another one is the newest now, and which is next is asked anew
+                        other.promised = False
+            self._changed.notify_all()
+
+    @contextmanager
+    def pin(
+        self, owner: int, save_id: str, who: str, *, hold: Hold = Hold.BEGUN, restoring: bool = False
+    ) -> Iterator[Pin]:
+        """Keep a snapshot from being overwritten while it is copied. Another `hold` than the usual: it is read later,
+        after `begin_reading`, and may be given up before. `restoring`: nobody writes until that is over.
+
+        Raises:
+            NotFoundError: it is not here any more, or about to be overwritten.
+        """
+        with self._changed:
+            region, index, slot = self._find(owner, save_id)
+            if slot.promised and not restoring:
+                raise NotFoundError(f"{save_id} of rank {owner} is about to be overwritten")
+            self._pinned += 1
+            pin = Pin(f"{who} ({self._pinned})", region, index, hold)
+            slot.pins.add(pin.who)
+            self._pins.append(pin)
+        try:
+            yield pin
+        finally:
+            with self._changed:
+                self._pins.remove(pin)
+                slot.pins.discard(pin.who)
+                self._changed.notify_all()
+
+    def mark(self, owner: int, save_id: str, state: s.State) -> None:
+        """A snapshot has come further; one that is gone by now is nobody's loss."""
+        with self._changed:
+            for _, slot in self._whole(owner):
+                if slot.save_id == save_id and slot.state < state:
+                    slot.state = state
+            self._changed.notify_all()
+
+    def held(self) -> list[dict[str, Any]]:
+        """All whole snapshots, in brief."""
+        with self._changed:
+            return [_brief(slot) for owner in self._regions for _, slot in self._whole(owner)]
+
+    def open(self, owner: int, save_id: str) -> tuple[Manifest, int, int]:
+        """Manifest, offset and a read-only descriptor of one whole snapshot."""
+        with self._changed:
+            region, index, slot = self._find(owner, save_id)
+            fd = os.open(f"/proc/self/fd/{region.fd}", os.O_RDONLY | os.O_CLOEXEC)
+            return slot.manifest, index * region.slot_bytes, fd
+
+    def open_manifest(self, owner: int, save_id: str) -> Manifest:
+        """Manifest of one whole snapshot."""
+        with self._changed:
+            return self._find(owner, save_id)[2].manifest
+
+    def fence(self, generation: int, step: int | None) -> None:
+        """A generation begins at `step`: refuse writers of earlier ones, and drop what they saved after it."""
+        with self._changed:
+            self._generation = max(self._generation, generation)
+            for regions in self._regions.values():
+                for region in regions:
+                    for slot in region.slots:
+                        slot.promised = False
+                    if step is not None:
+                        s.forget_newer(region.slots, step, generation)
+            self._changed.notify_all()
+
+    def drop(self, owner: int) -> None:
+        """Give back all memory of an owner that is somebody else's business now."""
+        with self._changed:
+            for region in self._regions.pop(owner, []):
+                region.close()
+                self._budget.give_back(region.nbytes)
+
+    def drop_unused(self, owner: int) -> None:
+        """As `drop`, but what somebody copies from stays."""
+        with self._changed:
+            for region in [r for r in self._regions.get(owner, []) if not any(slot.pins for slot in r.slots)]:
+                self._regions[owner].remove(region)
+                region.close()
+                self._budget.give_back(region.nbytes)
+            if owner in self._regions and not self._regions[owner]:
+                del self._regions[owner]
+
+    def owners(self) -> list[int]:
+        with self._changed:
+            return list(self._regions)
+
+    def newest(self, owner: int) -> Manifest | None:
+        """Manifest of the newest whole snapshot."""
+        with self._changed:
+            found = [slot for _, slot in self._whole(owner)]
+            return max(found, key=lambda slot: slot.sequence).manifest if found else None
+
+    def wait_state(self, owner: int, save_id: str, state: s.State, timeout_s: float) -> bool:
+        """Until a snapshot has come as far as `state`; False when it has not after `timeout_s`."""
+
+        def reached() -> bool:
+            return any(slot.save_id == save_id and slot.state >= state for _, slot in self._whole(owner))
+
+        with self._changed:
+            return self._changed.wait_for(reached, timeout_s)
+
+    def _whole(self, owner: int) -> list[tuple[Region, s.Slot]]:
+        return [(region, slot) for region in self._regions.get(owner, []) for slot in region.slots if slot.whole]
+
+    def _find(self, owner: int, save_id: str) -> tuple[Region, int, s.Slot]:
+        for region in self._regions.get(owner, []):
+            for index, slot in enumerate(region.slots):
+                if slot.whole and slot.save_id == save_id:
+                    return region, index, slot
+        raise NotFoundError(f"no whole snapshot {save_id!r} of rank {owner} among the {self._kind} snapshots here")
+
+    def _newest_region(self, owner: int) -> Region:
+        regions = self._regions.get(owner)
+        if not regions:
+            raise NotFoundError(f"rank {owner} has no memory on this node; it must map some first")
+        return regions[-1]
+
+
+def _brief(slot: s.Slot) -> dict[str, Any]:
+    manifest = slot.manifest
+    keys = ("rank", "world_size", "step", "save_id", "nbytes", "crc64nvme", "plan", "own_digest", "saved_at")
+    return {
+        **{key: manifest.get(key) for key in keys},
+        "generation": generation_of(slot.save_id),
+        "content": content_of(manifest),
+        "sharing": manifest.get("extras", {}).get("sharing", "shard"),
+        "state": slot.state.name.lower(),
+    }

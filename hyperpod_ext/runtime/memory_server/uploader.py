@@ -1,0 +1,218 @@
+"""Snapshots on their way from this node's memory to a durable tier. One thread a tier; no worker takes part.
+
+The workers may die, the whole job may: what was sealed on every node still arrives. Which are due, and which give
+way, is decided in `drain_due.py`; how one gets there is in `drain_delivery.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+from hyperpod_ext.config.checkpoint import FileTier, S3Tier
+from hyperpod_ext.errors import HyperpodExtError, StaleGenerationError
+from hyperpod_ext.runtime.memory_server.slots.pins import Hold
+from hyperpod_ext.runtime.memory_server.slots.regions import Regions, WhenBusy
+from hyperpod_ext.runtime.memory_server.upload import Delivery
+from hyperpod_ext.runtime.memory_server.upload_queue import Due, Work
+from hyperpod_ext.runtime.snapshot.layout_plan import Plan
+from hyperpod_ext.runtime.snapshot.manifest import Manifest
+from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
+from hyperpod_ext.runtime.storage.object_store import Cancelled, open_store
+
+_REMEMBERED = 100
+"""Steps that are there, of which the newest count where a generation gives up later ones."""
+
+
+def url_of(tier: S3Tier | FileTier, job: str) -> str:
+    """Where the checkpoints of one job lie."""
+    base = tier.uri if isinstance(tier, S3Tier) else tier.path
+    return f"{base.rstrip('/')}/{job}"
+
+
+class Drain:
+    """Brings checkpoints to one durable tier.
+
+    Args:
+        tier: where, how often, how many are kept.
+        regions: this node's own snapshots.
+        plan_of: plan by digest.
+        node, nodes: this node's number, and how many there are.
+        owners: ranks of this node; a checkpoint is due here once all of them are sealed.
+    """
+
+    def __init__(
+        self,
+        tier: S3Tier | FileTier,
+        regions: Regions,
+        plan_of: Callable[[str], Plan | None],
+        *,
+        job: str,
+        secret: bytes,
+        node: int,
+        nodes: int,
+        owners: int,
+        when_busy: WhenBusy,
+    ) -> None:
+        self.tier, self.url = tier, url_of(tier, job)
+        self.checkpoints = Checkpoints(open_store(self.url), job=job, secret=secret)
+        self._due = Due(
+            tier,
+            lambda owner, save_id: regions.pin(owner, save_id, f"drain {self.url}", hold=Hold.WAITING),
+            nodes=nodes,
+            owners=owners,
+            when_busy=when_busy,
+        )
+        self._delivery = Delivery(self.checkpoints, regions, plan_of, self._due, node=node, on_bytes=self._count)
+        self._changed = threading.Condition()
+        self._lost: Work | None = None
+        """The newest that did not arrive."""
+        self._steps: list[int] = []
+        """Those that are there, in the order in which they came."""
+        self._status: dict[str, Any] = {
+            "tier": self.url,
+            "bytes_sent": 0,
+            "seconds": 0.0,
+            "done": 0,
+            "superseded": 0,
+            "skipped": 0,
+            "failed": 0,
+            "last_error": None,
+            "taken_over": False,
+        }
+        threading.Thread(target=self._work, name=f"drain {self.url}", daemon=True).start()
+
+    # --- what is due ----------------------------------------------------------------------------
+
+    def enter(self, generation: int, step: int, run: str, stored: Collection[str]) -> None:
+        """A generation begins at `step`; checkpoints that earlier ones left incomplete never come.
+
+        `run` names this run of the job among others of the same name. `stored`: tiers that it begins from, by their
+        URLs; they have that step already, and it need not be written there once more.
+        """
+        with self._changed:
+            self._delivery.entered[generation] = step, run
+            self._due.enter(generation, step, self.url in stored, time.monotonic())
+            self._steps = [its for its in self._steps if its <= step]  # the others are given up
+            if self.url in stored and step not in self._steps:
+                self._steps.append(step)
+            self._delivery.wake.set()
+
+    def forsake(self) -> None:
+        """Another node's memory server is another one: wait no more for what the former had yet to bring."""
+        with self._changed:
+            self._due.forsake()
+            self._delivery.wake.set()
+
+    def resize(self, node: int, nodes: int, owners: int) -> None:
+        """The job goes on with another number of nodes, or of ranks on this one."""
+        with self._changed:
+            self._delivery.node = node
+            self._due.resize(nodes, owners)
+
+    def ask(self, step: int) -> None:
+        """Have the snapshot of `step` drained, beside those that are due by the policy."""
+        with self._changed:
+            self._due.ask(step)
+
+    def sealed(self, owner: int, manifest: Manifest) -> None:
+        """A snapshot was sealed; it is pinned at once if it is due."""
+        with self._changed:
+            self._due.newest = max(self._due.newest, int(manifest["step"]))
+            if self._due.is_due(int(manifest["step"])):
+                self._take(owner, manifest)
+
+    def take_now(self, manifests: list[Manifest]) -> None:
+        """Drain these snapshots of one commit, one of each rank of this node, due or not; once is enough."""
+        with self._changed:
+            for manifest in manifests:
+                step, save_id = int(manifest["step"]), str(manifest["save_id"])
+                if not self._due.has_arrived(step, save_id) and self._due.on_its_way(save_id) is None:
+                    self._take(int(manifest["rank"]), manifest, now=True)
+
+    def way_of(self, manifests: list[Manifest]) -> dict[str, Any]:
+        """How far these snapshots of one commit have come, and what of them is left out."""
+        with self._changed:
+            one = manifests[0]
+            step, save_id = int(one["step"]), str(one["save_id"])
+            arrived = self._due.has_arrived(step, save_id)
+            work = self._due.on_its_way(save_id)
+            if work is None and self._lost is not None and self._lost.save_id == save_id:
+                work = self._lost
+            left = {int(manifest["rank"]): int(manifest["nbytes"]) for manifest in manifests}
+            if arrived or work is not None:
+                left = {} if arrived or work is None else dict(work.left)
+            return {
+                "tier": self.url,
+                "arrived": arrived,
+                "newest_step": self._newest,
+                "left_ranks": sorted(left),
+                "left_bytes": sum(left.values()),
+                "error": work.error if work is not None else "",
+            }
+
+    def _take(self, owner: int, manifest: Manifest, *, now: bool = False) -> None:
+        if self._due.take(owner, manifest, self._delivery.wake.set, now=now):
+            self._changed.notify_all()
+            self._delivery.wake.set()
+
+    # --- the thread -----------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._due.queue)
+                work = self._due.next()
+            began = time.monotonic()
+            try:
+                committed = self._delivery.bring(work)
+                self._due.brought = work.save_id
+                self._status["done"] += 1
+                self._steps = [*self._steps[-_REMEMBERED:], work.step]
+                self._status["seconds"] += time.monotonic() - began
+                if committed:  # whoever committed it deletes what need not be kept any more
+                    self.checkpoints.prune(self.tier.keep, self.tier.keep_every_steps, self.tier.keep_steps)
+            except Cancelled:
+                self._status["superseded"] += 1
+                self._lost, work.error = work, "it was given up, on this node or another one"
+                work.stack.close()
+                self._delivery.tell_left(work)
+            except Exception as error:  # whatever it was: a thread that ends would bring nothing ever after
+                self._note(work, error)
+                self._delivery.tell_failed(work)
+            finally:
+                work.stack.close()
+                with self._changed:
+                    self._due.current = None
+                    self._changed.notify_all()
+
+    def _note(self, work: Work, error: Exception) -> None:
+        self._status["failed"] += 1
+        self._status["taken_over"] |= isinstance(error, StaleGenerationError)
+        said = str(error) if isinstance(error, HyperpodExtError) else repr(error)
+        self._status["last_error"] = f"step {work.step}: {said}"
+        self._lost, work.error = work, said
+
+    def _count(self, nbytes: int) -> None:
+        self._status["bytes_sent"] += nbytes
+
+    # --- who waits for it -----------------------------------------------------------------------
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """How the copying goes: steps, counts, and the last thing that went wrong."""
+        superseded = self._status["superseded"] + self._due.superseded
+        counts = {"superseded": superseded, "skipped": self._due.skipped}
+        return self._status | counts | {"durable_step": self._newest}
+
+    @property
+    def _newest(self) -> int | None:
+        """Newest step that is there and was not given up, as far as this node knows."""
+        return max(self._steps, default=None)
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Until everything due has arrived or failed; False when it still has not after `timeout_s`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._due.queue and self._due.current is None, timeout_s)

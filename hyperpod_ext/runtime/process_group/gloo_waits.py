@@ -1,0 +1,204 @@
+"""Threads that wait in gloo for what will never come, and how they are told.
+
+When a connection ends, gloo tells the operations that stand in its queues. It forgets the one whose bytes were just
+on their way, in or out, and its thread sleeps out the group's timeout, half an hour unless set. The same happens to
+a thread that waits for a connection which the other side will not make. Both wait on a condition variable inside of
+an object of gloo's. The kernel says on which address a thread sleeps, and the object around it is known by its table
+of virtual functions. A buffer is then told by gloo's own function, which libtorch exports, as gloo would have. For
+connections there is a way through the front door (`gloo_sockets.answer_for`).
+
+Nothing here depends on the layout of gloo's objects. Where a name is missing, `LostWaits.find()` gives None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import os
+import struct
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyperpod_ext.runtime.process_group.gloo_sockets import read_proc
+
+_X86 = os.uname().machine == "x86_64"
+_FUTEX = 202 if _X86 else 98
+_EPOLL_WAITS = {232, 281} if _X86 else {22}
+_GLOO = "N4gloo9transport3tcp"
+_BUFFER, _PAIR = f"_ZTV{_GLOO}13UnboundBufferE", f"_ZTV{_GLOO}4PairE"
+_TELL_BUFFER = f"_Z{_GLOO}13UnboundBuffer15signalExceptionENSt15__exception_ptr13exception_ptrE"
+_RUNTIME_ERROR_BYTES = 16
+_SYSCALL_BYTES = 256
+"""A call's number, six arguments and two registers."""
+_BUFFER_BYTES, _PAIR_BYTES = 256, 1024
+"""How far inside of an object its condition variable may be: 120 and 528 bytes in torch 2.13."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """A thread that sleeps, until it is woken or a time has come."""
+
+    thread: int
+    address: int
+    """Of the word it sleeps on."""
+    timed: bool
+
+
+def sleeping(thread: int) -> Sleep | None:
+    """On what a thread of this process waits; None while it does anything else."""
+    try:
+        return _sleep(thread, read_proc(f"/proc/self/task/{thread}/syscall"))
+    except OSError:  # it has just ended
+        return None
+
+
+def ran_s(thread: int) -> float:
+    """Seconds that a thread of this process has had a core; infinite: it has ended."""
+    try:
+        return int(read_proc(f"/proc/self/task/{thread}/schedstat").split()[0]) / 1e9
+    except OSError:
+        return math.inf
+
+
+def _sleep(thread: int, syscall: str) -> Sleep | None:
+    words = syscall.split()
+    if len(words) < 5 or words[0] != str(_FUTEX):
+        return None
+    return Sleep(thread, int(words[1], 16), timed=int(words[4], 16) != 0)
+
+
+def threads(name: str = "") -> list[int]:
+    """Threads of this process whose name begins with `name`."""
+    found = []
+    for task in os.listdir("/proc/self/task"):  # noqa: PTH208  (names only, no Path objects on this path)
+        with contextlib.suppress(OSError):  # it has just ended
+            if not name or read_proc(f"/proc/self/task/{task}/comm").startswith(name):
+                found.append(int(task))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A thread that sleeps inside of one of gloo's objects."""
+
+    sleep: Sleep
+    buffer: int
+    """Address of a buffer that is being sent or filled; 0: it is none."""
+    in_pair: bool
+    """Whether it is inside of a connection that is being made. Both: memory that has not been written yet may look like
+    a buffer that was there before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What this process's other threads do at one moment."""
+
+    asleep: list[Lost]
+    polled: set[int]
+    """Epoll sets that a thread waits on."""
+    running: list[int]
+    """Threads that run, or would if they had a core."""
+
+
+class LostWaits:
+    """Finds and ends such waits in this process."""
+
+    def __init__(self, torch: ctypes.PyDLL, cpp: ctypes.PyDLL, c: ctypes.PyDLL) -> None:
+        self._c = c
+        # an object's first word points behind two words of the table: its offset and its type
+        self._buffer, self._pair = _address(torch, _BUFFER) + 16, _address(torch, _PAIR) + 16
+        self._tell = torch[_TELL_BUFFER]
+        self._type = _address(cpp, "_ZTISt13runtime_error")
+        self._allocate, self._prepare = cpp["__cxa_allocate_exception"], cpp["__cxa_init_primary_exception"]
+        self._allocate.restype = self._prepare.restype = ctypes.c_void_p
+        self._construct, self._destruct = cpp["_ZNSt13runtime_errorC1EPKc"], cpp["_ZNSt13runtime_errorD1Ev"]
+        self._point = cpp["_ZNSt15__exception_ptr13exception_ptrC1EPv"]
+        self._let_go = cpp["_ZNSt15__exception_ptr13exception_ptrD1Ev"]
+
+    @classmethod
+    def find(cls) -> LostWaits | None:
+        """With the functions of this process's torch; None where one is missing."""
+        if os.uname().machine not in ("x86_64", "aarch64"):
+            return None
+        import torch
+
+        try:
+            library = ctypes.PyDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+            return cls(library, ctypes.PyDLL("libstdc++.so.6"), ctypes.PyDLL(None))
+        except (OSError, AttributeError, ValueError):
+            return None
+
+    def look(self) -> Look:
+        """Who sleeps in gloo at this moment; most of them will be woken in the ordinary way."""
+        own, seen = threading.get_native_id(), Look([], set(), [])
+        for thread in threads():
+            if thread == own:
+                continue
+            with contextlib.suppress(OSError):  # it has just ended
+                syscall = read_proc(f"/proc/self/task/{thread}/syscall")
+                number, *arguments = syscall.split()
+                sleep = _sleep(thread, syscall)
+                if sleep is not None and sleep.timed and (lost := self._object_around(sleep)):
+                    seen.asleep.append(lost)
+                elif number == "running":
+                    seen.running.append(thread)
+                elif arguments and int(number) in _EPOLL_WAITS:
+                    seen.polled.add(int(arguments[0], 16))
+        return seen
+
+    def end(self, lost: Lost, why: str) -> None:
+        """Have the wait for a buffer raise. Only for one that nobody else can wake any more: a thread that goes on by
+        itself could free the object meanwhile.
+
+        From the last look to the call the GIL is kept (nothing here goes through Python's own files, or through a
+        library that lets go of it): a thread of Python's that has been woken may not free what it waited for.
+        """
+        pointer = self._exception(why)
+        target, argument = ctypes.c_void_p(lost.buffer), ctypes.byref(pointer)
+        if self._sleeping_still(lost.sleep):
+            self._tell(target, argument)
+        self._let_go(argument)
+
+    def _sleeping_still(self, sleep: Sleep) -> bool:
+        """Without letting go of the GIL."""
+        file = self._c.open(f"/proc/self/task/{sleep.thread}/syscall".encode(), os.O_RDONLY | os.O_CLOEXEC)
+        if file < 0:
+            return False
+        text = ctypes.create_string_buffer(_SYSCALL_BYTES)
+        read = self._c.read(file, text, _SYSCALL_BYTES)
+        self._c.close(file)
+        return read > 0 and _sleep(sleep.thread, text.raw[:read].decode()) == sleep
+
+    def _object_around(self, sleep: Sleep) -> Lost | None:
+        """The objects of gloo's that begin so near before the address the thread sleeps on that it may be in them."""
+        place, words = sleep.address & ~7, b""
+        memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for start in (place - _PAIR_BYTES, max(place - _PAIR_BYTES, place & ~4095)):
+                with contextlib.suppress(OSError):  # the page before may not be mapped
+                    words = words or os.pread(memory, place - start, start)
+        finally:
+            os.close(memory)
+        buffer, in_pair = 0, False
+        for index, value in enumerate(struct.unpack(f"{len(words) // 8}Q", words)):
+            found = place - len(words) + index * 8
+            if value == self._pair:
+                buffer, in_pair = 0, True  # whatever began before it has ended before it
+            elif value == self._buffer and place - found < _BUFFER_BYTES:
+                buffer = found
+        return Lost(sleep, buffer, in_pair) if buffer or in_pair else None
+
+    def _exception(self, why: str) -> ctypes.c_void_p:
+        """A `std::exception_ptr` that holds a `std::runtime_error`."""
+        error = ctypes.c_void_p(self._allocate(ctypes.c_size_t(_RUNTIME_ERROR_BYTES)))
+        self._prepare(error, ctypes.c_void_p(self._type), ctypes.cast(self._destruct, ctypes.c_void_p))
+        self._construct(error, ctypes.c_char_p(why.encode()))
+        pointer = ctypes.c_void_p()
+        self._point(ctypes.byref(pointer), error)
+        return pointer
+
+
+def _address(library: ctypes.PyDLL, name: str) -> int:
+    return ctypes.addressof(ctypes.c_char.in_dll(library, name))

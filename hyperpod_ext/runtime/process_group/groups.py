@@ -1,0 +1,268 @@
+"""Opening, freeing and closing torch's process groups.
+
+Stock torch cannot abort a gloo operation in flight: a survivor that is not the dead rank's neighbour
+waits out the whole timeout. An end of file on the group's own sockets makes pending operations raise within
+milliseconds. Seven things about it were learned the hard way:
+
+- Listeners must be left alone: gloo terminates the process over them.
+- Only reading is shut down. When a write fails on gloo's event thread, the operation it belonged to is
+  neither pending nor queued at that moment, nobody tells its waiter, and it sleeps out the timeout.
+- The like happens to a message in the middle of its transfer, when its sender dies or its socket is cut: gloo tells
+  those who wait in line, and not the one whose bytes were arriving. `gloo_waits.py` finds who still sleeps, and
+  tells him. Where torch lacks what that needs, transfers are given a moment to end before the cut.
+- For the same reason no survivor may see another's socket close before it was cut itself: each keeps
+  its connections open, through duplicates, until all have left.
+- Connections are made when they are first used, where torch can: a full mesh costs the more the more ranks there
+  are, to open and to close. Sockets are therefore looked for at the cut, where gloo keeps them, not before it.
+- Where gloo keeps them is shared with forked processes. A rank that answered at the listener of its parent's group had
+  its own line to the agent cut: the parent's gloo took the connection under a number that was the line's in the rank.
+- Where many ranks share few cores, what those do who are out is taken from those who are not: more than half of the
+  time until the last was out. So the cut does no more than it must, the first look for forgotten waits comes the later
+  the more threads want a core, and who is out gives way before it closes its groups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import os
+import sys
+import termios
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import torch.distributed as dist
+
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.process_group import cpu_contention as crowd
+from hyperpod_ext.runtime.process_group import gloo_waits
+from hyperpod_ext.runtime.process_group import torch_private as torch_names
+from hyperpod_ext.runtime.process_group.abort_watcher import Over, Watcher
+from hyperpod_ext.runtime.process_group.gloo_sockets import (
+    Connection,
+    EventLoop,
+    connections_now,
+    duplicate,
+    end_reading,
+    event_loops,
+    quieten,
+)
+from hyperpod_ext.runtime.process_group.lost_waits import Forgotten
+from hyperpod_ext.runtime.process_group.store import PartitionedStore
+
+_LAZY = "TORCH_GLOO_LAZY_INIT"
+_LIST_EVERY = 8
+"""Looks at the threads of gloo after which it is asked again which ones there are."""
+_QUIET_LOOK_S = 0.02
+"""How often, while groups are destroyed, it is looked for sockets that keep their event threads busy."""
+
+
+class ProcessGroups:
+    """The default process group of one generation, and those that the script makes beside it (a device mesh has
+    some)."""
+
+    def __init__(self) -> None:
+        torch_names.check()
+        self._waits = gloo_waits.LostWaits.find()
+        self._inherited = {loop.address for loop in event_loops()}
+        """Where groups listen that were there before: of the process that this one was forked from. Their epoll sets
+        are that one's too, and name sockets by its numbers, under which this process has something else."""
+        self._known: list[EventLoop] = []
+        """The event threads, while no group has been made since they were looked for."""
+        self._held: dict[int, int] = {}
+        """Duplicates of connections, by inode."""
+        self._store: PartitionedStore | None = None
+        self._world_size = 0
+        self._cut = False
+        self._watcher: Watcher | None = None
+        self._over: Over | None = None
+        """The generation that the watcher looks after."""
+        self._lock = threading.Lock()
+        self._cutting = threading.Lock()
+
+    def open(self, store: PartitionedStore, rank: int, world_size: int) -> None:
+        """`init_process_group` on `store`. May be cut from another thread meanwhile.
+
+        Call it once every rank has left the former group.
+        """
+        if dist.is_initialized():
+            raise JobFailedError(
+                "a process group is open already; under @resilient the groups are opened for the script",
+                hint="Remove init_process_group (and destroy_process_group) from the script.",
+            )
+        if self._waits is not None:  # a connection that the other side never makes can be given up
+            os.environ.setdefault(_LAZY, "1")
+            self._watcher = self._watcher or Watcher()
+        with self._lock:
+            self._store, self._world_size, self._cut = store, world_size, False
+        self._let_go()
+        torch_names.on_new_group(self._route)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+        self._known = self._loops()
+        if self._cut:  # it was too early to find all sockets
+            self._cut_reading()
+
+    def _route(self, group_name: str, ranks: Sequence[int]) -> None:
+        """Torch is about to make a group of `ranks`, empty for the default one."""
+        self._known = []
+        if self._store is not None and ranks:
+            self._store.route(group_name, ranks)
+
+    def cut(self) -> None:
+        """Make whatever waits in the groups raise, now. Safe from any thread, at any time, repeatedly.
+
+        Until `destroy` is called, a thread looks after operations that come too late to be cut.
+        """
+        with self._lock:
+            watched, self._cut, store, known = self._over is not None, True, self._store, self._known
+        if watched:  # it has been cut
+            return
+        if store is not None:
+            store.cancel()
+        if self._waits is not None and known:  # the quick way, where somebody looks at all descriptors a little later
+            self._cut_known(known)
+        else:
+            self._cut_reading()
+        with self._lock:
+            if self._waits and self._watcher and self._over is None and self._store is not None:
+                forgotten = Forgotten(self._waits, self._loops, self._world_size)
+                self._over = Over(lambda: forgotten.look(self._cut_reading()))
+                self._watcher.look_after(self._over)
+
+    def _loops(self) -> list[EventLoop]:
+        """Event threads of the groups that this process has opened."""
+        return [loop for loop in event_loops(self._held) if loop.address not in self._inherited]
+
+    def _cut_known(self, known: Sequence[EventLoop]) -> bool:
+        """Cut what is open on these event threads; whether gloo waited for anything on it."""
+        with self._cutting:
+            found = [connection for loop in known for connection in connections_now(loop)]
+            for connection in found:
+                if (copy := self._hold(connection)) is not None:
+                    end_reading(copy)
+            return any(connection.armed for connection in found)
+
+    def _cut_reading(self) -> set[int]:
+        """Cut what is open; epoll sets in which gloo still has ends of connections to notice."""
+        with self._cutting:
+            loops = self._loops()
+            found = [self._hold(connection) for loop in loops for connection in loop.connections.values()]
+            copies = [copy for copy in found if copy is not None]
+            if self._waits is None:
+                _wait_until_quiet(copies)
+            for copy in copies:
+                end_reading(copy)
+            return {
+                loop.epoll
+                for loop in loops
+                if any(connection.armed and inode in self._held for inode, connection in loop.connections.items())
+            }
+
+    def _hold(self, connection: Connection) -> int | None:
+        """A duplicate of a connection that has not been cut yet."""
+        if connection.inode in self._held:
+            return None
+        copy = duplicate(connection.fd, connection.inode)
+        if copy is not None:
+            self._held[connection.inode] = copy
+        return copy
+
+    def destroy(self) -> None:
+        """Destroy the groups. Call with no DDP module or work handle of them alive, or their threads stay."""
+        torch_names.on_new_group(None)
+        with self._lock:  # a cut that comes later finds nothing to look after
+            over, store, self._store = self._over, self._store, None
+            known, self._known = self._known, []
+        if over is not None:  # ranks that are not free yet wait for the same cores
+            patience = crowd.patience_s(crowd.per_core())
+            over.rest(patience)
+            crowd.give_way(patience)
+        if dist.is_initialized():
+            _wait_until_idle()  # while the watcher is there: threads of gloo may sleep in forgotten waits too
+        if over is not None:
+            over.leave()
+            self._over = None
+        if dist.is_initialized():
+            with self._kept_quiet() if self._cut and self._any_armed(known) else contextlib.nullcontext():
+                dist.destroy_process_group()
+        torch_names.forget_groups()
+        if store is not None:
+            store.close()
+
+    def _any_armed(self, known: Sequence[EventLoop]) -> bool:
+        """Whether gloo still waits for something on a connection, though all have been cut."""
+        return self._cut_known(known) if known else bool(self._cut_reading())
+
+    @contextlib.contextmanager
+    def _kept_quiet(self) -> Iterator[None]:
+        """Keep event threads from turning in circles, also over what becomes readable while groups are destroyed."""
+        over = threading.Event()
+
+        def work() -> None:
+            while True:
+                for loop in self._loops():
+                    quieten(loop)
+                quiet.set()
+                if over.wait(_QUIET_LOOK_S):
+                    return
+
+        quiet = threading.Event()
+        thread = threading.Thread(target=work, name="hpx-quiet", daemon=True)
+        thread.start()
+        quiet.wait()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def close(self) -> None:
+        """Destroy the group when every rank is done with it."""
+        self.destroy()
+        self._let_go()
+        if self._watcher is not None:
+            self._watcher.end()
+            self._watcher = None
+
+    def _let_go(self) -> None:
+        with self._cutting:
+            for connection in self._held.values():
+                os.close(connection)
+            self._held.clear()
+
+
+def _wait_until_quiet(connections: Sequence[int], limit_s: float = 0.2) -> None:
+    """Until no byte has been on its way for three looks, a millisecond apart: survivors wait, traffic ends."""
+    deadline, calm = time.monotonic() + limit_s, 0
+    while connections and calm < 3 and time.monotonic() < deadline:
+        time.sleep(0.001)
+        calm = 0 if any(_bytes_on_their_way(connection) for connection in connections) else calm + 1
+
+
+def _bytes_on_their_way(connection: int) -> bool:
+    """Whether either direction holds bytes that have not been read, or not been acknowledged."""
+    for request in (termios.FIONREAD, termios.TIOCOUTQ):
+        with contextlib.suppress(OSError):  # not connected any more
+            if int.from_bytes(fcntl.ioctl(connection, request, b"\0" * 4), sys.byteorder):
+                return True
+    return False
+
+
+def _wait_until_idle(limit_s: float = 10.0) -> None:
+    """Until no thread of gloo has anything left to clean up.
+
+    The group's destructor joins them and holds the GIL meanwhile; one that still has to let go of a tensor, or to
+    come back from our store, waits for the GIL. Whoever destroys the group right after its last operation then hangs
+    for good. A thread without work sleeps until it is woken, with no time set; whoever waits for the GIL sets one.
+    """
+    deadline, calm = time.monotonic() + limit_s, 0
+    for number in itertools.count():
+        time.sleep(0.0005)  # gives the GIL to whoever needs it
+        if number % _LIST_EVERY == 0:
+            threads = gloo_waits.threads("pt_gloo")
+        sleeps = [gloo_waits.sleeping(thread) for thread in threads]
+        calm = calm + 1 if all(sleep is not None and not sleep.timed for sleep in sleeps) else 0
+        if calm == 2 or time.monotonic() > deadline:
+            return

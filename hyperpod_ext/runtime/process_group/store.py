@@ -1,0 +1,289 @@
+"""The store that torch's process groups meet in, spread over the ranks' key-value servers.
+
+A key that ends in a rank (gloo's addresses do) belongs to that rank; any other to one computed from its text. There
+is no TCPStore, no process that serves everything or must survive, and no look-up of a name: addresses are numbers.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import socket
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from datetime import timedelta
+
+from torch._C._distributed_c10d import Store
+
+from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.process_group.store_server import RankServer
+
+Address = tuple[str, int]
+
+_CONNECT_S = 30.0
+
+
+class GenerationOverError(ConnectionError):
+    """The generation ended while this process waited in its store."""
+
+
+class Connections:
+    """Lines to other ranks' servers, kept from one generation to the next."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._idle: dict[Address, list[socket.socket]] = {}
+        self._lock = threading.Lock()
+
+    def take(self, address: Address) -> socket.socket | None:
+        """A line that nobody uses, if there is one; it may have broken meanwhile."""
+        with self._lock:
+            idle = self._idle.get(address)
+            return idle.pop() if idle else None
+
+    def put(self, address: Address, line: socket.socket) -> None:
+        """The last answer on `line` has been read."""
+        with self._lock:
+            self._idle.setdefault(address, []).append(line)
+
+    def connect(self, line: socket.socket, address: Address) -> None:
+        """Connect a new socket, and have both sides prove that they are of the job."""
+        line.settimeout(_CONNECT_S)
+        line.connect(address)
+        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        wire.join_peer_blocking(line, self._secret)
+        line.settimeout(None)
+
+    def keep_only(self, addresses: Sequence[Address]) -> None:
+        """Close lines to servers that are not among `addresses`."""
+        with self._lock:
+            for gone in self._idle.keys() - set(addresses):
+                for line in self._idle.pop(gone):
+                    line.close()
+
+    def close(self) -> None:
+        self.keep_only(())
+
+
+class PartitionedStore(Store):
+    """`torch.distributed.Store` of one generation. Several threads may use it at once.
+
+    Args:
+        addresses: `(host, port)` of each rank's server, by rank.
+        generation: keys of other generations are invisible.
+        secret: the job's.
+        own: this rank's own number and server, which is asked without a socket.
+        connections: lines left from an earlier generation.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        generation: int,
+        secret: bytes,
+        *,
+        own: tuple[int, RankServer] | None = None,
+        connections: Connections | None = None,
+    ) -> None:
+        super().__init__()
+        self._addresses, self._generation, self._secret = list(addresses), generation, secret
+        self._own = own
+        self._shared = connections is not None
+        self._connections = connections or Connections(secret)
+        self._connections.keep_only(addresses)
+        self._members: dict[str, list[int]] = {}
+        self._busy: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._over = False
+        self._timeout = timedelta(minutes=5)
+
+    def cancel(self) -> None:
+        """Fail the calls in progress, in whatever thread, and all later ones."""
+        with self._lock:
+            self._over = True
+            busy = list(self._busy)
+        for line in busy:
+            with contextlib.suppress(OSError):  # the other side has closed it
+                line.shutdown(socket.SHUT_RDWR)
+        if self._own is not None:
+            self._own[1].enter(self._generation + 1)
+
+    def close(self) -> None:
+        """Call it when no call is in progress."""
+        if not self._shared:
+            self._connections.close()
+
+    def route(self, group_name: str, ranks: Sequence[int]) -> None:
+        """Keys of the group `group_name` end in a place in `ranks`, not in a rank. Every member must say so."""
+        self._members[group_name] = list(ranks)
+
+    # the names below are torch's
+
+    @property
+    def timeout(self) -> timedelta:
+        return self._timeout
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+
+    def set(self, key: str, value: bytes | str) -> None:
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        self._call(key, {"op": "set", "value": base64.b64encode(data).decode()})
+
+    def get(self, key: str) -> bytes:
+        return base64.b64decode(self._wait(key, self._timeout)["value"])
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        for key in keys:
+            self._wait(key, timeout or self._timeout)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return all(self._call(key, {"op": "check"})["found"] for key in keys)
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._call(key, {"op": "add", "amount": amount})["value"])
+
+    def has_extended_api(self) -> bool:
+        return False
+
+    def clone(self) -> PartitionedStore:
+        copy = PartitionedStore(
+            self._addresses, self._generation, self._secret, own=self._own, connections=self._connections
+        )
+        copy._members = self._members
+        return copy
+
+    def _wait(self, key: str, timeout: timedelta) -> wire.Message:
+        return self._call(key, {"op": "get", "timeout": timeout.total_seconds()})
+
+    def _call(self, key: str, request: wire.Message) -> wire.Message:
+        owner = owner_of(key, len(self._addresses), self._members)
+        request = {**request, "key": key, "generation": self._generation}
+        if self._over:
+            raise GenerationOverError(f"generation {self._generation} is over")
+        answer = self._ask_own(request) if self._own and owner == self._own[0] else self._ask(owner, request)
+        if "error" in answer:
+            raise GenerationOverError(f"store: {answer['error']}")
+        return answer
+
+    def _ask_own(self, request: wire.Message) -> wire.Message:
+        assert self._own is not None
+        answer = self._own[1].ask(request)
+        try:
+            return answer.result(request.get("timeout", 0) + 10.0)  # the server answers when the time is over
+        except FutureTimeoutError:
+            return {"error": "this rank's own server does not answer"}
+
+    def _ask(self, owner: int, request: wire.Message) -> wire.Message:
+        address = self._addresses[owner]
+        line = self._connections.take(address)
+        if line is not None:
+            try:
+                with self._in_use(line):
+                    return self._exchange(line, address, request)
+            except GenerationOverError:
+                raise
+            except OSError:
+                pass  # it broke while nobody used it
+        line = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
+        with self._in_use(line):
+            self._connections.connect(line, address)
+            return self._exchange(line, address, request)
+
+    def _exchange(self, line: socket.socket, address: Address, request: wire.Message) -> wire.Message:
+        wire.send(line, request)
+        answer = wire.receive(line)
+        if answer is None:
+            raise ConnectionResetError("the server closed")
+        self._connections.put(address, line)
+        return answer
+
+    @contextlib.contextmanager
+    def _in_use(self, line: socket.socket) -> Iterator[None]:
+        """While a call uses `line`, `cancel` can end it; a line that failed is closed."""
+        with self._lock:
+            if self._over:
+                line.close()
+                raise GenerationOverError(f"generation {self._generation} is over")
+            self._busy.add(line)
+        try:
+            yield
+        except OSError as error:
+            line.close()
+            if self._over:
+                raise GenerationOverError(f"generation {self._generation} is over") from error
+            raise
+        finally:
+            with self._lock:
+                self._busy.discard(line)
+
+
+def owner_of(key: str, world_size: int, members: dict[str, list[int]] | None = None) -> int:
+    """Rank that keeps `key`: the one it ends in, else one computed from its text.
+
+    `members`: ranks of the groups whose keys end in a place among them; a group's name is a part of its keys.
+    """
+    prefix, _, last = key.rpartition("/")
+    if last.isdecimal() and int(last) < world_size:
+        # of gloo: .../{group}//{device}//{number}/{place in the group}
+        ranks = (members or {}).get(prefix.split("/")[-5]) if prefix.count("/") >= 4 else None
+        return int(last) if ranks is None else ranks[int(last)]
+    return zlib.crc32(key.encode()) % world_size
+
+
+class Endpoint:
+    """This rank's part of the job's store, for as long as its process lives: its server, and lines to the others'.
+
+    Args:
+        rank: this rank.
+        secret: the job's.
+        on_error: told when the server's thread ends by an error of its own.
+    """
+
+    def __init__(self, rank: int, secret: bytes, on_error: Callable[[str], None]) -> None:
+        self.rank, self._secret = rank, secret
+        self._server = RankServer(secret, on_error)
+        self._connections = Connections(secret)
+        self.port = self._server.start()
+        """Where other ranks reach it, on any address of this machine."""
+
+    @property
+    def requests(self) -> int:
+        """Requests that this rank has served, its own included."""
+        return self._server.requests
+
+    def open(self, addresses: Sequence[Address], generation: int) -> PartitionedStore:
+        """The store of a generation. Keys of earlier ones are dropped, and whoever waits for one is told."""
+        self._server.enter(generation)
+        own = (self.rank, self._server)
+        return PartitionedStore(addresses, generation, self._secret, own=own, connections=self._connections)
+
+    def close(self) -> None:
+        """Serve nobody any more."""
+        self._connections.close()
+        self._server.close()
+
+
+def rehearse() -> None:
+    """Have two ends meet in this process, once.
+
+    A process that is forked from here finds done what happens at a first time only (ciphers are looked up, Python
+    rewrites its code for the types it meets), and copies that much less memory.
+    """
+    errors: list[str] = []
+    secret = b"rehearsal"
+    ends = [Endpoint(rank, secret, errors.append) for rank in range(2)]
+    addresses = [("127.0.0.1", end.port) for end in ends]
+    try:
+        with contextlib.suppress(OSError):  # no loopback here: what comes first is done when it comes
+            first, second = (end.open(addresses, 1) for end in ends)
+            first.set("0", b"")
+            second.get("0")
+            second.cancel()
+    finally:
+        for end in ends:
+            end.close()
+    if errors:
+        raise RuntimeError(errors[0])

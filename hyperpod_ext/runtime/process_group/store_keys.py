@@ -1,0 +1,82 @@
+"""Keys of one rank, with their generations, and who waits for one. Pure but for the clock."""
+
+from __future__ import annotations
+
+import base64
+import heapq
+import itertools
+import time
+from collections.abc import Callable
+
+from hyperpod_ext.runtime.ipc import messages as wire
+
+Reply = Callable[[wire.Message], None]
+
+
+class Keys:
+    """Keys of the generations that are not over, and who waits for one. The caller keeps threads apart."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self._values: dict[tuple[int, str], str] = {}
+        self._waiting: dict[tuple[int, str], dict[int, Reply]] = {}
+        self._deadlines: list[tuple[float, int, tuple[int, str]]] = []
+        self._tickets = itertools.count()
+
+    def answer(self, request: wire.Message, reply: Reply) -> None:
+        """Carry out `request`; `reply` is called now, or, for a key that is not there yet, later."""
+        key = (int(request["generation"]), str(request["key"]))
+        if key[0] < self.generation:
+            reply(self._over(key))
+            return
+        match request.get("op"):
+            case "set":
+                self._set(key, str(request["value"]))
+                reply({})
+            case "get":
+                self._get(key, float(request["timeout"]), reply)
+            case "check":
+                reply({"found": key in self._values})
+            case "add":
+                total = int(base64.b64decode(self._values.get(key, "")) or 0) + int(request["amount"])
+                self._set(key, base64.b64encode(str(total).encode()).decode())
+                reply({"value": total})
+            case op:
+                reply({"error": f"unknown op {op!r}"})
+
+    def _set(self, key: tuple[int, str], value: str) -> None:
+        self._values[key] = value
+        for reply in self._waiting.pop(key, {}).values():
+            reply({"value": value})
+
+    def _get(self, key: tuple[int, str], timeout_s: float, reply: Reply) -> None:
+        if key in self._values:
+            reply({"value": self._values[key]})
+            return
+        ticket = next(self._tickets)
+        self._waiting.setdefault(key, {})[ticket] = reply
+        heapq.heappush(self._deadlines, (time.monotonic() + timeout_s, ticket, key))
+
+    def enter(self, generation: int) -> None:
+        """Drop the keys of older generations and free everybody who waits for one."""
+        self.generation = max(self.generation, generation)
+        self._values = {key: value for key, value in self._values.items() if key[0] >= self.generation}
+        for key in [key for key in self._waiting if key[0] < self.generation]:
+            for reply in self._waiting.pop(key).values():
+                reply(self._over(key))
+
+    def expire(self) -> float | None:
+        """Answer those who have waited long enough; seconds until the next one has, None: nobody waits."""
+        while self._deadlines:
+            deadline, ticket, key = self._deadlines[0]
+            reply = self._waiting.get(key, {}).get(ticket)
+            if reply is not None:
+                if (left := deadline - time.monotonic()) > 0:
+                    return left
+                del self._waiting[key][ticket]
+                reply({"error": f"nobody set {key[1]!r} in time"})
+            heapq.heappop(self._deadlines)
+        return None
+
+    def _over(self, key: tuple[int, str]) -> wire.Message:
+        return {"error": f"generation {key[0]} is over; the job is at {self.generation}"}

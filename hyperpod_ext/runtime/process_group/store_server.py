@@ -1,0 +1,242 @@
+"""A small key-value server in each rank. Together they are the store that process groups meet in.
+
+Each key has one owner rank (`store.py` routes), so no process serves them all and none must survive. Keys carry
+their generation: when one ends, whoever still waits for its keys is told so at once. One thread serves all
+connections; the rank it belongs to asks it directly, without a socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.process_group.store_keys import Keys
+
+_BACKLOG = 1024
+"""A whole job may connect at once."""
+_UNKNOWN_BYTES = 1024
+"""Whoever has not proved to be of the job may not make us keep more."""
+_PROVE_S = 10.0
+_LONGEST_WAIT_S = 3600.0
+
+
+class _Peer:
+    """One connection: bytes that came, bytes that wait to be sent, and whether it has proved who it is."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self.nonce = secrets.token_hex(16)
+        self.known = False
+        self.since = time.monotonic()
+        self.received = bytearray()
+        self.unsent = bytearray()
+
+    def frames(self) -> list[wire.Message]:
+        """Whole messages among what has come.
+
+        Raises:
+            WireError: a stranger sends more than a proof, or somebody something that is no frame.
+        """
+        found = []
+        while len(self.received) >= 4:
+            length = wire.body_length(bytes(self.received[:4]))
+            if not self.known and length > _UNKNOWN_BYTES:
+                raise wire.WireError(f"a frame of {length} bytes from a peer that has not proved who it is")
+            if len(self.received) < 4 + length:
+                break
+            found.append(wire.decode(bytes(self.received[4 : 4 + length])))
+            del self.received[: 4 + length]
+        return found
+
+
+class RankServer:
+    """Keys of one rank, over TCP, for processes that hold the job's secret.
+
+    Args:
+        secret: the job's.
+        on_error: told when the server's thread meets an error of its own and ends.
+    """
+
+    def __init__(self, secret: bytes, on_error: Callable[[str], None]) -> None:
+        self._secret, self._on_error = secret, on_error
+        self._keys = Keys()
+        self._lock = threading.Lock()
+        self._selector = selectors.DefaultSelector()
+        self._peers: set[_Peer] = set()
+        self._full: set[_Peer] = set()
+        """Peers whose socket took no more; the thread goes on when it does."""
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._listener: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self.requests = 0
+        """Requests served, this rank's own included."""
+
+    def start(self, host: str = "", port: int = 0) -> int:
+        """Listen on `port`, 0: a free one, of `host`, a numeric address, or of all that this machine has.
+
+        Returns the port.
+        """
+        if host:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        else:
+            both = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if both else socket.AF_INET
+            self._listener = socket.create_server(("", port), family=family, backlog=_BACKLOG, dualstack_ipv6=both)
+        self._listener.setblocking(False)
+        self._wake_read.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="hpx-store", daemon=True)
+        self._thread.start()
+        return int(self._listener.getsockname()[1])
+
+    def enter(self, generation: int) -> None:
+        """Drop the keys of older generations and free everybody who waits for one."""
+        with self._lock:
+            self._keys.enter(generation)
+
+    def close(self) -> None:
+        """Hang up on everybody, waiting or not."""
+        self._closing = True
+        self._wake()
+        if self._thread is not None:
+            self._thread.join()
+
+    def ask(self, request: wire.Message) -> Future[wire.Message]:
+        """A request of this process itself."""
+        answer: Future[wire.Message] = Future()
+        with self._lock:
+            self.requests += 1
+            self._keys.answer(request, answer.set_result)
+        if not answer.done():
+            self._wake()  # the thread keeps its deadline
+        return answer
+
+    # --- the thread -----------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: it wakes anyway; closed: it has ended
+            self._wake_write.send(b"\0", socket.MSG_DONTWAIT)
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                with self._lock:
+                    timeout = self._keys.expire()
+                if any(not peer.known for peer in self._peers):
+                    timeout = min(timeout or _PROVE_S, 1.0)
+                    self._drop_silent()
+                for key, events in self._selector.select(None if timeout is None else min(timeout, _LONGEST_WAIT_S)):
+                    self._handle(key, events)
+                self._finish_sending()
+        except Exception as error:  # whoever runs us decides what becomes of the rank
+            self._on_error(f"the rank's key-value server: {type(error).__name__}: {error}")
+        finally:
+            self._hang_up()
+
+    def _handle(self, key: selectors.SelectorKey, events: int) -> None:
+        if key.fileobj is self._wake_read:
+            with contextlib.suppress(BlockingIOError):
+                self._wake_read.recv(4096)
+        elif key.fileobj is self._listener:
+            self._accept()
+        else:
+            peer: _Peer = key.data
+            try:
+                if events & selectors.EVENT_READ:
+                    self._read(peer)
+            except (OSError, ValueError, KeyError, TypeError):  # it broke off, or broke the protocol: its own affair
+                self._drop(peer)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sock, _ = self._listener.accept()
+                sock.setblocking(False)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                peer = _Peer(sock)
+                self._peers.add(peer)
+                self._selector.register(sock, selectors.EVENT_READ, peer)
+                self._send(peer, {"nonce": peer.nonce})
+
+    def _read(self, peer: _Peer) -> None:
+        while True:
+            try:
+                data = peer.socket.recv(1 << 16)
+            except BlockingIOError:
+                break
+            if not data:
+                raise ConnectionResetError("the peer hung up")
+            peer.received += data
+            if len(data) < 1 << 16:
+                break
+        for message in peer.frames():
+            if not peer.known:
+                self._send(peer, wire.admit(self._secret, peer.nonce, message))
+                peer.known = True
+                continue
+            with self._lock:
+                self.requests += 1
+                self._keys.answer(message, lambda answer: self._send(peer, answer))
+
+    def _send(self, peer: _Peer, message: wire.Message) -> None:
+        """From any thread: with the lock held, or before anybody else knows the peer."""
+        frame = wire.encode(message)
+        if not peer.unsent:
+            try:
+                frame = frame[peer.socket.send(frame) :]
+            except BlockingIOError:
+                pass
+            except OSError:
+                return  # it has hung up; the thread will see so
+        if frame:
+            peer.unsent += frame
+            self._full.add(peer)
+            self._wake()
+
+    def _finish_sending(self) -> None:
+        with self._lock:
+            for peer in list(self._full):
+                try:
+                    del peer.unsent[: peer.socket.send(peer.unsent)]
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    peer.unsent.clear()
+                if not peer.unsent:
+                    self._full.discard(peer)
+                if peer in self._peers:
+                    events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
+                    self._selector.modify(peer.socket, events, peer)
+
+    def _drop_silent(self) -> None:
+        for peer in [peer for peer in self._peers if not peer.known and time.monotonic() - peer.since > _PROVE_S]:
+            self._drop(peer)
+
+    def _drop(self, peer: _Peer) -> None:
+        with self._lock:
+            self._peers.discard(peer)
+            self._full.discard(peer)
+            self._selector.unregister(peer.socket)
+            peer.socket.close()
+
+    def _hang_up(self) -> None:
+        with self._lock:
+            self._keys.enter(self._keys.generation + 1)
+        for peer in list(self._peers):
+            self._drop(peer)
+        if self._listener is not None:
+            self._listener.close()
+        self._selector.close()
+        self._wake_read.close()
+        self._wake_write.close()

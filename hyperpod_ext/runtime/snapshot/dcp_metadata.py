@@ -1,0 +1,225 @@
+"""`.metadata` and the file of plain values, derived from our plans, so that plain `dcp.load` reads a checkpoint.
+
+Both are copies for PyTorch's sake: our own reader goes by the signed manifest and opens no pickle. The
+pickle is written opcode by opcode, because the process that writes it does not import torch. The names
+in it are those of torch.distributed.checkpoint, stable since torch 2.3; a test compares with torch's own.
+Strides, which torch 2.15 adds to a tensor's properties, are left out: it reads metadata without them, and
+torch 2.13 reads none that has them.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hyperpod_ext.runtime.snapshot.layout_plan import Plan
+from hyperpod_ext.runtime.snapshot.tree import fqn, put_together
+from hyperpod_ext.runtime.snapshot.zip_file import whole
+
+METADATA_FILE = ".metadata"
+VERSION = "1.0.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One rank's part of a checkpoint."""
+
+    rank: int
+    plan: Plan
+    values: Sequence[Any]
+    file: str
+    """Name of its image, relative to the checkpoint's folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """What plain `dcp.load` needs besides the images."""
+
+    metadata: bytes
+    values_file: bytes
+
+
+def derive(parts: Sequence[Part], values_file: str) -> Derived:
+    """Metadata over all ranks. Where several hold the same shard, or a plain value, the lowest rank's counts."""
+    tensors: dict[str, _TensorEntry] = {}
+    for part in sorted(parts, key=lambda part: part.rank):
+        for item in part.plan.items:
+            entry = tensors.setdefault(item.fqn, _TensorEntry(item.dtype, item.shape, {}))
+            place = _Place(item.sizes, part.file, item.start, item.end - item.start)
+            entry.chunks.setdefault(item.offsets, place)
+    paths: dict[str, tuple[str | int, ...]] = {}
+    body, places = b"", {}
+    for part in sorted(parts, key=lambda part: part.rank):
+        for path, value in _leaves(part):
+            name = fqn(path)
+            if name not in paths and value is not _TENSOR:
+                blob = whole(pickle.dumps(value, protocol=2))
+                places[name] = (len(body), len(blob))
+                body += blob
+            paths.setdefault(name, path)
+    return Derived(_metadata(tensors, places, paths, values_file), body)
+
+
+# --- leaves as torch.distributed.checkpoint counts them -------------------------------------------
+
+_TENSOR = object()
+
+
+def _leaves(part: Part) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    count = sum(1 for node in part.plan.shape if node == "T")
+    tree = put_together(part.plan.shape, [_TENSOR] * count, part.values)
+    return _traverse((), tree)
+
+
+def _traverse(path: tuple[str | int, ...], node: Any) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            yield from _traverse((*path, str(key)), value)
+    elif _is_taken_apart(node):
+        for index, value in enumerate(node):
+            yield from _traverse((*path, index), value)
+    else:
+        yield path, node
+
+
+def _is_taken_apart(node: Any) -> bool:
+    """Whether this sequence is not one value. PyTorch would pickle tuples whole; with tensors in them we cannot."""
+    if isinstance(node, list):
+        return any(isinstance(value, Mapping) or value is _TENSOR or _is_taken_apart(value) for value in node)
+    return isinstance(node, tuple) and _holds_tensors(node)
+
+
+def _holds_tensors(node: Any) -> bool:
+    if isinstance(node, Mapping):
+        return any(_holds_tensors(value) for value in node.values())
+    if isinstance(node, list | tuple):
+        return any(_holds_tensors(value) for value in node)
+    return node is _TENSOR
+
+
+# --- the pickle -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    sizes: tuple[int, ...]
+    file: str
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class _TensorEntry:
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: dict[tuple[int, ...], _Place]
+
+
+_HOME = "torch.distributed.checkpoint.metadata"
+
+
+def _metadata(
+    tensors: Mapping[str, _TensorEntry],
+    values: Mapping[str, tuple[int, int]],
+    paths: Mapping[str, tuple[str | int, ...]],
+    values_file: str,
+) -> bytes:
+    described = [(_text(name), _tensor_metadata(entry)) for name, entry in tensors.items()]
+    described += [(_text(name), _object(_HOME, "BytesStorageMetadata", _dict([]))) for name in values]
+    stored = [
+        (_index(name, offsets), _storage(place.file, place.start, place.length))
+        for name, entry in tensors.items()
+        for offsets, place in entry.chunks.items()
+    ]
+    stored += [(_index(name, None), _storage(values_file, *place)) for name, place in values.items()]
+    wanted = [*tensors, *values]
+    planner = [(_text(name), _tuple([_key(key) for key in paths[name]])) for name in wanted if name in paths]
+    state = _dict(
+        [
+            (_text("state_dict_metadata"), _dict(described)),
+            (_text("planner_data"), _dict(planner)),
+            (_text("storage_data"), _dict(stored)),
+            (_text("storage_meta"), _NONE),
+            (_text("version"), _text(VERSION)),
+        ]
+    )
+    return b"\x80\x02" + _object(_HOME, "Metadata", state) + b"."
+
+
+def _tensor_metadata(entry: _TensorEntry) -> bytes:
+    layout = _call("torch.serialization", "_get_layout", [_text("torch.strided")])
+    memory_format = _call(_HOME, "_MEM_FORMAT_ENCODING", [_integer(0)])
+    state = _tuple([_global("torch", entry.dtype), layout, _FALSE, memory_format, _FALSE])
+    properties = _object(_HOME, "TensorProperties", state)
+    chunks = [
+        _object(
+            _HOME,
+            "ChunkStorageMetadata",
+            _dict([(_text("offsets"), _size(offsets)), (_text("sizes"), _size(place.sizes))]),
+        )
+        for offsets, place in entry.chunks.items()
+    ]
+    fields = [("properties", properties), ("size", _size(entry.shape)), ("chunks", _list(chunks))]
+    return _object(_HOME, "TensorStorageMetadata", _dict([(_text(name), value) for name, value in fields]))
+
+
+def _index(name: str, offsets: tuple[int, ...] | None) -> bytes:
+    state = [("fqn", _text(name)), ("index", _NONE), ("offset", _NONE if offsets is None else _size(offsets))]
+    return _object(_HOME, "MetadataIndex", _dict([(_text(key), value) for key, value in state]))
+
+
+def _storage(file: str, start: int, length: int) -> bytes:
+    state = [("relative_path", _text(file)), ("offset", _integer(start)), ("length", _integer(length))]
+    home = "torch.distributed.checkpoint.filesystem"
+    return _object(home, "_StorageInfo", _dict([(_text(key), value) for key, value in state]))
+
+
+_NONE, _FALSE = b"N", b"\x89"
+
+
+def _global(module: str, name: str) -> bytes:
+    return f"c{module}\n{name}\n".encode()
+
+
+def _object(module: str, name: str, state: bytes) -> bytes:
+    """An instance made by `__new__`, then given its state."""
+    return _global(module, name) + b")\x81" + state + b"b"
+
+
+def _call(module: str, name: str, arguments: Sequence[bytes]) -> bytes:
+    return _global(module, name) + _tuple(arguments) + b"R"
+
+
+def _size(sizes: Sequence[int]) -> bytes:
+    return _call("torch", "Size", [_tuple([_integer(size) for size in sizes])])
+
+
+def _key(key: str | int) -> bytes:
+    return _integer(key) if isinstance(key, int) else _text(key)
+
+
+def _text(value: str) -> bytes:
+    data = value.encode()
+    return b"X" + struct.pack("<I", len(data)) + data
+
+
+def _integer(value: int) -> bytes:
+    if 0 <= value < 1 << 31:
+        return b"J" + struct.pack("<i", value)
+    data = value.to_bytes(9, "little", signed=True)
+    return b"\x8a" + struct.pack("<B", len(data)) + data
+
+
+def _tuple(items: Sequence[bytes]) -> bytes:
+    return b"(" + b"".join(items) + b"t"
+
+
+def _list(items: Sequence[bytes]) -> bytes:
+    return b"](" + b"".join(items) + b"e"
+
+
+def _dict(items: Sequence[tuple[bytes, bytes]]) -> bytes:
+    return b"}(" + b"".join(key + value for key, value in items) + b"u"

@@ -1,0 +1,161 @@
+"""Copies of plain memory past the caches, where this machine could build them (see stream.c); else as ever."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd.graph import increment_version
+
+from hyperpod_ext.runtime.snapshot.manifest import crc64nvme
+
+Copy = Callable[[int, int, int], object]
+"""Address to copy to, address to copy from, bytes. Frees the GIL."""
+
+PIECE = 256 << 10
+"""Bytes: so soon a copy can end. They are still in a core's own cache when they are copied after their checksum."""
+_CACHED = 1 << 20
+"""And in the one that cores share: several may copy them."""
+
+
+class Piece(ctypes.Structure):
+    """Addresses to copy to (0: the bytes are only looked at) and from, and how many bytes."""
+
+    _fields_ = (("to", ctypes.c_void_p), ("source", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
+
+
+class Hurry:
+    """Asks a copy to end that another thread has begun. Such a copy looks without the interpreter's lock."""
+
+    def __init__(self) -> None:
+        self.flag = ctypes.c_int(0)
+
+    def set(self) -> None:
+        self.flag.value = 1
+
+    def clear(self) -> None:
+        self.flag.value = 0
+
+    def is_set(self) -> bool:
+        return self.flag.value != 0
+
+
+@cache
+def _built() -> ctypes.CDLL | None:
+    for built in sorted(Path(__file__).parent.glob("_stream*.so")):
+        try:
+            library = ctypes.CDLL(str(built))
+            library.hpx_copy.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
+            library.hpx_copy.restype = None
+            library.hpx_copy_checked.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p
+            library.hpx_copy_checked.restype = ctypes.c_int64
+        except (OSError, AttributeError):  # built for another kind of machine, or from an earlier source
+            continue
+        return library
+    return None
+
+
+@cache
+def copier() -> Copy:
+    """What copies memory here."""
+    library = _built()
+    return library.hpx_copy if library is not None else ctypes.memmove
+
+
+@cache
+def _checker() -> Callable[[Any, int, Any, Any], int] | None:
+    """What copies memory and takes its checksum in one go, if this processor can (see stream.c)."""
+    library = _built()
+    nothing = (Piece * 0)(), 0, ctypes.byref(ctypes.c_int(0)), ctypes.byref(ctypes.c_uint64(0))
+    return library.hpx_copy_checked if library and library.hpx_copy_checked(*nothing) == 0 else None
+
+
+def copy(destination: torch.Tensor, source: torch.Tensor) -> None:
+    """`destination.copy_(source)` of tensors of one shape and type, by the fastest way there is for this thread."""
+    if torch.get_num_threads() == 1 and _is_plain(destination, source):
+        copier()(destination.data_ptr(), source.data_ptr(), source.numel() * source.element_size())
+        increment_version(destination)  # a graph that has saved it is told, as `copy_` tells it
+    else:  # several threads are faster than one that goes past the caches
+        with torch.no_grad():
+            destination.copy_(source)
+
+
+def copy_checked(destination: torch.Tensor, source: torch.Tensor, checksum: int) -> int:
+    """`copy`, memory being read once for both; returns the CRC64-NVME `checksum`, gone on over the source's bytes.
+
+    Args:
+        source: one that `is_memory`.
+    """
+    nbytes = source.numel() * source.element_size()
+    by_one = _checker() or torch.get_num_threads() == 1  # several could only copy faster
+    if by_one and _is_plain(destination, source):
+        checksum = copy_memory_checked(destination.data_ptr(), source.data_ptr(), nbytes, checksum)
+        increment_version(destination)
+        return checksum
+    pieces = [(destination, source)]
+    if nbytes > _CACHED and destination.is_contiguous():
+        step = _CACHED // source.element_size()
+        pieces = list(zip(torch.split(destination.view(-1), step), torch.split(source.view(-1), step), strict=True))
+    for into, piece in pieces:
+        checksum = crc64nvme(bytes_of(piece), checksum)
+        copy(into, piece)
+    return checksum
+
+
+def copy_memory_checked(to: int, source: int, nbytes: int, checksum: int) -> int:
+    """The same of memory at these addresses, one copying."""
+    return copy_pieces_checked([(to, source, nbytes)], checksum, Hurry())[1]
+
+
+def copy_pieces_checked(pieces: Sequence[tuple[int, int, int]], checksum: int, hurry: Hurry) -> tuple[int, int]:
+    """The same of pieces (see `Piece`), one after the other, until `hurry` is set; returns the bytes done too."""
+    checker, done = _checker(), 0
+    if checker is not None:  # all at once: whoever trains beside it waits for the interpreter's lock nowhere
+        found = ctypes.c_uint64(checksum)
+        all_of_them = (Piece * len(pieces))(*(Piece(*piece) for piece in pieces))
+        done = checker(all_of_them, len(pieces), ctypes.byref(hurry.flag), ctypes.byref(found))
+        return done, found.value
+    for to, source, nbytes in pieces:
+        for start in range(0, nbytes, PIECE):
+            if hurry.is_set():
+                return done, checksum
+            length = min(PIECE, nbytes - start)
+            checksum = crc64nvme(_memory(source + start, length), checksum)
+            if to:
+                copier()(to + start, source + start, length)
+            done += length
+    return done, checksum
+
+
+def _is_plain(destination: torch.Tensor, source: torch.Tensor) -> bool:
+    alike = destination.shape == source.shape and destination.dtype == source.dtype
+    return alike and is_memory(source) and is_memory(destination)
+
+
+def is_memory(tensor: torch.Tensor) -> bool:
+    """Whether its bytes lie in this process's memory, one after the other, as they are to be saved."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.is_cpu
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a tensor that `is_memory`, writable."""
+    return _memory(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+
+
+def address_of(image: memoryview) -> int:
+    """Where writable bytes lie."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(image))
+
+
+def _memory(address: int, nbytes: int) -> memoryview:
+    return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")

@@ -1,0 +1,193 @@
+"""One rank's state as a `.distcp` file in memory: planned once, then only copied into.
+
+Around each tensor's raw bytes lies the archive that `torch.save` would write, so the image is the file
+that plain `torch.distributed.checkpoint.load` reads.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.snapshot.layout_plan import DTYPE_BYTES, Item, Plan
+from hyperpod_ext.runtime.snapshot.tree import Parts, Path, fqn, leaf_paths
+from hyperpod_ext.runtime.snapshot.zip_file import ALIGNMENT, Frame, frame
+
+
+class Chunk(NamedTuple):
+    """The part of a tensor that this rank holds."""
+
+    local: torch.Tensor
+    shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+
+def chunk_of(tensor: torch.Tensor | Chunk, name: str) -> Chunk | None:
+    """This rank's part; None where it holds nothing of the tensor. A chunk is one already.
+
+    Raises:
+        JobFailedError: a sparse or quantised tensor, or one whose sum is not made yet (Partial).
+    """
+    given, tensor = (tensor, tensor.local) if isinstance(tensor, Chunk) else (None, tensor)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.layout is not torch.strided or dtype not in DTYPE_BYTES:
+        raise JobFailedError(
+            f"{name} is a tensor of type {tensor.dtype} and layout {tensor.layout}; a snapshot holds dense tensors",
+            hint="Convert it in state_dict(), or leave it out.",
+        )
+    if given is not None:
+        return given if tensor.numel() > 0 or 0 in given.shape else None
+    if not is_dtensor(tensor):
+        return Chunk(tensor.detach(), tuple(tensor.shape), (0,) * tensor.dim())
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    sharded: Any = tensor  # a DTensor, whose type is not imported
+    if any(placement.is_partial() for placement in sharded.placements):
+        raise JobFailedError(
+            f"{name} is placed as {sharded.placements}: its parts are not summed yet",
+            hint="Redistribute it to Replicate() or Shard() before it is saved.",
+        )
+    local = sharded.detach().to_local()
+    sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, sharded.device_mesh, sharded.placements)
+    if local.numel() == 0 and tensor.numel() > 0:
+        return None
+    assert tuple(sizes) == tuple(local.shape), f"{name}: {sizes} is not {local.shape}"
+    return Chunk(local, tuple(tensor.shape), tuple(offsets))
+
+
+def is_dtensor(tensor: Any) -> bool:
+    """Whether it is a DTensor, without importing what defines them."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def holders_of(tensors: Sequence[Any]) -> frozenset[int] | None:
+    """Ranks that hold the same part of each of these tensors as this one, as their meshes say; None: all ranks."""
+    held: frozenset[int] | None = None
+    seen: set[tuple[int, Any]] = set()
+    for tensor in tensors:
+        if not is_dtensor(tensor):
+            continue
+        mesh, placements = tensor.device_mesh, tensor.placements
+        if (id(mesh), placements) in seen:
+            continue
+        seen.add((id(mesh), placements))
+        here = mesh.get_coordinate()
+        if here is None:
+            return frozenset([dist.get_rank()])
+        alike = tuple(slice(None) if p.is_replicate() else at for p, at in zip(placements, here, strict=True))
+        ranks = frozenset(mesh.mesh[alike].flatten().tolist())
+        held = ranks if held is None else held & ranks
+    return held
+
+
+def _check_names(paths: Sequence[Path]) -> None:
+    """Refuse two tensors of one name, `a.b` and `b` in `a`: a restore could not tell them apart."""
+    seen: set[str] = set()
+    for name in map(fqn, paths):
+        if name in seen:
+            raise JobFailedError(
+                f"two tensors of the state are named {name}", hint="Leave dots out of the keys of its state_dict()."
+            )
+        seen.add(name)
+
+
+class Layout:
+    """A plan, with the parts of the live tensors that fill it."""
+
+    def __init__(self, parts: Parts) -> None:
+        paths, _ = leaf_paths(parts.shape)
+        _check_names(paths)
+        items, frames, locals_ = [], [], []
+        end, frames_of = 0, {}
+        for index, (tensor, path) in enumerate(zip(parts.tensors, paths, strict=True)):
+            chunk = chunk_of(tensor, fqn(path))
+            if chunk is None:
+                continue
+            key = (chunk.local.dtype, tuple(chunk.local.shape))
+            if key not in frames_of:
+                frames_of[key] = _frame(*key)
+            around = frames_of[key]
+            nbytes = chunk.local.numel() * chunk.local.element_size()
+            start = -(-end // ALIGNMENT) * ALIGNMENT
+            data = start + len(around.prefix)
+            end = data + nbytes + len(around.suffix)
+            dtype = str(chunk.local.dtype).removeprefix("torch.")
+            sizes = tuple(chunk.local.shape)
+            items.append(Item(index, fqn(path), dtype, chunk.shape, chunk.offsets, sizes, start, data, nbytes, end))
+            frames.append(around)
+            locals_.append(chunk.local)
+        self.plan = Plan(parts.shape, tuple(items), max(end, 1))
+        self.locals = locals_
+        """Live tensors, one an item."""
+        self._frames = frames
+
+    def write_frames(self, image: memoryview) -> None:
+        """Everything of the file that is not raw data. Needed once for each slot."""
+        end = 0
+        for item, around in zip(self.plan.items, self._frames, strict=True):
+            image[end : item.start] = bytes(item.start - end)  # equal states must make equal images
+            image[item.start : item.data] = around.prefix
+            image[item.data + item.nbytes : item.end] = around.suffix
+            end = item.end
+
+
+def views(plan: Plan, buffer: Any, start: int = 0) -> list[torch.Tensor]:
+    """A tensor for each item over `buffer`, whose image begins at byte `start`. They share its memory."""
+    whole = torch.frombuffer(buffer, dtype=torch.uint8, count=plan.nbytes, offset=start)
+    return [_view(whole, item) for item in plan.items]
+
+
+def _view(whole: torch.Tensor, item: Item) -> torch.Tensor:
+    dtype = getattr(torch, item.dtype)
+    if item.nbytes == 0:
+        return torch.empty(item.sizes, dtype=dtype)
+    return whole[item.data : item.data + item.nbytes].view(dtype).view(item.sizes)
+
+
+# --- the pickle inside each archive ---------------------------------------------------------------
+
+
+class _Storage:
+    """Stands for the storage, which PyTorch keeps outside of the pickle."""
+
+    def __init__(self, persistent_id: tuple[Any, ...]) -> None:
+        self.persistent_id = persistent_id
+
+
+class _Tensor:
+    """Pickles as the tensor of this type and shape that `torch.save` would write."""
+
+    def __init__(self, dtype: torch.dtype, sizes: tuple[int, ...]) -> None:
+        self._dtype, self._sizes = dtype, sizes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        numel = torch.Size(self._sizes).numel()
+        strides = torch.empty(self._sizes, device="meta").stride()
+        # not `OrderedDict[str, Any]()`: that remembers its type in an attribute, which weights_only refuses
+        hooks: OrderedDict[str, Any] = OrderedDict()
+        legacy = torch.storage._dtype_to_storage_type_map().get(self._dtype)
+        if legacy is not None:
+            storage = _Storage(("storage", getattr(torch, legacy), "0", "cpu", numel))
+            return torch._utils._rebuild_tensor_v2, (storage, 0, self._sizes, strides, False, hooks)
+        storage = _Storage(("storage", torch.UntypedStorage, "0", "cpu", numel * self._dtype.itemsize))
+        return torch._utils._rebuild_tensor_v3, (storage, 0, self._sizes, strides, False, hooks, self._dtype)
+
+
+class _Pickler(pickle.Pickler):
+    def persistent_id(self, obj: Any) -> Any:
+        return obj.persistent_id if isinstance(obj, _Storage) else None
+
+
+def _frame(dtype: torch.dtype, sizes: tuple[int, ...]) -> Frame:
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=2).dump(_Tensor(dtype, sizes))
+    return frame(buffer.getvalue(), torch.Size(sizes).numel() * dtype.itemsize)

@@ -1,0 +1,117 @@
+"""What one rank's snapshots look like: which part of which tensor lies where in the image. Knows no torch.
+
+A plan changes only when the model or the optimizer's state does, so it is made once, named by its
+digest, and sent once; a save then only says the digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from hyperpod_ext.errors import CorruptSnapshotError
+from hyperpod_ext.runtime.snapshot.tree import Shape
+
+DTYPE_BYTES = {
+    **dict.fromkeys(("bool", "int8", "uint8", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"), 1),
+    **dict.fromkeys(("float8_e5m2fnuz", "float8_e8m0fnu"), 1),
+    **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),
+    **dict.fromkeys(("int32", "uint32", "float32"), 4),
+    **dict.fromkeys(("int64", "uint64", "float64", "complex64"), 8),
+    "complex128": 16,
+}
+"""Element sizes in bytes, by torch's names without the `torch.`."""
+
+
+class Item(NamedTuple):
+    """One shard of one tensor in the image."""
+
+    tensor: int
+    """Which of the state's tensors, in the order of the walk."""
+    fqn: str
+    dtype: str
+    shape: tuple[int, ...]
+    """Of the whole tensor, over all ranks."""
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    """The shard's place in the whole tensor."""
+    start: int
+    data: int
+    """Byte offsets in the image: of the shard's archive, and of the raw bytes inside it."""
+    nbytes: int
+    """Length of the raw bytes."""
+    end: int
+    """Byte offset behind the archive."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Layout of one rank's snapshots."""
+
+    shape: Shape
+    items: tuple[Item, ...]
+    nbytes: int
+    """Length of the image."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"shape": self.shape, "items": self.items, "nbytes": self.nbytes}
+
+    @cached_property
+    def text(self) -> str:
+        """Canonical JSON."""
+        return json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON: names the plan."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def read_plan(document: Mapping[str, Any], digest: str) -> Plan:
+    """A plan from elsewhere; refused when it is not the one that `digest` names, or not consistent.
+
+    Raises:
+        CorruptSnapshotError: with what is wrong.
+    """
+    try:
+        items = tuple(
+            Item(int(i[0]), str(i[1]), str(i[2]), _ints(i[3]), _ints(i[4]), _ints(i[5]), *map(int, i[6:10]))
+            for i in document["items"]
+        )
+        plan = Plan(_shape(document["shape"]), items, int(document["nbytes"]))
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise CorruptSnapshotError(f"a snapshot's plan cannot be read: {error!r}") from error
+    if plan.digest != digest:
+        raise CorruptSnapshotError(f"a snapshot's plan is not the one its manifest names ({digest[:12]}…)")
+    for item in items:
+        _check(item, plan.nbytes)
+    return plan
+
+
+def _ints(values: Any) -> tuple[int, ...]:
+    return tuple(int(value) for value in values)
+
+
+def _shape(shape: list[Any]) -> Shape:
+    """The shape as `take_apart` makes it: JSON knows no tuples."""
+    return [tuple(node) if isinstance(node, list) else node for node in shape]
+
+
+def _check(item: Item, nbytes: int) -> None:
+    """A plan is signed, but a wrong one of our own making must not make us read outside of the image."""
+    elements = 1
+    for size in item.sizes:
+        elements *= size
+    in_bounds = 0 <= item.start <= item.data and item.data + item.nbytes <= item.end <= nbytes
+    inside = len(item.shape) == len(item.offsets) == len(item.sizes) and all(
+        offset >= 0 and size >= 0 and offset + size <= whole
+        for whole, offset, size in zip(item.shape, item.offsets, item.sizes, strict=True)
+    )
+    if item.dtype not in DTYPE_BYTES:
+        raise CorruptSnapshotError(f"{item.fqn}: its type {item.dtype!r} is not known here")
+    if not in_bounds or not inside or item.nbytes != elements * DTYPE_BYTES[item.dtype]:
+        raise CorruptSnapshotError(f"{item.fqn}: its place in the image makes no sense: {item}")

@@ -1,0 +1,131 @@
+"""The signed records that make snapshots and checkpoints exist. Written last; without one there is none.
+
+Read leniently, so that an older runtime can read a newer writer's extra fields, and refused when the
+format itself is newer. Never unpickled, never trusted before its signature and the bytes' checksum.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from hyperpod_ext.errors import CorruptSnapshotError
+
+FORMAT = 1
+
+Manifest = dict[str, Any]
+"""Of a snapshot: format, job, rank, world_size, generation, step, save_id, plan (digest), nbytes,
+crc64nvme (hex), values (plain values in the plan's order), extras, saved_at (Unix seconds), signature.
+
+Of a checkpoint: format, job, generation, step, save_id, world_size, ranks (rank to manifest of its
+snapshot), files (rank to the name of its image), macs (name of a file to its MAC, see storage/mac.py), derived (sizes
+and checksums of what is there for torch), created_at, signature."""
+
+
+def save_id_of(generation: int, step: int) -> str:
+    """Name of one commit: two of the same step are two commits when a fault lies between them."""
+    return f"g{generation}-s{step}"
+
+
+def generation_of(save_id: str) -> int:
+    """The generation in a save id."""
+    return int(save_id.removeprefix("g").partition("-")[0])
+
+
+def crc64nvme(data: Any, previous: int = 0) -> int:
+    """CRC64-NVME of a buffer: the checksum S3 computes too. Frees the GIL."""
+    from awscrt import checksums
+
+    return int(checksums.crc64nvme(data, previous))
+
+
+def crc_text(checksum: int) -> str:
+    """A CRC64 as manifests have it: 16 hex digits."""
+    return f"{checksum:016x}"
+
+
+def crc_value(text: str) -> int:
+    """The CRC64 that `crc_text` wrote. Raises ValueError for anything else."""
+    if len(text) != 16:
+        raise ValueError(f"{text!r} is not a CRC64 of 16 hex digits")
+    return int.from_bytes(bytes.fromhex(text), "big")
+
+
+def crc_base64(text: str) -> str:
+    """A CRC64 as S3's headers have it."""
+    return base64.b64encode(bytes.fromhex(text)).decode()
+
+
+def content_of(manifest: Mapping[str, Any]) -> str:
+    """Names what a snapshot holds: two ranks' snapshots with equal names are bit for bit interchangeable."""
+    parts = [manifest["plan"], manifest["crc64nvme"], manifest["nbytes"], manifest["values"]]
+    return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).hexdigest()
+
+
+def sign(manifest: Mapping[str, Any], secret: bytes) -> Manifest:
+    """`manifest` with an HMAC-SHA256 over everything else in it."""
+    return {**manifest, "signature": _signature(manifest, secret)}
+
+
+def check_manifest(manifest: Mapping[str, Any], secret: bytes, *, job: str, where: str = "") -> None:
+    """Refuse a manifest that this job's processes did not write.
+
+    Raises:
+        CorruptSnapshotError: newer format, wrong signature or another job's.
+    """
+    rank = f" of rank {manifest['rank']}" if "rank" in manifest else ""
+    where = where or f"snapshot{rank} at step {manifest.get('step')}"
+    if not isinstance(manifest.get("format"), int) or manifest["format"] > FORMAT:
+        raise CorruptSnapshotError(
+            f"{where}: format {manifest.get('format')} is newer than {FORMAT}, the newest this version reads",
+            hint="Upgrade hyperpod_ext in the container.",
+        )
+    if manifest.get("job") != job:
+        raise CorruptSnapshotError(f"{where}: it belongs to job {manifest.get('job')!r}, not to {job!r}")
+    signature = str(manifest.get("signature")).encode(errors="replace")  # text beyond ASCII cannot be compared
+    if not hmac.compare_digest(signature, _signature(manifest, secret).encode()):
+        raise CorruptSnapshotError(
+            f"{where}: its manifest is not signed with this job's secret",
+            hint="Either it was tampered with, or the job runs with another secret than the one that wrote it.",
+        )
+
+
+def check_bytes(manifest: Mapping[str, Any], data: Any, where: str = "") -> None:
+    """Refuse bytes that are not those the manifest was signed for."""
+    check_crc(manifest, len(data), crc64nvme(data), where)
+
+
+def check_crc(manifest: Mapping[str, Any], nbytes: int, checksum: int, where: str = "") -> None:
+    """Refuse a length or checksum that is not what the manifest was signed for."""
+    where = where or f"snapshot of rank {manifest['rank']} at step {manifest['step']}"
+    if nbytes != manifest["nbytes"]:
+        raise CorruptSnapshotError(f"{where}: it is {nbytes} bytes long, the manifest says {manifest['nbytes']}")
+    if crc_text(checksum) != manifest["crc64nvme"]:
+        raise CorruptSnapshotError(
+            f"{where}: CRC64-NVME is {crc_text(checksum)}, the manifest says {manifest['crc64nvme']}"
+        )
+
+
+def read_document(data: bytes, where: str) -> dict[str, Any]:
+    """A JSON object from storage.
+
+    Raises:
+        CorruptSnapshotError: it is empty, cut off, or something else.
+    """
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CorruptSnapshotError(f"{where}: not JSON ({error}); {len(data)} bytes") from error
+    if not isinstance(document, dict):
+        raise CorruptSnapshotError(f"{where}: not a JSON object")
+    return document
+
+
+def _signature(manifest: Mapping[str, Any], secret: bytes) -> str:
+    signed = {key: value for key, value in manifest.items() if key != "signature"}
+    text = json.dumps(signed, sort_keys=True, separators=(",", ":"))
+    return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()

@@ -1,0 +1,270 @@
+"""Which step to go on from, and where each rank gets it. Pure: plain values in, plain values out.
+
+One coordinator decides for everybody. No rank ever picks "the latest" by itself: two ranks that do can
+pick two different steps, and train on without an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from hyperpod_ext.runtime.snapshot.manifest import generation_of
+from hyperpod_ext.runtime.snapshot.sharing import Sharing
+
+Tier = Literal["live", "memory", "file", "s3"]
+Place = tuple[str, int, int, str, str]
+"""Tier, rank, node, save id and URL of an offer: what a refused one is known by."""
+
+_AT_ONCE = 4
+"""Live ranks that one newcomer takes parts from at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """State that can be had at `step`."""
+
+    tier: Tier
+    """`live`: in a training process now. `memory`: whole in a node's memory server, that node's own or a
+    replica. `file`, `s3`: a checkpoint of all ranks that has its manifest."""
+    step: int
+    rank: int
+    """Rank whose state it is; -1 for a checkpoint of all."""
+    node: int
+    """Node where it is; -1 for a checkpoint of all."""
+    save_id: str
+    """Names the commit it is of: generation and step."""
+    own_digest: str = ""
+    """Digest of the part of it that may differ from rank to rank."""
+    sharing: str = "same"
+    """How it relates to other ranks' state: `same`, `alike`, a `shard`, or among whom (see `sharing.py`)."""
+    content: str = ""
+    """Digest of all of it, where that is known."""
+    world_size: int = 0
+    """Ranks that the commit has; 0: as many as there are now."""
+    url: str = ""
+    folder: str = ""
+    """Where a checkpoint of all lies."""
+
+    @property
+    def place(self) -> Place:
+        return (self.tier, self.rank, self.node, self.save_id, self.url)
+
+    @classmethod
+    def of_memory(cls, brief: Mapping[str, Any], node: int) -> Offer:
+        """What a node's memory server says of one snapshot."""
+        return cls("memory", node=node, **{key: brief[key] for key in _OF_MEMORY})
+
+    @classmethod
+    def of_all(cls, brief: Mapping[str, Any]) -> Offer:
+        """What a memory server says of one checkpoint in a durable tier."""
+        return cls(rank=-1, node=-1, **{key: brief[key] for key in _OF_ALL})
+
+
+_OF_MEMORY = ("step", "rank", "save_id", "own_digest", "sharing", "content", "world_size")
+_OF_ALL = ("tier", "step", "save_id", "world_size", "url", "folder")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where one rank gets its state. `self`: it holds it already; `fresh`: it starts from nothing."""
+
+    kind: Literal["self", "live", "memory", "peer", "file", "s3", "fresh"]
+    rank: int
+    save_id: str = ""
+    node: int = -1
+    """Node of a peer's memory."""
+    url: str = ""
+    folder: str = ""
+
+
+def place_of(source: Source, nodes: Mapping[int, int]) -> Place:
+    """Of the offer that a source came from. `nodes`: the node of each rank."""
+    match source.kind:
+        case "memory" | "peer":
+            return ("memory", source.rank, source.node, source.save_id, "")
+        case "file" | "s3":
+            return (source.kind, -1, -1, source.save_id, source.url)
+        case _:
+            return ("live", source.rank, nodes[source.rank], source.save_id, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What every rank restores, in one generation."""
+
+    step: int
+    sources: dict[int, tuple[Source, ...]]
+    """Of each rank: one source; several `live` ones, of which each sends a part; or, when the world size changes, one
+    for each rank of the commit."""
+
+    def source(self, rank: int) -> Source:
+        """The first source of a rank."""
+        return self.sources[rank][0]
+
+    @property
+    def stored(self) -> list[str]:
+        """URLs of the durable tiers that ranks restore from."""
+        every = (source for sources in self.sources.values() for source in sources)
+        return sorted({source.url for source in every if source.kind in ("file", "s3")})
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "sources": {str(rank): [asdict(source) for source in sources] for rank, sources in self.sources.items()},
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Decision:
+        sources = {int(rank): tuple(Source(**one) for one in several) for rank, several in data["sources"].items()}
+        return cls(step=int(data["step"]), sources=sources)
+
+
+def choose_step(
+    offers: Collection[Offer], nodes: Mapping[int, int], began: Mapping[int, int] | None = None
+) -> Decision | None:
+    """The newest step that every rank can have, each from its nearest place; None when there is none.
+
+    Args:
+        offers: what is held anywhere, refused candidates already taken out.
+        nodes: node of each rank of the new generation.
+        began: step at which each generation began: what an earlier one did after it was given up.
+    """
+    alive = [offer for offer in offers if not _given_up(offer, began or {})]
+    differing = _differing(alive)
+    # parts of one state must be of one commit: two of the same step may come from two generations
+    commits: dict[tuple[int, int, str], list[Offer]] = {}
+    for offer in alive:
+        commits.setdefault((offer.step, generation_of(offer.save_id), offer.save_id), []).append(offer)
+    for key in sorted(commits, reverse=True):
+        usable = commits[key]
+        world_sizes = {offer.world_size or len(nodes) for offer in usable}
+        for world_size in sorted(world_sizes, key=lambda size: size != len(nodes)):
+            of_this = [offer for offer in usable if (offer.world_size or len(nodes)) == world_size]
+            sources = _sources(of_this, nodes, world_size, differing)
+            if sources is not None:
+                return Decision(key[0], sources)
+    return None
+
+
+def _sources(
+    offers: Sequence[Offer], nodes: Mapping[int, int], world_size: int, differing: Collection[_Holders]
+) -> dict[int, tuple[Source, ...]] | None:
+    """Sources of every rank at one commit, or None when one of them has none."""
+    commit = _Commit(offers, differing)
+    any_will_do = None in commit.serving
+    resized = world_size != len(nodes)
+    sources: dict[int, tuple[Source, ...]] = {}
+    for rank, node in nodes.items():
+        wanted = range(world_size) if resized and not any_will_do else [rank]
+        found = [commit.nearest(rank, one, node, resized) for one in wanted]
+        if not all(found):
+            return None
+        if len(found) == 1 and found[0][0].kind == "live":  # each sends a part, all at once
+            sources[rank] = tuple(found[0][:_AT_ONCE])
+        else:
+            sources[rank] = tuple(one[0] for one in found)
+    return sources
+
+
+def _given_up(offer: Offer, began: Mapping[int, int]) -> bool:
+    generation = generation_of(offer.save_id)
+    return any(later > generation and step < offer.step for later, step in began.items())
+
+
+_Holders = frozenset[int] | None
+"""Ranks that are said to hold the same state; None: all of them."""
+
+
+def _holders(offer: Offer) -> _Holders:
+    sharing = Sharing.of(offer.sharing)
+    return frozenset([offer.rank]) if sharing.kind == "shard" else sharing.ranks
+
+
+def _differing(offers: Collection[Offer]) -> set[_Holders]:
+    """Of ranks that are said to hold the same state, those of which two were ever seen to differ at one commit."""
+    digests: dict[tuple[str, _Holders], set[str]] = {}
+    contents: dict[tuple[str, _Holders], set[str]] = {}
+    for offer in offers:
+        if offer.rank >= 0:
+            key = offer.save_id, _holders(offer)
+            digests.setdefault(key, set()).add(offer.own_digest)
+            if offer.content:
+                contents.setdefault(key, set()).add(offer.content)
+    return {holders for each in (digests, contents) for (_, holders), seen in each.items() if len(seen) > 1}
+
+
+def is_replicated(offers: Collection[Offer]) -> bool:
+    """Whether every rank's state is the same, as far as anybody has seen."""
+    return not _differing(offers) and all(_holders(offer) is None for offer in offers if offer.rank >= 0)
+
+
+def start_fresh(nodes: Mapping[int, int]) -> Decision:
+    """Step 0 from nothing, on every rank."""
+    return Decision(0, {rank: (Source("fresh", rank),) for rank in nodes})
+
+
+class _Commit:
+    """What is held of one commit, by the rank that it serves."""
+
+    def __init__(self, offers: Sequence[Offer], differing: Collection[_Holders]) -> None:
+        self._everybody = [offer for offer in offers if offer.rank < 0]
+        self._own: dict[int, list[Offer]] = {}
+        together: dict[_Holders, list[Offer]] = {}
+        for offer in offers:
+            if offer.rank >= 0:
+                self._own.setdefault(offer.rank, []).append(offer)
+                together.setdefault(_holders(offer), []).append(offer)
+        self.serving = {
+            holders: theirs
+            for holders, theirs in together.items()
+            if holders not in differing and _interchangeable(theirs) and (holders is not None or len(together) == 1)
+        }
+        """Offers of ranks whose state serves all that hold the same."""
+        self._others: dict[int, list[Offer]] = {}
+        for holders, theirs in self.serving.items():
+            for rank in holders or ():
+                self._others.setdefault(rank, []).extend(theirs)
+
+    def nearest(self, rank: int, wanted: int, node: int, resized: bool) -> list[Source]:
+        """Where `rank` can get the state of rank `wanted`, the cheapest place first.
+
+        In order: itself, memory of its node, a live peer, memory of another node, a shared directory, S3. Its own
+        state comes before another's that is equal, and load spreads by rank among equals.
+        """
+        own = [*self._own.get(wanted, ()), *self._everybody]
+        if wanted == rank and not resized and any(offer.tier == "live" for offer in own):
+            others: list[Offer] = []  # it has what it needs
+        else:
+            others = self.serving.get(None) or self._others.get(wanted, [])
+        found: dict[Source, tuple[int, bool, bool, int]] = {}
+        for offer in (*own, *others):
+            if offer.tier == "live" and resized:
+                continue  # a live rank sends all of its state or nothing, and only to ranks of its own world
+            source, place = _source(offer, rank, wanted, node, resized)
+            cost = (place, offer.rank != wanted, offer.node != node, (offer.rank - rank) % 1_000_000)
+            found[source] = min(cost, found.get(source, cost))
+        ordered = sorted(found, key=found.__getitem__)
+        return [source for source in ordered if source.kind == ordered[0].kind]
+
+
+def _source(offer: Offer, rank: int, wanted: int, node: int, resized: bool) -> tuple[Source, int]:
+    """An offer as `rank` sees it that needs the state of rank `wanted`, and how far away that is."""
+    near = offer.node == node
+    if offer.tier == "live":
+        itself = offer.rank == wanted == rank and not resized
+        return Source("self" if itself else "live", offer.rank, offer.save_id), 0 if itself else 2
+    if offer.tier == "memory":
+        kind: Literal["memory", "peer"] = "memory" if near else "peer"
+        return Source(kind, offer.rank, offer.save_id, node=offer.node), 1 if near else 3
+    return Source(
+        offer.tier, wanted, offer.save_id, url=offer.url, folder=offer.folder
+    ), 4 if offer.tier == "file" else 5
+
+
+def _interchangeable(offers: Collection[Offer]) -> bool:
+    """Whether one rank's state serves the others that hold the same. What no one keeps equal needs two ranks to show
+    that it is."""
+    kinds = {Sharing.of(offer.sharing).kind for offer in offers}
+    return kinds == {"same"} or ("shard" not in kinds and len({offer.rank for offer in offers}) > 1)

@@ -1,0 +1,219 @@
+"""Objects that hold process groups, kept through a fault: FSDP2 modules, device meshes, DTensors.
+
+A fault ends every process group. What holds one lets go of it first, or gloo's threads and sockets would stay, and is
+given the group of the same name in the next generation. A device mesh looks its groups up by name each time, so with
+the same names it is whole again; FSDP2's parameter groups keep the objects, and are given the new ones.
+
+Names are numbers in the order in which groups are made. A newcomer makes those of `run.keep` by calling `build`;
+survivors make them again without calling it, from what was recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.snapshot.image import is_dtensor
+from hyperpod_ext.runtime.state import interrupted_fsdp
+
+_c10d = dist.distributed_c10d
+
+
+@dataclass
+class Made:
+    """What a call of `build` did with process groups."""
+
+    calls: list[tuple[tuple[Any, ...], dict[str, Any], str]] = field(default_factory=list)
+    """Arguments of each group it made, with the group's name (empty on ranks outside of it)."""
+    meshes: int = 0
+    """Device meshes that it made; one over all ranks needs no group of its own."""
+    talked: bool = False
+    """Whether it communicated. Then it can only be called by all ranks, survivors too."""
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[Made]:
+    """Record the process groups that are made meanwhile."""
+    made, make, before = Made(), _c10d._new_group_with_tag, _words()
+
+    def record(*arguments: Any, **options: Any) -> Any:
+        group = make(*arguments, **options)
+        made.calls.append((arguments, options, _name(group)))
+        return group
+
+    init = DeviceMesh.__init__
+
+    def count(mesh: DeviceMesh, *arguments: Any, **options: Any) -> None:
+        made.meshes += 1
+        init(mesh, *arguments, **options)
+
+    _c10d._new_group_with_tag = record
+    DeviceMesh.__init__ = count  # type: ignore[assignment,method-assign]  # put back below
+    try:
+        yield made
+    finally:
+        _c10d._new_group_with_tag = make
+        DeviceMesh.__init__ = init  # type: ignore[method-assign]  # as it was
+    made.talked = _words() != before
+
+
+def repeat(made: Made) -> None:
+    """Make the same groups again, in the same order.
+
+    Raises:
+        JobFailedError: they get other names than before, because groups were made in another order.
+    """
+    for arguments, options, name in made.calls:
+        group = _c10d._new_group_with_tag(*arguments, **options)
+        if _name(group) != name:
+            raise JobFailedError(
+                f"process group {name} became {_name(group)} after the fault",
+                hint="Make process groups and device meshes in run.keep, or in the same order in each call.",
+            )
+
+
+def _name(group: Any) -> str:
+    return str(group.group_name) if isinstance(group, dist.ProcessGroup) else ""
+
+
+def _words() -> int:
+    """How many collectives this process has taken part in, over all groups."""
+    groups: list[Any] = list(_c10d._world.pg_map)
+    return sum(int(group._get_sequence_number_for_group()) for group in groups)
+
+
+class _Gone:
+    """Stands where a process group was, until there is one of its name again."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        raise JobFailedError(
+            f"process group {self._name} was not made again after the fault",
+            hint="Make process groups and device meshes in run.keep, or anew in each call of the training function.",
+        )
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process group was held, or a mesh that has one."""
+
+    holder: Callable[[], Any]
+    """Weak reference to the object."""
+    attribute: str
+    name: str
+    """Of the group."""
+    key: str = ""
+    value: Any = None
+    """Entry of a mapping, where the attribute is one."""
+
+
+def let_go() -> list[Place]:
+    """Take the process groups out of everything that holds them, and end what FSDP2 was in the middle of."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return []
+    kinds = _kinds_of_holders()
+    holders = [thing for thing in gc.get_objects() if issubclass(type(thing), kinds)]
+    places = [place for thing in holders for place in _take_out(thing)]
+    interrupted_fsdp.reset([thing for thing in holders if hasattr(thing, "_fsdp_param_groups")])
+    return places
+
+
+def _kinds_of_holders() -> tuple[type, ...]:
+    """Types whose instances keep process groups. Only those that are loaded can have instances."""
+    kinds: list[type] = [DeviceMesh]
+    for module, names in (
+        ("_fsdp_common", ("DataParallelMeshInfo",)),
+        ("_fsdp_state", ("FSDPState",)),
+        ("_fsdp_collectives", ("ProcessGroupAllocMixin", "SymmMemAllocMixin")),
+    ):
+        loaded = sys.modules.get(f"{interrupted_fsdp.FSDP2}.{module}")
+        kinds += [getattr(loaded, name) for name in names if isinstance(getattr(loaded, name, None), type)]
+    return tuple(kinds)
+
+
+def _take_out(thing: Any) -> list[Place]:
+    here, places = weakref.ref(thing), []
+    for attribute, value in list(vars(thing).items()):
+        if isinstance(value, dist.ProcessGroup):
+            places.append(Place(here, attribute, str(value.group_name)))
+            setattr(thing, attribute, _Gone(str(value.group_name)))
+    # of a mesh: groups that torch.compile looks for, and flattened meshes, which are made when first needed. What a
+    # newcomer will make, survivors must make, too
+    for attribute in ("_pg_registry", "_flatten_mapping"):
+        for key, value in dict(vars(thing).get(attribute) or {}).items():
+            name = key if attribute == "_pg_registry" else (getattr(value, "_dim_group_names", None) or [""])[0]
+            places.append(Place(here, attribute, str(name), key, value if attribute == "_flatten_mapping" else None))
+            del vars(thing)[attribute][key]
+    return places
+
+
+def give_back(places: Sequence[Place]) -> list[Place]:
+    """Put the groups of this generation where those of the same names were; returns what has none yet."""
+    missing = []
+    for place in places:
+        holder, group = place.holder(), _group_of(place.name)
+        if group is None:
+            missing.append(place)
+        elif holder is not None and place.key:
+            vars(holder)[place.attribute][place.key] = place.value or group
+        elif holder is not None:
+            setattr(holder, place.attribute, group)
+    return missing
+
+
+def forget_rank() -> None:
+    """Have torch forget what it worked out while this process was another rank.
+
+    What becomes of DTensors is remembered by their meshes, and meshes of the same ranks are equal, whoever looks at
+    them: results would get a mesh in which this process has its former place.
+    """
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    from torch.distributed.tensor import _redistribute, debug
+
+    debug._clear_sharding_prop_cache()
+    _redistribute._gen_transform_infos.cache_clear()
+    if hasattr(_redistribute, "clear_redistribute_planner_cache"):  # older torch has no such cache
+        _redistribute.clear_redistribute_planner_cache()
+
+
+def of_now(value: Any) -> Any:
+    """`value`, where it is a process group or holds some in lists, tuples and dicts, with those of this generation."""
+    if isinstance(value, dist.ProcessGroup):
+        return _group_of(str(value.group_name)) or value
+    if type(value) is list:
+        value[:] = [of_now(each) for each in value]
+    elif type(value) is dict:
+        value.update({key: of_now(each) for key, each in value.items()})
+    elif type(value) is tuple:
+        return tuple(of_now(each) for each in value)
+    return value
+
+
+def is_cut(value: Any) -> bool:
+    """Whether `value` holds shards, in modules and optimizers, lists, tuples and dicts: they are of one world alone."""
+    if isinstance(value, torch.nn.Module):
+        return any(is_dtensor(tensor) for tensor in (*value.parameters(), *value.buffers()))
+    if isinstance(value, torch.optim.Optimizer):
+        return any(is_dtensor(parameter) for group in value.param_groups for parameter in group["params"])
+    if isinstance(value, list | tuple):
+        return any(is_cut(each) for each in value)
+    if isinstance(value, dict):
+        return any(is_cut(each) for each in value.values())
+    return isinstance(value, DeviceMesh | dist.ProcessGroup) or is_dtensor(value)
+
+
+def _group_of(name: str) -> dist.ProcessGroup | None:
+    return next((group for group, known in _c10d._world.pg_names.items() if str(known) == name), None)

@@ -1,0 +1,137 @@
+"""Keeps a worker's pulse: which step, which phase, how many collectives. And gives its stacks when asked.
+
+Phases are told by hooks on the registered modules and optimizers. They change no number: they return
+nothing. A compiled module tells no forward phase, as hooks would break its graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from hyperpod_ext.runtime.detection.heartbeat import ENV_PULSE, Phase, Pulse
+from hyperpod_ext.runtime.detection.stacks import DUMP_SIGNAL
+
+_BEATS_A_SECOND = 4
+
+
+class _Hook(Protocol):
+    def remove(self) -> None: ...
+
+
+class Watcher(Protocol):
+    """Who else is told of each phase: the injector of rehearsed faults."""
+
+    def at(self, phase: Phase, step: int) -> None: ...
+
+
+class Progress:
+    """What this process tells of its progress. One a process."""
+
+    def __init__(self) -> None:
+        self._pulse = Pulse.of(os.environ.get(ENV_PULSE))
+        self._hooks: list[_Hook] = []
+        self._orders = 0
+        self._step_began: float | None = None
+        self.data_s = 0.0
+        """Seconds from the beginning of this step to its first forward pass; 0 where that was not seen."""
+        self.watcher: Watcher | None = None
+        """Set where faults are rehearsed; nothing is asked of it otherwise."""
+        if ENV_PULSE in os.environ:
+            self._pulse.beat(0)
+            faulthandler.register(DUMP_SIGNAL, file=sys.stderr, all_threads=True)
+            faulthandler.enable(file=sys.stderr)  # a crash in native code leaves the Python stack in the log, too
+            threading.Thread(target=self._beat, name="hpx-pulse", daemon=True).start()
+
+    @property
+    def step(self) -> int:
+        """Step that is being made."""
+        return self._pulse.step
+
+    def enter(self, generation: int) -> None:
+        """A generation begins."""
+        self._pulse.generation = generation
+        self.mark(Phase.START)
+
+    def begin_step(self, step: int) -> None:
+        self._pulse.step = step
+        self._step_began, self.data_s = time.monotonic(), 0.0
+        self.mark(Phase.DATA)
+
+    def mark(self, phase: Phase) -> None:
+        """This rank has come to `phase` of its step."""
+        self._pulse.mark(phase)
+        if self.watcher is not None:
+            self.watcher.at(phase, self._pulse.step)
+
+    @property
+    def has_orders(self) -> bool:
+        """Whether the agent has left orders since this was asked last."""
+        orders = self._pulse.orders
+        changed, self._orders = orders != self._orders, orders
+        return changed
+
+    def follow(self, objects: Iterable[object]) -> None:
+        """Tell the phases of these modules and optimizers, and no longer those of earlier ones."""
+        self.forget()
+        for value in objects:
+            if isinstance(value, torch.nn.Module):
+                self._hooks.append(value.register_forward_pre_hook(self._before_forward))
+                self._hooks.append(value.register_forward_hook(self._after_forward))
+            elif isinstance(value, torch.optim.Optimizer):
+                self._hooks.append(value.register_step_pre_hook(lambda *_: self.mark(Phase.OPTIMIZER)))
+                self._hooks.append(value.register_step_post_hook(lambda *_: self.mark(Phase.REST)))
+
+    def forget(self) -> None:
+        """Take the hooks off again."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _before_forward(self, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if self._step_began is not None:
+            self.data_s, self._step_began = time.monotonic() - self._step_began, None
+        self.mark(Phase.FORWARD)
+
+    def _after_forward(self, _module: torch.nn.Module, _inputs: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        result = _first_with_gradient(output)
+        if result is not None:
+            result.register_hook(self._backward_came)
+
+    def _backward_came(self, _gradient: torch.Tensor) -> None:
+        self.mark(Phase.BACKWARD)
+
+    def _beat(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(1 / _BEATS_A_SECOND):
+            self._pulse.beat(collectives_begun())
+
+
+def collectives_begun() -> int:
+    """Collective operations that this process has begun on its open process groups."""
+    begun = 0
+    with contextlib.suppress(RuntimeError, ValueError):  # a group that is just being opened or closed
+        for group in list(dist.distributed_c10d._world.pg_map):
+            begun += int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]  # not in its stubs
+    return begun
+
+
+def _first_with_gradient(output: Any) -> torch.Tensor | None:
+    """A tensor in a module's output that the backward pass comes through first."""
+    if isinstance(output, torch.Tensor):
+        return output if output.requires_grad and not output.is_leaf else None
+    values = output.values() if isinstance(output, dict) else output if isinstance(output, tuple | list) else ()
+    return next((found for value in values if (found := _first_with_gradient(value)) is not None), None)

@@ -1,0 +1,313 @@
+"""The objects that make up training state, and whether what they hold now is a whole step."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+import torch.distributed as dist
+
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.snapshot.image import Layout, chunk_of, holders_of, is_dtensor
+from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, crc_text
+from hyperpod_ext.runtime.snapshot.sharing import Sharing
+from hyperpod_ext.runtime.snapshot.snapshot import Snapshot, fill
+from hyperpod_ext.runtime.snapshot.tree import Parts, leaf_paths, put_together, take_apart
+from hyperpod_ext.runtime.state.optimizer_state import bytes_to_come, make_state
+from hyperpod_ext.runtime.state.same_data import Told, told_of
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything with PyTorch's two methods: modules, optimizers, schedulers, scalers, samplers."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state_dict: Any) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """State of all objects at one moment, by reference."""
+
+    parts: Parts
+    own: list[torch.Tensor]
+    """Tensors that data parallelism does not keep equal: buffers, and whatever is neither a module nor an
+    optimizer."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it is laid out for the ranks of one world, even where each of them holds all of it."""
+        return any(is_dtensor(tensor) for tensor in self.parts.tensors)
+
+    def versions(self) -> list[int]:
+        """Autograd's version counters; in-place changes raise them, but for those of fused optimizers and `.data`."""
+        return [0 if tensor.is_inference() else tensor._version for tensor in self.parts.tensors]
+
+    def own_digest(self) -> str:
+        """Digest of what may differ from rank to rank. Equal on all of them: one rank's state serves any other."""
+        checksum = crc64nvme(json.dumps(self.parts.values).encode())
+        for tensor in self.own:
+            try:
+                chunk = chunk_of(tensor, "a tensor")
+            except JobFailedError:
+                Layout(self.parts)  # says which one it is
+                raise
+            if chunk is not None:
+                checksum = crc64nvme(raw_bytes(chunk.local), checksum)
+        return crc_text(checksum)
+
+    def sharing(self) -> str:
+        """How this rank's state relates to the others': see `snapshot/sharing.py`."""
+        kind = "alike" if self.own else "same"
+        holders = holders_of(self.parts.tensors)
+        world_size = dist.get_world_size() if dist.is_initialized() else 0
+        return str(Sharing.among(kind, holders, world_size))
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A step that live state holds wholly."""
+
+    step: int
+    save_id: str
+    own_digest: str
+    sharing: str
+    world_size: int = 0
+    """Ranks that it is laid out for; 0: any number will do, as it is the same on all."""
+
+
+class TrainingState:
+    """Named objects of one rank, taken apart on demand."""
+
+    def __init__(
+        self,
+        objects: Mapping[str, Stateful],
+        before: TrainingState | None = None,
+        before_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        for name, value in objects.items():
+            if not isinstance(value, Stateful):
+                raise JobFailedError(
+                    f"restore({name}=...): {type(value).__name__} has no state_dict() and load_state_dict()",
+                    hint="Pass modules, optimizers, schedulers, or objects with these two methods.",
+                )
+        self._objects = dict(objects)
+        self._before_change = before_change
+        self.told = False
+        """Whether an optimizer has said that it changes the state since it was committed last. One that does not,
+        because its step is replayed from a graph, leaves no time to copy beside it."""
+        self._mark: tuple[Taken, list[int], Whole] | None = before._mark if before is not None else None
+        if before is not None:
+            before.close()
+        # fused optimizers, and those that write through .data, change values that no counter tells of
+        self._hooks = [
+            value.register_step_pre_hook(lambda *_: self._about_to_change())
+            for value in self._objects.values()
+            if isinstance(value, torch.optim.Optimizer)
+        ]
+
+    def close(self) -> None:
+        """Let go of the objects."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def forget(self) -> None:
+        """Let go of what was committed, too: its memory is wanted by what takes its place."""
+        self._mark = None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether what was committed is of no use in a world of another size."""
+        return self._mark is not None and self._mark[2].world_size > 0
+
+    @property
+    def tells_of_changes(self) -> bool:
+        """Whether an optimizer among the objects says when the state is about to change."""
+        return bool(self._hooks)
+
+    def _about_to_change(self) -> None:
+        self._mark, self.told = None, True
+        self._before_change()
+
+    def clear_gradients(self) -> None:
+        """Forget what a step that a fault interrupted has left behind: its repeat would add to it, or stumble on it."""
+        for value in self._objects.values():
+            if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+                value.zero_grad(set_to_none=True)
+            elif isinstance(value, torch.amp.GradScaler):  # it remembers whose gradients it has unscaled
+                value._per_optimizer_states.clear()
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether gradients wait for an optimizer that has not stepped since the last commit: they are no part of
+        the state, so this is no moment to go on from."""
+        optimizers = [value for value in self._objects.values() if isinstance(value, torch.optim.Optimizer)]
+        if self.told or not optimizers:
+            return False
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        if any(group.get("capturable") for group in groups):
+            return False  # its steps may be replayed from a graph, and nobody hears of them
+        return any(parameter.grad is not None for group in groups for parameter in group["params"])
+
+    def take(self) -> Taken:
+        """The state taken apart, by reference."""
+        tree = {name: _state_of(value) for name, value in self._objects.items()}
+        parts = take_apart(tree, torch.Tensor)  # first, because it names what cannot be saved in full
+        own = [t for name, value in self._objects.items() for t in _own(value, tree[name])]
+        return Taken(parts, own)
+
+    def told_of_data(self) -> Told:
+        """Of the objects that are a position in data: what must be the same on every rank."""
+        others = {n: v for n, v in self._objects.items() if not isinstance(v, torch.nn.Module | torch.optim.Optimizer)}
+        return told_of((name, value.state_dict()) for name, value in others.items())
+
+    def nbytes(self) -> int:
+        """Size of a snapshot, with what the optimizers have yet to make."""
+        coming = [bytes_to_come(value) for value in self._objects.values() if isinstance(value, torch.optim.Optimizer)]
+        return Layout(self.take().parts).plan.nbytes + sum(coming)
+
+    def load(self, snapshots: Sequence[Snapshot], *, lean: bool = False) -> None:
+        """Bring the objects to a state taken on another rank or at another time, verified already.
+
+        Live tensors are filled in place. One snapshot of this rank, or all of a world of another size; `lean`: of
+        those, only what this rank needs is read.
+        """
+        names = list(snapshots[0].plan.shape[1])
+        if set(names) != set(self._objects):
+            raise JobFailedError(
+                f"the snapshot holds {sorted(names)}, this rank registered {sorted(self._objects)}",
+                hint="Every rank must call restore() with the same names.",
+            )
+        self._mark = None
+        self._match_optimizer_state(snapshots[0])
+        try:
+            tree = fill(self.take().parts, snapshots, lean=lean)
+        except RuntimeError as error:
+            raise self._does_not_take("the state", error) from error
+        for name, value in self._objects.items():
+            if isinstance(value, torch.nn.Module) and _is_filled(value, tree[name]):
+                continue
+            try:
+                value.load_state_dict(tree[name])
+            except (RuntimeError, ValueError, KeyError) as error:
+                raise self._does_not_take(name, error) from error
+
+    def adopt(self) -> None:
+        """Bring the objects to what was committed last in those that they replace, in this process.
+
+        Raises:
+            JobFailedError: they were built otherwise, or what they replace has changed since.
+        """
+        if self._mark is None:
+            return
+        committed, versions, _ = self._mark
+        if committed.versions() != versions:
+            return
+        tree = put_together(committed.parts.shape, committed.parts.tensors, committed.parts.values)
+        for name, value in self._objects.items():
+            if name in tree:
+                try:
+                    value.load_state_dict(tree[name])
+                except (RuntimeError, ValueError, KeyError) as error:
+                    raise self._does_not_take(name, error) from error
+        now = self.take()
+        if (now.parts.shape, now.parts.values) == (committed.parts.shape, committed.parts.values):
+            self.commit(now, self._mark[2])
+
+    def _does_not_take(self, name: str, error: Exception) -> JobFailedError:
+        return JobFailedError(
+            f"{name} of this rank does not take the job's state: {error}",
+            hint="Build models and optimizers alike on every rank.",
+        )
+
+    def _match_optimizer_state(self, snapshot: Snapshot) -> None:
+        """Optimizers make their state at their first step: forget it for a snapshot that is older than that, and
+        make it ahead where shards need something to be put into."""
+        saved = {path[0] for path in leaf_paths(snapshot.plan.shape)[0]}
+        for name, value in self._objects.items():
+            if not isinstance(value, torch.optim.Optimizer):
+                continue
+            if name not in saved:
+                value.state.clear()
+            elif not value.state and any(is_dtensor(p) for group in value.param_groups for p in group["params"]):
+                make_state(value)
+
+    def commit(self, taken: Taken, whole: Whole) -> None:
+        """What the objects hold now is all of `whole.step`."""
+        self._mark, self.told = (taken, taken.versions(), whole), False
+
+    def whole(self) -> Whole | None:
+        """What was committed last, or None when anything may have changed since."""
+        if self._mark is None:
+            return None
+        committed, versions, whole = self._mark
+        now = self.take()
+        same = (
+            now.parts.shape == committed.parts.shape
+            and now.parts.values == committed.parts.values
+            and committed.versions() == versions
+            and _places(now) == _places(committed)
+        )
+        return whole if same else None
+
+    def digest(self) -> str:
+        """SHA-256 over every value: two ranks, or two runs, with equal digests are bit for bit equal."""
+        taken = self.take()
+        digest = hashlib.sha256(json.dumps([taken.parts.shape, taken.parts.values]).encode())
+        for local in Layout(taken.parts).locals:
+            digest.update(raw_bytes(local))
+        return digest.hexdigest()
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a tensor."""
+    plain: Any = tensor.detach()  # of a DTensor the type is not imported
+    local: torch.Tensor = plain.to_local() if is_dtensor(plain) else plain
+    return local
+
+
+def raw_bytes(tensor: torch.Tensor) -> ctypes.Array[ctypes.c_char]:
+    """The bytes of a tensor, of a DTensor this rank's; without a copy where it is contiguous and on the CPU."""
+    flat = local_of(tensor).cpu().contiguous()
+    nbytes = flat.numel() * flat.element_size()
+    view = (ctypes.c_char * nbytes).from_address(flat.data_ptr()) if nbytes else (ctypes.c_char * 0)()
+    view._keeps_alive = flat  # type: ignore[attr-defined]  # a copy would be freed under the view
+    return view
+
+
+def _own(value: Stateful, state: Any) -> list[torch.Tensor]:
+    """Tensors of one object's state that each rank may have its own of."""
+    if isinstance(value, torch.optim.Optimizer):
+        return []
+    if isinstance(value, torch.nn.Module):
+        shared = {name for name, _ in value.named_parameters(remove_duplicate=False)}
+        return [entry for name, entry in state.items() if name not in shared and isinstance(entry, torch.Tensor)]
+    return list(take_apart(state, torch.Tensor).tensors)
+
+
+def _state_of(value: Stateful) -> Any:
+    """The object's state; a module's own parameters where it can give them, not new tensors over them each time."""
+    if isinstance(value, torch.nn.Module):
+        try:
+            return value.state_dict(keep_vars=True)
+        except TypeError:  # a state_dict() of its own
+            pass
+    return value.state_dict()
+
+
+def _is_filled(module: torch.nn.Module, state: Any) -> bool:
+    """Whether `state` is nothing but the module's own tensors, which have been filled in place; a `state_dict()` of
+    its own may have given copies."""
+    own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    parts = take_apart(state, torch.Tensor)
+    return not parts.values and all(id(tensor) in own for tensor in parts.tensors)
+
+
+def _places(taken: Taken) -> list[tuple[int, torch.Size]]:
+    return [(local.data_ptr(), local.shape) for local in Layout(taken.parts).locals]

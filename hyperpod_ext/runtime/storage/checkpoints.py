@@ -1,0 +1,378 @@
+"""Checkpoints in an object store: what lies where, and what makes one exist.
+
+    NAME-OF-THE-JOB/
+      generations/000002.json            claimed once, by one run: fences writers of older ones
+      step-000000100-g000002/
+        __0_0.distcp __1_0.distcp ...    images, byte for byte as they lay in memory
+        plan-3f2a….json                  their layouts, by digest
+        __0_1.distcp .metadata           derived, for plain dcp.load
+        manifest.json                    signed, created only if absent, last: with it the checkpoint exists
+
+The manifest has a MAC of each file, made by the node that brought it: nothing that lies here is believed without.
+
+Until the manifest is there, `node-N.json` and `done-N.json` tell the nodes of each other; whoever finds
+all of them done writes it, so no single node's death can keep a whole checkpoint from counting. `failed-N.json`
+and `left-N.json` say that a node's part will not come, so that no other waits for it: it could not bring it, or
+its memory was needed for a newer step.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hyperpod_ext.errors import CorruptSnapshotError, NotFoundError, StaleGenerationError
+from hyperpod_ext.runtime.snapshot.dcp_metadata import METADATA_FILE, Part, derive
+from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
+from hyperpod_ext.runtime.snapshot.manifest import (
+    FORMAT,
+    Manifest,
+    check_manifest,
+    crc64nvme,
+    crc_text,
+    read_document,
+    sign,
+)
+from hyperpod_ext.runtime.storage.mac import Expected, Mac, is_bound, mac_of
+from hyperpod_ext.runtime.storage.names import (
+    MANIFEST,
+    NOTE,
+    VALUES,
+    Found,
+    claim_name,
+    claimed,
+    parse_folder,
+    plan_name,
+)
+from hyperpod_ext.runtime.storage.object_store import ObjectStore, Until, never
+from hyperpod_ext.runtime.storage.retention import remove, to_keep, without_abandoned
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the nodes are with a checkpoint."""
+
+    announced: frozenset[int]
+    done: frozenset[int]
+    failed: frozenset[int]
+    left: frozenset[int]
+    complete: bool
+    """The manifest is there."""
+
+
+class Checkpoints:
+    """Checkpoints of one job in one store. Several nodes use it at the same time.
+
+    `trusting`: claims are believed without their signatures, by somebody who shows what is there and has no secret.
+    """
+
+    def __init__(self, store: ObjectStore, *, job: str, secret: bytes, trusting: bool = False) -> None:
+        self.store, self._job, self._secret, self._trusting = store, job, secret, trusting
+
+    def until(self, cancelled: Callable[[], bool]) -> Checkpoints:
+        """The same, whose calls end with `Cancelled` once that is true."""
+        return Checkpoints(Until(self.store, cancelled), job=self._job, secret=self._secret)
+
+    # --- what is there --------------------------------------------------------------------------
+
+    def found(self) -> list[Found]:
+        """Every checkpoint with a manifest, newest first; without those whose steps were given up."""
+        names = [entry.name for entry in self.store.list()]
+        folders = [parse_folder(name) for name in names if name.endswith(f"/{MANIFEST}")]
+        with_manifest = [one for one in folders if one is not None]
+        return without_abandoned(with_manifest, self.starts(claimed(names), with_manifest))
+
+    def starts(
+        self,
+        claimed: Collection[int],
+        found: Collection[Found],
+        damaged: dict[int, CorruptSnapshotError] | None = None,
+    ) -> dict[int, int]:
+        """Step at which each generation began that has saved something.
+
+        The others give nothing up: a run that claimed the place and died has put nothing there to go on from.
+
+        `damaged`: gets what would be raised, by generation, from somebody who goes on without those claims.
+
+        Raises:
+            CorruptSnapshotError: one of them has a claim that cannot be believed. Taken for none, it would bring back,
+                unsaid, the steps that were given up.
+        """
+        saved: dict[int, list[Found]] = {}
+        for one in found:
+            saved.setdefault(one.generation, []).append(one)
+        starts = {}
+        for number in sorted(saved.keys() & set(claimed) - {min(saved, default=0)}):
+            try:
+                starts[number] = int(self._read_claim(number, saved[number])["step"])
+            except NotFoundError:
+                continue  # deleted since it was listed
+            except CorruptSnapshotError as error:
+                told = CorruptSnapshotError(
+                    f"{error.message}: it cannot be told which steps generation {number} gave up",
+                    hint="Put that file back from a backup, or use the secret that it was signed with. Once it is "
+                    "deleted, what was saved before that generation counts again, the newest step first.",
+                )
+                if damaged is None:
+                    raise told from error
+                damaged[number] = told
+        return starts
+
+    def read(self, found: Found) -> Manifest:
+        """The checkpoint's manifest, verified.
+
+        Raises:
+            NotFoundError: there is none.
+            CorruptSnapshotError: it is not whole, or not this job's.
+        """
+        where = f"{self.store.url}/{found.folder}/{MANIFEST}"
+        manifest = read_document(self.store.get(f"{found.folder}/{MANIFEST}"), where)
+        check_manifest(manifest, self._secret, job=self._job, where=where)
+        ranks, files, macs = manifest.get("ranks"), manifest.get("files"), manifest.get("macs", {})
+        if not (isinstance(ranks, dict) and isinstance(files, dict) and ranks.keys() == files.keys()):
+            raise CorruptSnapshotError(f"{where}: the job has signed it, but not as the manifest of a checkpoint")
+        if (manifest.get("step"), manifest.get("generation")) != (found.step, found.generation):
+            raise CorruptSnapshotError(f"{where}: it is the manifest of {manifest.get('save_id')}")
+        if is_bound(manifest) and (missing := set(files.values()) - set(macs)):
+            raise CorruptSnapshotError(f"{where}: it has no MAC of {min(missing)}")
+        return manifest
+
+    def mac(self, data: memoryview, cancelled: Callable[[], bool] = never) -> Mac:
+        """What `commit` wants of each image: proof that the job has written it."""
+        return mac_of(self._secret, data, cancelled)
+
+    def check_image(self, folder: str, whole: Manifest, rank: str, image: memoryview) -> None:
+        """Refuse an image that the job has not written, by the verified manifest of its checkpoint.
+
+        Raises:
+            CorruptSnapshotError: with what is wrong.
+        """
+        name = whole["files"][rank]
+        file = Expected.of(whole, name, whole["ranks"][rank])
+        file.check(image, self._secret, f"{self.store.url}/{folder}/{name}")
+
+    def read_plan(self, folder: str, digest: str) -> Plan:
+        """The layout of one rank's image.
+
+        Raises:
+            NotFoundError, CorruptSnapshotError: it is not there, or not what its name says.
+        """
+        name = f"{folder}/{plan_name(digest)}"
+        return read_plan(read_document(self.store.get(name), f"{self.store.url}/{name}"), digest)
+
+    # --- generations ----------------------------------------------------------------------------
+
+    def newest_generation(self) -> int:
+        """Highest generation that has been claimed or has written anything; 0: none."""
+        names = [entry.name for entry in self.store.list()]
+        written = [found.generation for name in names if (found := parse_folder(name))]
+        return max([0, *claimed(names), *written])
+
+    def claim(self, generation: int, step: int, run: str) -> None:
+        """Declare that `generation` begins at `step` and belongs to `run`. Needed before its first write.
+
+        Raises:
+            StaleGenerationError: it belongs to another run, or a later generation of another run exists.
+        """
+        document = {"format": FORMAT, "job": self._job, "generation": generation, "step": step, "run": run}
+        if not self.store.put_new(claim_name(generation), json.dumps(sign(document, self._secret)).encode()):
+            owner = self.claim_of(generation)
+            if owner is None or owner.get("run") != run:
+                raise StaleGenerationError(f"generation {generation} of {self._job} belongs to another run of the job")
+        self.check_not_followed(generation, run)
+
+    def check_not_followed(self, generation: int, run: str) -> None:
+        """Raise when another run has begun a later generation.
+
+        Raises:
+            StaleGenerationError: it has, or who has cannot be told; nothing may be written any more.
+        """
+        for later in claimed([entry.name for entry in self.store.list("generations/")]):
+            if later <= generation:
+                continue
+            try:
+                claim = self._read_claim(later)
+            except NotFoundError:
+                continue  # deleted since
+            except CorruptSnapshotError as error:
+                raise StaleGenerationError(
+                    f"generation {later} has followed generation {generation}, and whose it is cannot be told: {error}"
+                ) from error
+            if claim["run"] != run:
+                raise StaleGenerationError(f"generation {later} of another run has followed generation {generation}")
+
+    def claim_of(self, generation: int) -> dict[str, Any] | None:
+        """Who claimed a generation, and where it began; None when nobody has, or the claim is not this job's."""
+        try:
+            return self._read_claim(generation)
+        except (NotFoundError, CorruptSnapshotError):
+            return None
+
+    def _read_claim(self, generation: int, saved: Collection[Found] = ()) -> dict[str, Any]:
+        """`saved`: what the generation has saved, which may vouch for its claim."""
+        where = f"{self.store.url}/{claim_name(generation)}"
+        claim = read_document(self.store.get(claim_name(generation)), where)
+        if not self._trusting and not self._vouched_for(claim, saved):
+            if "signature" not in claim:
+                raise CorruptSnapshotError(f"{where}: it is not signed")
+            check_manifest(claim, self._secret, job=self._job, where=where)
+        if type(claim.get("step")) is not int or not isinstance(claim.get("run"), str):
+            raise CorruptSnapshotError(f"{where}: it does not say who began a generation, and where")
+        if claim.get("generation") != generation:
+            raise CorruptSnapshotError(f"{where}: it is the claim of generation {claim.get('generation')}")
+        return {key: claim[key] for key in ("generation", "step", "run")}
+
+    def _vouched_for(self, claim: Mapping[str, Any], saved: Collection[Found]) -> bool:
+        """Whether a claim without a signature, as all were once, stands beside a signed checkpoint of its generation,
+        and none of a step before.
+
+        Whoever makes one up can hide no more by it than by deleting checkpoints, and bring back no more than by
+        deleting the claim; what is left to go on from is signed. It lets nobody write: see `check_not_followed`.
+        """
+        if not saved or claim.keys() != {"generation", "step", "run"} or type(claim["step"]) is not int:
+            return False
+        return bool(claim["step"] <= min(one.step for one in saved)) and any(map(self._is_ours, saved))
+
+    def _is_ours(self, found: Found) -> bool:
+        try:
+            self.read(found)
+        except (NotFoundError, CorruptSnapshotError):
+            return False
+        return True
+
+    # --- writing one ----------------------------------------------------------------------------
+
+    def put_plan(self, folder: str, plan: Plan) -> None:
+        self.store.put_new(f"{folder}/{plan_name(plan.digest)}", plan.text.encode())
+
+    def put_record(self, folder: str, node: int, manifests: Sequence[Manifest]) -> None:
+        """Tell the other nodes which snapshots this one will bring."""
+        self.store.put_new(f"{folder}/node-{node}.json", json.dumps({"manifests": manifests}).encode())
+
+    def put_done(self, folder: str, node: int, macs: Mapping[str, Mac]) -> None:
+        """Tell the other nodes that this one's files are there, and their MACs."""
+        said = {"format": FORMAT, "job": self._job, "folder": folder, "node": node, "macs": dict(macs)}
+        self.store.put_new(f"{folder}/done-{node}.json", json.dumps(sign(said, self._secret)).encode())
+
+    def macs(self, folder: str, node: int) -> dict[str, Mac]:
+        """MACs of the files that a node has brought, verified.
+
+        Raises:
+            NotFoundError: it has not said yet that it is done, or the checkpoint was committed since.
+            CorruptSnapshotError: it is not what a node of this job has said of this checkpoint.
+        """
+        name = f"{folder}/done-{node}.json"
+        where = f"{self.store.url}/{name}"
+        said = read_document(self.store.get(name), where)
+        if "signature" not in said:
+            raise CorruptSnapshotError(f"{where}: it is not signed")
+        check_manifest(said, self._secret, job=self._job, where=where)
+        if (said.get("folder"), said.get("node")) != (folder, node) or not isinstance(said.get("macs"), dict):
+            raise CorruptSnapshotError(f"{where}: it is not what node {node} has said of {folder}")
+        return dict(said["macs"])
+
+    def put_failed(self, folder: str, node: int) -> None:
+        self.store.put_new(f"{folder}/failed-{node}.json", b"{}")
+
+    def put_left(self, folder: str, node: int) -> None:
+        self.store.put_new(f"{folder}/left-{node}.json", b"{}")
+
+    def forget_notes(self, folder: str, node: int) -> None:
+        """This node tries once more."""
+        self.store.delete([f"{folder}/failed-{node}.json", f"{folder}/left-{node}.json"])
+
+    def progress(self, folder: str) -> Progress:
+        """How far the nodes are, by one listing."""
+        names = [entry.name.rpartition("/")[2] for entry in self.store.list(f"{folder}/")]
+        notes = [match for name in names if (match := NOTE.fullmatch(name))]
+        nodes = {
+            kind: frozenset(int(note[2]) for note in notes if note[1] == kind)
+            for kind in ("node", "done", "failed", "left")
+        }
+        return Progress(nodes["node"], nodes["done"], nodes["failed"], nodes["left"], MANIFEST in names)
+
+    def record(self, folder: str, node: int) -> list[Manifest]:
+        """What a node has announced, verified."""
+        name = f"{folder}/node-{node}.json"
+        manifests = read_document(self.store.get(name), name).get("manifests")
+        if not isinstance(manifests, list) or not all(isinstance(one, dict) for one in manifests):
+            raise CorruptSnapshotError(f"{self.store.url}/{name}: not a list of manifests")
+        for manifest in manifests:
+            check_manifest(manifest, self._secret, job=self._job)
+        return manifests
+
+    def commit(
+        self,
+        folder: str,
+        manifests: Mapping[int, Manifest],
+        files: Mapping[int, str],
+        macs: Mapping[str, Mac],
+        known: Callable[[str], Plan | None] = lambda digest: None,
+    ) -> bool:
+        """Write what makes the checkpoint exist. False: somebody else was quicker, with the same.
+
+        Args:
+            macs: of each file, as who has brought it says (see `mac`).
+            known: plans that need not be read from the store.
+        """
+        if missing := set(files.values()) - macs.keys():
+            raise CorruptSnapshotError(f"{self.store.url}/{folder}: nobody has said the MAC of {min(missing)}")
+        digests = {str(manifest["plan"]) for manifest in manifests.values()}
+        plans = {digest: known(digest) or self.read_plan(folder, digest) for digest in digests}
+        parts = [Part(r, plans[str(m["plan"])], m["values"], files[r]) for r, m in sorted(manifests.items())]
+        derived = derive(parts, VALUES)
+        files_of_torch: dict[str, dict[str, object]] = {}
+        all_macs = dict(macs)
+        for name, data in ((VALUES, derived.values_file), (METADATA_FILE, derived.metadata)):
+            checksum = crc_text(crc64nvme(data))
+            self.store.put(f"{folder}/{name}", memoryview(data), checksum)
+            files_of_torch[name] = {"nbytes": len(data), "crc64nvme": checksum}
+            all_macs[name] = self.mac(memoryview(data))
+        one = next(iter(manifests.values()))
+        document = {
+            "format": FORMAT,
+            "job": self._job,
+            **{key: one[key] for key in ("generation", "step", "save_id", "world_size")},
+            "ranks": {str(rank): manifest for rank, manifest in sorted(manifests.items())},
+            "files": {str(rank): name for rank, name in sorted(files.items())},
+            "macs": all_macs,
+            "derived": files_of_torch,
+            "nbytes": sum({files[rank]: int(m["nbytes"]) for rank, m in manifests.items()}.values()),
+            "created_at": time.time(),
+        }
+        signed = sign(document, self._secret)
+        created = self.store.put_new(f"{folder}/{MANIFEST}", json.dumps(signed).encode())
+        self._tidy(folder)
+        return created
+
+    def _tidy(self, folder: str) -> None:
+        entries = self.store.list(f"{folder}/")
+        self.store.delete([entry.name for entry in entries if NOTE.fullmatch(entry.name.rpartition("/")[2])])
+
+    # --- retention ------------------------------------------------------------------------------
+
+    def prune(self, keep: int, every_steps: int | None, steps: Collection[int]) -> list[str]:
+        """Delete what need not be kept, and what was left unfinished before the newest; returns the folders."""
+        found = self.found()
+        if not found:
+            return []
+        self.read(found[0])  # nothing is deleted while the newest cannot be trusted
+        kept = {one.folder for one in to_keep(found, keep, every_steps, steps)}
+        entries: dict[str, list[str]] = {}
+        names = [entry.name for entry in self.store.list()]
+        for name in names:
+            entries.setdefault(name.partition("/")[0], []).append(name)
+        gone, left = [], [found[0].generation]
+        for folder, its in entries.items():
+            if (parsed := parse_folder(folder)) is None:
+                continue
+            if folder not in kept and parsed.step < found[0].step:
+                remove(self.store, its)
+                gone.append(folder)
+            else:
+                left.append(parsed.generation)
+        self.store.delete([claim_name(number) for number in claimed(names) if number < min(left)])
+        return gone

@@ -1,0 +1,152 @@
+"""Copies a checkpoint from one store to another, checksummed on the way, its manifest last.
+
+What was copied before is not copied again: an interrupted copy is resumed by the same call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from hyperpod_ext.errors import ConflictError, CorruptSnapshotError, UnreachableError
+from hyperpod_ext.runtime.snapshot.dcp_metadata import METADATA_FILE
+from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, crc_text, read_document
+from hyperpod_ext.runtime.storage.inventory import Seen, Survey, plans
+from hyperpod_ext.runtime.storage.mac import Expected, Reading
+from hyperpod_ext.runtime.storage.names import MANIFEST, NOTE, VALUES
+from hyperpod_ext.runtime.storage.object_store import MIB, ObjectStore, ignore
+from hyperpod_ext.runtime.storage.retention import without_abandoned
+from hyperpod_ext.runtime.storage.verify import CHUNK, expected, what_is_wrong
+
+_IN_MEMORY = 1024 * MIB
+"""A larger image goes through a temporary file: the machine that copies may be much smaller than those that train."""
+
+
+@dataclass(slots=True)
+class Copied:
+    """What a copy did."""
+
+    files: int = 0
+    nbytes: int = 0
+    skipped: int = 0
+    """Files that were there already."""
+    new: bool = True
+    """False: the whole checkpoint was there already."""
+
+
+def check_destination(seen: Seen, destination: Survey) -> None:
+    """Refuse a copy that would harm what is there, or that nobody would find.
+
+    Raises:
+        ConflictError: with the reason.
+    """
+    where = f"{destination.store.url}/{seen.found.folder}"
+    there = next((one for one in destination.seen if one.found == seen.found), None)
+    if there is not None and MANIFEST in there.files and there.manifest != seen.manifest:
+        raise ConflictError(f"{where} is another checkpoint of step {seen.found.step}", hint="choose another place")
+    if there is not None and any(map(NOTE.fullmatch, there.files)):
+        raise ConflictError(
+            f"{where} is being written by a job ({there.detail})", hint="wait for it, or choose another place"
+        )
+    if not without_abandoned([seen.found], destination.starts):
+        later = {generation: step for generation, step in destination.starts.items() if step < seen.found.step}
+        generation = max(later)
+        raise ConflictError(
+            f"nobody would restore it there: generation {generation} began at step {later[generation]}, "
+            f"which gave up step {seen.found.step} of generation {seen.found.generation}",
+            hint="choose another place",
+        )
+
+
+def copy(
+    source: ObjectStore,
+    seen: Seen,
+    destination: Survey,
+    secret: bytes | None,
+    on_bytes: Callable[[int], None] = ignore,
+) -> Copied:
+    """Copy one complete checkpoint. Without the job's `secret` nothing but CRCs is looked at.
+
+    Raises:
+        ConflictError: something else is there.
+        CorruptSnapshotError: the source is damaged; the copy has no manifest, so it does not count.
+    """
+    assert seen.manifest is not None
+    check_destination(seen, destination)
+    there = next((one for one in destination.seen if one.found == seen.found), None)
+    if there is not None and there.state == "complete":
+        return Copied(skipped=len(there.files), new=False)
+    sizes = there.files if there is not None else {}
+    store, folder, copied = destination.store, seen.found.folder, Copied()
+    files = expected(seen.manifest)
+    for file in files:
+        if sizes.get(file.name) == file.nbytes and what_is_wrong(store, folder, file, secret) is None:
+            copied.skipped += 1
+            on_bytes(file.nbytes)
+            continue
+        _copy_file(source, store, folder, file, secret, on_bytes)
+        copied.files, copied.nbytes = copied.files + 1, copied.nbytes + file.nbytes
+    listed = {file.name for file in files}
+    for small in sorted({*plans(seen.manifest), VALUES, METADATA_FILE} - listed):
+        data = source.get(f"{folder}/{small}")
+        store.put(f"{folder}/{small}", memoryview(data), crc_text(crc64nvme(data)))
+        copied.files, copied.nbytes = copied.files + 1, copied.nbytes + len(data)
+    manifest = source.get(f"{folder}/{MANIFEST}")
+    if read_document(manifest, MANIFEST) != seen.manifest:
+        raise ConflictError(f"{source.url}/{folder} changed while it was copied", hint="copy it again")
+    if not store.put_new(f"{folder}/{MANIFEST}", manifest) and store.get(f"{folder}/{MANIFEST}") != manifest:
+        raise ConflictError(f"{store.url}/{folder} has become another checkpoint while this one was copied")
+    return copied
+
+
+def _copy_file(
+    source: ObjectStore,
+    store: ObjectStore,
+    folder: str,
+    file: Expected,
+    secret: bytes | None,
+    on_bytes: Callable[[int], None],
+) -> None:
+    name = f"{folder}/{file.name}"
+    with _room(file.nbytes) as image:
+        reading = Reading(file, secret)
+        for start in range(0, file.nbytes, CHUNK):
+            with image[start : min(start + CHUNK, file.nbytes)] as piece:
+                source.read_into(name, piece, start)
+                reading.update(piece)
+        if wrong := reading.wrong():
+            raise CorruptSnapshotError(
+                f"{source.url}/{name}: {wrong}",
+                hint="It was not copied. `hp-ext checkpoints verify` tells all that is wrong with a checkpoint.",
+            )
+        store.put(name, image, file.crc64nvme, on_bytes=on_bytes)
+
+
+@contextlib.contextmanager
+def _room(nbytes: int) -> Iterator[memoryview]:
+    """Memory for one image; of a large one, memory of a file that goes with it."""
+    with contextlib.ExitStack() as stack:
+        descriptor = -1
+        if nbytes > _IN_MEMORY:
+            file = stack.enter_context(tempfile.TemporaryFile())
+            descriptor = file.fileno()
+            try:
+                os.posix_fallocate(descriptor, 0, nbytes)  # a full disk is told here; in a mapping it would kill us
+            except OSError as error:
+                raise UnreachableError(
+                    f"no room for an image of {nbytes} bytes in {tempfile.gettempdir()}: {error.strerror}",
+                    hint="Set TMPDIR to a place with more room.",
+                ) from error
+        memory = mmap.mmap(descriptor, max(nbytes, 1))
+        stack.callback(_close, memory)
+        whole = stack.enter_context(memoryview(memory))
+        yield stack.enter_context(whole[:nbytes])
+
+
+def _close(memory: mmap.mmap) -> None:
+    with contextlib.suppress(BufferError):  # frames of an error hold views of it: it goes with them
+        memory.close()

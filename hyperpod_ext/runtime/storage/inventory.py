@@ -1,0 +1,300 @@
+"""What lies in a place of checkpoints, and in what state, by one listing and the manifests. No image is read.
+
+Nothing here is trusted: a manifest may be cut off, another job's or made up, and is then shown as that.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from hyperpod_ext.errors import CorruptSnapshotError, NotFoundError
+from hyperpod_ext.runtime.snapshot.dcp_metadata import METADATA_FILE
+from hyperpod_ext.runtime.snapshot.manifest import FORMAT, Manifest, check_manifest, read_document, sign
+from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
+from hyperpod_ext.runtime.storage.mac import is_bound, read_mac
+from hyperpod_ext.runtime.storage.names import MANIFEST, NOTE, VALUES, Found, claimed, parse_folder, plan_name
+from hyperpod_ext.runtime.storage.object_store import ObjectStore
+from hyperpod_ext.runtime.storage.retention import to_keep, without_abandoned
+
+State = Literal["complete", "unfinished", "damaged", "abandoned", "uncertain", "foreign"]
+"""Abandoned: a later generation began before this step. Uncertain: one may have, its claim is damaged.
+Foreign: another job's, or a newer version's."""
+
+_IMAGE = re.compile(r"__\d+_\d+\.distcp")
+_GETS_AT_ONCE = 8
+_UNSIGNED = b"any secret"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing wrong with a checkpoint."""
+
+    file: str
+    """Relative to the checkpoint's folder."""
+    message: str
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One checkpoint's folder."""
+
+    found: Found
+    state: State
+    files: Mapping[str, int]
+    """Names in the folder, with their sizes."""
+    manifest: Manifest | None = None
+    findings: tuple[Finding, ...] = ()
+    """What the listing and the manifest show."""
+    detail: str = ""
+    """Why it is in this state, in a few words."""
+
+    @property
+    def nbytes(self) -> int:
+        """All that it takes in the store."""
+        return sum(self.files.values())
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A place of checkpoints."""
+
+    store: ObjectStore
+    job: str | None
+    """Whose checkpoints they are; None while nothing tells."""
+    seen: tuple[Seen, ...]
+    """Newest first."""
+    starts: Mapping[int, int]
+    """Step at which each generation began that has saved something."""
+    damaged_claims: Mapping[int, CorruptSnapshotError] = field(default_factory=dict)
+    """Generations of which it cannot be told where they began; training is not restored before that is mended."""
+
+    def of_step(self, step: int) -> list[Seen]:
+        """Checkpoints of one step, best first: a complete one, then later generations."""
+        return sorted((one for one in self.seen if one.found.step == step), key=lambda one: one.state != "complete")
+
+
+def survey(store: ObjectStore, *, job: str | None = None, secret: bytes | None = None, lenient: bool = False) -> Survey:
+    """Everything in a place.
+
+    Args:
+        job: whose checkpoints they should be. None: the job that the folder is named after, or most of them.
+        secret: the job's, to check signatures. None: they are not checked.
+        lenient: claims that are damaged are told in the survey, and what they leave open is uncertain.
+
+    Raises:
+        CorruptSnapshotError: not `lenient`, and a claim is damaged: which checkpoints count is not known.
+    """
+    folders: dict[Found, dict[str, int]] = {}
+    entries = store.list()
+    for entry in entries:
+        if found := parse_folder(entry.name):
+            folders.setdefault(found, {})[entry.name.partition("/")[2]] = entry.nbytes
+    trusting = job is None or secret is None
+    checkpoints = Checkpoints(store, job=job or "", secret=secret or b"", trusting=trusting)
+    with_manifest = [found for found, files in folders.items() if MANIFEST in files]
+    damaged: dict[int, CorruptSnapshotError] = {}
+    starts = checkpoints.starts(claimed([entry.name for entry in entries]), with_manifest, damaged if lenient else None)
+    with ThreadPoolExecutor(_GETS_AT_ONCE) as pool:
+        whole = [found for found, files in folders.items() if MANIFEST in files]
+        read = zip(whole, pool.map(lambda found: _read(store, found), whole), strict=True)
+        manifests = {found: manifest for found, manifest in read if manifest is not None}
+    for found in set(whole) - set(manifests):  # deleted since it was listed, as retention does, manifest first
+        del folders[found]
+    job = job or _guess_job(store.url.rpartition("/")[2], manifests.values())
+    alive = set(without_abandoned(list(folders), starts))
+    seen = [
+        _doubt(_judge(found, files, manifests[found], job, secret, found in alive), damaged)
+        if found in manifests
+        else _unfinished(store, found, files)
+        for found, files in folders.items()
+    ]
+    return Survey(store, job, tuple(sorted(seen, key=lambda one: one.found, reverse=True)), starts, damaged)
+
+
+def _read(store: ObjectStore, found: Found) -> Manifest | str | None:
+    try:
+        return read_document(store.get(f"{found.folder}/{MANIFEST}"), MANIFEST)
+    except NotFoundError:
+        return None
+    except CorruptSnapshotError as error:
+        return error.message.removeprefix(f"{MANIFEST}: ")
+
+
+def _guess_job(name: str, manifests: Collection[Manifest | str]) -> str | None:
+    jobs = Counter(str(manifest.get("job")) for manifest in manifests if not isinstance(manifest, str))
+    return name if name in jobs or not jobs else jobs.most_common(1)[0][0]
+
+
+def _judge(
+    found: Found, files: Mapping[str, int], manifest: Manifest | str, job: str | None, secret: bytes | None, alive: bool
+) -> Seen:
+    if isinstance(manifest, str):
+        return Seen(found, "damaged", files, None, (Finding(MANIFEST, manifest),), f"{MANIFEST}: {manifest}")
+    number = manifest.get("format")
+    if isinstance(number, int) and number > FORMAT:
+        detail = f"format {number} is newer than {FORMAT}, the newest this version reads"
+        return Seen(found, "foreign", files, None, (Finding(MANIFEST, detail),), detail)
+    if manifest.get("job") != job:
+        detail = f"belongs to job {manifest.get('job')!r}, not to {job!r}"
+        return Seen(found, "foreign", files, manifest, (Finding(MANIFEST, detail),), detail)
+    findings = tuple(examine(manifest, found, files, secret))
+    if findings:
+        more = f", and {len(findings) - 1} more" if len(findings) > 1 else ""
+        detail = f"{findings[0].file}: {findings[0].message}{more}"
+        return Seen(found, "damaged", files, manifest, findings, detail)
+    if not alive:
+        return Seen(found, "abandoned", files, manifest, (), "a later generation began before this step")
+    detail = "" if is_bound(manifest) else "no MAC of its files: written by an earlier version"
+    return Seen(found, "complete", files, manifest, (), detail)
+
+
+def _doubt(seen: Seen, damaged: Collection[int]) -> Seen:
+    later = [generation for generation in damaged if generation > seen.found.generation]
+    if seen.state != "complete" or not later:
+        return seen
+    detail = f"generation {min(later)} may have given it up: its claim is damaged"
+    return replace(seen, state="uncertain", detail=detail)
+
+
+def examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret: bytes | None) -> Iterator[Finding]:
+    """Everything that is wrong with a manifest, by itself and beside the names and sizes in its folder."""
+    try:
+        yield from _examine(manifest, found, files, secret)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        yield Finding(MANIFEST, f"it is not in the form of a manifest: {error!r}")
+
+
+def _examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret: bytes | None) -> Iterator[Finding]:
+    yield from _check_signed(manifest, secret, str(manifest["job"]), "")
+    if (manifest["step"], manifest["generation"]) != (found.step, found.generation):
+        yield Finding(MANIFEST, f"it is the manifest of {manifest['save_id']}")
+    if not isinstance(manifest["created_at"], int | float):
+        yield Finding(MANIFEST, f"created_at is {manifest['created_at']!r}")
+    world_size = int(manifest["world_size"])
+    ranks = {str(rank) for rank in range(world_size)}
+    if set(manifest["ranks"]) != ranks or set(manifest["files"]) != ranks:
+        yield Finding(MANIFEST, f"it does not name each of its {world_size} ranks")
+    for rank, snapshot in manifest["ranks"].items():
+        yield from _check_signed(snapshot, secret, str(manifest["job"]), f"rank {rank}: ")
+        if not isinstance(snapshot["values"], list):
+            yield Finding(MANIFEST, f"rank {rank}: it has no plain values")
+        same = all(snapshot[key] == manifest[key] for key in ("generation", "step", "save_id", "world_size"))
+        if not same or str(snapshot["rank"]) != rank:
+            yield Finding(MANIFEST, f"rank {rank}: its snapshot is of rank {snapshot['rank']}, {snapshot['save_id']}")
+        if any(images(manifest)[manifest["files"][rank]][key] != snapshot[key] for key in ("nbytes", "crc64nvme")):
+            yield Finding(MANIFEST, f"rank {rank}: it shares {manifest['files'][rank]} with a rank of another content")
+    for name, snapshot in images(manifest).items():
+        yield from _check_size(files, name, int(snapshot["nbytes"]))
+        if not _IMAGE.fullmatch(name):
+            yield Finding(MANIFEST, f"{name!r} is no name of an image")
+    for name in sorted(plans(manifest)):
+        yield from _check_size(files, name, None)
+    known = derived(manifest)
+    for name in {**images(manifest), **known} if is_bound(manifest) else ():
+        try:
+            read_mac(manifest["macs"].get(name))
+        except (KeyError, ValueError) as error:
+            yield Finding(MANIFEST, f"what it says of {name} is {error}")
+    for name in (VALUES, METADATA_FILE):
+        yield from _check_size(files, name, int(known[name]["nbytes"]) if name in known else None)
+
+
+def _check_signed(manifest: Manifest, secret: bytes | None, job: str, whose: str) -> Iterator[Finding]:
+    if secret is None:  # sign it ourselves, so that all but the signature is checked
+        manifest, secret = sign(manifest, _UNSIGNED), _UNSIGNED
+    try:
+        check_manifest(manifest, secret, job=job, where=MANIFEST)
+    except CorruptSnapshotError as error:
+        yield Finding(MANIFEST, whose + error.message.removeprefix(f"{MANIFEST}: "))
+
+
+def _check_size(files: Mapping[str, int], name: str, nbytes: int | None) -> Iterator[Finding]:
+    if name not in files:
+        yield Finding(name, "it is missing")
+    elif nbytes is not None and files[name] != nbytes:
+        yield Finding(name, f"it is {files[name]} bytes long, the manifest says {nbytes}")
+
+
+def images(manifest: Manifest) -> dict[str, Manifest]:
+    """Files of a checkpoint, each with the manifest of a snapshot it holds."""
+    return {str(manifest["files"][rank]): snapshot for rank, snapshot in manifest["ranks"].items()}
+
+
+def plans(manifest: Manifest) -> dict[str, str]:
+    """Files of a checkpoint's plans, with their digests."""
+    digests = {str(snapshot["plan"]) for snapshot in manifest["ranks"].values()}
+    return {plan_name(digest): digest for digest in digests}
+
+
+def derived(manifest: Manifest) -> dict[str, Any]:
+    """Sizes and checksums of what is there for plain dcp.load; earlier versions wrote none down."""
+    known: dict[str, Any] = manifest.get("derived", {})
+    return known
+
+
+def _unfinished(store: ObjectStore, found: Found, files: Mapping[str, int]) -> Seen:
+    notes = [match for name in files if (match := NOTE.fullmatch(name))]
+    announced = {int(match[2]) for match in notes if match[1] == "node"}
+    done = {int(match[2]) for match in notes if match[1] == "done"}
+    failed = {int(match[2]) for match in notes if match[1] == "failed"}
+    left = {int(match[2]) for match in notes if match[1] == "left"}
+    detail = _missing(announced, done, failed, left, _nodes(store, found, announced))
+    return Seen(found, "unfinished", files, detail=detail)
+
+
+def _nodes(store: ObjectStore, found: Found, announced: Collection[int]) -> int | None:
+    """How many nodes the job has, as those that have announced their part know it."""
+    for node in sorted(announced):
+        try:
+            note = json.loads(store.get(f"{found.folder}/node-{node}.json"))
+            return int(-(-int(note["manifests"][0]["world_size"]) // len(note["manifests"])))
+        except (NotFoundError, ValueError, KeyError, TypeError, IndexError):
+            continue
+    return None
+
+
+def _missing(
+    announced: Collection[int], done: Collection[int], failed: Collection[int], left: Collection[int], nodes: int | None
+) -> str:
+    out = {*failed, *left}
+    silent = set(range(nodes)) - set(announced) - out if nodes is not None else set()
+    parts = [f"{_name_nodes(failed)} could not"] if failed else []
+    if left:
+        parts.append(f"{_name_nodes(left)} left it for a newer step")
+    if silent:
+        parts.append(f"{_name_nodes(silent)} not begun")
+    if uploading := set(announced) - set(done) - out:
+        parts.append(f"{_name_nodes(uploading)} not done")
+    return ", ".join(parts) or ("every node is done, no manifest yet" if done else "no manifest")
+
+
+def _name_nodes(nodes: Collection[int]) -> str:
+    return f"node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, sorted(nodes)))}"
+
+
+def select_prunable(
+    survey: Survey, keep: int, every_steps: int | None, steps: Collection[int], *, with_damaged: bool = False
+) -> list[Seen]:
+    """What retention would remove, newest first: never the newest complete checkpoint, nor anything after it.
+
+    Damaged ones do not count among the `keep`, and stay unless `with_damaged`; foreign ones always stay.
+    """
+    good = [one.found for one in survey.seen if one.state == "complete"]
+    if not good:
+        return []
+    kept = set(to_keep(good, keep, every_steps, steps))
+    may_go: Sequence[State] = ("complete", "unfinished", "abandoned", *(("damaged",) if with_damaged else ()))
+    return [
+        one
+        for one in survey.seen
+        if one.state in may_go
+        and one.found not in kept
+        and one.found.step < max(good).step
+        and not (one.state == "damaged" and one.found in to_keep([max(good), one.found], 1, every_steps, steps))
+    ]

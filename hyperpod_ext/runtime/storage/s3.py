@@ -1,0 +1,218 @@
+"""An S3 prefix as an object store, over boto3 with everything slow taken out of its way.
+
+Payloads are sent straight from the caller's memory, and received into it by the MiB: nothing is buffered here, so
+memory does not grow with parts. The payload is not hashed for the signature and not summed by boto3: the snapshot's own
+CRC64-NVME goes with it, and S3 refuses what does not match. All retrying is done here, none by boto3.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from hyperpod_ext.errors import CorruptSnapshotError, UnreachableError
+from hyperpod_ext.runtime.storage.object_store import MIB, Entry, checked_name, checked_prefix, ignore, never
+from hyperpod_ext.runtime.storage.s3_errors import (
+    CutError,
+    ShortError,
+    SpoiltError,
+    TakenError,
+    WrongChecksumError,
+    item_error,
+)
+from hyperpod_ext.runtime.storage.s3_multipart import Multipart
+from hyperpod_ext.runtime.storage.s3_requests import Requests, base64_of, changed, checksum
+from hyperpod_ext.runtime.storage.transfer import PIECE, Call
+
+PART_BYTES = 64 * MIB
+BULK = 1000  # names a DeleteObjects request may have
+CHECK_S = 10.0
+
+
+def default_streams() -> int:
+    """S3 gives one stream some 90 MB/s, so that only many fill a network card; but two to a core is what this process
+    can feed: over loopback with 2 cores, 4 streams are as fast as one PUT of the whole, and 8 are 0.6 of it."""
+    return min(16, max(4, 2 * (os.cpu_count() or 1)))
+
+
+class S3Store:
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = "",
+        *,
+        deadline_s: float = 600.0,
+        part_bytes: int | None = None,
+        streams: int | None = None,
+    ) -> None:
+        self.bucket = bucket
+        self.prefix = f"{prefix}/" if prefix else ""
+        self.url = f"s3://{bucket}/{prefix}".rstrip("/")
+        self.deadline_s = deadline_s
+        self.part_bytes = part_bytes or PART_BYTES
+        self.streams = streams or default_streams()
+        self._requests = Requests(bucket, self.streams)
+        self._client = self._requests.client
+        self._multipart = Multipart(
+            self._requests, part_bytes=self.part_bytes, streams=self.streams, deadline_s=deadline_s
+        )
+
+    def put(
+        self,
+        name: str,
+        data: memoryview,
+        crc64nvme: str,
+        *,
+        cancelled: Callable[[], bool] = never,
+        on_bytes: Callable[[int], None] = ignore,
+    ) -> None:
+        key, data = self._key(name), data.cast("B")
+        call = Call(self.deadline_s, f"{self.url}/{name}", cancelled, on_bytes)
+        self._multipart.take_back(lambda upload: (upload.key == key and upload.crc != crc64nvme) or upload.is_old())
+        if len(data) > self.part_bytes:
+            self._multipart.put(key, data, crc64nvme, call)
+            return
+        header = base64_of(crc64nvme)
+
+        def attempt() -> None:
+            self._requests.send(self._client.put_object, data, call, Key=key, ChecksumCRC64NVME=header)
+
+        try:
+            self._requests.persist("write", attempt, call, also=lambda: checksum(data) == crc64nvme)
+        except WrongChecksumError:
+            raise changed(call.what) from None
+
+    def put_new(self, name: str, data: bytes, *, cancelled: Callable[[], bool] = never) -> bool:
+        call = Call(self.deadline_s, f"{self.url}/{name}", cancelled)
+        key, header = self._key(name), base64_of(checksum(data))
+        tries = 0
+
+        def attempt() -> None:
+            nonlocal tries
+            tries += 1
+            self._client.put_object(Bucket=self.bucket, Key=key, Body=data, IfNoneMatch="*", ChecksumCRC64NVME=header)
+
+        try:
+            self._requests.persist("write", attempt, call, also=lambda: True)
+        except TakenError:
+            # our own, if an earlier try landed and only its answer was lost
+            return tries > 1 and self.get(name, cancelled=cancelled) == data
+        return True
+
+    def get(self, name: str, limit: int = 64 * MIB, *, cancelled: Callable[[], bool] = never) -> bytes:
+        call = Call(self.deadline_s, f"{self.url}/{name}", cancelled)
+        key = self._key(name)
+
+        def attempt() -> bytes:
+            response = self._client.get_object(Bucket=self.bucket, Key=key, ChecksumMode="ENABLED")
+            with response["Body"] as body:
+                if response["ContentLength"] > limit:
+                    raise CorruptSnapshotError(f"{call.what} has more than the {limit} bytes it may have")
+                data = bytes(body.read())
+            if response.get("ChecksumCRC64NVME") not in (None, base64_of(checksum(data))):
+                raise SpoiltError()
+            return data
+
+        return self._requests.persist("read", attempt, call)
+
+    def read_into(
+        self, name: str, destination: memoryview, offset: int = 0, *, on_bytes: Callable[[int], None] = ignore
+    ) -> None:
+        destination = destination.cast("B")
+        call = Call(self.deadline_s, f"{self.url}/{name}", on_bytes=on_bytes)
+        key = self._key(name)
+        versions: set[str] = set()
+
+        def read(first: int) -> None:
+            part = destination[first : first + self.part_bytes]
+            self._read_range(key, part, offset + first, call, versions)
+
+        call.in_streams(read, range(0, len(destination), self.part_bytes), self.streams)
+        if len(versions) > 1:
+            raise CorruptSnapshotError(f"{call.what} was replaced while it was read", hint="Read it again.")
+
+    def list(self, prefix: str = "", *, cancelled: Callable[[], bool] = never) -> list[Entry]:
+        pages = self._pages(self.prefix + checked_prefix(prefix), cancelled)
+        found = [Entry(item["Key"][len(self.prefix) :], item["Size"]) for page in pages for item in page["Contents"]]
+        return sorted(found, key=lambda entry: entry.name)
+
+    def folders(self, prefix: str = "") -> Sequence[str]:
+        folder = checked_prefix(prefix).rstrip("/")
+        start = f"{self.prefix}{folder}/" if folder else self.prefix
+        pages = self._pages(start, never, Delimiter="/")
+        return sorted(item["Prefix"][len(start) : -1] for page in pages for item in page["CommonPrefixes"])
+
+    def delete(self, names: Sequence[str], *, cancelled: Callable[[], bool] = never) -> None:
+        keys = [self._key(name) for name in names]
+        self._multipart.take_back(lambda upload: upload.key in keys)
+        for first in range(0, len(keys), BULK):
+            self._delete_bulk(keys[first : first + BULK], cancelled)
+
+    def close(self) -> None:
+        self._multipart.take_back(lambda upload: True)
+
+    def check(self) -> None:
+        hasty = copy.copy(self)
+        hasty.deadline_s = min(CHECK_S, self.deadline_s)
+        hasty.list(probe := f".check-{secrets.token_hex(8)}")  # a listing says best what is wrong with a bucket
+        hasty.put_new(probe, b"probe")
+        if hasty.get(probe) != b"probe" or probe not in {entry.name for entry in hasty.list(probe)}:
+            raise UnreachableError(f"{self.url} does not give back what was written to it")
+        hasty.delete([probe])
+
+    def _read_range(self, key: str, part: memoryview, offset: int, call: Call, versions: set[str]) -> None:
+        done = 0
+
+        def attempt() -> None:
+            nonlocal done
+            wanted = f"bytes={offset + done}-{offset + len(part) - 1}"
+            response = self._client.get_object(Bucket=self.bucket, Key=key, Range=wanted)
+            with response["Body"] as body:
+                total = int(response["ContentRange"].rpartition("/")[2])
+                if total < offset + len(part):
+                    raise ShortError()
+                versions.add(response["ETag"])
+                while done < len(part):
+                    call.look()
+                    received = body.readinto(part[done : done + PIECE])
+                    if not received:
+                        raise CutError()
+                    done += received
+                    call.count(received)
+
+        try:
+            self._requests.persist("read", attempt, call)  # goes on where the last try was cut
+        except ShortError:
+            raise CorruptSnapshotError(f"{call.what} ends before byte {offset + len(part)}") from None
+
+    def _delete_bulk(self, keys: Sequence[str], cancelled: Callable[[], bool]) -> None:
+        left = [*keys]
+        call = Call(self.deadline_s, self.url, cancelled)
+
+        def attempt() -> None:
+            nonlocal left
+            wanted = {"Objects": [{"Key": key} for key in left], "Quiet": True}
+            errors = self._client.delete_objects(Bucket=self.bucket, Delete=wanted).get("Errors", [])
+            left = [error["Key"] for error in errors if error["Code"] != "NoSuchKey"]
+            if left:
+                raise item_error(errors[0])
+
+        self._requests.persist("delete", attempt, call)
+
+    def _pages(self, prefix: str, cancelled: Callable[[], bool], **options: str) -> Iterator[dict[str, Any]]:
+        token: dict[str, str] = {}
+        while True:
+            ask = {"Bucket": self.bucket, "Prefix": prefix, **options, **token}
+            call = Call(self.deadline_s, self.url, cancelled)
+            page = self._requests.persist("list", partial(self._client.list_objects_v2, **ask), call)
+            yield {"Contents": page.get("Contents", []), "CommonPrefixes": page.get("CommonPrefixes", [])}
+            if not page.get("IsTruncated"):
+                return
+            token = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def _key(self, name: str) -> str:
+        return self.prefix + checked_name(name)

@@ -1,0 +1,169 @@
+"""Blobs that go to S3 in parts, several at a time; a put that gave up is gone on with by the next one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hyperpod_ext.errors import HyperpodExtError, NotFoundError
+from hyperpod_ext.runtime.storage.object_store import MIB
+from hyperpod_ext.runtime.storage.s3_errors import UploadGoneError, WrongChecksumError
+from hyperpod_ext.runtime.storage.s3_requests import Requests, base64_of, changed, checksum
+from hyperpod_ext.runtime.storage.transfer import Call
+
+MAX_PARTS = 10_000
+RESUMABLE_S = 1800.0  # a failed put that is not tried again for so long is taken back
+_ABORT_S = 5.0
+
+
+class Multipart:
+    """Multipart uploads to one bucket."""
+
+    def __init__(self, requests: Requests, *, part_bytes: int, streams: int, deadline_s: float) -> None:
+        self._requests, self._part_bytes, self._streams = requests, part_bytes, streams
+        self._client, self._bucket = requests.client, requests.bucket
+        self._abort_s = min(_ABORT_S, deadline_s)
+        self._lock = threading.Lock()
+        self._left: dict[tuple[str, str, int], Upload] = {}
+        """Uploads of puts that gave up, for the next put of the same name, checksum and size."""
+
+    def put(self, key: str, data: memoryview, crc: str, call: Call) -> None:
+        """All of `data`, whose checksum is `crc`."""
+        while True:
+            upload = self._begin(key, data, crc, call)
+            try:
+                self._finish(upload, data, call)
+                return
+            except UploadGoneError:  # a lifecycle rule or another hand took it, and the parts with it
+                call.count(-upload.done_bytes())
+            except WrongChecksumError:
+                self._abort(upload)
+                raise changed(call.what) from None
+            except BaseException:
+                if call.gave_up:
+                    with self._lock:
+                        self._left[upload.identity()] = upload
+                else:
+                    self._abort(upload)
+                raise
+
+    def _finish(self, upload: Upload, data: memoryview, call: Call) -> None:
+        missing = [number for number in upload.numbers() if number not in upload.done]
+        call.in_streams(lambda number: self._put_part(upload, number, data, call), missing, self._streams)
+        self._complete(upload, call)
+
+    def _begin(self, key: str, data: memoryview, crc: str, call: Call) -> Upload:
+        """The upload that an earlier put of the same bytes left, or a new one."""
+        with self._lock:
+            left = self._left.pop((key, crc, len(data)), None)
+        if left:
+            call.count(left.done_bytes())
+            return left
+        least = -(-len(data) // MAX_PARTS)
+        part_bytes = max(self._part_bytes, -(-least // MIB) * MIB)
+        answer = self._requests.persist(
+            "write",
+            lambda: self._client.create_multipart_upload(
+                Bucket=self._bucket, Key=key, ChecksumAlgorithm="CRC64NVME", ChecksumType="FULL_OBJECT"
+            ),
+            call,
+        )
+        return Upload(key, crc, len(data), answer["UploadId"], part_bytes)
+
+    def _put_part(self, upload: Upload, number: int, data: memoryview, call: Call) -> None:
+        first = (number - 1) * upload.part_bytes
+        part = data[first : first + upload.part_bytes]
+
+        def attempt() -> Any:
+            return self._requests.send(
+                self._client.upload_part,
+                part,
+                call,
+                Key=upload.key,
+                UploadId=upload.id,
+                PartNumber=number,
+                ChecksumCRC64NVME=base64_of(checksum(part)),
+            )
+
+        answer = self._requests.persist("write", attempt, call, also=lambda: True)
+        upload.done[number] = answer["ETag"]
+        upload.touched = time.monotonic()
+
+    def _complete(self, upload: Upload, call: Call) -> None:
+        call.look()
+        parts = [{"PartNumber": number, "ETag": upload.done[number]} for number in upload.numbers()]
+        try:
+            self._requests.persist(
+                "write",
+                lambda: self._client.complete_multipart_upload(
+                    Bucket=self._bucket,
+                    Key=upload.key,
+                    UploadId=upload.id,
+                    MultipartUpload={"Parts": parts},
+                    ChecksumCRC64NVME=base64_of(upload.crc),
+                    ChecksumType="FULL_OBJECT",
+                ),
+                call,
+            )
+        except UploadGoneError:
+            if not self._is_there(upload, call):  # a completion whose answer was lost has made it
+                raise
+
+    def _is_there(self, upload: Upload, call: Call) -> bool:
+        try:
+            head = self._requests.persist(
+                "read",
+                lambda: self._client.head_object(Bucket=self._bucket, Key=upload.key, ChecksumMode="ENABLED"),
+                call,
+            )
+        except NotFoundError:
+            return False
+        return bool(head["ContentLength"] == upload.nbytes and head.get("ChecksumCRC64NVME") == base64_of(upload.crc))
+
+    def _abort(self, upload: Upload) -> None:
+        """Best effort: what stays is the bucket's lifecycle rule to remove."""
+        call = Call(self._abort_s, f"s3://{self._bucket}/{upload.key}")
+        try:
+            self._requests.persist(
+                "delete",
+                lambda: self._client.abort_multipart_upload(Bucket=self._bucket, Key=upload.key, UploadId=upload.id),
+                call,
+            )
+        except (HyperpodExtError, UploadGoneError):
+            return
+
+    def take_back(self, unwanted: Callable[[Upload], bool]) -> None:
+        """Have S3 forget what puts that gave up have left, where it is not wanted any more."""
+        with self._lock:
+            gone = [self._left.pop(identity) for identity, upload in [*self._left.items()] if unwanted(upload)]
+        for upload in gone:
+            self._abort(upload)
+
+
+@dataclass
+class Upload:
+    """A multipart upload and the parts of it that S3 has."""
+
+    key: str
+    crc: str
+    nbytes: int
+    id: str
+    part_bytes: int
+    done: dict[int, str] = field(default_factory=dict)
+    """Part number → ETag."""
+    touched: float = field(default_factory=time.monotonic)
+
+    def identity(self) -> tuple[str, str, int]:
+        return self.key, self.crc, self.nbytes
+
+    def numbers(self) -> range:
+        return range(1, -(-self.nbytes // self.part_bytes) + 1)
+
+    def done_bytes(self) -> int:
+        return sum(min(self.part_bytes, self.nbytes - (number - 1) * self.part_bytes) for number in self.done)
+
+    def is_old(self) -> bool:
+        return time.monotonic() - self.touched > RESUMABLE_S

@@ -1,0 +1,118 @@
+"""Requests to S3: the client with everything slow taken out of its way, and all retrying, of which boto3 does none."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import os
+import random
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from hyperpod_ext.errors import ConfigError, CorruptSnapshotError, HyperpodExtError, Problem, UnreachableError
+from hyperpod_ext.runtime.storage.object_store import Cancelled
+from hyperpod_ext.runtime.storage.s3_errors import ShortError, WrongChecksumError, judge
+from hyperpod_ext.runtime.storage.transfer import Body, Call
+
+T = TypeVar("T")
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 20.0
+"""Between two tries, at first and at most; each wait is up to twice as long as the one before."""
+
+
+class Requests:
+    """To one bucket, over connections for so many streams."""
+
+    def __init__(self, bucket: str, streams: int) -> None:
+        self.bucket, self.client = bucket, _make_client(streams)
+
+    def persist(self, doing: str, attempt: Callable[[], T], call: Call, also: Callable[[], bool] = lambda: False) -> T:
+        """What `attempt` returns, tried again with rising, random waits while the fault may pass.
+
+        `also` tells whether bytes that arrived wrong were right when they left.
+        """
+        wait_s = _FIRST_WAIT_S
+        while True:
+            call.look()
+            try:
+                answer = attempt()
+                call.progress()
+                return answer
+            except (Cancelled, HyperpodExtError, ShortError):
+                raise
+            except Exception as error:
+                call.look()  # a body that was told to stop looks like a failed request
+                verdict = judge(error, doing, call.what, self.bucket)
+            spoilt = isinstance(verdict.error, WrongChecksumError) and also()
+            if not (verdict.passes or spoilt):
+                raise verdict.error
+            if call.seconds_left() <= 0:
+                call.gave_up = True
+                raise _gave_up(verdict.error, call)
+            call.sleep(min(wait_s, call.seconds_left() + 0.01) * random.uniform(0.5, 1.0))
+            wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
+
+    def send(self, request: Callable[..., Any], data: memoryview, call: Call, **options: Any) -> Any:
+        body = Body(data, call)
+        try:
+            return request(Bucket=self.bucket, Body=body, **options)
+        except BaseException:
+            body.seek(0)  # takes back what was counted
+            raise
+
+
+def _make_client(streams: int) -> Any:
+    try:
+        import botocore.session
+        from botocore.config import Config
+    except ImportError:
+        problem = Problem("the s3 tier needs boto3", hint="pip install 'hyperpod-ext[s3]'")
+        raise ConfigError([problem]) from None
+    style: dict[str, Any] = {"payload_signing_enabled": False}
+    if os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
+        style["addressing_style"] = "path"  # such endpoints rarely have a DNS name for each bucket
+    config = Config(
+        s3=style,
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+        retries={"total_max_attempts": 1, "mode": "standard"},
+        connect_timeout=5,
+        read_timeout=30,
+        max_pool_connections=max(64, streams),
+        tcp_keepalive=True,
+    )
+    session = botocore.session.get_session()  # one of its own: sessions are not safe between threads
+    session.register_component("data_loader", _models())
+    return session.create_client("s3", config=config)
+
+
+@functools.cache
+def _models() -> Any:
+    """What the client library knows of S3, read from its files once a process: four fifths of what a client costs."""
+    import botocore.session
+
+    return botocore.session.get_session().get_component("data_loader")
+
+
+def checksum(data: memoryview | bytes) -> str:
+    from awscrt import checksums
+
+    return f"{checksums.crc64nvme(data):016x}"
+
+
+def base64_of(crc: str) -> str:
+    return base64.b64encode(bytes.fromhex(crc)).decode()
+
+
+def changed(what: str) -> CorruptSnapshotError:
+    return CorruptSnapshotError(
+        f"{what} was not written: its bytes do not match the CRC64-NVME they were sealed with",
+        hint="The memory changed after it was sealed; earlier checkpoints are untouched.",
+    )
+
+
+def _gave_up(error: Exception, call: Call) -> HyperpodExtError:
+    if not isinstance(error, HyperpodExtError):
+        return UnreachableError(
+            f"Cannot write {call.what}: its bytes arrive damaged each time", hint="Check the network."
+        )
+    return UnreachableError(f"{error.message}; tried for {call.deadline_s:g} s", hint=error.hint)

@@ -1,0 +1,33 @@
+"""Who uploads what of a checkpoint that several nodes bring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hyperpod_ext.runtime.snapshot.manifest import Manifest, content_of
+from hyperpod_ext.runtime.storage.names import image_of
+
+
+def share_out(records: Mapping[int, Sequence[Manifest]]) -> tuple[dict[int, str], dict[int, list[int]]]:
+    """File of each rank, and the ranks whose image each node uploads. Equal on every node that computes it.
+
+    Ranks that hold bit for bit the same (data parallelism) share one file: it is uploaded once, by the
+    node that has least to do.
+    """
+    holders: dict[str, list[tuple[int, int]]] = {}
+    sizes: dict[str, int] = {}
+    for node, manifests in sorted(records.items()):
+        for manifest in manifests:
+            content = content_of(manifest)
+            holders.setdefault(content, []).append((int(manifest["rank"]), node))
+            sizes[content] = int(manifest["nbytes"])
+    files: dict[int, str] = {}
+    uploads: dict[int, list[int]] = {node: [] for node in records}
+    load = dict.fromkeys(records, 0)
+    for content, places in sorted(holders.items(), key=lambda item: (-sizes[item[0]], min(item[1]))):
+        node = min({node for _, node in places}, key=lambda node: (load[node], node))
+        rank = min(rank for rank, where in places if where == node)
+        uploads[node].append(rank)
+        load[node] += sizes[content]
+        files.update({other: image_of(rank) for other, _ in places})
+    return files, uploads

@@ -1,0 +1,132 @@
+"""Reads every byte of a checkpoint and compares it with what the manifest promises. Memory does not grow with it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from hyperpod_ext.errors import CorruptSnapshotError, NotFoundError
+from hyperpod_ext.runtime.snapshot.dcp_metadata import METADATA_FILE, Part, derive
+from hyperpod_ext.runtime.snapshot.layout_plan import Plan
+from hyperpod_ext.runtime.snapshot.manifest import Manifest
+from hyperpod_ext.runtime.snapshot.tree import leaf_paths
+from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
+from hyperpod_ext.runtime.storage.inventory import Finding, Seen, derived, images, plans
+from hyperpod_ext.runtime.storage.mac import Expected, Reading
+from hyperpod_ext.runtime.storage.names import MANIFEST, VALUES
+from hyperpod_ext.runtime.storage.object_store import MIB, ObjectStore, ignore
+
+CHUNK = 32 * MIB
+FILES_AT_ONCE = 4
+
+
+def expected(manifest: Manifest) -> list[Expected]:
+    """All files of a checkpoint whose checksums its manifest has."""
+    return [Expected.of(manifest, *each) for each in (*images(manifest).items(), *derived(manifest).items())]
+
+
+def what_is_wrong(
+    store: ObjectStore,
+    folder: str,
+    file: Expected,
+    secret: bytes | None,
+    on_bytes: Callable[[int], None] = ignore,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> str | None:
+    """What is wrong with a file's bytes, read piece by piece; None: nothing, or cancelled."""
+    buffer = memoryview(bytearray(min(CHUNK, file.nbytes)))
+    reading, done = Reading(file, secret), 0
+    while done < file.nbytes:
+        if cancelled():
+            return None
+        piece = buffer[: min(len(buffer), file.nbytes - done)]
+        store.read_into(f"{folder}/{file.name}", piece, done, on_bytes=on_bytes)
+        reading.update(piece)
+        done += len(piece)
+    return reading.wrong()
+
+
+def verify(
+    store: ObjectStore, seen: Seen, secret: bytes | None, on_bytes: Callable[[int], None] = ignore
+) -> list[Finding]:
+    """Everything that is wrong with a checkpoint. `on_bytes` hears of bytes read, from several threads.
+
+    Without the job's `secret` damage is found, and not what somebody has made up.
+
+    Raises:
+        UnreachableError: the place stopped answering; nothing is said about the rest.
+        NotFoundError: it was deleted while it was read, as retention does.
+    """
+    manifest = seen.manifest
+    if manifest is None or seen.state == "foreign":
+        return [*seen.findings]
+    try:
+        files = [file for file in expected(manifest) if seen.files.get(file.name) == file.nbytes]
+        digests = plans(manifest)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return [*seen.findings]  # they say that its form is wrong
+    stop = threading.Event()
+
+    def check(file: Expected) -> Finding | None:
+        try:
+            wrong = what_is_wrong(store, seen.found.folder, file, secret, on_bytes, stop.is_set)
+        except (CorruptSnapshotError, NotFoundError) as error:  # changed since it was listed
+            return Finding(file.name, error.message)
+        return Finding(file.name, wrong) if wrong is not None else None
+
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        try:
+            found = [finding for finding in pool.map(check, files) if finding is not None]
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    found += _check_plans(store, seen, manifest, digests)
+    if found and not store.list(f"{seen.found.folder}/{MANIFEST}"):
+        raise NotFoundError(f"{store.url}/{seen.found.folder} was deleted while it was read")
+    return [*seen.findings, *found]
+
+
+def read_plans(store: ObjectStore, seen: Seen) -> dict[str, Plan]:
+    """Plans of a checkpoint by digest.
+
+    Raises:
+        CorruptSnapshotError, NotFoundError: one is not there, or not what its name says.
+    """
+    assert seen.manifest is not None
+    checkpoints = Checkpoints(store, job="", secret=b"")  # plans need neither
+    return {digest: checkpoints.read_plan(seen.found.folder, digest) for digest in plans(seen.manifest).values()}
+
+
+def _check_plans(store: ObjectStore, seen: Seen, manifest: Manifest, digests: dict[str, str]) -> Iterator[Finding]:
+    checkpoints = Checkpoints(store, job="", secret=b"")
+    found: dict[str, Plan] = {}
+    for name, digest in digests.items():
+        if name not in seen.files:
+            continue  # it is told already
+        try:
+            found[digest] = checkpoints.read_plan(seen.found.folder, digest)
+        except (CorruptSnapshotError, NotFoundError) as error:
+            yield Finding(name, error.message)
+    parts = []
+    for rank, snapshot in manifest["ranks"].items():
+        if (plan := found.get(str(snapshot["plan"]))) is None:
+            continue
+        if plan.nbytes != snapshot["nbytes"]:
+            yield Finding(str(manifest["files"][rank]), f"the plan of rank {rank} is for {plan.nbytes} bytes")
+        values = snapshot.get("values")
+        if not isinstance(values, list) or len(values) != len(leaf_paths(plan.shape)[1]):
+            yield Finding(MANIFEST, f"rank {rank}: its plain values are not those of its plan")
+            continue
+        parts.append(Part(int(rank), plan, values, str(manifest["files"][rank])))
+    if not derived(manifest) and len(parts) == len(manifest["ranks"]) and not seen.findings:
+        yield from _compare_derived(store, seen, parts)
+
+
+def _compare_derived(store: ObjectStore, seen: Seen, parts: list[Part]) -> Iterator[Finding]:
+    """Of manifests without their checksums: are they what this version would derive?"""
+    again = derive(parts, VALUES)
+    for name, data in ((METADATA_FILE, again.metadata), (VALUES, again.values_file)):
+        if store.get(f"{seen.found.folder}/{name}") != data:
+            yield Finding(name, "it is not what the manifest stands for; training restores without it, dcp.load cannot")

@@ -1,0 +1,225 @@
+"""`@resilient`: a training function that goes on after a fault, in the same process where it can."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.errors import HyperpodExtError, JobFailedError, NotFoundError, StaleGenerationError
+from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
+from hyperpod_ext.runtime.control_plane.agent import AbortedError, ControlPlane, Generation
+from hyperpod_ext.runtime.control_plane.open import Launcher, find_launcher, open_control_plane
+from hyperpod_ext.runtime.detection.failure_causes import one_line, place_of
+from hyperpod_ext.runtime.environment import WorkerEnvironment
+from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
+from hyperpod_ext.runtime.process_group.groups import ProcessGroups
+from hyperpod_ext.runtime.state import meshes
+from hyperpod_ext.runtime.training.restore import JobLink, SoloLink
+from hyperpod_ext.runtime.training.run import Run
+
+Result = TypeVar("Result")
+
+_VERDICT_LEASES = 2.0
+"""How many leases a rank whose collective broke waits to hear which rank failed, before it takes the blame: the loss of
+any node, the coordinator's too, is told within one."""
+
+_NEWS_S = 0.25
+"""How long the news of a death may take; after that, a rank whose collective broke says so."""
+
+_finished: list[str] = []
+"""Training functions of this process that have ended."""
+
+_BROKEN_GROUP = ("gloo", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")
+
+
+def resilient(train: Callable[[Run], Result]) -> Callable[[], Result]:
+    """Make `train(run)` survive faults of any rank. The decorated function takes no argument.
+
+    A fault ends the current call of `train` on every rank; a process that died is replaced, the others stay, and
+    `train` is called again with the same `Run`. Which faults are met so depends on what started the processes: see
+    `launchers`. In plain `python` it runs once, as a job of one rank with batches of one sample: enough to debug a
+    script.
+    """
+
+    @functools.wraps(train)
+    def resilient_train() -> Result:
+        launcher = find_launcher()
+        if launcher is None:
+            return _run_alone(train)
+        if _finished:
+            raise JobFailedError(
+                f"{train.__name__}() was called after {_finished[0]}() had ended; a job has one training function",
+                hint="Do everything that needs all ranks in one call.",
+            )
+        groups = ProcessGroups()
+        try:
+            result = _Loop(open_control_plane(launcher, groups), groups).until_finished(train)
+        except HyperpodExtError as error:
+            if launcher is Launcher.AGENT:  # which quotes it
+                raise
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")
+            raise SystemExit(error.exit_code) from None
+        _finished.append(train.__name__)
+        return result
+
+    return resilient_train
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A process as one rank of the job, and what goes with that."""
+
+    environment: WorkerEnvironment
+    client: MemoryClient
+    checkpointer: Checkpointer
+    link: JobLink
+    run: Run
+
+    @classmethod
+    def of(cls, environment: WorkerEnvironment, session: ControlPlane) -> _Member:
+        rank, config = environment.rank, environment.config
+        client = MemoryClient(environment.memory_socket, another=bool(environment.agent_socket))
+        checkpointer = Checkpointer(
+            client,
+            rank,
+            world_size=environment.world_size,
+            job=config.name,
+            secret=environment.secret,
+            overlap=config.checkpoint.overlap,
+            when_busy=config.checkpoint.when_busy,
+        )
+        link = JobLink(session, rank, checkpointer)
+        run = Run(config, rank, environment.local_rank, link, checkpointer, environment.world_size)
+        return cls(environment, client, checkpointer, link, run)
+
+    def moved(self, environment: WorkerEnvironment) -> _Member:
+        """The same process with another number, or among another number of ranks."""
+        self.checkpointer.move(environment.rank, environment.world_size)
+        self.link.rank = environment.rank
+        self.run.move(environment.rank, environment.world_size)
+        return replace(self, environment=environment)
+
+
+class _Loop:
+    """One worker's life: join, open groups, train, and after a fault again."""
+
+    def __init__(self, session: ControlPlane, groups: ProcessGroups) -> None:
+        self._session, self._groups = session, groups
+        self._member: _Member | None = None
+        if session.environment is not None:  # known already: what takes time is done before others wait for this rank
+            self._become(session.environment)
+
+    def until_finished(self, train: Callable[[Run], Result]) -> Result:
+        while True:
+            generation = self._session.join(self._member.run.whole() if self._member else None)
+            environment = self._session.environment
+            assert environment is not None, "it has joined"
+            member = self._move(environment) if generation.moved and self._member else self._become(environment)
+            try:
+                self._enter(generation, member)
+                result = train(member.run)
+                self._session.finished(member.run.digest())
+            except (Exception, SystemExit) as error:
+                if not self._leave(error, member):
+                    raise
+            else:
+                member.run.leave()
+                self._groups.close()
+                return result
+
+    def _become(self, environment: WorkerEnvironment) -> _Member:
+        """This process as the rank it has now. One that is given another rank begins anew: what it kept was the
+        former's."""
+        if self._member is None or self._member.environment != environment:
+            if self._member is not None:
+                self._member.client.close()
+                meshes.forget_rank()
+            self._member = _Member.of(environment, self._session)
+        return self._member
+
+    def _move(self, environment: WorkerEnvironment) -> _Member:
+        """This process goes on in another world, with what it has kept."""
+        assert self._member is not None
+        self._member = self._member.moved(environment)
+        return self._member
+
+    def _enter(self, generation: Generation, member: _Member) -> None:
+        rank, store = member.environment.rank, self._session.open_store(generation)
+        self._groups.open(store, rank, member.environment.world_size)
+        if self._session.aborted:  # word of it came before there was a group to cut
+            raise AbortedError(f"generation {generation.number} is over")
+        member.link.enter(generation.decision, store, generation.peers)
+        fresh = generation.decision.source(rank).kind == "fresh"
+        member.run.enter(generation.number, fresh=fresh, memory_every=generation.memory_every)
+        self._session.event("groups_open", rank=rank)
+
+    def _leave(self, error: Exception | SystemExit, member: _Member) -> bool:
+        """Find out whose fault it was, say so if it was ours, and let go of the generation. False: this process must
+        end of it."""
+        if not self._is_someone_elses(error, member):
+            traceback.print_exception(error)
+            stays = self._session.failed(
+                one_line(error),
+                member.run.step + 1,
+                final=isinstance(error, HyperpodExtError),
+                code=type(error).__name__ if isinstance(error, HyperpodExtError) else "JobFailedError",
+                hint=error.hint if isinstance(error, HyperpodExtError) else "",
+                place=place_of(error),
+            )
+            if not stays:
+                return False
+            self._session.wait_aborted(timeout_s=None)
+        with contextlib.suppress(StaleGenerationError, NotFoundError):  # a save that came too late: it never happened
+            member.checkpointer.flush()  # what this rank can offer from memory includes its last save
+        self._session.event("freed", rank=member.environment.rank, step=member.run.step)
+        # frames of the failed call hold the DDP module, and it the group's sockets and gradient hooks
+        _forget_frames(error)
+        member.run.leave()
+        self._groups.cut()
+        self._groups.destroy()
+        return True
+
+    def _is_someone_elses(self, error: BaseException, member: _Member) -> bool:
+        if self._session.aborted or isinstance(error, AbortedError):
+            return True
+        lease_s, step = member.environment.config.restart.lease_s, member.run.step + 1
+        broken = isinstance(error, ConnectionError | StaleGenerationError | dist.DistError) or (
+            isinstance(error, RuntimeError) and any(sign in str(error) for sign in _BROKEN_GROUP)
+        )
+        if not broken:
+            return False
+        if self._session.wait_aborted(_NEWS_S):
+            return True
+        self._session.event("collective_broke", rank=member.environment.rank, step=step, cause=one_line(error))
+        return self._session.wait_aborted(_VERDICT_LEASES * lease_s)
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Empty the local variables of every frame that `error`, or what caused it, passed through."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if error.__traceback__ is not None:
+            traceback.clear_frames(error.__traceback__)
+            error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
+def _run_alone(train: Callable[[Run], Result]) -> Result:
+    config = RuntimeConfig(name="alone", nodes=1, workers_per_node=1, global_batch_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        run = Run(config, 0, 0, SoloLink(), None)
+        run.enter(1, fresh=True)
+        return train(run)
+    finally:
+        dist.destroy_process_group()

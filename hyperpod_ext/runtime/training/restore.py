@@ -1,0 +1,200 @@
+"""What a `Run` needs from outside its process: state from elsewhere, and someone to report to.
+
+`SoloLink` serves a script started as plain `python`, with nobody else; `JobLink` one that an agent started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from hyperpod_ext.errors import HyperpodExtError, JobFailedError
+from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
+from hyperpod_ext.runtime.checkpoint.live_transfer import Order, receive_state, refuse_state, send_state
+from hyperpod_ext.runtime.control_plane.agent import ControlPlane
+from hyperpod_ext.runtime.control_plane.stop_at_step import Boundary
+from hyperpod_ext.runtime.process_group.store import PartitionedStore
+from hyperpod_ext.runtime.snapshot.select import Decision, Source
+from hyperpod_ext.runtime.snapshot.snapshot import Snapshot
+from hyperpod_ext.runtime.state.same_data import check_same_data
+from hyperpod_ext.runtime.state.training_state import TrainingState
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What the state was brought to."""
+
+    step: int
+    extras: dict[str, Any] = field(default_factory=dict)
+    bytes_moved: int = 0
+    """Bytes of state that came from other nodes."""
+    bytes_local: int = 0
+    """Bytes that were read on this one."""
+    bound: bool = True
+    """False: nothing proves that it is the job's own (see `Snapshot.bound`)."""
+
+
+class Link(Protocol):
+    """Restores state and takes reports."""
+
+    boundary: Boundary
+
+    def restore(self, state: TrainingState, extras: Callable[[], dict[str, Any]]) -> Restored: ...
+
+    def event(self, event: str, **fields: Any) -> None: ...
+
+    @property
+    def over(self) -> bool:
+        """Whether the generation has ended, though the training function may not have noticed."""
+
+    @property
+    def unharmed(self) -> bool:
+        """Whether it has, and the step that is being made can still end as any other."""
+
+
+class SoloLink:
+    """One process, no agent: starts fresh, reports to nobody."""
+
+    def __init__(self) -> None:
+        self.boundary = Boundary()
+
+    def restore(self, state: TrainingState, extras: Callable[[], dict[str, Any]]) -> Restored:
+        return Restored(0)
+
+    def event(self, event: str, **fields: Any) -> None:
+        return
+
+    @property
+    def over(self) -> bool:
+        return False
+
+    @property
+    def unharmed(self) -> bool:
+        return False
+
+
+class JobLink:
+    """Restores what the coordinator decided, generation after generation."""
+
+    def __init__(self, session: ControlPlane, rank: int, checkpointer: Checkpointer) -> None:
+        self._session, self.rank, self._checkpointer = session, rank, checkpointer
+        self.boundary = session.boundary
+        self._decision: Decision | None = None
+        self._store: PartitionedStore | None = None
+        self._peers: Mapping[int, tuple[str, int]] = {}
+
+    def enter(
+        self, decision: Decision, store: PartitionedStore, peers: Mapping[int, tuple[str, int]] | None = None
+    ) -> None:
+        """A generation begins; `peers` are the addresses of the nodes' memory servers."""
+        self._decision, self._store, self._peers = decision, store, peers or {}
+
+    def event(self, event: str, **fields: Any) -> None:
+        self._session.event(event, **fields)
+
+    @property
+    def over(self) -> bool:
+        return self._session.aborted
+
+    @property
+    def unharmed(self) -> bool:
+        return self._session.unharmed
+
+    def restore(self, state: TrainingState, extras: Callable[[], dict[str, Any]]) -> Restored:
+        assert self._decision is not None, "restore() outside of a generation"
+        decision, attempt = self._decision, 1
+        if decision.source(self.rank).kind == "fresh":  # then it is so on every rank
+            assert self._store is not None
+            check_same_data(self._store, self.rank, len(decision.sources), state.told_of_data())
+        while True:
+            restored, error = self._try(state, extras, decision, attempt)
+            step, following = self._session.restored(attempt, error)
+            if step is not None:
+                assert restored is not None
+                came = {"bytes_moved": restored.bytes_moved, "bytes_local": restored.bytes_local}
+                came |= {} if restored.bound else {"unbound": True}
+                self.event("restored", rank=self.rank, step=step, source=decision.source(self.rank).kind, **came)
+                return restored
+            assert following is not None
+            decision, attempt = following, attempt + 1
+
+    def _try(
+        self, state: TrainingState, extras: Callable[[], dict[str, Any]], decision: Decision, attempt: int
+    ) -> tuple[Restored | None, str]:
+        """Do this rank's part of `decision`; what went wrong comes back as text, for the vote."""
+        try:
+            return self._carry_out(state, extras, decision, attempt), ""
+        except HyperpodExtError as error:
+            return None, str(error)
+
+    def _carry_out(
+        self, state: TrainingState, extras: Callable[[], dict[str, Any]], decision: Decision, attempt: int
+    ) -> Restored:
+        assert self._store is not None
+        sources, key = decision.sources[self.rank], f"state-{attempt}"
+        mine, orders = sources[0], orders_for(self.rank, decision)
+        if mine.kind == "live":
+            return self._load(
+                state, [receive_state(self._store, key, [source.rank for source in sources])], sources[:1]
+            )
+        if mine.kind == "self":
+            self._check_own(state, mine, key, orders)
+        elif mine.kind != "fresh":
+            return self._load(state, self._read(sources), sources)
+        if orders:
+            send_state(self._store, key, orders, decision.step, state.take().parts, extras())
+        return Restored(decision.step, extras() if mine.kind == "self" else {})
+
+    def _read(self, sources: Sequence[Source]) -> list[Snapshot]:
+        """Snapshots from the sources' tiers; their manifests are verified, their bytes as they are read."""
+        found = []
+        for source in sources:
+            match source.kind:
+                case "memory":
+                    snapshot = self._checkpointer.load(source.rank, source.save_id)
+                case "peer":
+                    snapshot = self._checkpointer.read_peer(self._peers[source.node], source.rank, source.save_id)
+                case _:
+                    snapshot = self._checkpointer.fetch(source.url, source.folder, source.rank)
+            found.append(snapshot)
+        return found
+
+    def _check_own(self, state: TrainingState, mine: Source, key: str, orders: Sequence[Order]) -> None:
+        """Refuse to go on from objects that are not what this rank spoke of when it joined, and cannot be made so."""
+        why = ""
+        if not _holds(state, mine):
+            try:
+                state.adopt()  # built anew: what they replace is still in this process
+            except JobFailedError as error:
+                why = f" ({error})"
+        if _holds(state, mine):
+            return
+        message = f"the objects given to restore() on rank {self.rank} do not hold {mine.save_id}{why}"
+        if orders and self._store is not None:
+            refuse_state(self._store, key, orders, message)
+        raise JobFailedError(message, hint="Build them in run.keep, so that they are the same after a fault.")
+
+    @staticmethod
+    def _load(state: TrainingState, snapshots: Sequence[Snapshot], sources: Sequence[Source]) -> Restored:
+        state.load(snapshots, lean=all(source.kind in ("memory", "peer") for source in sources))
+        pairs = list(zip(snapshots, sources, strict=True))
+        read = [(one.plan.nbytes, source.kind) for one, source in pairs if one.was_read or len(pairs) == 1]
+        local = sum(nbytes for nbytes, kind in read if kind == "memory")
+        moved = sum(nbytes for nbytes, kind in read if kind in ("peer", "live"))
+        return Restored(snapshots[0].step, dict(snapshots[0].extras), moved, local, all(one.bound for one in snapshots))
+
+
+def _holds(state: TrainingState, mine: Source) -> bool:
+    whole = state.whole()
+    return whole is not None and whole.save_id == mine.save_id
+
+
+def orders_for(rank: int, decision: Decision) -> list[Order]:
+    """Which parts of its live state `rank` sends to whom."""
+    return [
+        Order(receiver, part, len(sources))
+        for receiver, sources in decision.sources.items()
+        for part, source in enumerate(sources)
+        if source.kind == "live" and source.rank == rank
+    ]

@@ -1,0 +1,392 @@
+"""`Run`: what a training function is given. It stays the same object through every fault of its process."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
+from hyperpod_ext.runtime.control_plane.agent import AbortedError
+from hyperpod_ext.runtime.seeding import seed_of, seed_step
+from hyperpod_ext.runtime.snapshot.manifest import save_id_of
+from hyperpod_ext.runtime.state import ddp_buckets as buckets
+from hyperpod_ext.runtime.state import interrupted_fsdp, meshes
+from hyperpod_ext.runtime.state.training_state import Stateful, Taken, TrainingState, Whole
+from hyperpod_ext.runtime.training.restore import Link
+from hyperpod_ext.runtime.training.step_guards import Watchdog
+
+if TYPE_CHECKING:
+    from hyperpod_ext.runtime.reproducible import Reproducible
+
+Kept = TypeVar("Kept")
+
+
+@dataclass
+class _Kept:
+    """What a call of `run.keep` returned, and the process groups it made."""
+
+    value: Any
+    made: meshes.Made
+    world: tuple[int, int]
+    """Rank and world size that it was built for."""
+
+    @property
+    def is_of_one_world(self) -> bool:
+        return bool(self.made.calls or self.made.meshes) or meshes.is_cut(self.value)
+
+
+_RESERVED = {
+    *("t", "type", "event", "rank", "node", "generation", "self"),
+    *("step", "of", "began", "data_s", "checkpoint_s", "snapshot"),
+}
+
+
+class Run:
+    """One rank's view of the job.
+
+    A training function calls, in this order: `keep` to build what survives faults, `restore` to bring
+    it to the newest step that every rank can have, `data_parallel` to wrap the model, and `steps` to
+    loop. After a fault it is called again, with the same `Run`.
+    """
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        rank: int,
+        local_rank: int,
+        link: Link,
+        checkpointer: Checkpointer | None,
+        world_size: int | None = None,
+    ) -> None:
+        self.config = config
+        self.rank = rank
+        """Of an elastic job, it may be another one in the next call of the training function; so may `world_size`."""
+        self.local_rank = local_rank
+        self.world_size = world_size or config.world_size
+        self.generation = 0
+        """Rises at each fault; 1 in an undisturbed run."""
+        self.step = 0
+        """Newest step that is committed on this rank."""
+        self._link = link
+        self._policy = config.checkpoint
+        self._checkpointer = checkpointer
+        self._watchdog = Watchdog(config, rank, link, checkpointer)
+        self._kept: list[_Kept] = []
+        self._cursor = 0
+        self._held: dict[tuple[int, int], list[meshes.Place]] = {}
+        """Where groups were, by the rank and world size that they were made for."""
+        self._state: TrainingState | None = None
+        self._restored = False
+        self._taken: tuple[Taken, Whole] | None = None
+        self._saved = -1
+        """Step of the last snapshot."""
+        self._wrapped: list[DistributedDataParallel] = []
+        self._layouts: dict[int, buckets.Buckets] = {}
+        self._metrics: dict[str, float | None] = {}
+        self._in_step = False
+        self._began = 0
+        self._blocked = 0.0
+        """Seconds of this step in which the training thread waited for a snapshot."""
+
+    @property
+    def batch_size(self) -> int:
+        """This rank's share of the job's global_batch_size, in samples."""
+        if self.config.global_batch_size is None:
+            raise JobFailedError("batch_size: the job has no global_batch_size", hint="Set it in the job's spec.")
+        return self.config.global_batch_size // self.world_size
+
+    def keep(self, build: Callable[[], Kept]) -> Kept:
+        """What `build` returns, built once in this process and kept through faults.
+
+        Random numbers drawn in it follow from the job's seed alone, so every rank builds the same. Process groups
+        and device meshes that it makes are made again after a fault, behind the objects that hold them. A `build`
+        that communicates is called again on every rank, and what it returns takes over the state of what it made
+        before. So is one that made shards, meshes or groups, when the job goes on with another number of ranks.
+        """
+        world = self._world
+        known = self._kept[self._cursor] if self._cursor < len(self._kept) else None
+        if known is not None and known.world != world and known.is_of_one_world:
+            known.value, known = None, None  # two of them may not fit into memory
+            self._held = {world: self._held[world]} if world in self._held else {}
+            if self._state is not None and self._state.is_cut:
+                self._state.forget()  # its parts come from what was saved
+        if known is None or known.made.talked or not interrupted_fsdp.can_be_reset():
+            torch.manual_seed(seed_of(self.config.seed, 0, -1))
+            with meshes.recording() as made:
+                value = build()
+            self._kept[self._cursor : self._cursor + 1] = [_Kept(value, made, world)]
+        else:
+            meshes.repeat(known.made)
+            known.value, known.world = meshes.of_now(known.value), world
+        self._give_back()
+        self._cursor += 1
+        return self._kept[self._cursor - 1].value  # type: ignore[no-any-return]  # what build returned
+
+    def restore(self, **objects: Stateful) -> int:
+        """Name the objects that make up the state, and bring them to the step the job goes on from.
+
+        Collective: every rank takes part, with the same names. Returns the step; 0 at the very start.
+
+        Raises:
+            JobFailedError: an object cannot be saved, or was built differently on this rank.
+            MemoryTierFullError: the memory tier has no room for snapshots of them.
+        """
+        if self._restored:
+            raise JobFailedError(
+                "restore() was called twice in one call of the training function",
+                hint="Name all objects in one call: restore(model=..., optimizer=..., scheduler=...).",
+            )
+        self._give_back()
+        state = TrainingState(objects, before=self._state, before_change=self._wait_staged)
+        self._state = state  # from here on what was whole before may be half overwritten
+        restored = self._link.restore(state, self._extras)
+        state.clear_gradients()
+        self._watchdog.attach(objects)
+        if self._checkpointer is not None:
+            self._checkpointer.reserve(state.nbytes())
+        self.step, self._restored = restored.step, True
+        self._layouts = {int(index): layout for index, layout in restored.extras.get("ddp_buckets", {}).items()}
+        return self.step
+
+    @overload
+    def data_parallel(
+        self, module: torch.nn.Module, *, reproducible: Literal[True], init_sync: bool = ...
+    ) -> Reproducible: ...
+
+    @overload
+    def data_parallel(self, module: torch.nn.Module, **options: Any) -> DistributedDataParallel: ...
+
+    def data_parallel(self, module: torch.nn.Module, *, reproducible: bool = False, **options: Any) -> Any:
+        """`DistributedDataParallel(module, **options)` that adds gradients in the same order after a fault as before.
+
+        Ranks agree on the values already, so the first broadcast is left out except at the very start.
+        reproducible: instead, sum gradients so that their order does not matter, and weights are the same bits for any
+        number of ranks; for FSDP2 modules, too. Call `reduce()` of the result before the optimizer's step.
+        """
+        options.setdefault("init_sync", self.step == 0)
+        if reproducible:
+            from hyperpod_ext.runtime import reproducible as without_order
+
+            return without_order.reproducible(module, **options)
+        wrapped = buckets.wrap(module, self._layouts.get(len(self._wrapped)), **options)
+        self._wrapped.append(wrapped)
+        return wrapped
+
+    def steps(self, total: int) -> Iterator[int]:
+        """Yield the steps that are still to be made, counted from 1 to `total`.
+
+        A step is committed when the loop body for it has ended; one that is left by `break` is not. Before
+        each, the global random generators are set from (seed, step, rank).
+        """
+        if not self._restored:
+            raise JobFailedError(
+                "steps() was called before restore()",
+                hint="Call run.restore(model=model, optimizer=optimizer) first, so that a fault costs no step.",
+            )
+        self._watchdog.begin_steps()
+        self._began = self.step
+        self._commit(self.step)
+        sharing = self._taken[1].sharing if self._taken is not None else ""
+        self._link.event("begun", rank=self.rank, step=self.step, of=total, sharing=sharing)
+        self._link.boundary.begin(self.step + 1, total)
+        for step in range(self.step + 1, total + 1):
+            began = time.monotonic()
+            self._metrics, self._in_step, self._blocked = {}, True, 0.0
+            seed_step(self.config.seed, step, self.rank)
+            self._watchdog.begin_step(step)
+            try:
+                yield step
+            except GeneratorExit:  # the loop was left by `break`: what is done to the state now, nobody tells us of
+                self._wait_staged()
+                raise
+            finally:
+                self._in_step = False
+            self._watchdog.end_step()
+            try:
+                self._commit(step)
+            except Exception:
+                if self.step == step:  # a save that fails does not undo the step: others may go on from it
+                    self._tell(step, total, began)
+                raise
+            self._tell(step, total, began)
+            self._stop_after(step)
+        self._wait_staged()
+        self._watchdog.end_steps()
+        self._save_last()
+        seed_step(self.config.seed, total + 1, self.rank)  # what follows the loop repeats exactly, too
+
+    def guard(self, loss: torch.Tensor) -> None:
+        """Have the NaN guard look at `loss` too, before its backward pass, so that it can name the rank."""
+        self._watchdog.see(loss)
+
+    def log(self, **metrics: float | torch.Tensor) -> None:
+        """Record numbers: of the step being made, or, after the loop, of the whole run. NaN becomes null."""
+        if taken := sorted(_RESERVED & set(metrics)):
+            raise JobFailedError(f"log({taken[0]}=...): that name is the event log's own", hint="Choose another name.")
+        values = {name: _number(value) for name, value in metrics.items()}
+        if self._in_step:
+            self._metrics |= values
+        else:
+            self._link.event("metric", rank=self.rank, **values)
+
+    # --- called by the loop ---------------------------------------------------------------------
+
+    def enter(self, generation: int, *, fresh: bool, memory_every: int | None = None) -> None:
+        """A generation begins.
+
+        Args:
+            fresh: no state anywhere, so what was kept may be half-changed; build it anew.
+            memory_every: steps between two snapshots in memory, as every rank is told; None: as the spec says.
+        """
+        self.generation = generation
+        if memory_every is not None:
+            self._policy = self.config.checkpoint.with_memory_every(memory_every)
+        self._watchdog.enter(generation)
+        self._cursor, self._restored, self._in_step = 0, False, False
+        self._saved = -1  # what is made again is another snapshot, or none
+        if fresh:
+            self._kept, self._held, self._state, self.step = [], {}, None, 0
+
+    def move(self, rank: int, world_size: int) -> None:
+        """This process is another rank from now on, or one among another number of ranks."""
+        self.rank, self.world_size = rank, world_size
+        self._watchdog.close()
+        self._watchdog = Watchdog(self.config, rank, self._link, self._checkpointer)
+        meshes.forget_rank()
+
+    def leave(self) -> None:
+        """A generation is over: let go of its process groups, wherever they are held."""
+        self._watchdog.leave()
+        self._wrapped = []
+        self._held.setdefault(self._world, []).extend(meshes.let_go())
+
+    @property
+    def _world(self) -> tuple[int, int]:
+        return self.rank, self.world_size
+
+    def _give_back(self) -> None:
+        """Groups to what was made for this world. What was made for another one is built anew, unless that other world
+        comes back first: the one between may have ended before the training function was called."""
+        self._held[self._world] = meshes.give_back(self._held.get(self._world, []))
+
+    def whole(self) -> Whole | None:
+        """The live state, if it is whole: what this rank can offer to others."""
+        return self._state.whole() if self._state is not None else None
+
+    def digest(self) -> str:
+        """SHA-256 of the registered state; empty when nothing was registered."""
+        self._watchdog.done()
+        return self._state.digest() if self._state is not None else ""
+
+    def _tell(self, step: int, total: int, began: float) -> None:
+        """Report a step, and what of its time was not spent on it."""
+        waited: dict[str, float] = {
+            "data_s": round(self._watchdog.data_s, 6),
+            "checkpoint_s": round(self._blocked, 6),
+        }
+        if self._saved == step:
+            waited["snapshot"] = 1
+        self._link.event("step", rank=self.rank, step=step, of=total, began=began, **waited, **self._metrics)
+
+    def _commit(self, step: int) -> None:
+        """Declare `step` whole on this rank, and snapshot it when one is due."""
+        if self._state is None or self._state.accumulates:
+            return
+        if step > 0:
+            for index, wrapped in enumerate(self._wrapped):
+                if index not in self._layouts and (layout := buckets.layout_of(wrapped)) is not None:
+                    self._layouts[index] = layout
+        at_once = not self._state.tells_of_changes or not (self._state.told or step == self._began)
+        taken = self._state.take()
+        self._watchdog.compare(step, taken)
+        sharing = taken.sharing()
+        world_size = 0 if sharing == "same" and not taken.is_cut else self.world_size
+        whole = Whole(step, save_id_of(self.generation, step), taken.own_digest(), sharing, world_size)
+        self._state.commit(taken, whole)
+        self.step, self._taken = step, (taken, whole)
+        saved = self._policy.due(step) and self._save(taken, whole, at_once=at_once)
+        if not saved and self._checkpointer is not None and self.config.checkpoint.peer() is not None:
+            self._checkpointer.stepped()
+
+    def _save(self, taken: Taken, whole: Whole, *, at_once: bool, when_busy: str | None = None) -> bool:
+        """Whether there is a snapshot of it now: one may be skipped."""
+        if self._checkpointer is None:
+            return False
+        own, began = {id(tensor) for tensor in taken.own}, time.monotonic()
+        saved = self._checkpointer.save(
+            whole.step,
+            whole.save_id,
+            self.generation,
+            taken.parts,
+            self._extras() | {"sharing": whole.sharing},
+            own_digest=whole.own_digest,
+            changing=lambda tensor: id(tensor) in own,
+            at_once=at_once,
+            when_busy=when_busy,
+        )
+        self._blocked += time.monotonic() - began
+        self._saved = whole.step if saved else self._saved
+        return saved
+
+    def _stop_after(self, step: int) -> None:
+        """Where all ranks have agreed to, let the job go on as another world.
+
+        Raises:
+            AbortedError: it does; the training function is called again.
+        """
+        boundary = self._link.boundary
+        if not boundary.stops_after(step, whole=self.step == step):
+            return
+        self._watchdog.leave()
+        if self._checkpointer is not None and self._taken is not None and (boundary.ends or self._taken[1].world_size):
+            if self._saved != step:  # others cut their parts from it
+                self._save(*self._taken, at_once=True, when_busy=self._never_skipped if boundary.ends else "wait")
+            self._see_saved()
+        boundary.halt(step)
+        if self._link.over:
+            raise AbortedError(f"generation {self.generation} is over: the job goes on with other nodes")
+
+    def _save_last(self) -> None:
+        """The last step goes to the durable tiers before the job ends: where none was due, it has a snapshot now."""
+        if self._checkpointer is not None and self._state is not None and self._policy.durable():
+            if self._taken is not None and self._saved != self.step and self._state.whole() is self._taken[1]:
+                self._save(*self._taken, at_once=True, when_busy=self._never_skipped)
+            self._checkpointer.flush()
+        self._see_saved()
+
+    @property
+    def _never_skipped(self) -> str | None:
+        """What a save does that is needed more than those before it, where no slot is free; None: as others do."""
+        return "wait" if self._policy.when_busy == "skip" else None
+
+    def _see_saved(self) -> None:
+        """No save follows soon: wait until the last one is sealed. It is made again where its memory server ends."""
+        if self._checkpointer is None or self._taken is None or self._saved != self.step:
+            return
+        while not self._checkpointer.flush():
+            self._save(*self._taken, at_once=True, when_busy="wait")
+
+    def _wait_staged(self) -> None:
+        """The state is about to change: what is still being copied of it must be copied first."""
+        if self._checkpointer is not None:
+            began = time.monotonic()
+            if not self._checkpointer.wait_staged():
+                self._saved = -1
+            self._blocked += time.monotonic() - began
+
+    def _extras(self) -> dict[str, Any]:
+        return {"ddp_buckets": {str(index): layout for index, layout in self._layouts.items()}}
+
+
+def _number(value: float | torch.Tensor) -> float | None:
+    """A number as JSON has them: NaN and infinities become null."""
+    number = float(value)
+    return number if math.isfinite(number) else None

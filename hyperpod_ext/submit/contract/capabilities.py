@@ -1,0 +1,86 @@
+"""What a target can do, and what a job asks of it that it cannot: told before anything is rendered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.errors import Problem
+
+_OPTIONAL = (
+    *("working_dir", "resources", "libraries", "scheduling", "node_groups", "volumes", "relaunch", "timeouts"),
+    *("log_rules", "labels", "annotations", "kubernetes", "slurm", "sagemaker", "metrics"),
+)
+"""Parts of a spec that only some targets read, and that do no harm to the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """One row of the table of targets."""
+
+    tiers: frozenset[str]
+    """Kinds of checkpoint tier that its runtime serves."""
+    tiers_reason: str
+    """Why the other kinds cannot be had, as a sentence."""
+    chaos: bool = False
+    """Faults may be rehearsed there."""
+    image: bool = False
+    """Workers run in a container image."""
+    elastic: bool = False
+    """A job may go on with fewer nodes, or take more."""
+    spares: bool = False
+    """Nodes may wait without work until another fails."""
+    process_restart: bool = False
+    """One worker is replaced while the others live on."""
+    aws_checkpointless: bool = False
+    """AWS's own checkpointless recovery."""
+    managed_tier: bool = False
+    """AWS's own tiered checkpointing."""
+    reads: frozenset[str] = frozenset()
+    """Which of the optional parts of a spec it acts on; a job that says another is warned."""
+
+
+def unsupported(job: JobConfig, target: str, can: Capabilities) -> Iterator[Problem]:
+    """Everything that `job` asks for and `target` cannot do."""
+    for index, tier in enumerate(job.checkpoint.tiers):
+        if tier.kind not in can.tiers:
+            yield Problem(
+                f"target {target} has no {tier.kind} tier: {can.tiers_reason}",
+                path=f"checkpoint.tiers.{index}",
+                hint=f"remove this tier; {target} has: {', '.join(sorted(can.tiers))}",
+            )
+    if job.chaos is not None and not can.chaos:
+        yield Problem(
+            f"target {target} does not rehearse faults: its machines cost money",
+            path="chaos",
+            hint="remove chaos, or rehearse with --target local",
+        )
+    if job.spares and not can.spares:
+        yield Problem(
+            f"target {target} keeps no spare nodes",
+            path="spares",
+            hint="remove spares",
+        )
+    modes = {"aws-checkpointless": can.aws_checkpointless, "aws-managed-tier": can.managed_tier}
+    if not modes.get(job.mode, True):
+        yield Problem(
+            f"target {target} has no {job.mode}: AWS offers it on HyperPod with EKS alone",
+            path="mode",
+            hint="write `ours`, or use --target hyperpod-eks",
+        )
+    if job.elastic is not None and not can.elastic:
+        yield Problem(
+            f"target {target} cannot change the number of nodes of a running job",
+            path="elastic",
+            hint="remove elastic; the job then runs on exactly `nodes`",
+        )
+
+
+def unused(job: JobConfig, target: str, can: Capabilities) -> Iterator[str]:
+    """What `job` says that makes no difference on `target`, as warnings."""
+    if job.image is not None and not can.image:
+        yield f"image is not used on {target}: workers run in this Python environment"
+    for name in _OPTIONAL:
+        if name not in can.reads and getattr(job, name) != type(job).model_fields[name].default:
+            yield f"{name} is not used on {target}"

@@ -1,0 +1,47 @@
+"""What this machine remembers of jobs that it submitted elsewhere: one small file a job, without secrets.
+
+$HPX_HOME/../TARGET/NAME.json      beside the folder of local jobs
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.config.files.nearest import suggest
+from hyperpod_ext.errors import NotFoundError
+from hyperpod_ext.files import write_whole
+from hyperpod_ext.submit.local.store import home
+
+
+def remember(target: str, name: str, record: dict[str, Any]) -> None:
+    """Keep `record` as the newest submission of `name`."""
+    folder = _folder(target)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    write_whole(folder / f"{name}.json", json.dumps(record, indent=2) + os.linesep)
+
+
+def recall(target: str, name: str) -> dict[str, Any]:
+    """The newest submission of `name` from this machine.
+
+    Raises:
+        NotFoundError: it submitted none.
+    """
+    try:
+        record: dict[str, Any] = json.loads((_folder(target) / f"{name}.json").read_text())
+    except FileNotFoundError:
+        hint = suggest(name, names(target)) or "`hp-ext create-job` makes one"
+        raise NotFoundError(f"no {target} job named {name} was submitted from here", hint=hint) from None
+    return record
+
+
+def names(target: str) -> list[str]:
+    """Names of all jobs that this machine has submitted there."""
+    folder = _folder(target)
+    return sorted(file.stem for file in folder.glob("*.json")) if folder.is_dir() else []
+
+
+def _folder(target: str) -> Path:
+    return home().parent / target

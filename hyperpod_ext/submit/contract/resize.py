@@ -1,0 +1,165 @@
+"""Resizing a job that runs: what may be ordered, the order in its run folder, and what came of it."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.resize import RESIZES, ResizeOrder, allowed_sizes
+from hyperpod_ext.errors import ConflictError, Problem, UnsupportedError, WaitTimeoutError
+from hyperpod_ext.files import write_whole
+from hyperpod_ext.submit.contract.handle import JobHandle
+from hyperpod_ext.submit.contract.targets import get_target
+from hyperpod_ext.submit.local.watch import Tail, read_event
+
+RESIZERS = {
+    "local": "hyperpod_ext.submit.local.resize",
+    "hyperpod-slurm": "hyperpod_ext.submit.slurm.resize",
+    "hyperpod-eks": "hyperpod_ext.submit.kubernetes.hyperpod_eks_resize",
+}
+"""Targets whose jobs can be resized, and the module that does it."""
+_INSTEAD = {
+    "kubeflow": "submit it again with other `nodes`; it goes on from its newest durable checkpoint",
+    "sagemaker": "a training job keeps the instances that it began with: submit it again with other `nodes`; "
+    "it goes on from its newest durable checkpoint",
+}
+_TICK_S = 0.1
+
+
+class Ordered(Protocol):
+    """An order that was given."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    @property
+    def note(self) -> str:
+        """What the user should know while it is waited for; empty: nothing."""
+
+
+class Resizer(Protocol):
+    """What a target's module for resizing can do."""
+
+    def order(self, handle: JobHandle, nodes: int) -> Any:
+        """Order the job on `nodes` nodes; returns an `Ordered`."""
+
+    def outcome(self, ordered: Any, timeout_s: float | None) -> dict[str, Any]:
+        """Wait until the job is as was ordered."""
+
+
+def get_resizer(target: str) -> Resizer:
+    """The module that resizes jobs of a target.
+
+    Raises:
+        ConfigError: there is no such target.
+        UnsupportedError: its jobs cannot be resized.
+    """
+    if target in RESIZERS:
+        return cast(Resizer, importlib.import_module(RESIZERS[target]))
+    get_target(target)
+    raise UnsupportedError([Problem(f"jobs of target {target} cannot be resized", hint=_INSTEAD[target])])
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A job's nodes, as its event log tells."""
+
+    size: int
+    """Nodes that have ranks."""
+    members: frozenset[int]
+    """Numbers of all that are there, spares and those about to leave among them."""
+
+
+def refusal(job: JobConfig, nodes: int) -> Problem | None:
+    """Why a job cannot run on so many nodes. Pure."""
+    if job.elastic is None:
+        hint = "give it `elastic` with min_nodes and max_nodes, and start it again"
+        return Problem(f"{job.name} runs on exactly {job.nodes} nodes", source="--nodes", hint=hint)
+    sizes = allowed_sizes(job.elastic, job.nodes, job.workers_per_node, job.global_batch_size)
+    if nodes in sizes:
+        return None
+    allowed = allowed_sizes(job.elastic, job.nodes, job.workers_per_node, None)
+    if nodes in allowed:
+        ranks = nodes * job.workers_per_node
+        message = f"its global batch of {job.global_batch_size} does not divide among {ranks} ranks"
+    elif nodes < job.elastic.min_nodes:
+        message = f"{nodes} is below elastic.min_nodes ({job.elastic.min_nodes})"
+    elif nodes > job.elastic.max_nodes:
+        message = f"{nodes} is above elastic.max_nodes ({job.elastic.max_nodes})"
+    else:
+        message = f"{nodes} is none of its sizes"
+    return Problem(message, source="--nodes", hint=f"{job.name} can run on {', '.join(map(str, sizes))}")
+
+
+def world_of(events: Iterable[Mapping[str, Any]]) -> World:
+    """The job's nodes after these events. Pure."""
+    size, members = 0, set[int]()
+    for event in events:
+        match event.get("event"):
+            case "job_started" | "world":
+                size = int(event["nodes"])
+            case "node_joined":
+                members.add(int(event["node"]))
+            case "node_left" | "node_lost":
+                members.discard(int(event["node"]))
+    return World(size, frozenset(members))
+
+
+def new_name() -> str:
+    """Of an order; those that come later sort behind it."""
+    return f"{time.time_ns():020d}"
+
+
+def leave_order(run_dir: Path, name: str, order: ResizeOrder) -> None:
+    """Put an order where the job's coordinator looks for it."""
+    folder = run_dir / RESIZES
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / f"{name}.json", order.model_dump_json(exclude_defaults=True) + "\n")
+
+
+def outcome(
+    job: str,
+    events: Tail,
+    name: str,
+    ended: Callable[[], str],
+    timeout_s: float | None = None,
+    unasked: int | None = None,
+) -> dict[str, Any]:
+    """Wait until `job` goes on as order `name` says; what that took, as the coordinator tells it.
+
+    Args:
+        ended: why the order cannot come true any more; empty while it can.
+        unasked: a number of nodes that is as good when the job took the nodes that came before it took the order.
+
+    Raises:
+        ConflictError: it was refused, or cannot come true.
+        WaitTimeoutError: it takes longer than `timeout_s`.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    newest: dict[str, Any] | None = None
+    while True:
+        why = ended()  # asked first: what was told before is then read below
+        for line in events.lines():
+            event = read_event(line)
+            if event.get("event") == "resized":
+                newest = event
+            if event.get("order") != name:
+                continue
+            if event["event"] == "resized":
+                return event
+            if event["event"] == "resize_refused":
+                if newest is not None and newest["nodes"] == unasked:
+                    return newest
+                raise ConflictError(f"{job} stays as it is: {event['why']}")
+        if why:
+            raise ConflictError(why)
+        if deadline is not None and time.monotonic() > deadline:
+            hint = f"it may come yet; `hp-ext status {job}` and its events tell"
+            raise WaitTimeoutError(f"{job} has not been resized within {timeout_s:g} s", hint=hint)
+        time.sleep(_TICK_S)

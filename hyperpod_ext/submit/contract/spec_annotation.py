@@ -1,0 +1,53 @@
+"""The job's own spec, kept in what is submitted: `hp-ext import` and `hp-ext diff` read it back, letter for letter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from hyperpod_ext.config.base import Config
+from hyperpod_ext.config.job.job import JobConfig
+
+ANNOTATION = "hyperpod-ext/spec"
+
+
+def note_of(job: JobConfig) -> dict[str, str]:
+    """The annotation for `job`: only what differs from the defaults."""
+    return {ANNOTATION: json.dumps(brief(job))}
+
+
+def brief(config: Config) -> dict[str, Any]:
+    """What of `config` differs from the defaults, as JSON; `kind` is always said, for it tells models apart."""
+    found: dict[str, Any] = {}
+    for name, info in type(config).model_fields.items():
+        value = getattr(config, name)
+        if name == "kind" or info.is_required() or value != info.default:
+            found[name] = _plain(value)
+    return found
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, Config):
+        return brief(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+def read_note(metadata: Mapping[str, Any]) -> JobConfig | None:
+    """The spec that an object was made from, or None where there is none that this version can read."""
+    text = (metadata.get("annotations") or {}).get(ANNOTATION)
+    return parse_note(text) if isinstance(text, str) else None
+
+
+def parse_note(text: str) -> JobConfig | None:
+    """The spec, or None where this version cannot read it."""
+    try:
+        return JobConfig.model_validate_json(text)
+    except ValidationError:
+        return None  # of another version, or not ours: the object itself is then what is read

@@ -1,0 +1,140 @@
+"""What is here and what is reachable, as `hp-ext doctor` tells it. Nothing is changed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import platform
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from hyperpod_ext.errors import HyperpodExtError, NotFoundError
+
+_PACKAGES = {
+    "torch": "to run jobs on this machine (target local)",
+    "awscrt": "to run jobs on this machine; pip install 'hyperpod-ext[runtime]'",
+    "cryptography": "for checkpoints in S3 and in directories; pip install 'hyperpod-ext[runtime]'",
+    "boto3": "for SageMaker and for checkpoints in S3; pip install 'hyperpod-ext[sagemaker]'",
+    "sagemaker": "for the estimator helper",
+}
+_PROGRAMS = {"sbatch": "to submit to Slurm from here", "aws": "to sign in to EKS"}
+_CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    state: Literal["ok", "absent", "WRONG"]
+    what: str
+    finding: str
+    hint: str = ""
+
+
+def look_here() -> Iterator[Finding]:
+    """Packages and programs of this machine."""
+    yield Finding("ok", "python", platform.python_version())
+    for name, purpose in _PACKAGES.items():
+        if importlib.util.find_spec(name) is None:
+            yield Finding("absent", name, f"needed {purpose}")
+        else:
+            yield Finding("ok", name, _version(name))
+    yield from _sagemaker_is_whole()
+    for program, purpose in _PROGRAMS.items():
+        path = shutil.which(program)
+        yield Finding("ok", program, path) if path else Finding("absent", program, f"needed {purpose}")
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "without a version"
+
+
+def _sagemaker_is_whole() -> Iterator[Finding]:
+    """sagemaker-hyperpod, installed after sagemaker 2, replaces its __init__.py with an empty file."""
+    spec = importlib.util.find_spec("sagemaker")
+    if spec and spec.origin and _version("sagemaker").startswith("2.") and not Path(spec.origin).read_bytes():
+        hint = "pip uninstall sagemaker-hyperpod, then pip install --force-reinstall 'sagemaker<3'"
+        yield Finding("WRONG", "sagemaker", "its __init__.py is empty: another package wrote over it", hint)
+
+
+def look_at_cluster(context: str | None) -> Iterator[Finding]:
+    """The Kubernetes API of the kubeconfig, its operators, and their fields against ours."""
+    from hyperpod_ext.submit.kubernetes.api.client import Client
+    from hyperpod_ext.submit.kubernetes.api.kubeconfig import load_access
+    from hyperpod_ext.submit.kubernetes.kinds import HYPERPOD, PYTORCH, TRAIN
+
+    try:
+        client = Client(load_access(context))
+        version = client.get("/version").get("gitVersion", "of an unknown version")
+    except HyperpodExtError as error:
+        yield Finding("absent", "kubernetes", error.message, error.hint)
+        return
+    yield Finding("ok", "kubernetes", f"{version} at {client.access.server}, namespace {client.access.namespace}")
+    for kind in (HYPERPOD, PYTORCH, TRAIN):
+        try:
+            crd = client.get(f"{_CRDS}/{kind.plural}.{kind.group}")
+        except NotFoundError:
+            yield Finding("absent", kind.name, f"the cluster does not know it; needed for target {kind.target}")
+        except HyperpodExtError as error:
+            yield Finding("absent", kind.name, error.message, error.hint)
+        else:
+            yield from _fields_of(kind.name, kind.version, crd)
+    try:
+        client.get(f"{_CRDS}/localqueues.kueue.x-k8s.io")
+        yield Finding("ok", "Kueue", "scheduling.queue, topology and spares can be used")
+    except HyperpodExtError:
+        yield Finding("absent", "Kueue", "needed for scheduling.queue, topology and spares")
+
+
+def _fields_of(name: str, version: str, crd: Mapping[str, Any]) -> Iterator[Finding]:
+    """Whether the live definition takes every field that is rendered here."""
+    from hyperpod_ext.submit.kubernetes import schemas
+
+    versions = {one.get("name"): one for one in (crd.get("spec") or {}).get("versions") or []}
+    if version not in versions:
+        listed = ", ".join(map(str, versions)) or "none"
+        yield Finding("WRONG", name, f"the cluster has {listed}, not {version}", "update the operator, or hp-ext")
+        return
+    live = ((versions[version].get("schema") or {}).get("openAPIV3Schema") or {}).get("properties", {}).get(
+        "spec"
+    ) or {}
+    model: type[BaseModel] = getattr(schemas, name).model_fields["spec"].annotation
+    missing = list(_missing(model, live, "spec"))
+    if missing:
+        hint = "a job that uses them would be refused, or they would be dropped: update the operator"
+        yield Finding("WRONG", name, f"the operator has no {', '.join(missing)}", hint)
+    else:
+        yield Finding("ok", name, f"{version}; takes every field that is rendered here")
+
+
+def _missing(model: type[BaseModel], live: Mapping[str, Any], path: str) -> Iterator[str]:
+    from hyperpod_ext.config.files.schema_path import models_in
+
+    if live.get("x-kubernetes-preserve-unknown-fields") or not live.get("properties"):
+        return
+    for name, info in model.model_fields.items():
+        key = info.alias or name
+        found = live["properties"].get(key)
+        if found is None:
+            yield f"{path}.{key}"
+            continue
+        inner = models_in(info.annotation) or [
+            m for part in getattr(info.annotation, "__args__", ()) for m in models_in(part)
+        ]
+        if inner and not issubclass(inner[0], _taken_whole()):
+            yield from _missing(inner[0], found.get("items") or found, f"{path}.{key}")
+
+
+def _taken_whole() -> tuple[type[BaseModel], ...]:
+    """Parts that Kubernetes itself defines, and every operator takes whole."""
+    from hyperpod_ext.submit.kubernetes import schemas
+
+    return schemas.PodTemplate, schemas.EnvVar

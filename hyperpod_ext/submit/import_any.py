@@ -1,0 +1,47 @@
+"""From any file that starts a job to a JobConfig: what the file is, is seen from what is in it."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import yaml
+
+from hyperpod_ext._moved import MOVED
+from hyperpod_ext.submit.kubernetes.imports.import_job import Imported, import_job
+
+_OLD_NAMES = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in MOVED))
+"""In files that an earlier version wrote."""
+
+
+def import_file(text: str, source: str) -> Imported:
+    """Read an sbatch file, a CreateTrainingJob request as JSON, a config.yaml of hyp, or a job for Kubernetes.
+
+    Raises:
+        ConfigError: it is none of them, or what it says is no valid job; names every field.
+    """
+    text = _OLD_NAMES.sub(lambda match: MOVED[match[0]], text)
+    if text.startswith("#!") or "\n#SBATCH" in text:
+        from hyperpod_ext.submit.slurm.import_sbatch import import_sbatch
+
+        job, left = import_sbatch(text, source)
+        return Imported(job, "hyperpod-slurm", left)
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError:
+        found = None
+    if isinstance(found, dict) and "TrainingJobName" in found:
+        from hyperpod_ext.submit.sagemaker.import_request import import_request
+
+        job, left = import_request(found, source)
+        return Imported(job, "sagemaker", left)
+    if text.startswith(("template:", "job_name:")) or "\ntemplate:" in text or "\njob_name:" in text:
+        from hyperpod_ext.submit.kubernetes.imports.import_hyp import import_hyp, is_hyp_config
+
+        try:
+            found = yaml.safe_load(text)
+        except yaml.YAMLError:
+            found = None  # said of it below
+        if is_hyp_config(found):
+            return import_hyp(found, source)
+    return import_job(text, source)

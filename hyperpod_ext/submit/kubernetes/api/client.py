@@ -1,0 +1,187 @@
+"""A small client of the Kubernetes API: JSON over HTTP, on the standard library.
+
+Read requests are tried again when that is right: at 429, at 5xx, and when the connection broke. A request that
+creates something is tried again only where the server said that it did nothing (429, 503), or was never reached.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import socket
+import ssl
+import tempfile
+import time
+import urllib.parse
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from typing import Any
+
+from hyperpod_ext.errors import HyperpodExtError
+from hyperpod_ext.submit.kubernetes.api.answers import Answer, describe
+from hyperpod_ext.submit.kubernetes.api.kubeconfig import Access
+
+_TRIES = 5
+_FIRST_PAUSE_S = 0.25
+_LONGEST_PAUSE_S = 30.0
+_TIMEOUT_S = 30.0
+_DID_NOTHING = frozenset({429, 503})
+_TRANSIENT = frozenset({429, 500, 502, 503, 504})
+
+
+class Client:
+    """Requests to one endpoint, as one identity.
+
+    `pause` waits between tries; `say` is told why.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        pause: Callable[[float], None] = time.sleep,
+        say: Callable[[str], None] = lambda _text: None,
+    ) -> None:
+        self.access = access
+        self._pause = pause
+        self._say = say
+        self._token: str | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._prefix = urllib.parse.urlsplit(access.server).path
+
+    def get(self, path: str, **query: str) -> dict[str, Any]:
+        """The object at `path`."""
+        return self._ask("GET", path, query)
+
+    def create(self, path: str, body: Mapping[str, Any], **query: str) -> dict[str, Any]:
+        """Create `body` in the collection `path`."""
+        return self._ask("POST", path, query, body)
+
+    def replace(self, path: str, body: Mapping[str, Any], **query: str) -> dict[str, Any]:
+        """Put `body` in the place of what is at `path`."""
+        return self._ask("PUT", path, query, body)
+
+    def delete(self, path: str, **query: str) -> dict[str, Any]:
+        """Delete what is at `path`, and what belongs to it."""
+        return self._ask("DELETE", path, query, {"kind": "DeleteOptions", "propagationPolicy": "Background"})
+
+    def items(self, path: str, **query: str) -> Iterator[dict[str, Any]]:
+        """All objects of a collection, page by page."""
+        query = {"limit": "500"} | query
+        while True:
+            page = self._ask("GET", path, query)
+            yield from page.get("items") or []
+            following = (page.get("metadata") or {}).get("continue")
+            if not following:
+                return
+            query = query | {"continue": following}
+
+    def lines(self, path: str, **query: str) -> Iterator[str]:
+        """Text that grows, line by line; ends when the server ends it, or the connection breaks."""
+        answer, connection = self._send("GET", path, query, None, patient="follow" in query)
+        with closing(connection):
+            if answer.status >= 400:
+                raise describe(answer.read(), "GET", path, self.access)
+            while line := answer.stream.readline():
+                yield line.decode(errors="replace").rstrip("\n")
+
+    def _ask(self, method: str, path: str, query: Mapping[str, str], body: Any = None) -> dict[str, Any]:
+        for attempt in range(_TRIES):
+            last = attempt == _TRIES - 1
+            try:
+                answer, connection = self._send(method, path, query, body)
+                with closing(connection):
+                    answer.read()
+            except (OSError, http.client.HTTPException) as error:
+                if last or not _is_safe(method, error):
+                    raise describe(error, method, path, self.access) from None
+                self._wait(attempt, None, _words(error))
+                continue
+            if answer.status == 401 and attempt == 0 and self._token is not None:
+                self._token = None  # it may have expired: the source is asked for another, once
+                continue
+            if not last and answer.status in (_TRANSIENT if method != "POST" else _DID_NOTHING):
+                self._wait(attempt, answer.retry_after_s, f"HTTP {answer.status}")
+                continue
+            if answer.status >= 400:
+                raise describe(answer, method, path, self.access)
+            return answer.json()
+        raise HyperpodExtError(f"{method} {path} was tried {_TRIES} times")
+
+    def _send(
+        self, method: str, path: str, query: Mapping[str, str], body: Any, patient: bool = False
+    ) -> tuple[Answer, http.client.HTTPConnection]:
+        connection = self._connect(None if patient else _TIMEOUT_S)
+        if query:
+            path = f"{path}?{urllib.parse.urlencode(query)}"
+        content = None if body is None else json.dumps(body).encode()
+        try:
+            connection.request(method, self._prefix + path, content, self._headers(content is not None))
+            return Answer.of(connection.getresponse()), connection
+        except BaseException:
+            connection.close()
+            raise
+
+    def _connect(self, timeout_s: float | None) -> http.client.HTTPConnection:
+        parts = urllib.parse.urlsplit(self.access.server)
+        host = parts.hostname or ""
+        if parts.scheme == "http":
+            return http.client.HTTPConnection(host, parts.port, timeout=timeout_s)
+        if self._tls is None:
+            self._tls = _tls_of(self.access)
+        return _Connection(host, parts.port, timeout_s, self._tls, self.access.server_name or host)
+
+    def _headers(self, has_body: bool) -> dict[str, str]:
+        headers = {"Accept": "application/json, */*", "User-Agent": "hp-ext"}
+        if has_body:
+            headers["Content-Type"] = "application/json"
+        if self._token is None:
+            self._token = self.access.token()
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {self._token}"
+        elif self.access.basic is not None:
+            headers["Authorization"] = f"Basic {b64encode(':'.join(self.access.basic).encode()).decode()}"
+        return headers
+
+    def _wait(self, attempt: int, asked_s: float | None, why: str) -> None:
+        grown = _FIRST_PAUSE_S * 2**attempt * random.uniform(0.75, 1.25)
+        pause = min(max(grown, asked_s or 0.0), _LONGEST_PAUSE_S)
+        self._say(f"{why} from {self.access.server}; trying again in {pause:.1f} s")
+        self._pause(pause)
+
+
+def _is_safe(method: str, error: Exception) -> bool:
+    """Whether the request may be sent again: it did nothing, or doing it twice is the same as once."""
+    if isinstance(error, ssl.SSLError | socket.gaierror):
+        return False  # trying again would not help
+    return method != "POST" or isinstance(error, ConnectionRefusedError)
+
+
+def _words(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def _tls_of(access: Access) -> ssl.SSLContext:
+    context = ssl.create_default_context(cadata=access.ca)
+    if access.insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    if access.certificate is not None:
+        with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # mode 600; ssl reads only from files
+            file.write("\n".join(access.certificate))
+            file.flush()
+            context.load_cert_chain(file.name)
+    return context
+
+
+class _Connection(http.client.HTTPConnection):
+    """HTTPS to a host whose certificate may be for another name, as `tls-server-name` says."""
+
+    def __init__(self, host: str, port: int | None, timeout_s: float | None, tls: ssl.SSLContext, name: str) -> None:
+        super().__init__(host, port or 443, timeout=timeout_s)
+        self._own_tls, self._certified = tls, name
+
+    def connect(self) -> None:
+        super().connect()
+        self.sock = self._own_tls.wrap_socket(self.sock, server_hostname=self._certified)

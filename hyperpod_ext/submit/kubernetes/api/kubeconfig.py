@@ -1,0 +1,193 @@
+"""Where the Kubernetes API is and who we are to it, as kubectl's own file says.
+
+Tokens and keys stay in memory, or in files that only we can read and that are gone when we end.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hyperpod_ext.config.files.nearest import suggest
+from hyperpod_ext.errors import UnreachableError
+
+_IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_EXEC_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Access:
+    """One endpoint and one identity."""
+
+    server: str
+    """`https://host:port`, or http for a proxy on this machine."""
+    context: str
+    namespace: str
+    ca: str | None = field(default=None, repr=False)
+    """Certificates that the server's is checked against, PEM; None: the system's."""
+    insecure: bool = False
+    """The kubeconfig says not to check the server's certificate."""
+    server_name: str | None = None
+    """Name that the server's certificate is for, where it is not the host's."""
+    certificate: tuple[str, str] | None = field(default=None, repr=False)
+    """Our certificate and its key, PEM."""
+    token: Callable[[], str | None] = field(default=lambda: None, repr=False)
+    """Asks for a token; a second call asks anew."""
+    basic: tuple[str, str] | None = field(default=None, repr=False)
+
+
+def load_access(context: str | None = None, namespace: str | None = None) -> Access:
+    """Read $KUBECONFIG or ~/.kube/config; inside a pod, what Kubernetes put there.
+
+    Raises:
+        UnreachableError: there is none, or it does not have this context.
+    """
+    files = [Path(name) for name in os.environ.get("KUBECONFIG", "").split(os.pathsep) if name]
+    files = files or [Path.home() / ".kube" / "config"]
+    there = [file for file in files if file.is_file()]
+    if not there:
+        if context is None and (_IN_POD / "token").is_file() and "KUBERNETES_SERVICE_HOST" in os.environ:
+            return _in_pod(namespace)
+        hint = "aws eks update-kubeconfig --name CLUSTER writes one; or set KUBECONFIG"
+        raise UnreachableError(f"there is no kubeconfig at {', '.join(map(str, files))}", hint=hint)
+    config = _merged([_read(file) for file in there])
+    return _access(config, context, namespace)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not YAML"
+        raise UnreachableError(f"the kubeconfig {file} cannot be read: {reason}") from None
+    if not isinstance(found, dict):
+        raise UnreachableError(f"the kubeconfig {file} has nothing in it")
+    for kind in ("clusters", "users"):
+        for entry in found.get(kind) or []:
+            entry["_folder"] = str(file.parent)  # paths in it are relative to the file
+    return found
+
+
+def _merged(configs: list[dict[str, Any]]) -> dict[str, Any]:
+    """As kubectl does it: of each name the first wins."""
+    merged: dict[str, Any] = {
+        "current-context": next((c["current-context"] for c in configs if c.get("current-context")), None)
+    }
+    for kind in ("clusters", "users", "contexts"):
+        merged[kind] = {}
+        for config in configs:
+            for entry in config.get(kind) or []:
+                merged[kind].setdefault(str(entry.get("name")), entry)
+    return merged
+
+
+def _access(config: Mapping[str, Any], context: str | None, namespace: str | None) -> Access:
+    name = context or config["current-context"]
+    if not name:
+        known = ", ".join(config["contexts"]) or "none"
+        raise UnreachableError("the kubeconfig has no current context", hint=f"name one; it has: {known}")
+    found = _named(config, "contexts", name)["context"]
+    cluster_entry = _named(config, "clusters", str(found.get("cluster")))
+    cluster = cluster_entry["cluster"]
+    user_entry = config["users"].get(str(found.get("user")), {})
+    user = user_entry.get("user") or {}
+    folder = Path(user_entry.get("_folder", "."))
+    server = cluster.get("server")
+    if not isinstance(server, str) or not server.startswith(("https://", "http://")):
+        raise UnreachableError(f"cluster {found.get('cluster')} of the kubeconfig has no server")
+    certificate = _data(user, "client-certificate", folder)
+    key = _data(user, "client-key", folder)
+    basic = (user["username"], user.get("password", "")) if user.get("username") else None
+    return Access(
+        server=server.rstrip("/"),
+        context=name,
+        namespace=namespace or found.get("namespace") or "default",
+        ca=_data(cluster, "certificate-authority", Path(cluster_entry["_folder"])),
+        insecure=bool(cluster.get("insecure-skip-tls-verify")),
+        server_name=cluster.get("tls-server-name"),
+        certificate=(certificate, key) if certificate and key else None,
+        token=_token_source(user, folder, name),
+        basic=basic,
+    )
+
+
+def _named(config: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:
+    entry = config[kind].get(name)
+    if not isinstance(entry, dict) or not isinstance(entry.get(kind.removesuffix("s")), dict):
+        hint = suggest(name, config[kind])
+        raise UnreachableError(f"the kubeconfig has no {kind.removesuffix('s')} `{name}`", hint=hint)
+    return entry
+
+
+def _data(holder: Mapping[str, Any], name: str, folder: Path) -> str | None:
+    """PEM text that is in the file as base64, or in a file that it names."""
+    try:
+        if encoded := holder.get(f"{name}-data"):
+            return base64.b64decode(str(encoded)).decode()
+        if path := holder.get(name):
+            return (folder / str(path)).read_text()
+    except (OSError, ValueError, binascii.Error) as error:
+        raise UnreachableError(f"the kubeconfig's {name} cannot be read: {error}") from None
+    return None
+
+
+def _token_source(user: Mapping[str, Any], folder: Path, context: str) -> Callable[[], str | None]:
+    if isinstance(command := user.get("exec"), dict):
+        return lambda: _exec_token(command, folder, context)
+    if path := user.get("tokenFile"):
+        return lambda: (folder / path).read_text().strip()
+    token = str(user["token"]) if user.get("token") else None
+    return lambda: token
+
+
+def _exec_token(command: Mapping[str, Any], folder: Path, context: str) -> str:
+    """Run the program that the kubeconfig names, `aws eks get-token` for example."""
+    program = str(command.get("command"))
+    if "/" in program and not program.startswith("/"):
+        program = str(folder / program)
+    variables = {entry["name"]: entry["value"] for entry in command.get("env") or []}
+    info = {"apiVersion": command.get("apiVersion"), "kind": "ExecCredential", "spec": {"interactive": False}}
+    environment = os.environ | variables | {"KUBERNETES_EXEC_INFO": json.dumps(info)}
+    arguments = [program, *map(str, command.get("args") or [])]
+    given: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    try:
+        done = subprocess.run(arguments, env=environment, timeout=_EXEC_TIMEOUT_S, check=False, **given)
+    except OSError as error:  # PermissionError where it is in no folder of PATH, and one of them may not be read
+        hint = str(command.get("installHint") or "install it, or choose another context").strip()
+        is_here = Path(program).exists() if "/" in program else shutil.which(program)
+        why = f"which cannot be run: {error.strerror}" if is_here else "which is not here"
+        raise UnreachableError(f"context {context} wants to be signed in by `{program}`, {why}", hint=hint) from None
+    except subprocess.TimeoutExpired:
+        raise UnreachableError(f"`{program}` gave no token within {_EXEC_TIMEOUT_S:g} s") from None
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        raise UnreachableError(
+            f"`{program}` gave no token: {last[0]}", hint="sign in again, for example with `aws sso login`"
+        )
+    try:
+        token = json.loads(done.stdout)["status"]["token"]
+    except (ValueError, KeyError, TypeError):
+        raise UnreachableError(f"`{program}` did not print a token") from None
+    return str(token)
+
+
+def _in_pod(namespace: str | None) -> Access:
+    host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    own = (_IN_POD / "namespace").read_text().strip()
+    return Access(
+        server=f"https://{f'[{host}]' if ':' in host else host}:{port}",
+        context="in-cluster",
+        namespace=namespace or own,
+        ca=(_IN_POD / "ca.crt").read_text(),
+        token=lambda: (_IN_POD / "token").read_text().strip(),
+    )

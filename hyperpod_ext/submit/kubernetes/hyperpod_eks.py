@@ -1,0 +1,102 @@
+"""Target `hyperpod-eks`: a HyperPodPyTorchJob for the HyperPod training operator on Amazon EKS."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.submit.contract.capabilities import Capabilities
+from hyperpod_ext.submit.contract.handle import JobHandle
+from hyperpod_ext.submit.contract.job_status import JobStatus, Moment
+from hyperpod_ext.submit.kubernetes.kinds import HYPERPOD
+from hyperpod_ext.submit.kubernetes.reads import READS
+
+if TYPE_CHECKING:
+    from hyperpod_ext.config.clusters.cluster import ClusterConfig
+    from hyperpod_ext.submit.contract.targets import Target
+    from hyperpod_ext.submit.plan import Plan
+
+
+def capabilities() -> Capabilities:
+    """What the operator and the runtime under it can do."""
+    return Capabilities(
+        tiers=frozenset({"memory", "peer", "file", "s3"}),
+        tiers_reason="",
+        image=True,
+        elastic=True,
+        spares=True,
+        process_restart=True,
+        aws_checkpointless=True,
+        managed_tier=True,
+        reads=READS | {"log_rules"},
+    )
+
+
+def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
+    """`network-policy.yaml` and `job.yaml`."""
+    from hyperpod_ext.submit.kubernetes.hyperpod_eks_render import render_files
+
+    return render_files(job, cluster)
+
+
+def submit(plan: Plan) -> JobHandle:
+    """Create the objects of the plan, and the job's secret if there is none."""
+    from hyperpod_ext.submit.kubernetes import jobs
+
+    return jobs.submit(HYPERPOD, plan.job, plan.files)
+
+
+def rehearse(plan: Plan) -> None:
+    """Have the server check the objects of the plan; nothing is kept."""
+    from hyperpod_ext.submit.kubernetes import jobs
+
+    jobs.submit(HYPERPOD, plan.job, plan.files, dry_run=True)
+
+
+def list_jobs() -> list[JobStatus]:
+    """The jobs in the namespace of the current context."""
+    from hyperpod_ext.submit.kubernetes import jobs
+
+    return jobs.list_jobs(HYPERPOD)
+
+
+def status(handle: JobHandle) -> JobStatus:
+    """As the operator sees it."""
+    from hyperpod_ext.submit.kubernetes import jobs
+
+    return jobs.status(HYPERPOD, handle)
+
+
+def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[Moment]:
+    """A moment every two seconds."""
+    from hyperpod_ext.submit.kubernetes import jobs
+
+    return jobs.watch(HYPERPOD, handle, with_lines)
+
+
+def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
+    """What the pods print."""
+    from hyperpod_ext.submit.kubernetes import jobs
+
+    return jobs.logs(HYPERPOD, handle, rank, follow)
+
+
+def cancel(handle: JobHandle) -> JobStatus:
+    """Delete the job."""
+    from hyperpod_ext.submit.kubernetes import jobs
+
+    return jobs.cancel(HYPERPOD, handle)
+
+
+def result(handle: JobHandle) -> Mapping[str, Any]:
+    """What the operator says of a job that has ended."""
+    from hyperpod_ext.submit.kubernetes import jobs
+
+    return jobs.result(HYPERPOD, handle)
+
+
+if TYPE_CHECKING:
+    import hyperpod_ext.submit.kubernetes.hyperpod_eks as this_module
+
+    _checked: Target = this_module

@@ -1,0 +1,1 @@
+"""Jobs that others wrote for Kubernetes, as specs of ours."""

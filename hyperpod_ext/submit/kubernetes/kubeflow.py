@@ -1,0 +1,114 @@
+"""Target `kubeflow`: a PyTorchJob (v1) or a TrainJob (v2), for any Kubernetes with Kubeflow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.submit.contract.capabilities import Capabilities
+from hyperpod_ext.submit.contract.handle import JobHandle
+from hyperpod_ext.submit.contract.job_status import JobStatus, Moment
+from hyperpod_ext.submit.kubernetes.kinds import PYTORCH, TRAIN, Kind
+from hyperpod_ext.submit.kubernetes.reads import READS
+
+if TYPE_CHECKING:
+    from hyperpod_ext.config.clusters.cluster import ClusterConfig
+    from hyperpod_ext.submit.contract.targets import Target
+    from hyperpod_ext.submit.plan import Plan
+
+
+_KINDS = (PYTORCH, TRAIN)
+
+
+def capabilities() -> Capabilities:
+    """What the operators and the runtime under them can do."""
+    return Capabilities(
+        tiers=frozenset({"memory", "peer", "file", "s3"}),
+        tiers_reason="",
+        image=True,
+        elastic=True,
+        process_restart=True,
+        reads=READS | {"metrics"},
+    )
+
+
+def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
+    """`network-policy.yaml` and `job.yaml`."""
+    del cluster  # nothing depends on it
+    from hyperpod_ext.submit.kubernetes.kubeflow_render import render_files
+
+    return render_files(job)
+
+
+def submit(plan: Plan) -> JobHandle:
+    """Create the objects of the plan, and the job's secret if there is none."""
+    from hyperpod_ext.submit.kubernetes import jobs
+
+    return jobs.submit(_kind_of(plan.job), plan.job, plan.files)
+
+
+def rehearse(plan: Plan) -> None:
+    """Have the server check the objects of the plan; nothing is kept."""
+    from hyperpod_ext.submit.kubernetes import jobs
+
+    jobs.submit(_kind_of(plan.job), plan.job, plan.files, dry_run=True)
+
+
+def list_jobs() -> list[JobStatus]:
+    """The jobs of both kinds in the namespace of the current context."""
+    from hyperpod_ext.submit.kubernetes import jobs
+
+    return [found for kind in jobs.known_kinds(_KINDS) for found in jobs.list_jobs(kind)]
+
+
+def status(handle: JobHandle) -> JobStatus:
+    """As the operator sees it."""
+    from hyperpod_ext.submit.kubernetes import jobs
+
+    return jobs.status(_kind_at(handle), handle)
+
+
+def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[Moment]:
+    """A moment every two seconds."""
+    from hyperpod_ext.submit.kubernetes import jobs
+
+    return jobs.watch(_kind_at(handle), handle, with_lines)
+
+
+def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
+    """What the pods print."""
+    from hyperpod_ext.submit.kubernetes import jobs
+
+    return jobs.logs(_kind_at(handle), handle, rank, follow)
+
+
+def cancel(handle: JobHandle) -> JobStatus:
+    """Delete the job."""
+    from hyperpod_ext.submit.kubernetes import jobs
+
+    return jobs.cancel(_kind_at(handle), handle)
+
+
+def result(handle: JobHandle) -> Mapping[str, Any]:
+    """What the operator says of a job that has ended."""
+    from hyperpod_ext.submit.kubernetes import jobs
+
+    return jobs.result(_kind_at(handle), handle)
+
+
+def _kind_of(job: JobConfig) -> Kind:
+    return TRAIN if job.kubernetes.kubeflow_api == "trainjob" else PYTORCH
+
+
+def _kind_at(handle: JobHandle) -> Kind:
+    """Which of the two kinds has a job of this name."""
+    from hyperpod_ext.submit.kubernetes import jobs
+
+    return jobs.kind_of(_KINDS, handle)
+
+
+if TYPE_CHECKING:
+    import hyperpod_ext.submit.kubernetes.kubeflow as this_module
+
+    _checked: Target = this_module

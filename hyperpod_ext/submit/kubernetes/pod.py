@@ -1,0 +1,205 @@
+"""The pod that runs one node of a job, as plain data. Pure: nothing of this machine goes in.
+
+Nothing is privileged and nothing uses the node's network unless the spec asks for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hyperpod_ext.catalog import labels
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
+from hyperpod_ext.config.job.scheduling import NodeGroup
+from hyperpod_ext.submit.contract.efa import efa_environment
+from hyperpod_ext.submit.contract.yaml_text import literal
+from hyperpod_ext.submit.kubernetes.mounts import Mounts, job_mounts
+from hyperpod_ext.submit.kubernetes.sizes import NodeShare, instance_type_of, node_share, spans_nodes
+
+CONTAINER = "worker"
+RUN_DIR = "/tmp/hyperpod-ext"
+SECRET_DIR = "/var/run/hyperpod-ext"
+SECRET_KEY = "secret"
+AGENT_PORT = 8080
+"""Where hyperpodrun listens to its operator; it asks nobody who they are."""
+_GRACE_MARGIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How the container begins."""
+
+    script: str
+    """Shell, run by `/bin/sh -c`; it ends with exec, so that signals reach the launcher."""
+    image: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables besides the job's own; the job's win."""
+    ports: tuple[int, ...] = ()
+
+
+def pod_template(job: JobConfig, start: Start, group: NodeGroup | None = None, name: str = CONTAINER) -> dict[str, Any]:
+    """metadata and spec of the pods of `job`, or of one group of its nodes."""
+    return {"metadata": pod_metadata(job), "spec": pod_spec(job, start, group, name)}
+
+
+def object_labels(job: JobConfig) -> dict[str, str]:
+    """Labels of the job itself and of all that belongs to it."""
+    ours = {labels.MANAGED_BY: "hyperpod-ext", labels.JOB: job.name}
+    return ours | queue_labels(job) | dict(job.labels)
+
+
+def queue_labels(job: JobConfig) -> dict[str, str]:
+    """How Kueue knows a job's queue and priority."""
+    found = {labels.QUEUE: job.scheduling.queue, labels.PRIORITY: job.scheduling.priority}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def pod_metadata(job: JobConfig) -> dict[str, Any]:
+    """Labels and annotations of every pod."""
+    annotations = topology_annotations(job) | dict(job.annotations)
+    return {"labels": object_labels(job)} | ({"annotations": annotations} if annotations else {})
+
+
+def topology_annotations(job: JobConfig) -> dict[str, str]:
+    """How Kueue knows which nodes are close enough."""
+    topology = job.scheduling.topology
+    if topology is None:
+        return {}
+    return {labels.TOPOLOGY_REQUIRED if topology.required else labels.TOPOLOGY_PREFERRED: topology.level}
+
+
+def pod_spec(job: JobConfig, start: Start, group: NodeGroup | None, name: str) -> dict[str, Any]:
+    """The pod itself; empty parts are left out."""
+    share = node_share(job, group)
+    mounts = job_mounts(job)
+    only = job.kubernetes
+    spec: dict[str, Any] = {
+        "serviceAccountName": only.service_account,
+        "automountServiceAccountToken": None if only.service_account else False,
+        "hostNetwork": only.host_network or None,
+        "dnsPolicy": "ClusterFirstWithHostNet" if only.host_network else None,
+        "terminationGracePeriodSeconds": only.termination_grace_s or _grace_s(job),
+        "priorityClassName": (group.pod_priority_class if group else None) or job.scheduling.pod_priority_class,
+        "nodeSelector": node_selector(job, group),
+        "affinity": affinity(job),
+        "tolerations": tolerations(job, share),
+        "imagePullSecrets": [{"name": secret} for secret in only.pull_secrets],
+        "containers": [container(job, start, share, mounts, name)],
+        "volumes": mounts.volumes,
+    }
+    return filled(spec)
+
+
+def container(job: JobConfig, start: Start, share: NodeShare, mounts: Mounts, name: str) -> dict[str, Any]:
+    """The one container of a pod."""
+    only = job.kubernetes
+    return filled(
+        {
+            "name": name,
+            "image": start.image,
+            "imagePullPolicy": only.pull_policy,
+            "command": ["/bin/sh", "-c"],
+            "args": [literal(start.script)],
+            "workingDir": job.working_dir,
+            "ports": [{"containerPort": port} for port in start.ports],
+            "env": environment(job, start, share),
+            "resources": filled({"requests": share.requests(), "limits": share.limits()}),
+            "volumeMounts": mounts.mounts,
+            "securityContext": {"privileged": True} if only.privileged else {"allowPrivilegeEscalation": False},
+        }
+    )
+
+
+def environment(job: JobConfig, start: Start, share: NodeShare) -> list[dict[str, Any]]:
+    """Variables: what libraries need, then the launcher's, then the job's, which win; secrets by reference."""
+    found: dict[str, str] = {}
+    if share.efa and spans_nodes(job):
+        found |= efa_environment(
+            job.libraries, on_host=job.kubernetes.host_network, hugepages=bool(share.hugepages_mib)
+        )
+    found |= start.env
+    found |= job.env
+    entries: list[dict[str, Any]] = [{"name": name, "value": literal(value)} for name, value in found.items()]
+    for entry in job.kubernetes.secret_env:
+        reference = {"secretKeyRef": {"name": entry.secret, "key": entry.key}}
+        entries.append({"name": entry.name, "valueFrom": reference})
+    return entries
+
+
+def runtime_environment(job: JobConfig) -> dict[str, str]:
+    """What our runtime inside the container reads."""
+    return {
+        ENV_RUNTIME: RuntimeConfig.of(job).model_dump_json(),
+        "HPX_RUN_DIR": RUN_DIR,
+        "HPX_SECRET_FILE": f"{SECRET_DIR}/{SECRET_KEY}",
+    }
+
+
+def node_selector(job: JobConfig, group: NodeGroup | None) -> dict[str, str]:
+    """Labels that a node must have."""
+    instance_type = instance_type_of(job, group)
+    of_type = {labels.INSTANCE_TYPE: instance_type} if instance_type else {}
+    return of_type | dict(job.scheduling.node_selector) | (dict(group.node_selector) if group else {})
+
+
+def affinity(job: JobConfig) -> dict[str, Any]:
+    """Away from nodes that HyperPod found faulty, and from the job's other pods.
+
+    `NotIn` also takes nodes without the label, so that it does no harm on other clusters.
+    """
+    found: dict[str, Any] = {}
+    if job.scheduling.healthy_only:
+        faulty = ["Unschedulable", "UnschedulablePendingReplacement", "UnschedulablePendingReboot"]
+        expressions = [
+            {"key": labels.NODE_HEALTH, "operator": "NotIn", "values": faulty},
+            {"key": labels.DEEP_HEALTH, "operator": "NotIn", "values": ["Failed", "InProgress"]},
+        ]
+        required = {"nodeSelectorTerms": [{"matchExpressions": expressions}]}
+        found["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": required}
+    if job.scheduling.spread and spans_nodes(job):
+        same_job = {"matchLabels": {labels.JOB: job.name}}
+        term = {"labelSelector": same_job, "topologyKey": "kubernetes.io/hostname"}
+        found["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+    return found
+
+
+def tolerations(job: JobConfig, share: NodeShare) -> list[dict[str, Any]]:
+    """Taints that the job puts up with: its own, and the usual one that guards accelerators."""
+    found: list[dict[str, Any]] = []
+    if guard := _guard_of(share.accelerator_resource):
+        found.append({"key": guard, "operator": "Exists", "effect": "NoSchedule"})
+    for asked in job.scheduling.tolerations:
+        entry = {
+            "key": asked.key,
+            "operator": asked.operator,
+            "value": asked.value,
+            "effect": asked.effect,
+            "tolerationSeconds": asked.seconds,
+        }
+        entry = {name: value for name, value in entry.items() if value is not None}
+        if entry not in found:
+            found.append(entry)
+    return found
+
+
+def filled(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """`fields` without those that say nothing."""
+    return {name: value for name, value in fields.items() if value not in (None, [], {}, ())}
+
+
+def _grace_s(job: JobConfig) -> int | None:
+    """Seconds from SIGTERM to SIGKILL, if the newest step needs more than Kubernetes' 30 to reach a durable tier."""
+    if job.mode != "ours" or not job.checkpoint.durable():
+        return None
+    needed = math.ceil(job.checkpoint.grace_s + _GRACE_MARGIN_S)
+    return needed if needed > 30 else None
+
+
+def _guard_of(resource: str | None) -> str | None:
+    """The taint that clusters keep other pods from accelerators with."""
+    if resource is None:
+        return None
+    return {"nvidia.com": "nvidia.com/gpu", "aws.amazon.com": "aws.amazon.com/neuron"}.get(resource.partition("/")[0])

@@ -1,0 +1,37 @@
+"""NetworkPolicy: who may reach the pods of a job.
+
+hyperpodrun's agent takes orders on its port from anyone who can connect, and members of a job trust each other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hyperpod_ext.catalog import labels
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.submit.kubernetes.pod import AGENT_PORT
+
+
+def network_policy(job: JobConfig, *, from_operator: bool) -> dict[str, Any]:
+    """Pods of the job reach each other; with `from_operator` the HyperPod operator reaches the agent's port.
+
+    Else whoever collects numbers reaches that of `metrics`, which tells them to anybody.
+    """
+    members = {"matchLabels": {labels.JOB: job.name}}
+    ingress: list[dict[str, Any]] = [{"from": [{"podSelector": members}]}]
+    if from_operator:
+        namespace = {"matchLabels": {"kubernetes.io/metadata.name": labels.OPERATOR_NAMESPACE}}
+        ports = [{"protocol": "TCP", "port": AGENT_PORT}]
+        ingress.append({"from": [{"namespaceSelector": namespace}], "ports": ports})
+    elif job.metrics is not None and job.metrics.port and job.mode == "ours":
+        ingress.append({"ports": [{"protocol": "TCP", "port": job.metrics.port}]})
+    metadata: dict[str, Any] = {"name": f"{job.name}-hpx"}
+    if job.kubernetes.namespace:
+        metadata["namespace"] = job.kubernetes.namespace
+    metadata["labels"] = {labels.MANAGED_BY: "hyperpod-ext", labels.JOB: job.name}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata,
+        "spec": {"podSelector": members, "policyTypes": ["Ingress"], "ingress": ingress},
+    }

@@ -1,0 +1,101 @@
+"""How much of one node a job's pod takes: what the spec says, and what follows from the instance type. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hyperpod_ext.catalog.instances import instance, usable_cpus, usable_memory_mib
+from hyperpod_ext.catalog.labels import EFA, HUGEPAGES
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.scheduling import NodeGroup
+
+_HUGEPAGES_MIB = 5120
+"""What AWS's own examples reserve for EFA on each node."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShare:
+    """What one pod asks for; None: nothing is said."""
+
+    accelerators: int
+    accelerator_resource: str | None
+    efa: int
+    cpus: float | None
+    memory_mib: int | None
+    hugepages_mib: int | None
+    ephemeral_storage_mib: int | None = None
+
+    def limits(self) -> dict[str, str]:
+        """What Kubernetes wants as a limit: extended resources and huge pages, always equal to their request."""
+        found: dict[str, str] = {}
+        if self.accelerators and self.accelerator_resource:
+            found[self.accelerator_resource] = str(self.accelerators)
+        if self.efa:
+            found[EFA] = str(self.efa)
+        if self.hugepages_mib:
+            found[HUGEPAGES] = f"{self.hugepages_mib}Mi"
+        return found
+
+    def requests(self) -> dict[str, str]:
+        """What the scheduler looks for on a node."""
+        found: dict[str, str] = {}
+        if self.cpus is not None:
+            found["cpu"] = cpu_quantity(self.cpus)
+        if self.memory_mib is not None:
+            found["memory"] = f"{self.memory_mib}Mi"
+        if self.ephemeral_storage_mib is not None:
+            found["ephemeral-storage"] = f"{self.ephemeral_storage_mib}Mi"
+        return found | self.limits()
+
+
+def cpu_quantity(cpus: float) -> str:
+    """`4`, or `500m` for half a CPU; never less than one thousandth, which is Kubernetes' smallest."""
+    thousandths = max(round(cpus * 1000), 1)
+    return str(thousandths // 1000) if thousandths % 1000 == 0 else f"{thousandths}m"
+
+
+def instance_type_of(job: JobConfig, group: NodeGroup | None = None) -> str | None:
+    """The instance type of the job's nodes, or of one group of them."""
+    return (group.instance_type if group else None) or job.resources.instance_type
+
+
+def spans_nodes(job: JobConfig) -> bool:
+    """Whether the job's workers ever talk to another node."""
+    return max(job.nodes, job.elastic.max_nodes if job.elastic else 0) > 1
+
+
+def node_share(job: JobConfig, group: NodeGroup | None = None) -> NodeShare:
+    """What a pod of `job` asks for."""
+    asked = job.resources
+    machine = instance(instance_type_of(job, group) or "")
+    there = machine.accelerators if machine else 0
+    resource = asked.accelerator_resource or (machine.accelerator_resource if machine else None)
+    accelerators = asked.accelerators
+    if accelerators is None:
+        neuron = machine is not None and machine.neuron_cores > 0
+        accelerators = there if neuron else job.workers_per_node if resource else 0
+    if accelerators and resource is None:
+        resource = "nvidia.com/gpu"
+    efa = asked.efa
+    if efa is None:
+        whole = machine is not None and 0 < there <= accelerators
+        efa = (machine.efa or 0) if machine and whole and spans_nodes(job) else 0
+    hugepages = asked.hugepages_mib
+    if hugepages is None and efa and machine:
+        hugepages = _HUGEPAGES_MIB
+    cpus, memory = asked.cpus, asked.memory_mib
+    if machine:
+        share = min(accelerators / there, 1.0) if there and accelerators else 1.0
+        if cpus is None:
+            cpus = max(int(usable_cpus(machine) * share * 10) / 10, 0.1)
+        if memory is None:
+            memory = max(int((usable_memory_mib(machine) - (hugepages or 0)) * share), 256)
+    return NodeShare(
+        accelerators=accelerators,
+        accelerator_resource=resource if accelerators else None,
+        efa=efa,
+        cpus=cpus,
+        memory_mib=memory,
+        hugepages_mib=hugepages,
+        ephemeral_storage_mib=asked.ephemeral_storage_mib,
+    )

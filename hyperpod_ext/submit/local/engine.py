@@ -1,0 +1,185 @@
+"""The engine of one local job: `python -m hyperpod_ext.submit.local.engine FOLDER LOCK_FD`.
+
+It plays the scheduler, as two processes, so that nothing is left behind even when one is killed with
+SIGKILL. The *keeper* ends everything once the *engine* has died, in whatever way; the engine runs the
+nodes, and is told to end when the keeper dies. Both hold the lock of the job's name.
+
+WARNING: both fork. Nothing imported here may start a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.files import write_whole
+from hyperpod_ext.ports import free_port
+from hyperpod_ext.processes import become_subreaper, describe_exit, die_with_parent, kill_descendants
+from hyperpod_ext.submit.local.nodes import WANTED, Cancellation, Node, Patience, Wanted, run_nodes
+from hyperpod_ext.submit.local.result import Report, lost_result, make_result, settle
+from hyperpod_ext.submit.local.store import Submission
+
+_LONGEST_SCRATCH = 60
+"""Characters; sockets live below it, and the kernel allows their paths 107."""
+_TAIL_LINES = 20
+
+
+def main(arguments: list[str]) -> int:
+    """Detach the keeper; whoever waits for this process learns that it runs."""
+    submission = Submission(Path(arguments[0]))  # the second argument is the lock, open in all of us
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until there is a handler to take it
+    keeper = os.fork()
+    if keeper:
+        write_whole(submission.pid_file, f"{keeper}\n")
+        return 0
+    _keep(submission)
+    return 0
+
+
+def _keep(submission: Submission) -> None:
+    """Wait for the engine, then leave nothing of the job but its folder."""
+    become_subreaper()
+    scratch, keeper = _make_scratch(), os.getpid()
+    try:
+        engine = os.fork()
+        if engine == 0:  # it has the lock too: the name is free when both have ended
+            _run_and_exit(submission, scratch, keeper)
+        signal.signal(signal.SIGTERM, lambda _signum, _frame: _ask_to_end(engine))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        _, status = os.waitpid(engine, 0)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    finally:
+        kill_descendants(keeper)
+        shutil.rmtree(scratch, ignore_errors=True)
+    if not submission.has_ended():
+        message = f"the job's engine died: {describe_exit(status)}"
+        submission.end(lost_result(submission.name, submission.handle, message, str(submission.engine_log)))
+
+
+def _ask_to_end(engine: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended just now
+        os.kill(engine, signal.SIGTERM)
+
+
+def _run_and_exit(submission: Submission, scratch: Path, keeper: int) -> None:
+    code = 1
+    try:
+        cancellation = Cancellation()
+        die_with_parent(keeper, signal.SIGTERM)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        become_subreaper()
+        _run_job(submission, scratch, cancellation)
+        code = 0
+    except BaseException:  # the last frame of this process: engine.log gets the traceback, the keeper the code
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _run_job(submission: Submission, scratch: Path, cancellation: Cancellation) -> None:
+    job = json.loads(submission.job_file.read_text())
+    secret = _secret_of(submission)
+    undisturbed = None
+    try:
+        submission.write_status(state="running", scratch=str(scratch))
+        main = _run_once(submission, "main", job, secret, scratch, cancellation)
+        if main["state"] == "succeeded" and (job["chaos"] or {}).get("compare"):
+            submission.write_status(state="comparing")
+            undisturbed = _run_once(submission, "undisturbed", job, secret, scratch, cancellation)
+    finally:
+        kill_descendants(os.getpid())
+        shutil.rmtree(scratch, ignore_errors=True)
+    submission.end(make_result(submission.name, submission.handle, main, undisturbed))
+
+
+def _run_once(
+    submission: Submission, run: str, job: Any, secret: Path, scratch: Path, cancellation: Cancellation
+) -> Report:
+    """One run of all nodes: `main`, or `undisturbed` without the faults."""
+    run_dir = submission.run_dir(run)
+    shared = {
+        "HPX_RDZV_ENDPOINT": f"127.0.0.1:{job['rendezvous']['port'] or free_port()}",
+        "HPX_SECRET_FILE": str(secret),
+        "HPX_SOCKET_DIR": str(scratch),
+        "HPX_RUN_DIR": str(run_dir),
+    }
+    if run == "undisturbed":
+        shared["HPX_CHAOS"] = "off"
+
+    def node(number: int) -> Node:
+        env = os.environ | shared | {"HPX_NODE_RANK": str(number)}
+        return Node(("sh", str(submission.script)), env, run_dir / "logs" / f"node{number}.log")
+
+    nodes = [node(number) for number in range(job["nodes"] + job["spares"])]
+    wanted = Wanted(run_dir / WANTED, run_dir / "report.json", node) if job.get("elastic") else None
+    exit_codes = run_nodes(nodes, cancellation, _patience(job), wanted)
+    kill_descendants(os.getpid())
+    failed = next((node for node, code in zip(nodes, exit_codes, strict=True) if code != 0), nodes[0])
+    return settle(_read_report(run_dir, len(nodes)), exit_codes, cancellation.requested, _tail(failed.log))
+
+
+def _patience(job: Any) -> Patience:
+    """A lost node is the agents' business for as long as enough of them are left."""
+    restart = job["restart"]
+    waits_s = restart["lease_s"] + restart["node_wait_s"] if job["spares"] else 0.0
+    restarts = restart["max_node_losses"] if job["nodes"] > 1 else 0
+    needed = min(job["nodes"], job["elastic"]["min_nodes"]) if job.get("elastic") else job["nodes"]
+    asking_s = Patience().after_asking_s + (job["checkpoint"]["grace_s"] if _is_durable(job) else 0.0)
+    after_failure_s = 10.0 + waits_s
+    return Patience(after_failure_s=after_failure_s, after_asking_s=asking_s, needed=needed, restarts=restarts)
+
+
+def _is_durable(job: Any) -> bool:
+    """Whether nodes that are told to end bring their newest step to a tier, for which they have a grace."""
+    return any(tier["kind"] in ("file", "s3") for tier in job["checkpoint"]["tiers"])
+
+
+def _make_scratch() -> Path:
+    made = tempfile.mkdtemp(prefix="hpx-")  # private to this user, 0700
+    if len(made) <= _LONGEST_SCRATCH:
+        return Path(made)
+    Path(made).rmdir()
+    return Path(tempfile.mkdtemp(prefix="hpx-", dir="/tmp"))
+
+
+def _secret_of(submission: Submission) -> Path:
+    """The job's secret, the same for every submission of the name: checkpoints are signed with it."""
+    file = submission.folder.parent / "secret"
+    partial = submission.folder / "secret.partial"
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as opened:
+        opened.write(secrets.token_hex(32))
+    with contextlib.suppress(FileExistsError):  # an earlier submission's: the one that counts
+        os.link(partial, file)  # whole or not at all
+    partial.unlink()
+    return file
+
+
+def _read_report(run_dir: Path, nodes: int) -> Report | None:
+    """The job's report; where nobody could write one, what a node that had to stop has left."""
+    for name in ("report.json", *(f"report.node{node}.json" for node in range(nodes))):
+        try:
+            report: Report = json.loads((run_dir / name).read_text())
+        except (FileNotFoundError, json.JSONDecodeError):  # none, or cut off
+            continue
+        return report
+    return None  # the exit codes speak then
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,139 @@
+"""Reads what a local job writes while it runs: its events, and the lines its workers print."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.submit.contract.job_status import JobStatus, Moment
+from hyperpod_ext.submit.local.result import lost_result
+from hyperpod_ext.submit.local.store import Submission
+
+_TICK_S = 0.1
+RUNS = ("main", "undisturbed")
+
+
+class Tail:
+    """A file that grows: each call of `lines` gives what came since, whole lines only."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._offset = 0
+
+    def lines(self) -> list[str]:
+        try:
+            with self._file.open("rb") as opened:
+                opened.seek(self._offset)
+                grown = opened.read()
+        except FileNotFoundError:
+            return []  # not yet
+        whole = grown[: grown.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return whole.decode(errors="replace").splitlines()
+
+
+class LogReader:
+    """The logs of one run, merged: every line comes with `rank 2 | ` or `node 0 | ` before it."""
+
+    def __init__(self, run_dir: Path, rank: int | None = None) -> None:
+        self._folder = run_dir / "logs"
+        self._rank = rank
+        self._tails: dict[str, Tail] = {}
+
+    def lines(self) -> list[str]:
+        for file in self._folder.glob("*.log") if self._rank is None else [self._folder / f"rank{self._rank}.log"]:
+            self._tails.setdefault(file.stem, Tail(file))
+        return [
+            f"{stem[:4]} {stem[4:]} | {line}"
+            for stem, tail in sorted(self._tails.items(), key=lambda item: _place(item[0]))
+            for line in tail.lines()
+        ]
+
+
+def _place(stem: str) -> tuple[str, int]:
+    return stem[:4], int(stem[4:]) if stem[4:].isdecimal() else 0
+
+
+def watch(submission: Submission, with_lines: bool) -> Iterator[Moment]:
+    """Moments until the job has ended and nothing of it runs."""
+    events = {run: Tail(submission.run_dir(run) / "events.jsonl") for run in RUNS}
+    logs = {run: LogReader(submission.run_dir(run)) for run in RUNS}
+    while True:
+        running = submission.is_running()  # asked first: what was written before it ended is then read below
+        status = read_job_status(submission, running)
+        yield Moment(
+            status=status,
+            events=tuple(
+                event | {"run": run} for run in RUNS for line in events[run].lines() if (event := read_event(line))
+            ),
+            lines=tuple(line for run in RUNS for line in logs[run].lines()) if with_lines else (),
+        )
+        if status.ended and not running:
+            return
+        time.sleep(_TICK_S)
+
+
+def follow_logs(submission: Submission, rank: int | None, follow: bool) -> Iterator[str]:
+    """Lines of the main run, until now or until the job has ended."""
+    reader = LogReader(submission.run_dir("main"), rank)
+    while True:
+        running = follow and submission.is_running()
+        yield from reader.lines()
+        if not running:
+            return
+        time.sleep(_TICK_S)
+
+
+def read_job_status(submission: Submission, running: bool) -> JobStatus:
+    """The status as the files tell it; a job that is not over and has no engine has failed."""
+    if not running and not submission.has_ended():
+        _end_as_lost(submission)
+    known = submission.read_status()
+    run = "undisturbed" if known["state"] == "comparing" else "main"
+    step = _last_step(submission.run_dir(run) / "events.jsonl")
+    return JobStatus(
+        name=submission.name,
+        handle=submission.handle,
+        state=known["state"],
+        step=step.get("step"),
+        of=step.get("of"),
+        submitted_at=known["submitted_at"],
+        ended_at=known.get("ended_at"),
+        error=known["error"],
+        folder=str(submission.folder),
+    )
+
+
+def _end_as_lost(submission: Submission) -> None:
+    """Keeper and engine were both killed, and nobody wrote the end: do what they would have done."""
+    if scratch := submission.read_status().get("scratch"):
+        shutil.rmtree(scratch, ignore_errors=True)
+    message = "the job's engine was killed before the job was over"
+    submission.end(lost_result(submission.name, submission.handle, message, str(submission.engine_log)))
+
+
+def _last_step(events: Path) -> dict[str, Any]:
+    """The newest step event; only the end of the file is read."""
+    try:
+        with events.open("rb") as opened:
+            opened.seek(max(opened.seek(0, 2) - 16384, 0))
+            lines = opened.read().split(b"\n")
+    except FileNotFoundError:
+        return {}
+    for line in reversed(lines[:-1]):
+        if b'"step"' in line and (event := read_event(line)).get("event") == "step":
+            return event
+    return {}
+
+
+def read_event(line: bytes | str) -> dict[str, Any]:
+    """The event of a line; empty where it is none. Who follows a job goes on; a report tells the line."""
+    try:
+        event: dict[str, Any] = json.loads(line)
+    except json.JSONDecodeError:  # the first line of a window may be cut, and any that a full disk ended early
+        return {}
+    return event

@@ -1,0 +1,107 @@
+"""A Plan: all that submit will do, decided without touching a network or a disk."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.errors import Problem, UnsupportedError
+from hyperpod_ext.submit.contract.capabilities import unsupported, unused
+from hyperpod_ext.submit.contract.targets import get_target
+from hyperpod_ext.submit.rules import Context, findings
+
+if TYPE_CHECKING:
+    from hyperpod_ext.config.clusters.cluster import ClusterConfig
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be sent, byte for byte, and what it will become."""
+
+    target: str
+    name: str
+    job: JobConfig
+    files: Mapping[str, str]
+    """Name and whole text of each file that is sent."""
+    world_size: int
+    source_dir: Path
+    """Folder of the spec; the script is relative to it."""
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, object]:
+        """The plan as `--dry-run -o json` shows it."""
+        return {
+            "target": self.target,
+            "name": self.name,
+            "world_size": self.world_size,
+            "nodes": self.job.nodes,
+            "workers_per_node": self.job.workers_per_node,
+            "warnings": list(self.warnings),
+            "files": dict(self.files),
+        }
+
+
+def make_plan(
+    job: JobConfig,
+    cluster: ClusterConfig | None = None,
+    target: str = "local",
+    source_dir: Path = Path(),
+    ignore: Collection[str] = (),
+) -> Plan:
+    """Check what only job, cluster and target together show, then render.
+
+    Raises:
+        UnsupportedError: holds every reason why this target cannot run this job.
+        ConfigError: there is no such target.
+    """
+    if problems := find_problems(job, cluster, target, ignore):
+        raise UnsupportedError(problems)
+    module = get_target(target)
+    warned = (str(problem) for problem in find_warnings(job, cluster, target, ignore))
+    return Plan(
+        target=target,
+        name=job.name,
+        job=job,
+        files=module.render(job, cluster),
+        world_size=job.world_size,
+        source_dir=source_dir,
+        warnings=(*unused(job, target, module.capabilities()), *_of_target(target, "warnings", job), *warned),
+    )
+
+
+def find_problems(
+    job: JobConfig, cluster: ClusterConfig | None, target: str | None, ignore: Collection[str] = ()
+) -> list[Problem]:
+    """What only job, cluster and target together show to be wrong, but for the rules that are ignored."""
+    problems: list[Problem] = []
+    if target is not None:
+        problems += unsupported(job, target, get_target(target).capabilities())
+        problems += _of_target(target, "problems", job)
+    if cluster is not None:
+        problems += _cluster_problems(job, cluster)
+    return problems + [one for one in findings(Context(job, cluster, target), "error") if one.rule not in ignore]
+
+
+def find_warnings(
+    job: JobConfig, cluster: ClusterConfig | None, target: str | None, ignore: Collection[str] = ()
+) -> list[Problem]:
+    """What will work, and is probably not what was meant."""
+    return [one for one in findings(Context(job, cluster, target), "warning") if one.rule not in ignore]
+
+
+def _of_target(target: str, function: str, job: JobConfig) -> list[Any]:
+    """What a target itself finds: `problems(job)` and `warnings(job)`, where its module has them."""
+    find = getattr(get_target(target), function, None)
+    return [] if find is None else list(find(job))
+
+
+def _cluster_problems(job: JobConfig, cluster: ClusterConfig) -> Iterator[Problem]:
+    if job.nodes > cluster.working_nodes:
+        yield Problem(
+            f"the job wants {job.nodes} nodes; cluster {cluster.name} has {cluster.working_nodes} besides its spares",
+            path="nodes",
+            hint=f"write at most {cluster.working_nodes}, or give the cluster more machines",
+        )

@@ -1,0 +1,261 @@
+"""Objects of Kubernetes, Kueue and the operators: names, queues, volumes, and what is refused at the door."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hyperpod_ext.config.files.checks import Finding
+from hyperpod_ext.submit.contract.spec_annotation import note_of
+from hyperpod_ext.submit.rules import KUBERNETES, Context, rule
+
+_POD_SUFFIX = {"hyperpod-eks": "-nodes-00000", "kubeflow": "-worker-00000"}
+_MOST_BYTES = 256 * 1024
+_AUTO_RESUME_NAMESPACES = ("kubeflow", "hyperpod")
+
+
+@rule(
+    "HPX141",
+    "error",
+    "topology or priority without a queue",
+    "Kueue acts on both, and only on jobs in one of its queues; without scheduling.queue they say nothing.",
+    "Set scheduling.queue to the local queue of the namespace.",
+)
+def queue_is_named(context: Context) -> Iterator[Finding]:
+    asked = context.job.scheduling
+    if not context.may_be(*KUBERNETES) or asked.queue is not None:
+        return
+    if asked.topology is not None:
+        yield Finding(("scheduling", "topology"), "needs a queue of Kueue", "add scheduling.queue")
+    if asked.priority is not None:
+        yield Finding(("scheduling", "priority"), "needs a queue of Kueue", "add scheduling.queue")
+
+
+@rule(
+    "HPX142",
+    "error",
+    "a team's namespace without its queue",
+    "Namespaces hyperpod-ns-TEAM belong to task governance: its admission policy refuses pods without a queue.",
+    "Set scheduling.queue: NAMESPACE-localqueue.",
+)
+def governed_namespace_has_a_queue(context: Context) -> Iterator[Finding]:
+    job, namespace = context.job, context.job.kubernetes.namespace
+    governed = namespace is not None and namespace.startswith("hyperpod-ns-")
+    if governed and context.may_be(*KUBERNETES) and job.scheduling.queue is None:
+        hint = f"add scheduling.queue: {namespace}-localqueue"
+        yield Finding(("scheduling", "queue"), f"namespace {namespace} admits no pod without a queue", hint)
+
+
+@rule(
+    "HPX143",
+    "error",
+    "the name is too long for its pods",
+    "Names of pods are made from the job's name and must be names of hosts, of at most 63 characters.",
+    "Choose a shorter name.",
+)
+def pod_names_fit(context: Context) -> Iterator[Finding]:
+    suffix = _POD_SUFFIX.get(context.target or "", "")
+    if suffix and len(context.job.name) + len(suffix) > 63:
+        most = 63 - len(suffix)
+        message = f"pods would be called `{context.job.name}{suffix}`, longer than 63 characters"
+        yield Finding(("name",), message, f"at most {most} characters")
+
+
+@rule(
+    "HPX144",
+    "warning",
+    "a NetworkPolicy that protects nothing",
+    "Pods on the node's own network are outside of every NetworkPolicy: whoever reaches the node can stop the job.",
+    "Leave host_network out, or guard the nodes with security groups.",
+)
+def policy_reaches_the_pods(context: Context) -> Iterator[Finding]:
+    only = context.job.kubernetes
+    if only.host_network and only.network_policy and context.may_be(*KUBERNETES):
+        yield Finding(
+            ("kubernetes", "host_network"), "no NetworkPolicy holds on the node's own network", "leave it out"
+        )
+
+
+@rule(
+    "HPX145",
+    "error",
+    "two volumes in one place",
+    "Kubernetes refuses a container with two mounts at one path.",
+    "Give each volume a path of its own.",
+    reads=("mode", "volumes"),
+)
+def mounts_are_apart(context: Context) -> Iterator[Finding]:
+    seen = {"/var/run/hyperpod-ext": "the job's secret"} if context.job.mode == "ours" else {}
+    for index, volume in enumerate(context.job.volumes):
+        place = volume.path.rstrip("/") or "/"
+        if place in seen:
+            yield Finding(("volumes", index, "path"), f"`{place}` is taken by {seen[place]}", "choose another path")
+        seen.setdefault(place, f"volume {index}")
+
+
+@rule(
+    "HPX146",
+    "warning",
+    "a privileged container",
+    "Whoever gets into the container owns the node, and with it every job on it.",
+    "Leave kubernetes.privileged out; nothing here needs it.",
+)
+def nothing_is_privileged(context: Context) -> Iterator[Finding]:
+    if context.job.kubernetes.privileged and context.may_be(*KUBERNETES):
+        yield Finding(("kubernetes", "privileged"), "the container owns the node", "leave it out if you can")
+
+
+@rule(
+    "HPX147",
+    "error",
+    "groups of nodes do not add up",
+    "The operator counts the nodes of all groups; `nodes` must be their sum, elastic.max_nodes that of their maxima.",
+    "Correct the numbers. AWS's own example of an elastic job has this mistake.",
+    reads=("node_groups", "nodes", "elastic.max_nodes", "spares"),
+)
+def groups_add_up(context: Context) -> Iterator[Finding]:
+    job = context.job
+    if not job.node_groups:
+        return
+    names = [group.name for group in job.node_groups]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield Finding(("node_groups", index, "name"), f"a second group is called `{name}`", "choose another name")
+    total = sum(group.nodes for group in job.node_groups)
+    if total != job.nodes:
+        yield Finding(("nodes",), f"the groups have {total} nodes together, not {job.nodes}", f"write {total}")
+    most = sum(group.max_nodes or group.nodes for group in job.node_groups)
+    if job.elastic is not None and most != job.elastic.max_nodes:
+        message = f"the groups grow to {most} nodes together, not {job.elastic.max_nodes}"
+        yield Finding(("elastic", "max_nodes"), message, f"write {most}, or correct max_nodes of the groups")
+    for index, group in enumerate(job.node_groups):
+        if group.max_nodes is not None and group.max_nodes < group.nodes:
+            yield Finding(("node_groups", index, "max_nodes"), "is less than nodes", f"write at least {group.nodes}")
+    if job.spares and any(group.spares for group in job.node_groups):
+        yield Finding(("spares",), "groups have spares of their own", "write spares in one of the two places")
+
+
+@rule(
+    "HPX148",
+    "error",
+    "more annotations than Kubernetes keeps",
+    "All annotations of an object, the spec that we keep there among them, may have 256 KiB together.",
+    "Shorten args, env or annotations; long settings belong in a file of the image or in a ConfigMap.",
+)
+def annotations_fit(context: Context) -> Iterator[Finding]:
+    if not context.may_be(*KUBERNETES):
+        return
+    notes = dict(context.job.annotations) | note_of(context.job)
+    size = sum(len(key.encode()) + len(value.encode()) for key, value in notes.items())
+    if size > _MOST_BYTES:
+        yield Finding(("annotations",), f"the spec and its annotations are {size // 1024} KiB", "at most 256 KiB")
+
+
+@rule(
+    "HPX149",
+    "error",
+    "a toleration that Kubernetes refuses",
+    "`Exists` has no value, `Equal` needs one and a key, and seconds only go with `NoExecute`.",
+    "Correct the toleration.",
+    reads=("scheduling.tolerations",),
+)
+def tolerations_are_whole(context: Context) -> Iterator[Finding]:
+    for index, one in enumerate(context.job.scheduling.tolerations):
+        path = ("scheduling", "tolerations", index)
+        if one.operator == "Exists" and one.value is not None:
+            yield Finding((*path, "value"), "`Exists` takes no value", "remove it, or write operator: Equal")
+        if one.operator == "Equal" and (one.key is None or one.value is None):
+            yield Finding(path, "`Equal` needs a key and a value", "add them, or write operator: Exists")
+        if one.seconds is not None and one.effect != "NoExecute":
+            yield Finding((*path, "seconds"), "only goes with effect NoExecute", "remove it, or write the effect")
+
+
+@rule(
+    "HPX150",
+    "error",
+    "a variable that is written twice",
+    "Kubernetes takes one of the two values, and which one is easily misread.",
+    "Keep one of the two.",
+    reads=("env", "kubernetes.secret_env"),
+)
+def variables_are_written_once(context: Context) -> Iterator[Finding]:
+    seen = set(context.job.env)
+    for index, entry in enumerate(context.job.kubernetes.secret_env):
+        path = ("kubernetes", "secret_env", index, "name")
+        if entry.name in seen:
+            yield Finding(path, f"{entry.name} is written twice", "keep one of the two")
+        if entry.name.startswith("HPX_"):
+            yield Finding(path, "names that start with HPX_ are set by the launcher", "choose another name")
+        seen.add(entry.name)
+
+
+@rule(
+    "HPX151",
+    "error",
+    "a label that is ours",
+    "Labels and annotations under hyperpod-ext/, and those of Kueue, are set from other fields; pods and policies are "
+    "found by them.",
+    "Choose another key; for Kueue write scheduling.",
+    reads=("labels", "annotations"),
+)
+def own_labels_are_left_alone(context: Context) -> Iterator[Finding]:
+    for field in ("labels", "annotations"):
+        for key in getattr(context.job, field):
+            if key.startswith(("hyperpod-ext/", "kueue.x-k8s.io/")) or key == "app.kubernetes.io/managed-by":
+                yield Finding((field, key), "is set by the launcher", "choose another key")
+
+
+@rule(
+    "HPX152",
+    "error",
+    "text that no process can be given",
+    "A NUL character ends every text of a process: what comes after it would be lost.",
+    "Remove the character.",
+    reads=("args", "env", "script"),
+)
+def text_has_no_nul(context: Context) -> Iterator[Finding]:
+    for index, text in enumerate(context.job.args):
+        if "\0" in text:
+            yield Finding(("args", index), "holds a NUL character", "remove it")
+    for name, text in context.job.env.items():
+        if "\0" in text:
+            yield Finding(("env", name), "holds a NUL character", "remove it")
+    if "\0" in context.job.script:
+        yield Finding(("script",), "holds a NUL character", "remove it")
+
+
+@rule(
+    "HPX154",
+    "error",
+    "a TrainJob cannot say this",
+    "What a TrainJob may change of its runtime's pods is limited; these settings belong into the TrainingRuntime.",
+    "Set them in a TrainingRuntime of your own and name it in kubernetes.training_runtime, or use a PyTorchJob.",
+)
+def trainjob_has_no_field(context: Context) -> Iterator[Finding]:
+    job, only = context.job, context.job.kubernetes
+    if context.target != "kubeflow" or only.kubeflow_api != "trainjob":
+        return
+    asked = {
+        ("kubernetes", "host_network"): only.host_network,
+        ("kubernetes", "pull_policy"): only.pull_policy,
+        ("scheduling", "pod_priority_class"): job.scheduling.pod_priority_class,
+        ("timeouts", "keep_s"): job.timeouts.keep_s,
+    }
+    for path, value in asked.items():
+        if value:
+            yield Finding(path, "is not among what a TrainJob may change", "set it in the TrainingRuntime")
+
+
+@rule(
+    "HPX153",
+    "warning",
+    "auto-resume works only in some namespaces",
+    "HyperPod resumes PyTorchJobs in namespace kubeflow and in those that begin with hyperpod; elsewhere relaunch is "
+    "only the operator's back-off limit.",
+    "Use such a namespace, or leave relaunch.max_times to the back-off limit.",
+)
+def auto_resume_has_its_namespace(context: Context) -> Iterator[Finding]:
+    job, namespace = context.job, context.job.kubernetes.namespace
+    asked = context.target == "kubeflow" and job.relaunch.max_times is not None
+    if asked and namespace is not None and not namespace.startswith(_AUTO_RESUME_NAMESPACES):
+        message = f"HyperPod does not resume jobs in namespace {namespace}"
+        yield Finding(("relaunch", "max_times"), message, "use kubeflow, or a namespace that begins with hyperpod")

@@ -1,0 +1,75 @@
+"""Container images: that there is one, and that nodes can fetch it, all of them the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hyperpod_ext.catalog.images import checkpointless_image, checkpointless_regions, region_of
+from hyperpod_ext.config.files.checks import Finding
+from hyperpod_ext.submit.rules import KUBERNETES, Context, rule
+
+
+@rule(
+    "HPX131",
+    "error",
+    "no container image",
+    "Pods run an image; without a name there is none that they could run.",
+    "Write image. In mode aws-checkpointless AWS's own is taken when --cluster says the region.",
+)
+def image_is_named(context: Context) -> Iterator[Finding]:
+    job = context.job
+    if context.target not in KUBERNETES or job.image is not None:
+        return
+    if job.mode == "aws-checkpointless" and context.target == "hyperpod-eks":
+        if context.cluster is None:
+            yield Finding(
+                ("image",), "AWS's image differs by region, and none is known", "add image, or --cluster FILE"
+            )
+        return  # HPX132 tells of regions without it
+    yield Finding(("image",), "is missing: pods run a container image", "add image: REGISTRY/NAME:TAG")
+
+
+@rule(
+    "HPX132",
+    "error",
+    "no checkpointless image in this region",
+    "AWS publishes its checkpointless container in some regions only.",
+    "Run in one of those, or copy the image to a registry of your own and name it in image.",
+)
+def checkpointless_image_is_there(context: Context) -> Iterator[Finding]:
+    job, cluster = context.job, context.cluster
+    if job.mode != "aws-checkpointless" or job.image is not None or cluster is None:
+        return
+    if checkpointless_image(cluster.region) is None:
+        listed = ", ".join(checkpointless_regions())
+        yield Finding(("image",), f"AWS has no checkpointless image in {cluster.region}", f"it has in: {listed}")
+
+
+@rule(
+    "HPX133",
+    "warning",
+    "the image is in another region",
+    "Every node fetches the image across regions: slow, paid for by the GB, and not possible without a way out.",
+    "Copy the image to a registry of the cluster's region; ECR can replicate it.",
+)
+def image_is_near(context: Context) -> Iterator[Finding]:
+    image, cluster = context.job.image, context.cluster
+    region = region_of(image) if image else None
+    if region and cluster and region != cluster.region:
+        yield Finding(("image",), f"is in {region}; the cluster is in {cluster.region}", f"copy it to {cluster.region}")
+
+
+@rule(
+    "HPX134",
+    "warning",
+    "the image may change under the job",
+    "With no tag, or with `latest`, a node that joins later may run another build than the others.",
+    "Name a tag that is never moved, or a digest: NAME@sha256:...",
+)
+def image_is_pinned(context: Context) -> Iterator[Finding]:
+    image = context.job.image
+    if image is None or "@sha256:" in image or image.endswith(".sqsh"):  # a file, on Slurm
+        return
+    tag = image.rpartition("/")[2].partition(":")[2]
+    if tag in ("", "latest"):
+        yield Finding(("image",), f"`{tag or 'no tag'}` may mean another build tomorrow", "name a tag that stays")

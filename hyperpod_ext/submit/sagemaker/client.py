@@ -1,0 +1,131 @@
+"""boto3, loaded when it is needed, and what its errors mean."""
+
+from __future__ import annotations
+
+import functools
+import os
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from hyperpod_ext.errors import ConfigError, ConflictError, HyperpodExtError, NotFoundError, Problem, UnreachableError
+
+T = TypeVar("T")
+
+TRIES = 5
+_FIRST_DELAY_S = 0.5
+_LONGEST_DELAY_S = 8.0
+_AGAIN = frozenset(
+    {
+        "ThrottlingException",
+        "Throttling",
+        "TooManyRequestsException",
+        "RequestLimitExceeded",
+        "ServiceUnavailable",
+        "InternalServerError",
+        "InternalFailure",
+        "InternalServiceException",
+    }
+)
+_DENIED = frozenset(
+    {"AccessDeniedException", "AccessDenied", "UnrecognizedClientException", "InvalidSignatureException"}
+)
+_EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
+
+
+@functools.cache
+def client(service: str, region: str | None) -> Any:
+    """A client of `service`; retries are ours, so that they are the same for all.
+
+    Raises:
+        HyperpodExtError: boto3 is not installed.
+        UnreachableError: there are no credentials, or no region.
+    """
+    try:
+        import boto3
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError
+    except ImportError:
+        hint = "pip install 'hyperpod-ext[sagemaker]'"
+        raise HyperpodExtError("SageMaker is spoken to through boto3, which is not installed", hint=hint) from None
+    config = Config(retries={"total_max_attempts": 1}, connect_timeout=10, read_timeout=60)
+    try:
+        region = region or os.environ.get("AWS_REGION")  # boto3 itself reads AWS_DEFAULT_REGION
+        return boto3.session.Session().client(service, region_name=region, config=config)
+    except BotoCoreError as error:
+        hint = "write sagemaker.region in the spec, or set AWS_REGION"
+        raise UnreachableError(f"{service}: {error}", hint=hint) from None
+
+
+def call(doing: str, attempt: Callable[[], T], sleep: Callable[[float], None] = time.sleep) -> T:
+    """`attempt`, again with growing pauses where the service is busy or broken for a moment.
+
+    Args:
+        doing: what is done, for messages: "CreateTrainingJob tiny-gpt".
+
+    Raises:
+        HyperpodExtError: its class says what it was: refused, unreachable, not there, in use.
+    """
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    delay = _FIRST_DELAY_S
+    for tried in range(1, TRIES + 1):
+        try:
+            return attempt()
+        except ClientError as error:
+            failure, again = explain(doing, error.response), _is_passing(error.response)
+        except BotoCoreError as error:
+            failure, again = _offline(doing, error)
+        if not again or tried == TRIES:
+            raise failure from None
+        sleep(delay * (1 + secrets.randbelow(1000) / 4000))  # clients that failed together come back apart
+        delay = min(delay * 2, _LONGEST_DELAY_S)
+    raise AssertionError("unreachable")
+
+
+def explain(doing: str, response: Any) -> HyperpodExtError:
+    """The error that an answer of the service means."""
+    code = str(response.get("Error", {}).get("Code", ""))
+    said = str(response.get("Error", {}).get("Message", "")) or code
+    status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    message = f"{doing}: {said}"
+    if code in _EXPIRED:
+        return UnreachableError(message, hint="the AWS credentials have expired: sign in again")
+    if code in _DENIED or status in (401, 403):
+        return UnreachableError(message, hint="`aws sts get-caller-identity` shows who you are; that identity may not")
+    if code in ("ResourceInUse", "ConflictException", "ResourceExistsException"):
+        return ConflictError(message, hint="use another name")
+    if code in ("ResourceNotFound", "ResourceNotFoundException") or status == 404 or "not found" in said.lower():
+        return NotFoundError(message, hint="look at region and name")
+    if code == "ValidationException" and "could not find" in said.lower():
+        return NotFoundError(message, hint="look at region and name")
+    if code == "ResourceLimitExceeded":
+        return UnreachableError(message, hint="ask for a higher quota in Service Quotas, or use fewer instances")
+    if _is_passing(response):
+        return UnreachableError(message, hint=f"tried {TRIES} times; try again later")
+    if status == 400 or code == "ValidationException":
+        return ConfigError([Problem(f"SageMaker refuses it: {message}", hint="`hp-ext render` shows the request")])
+    return HyperpodExtError(message)
+
+
+def _is_passing(response: Any) -> bool:
+    code = response.get("Error", {}).get("Code", "")
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    return code in _AGAIN or status == 429 or status >= 500
+
+
+def _offline(doing: str, error: Exception) -> tuple[HyperpodExtError, bool]:
+    """No answer at all: credentials, region or network."""
+    from botocore.exceptions import ConnectionError as NoConnection
+    from botocore.exceptions import HTTPClientError, NoCredentialsError, ParamValidationError
+
+    if isinstance(error, NoCredentialsError):
+        return UnreachableError(
+            f"{doing}: there are no AWS credentials", hint="`aws configure`, or `aws sso login`"
+        ), False
+    if isinstance(error, ParamValidationError):
+        return ConfigError([Problem(f"{doing}: {error}", hint="`hp-ext render` shows the request")]), False
+    if isinstance(error, NoConnection | HTTPClientError):
+        return UnreachableError(f"{doing}: {error}", hint="is there a network, and is the region right?"), True
+    return HyperpodExtError(f"{doing}: {error}"), False

@@ -1,0 +1,271 @@
+"""Target `sagemaker`: a training job, which is one CreateTrainingJob request."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.errors import ConfigError, ConflictError, HyperpodExtError, NotFoundError, UnreachableError
+from hyperpod_ext.submit.contract import records
+from hyperpod_ext.submit.contract.capabilities import Capabilities
+from hyperpod_ext.submit.contract.handle import JobHandle
+from hyperpod_ext.submit.contract.job_status import JobStatus, Moment
+from hyperpod_ext.submit.local.result import EMPTY_REPORT
+from hyperpod_ext.submit.sagemaker.by_tag import newest_by_name
+from hyperpod_ext.submit.sagemaker.client import call, client
+from hyperpod_ext.submit.sagemaker.container import needs_secret, secret_id
+from hyperpod_ext.submit.sagemaker.job_logs import JobLogs
+from hyperpod_ext.submit.sagemaker.problems import problems as problems
+from hyperpod_ext.submit.sagemaker.problems import warnings as warnings
+from hyperpod_ext.submit.sagemaker.request import code_uri, submitted_as, training_job_request
+
+if TYPE_CHECKING:
+    from hyperpod_ext.config.clusters.cluster import ClusterConfig
+    from hyperpod_ext.submit.contract.targets import Target
+    from hyperpod_ext.submit.plan import Plan
+
+NAME = "sagemaker"
+FILE = "create_training_job.json"
+_ASK_EVERY_S = 5.0
+_CANCEL_PATIENCE_S = 300.0
+_STATES = {
+    "InProgress": "running",
+    "Stopping": "running",
+    "Deleting": "running",
+    "Completed": "succeeded",
+    "Failed": "failed",
+    "Stopped": "cancelled",
+}
+_LONGEST_NAME = 63
+
+
+def capabilities() -> Capabilities:
+    """What our agent does inside the container; nodes of a running job are not replaced."""
+    return Capabilities(
+        tiers=frozenset({"memory", "peer", "file", "s3"}),
+        tiers_reason="",
+        image=True,
+        process_restart=True,
+        reads=frozenset({"resources", "node_groups", "relaunch", "timeouts", "labels", "sagemaker", "metrics"}),
+    )
+
+
+def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
+    """The request as JSON. At submission its name gets the time, as SageMaker keeps names for ever."""
+    del cluster  # SageMaker brings the nodes
+    return {FILE: json.dumps(training_job_request(job), indent=2) + "\n"}
+
+
+def submit(plan: Plan) -> JobHandle:
+    """Check the request strictly, put code and secret where the job finds them, and send it.
+
+    Raises:
+        ConfigError: SageMaker refuses the request.
+        ConflictError: the newest job of this name has not ended.
+        UnreachableError: the service cannot be reached, or does not let us.
+    """
+    from hyperpod_ext.submit.sagemaker.strict import check_request
+
+    region = plan.job.sagemaker.region
+    job_name = f"{plan.name[: _LONGEST_NAME - 16].rstrip('-')}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    request = submitted_as(json.loads(plan.files[FILE]), job_name)
+    if found := check_request("CreateTrainingJob", request):
+        raise ConfigError(found)
+    service = client("sagemaker", region)
+    if plan.name in records.names(NAME):
+        _refuse_a_second(plan.name)
+    if needs_secret(plan.job):
+        _make_secret(secret_id(plan.job), region)
+    if plan.job.sagemaker.code is None:
+        _put_code(plan, code_uri(request["OutputDataConfig"]["S3OutputPath"], job_name), region)
+    call(f"CreateTrainingJob {job_name}", lambda: service.create_training_job(**request))
+    place = region or str(service.meta.region_name)
+    record = {"job_name": job_name, "region": place, "world_size": plan.world_size}
+    records.remember(NAME, plan.name, record)
+    return JobHandle(NAME, place, plan.name)
+
+
+def list_jobs() -> list[JobStatus]:
+    """The newest submission of every name: those of the region, by their tag, and those that were submitted from here;
+    `unknown` where SageMaker cannot be asked.
+
+    Raises:
+        UnreachableError: it cannot be asked, and nothing was submitted from here.
+    """
+    known = {JobHandle(NAME, str(records.recall(NAME, name)["region"]), name) for name in records.names(NAME)}
+    found: dict[JobHandle, JobStatus] = {}
+    try:
+        service = client("sagemaker", None)
+        for name, described in newest_by_name(service).items():
+            handle = JobHandle(NAME, str(service.meta.region_name), name)
+            found[handle] = _status(handle, described)
+    except UnreachableError:
+        if not known:
+            raise
+    for handle in known - found.keys():
+        try:
+            found[handle] = status(handle)
+        except (UnreachableError, NotFoundError) as error:
+            found[handle] = JobStatus(name=handle.name, handle=str(handle), state="unknown", error=error.to_json())
+    return sorted(found.values(), key=lambda one: (one.name, one.handle))
+
+
+def status(handle: JobHandle) -> JobStatus:
+    """What SageMaker says of the newest submission under the name, or of the training job that is called so."""
+    return _status(handle, _describe(handle))
+
+
+def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[Moment]:
+    """A moment every few seconds."""
+    printed = JobLogs(_region(handle), _job_name(handle))
+    while True:
+        now = status(handle)
+        yield Moment(now, (), tuple(printed.new_lines()) if with_lines else ())
+        if now.ended:
+            return
+        time.sleep(_ASK_EVERY_S)
+
+
+def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
+    """What CloudWatch has of the job."""
+    printed = JobLogs(_region(handle), _job_name(handle))
+    of_rank = None if rank is None else f"rank {rank} | "
+    while True:
+        ended = not follow or status(handle).ended  # asked first: what came before its end is read below
+        yield from (line for line in printed.new_lines() if of_rank is None or of_rank in line)
+        if ended:
+            return
+        time.sleep(_ASK_EVERY_S)
+
+
+def cancel(handle: JobHandle) -> JobStatus:
+    """StopTrainingJob, then wait until it has stopped. An ended job is left as it is."""
+    service, job_name = client("sagemaker", _region(handle)), _job_name(handle)
+    deadline = time.monotonic() + _CANCEL_PATIENCE_S
+    asked = False
+    while not (now := status(handle)).ended:
+        if not asked:
+            call(f"StopTrainingJob {job_name}", lambda: service.stop_training_job(TrainingJobName=job_name))
+            asked = True
+        if time.monotonic() > deadline:
+            raise HyperpodExtError(f"{job_name} does not stop", hint="the SageMaker console may say why")
+        time.sleep(1.0)
+    return now
+
+
+def result(handle: JobHandle) -> Mapping[str, Any]:
+    """How the job ended. Its report, with losses and recoveries, is in the job's output on S3.
+
+    Raises:
+        NotFoundError: the job has not ended.
+    """
+    described = _describe(handle)
+    now = _status(handle, described)
+    if not now.ended:
+        raise NotFoundError(f"{handle.name} has no result yet", hint=f"`hp-ext status {handle}` shows how far it is")
+    found = EMPTY_REPORT | {"state": now.state, "error": now.error, "name": handle.name, "target": NAME}
+    found |= {"handle": str(handle), "training_job": described["TrainingJobName"]}
+    found["seconds"] = {"billed": described.get("BillableTimeInSeconds")}
+    found["model"] = described.get("ModelArtifacts", {}).get("S3ModelArtifacts")
+    return found | {"loss_equal": None, "weights_equal": None, "undisturbed": None}
+
+
+def _status(handle: JobHandle, described: Mapping[str, Any]) -> JobStatus:
+    state = _STATES.get(described["TrainingJobStatus"], "running")
+    if state == "running" and described.get("SecondaryStatus") in ("Starting", "Pending", "LaunchingMLInstances"):
+        state = "starting"
+    error = None
+    if state == "failed":
+        hint = f"hp-ext logs {handle} shows what was printed"
+        error = {
+            "code": "JobFailedError",
+            "message": described.get("FailureReason", "it does not say why"),
+            "hint": hint,
+        }
+    return JobStatus(
+        name=handle.name,
+        handle=str(handle),
+        state=state,
+        submitted_at=_moment(described.get("CreationTime")) or "",
+        ended_at=_moment(described.get("TrainingEndTime")),
+        error=error,
+        folder=described.get("OutputDataConfig", {}).get("S3OutputPath", ""),
+    )
+
+
+def _describe(handle: JobHandle) -> Mapping[str, Any]:
+    service, job_name = client("sagemaker", _region(handle)), _job_name(handle)
+    answer: Mapping[str, Any] = call(
+        f"DescribeTrainingJob {job_name}", lambda: service.describe_training_job(TrainingJobName=job_name)
+    )
+    return answer
+
+
+def _job_name(handle: JobHandle) -> str:
+    """The newest submission of the name from this machine or, by its tag, from another; or else the name itself."""
+    try:
+        return str(records.recall(NAME, handle.name)["job_name"])
+    except NotFoundError:
+        return _tagged(handle.place, handle.name) or handle.name
+
+
+@functools.cache
+def _tagged(region: str, name: str) -> str | None:
+    """Asked once: a job that is watched stays the same."""
+    try:
+        found = newest_by_name(client("sagemaker", region), name)
+    except (UnreachableError, ConfigError):  # who may not search may still describe
+        return None
+    return str(found[name]["TrainingJobName"]) if name in found else None
+
+
+def _region(handle: JobHandle) -> str:
+    return handle.place
+
+
+def _refuse_a_second(name: str) -> None:
+    handle = JobHandle(NAME, records.recall(NAME, name)["region"], name)
+    try:
+        if status(handle).ended:
+            return
+    except NotFoundError:
+        return  # deleted
+    raise ConflictError(
+        f"a job named {name} is running", hint=f"end it with `hp-ext cancel {handle}`, or use another name"
+    )
+
+
+def _make_secret(name: str, region: str | None) -> None:
+    """The job's secret, unless there is one: checkpoints are signed with it, so it stays the same."""
+    service = client("secretsmanager", region)
+    try:
+        call(f"DescribeSecret {name}", lambda: service.describe_secret(SecretId=name))
+    except NotFoundError:
+        text = secrets.token_hex(32)
+        with contextlib.suppress(ConflictError):  # another submission was first
+            call(f"CreateSecret {name}", lambda: service.create_secret(Name=name, SecretString=text))
+
+
+def _put_code(plan: Plan, uri: str, region: str | None) -> None:
+    from hyperpod_ext.submit.sagemaker.source import pack
+
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    body = pack(plan.source_dir)
+    call(f"PutObject {uri}", lambda: client("s3", region).put_object(Bucket=bucket, Key=key, Body=body))
+
+
+def _moment(at: datetime | None) -> str | None:
+    return at.astimezone(UTC).isoformat(timespec="seconds") if at else None
+
+
+if TYPE_CHECKING:
+    import hyperpod_ext.submit.sagemaker.target as this_module
+
+    _checked: Target = this_module

@@ -1,0 +1,1 @@
+"""Target `hyperpod-slurm`: one sbatch file with our agent, sent and followed by Slurm's own commands."""

@@ -1,0 +1,217 @@
+"""Resizing a job on Slurm that runs.
+
+Fewer nodes: an order in the run folder; once the nodes have left the job, they are given back to Slurm. More nodes: an
+array of jobs with a node each, which bring the order with them when they come, and end when their node leaves. Slurm's
+own way to make an allocation larger is not used: it is off on most clusters.
+
+RUNS/NAME/JOBID/nodes.jobs       their ids, a line each
+RUNS/NAME/JOBID/0.0/hosts/3      what Slurm calls node 3 of the job's own allocation
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.resize import LEFT, ResizeOrder
+from hyperpod_ext.errors import ConfigError, ConflictError, HyperpodExtError, NotFoundError, Problem, UnsupportedError
+from hyperpod_ext.files import write_whole
+from hyperpod_ext.submit.contract import resize
+from hyperpod_ext.submit.contract.handle import JobHandle
+from hyperpod_ext.submit.contract.render import check_shell
+from hyperpod_ext.submit.contract.spec_annotation import parse_note
+from hyperpod_ext.submit.local.watch import Tail, read_event
+from hyperpod_ext.submit.slurm import client as slurm
+from hyperpod_ext.submit.slurm import runs as hyperpod_slurm_runs
+from hyperpod_ext.submit.slurm import target as hyperpod_slurm
+from hyperpod_ext.submit.slurm.script import NOTE, nodes_script
+
+_ASK_EVERY_S = 2.0
+_LEAVE_S = 30.0
+"""How long a node may take to end after its time to hand over is up."""
+_ENDED_BADLY = frozenset({"failed", "cancelled"})
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """An order that was left for a job, or that the nodes which come for it bring along."""
+
+    job: hyperpod_slurm.Submitted
+    spec: JobConfig
+    start: Path
+    """Folder of the start that it is for."""
+    name: str
+    nodes: int
+    of: int
+    """Nodes that the job has."""
+    events: Tail
+    """What is told from now on."""
+    coming: str = ""
+    """Id of the array of jobs that brings nodes; empty: no others are needed."""
+
+    @property
+    def note(self) -> str:
+        """That nodes must come from the queue."""
+        if not self.coming:
+            return ""
+        count = self.nodes - self.of
+        return f"job {self.coming} of the queue brings {count} more node{'s'[: count > 1]}; the job trains on meanwhile"
+
+
+def order(handle: JobHandle, nodes: int) -> Ordered:
+    """Order the job on `nodes` nodes; where that is more than it has, ask Slurm for them.
+
+    Raises:
+        NotFoundError: there is no such job.
+        ConflictError: it does not train, has so many already, or nodes are on their way to it.
+        ConfigError: it cannot run on so many, or Slurm refuses the nodes.
+    """
+    job = hyperpod_slurm.submission(handle)
+    spec = _spec_of(job)
+    if spec.mode != "ours":
+        hint = "submit it again with other `nodes`; in mode ours it is resized while it runs"
+        raise UnsupportedError([Problem(f"mode {spec.mode} cannot be resized", path="mode", hint=hint)])
+    if problem := resize.refusal(spec, nodes):
+        raise ConfigError([problem])
+    starts = hyperpod_slurm_runs.starts(job.job_dir)
+    if slurm.find(job.id).our_state != "running" or not starts or not (starts[-1] / "events.jsonl").exists():
+        raise ConflictError(f"{job.name} does not train", hint=f"`hp-ext status {handle}` shows how far it is")
+    if not (starts[-1] / "hosts").is_dir():
+        hint = "submit it again: jobs that this version writes can be resized"
+        raise UnsupportedError([Problem(f"{job.name} was submitted by another version of hp-ext", hint=hint)])
+    if waiting := [one for one in _coming(job) if slurm.task_states(one) & {"starting"}]:
+        hint = f"wait for them, or drop them with `scancel {waiting[0]}`"
+        raise ConflictError(f"{job.name} waits for nodes already, job {waiting[0]} of the queue", hint=hint)
+    events = Tail(starts[-1] / "events.jsonl")
+    world = resize.world_of(read_event(line) for line in events.lines())
+    if nodes == world.size:
+        raise ConflictError(f"{job.name} has {nodes} nodes already")
+    name = resize.new_name()
+    joining = numbers_for(spec, nodes, world)
+    coming = ""
+    if joining:
+        coming = _send_for(job, spec, name, ResizeOrder(nodes=nodes, joining=joining))
+    else:
+        resize.leave_order(starts[-1], name, ResizeOrder(nodes=nodes))
+    return Ordered(job, spec, starts[-1], name, nodes, world.size, events, coming)
+
+
+def numbers_for(spec: JobConfig, nodes: int, world: resize.World) -> tuple[int, ...]:
+    """Numbers of the nodes that must come before the job can have `nodes`, besides its spares. Pure.
+
+    The highest that are free: the lowest are those that a start of the job gives its own nodes.
+    """
+    most = max(spec.nodes, spec.elastic.max_nodes if spec.elastic else 0) + spec.spares
+    missing = max(0, nodes + spec.spares - len(world.members)) if nodes > world.size else 0
+    free = sorted(set(range(most)) - world.members)
+    return tuple(free[len(free) - missing :]) if missing else ()
+
+
+def outcome(ordered: Ordered, timeout_s: float | None) -> dict[str, Any]:
+    """Wait until the job goes on as was ordered, and give back to Slurm what it does not need any more.
+
+    Raises:
+        ConflictError: it was refused, the job ended first, or the nodes that should come have failed.
+        WaitTimeoutError: it takes longer than `timeout_s`.
+    """
+    job, asked, why = ordered.job, 0.0, ""
+
+    def ended() -> str:
+        nonlocal asked, why
+        if time.monotonic() - asked >= _ASK_EVERY_S:
+            why, asked = _why_not(ordered), time.monotonic()
+        return why
+
+    unasked = ordered.nodes if ordered.coming else None
+    done = resize.outcome(job.name, ordered.events, ordered.name, ended, timeout_s, unasked)
+    return done | give_back(ordered, done)
+
+
+def _why_not(ordered: Ordered) -> str:
+    job = ordered.job
+    if slurm.find(job.id).our_state != "running":
+        return f"{job.name} ended, or was queued again, before it was resized"
+    if ordered.coming and (bad := slurm.task_states(ordered.coming) & _ENDED_BADLY):
+        return f"a node that should come has {min(bad)}: see {job.folder}/{job.name}.nodes-{ordered.coming}_*.out"
+    return ""
+
+
+def give_back(ordered: Ordered, done: dict[str, Any]) -> dict[str, Any]:
+    """Let Slurm have the nodes of the job's own allocation that have left it.
+
+    Returns:
+        `given_back`, their names, and `kept`, those that left but stay in the allocation, with a reason, `why_kept`.
+    """
+    start, job = ordered.start, ordered.job
+    hosts = {int(file.name): file.read_text().strip() for file in (start / "hosts").iterdir()}
+    if done["nodes"] < done["of"]:
+        _wait_for_leavers(ordered, hosts)
+    held, first = slurm.nodes_of(job.id)
+    left = [hosts[number] for number in sorted(hosts) if (start / LEFT.format(number)).exists()]
+    gone = [host for host in left if host in held and host != first]
+    result: dict[str, Any] = {"given_back": [], "kept": [host for host in left if host == first and host in held]}
+    if result["kept"]:
+        result["why_kept"] = "the batch script runs there"
+    if not gone:
+        return result
+    try:
+        slurm.keep_nodes(job.id, [host for host in held if host not in gone])
+    except ConfigError as error:
+        return result | {"kept": [*result["kept"], *gone], "why_kept": error.problems[0].message}
+    return result | {"given_back": gone}
+
+
+def _wait_for_leavers(ordered: Ordered, hosts: dict[int, str]) -> None:
+    """Until those of the job's own nodes that the order sends away have ended, checkpoints and all.
+
+    Raises:
+        HyperpodExtError: they do not.
+    """
+    events = [read_event(line) for line in Tail(ordered.start / "events.jsonl").lines()]
+    begun = [one for one in events if one.get("event") == "resize_begun" and one["order"] == ordered.name]
+    leaving = [number for number in (begun[-1]["leaving"] if begun else ()) if number in hosts]
+    elastic, grace_s = ordered.spec.elastic, ordered.spec.checkpoint.grace_s
+    patience_s = ((elastic and elastic.graceful_shutdown_s) or grace_s) + grace_s + _LEAVE_S
+    deadline = time.monotonic() + patience_s
+    while late := [number for number in leaving if not (ordered.start / LEFT.format(number)).exists()]:
+        if slurm.find(ordered.job.id).our_state != "running":
+            return
+        if time.monotonic() > deadline:
+            message = f"{ordered.job.name} is resized, but node {late[0]} ({hosts[late[0]]}) does not end"
+            raise HyperpodExtError(message, hint=f"see {ordered.start}/logs/node{late[0]}.log")
+        time.sleep(_ASK_EVERY_S / 4)
+
+
+def _send_for(job: hyperpod_slurm.Submitted, spec: JobConfig, name: str, order: ResizeOrder) -> str:
+    """Ask Slurm for a node of each number that joins; returns the id of the array."""
+    script = nodes_script(spec, job.id, name, order.joining, order.model_dump_json(), job.folder)
+    check_shell("nodes.sbatch", script)
+    array, _ = slurm.submit(script, job.folder)
+    write_whole(job.job_dir / hyperpod_slurm.MORE, "".join(f"{one}\n" for one in (*_coming(job), array)))
+    return array
+
+
+def _coming(job: hyperpod_slurm.Submitted) -> Sequence[str]:
+    return hyperpod_slurm.more_jobs(job.job_dir)
+
+
+def _spec_of(job: hyperpod_slurm.Submitted) -> JobConfig:
+    """What the job was made from, as its own file says.
+
+    Raises:
+        ConflictError: it has not begun yet.
+        NotFoundError: the file holds none that this version can read.
+    """
+    try:
+        lines = (job.job_dir / "job.sbatch").read_text().splitlines()
+    except FileNotFoundError:
+        raise ConflictError(f"{job.name} has not begun yet", hint=f"`squeue -j {job.id}` says why") from None
+    spec = next((parse_note(line.removeprefix(NOTE)) for line in lines if line.startswith(NOTE)), None)
+    if spec is None:
+        hint = "was it changed after it was written, or made by another version?"
+        raise NotFoundError(f"{job.job_dir}/job.sbatch holds no spec", hint=hint)
+    return spec

@@ -1,0 +1,46 @@
+"""Hands a plan to its target: exactly the files that were shown."""
+
+from __future__ import annotations
+
+from hyperpod_ext.errors import Problem, UnsupportedError
+from hyperpod_ext.submit.contract.handle import JobHandle
+from hyperpod_ext.submit.contract.render import check_shell
+from hyperpod_ext.submit.contract.targets import get_target
+from hyperpod_ext.submit.plan import Plan
+
+
+def submit(plan: Plan) -> JobHandle:
+    """Start the job.
+
+    Raises:
+        ConflictError: its name, or a port it must have, is in use.
+    """
+    _read_back(plan)
+    return get_target(plan.target).submit(plan)
+
+
+def rehearse(plan: Plan) -> None:
+    """Have the target's server check the plan; nothing is kept.
+
+    Raises:
+        UnsupportedError: the target has no server that could.
+    """
+    _read_back(plan)
+    ask = getattr(get_target(plan.target), "rehearse", None)
+    if ask is None:
+        hint = "`--dry-run` shows what would be submitted"
+        raise UnsupportedError(
+            [Problem(f"target {plan.target} has no server that checks without submitting", hint=hint)]
+        )
+    ask(plan)
+
+
+def _read_back(plan: Plan) -> None:
+    """Nothing rendered is used before it was parsed."""
+    for name, text in plan.files.items():
+        if name.endswith(".sh"):
+            check_shell(name, text)
+        if name.endswith(".yaml"):
+            from hyperpod_ext.submit.kubernetes.schemas import check_yaml
+
+            check_yaml(name, text)

@@ -1,0 +1,135 @@
+"""How the last step comes home: where ranks stop, what a node tells of its part, and what the report makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from hyperpod_ext.runtime.agent.last_step import LastStep
+from hyperpod_ext.runtime.coordinator.last_stop import LastStop
+from hyperpod_ext.runtime.events.durable_steps import durable_steps, left_out
+
+HOME = {"event": "homecoming", "save_id": "g1-s13", "step": 13, "made": 13, "nodes": [0, 1, 2]}
+
+
+def part(*, arrived: bool = False, newest: int | None = 10, ranks: tuple[int, ...] = (0, 1), error: str = "") -> Any:
+    left = {"left_ranks": list(ranks), "left_bytes": len(ranks) << 20}
+    return {"tier": "/d", "arrived": arrived, "newest_step": newest, **left, "error": error}
+
+
+def drained(node: int, *tiers: Any, in_time: bool = True) -> dict[str, Any]:
+    return {"event": "drained", "node": node, "in_time": in_time, "limit_s": 60.0, "tiers": list(tiers)}
+
+
+def copied(node: int, step: int | None, tier: str = "/d") -> dict[str, Any]:
+    return {"event": "copying", "tier": tier, "node": node, "newest_step": step}
+
+
+# --- what the report says ---------------------------------------------------------------------------
+
+
+def test_a_tier_has_the_newest_step_that_any_node_has_told_of_and_that_was_not_given_up() -> None:
+    events = [copied(0, 10), copied(1, 5), copied(0, 90, "peer"), copied(0, None, "/e")]
+    assert durable_steps(events) == [{"tier": "/d", "newest_step": 10}, {"tier": "/e", "newest_step": None}]
+    back = [*events, {"event": "go", "step": 7}]
+    assert durable_steps(back)[0] == {"tier": "/d", "newest_step": 5}
+    assert durable_steps([*back, drained(0, part(newest=13))])[0] == {"tier": "/d", "newest_step": 13}
+
+
+def test_nothing_is_left_out_once_one_node_has_seen_the_step_committed() -> None:
+    arrived = part(arrived=True, newest=13, ranks=())
+    assert left_out([HOME, drained(0, arrived), drained(1, part(ranks=(), error="the store went away"))]) == []
+    assert left_out([]) == []
+
+
+def test_what_is_left_out_is_named_with_step_tier_ranks_bytes_and_why() -> None:
+    late = drained(0, part(), in_time=False)
+    refused = drained(1, part(newest=None, ranks=(2,), error="No space left on device"))
+    waited = drained(2, part(ranks=()), in_time=False)
+    (line,) = left_out([copied(0, 10), HOME, late, refused, waited])
+    assert line == (
+        "step 13 is not in /d, and the newest durable step there is 10: node 0 left out 2 shards of ranks 0, 1, "
+        "2.0 MiB (not done within 60 s); node 1 left out 1 shard of rank 2, 1.0 MiB (No space left on device); "
+        "node 2 waited for other nodes (not done within 60 s). Started again, the job goes on from its newest durable "
+        "step."
+    )
+    (line,) = left_out([HOME, refused, waited])
+    assert "(not done within 60 s); node 0 was lost. Started" in line
+    (line,) = left_out([HOME])
+    assert line == "step 13 may be in no durable tier: nodes 0, 1, 2 did not say what became of it"
+
+
+def test_a_step_that_not_all_ranks_hold_is_told_and_so_are_nodes_that_never_heard_of_it() -> None:
+    (line,) = left_out([HOME | {"step": 10}, drained(0, part(arrived=True))])
+    assert line == "step 13 was made last, but the newest snapshot of all ranks is of step 10"
+    (line,) = left_out([HOME | {"step": None}, drained(0)])
+    assert "no snapshot that all ranks hold" in line
+    assert left_out([HOME | {"step": None, "made": 0}]) == [], "a job that made no step lacks none"
+    (line,) = left_out([drained(0, in_time=False), drained(1, in_time=False)])
+    assert line == "which step all ranks hold was not known within 60 s, so only what was due is durable"
+
+
+# --- a node's part ----------------------------------------------------------------------------------
+
+
+def brought(answers: list[dict[str, Any]], limit_s: float, name: str | None = "g1-s13") -> list[Any]:
+    """What a node tells, whose memory server answers so."""
+    told: list[Any] = []
+
+    async def ask(request: Any) -> Any:
+        told.append((request["op"], request["save_id"]))
+        return answers.pop(0)
+
+    async def held() -> list[Any]:
+        return ["what is held"]
+
+    async def run() -> None:
+        last = LastStep(
+            ask,
+            lambda kind, **fields: told.append((kind, fields["held"])),
+            lambda event, **fields: told.append((event, fields.get("in_time"))),
+        )
+        if name is not None:
+            last.name(name)
+        await last.bring(1, held, limit_s)
+
+    asyncio.run(run())
+    return told
+
+
+def test_a_node_tells_how_far_its_part_is_until_it_is_there_or_its_time_is_over() -> None:
+    way, there = {"idle": False, "tiers": [part()]}, {"idle": True, "tiers": [part(arrived=True)]}
+    asked, leaving = ("drain_now", "g1-s13"), ("leaving", ["what is held"])
+    assert brought([way, there], 3600.0) == [leaving, asked, ("draining", None), asked, ("drained", True)]
+    assert brought([way], 0.0) == [leaving, asked, ("drained", False)]
+
+
+def test_a_node_that_never_hears_which_step_it_is_waits_no_longer_than_it_may() -> None:
+    assert brought([{"idle": False, "tiers": []}], 0.0, None)[-1] == ("drained", False)
+
+
+# --- where ranks stop -------------------------------------------------------------------------------
+
+
+def answer(stop: LastStop, rank: int, can: bool, at: int, *, over: bool = False) -> str:
+    said = {"type": "stop_answer", "number": stop.number, "can": can, "at": at, "over": over}
+    return stop.hear(rank, said)
+
+
+def test_ranks_stop_after_the_step_that_they_make_or_later_where_some_are_past_it() -> None:
+    stop = LastStop(ranks=2, since=0.0)
+    assert stop.ask(newest=6) == {"number": -1, "step": 7}
+    assert [answer(stop, 0, True, 7), answer(stop, 1, False, 9)] == ["", "ask again"]
+    assert stop.ask(newest=8) == {"number": -2, "step": 11}
+    assert stop.hear(0, {"type": "stop_answer", "number": -1, "can": True, "at": 7, "over": False}) == ""
+    assert [answer(stop, rank, True, 10) for rank in (0, 1)] == ["", "all can"]
+    halted = {"type": "halted", "number": stop.number, "step": 11}
+    assert [stop.hear(rank, halted) for rank in (0, 0, 1)] == ["", "", "all stand"]
+
+
+def test_ranks_that_have_yet_to_begin_are_asked_in_a_moment_and_those_that_are_done_end_by_themselves() -> None:
+    stop = LastStop(ranks=2, since=0.0)
+    stop.ask(newest=0)
+    assert [answer(stop, 0, True, 1), answer(stop, 1, False, -1)] == ["", "ask later"]
+    stop.ask(newest=12)
+    assert [answer(stop, rank, False, 13, over=True) for rank in (0, 1)] == ["", ""]

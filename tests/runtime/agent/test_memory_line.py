@@ -1,0 +1,91 @@
+"""An agent's line to its memory server: one that ends while it is asked is followed by another, or it says why not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.agent.memory_client import MemoryLine
+from hyperpod_ext.runtime.ipc import messages as wire
+
+Answer = Callable[[wire.Message], wire.Message | None]
+
+
+async def serve(path: Path, answer: Answer) -> asyncio.Server:
+    """A memory server that hangs up where it has no answer."""
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if (request := await wire.read(reader)) is not None and (said := answer(request)) is not None:
+            writer.write(wire.encode(said))
+        writer.close()
+
+    return await asyncio.start_unix_server(converse, path)
+
+
+def test_what_is_asked_of_a_server_that_ends_is_asked_of_the_next_which_knows_what_the_first_was_told(
+    tmp_path: Path,
+) -> None:
+    async def scene() -> None:
+        line, heard, broken_off = MemoryLine(tmp_path / "memory"), list[wire.Message](), asyncio.Event()
+
+        def answer_all_but_one(request: wire.Message) -> wire.Message | None:
+            if request["op"] != "status":
+                return {"port": 1}
+            broken_off.set()
+            return None
+
+        first = await serve(tmp_path / "memory", answer_all_but_one)
+        for generation in (1, 2):
+            await line.ask({"op": "fence", "generation": generation})
+        await line.ask({"op": "fence", "generation": 2, "step": 7})
+        await line.ask({"op": "listen", "host": "here"})
+        asked = asyncio.create_task(line.ask({"op": "status"}))
+        await broken_off.wait()
+        first.close()
+
+        def answer(request: wire.Message) -> wire.Message:
+            heard.append(request)
+            return {"port": 2}
+
+        second = await serve(tmp_path / "next", answer)
+        line.lost()
+        answers = await line.succeed(tmp_path / "next")
+        assert answers["listen"] == {"port": 2}
+        assert await asked == {"port": 2}
+        assert [(its["op"], its.get("generation"), its.get("step")) for its in heard] == [
+            ("fence", 2, None),
+            ("fence", 2, 7),
+            ("listen", None, None),
+            ("held", None, None),
+            ("status", None, None),
+        ]
+        second.close()
+
+    asyncio.run(scene())
+
+
+def test_where_no_other_follows_whoever_asks_is_told_why(tmp_path: Path) -> None:
+    async def scene() -> None:
+        line = MemoryLine(tmp_path / "memory")
+        line.lost("killed by SIGKILL (9)")
+        with pytest.raises(JobFailedError, match=r"memory server of this node is gone: killed by SIGKILL \(9\)"):
+            await line.ask({"op": "held"})
+
+    asyncio.run(scene())
+
+
+def test_a_next_server_that_ends_before_it_knows_everything_is_no_server(tmp_path: Path) -> None:
+    async def scene() -> Any:
+        line = MemoryLine(tmp_path / "memory")
+        server = await serve(tmp_path / "next", lambda request: None)
+        answers = await line.succeed(tmp_path / "next")
+        server.close()
+        return answers
+
+    assert asyncio.run(scene()) == {}
+    assert not (tmp_path / "memory").exists()

@@ -1,0 +1,42 @@
+"""An agent that somebody starts by hand, with settings and flags that are wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hyperpod_ext.config.job.runtime import ENV_RUNTIME
+from hyperpod_ext.errors import ConfigError
+from hyperpod_ext.runtime.agent.arguments import parse, read_settings
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [('{"nodes": 1, "workers_per_node": 1}', "HPX_RUNTIME: name: Field required"), ("{", "HPX_RUNTIME: Invalid JSON")],
+)
+def test_settings_that_cannot_be_read_are_told(
+    told: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.setenv(ENV_RUNTIME, told)
+    with pytest.raises(ConfigError, match=said):
+        read_settings(parse(["--", str(tmp_path / "train.py")]), tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("endpoint", ["localhost", "localhost:", ":29400", "localhost:http", "localhost:99999", "::1"])
+def test_an_endpoint_is_host_and_port(endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--rdzv-endpoint", endpoint, "--", "train.py"])
+    assert f"{endpoint} is not HOST:PORT" in capsys.readouterr().err
+
+
+def test_a_job_that_fails_is_told_with_its_cause(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("raise ValueError('no such dataset')\n")
+    command = [sys.executable, "-m", "hyperpod_ext.runtime.agent", "--", "train.py"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 7
+    assert "hyperpod_ext agent, node 0: rank 0 (node 0) at step 0: ValueError: no such dataset" in ended.stderr
+    assert "Traceback" not in ended.stderr

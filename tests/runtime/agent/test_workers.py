@@ -1,0 +1,100 @@
+"""Worker processes of a node that are no longer wanted by the time they are there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.runtime.agent.settings import NodeSettings
+from hyperpod_ext.runtime.agent.workers import Workers
+
+
+class Zygote:
+    """Forks when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked, self.may = asyncio.Event(), asyncio.Event()
+        self.pids: list[int] = []
+
+    async def fork(self, **_: Any) -> int:
+        self.asked.set()
+        await self.may.wait()
+        self.pids.append(subprocess.Popen(["sleep", "600"]).pid)
+        return self.pids[-1]
+
+
+def workers_in(folder: Path, events: list[str]) -> Workers:
+    config = RuntimeConfig(name="a", nodes=1, workers_per_node=2)
+    settings = NodeSettings(config, 0, "127.0.0.1", 1, ["train.py"], folder, folder, folder / "secret", b"secret")
+    memory: Any = None
+    event = lambda name, **_: events.append(name)  # noqa: E731
+    return Workers(settings, memory, tell=event, event=event, spawn=lambda work: work.close())
+
+
+def is_gone(pid: int) -> bool:
+    """A zombie is there yet."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "undo",
+    [
+        pytest.param(lambda workers: workers.kill_all(), id="all are ended"),
+        pytest.param(lambda workers: workers.keep_only({0}), id="of another world"),
+        pytest.param(lambda workers: workers.expect(1), id="expected once more"),
+    ],
+)
+@pytest.mark.parametrize("when", ["before it is asked for", "while it is forked"])
+def test_a_worker_that_is_not_wanted_any_longer_does_not_stay(
+    tmp_path: Path, undo: Callable[[Workers], Any], when: str
+) -> None:
+    """It held the node's memory server, so that the last step of a job that was told to end was waited for in vain."""
+    events: list[str] = []
+
+    async def run() -> list[int]:
+        workers, zygote = workers_in(tmp_path, events), Zygote()
+        start = workers.expect(1)
+        if when == "before it is asked for":
+            undo(workers)
+            await workers.start(1, start, zygote)  # type: ignore[arg-type]  # all that is asked of one
+        else:
+            starting = asyncio.create_task(workers.start(1, start, zygote))  # type: ignore[arg-type]
+            await zygote.asked.wait()
+            undo(workers)
+            zygote.may.set()
+            await starting
+        assert workers.ranks == []
+        while not all(map(is_gone, zygote.pids)):
+            await asyncio.sleep(0.005)
+        return zygote.pids
+
+    pids = asyncio.run(asyncio.wait_for(run(), 60))
+    assert len(pids) == (0 if when == "before it is asked for" else 1)
+    assert events == []
+
+
+def test_a_worker_that_is_wanted_stays(tmp_path: Path) -> None:
+    events: list[str] = []
+
+    async def run() -> None:
+        workers, zygote = workers_in(tmp_path, events), Zygote()
+        zygote.may.set()
+        await workers.start(1, workers.expect(1), zygote)  # type: ignore[arg-type]
+        assert workers.ranks == [1]
+        workers.kill_all()
+        while not is_gone(zygote.pids[0]):
+            await asyncio.sleep(0.005)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert events[0] == "worker_started"

@@ -1,0 +1,84 @@
+"""Where ranks stop: nobody before all can, and nobody who is past it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from hyperpod_ext.runtime.control_plane.stop_at_step import Boundary
+
+
+@pytest.fixture
+def said() -> list[dict]:
+    return []
+
+
+@pytest.fixture
+def boundary(said: list[dict]) -> Boundary:
+    made = Boundary(lambda kind, **fields: said.append({"type": kind, **fields}))
+    made.begin(5, 20)
+    return made
+
+
+def test_a_rank_that_can_stops_after_the_step_once_all_can(boundary, said):
+    boundary.ask(1, 6)
+    assert said == [{"type": "stop_answer", "number": 1, "can": True, "at": 5, "over": False}]
+    assert not boundary.stops_after(5, whole=True)
+    boundary.agree(1)
+    assert boundary.stops_after(6, whole=True)
+
+
+def test_it_waits_there_for_the_word_of_the_others(boundary):
+    boundary.ask(1, 5)
+    stops: list[bool] = []
+    rank = threading.Thread(target=lambda: stops.append(boundary.stops_after(5, whole=True)))
+    rank.start()
+    rank.join(0.05)
+    assert rank.is_alive()
+    boundary.agree(1)
+    rank.join()
+    assert stops == [True]
+
+
+def test_if_another_cannot_it_goes_on(boundary):
+    boundary.ask(1, 5)
+    stops: list[bool] = []
+    rank = threading.Thread(target=lambda: stops.append(boundary.stops_after(5, whole=True)))
+    rank.start()
+    boundary.ask(2, 9)  # the next question takes the first one back
+    rank.join()
+    assert stops == [False]
+
+
+@pytest.mark.parametrize(
+    ("step", "can", "over"), [(4, False, False), (5, True, False), (19, True, False), (20, False, True)]
+)
+def test_what_is_past_or_after_the_end_it_cannot(boundary, said, step, can, over):
+    boundary.ask(1, step)
+    assert (said[0]["can"], said[0]["over"]) == (can, over)
+
+
+def test_before_the_loop_it_cannot_say(said):
+    made = Boundary(lambda kind, **fields: said.append(fields))
+    made.ask(1, 3)
+    assert (said[0]["can"], said[0]["at"], said[0]["over"]) == (False, -1, False)
+
+
+def test_in_the_middle_of_an_accumulation_it_goes_on_to_its_end(boundary):
+    boundary.ask(1, 6)
+    boundary.agree(1)
+    assert not boundary.stops_after(6, whole=False)
+    assert boundary.stops_after(7, whole=True)
+
+
+def test_whoever_stands_goes_on_when_the_change_is_dropped_or_the_generation_ends(boundary, said):
+    for withdrawn in (1, None):
+        boundary.ask(1, 5)
+        boundary.agree(1)
+        standing = threading.Thread(target=boundary.halt, args=(5,))
+        standing.start()
+        boundary.withdraw(withdrawn)
+        standing.join(5)
+        assert not standing.is_alive()
+    assert [word["type"] for word in said].count("halted") == 2

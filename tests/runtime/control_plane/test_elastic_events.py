@@ -1,0 +1,78 @@
+"""SIGUSR1 from hyperpodrun: heard by all, agreed one step ahead."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+from ranks import Member, Ranks
+from world_of_one import world_of_one
+
+from hyperpod_ext.runtime.control_plane.elastic_events import ElasticBoundary, ElasticEvent
+
+
+@pytest.fixture(autouse=True)
+def handler() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_who_listened_before_goes_on_hearing():
+    heard: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda signum, frame: heard.append(signum))
+    event = ElasticEvent()
+    assert not event.told
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert event.told
+    assert heard == [signal.SIGUSR1]
+
+
+def stops(member: Member) -> None:
+    """Each rank hears of it at another moment, rank 2 never; each is as slow as it is."""
+    while member.join():
+        event = ElasticEvent()
+        boundary = ElasticBoundary(event, lambda step: None)
+        boundary.begin(1, 100)
+        for step in range(1, 100):
+            if step == (7, 5, 1000)[member.rank]:
+                os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(0.002 * member.rank)
+            whole = step % 4 == 0  # gradients are accumulated over four
+            if boundary.stops_after(step, whole=whole):
+                member.send("stopped", step)
+                break
+        dist.barrier()
+        member.groups.close()
+
+
+def test_all_stop_after_the_same_step_and_where_the_state_is_whole():
+    with Ranks(3, stops) as ranks:
+        ranks.begin()
+        assert ranks.hear("stopped") == {0: (8,), 1: (8,), 2: (8,)}
+        ranks.end()
+
+
+def test_nobody_stops_before_the_next_step():
+    with world_of_one():
+        event = ElasticEvent()
+        boundary = ElasticBoundary(event, lambda step: None)
+        boundary.begin(1, 9)
+        assert not boundary.stops_after(1, whole=True)
+        event.told = True
+        assert not boundary.stops_after(2, whole=True), "others may have read nothing yet"
+        assert boundary.stops_after(3, whole=True)
+
+
+def test_told_in_the_last_step_all_stop_after_it():
+    with world_of_one():
+        event = ElasticEvent()
+        boundary = ElasticBoundary(event, lambda step: None)
+        boundary.begin(8, 9)
+        assert not boundary.stops_after(8, whole=True)
+        event.told = True
+        assert boundary.stops_after(9, whole=True)

@@ -1,0 +1,414 @@
+"""A coordinator and its line to agents over real connections; the agents here are only their messages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTier
+from hyperpod_ext.config.elastic import Elastic
+from hyperpod_ext.config.job.job import RestartPolicy
+from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.runtime.agent.election import Door
+from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
+from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.membership.elastic import ElasticMembership
+from hyperpod_ext.runtime.membership.membership import Phase
+
+SECRET = b"the secret of this test's job"
+LEASE_S = 3.0
+
+
+class Agent:
+    """One agent's end of its line."""
+
+    def __init__(self, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.node, self._reader, self._writer = node, reader, writer
+        self.record: dict[str, Any] | None = None
+        self.hello: dict[str, Any] = {}
+        self.beating: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def come(cls, door: Door, node: int, **said: Any) -> Agent:
+        reader, writer = await asyncio.open_connection(*door.address)
+        await wire.join_peer(reader, writer, SECRET)
+        agent = cls(node, reader, writer)
+        known = {"id": f"agent {node}", "pid": 1, "peer": ["", 2], "door": ["", 3], "domain": ""}
+        state = {"generation": 1, "committed": 0, "workers": {}, "exited": {}, "record": None}
+        agent.hello = {"type": "hello", "node": node, **known, **state, **said}
+        agent.say(**agent.hello)
+        return agent
+
+    def say(self, **message: Any) -> None:
+        self._writer.write(wire.encode(message))
+
+    async def hears(self, kind: str) -> dict[str, Any]:
+        """Next message of a kind; records are noted, as an agent does."""
+        async with asyncio.timeout(10):
+            while (message := await wire.read(self._reader)) is not None:
+                if message["type"] == "record":
+                    self.record = message["record"]
+                    self.say(type="noted", number=message["record"]["number"])
+                if message["type"] == kind:
+                    return message
+        raise AssertionError(f"node {self.node} never heard {kind}")
+
+    def hang_up(self) -> None:
+        if self.beating is not None:
+            self.beating.cancel()
+        self._writer.close()
+
+    async def beats(self) -> None:
+        while True:
+            self.say(type="beat")
+            await asyncio.sleep(LEASE_S / 6)
+
+
+@contextlib.asynccontextmanager
+async def coordinating(
+    tmp_path: Path, node: int = 0, spares: int = 1, checkpoint: CheckpointPolicy | None = None, **policy: Any
+) -> AsyncIterator[Any]:
+    config = RuntimeConfig(
+        name="a",
+        nodes=2,
+        workers_per_node=1,
+        spares=spares,
+        restart=RestartPolicy(lease_s=LEASE_S, **policy),
+        checkpoint=checkpoint or CheckpointPolicy(),
+    )
+    door = Door(SECRET, lambda why: pytest.fail(why))
+    await door.open("127.0.0.1", 0)
+    coordinator = Coordinator.first(config, node, tmp_path, 1)
+    door.lead_to(coordinator)
+    try:
+        yield door, coordinator
+    finally:
+        await door.close()
+        coordinator._watching.cancel()
+
+
+def events(tmp_path: Path, kind: str) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    return [event for event in found if event["event"] == kind]
+
+
+async def three(door: Door) -> list[Agent]:
+    """Nodes 2 (a spare), 1 and 0, all with the first record, 0 and 1 with a worker to start."""
+    agents = [await Agent.come(door, node) for node in (2, 1, 0)][::-1]
+    for agent in agents:
+        agent.beating = asyncio.create_task(agent.beats())
+    for agent in agents[:2]:
+        assert (await agent.hears("replace"))["rank"] == agent.node
+    await agents[2].hears("record")
+    return agents
+
+
+def test_when_a_line_ends_the_ranks_go_to_the_spare_and_everybody_hears_of_it(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path) as (door, _):
+            zero, one, two = await three(door)
+            one.hang_up()
+            assert (await two.hears("replace"))["rank"] == 1
+            while zero.record is None or zero.record["membership"]["nodes"] != {"0": 0, "1": 2}:
+                await zero.hears("record")
+            assert set(zero.record["members"]) == {"0", "2"}
+
+    asyncio.run(run())
+    lost = events(tmp_path, "node_lost")[0]  # the others are hung up on when the test ends
+    assert (lost["node"], lost["cause"]) == (1, "the connection to its agent closed")
+    fault = events(tmp_path, "fault")[0]
+    assert (fault["rank"], fault["rung"], fault["kind"]) == (1, "node", "lost")
+
+
+def test_a_silent_node_is_lost_after_half_of_the_lease_and_told_to_stop_when_it_speaks_again(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path) as (door, _):
+            _, one, two = await three(door)
+            assert one.beating is not None
+            one.beating.cancel()
+            await two.hears("replace")
+            stop = await one.hears("stop")
+            assert "was silent for" in stop["why"]
+            again = await Agent.come(door, 1, record=one.record)
+            assert "was given up" in (await again.hears("stop"))["why"]
+
+    asyncio.run(run())
+    lost = events(tmp_path, "node_lost")[0]  # the others are hung up on when the test ends
+    assert float(lost["cause"].split()[-2]) >= LEASE_S / 2
+
+
+def test_a_coordinator_that_reaches_too_few_has_all_of_them_stop_and_writes_no_report(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path) as (door, coordinator):
+            zero, one, two = await three(door)
+            one.hang_up()
+            two.hang_up()
+            assert "no majority" in (await zero.hears("stop"))["why"]
+            assert not coordinator.ended.done()
+
+    asyncio.run(run())
+    assert events(tmp_path, "stood_down")
+    assert not (tmp_path / "report.json").exists()
+
+
+def test_without_a_spare_the_time_for_another_node_ends_the_job(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path, spares=0, node_wait_s=0.2) as (door, _):
+            zero, one = await Agent.come(door, 0), await Agent.come(door, 1)
+            await zero.hears("replace")
+            one.hang_up()
+            assert (await zero.hears("end"))["state"] == "failed"
+
+    asyncio.run(run())
+    error = json.loads((tmp_path / "report.json").read_text())["error"]
+    assert "node 1 is lost at step 1: the connection to its agent closed; the job has no spares" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [({"node": 3}, "none of this job's 2 nodes and 1 spares"), ({"node": 1}, "is this node, and is there")],
+)
+def test_who_does_not_belong_is_told_why(tmp_path: Path, said: dict[str, Any], why: str) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path) as (door, _):
+            await three(door)
+            other = await Agent.come(door, said["node"], id="another")
+            assert why in (await other.hears("stop"))["why"]
+
+    asyncio.run(run())
+
+
+def test_a_successor_goes_on_with_what_the_voters_know(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path) as (door, _):
+            _, one, two = await three(door)
+        config = RuntimeConfig(name="a", nodes=2, workers_per_node=1, spares=1, restart=RestartPolicy(lease_s=LEASE_S))
+        door = Door(SECRET, lambda why: pytest.fail(why))
+        await door.open("127.0.0.1", 0)
+        assert two.record is not None
+        known = {"record": two.record, "generation": 4, "committed": 7}
+        voter = await Agent.come(door, 2, **known)
+        assert await door.wait_for_majority({0, 1, 2}, 1, 5.0)
+        assert not await door.wait_for_majority({0, 1, 2, 3}, 1, 0.05)
+        own = {**one.hello, **known, "workers": {"1": {}}}
+        door.lead_to(Coordinator.successor(config, 1, tmp_path, own, list(door.votes.values())))
+        me = await Agent.come(door, 1, **{**known, "workers": {"1": {"pid": 1, "step": 8}}})
+        for agent in (me, voter):
+            assert (await agent.hears("abort"))["generation"] == 5
+        assert (await voter.hears("replace"))["rank"] == 0
+        assert (me.record or voter.record or {})["term"] == 2
+        await door.close()
+
+    asyncio.run(run())
+    (took,) = events(tmp_path, "coordinator")
+    assert (took["node"], took["before"], took["term"]) == (1, 0, 2)
+    assert len(events(tmp_path, "job_started")) == 1
+    assert events(tmp_path, "fault")[0]["step"] == 8
+
+
+def test_who_waits_for_a_world_that_its_coordinator_took_with_it_gets_a_number_of_the_next_one(tmp_path: Path) -> None:
+    """The coordinator dies when some have entered a world of four: a worker that waits for that begins anew."""
+    elastic = Elastic(min_nodes=1, max_nodes=4)
+    config = RuntimeConfig(
+        name="a", nodes=3, workers_per_node=1, elastic=elastic, restart=RestartPolicy(lease_s=LEASE_S)
+    )
+    entered = ElasticMembership({rank: rank for rank in range(4)}, 10, generation=2, committed=7)
+    entered.moves = {2: {0: 0, 1: 1, 2: 2}}
+
+    async def run() -> None:
+        async with coordinating(tmp_path) as (door, _):
+            _, one, two = await three(door)
+        assert two.record is not None
+        members = {**two.record["members"], "3": two.record["members"]["2"] | {"id": "agent 3"}}
+        record = two.record | {"members": members, "membership": json.loads(json.dumps(entered.to_json()))}
+        door = Door(SECRET, lambda why: pytest.fail(why))
+        await door.open("127.0.0.1", 0)
+        late = {"record": record, "generation": 1, "committed": 7, "moved_in": 0}
+        voters = [
+            await Agent.come(door, 2, **late | {"workers": {"2": {"pid": 1, "step": 8, "coming": False}}}),
+            await Agent.come(door, 3, **late | {"workers": {"3": {"pid": 1, "step": 0, "coming": True}}}),
+        ]
+        assert await door.wait_for_majority({0, 1, 2, 3}, 1, 5.0)
+        door.lead_to(Coordinator.successor(config, 1, tmp_path, {**one.hello, **late}, list(door.votes.values())))
+        for agent in voters:
+            abort = await agent.hears("abort")
+            assert (abort["drop_coming"], abort["generation"], abort["moved_in"]) == (True, 4, 4)
+            assert abort["moved"] == {"1": 1, "2": 2}
+        assert (await voters[1].hears("replace"))["rank"] == 0
+        await door.close()
+
+    asyncio.run(run())
+    assert events(tmp_path, "world")[0]["nodes"] == 3
+
+
+def test_what_another_machine_reports_is_timed_by_the_clock_of_the_log(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path) as (door, _):
+            zero, one, _two = await three(door)
+            for agent, behind in ((zero, 0.0), (one, 1000.0)):
+                there = time.monotonic() - behind
+                agent.say(type="beat", clock=there)
+                agent.say(type="event", event="imported", t=there, began=there - 2.0, seconds=2.0, node=agent.node)
+            while len(events(tmp_path, "imported")) < 2:
+                await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    (joined, *_) = events(tmp_path, "node_joined")
+    for event in events(tmp_path, "imported"):
+        assert 0.0 <= event["t"] - joined["t"] < 30.0
+        assert event["t"] - event["began"] == pytest.approx(2.0)
+
+
+async def running(agents: list[Agent]) -> None:
+    """Have ranks 0 and 1 train, in generation 1."""
+    for rank, agent in enumerate(agents[:2]):
+        agent.say(type="join", rank=rank, pid=1, live=None, held=[], store_port=1, generation=1)
+    for rank, agent in enumerate(agents[:2]):
+        await agent.hears("begin")
+        agent.say(type="restored", rank=rank, generation=1, attempt=1, error="")
+    for agent in agents[:2]:
+        await agent.hears("go")
+
+
+BROKE = {"type": "event", "event": "collective_broke", "t": 0.0, "rank": 1, "generation": 1, "step": 3, "cause": "EOF"}
+
+
+def test_a_connection_that_ended_is_a_fault_once_every_agent_says_that_its_ranks_live(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path) as (door, _):
+            agents = await three(door)
+            await running(agents)
+            for _ in range(2):
+                agents[1].say(**BROKE)
+            for agent in agents:
+                await agent.hears("roll_call")
+                assert events(tmp_path, "fault") == []
+                agent.say(type="present", generation=1)
+            assert (await agents[0].hears("abort"))["generation"] == 2
+            for agent in agents:
+                agent.hang_up()
+
+    asyncio.run(run())
+    fault = events(tmp_path, "fault")[0]
+    assert (fault["rank"], fault["step"], fault["cause"], fault["rung"]) == (1, 3, "EOF", "in process")
+
+
+def test_a_death_that_is_told_meanwhile_is_the_only_fault(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path) as (door, _):
+            agents = await three(door)
+            await running(agents)
+            agents[1].say(**BROKE)
+            for agent in agents:
+                await agent.hears("roll_call")
+            death = {"cause": "killed by SIGKILL (9)", "step": 3, "final": False, "t": 0.0, "kind": "signal"}
+            agents[0].say(type="died", rank=0, generation=1, exit_code=-9, **death)
+            await agents[0].hears("abort")
+            for agent in agents:
+                agent.say(type="present", generation=1)
+            agents[0].say(type="join", rank=0, pid=1, live=None, held=[], store_port=1, generation=2)
+            agents[1].say(type="join", rank=1, pid=1, live=None, held=[], store_port=1, generation=2)
+            await agents[0].hears("begin")
+            assert [fault["rank"] for fault in events(tmp_path, "fault")] == [0]
+
+    asyncio.run(run())
+
+
+# --- the last step comes home -----------------------------------------------------------------------
+
+DURABLE = CheckpointPolicy(tiers=(MemoryTier(), FileTier(path="/d", every_steps=5)))
+BRIEF = {"replica": False, "world_size": 2, "step": 13, "generation": 1, "save_id": "g1-s13"}
+
+
+async def all_are_done(door: Door, coordinator: Coordinator) -> list[Agent]:
+    """Both ranks have ended well; the agents of both nodes and of the spare are to bring home what they hold."""
+    agents = await three(door)
+    coordinator._membership.phase = Phase.ENDED
+    coordinator._membership.step_committed(13)
+    for rank in (0, 1):
+        agents[rank].say(type="exited", rank=rank, code=0)
+    for agent in agents:
+        await agent.hears("come_home")
+    return agents
+
+
+def tell_of_part(agent: Agent, *tiers: dict[str, Any]) -> None:
+    agent.say(type="event", event="drained", t=0.0, node=agent.node, in_time=True, limit_s=60.0, tiers=tiers)
+    agent.say(type="home", node=agent.node)
+
+
+def test_a_job_succeeds_once_every_node_has_brought_home_its_part_of_the_last_step(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path, checkpoint=DURABLE) as (door, coordinator):
+            agents = await all_are_done(door, coordinator)
+            late = await Agent.come(door, 3)  # it is none of this job, and holds nobody up
+            await late.hears("stop")
+            for agent in agents:
+                agent.say(
+                    type="leaving", node=agent.node, held=[BRIEF | {"rank": agent.node}] if agent.node < 2 else []
+                )
+            for agent in agents:
+                assert (await agent.hears("bring_home"))["save_id"] == "g1-s13"
+            there = {"tier": "/d/a", "arrived": True, "newest_step": 13, "left_ranks": [], "left_bytes": 0, "error": ""}
+            tell_of_part(agents[1], there)
+            tell_of_part(agents[2])
+            agents[1].say(type="beat")
+            await agents[1].hears("beat")
+            assert not coordinator.ended.done()
+            assert not (tmp_path / "report.json").exists()
+            tell_of_part(agents[0], there)
+            assert (await agents[2].hears("end"))["state"] == "succeeded"
+
+    asyncio.run(run())
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["state"], report["warnings"]) == ("succeeded", [])
+    assert report["durable"] == [{"tier": "/d/a", "newest_step": 13}]
+
+
+def test_a_node_that_is_lost_on_the_way_home_ends_nobodys_job_and_is_named(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path, checkpoint=DURABLE) as (door, coordinator):
+            zero, one, two = await all_are_done(door, coordinator)
+            for agent in (zero, one, two):
+                agent.say(
+                    type="leaving", node=agent.node, held=[BRIEF | {"rank": agent.node}] if agent.node < 2 else []
+                )
+            await two.hears("bring_home")
+            one.hang_up()
+            waited = {
+                "tier": "/d/a",
+                "arrived": False,
+                "newest_step": 10,
+                "left_ranks": [],
+                "left_bytes": 0,
+                "error": "",
+            }
+            tell_of_part(two)
+            tell_of_part(zero, waited)
+            assert (await zero.hears("end"))["state"] == "succeeded"
+
+    asyncio.run(run())
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["state"], report["nodes_lost"]) == ("succeeded", [1])
+    (line,) = report["warnings"]
+    assert "step 13 is not in /d/a, and the newest durable step there is 10: node 0 waited for other nodes" in line
+    assert "node 1 was lost" in line
+
+
+def test_a_job_that_is_cancelled_on_its_way_home_has_its_grace(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path, checkpoint=DURABLE) as (door, coordinator):
+            agents = await all_are_done(door, coordinator)
+            agents[1].say(type="cancel")
+            for agent in agents:
+                end = await agent.hears("end")
+                assert (end["state"], end["grace_s"]) == ("cancelled", DURABLE.grace_s)
+
+    asyncio.run(run())

@@ -1,0 +1,60 @@
+"""What the end of a process means."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from hyperpod_ext.runtime.detection.failure_causes import OomKills, decode_exit, read_oom_kills
+
+
+@pytest.mark.parametrize(
+    ("status", "more", "kind", "cause"),
+    [
+        (signal.SIGKILL, {}, "signal", "killed by SIGKILL (9)"),
+        (signal.SIGKILL, {"oom": True}, "out-of-memory", "killed by SIGKILL (9): by the kernel, which had no memory"),
+        (signal.SIGTERM, {"oom": True}, "signal", "killed by SIGTERM (15)"),
+        (signal.SIGBUS, {}, "signal", "killed by SIGBUS (7): a mapped file or /dev/shm ran full"),
+        (3 << 8, {}, "exit", "exit code 3"),
+        (1 << 8, {"last_words": "ValueError: x (a.py:3)"}, "exit", "ValueError: x (a.py:3) (exit code 1)"),
+        (1 << 8, {"last_words": "torch.OutOfMemoryError: CUDA out of memory"}, "out-of-memory", "torch.OutOfMemory"),
+        (signal.SIGKILL, {"verdict": "hung in data of step 3"}, "hang", "hung in data of step 3"),
+        (signal.SIGKILL, {"verdict": "no heartbeat for 9 s"}, "heartbeat", "no heartbeat for 9 s"),
+        (41, {"verdict": "hung, before its handlers were there"}, "hang", "hung"),
+    ],
+)
+def test_an_exit_is_told_in_words(status, more, kind, cause):
+    fate = decode_exit(int(status), **more)
+    assert fate.kind == kind
+    assert fate.cause.startswith(cause)
+
+
+def system(root: Path, cgroups: str, files: dict[str, str]) -> tuple[Path, Path]:
+    for name, text in {"proc/self/cgroup": cgroups, **files}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root / "proc", root / "cgroup"
+
+
+@pytest.mark.parametrize(
+    ("cgroups", "files"),
+    [
+        ("0::/pod\n", {"cgroup/pod/memory.events": "oom 1\noom_kill 4\n"}),
+        ("0::/pod\n", {"cgroup/memory.events": "oom_kill 4\n"}),  # a container sees its own as the root
+        ("4:memory:/pod\n0::/\n", {"cgroup/memory/pod/memory.oom_control": "under_oom 0\noom_kill 4\n"}),
+        ("0::/\n", {"proc/vmstat": "nr_free_pages 1\noom_kill 4\n"}),
+    ],
+)
+def test_kills_for_want_of_memory_are_counted_by_either_kind_of_cgroup_or_the_machine(tmp_path, cgroups, files):
+    assert read_oom_kills(*system(tmp_path, cgroups, files)) == 4
+
+
+def test_only_new_kills_count(tmp_path):
+    proc, cgroup = system(tmp_path, "0::/\n", {"cgroup/memory.events": "oom_kill 4\n"})
+    kills = OomKills(proc, cgroup)
+    assert not kills.since_last()
+    (cgroup / "memory.events").write_text("oom_kill 5\n")
+    assert kills.since_last()
+    assert not kills.since_last()

@@ -1,0 +1,162 @@
+"""What makes a node unfit for a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTier
+from hyperpod_ext.config.detection import HealthPolicy
+from hyperpod_ext.config.job.job import RestartPolicy
+from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.detection import gpu_health, health
+from hyperpod_ext.runtime.detection.health import HealthContext, examine
+
+
+def context(run_dir: Path, **more: Any) -> HealthContext:
+    policy = {name: more.pop(name) for name in list(more) if name in HealthPolicy.model_fields}
+    restart = RestartPolicy(health=HealthPolicy(**policy))
+    tiers = more.pop("tiers", (MemoryTier(),))
+    checkpoint = CheckpointPolicy(tiers=tiers)
+    config = RuntimeConfig(name="j", nodes=1, workers_per_node=1, restart=restart, checkpoint=checkpoint)
+    return HealthContext(config, run_dir, more.pop("address", "127.0.0.1"), **more)
+
+
+def test_this_machine_is_well(tmp_path: Path):
+    found = asyncio.run(examine(context(tmp_path)))
+    assert found.ailments == {}
+
+
+def test_a_disk_without_room_is_said_with_the_folder(tmp_path: Path):
+    found = asyncio.run(examine(context(tmp_path, disk_mib=1 << 40)))
+    assert f"{tmp_path} has " in found.ailments["disk"]
+    assert "restart.health.disk_mib" in found.sentence()
+
+
+def test_a_file_tier_is_looked_at_where_it_will_be(tmp_path: Path):
+    (tmp_path / "tier").write_text("in the way")
+    tier = FileTier(path=str(tmp_path / "tier" / "below"))
+    assert health.disk(context(tmp_path, tiers=(MemoryTier(), tier))) is not None
+
+
+def test_shared_memory_that_is_not_there(tmp_path: Path):
+    assert "does not exist" in str(health.shared_memory(context(tmp_path, shm=tmp_path / "shm")))
+
+
+def interfaces(root: Path, **states: str) -> Path:
+    for name, state in states.items():
+        (root / name).mkdir(parents=True)
+        (root / name / "operstate").write_text(state + "\n")
+    return root
+
+
+def test_a_network_interface_that_is_down_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    net = interfaces(tmp_path / "net", lo="unknown", eth0="down", eth1="up")
+    there = {"address": "10.0.0.1", "net": net}
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    assert health.network(context(tmp_path, **there)) is None  # one of them is up
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    assert health.network(context(tmp_path, **there)) == "no network interface is up: eth0 is down"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+    assert "there is no network interface eth7; there are: eth0, eth1, lo" in str(
+        health.network(context(tmp_path, **there))
+    )
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    assert health.network(context(tmp_path, net=net)) is None  # over loopback
+
+
+def test_a_check_of_ones_own_is_called_by_module_and_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    module = types.ModuleType("own_checks")
+    module.fans = lambda context: f"fans of {context.config.name} stand still"  # type: ignore[attr-defined]
+
+    def breaks(context: HealthContext) -> None:
+        raise OSError("no such sensor")
+
+    module.breaks = breaks  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "own_checks", module)
+    found = asyncio.run(examine(context(tmp_path, checks=("own_checks:fans", "own_checks:breaks", "disk"))))
+    assert found.ailments == {
+        "own_checks:fans": "fans of j stand still",
+        "own_checks:breaks": "OSError: no such sensor",
+    }
+
+
+def test_a_check_that_does_not_come_back_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    released = threading.Event()
+    module = types.ModuleType("slow_checks")
+    module.stuck = lambda context: released.wait() and None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "slow_checks", module)
+    found = asyncio.run(examine(context(tmp_path, checks=("slow_checks:stuck",), timeout_s=0.2)))
+    released.set()
+    assert found.ailments == {"slow_checks:stuck": "no answer within 0.2 s"}
+
+
+@pytest.mark.parametrize("name", ["disc", "json:no_such_check", "no_such_module:check"])
+def test_a_check_that_is_not_there_is_named(tmp_path: Path, name: str):
+    with pytest.raises(JobFailedError, match=name):
+        asyncio.run(examine(context(tmp_path, checks=(name,))))
+
+
+class DriverError(Exception):
+    def __init__(self, value: int) -> None:
+        super().__init__(f"error {value}")
+        self.value = value
+
+
+def driver(**gpu: Any) -> types.ModuleType:
+    """A stand-in of NVIDIA's library with one GPU."""
+    module = types.ModuleType("pynvml")
+    module.__dict__.update(
+        NVMLError=DriverError,
+        NVML_ERROR_NOT_SUPPORTED=3,
+        NVML_VOLATILE_ECC=0,
+        NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1,
+        nvmlEventTypeXidCriticalError=8,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 1,
+        nvmlDeviceGetHandleByIndex=lambda index: f"gpu{index}",
+        nvmlDeviceGetTotalEccErrors=lambda *_: gpu.get("ecc", 0),
+        nvmlDeviceGetRemappedRows=lambda _: gpu.get("rows", (0, 0, 0, 0)),
+        nvmlEventSetCreate=object,
+        nvmlDeviceRegisterEvents=lambda *_: None,
+        nvmlDeviceGetIndex=lambda _: 0,
+    )
+    xids = list(gpu.get("xids", ()))
+
+    def wait(_events: object, _timeout: int) -> Any:
+        if not xids:
+            raise DriverError(10)
+        return types.SimpleNamespace(device="gpu0", eventData=xids.pop(0))
+
+    module.nvmlEventSetWait_v2 = wait  # type: ignore[attr-defined]
+    return module
+
+
+@pytest.mark.parametrize(
+    ("gpu", "ailment"),
+    [
+        ({}, None),
+        ({"ecc": 2}, "GPU 0: 2 uncorrected memory errors (ECC)"),
+        ({"rows": (1, 0, 1, 0)}, "GPU 0: memory rows wait to be remapped; it must be reset"),
+        ({"rows": (1, 0, 0, 1)}, "GPU 0: memory rows could not be remapped; it must be replaced"),
+        ({"xids": [79]}, "GPU 0: Xid 79"),
+        ({"xids": [13, 43]}, None),  # a program's own fault
+    ],
+)
+def test_a_gpu_that_is_ill(monkeypatch: pytest.MonkeyPatch, gpu: dict[str, Any], ailment: str | None):
+    monkeypatch.setitem(sys.modules, "pynvml", driver(**gpu))
+    for cached in (gpu_health._nvml, gpu_health._event_set):
+        cached.cache_clear()
+    try:
+        assert gpu_health.ailment() == ailment
+    finally:
+        for cached in (gpu_health._nvml, gpu_health._event_set):
+            cached.cache_clear()

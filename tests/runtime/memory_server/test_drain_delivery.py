@@ -1,0 +1,98 @@
+"""When a checkpoint's manifest is written: once all parts are there, and by nobody who was followed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hyperpod_ext.errors import StaleGenerationError
+from hyperpod_ext.runtime.memory_server.upload import Delivery
+from hyperpod_ext.runtime.memory_server.upload_queue import Work
+from hyperpod_ext.runtime.storage.checkpoints import Progress
+from hyperpod_ext.runtime.storage.object_store import Cancelled
+
+
+class Place:
+    """Checkpoints in a store, as one node sees them: others bring their parts while it looks."""
+
+    def __init__(self, work: Work, others_done: list[bool], followed: bool = False) -> None:
+        self.committed = 0
+        self.store = SimpleNamespace(url="memory:")
+        self._work, self._others_done, self._followed = work, others_done, followed
+        self._mine: set[int] = set()
+
+    def until(self, cancelled: object) -> Place:
+        return self
+
+    def claim(self, generation: int, step: int, run: str) -> None:
+        pass
+
+    def check_not_followed(self, generation: int, run: str) -> None:
+        if self._followed:
+            raise StaleGenerationError("another run")
+
+    def put_record(self, folder: str, node: int, manifests: object) -> None:
+        pass
+
+    def record(self, folder: str, node: int) -> list[Any]:
+        return []
+
+    def put_done(self, folder: str, node: int, macs: object) -> None:
+        self._mine.add(node)
+
+    def macs(self, folder: str, node: int) -> dict[str, Any]:
+        return {}
+
+    def progress(self, folder: str) -> Progress:
+        """One look at the folder; after the last one the step is given up."""
+        done = frozenset(self._mine)
+        if self._mine:
+            others = self._others_done.pop(0)
+            done |= {1} if others else set()
+            self._work.dropped = not self._others_done
+        return Progress(frozenset({0, 1}), done, frozenset(), frozenset(), complete=False)
+
+    def commit(self, *_: object) -> bool:
+        self.committed += 1
+        return True
+
+
+def delivery(place: Any, run: str = "") -> Delivery:
+    due: Any = SimpleNamespace(is_passed=lambda work, now: False, waiting=False)
+    made = Delivery(place, SimpleNamespace(), lambda digest: None, due, node=0, on_bytes=lambda count: None)  # type: ignore[arg-type]
+    if run:
+        made.entered[1] = (0, run)
+    return made
+
+
+def test_it_is_committed_once_all_nodes_have_brought_their_part():
+    work = Work(10, 1, "g1-s10", nodes=2)
+    place = Place(work, [False, False, True])
+    assert delivery(place).bring(work)
+    assert place.committed == 1
+
+
+def test_that_all_have_said_what_they_will_bring_is_not_enough():
+    work = Work(10, 1, "g1-s10", nodes=2)
+    place = Place(work, [False, False])
+    with pytest.raises(Cancelled):
+        delivery(place).bring(work)
+    assert place.committed == 0
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_run_that_another_has_followed_commits_nothing(nodes: int):
+    work = Work(10, 1, "g1-s10", nodes=nodes)
+    place = Place(work, [True], followed=True)
+    with pytest.raises(StaleGenerationError):
+        delivery(place, "this run").bring(work)
+    assert place.committed == 0
+
+
+def test_a_run_that_nobody_has_followed_commits():
+    work = Work(10, 1, "g1-s10", nodes=1)
+    place = Place(work, [])
+    assert delivery(place, "this run").bring(work)
+    assert place.committed == 1

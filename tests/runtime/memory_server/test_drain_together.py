@@ -1,0 +1,157 @@
+"""Two nodes drain the same steps at different speeds: neither may wait for a part that the other has given up."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import JOB, SECRET, plan_of
+from waiting import until
+
+from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTier
+from hyperpod_ext.runtime.memory_server.state import NodeMemory
+from hyperpod_ext.runtime.snapshot.manifest import save_id_of
+from hyperpod_ext.runtime.storage.file import FileStore
+from hyperpod_ext.runtime.storage.names import folder_of
+
+NBYTES = 1000
+
+
+class GatedStore(FileStore):
+    """A directory that takes its time over one name."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.held, self.reached, self.open = "", threading.Event(), threading.Event()
+
+    def hold(self, name: str) -> None:
+        """Let nothing through to the file of this name until `open` is set."""
+        self.held = name
+
+    def _pass(self, name: str) -> None:
+        if self.held and name.endswith(self.held):
+            self.reached.set()
+            assert self.open.wait(20)
+
+    def put(self, name: str, data: memoryview, crc64nvme: str, **more: Any) -> None:
+        self._pass(name)
+        super().put(name, data, crc64nvme, **more)
+
+    def put_new(self, name: str, data: bytes, **options: Any) -> bool:
+        self._pass(name)
+        return super().put_new(name, data, **options)
+
+
+class Node:
+    """Node `number` of two, with one rank, whose state is its own; every tenth step is due."""
+
+    def __init__(self, number: int, folder: Path) -> None:
+        tiers = (MemoryTier(every_steps=1), FileTier(path=str(folder / "tier"), every_steps=10))
+        policy = CheckpointPolicy(tiers=tiers, when_busy="supersede")
+        self.rank = number
+        self.memory = NodeMemory(
+            policy, job=JOB, secret=SECRET, node=number, nodes=2, owners=1, usable_bytes=lambda: 1 << 30
+        )
+        (self.drain,) = self.memory.drains
+        self.store = self.drain.checkpoints.store = GatedStore(self.drain.url)
+        self.plan = plan_of(NBYTES)
+        self.memory.plans.add(self.plan.to_json(), self.plan.digest)
+
+    def save(self, *steps: int) -> None:
+        for step in steps:
+            region, fd = self.memory.map(self.rank, NBYTES)
+            os.close(fd)
+            slot = self.memory.own.next_slot(self.rank, "supersede", 20)
+            assert slot is not None
+            self.memory.begin(self.rank, slot, step, save_id_of(1, step), 1)
+            region.view(slot, NBYTES)[:] = bytes([step + 100 * self.rank]) * NBYTES
+            record = {"save_id": save_id_of(1, step), "world_size": 2, "own_digest": "", "extras": {}}
+            record |= {"plan": self.plan.digest, "nbytes": NBYTES, "values": [step], "saved_at": 0.0}
+            self.memory.seal(self.rank, slot, record)
+
+    def announced(self, step: int) -> bool:
+        return self.rank in self.drain.checkpoints.progress(folder_of(step, 1)).announced
+
+    def steps(self) -> list[int]:
+        return [one.step for one in self.drain.checkpoints.found()]
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[tuple[Node, Node]]:
+    both = Node(0, tmp_path), Node(1, tmp_path)
+    yield both
+    for node in both:
+        node.store.open.set()
+
+
+def come_to_rest(*nodes: Node) -> None:
+    for node in nodes:
+        assert node.memory.wait_idle(10), f"node {node.rank} waits for a part that does not come"
+        assert node.drain.status["failed"] == 0, node.drain.status["last_error"]
+
+
+def give_up(node: Node, step: int) -> None:
+    """While its drain is busy with another, the rank's next saves need the slot of `step`."""
+    node.save(step, step + 1, step + 2)
+
+
+def test_a_step_given_up_beside_a_slow_upload_is_waited_for_by_nobody(nodes):
+    slow, quick = nodes
+    slow.store.hold(f"{folder_of(10, 1)}/__0_0.distcp")
+    slow.save(10)
+    quick.save(10)
+    assert slow.store.reached.wait(20)
+    until(lambda: 1 in quick.drain.checkpoints.progress(folder_of(10, 1)).done)
+    give_up(slow, 20)
+    quick.save(20)
+    until(lambda: quick.announced(20))
+    slow.store.open.set()
+    come_to_rest(slow, quick)
+    assert slow.steps() == [10]
+    assert [node.drain.status["superseded"] for node in nodes] == [1, 2]
+
+
+def test_two_nodes_that_gave_up_each_what_the_other_has_meet_at_the_next_step(nodes):
+    """One went on to step 20 without waiting for the other's part of step 10; the other, about to bring that, needed
+    the memory of step 20."""
+    late, early = nodes
+    late.store.hold(f"{folder_of(10, 1)}/node-0.json")
+    late.save(10)
+    assert late.store.reached.wait(20)
+    early.save(10)
+    until(lambda: early.announced(10))
+    give_up(late, 20)
+    early.save(20)
+    until(lambda: early.announced(20))
+    late.store.open.set()
+    come_to_rest(late, early)
+    assert late.steps() == []
+    for node in nodes:
+        node.save(30)
+    come_to_rest(late, early)
+    assert late.steps() == [30]
+
+
+def test_a_step_that_was_left_can_be_brought_after_all(nodes):
+    """When the job ends, what is newest is brought, whatever was said of it before."""
+    one, other = nodes
+    one.drain.checkpoints.put_left(folder_of(10, 1), 1)
+    other.drain._delivery._told.add(save_id_of(1, 10))  # as if this node had said so
+    other.save(10)
+    until(lambda: other.announced(10))
+    one.save(10)
+    come_to_rest(one, other)
+    assert one.steps() == [10]
+
+
+def test_a_newer_step_ends_the_wait_for_another_node_at_once(nodes, monkeypatch):
+    """Not when it next looks at the store: by then the memory of the newer step may be needed too."""
+    monkeypatch.setattr("hyperpod_ext.runtime.memory_server.upload._POLL_S", (60.0, 60.0))
+    node, _ = nodes
+    for step in (10, 20, 30):
+        node.save(step)
+        until(lambda step=step: node.announced(step))

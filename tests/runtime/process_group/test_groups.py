@@ -1,0 +1,281 @@
+"""Process groups of real processes: opened without a central store, freed from what they wait for, and closed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import Member, Ranks
+
+from hyperpod_ext.runtime.process_group.gloo_sockets import event_loops
+from hyperpod_ext.runtime.process_group.gloo_waits import sleeping, threads
+
+SIZE = 4
+
+
+def _sum(value: float, group: dist.ProcessGroup | None = None, numel: int = 1) -> float:
+    tensor = torch.full((numel,), value)
+    dist.all_reduce(tensor, group=group)
+    return float(tensor[-1])
+
+
+# --- every generation ---------------------------------------------------------------------------
+
+
+def _all_kinds_of_groups(member: Member) -> None:
+    while member.join():
+        with member.faults():
+            rank = member.rank
+            pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+            mesh = dist.device_mesh.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+            late = dist.new_group([0, 2, 3])
+            sums = {
+                "world": _sum(rank + 1.0),
+                "pair": _sum(rank, pairs[rank // 2]),
+                "replicate": _sum(rank, mesh["replicate"].get_group()),
+                "shard": _sum(rank, mesh["shard"].get_group()),
+                "late": _sum(rank, late) if rank != 1 else -1.0,
+            }
+            gathered: list[object] = [None] * SIZE
+            dist.all_gather_object(gathered, rank)
+            dist.barrier()
+            member.send("sums", sums, gathered, member.endpoint.requests)
+            _sum(1.0)  # of the killed rank there is only the word that it came so far
+            while True:
+                _sum(1.0, pairs[rank // 2])
+
+
+def test_groups_meshes_and_user_groups_work_in_every_generation():
+    expected = {
+        0: {"world": 10, "pair": 1, "replicate": 2, "shard": 1, "late": 5},
+        1: {"world": 10, "pair": 1, "replicate": 4, "shard": 1, "late": -1},
+        2: {"world": 10, "pair": 5, "replicate": 2, "shard": 5, "late": 5},
+        3: {"world": 10, "pair": 5, "replicate": 4, "shard": 5, "late": 5},
+    }
+    with Ranks(SIZE, _all_kinds_of_groups) as ranks:
+        for victim in (2, 0, 3):
+            ranks.begin()
+            told = ranks.hear("sums")
+            assert {rank: sums for rank, (sums, _, _) in told.items()} == expected
+            assert all(gathered == [0, 1, 2, 3] for _, gathered, _ in told.values())
+            ranks.kill(victim)
+            ranks.abort(victim)
+            ranks.hear("freed", victim)
+            ranks.start(victim)
+
+
+def test_no_rank_serves_more_than_twice_its_share_of_the_requests():
+    with Ranks(SIZE, _all_kinds_of_groups) as ranks:
+        ranks.begin()
+        requests = [count for _, _, count in ranks.hear("sums").values()]
+    assert sum(requests) >= 4 * SIZE
+    assert max(requests) <= 2 * sum(requests) / SIZE, requests
+
+
+# --- freed --------------------------------------------------------------------------------------
+
+
+def _reduce_for_ever(numel: int):
+    def body(member: Member) -> None:
+        while member.join():
+            with member.faults():
+                _sum(1.0, numel=numel)
+                member.send("busy")
+                while True:
+                    _sum(1.0, numel=numel)
+
+    return body
+
+
+def _first_use(member: Member) -> None:
+    """Rank 2 never comes: the others wait for it in the first operation, with connections that nobody made yet."""
+    while member.join():
+        with member.faults():
+            if member.rank == 2:
+                member.send("busy")
+                threading.Event().wait()
+            member.send("busy")
+            _sum(1.0)
+
+
+def _in_a_subgroup(member: Member) -> None:
+    while member.join():
+        with member.faults():
+            pair = dist.new_group([1, 2])
+            others = dist.new_group([0, 1, 3])
+            _sum(1.0)
+            if member.rank == 2:
+                member.send("busy")
+                threading.Event().wait()
+            if member.rank == 1:
+                member.send("busy")
+                _sum(1.0, pair)
+            _sum(1.0, others) if member.rank == 1 else None
+            member.send("busy")
+            _sum(1.0, others)  # waits for 1, which waits for 2
+
+
+def _point_to_point(member: Member) -> None:
+    """Rank 2 sends more than sockets hold, to a rank that takes it; rank 3 sends to one that does not."""
+    while member.join():
+        with member.faults():
+            _sum(1.0)
+            big = torch.zeros(64 << 20, dtype=torch.uint8)
+            member.send("busy")
+            if member.rank == 0:
+                dist.recv(torch.zeros(1), 3)
+            elif member.rank == 1:
+                while True:
+                    dist.recv(big, 2)
+            elif member.rank == 2:
+                while True:
+                    dist.send(big, 1)
+            else:
+                dist.send(big, 1)
+
+
+def _gather(member: Member) -> None:
+    """When one sender dies, what others send is half received, into buffers that are gone with the operation."""
+    while member.join():
+        with member.faults():
+            _sum(1.0)
+            mine = torch.zeros(32 << 20, dtype=torch.uint8)
+            parts = [torch.zeros_like(mine) for _ in range(SIZE)] if member.rank == 0 else None
+            member.send("busy")
+            while True:
+                dist.gather(mine, parts)
+
+
+BODIES = {
+    "all-reduces of a few bytes": _reduce_for_ever(1),
+    "all-reduces of 40 MB": _reduce_for_ever(10 << 20),
+    "connections that are never made": _first_use,
+    "a group without the dead rank": _in_a_subgroup,
+    "a message of the dead rank half received": _point_to_point,
+    "messages of others half received": _gather,
+}
+
+
+@pytest.mark.parametrize("what", BODIES)
+def test_every_survivor_is_freed_from(what):
+    with Ranks(SIZE, BODIES[what]) as ranks:
+        for _ in range(3):
+            ranks.begin()
+            ranks.hear("busy")
+            ranks.kill(2)
+            ranks.abort(2)
+            ranks.hear(
+                "freed", 2
+            )  # without a cut it would be half an hour; how soon it is, `make bench-rendezvous` tells
+            ranks.start(2)
+
+
+def test_a_cut_without_a_death_frees_everybody():
+    with Ranks(SIZE, _reduce_for_ever(1 << 20)) as ranks:
+        for _ in range(5):
+            ranks.begin()
+            ranks.hear("busy")
+            ranks.abort()
+            assert all(told["raised"] for (told,) in ranks.hear("freed").values())
+
+
+def test_groups_of_the_process_that_forked_the_ranks_are_left_alone(monkeypatch):
+    """Their epoll sets are inherited, and name sockets by numbers under which a rank has others: its line, say."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    before = {loop.address for loop in event_loops()}
+    ours = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=30))
+    with Ranks(SIZE, _first_use) as ranks:
+        for _ in range(4):
+            ranks.begin()
+            ranks.hear("busy")
+            ranks.kill(2)
+            ranks.abort(2)
+            ranks.hear("freed", 2)
+            ranks.start(2)
+    (loop,) = (loop for loop in event_loops() if loop.address not in before)
+    assert loop.connections == {}, "a rank has answered for others at its parent's listener"
+    del ours
+
+
+def _leave_with_a_forgotten_sum(member: Member) -> None:
+    """Rank 0 leaves with a sum under way that it does not wait for, and gloo never hears that its connections end."""
+    while member.join():
+        _sum(1.0)
+        if member.rank == 0:
+            member.groups._hold = lambda connection: None  # type: ignore[method-assign]
+            dist.all_reduce(torch.ones(1 << 18), async_op=True)
+            while not any(sleep and sleep.timed for sleep in map(sleeping, threads("pt_gloo"))):
+                os.sched_yield()
+        else:
+            member._inbox.get()  # the abort, once rank 0 is out: until then its connections stay
+        member.groups.cut()
+        member.groups.destroy()
+        member.send("left")
+
+
+def test_a_sum_that_nobody_waits_for_and_gloo_has_forgotten_does_not_keep_its_rank():
+    with Ranks(SIZE, _leave_with_a_forgotten_sum) as ranks:
+        ranks.begin()
+        ranks.hear("left", 1, 2, 3)
+        ranks.abort(0)
+        ranks.hear("left", 0)
+
+
+# --- nothing left -------------------------------------------------------------------------------
+
+
+def _count(member: Member) -> None:
+    """20 aborts in one process: what it has open, before and after."""
+    while member.join():
+        with member.faults():
+            pair = dist.new_group([0, 1]), dist.new_group([2, 3])
+            _sum(1.0, pair[member.rank // 2])
+            _sum(1.0, numel=1 << 18)
+            member.send("open", _open())
+            while True:
+                _sum(1.0, numel=1 << 18)
+
+
+def _open() -> dict[str, int]:
+    fds = []
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of the listing
+            fds.append(str(fd.readlink()).split(":")[0])
+    return {"threads": len(list(Path("/proc/self/task").iterdir())), "fds": len(fds), **Counter(fds)}
+
+
+def test_twenty_aborts_leave_no_thread_descriptor_or_socket():
+    with Ranks(SIZE, _count) as ranks:
+        counts = []
+        for turn in range(22):
+            ranks.begin()
+            counts.append({rank: told[0] for rank, told in ranks.hear("open").items()})
+            if turn % 2:
+                ranks.abort()
+                ranks.hear("freed")
+            else:
+                ranks.kill(3)
+                ranks.abort(3)
+                ranks.hear("freed", 3)
+                ranks.start(3)
+    for rank in (0, 1, 2):
+        first, last = counts[1][rank], counts[-1][rank]
+        assert last["threads"] <= first["threads"], counts
+        # lines to the other ranks' servers: at most one more to each than there were
+        assert last["fds"] <= first["fds"] + SIZE, (first, last)
+        assert last["socket"] <= first["socket"] + SIZE, (first, last)
+
+
+def test_the_kernel_tells_of_every_name_that_is_used():
+    """Where these are missing, groups open eagerly and a lost wait is left to the agent."""
+    from hyperpod_ext.runtime.process_group.gloo_waits import LostWaits
+
+    assert Path("/proc/self/syscall").exists()
+    assert LostWaits.find() is not None

@@ -1,0 +1,333 @@
+"""The one decision that must never be wrong: which step, and whose bytes."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.snapshot.select import Decision, Offer, Source, choose_step, is_replicated, start_fresh
+from hyperpod_ext.runtime.snapshot.sharing import Sharing
+
+NODES = {0: 0, 1: 0, 2: 1, 3: 1}
+
+
+def live(rank: int, step: int, own: str = "", generation: int = 1, sharing: str = "same") -> Offer:
+    return Offer("live", step, rank, NODES[rank], f"g{generation}-s{step}", own, sharing)
+
+
+def memory(rank: int, step: int, own: str = "", generation: int = 1, sharing: str = "same", **more) -> Offer:
+    node = more.pop("node", NODES.get(rank, 0))
+    return Offer("memory", step, rank, node, f"g{generation}-s{step}", own, sharing, **more)
+
+
+def durable(step: int, tier: str = "s3", generation: int = 1, world_size: int = 4) -> Offer:
+    place = {"url": f"{tier}://place/j", "folder": f"step-{step}-g{generation}"}
+    return Offer(tier, step, -1, -1, f"g{generation}-s{step}", world_size=world_size, **place)
+
+
+def chosen(offers: list[Offer], nodes=NODES, began=None) -> Decision:
+    decision = choose_step(offers, nodes, began)
+    assert decision is not None
+    return decision
+
+
+def kinds(decision: Decision) -> dict[int, str]:
+    return {rank: source.kind for rank in decision.sources for source in decision.sources[rank]}
+
+
+def test_nothing_held_anywhere_is_no_decision():
+    assert choose_step([], NODES) is None
+
+
+def test_a_decision_survives_the_wire():
+    decision = chosen([live(0, 8), live(1, 8), memory(2, 8), live(3, 8)])
+    assert Decision.from_json(decision.to_json()) == decision
+    resized = chosen([durable(8, world_size=2)])
+    assert Decision.from_json(resized.to_json()) == resized
+    assert start_fresh(NODES).step == 0
+
+
+# --- where each rank gets it ----------------------------------------------------------------------
+
+
+def test_survivors_keep_what_they_have_and_the_newcomer_takes_its_own_snapshot():
+    decision = chosen([live(0, 7), live(1, 7), live(3, 7), memory(2, 7), memory(2, 6)])
+    assert decision.step == 7
+    assert kinds(decision) == {0: "self", 1: "self", 2: "memory", 3: "self"}
+
+
+def test_without_its_own_snapshot_the_newcomer_takes_a_live_peer_on_its_node():
+    decision = chosen([live(0, 7), live(1, 7), live(3, 7), memory(2, 6)])
+    assert decision.sources[2] == tuple(Source("live", rank, "g1-s7") for rank in (3, 0, 1))
+
+
+def test_a_laggard_rolls_forward_and_nobody_rolls_back():
+    decision = chosen([live(0, 8), live(1, 7), live(3, 8)])
+    assert decision.step == 8
+    assert decision.sources[1] == tuple(Source("live", rank, "g1-s8") for rank in (0, 3))
+
+
+def test_a_lost_node_is_restored_from_its_replicas_in_another_nodes_memory():
+    offers = [memory(rank, 7, own=f"own{rank}", sharing="shard", node=0) for rank in NODES]
+    decision = chosen(offers)
+    assert kinds(decision) == {0: "memory", 1: "memory", 2: "peer", 3: "peer"}
+    assert decision.sources[2] == (Source("peer", 2, "g1-s7", node=0),)
+
+
+def test_a_replica_on_the_own_node_is_nearer_than_another_nodes_memory():
+    offers = [memory(rank, 7, own=f"own{rank}", node=node) for rank in NODES for node in (0, 1)]
+    assert set(kinds(chosen(offers)).values()) == {"memory"}
+
+
+def test_places_are_tried_from_the_nearest_to_the_farthest():
+    places = [durable(7, "s3"), durable(7, "file"), *(memory(rank, 7, node=9) for rank in NODES)]
+    places += [live(1, 7), memory(0, 7), live(0, 7)]
+    seen = []
+    for count in range(1, len(places) + 1):
+        source = chosen(places[:count]).source(0)
+        if not seen or seen[-1] != source.kind:
+            seen.append(source.kind)
+    assert seen == ["s3", "file", "peer", "live", "memory", "self"]
+
+
+def test_load_spreads_over_equals():
+    offers = [memory(rank, 7, node=9) for rank in range(4)]
+    assert [chosen(offers).source(rank).rank for rank in NODES] == [0, 1, 2, 3]
+
+
+# --- durable checkpoints --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tier", ["file", "s3"])
+def test_a_durable_checkpoint_serves_every_rank_when_memory_has_nothing(tier):
+    decision = chosen([durable(100, tier), durable(90, tier)])
+    assert decision.step == 100
+    assert decision.sources == {
+        rank: (Source(tier, rank, "g1-s100", url=f"{tier}://place/j", folder="step-100-g1"),) for rank in NODES
+    }
+
+
+def test_a_durable_checkpoint_that_is_newer_than_memory_is_preferred():
+    assert chosen([*(memory(rank, 90) for rank in NODES), durable(100)]).step == 100
+
+
+def test_memory_that_is_newer_than_the_durable_checkpoint_is_preferred():
+    decision = chosen([*(memory(rank, 110) for rank in NODES), durable(100)])
+    assert decision.step == 110
+    assert set(kinds(decision).values()) == {"memory"}
+
+
+def test_of_one_commit_each_rank_takes_what_is_nearest_to_it():
+    """Node 1 is new: its ranks read from S3 what the others still have in memory."""
+    decision = chosen(
+        [memory(0, 100, own="a", sharing="shard"), memory(1, 100, own="b", sharing="shard"), durable(100)]
+    )
+    assert kinds(decision) == {0: "memory", 1: "memory", 2: "s3", 3: "s3"}
+
+
+def test_a_durable_checkpoint_of_another_commit_cannot_fill_the_gap():
+    offers = [memory(0, 100, own="a", generation=2), memory(1, 100, own="b", generation=2), durable(100)]
+    decision = chosen(offers)
+    assert {source.save_id for (source,) in decision.sources.values()} == {"g1-s100"}
+
+
+# --- another world size ---------------------------------------------------------------------------
+
+
+def test_another_world_size_gives_every_rank_the_places_of_all_old_ranks():
+    decision = chosen([durable(100, world_size=3)])
+    for sources in decision.sources.values():
+        assert [(source.kind, source.rank) for source in sources] == [("s3", 0), ("s3", 1), ("s3", 2)]
+
+
+def test_a_checkpoint_of_this_world_size_is_preferred_at_one_commit():
+    decision = chosen([durable(100, "file", world_size=8), durable(100, "s3", world_size=4)])
+    assert decision.sources[2] == (Source("s3", 2, "g1-s100", url="s3://place/j", folder="step-100-g1"),)
+
+
+def test_memory_of_another_world_size_serves_when_all_of_it_is_there():
+    of_two = [memory(rank, 100, own=f"own{rank}", sharing="shard", world_size=2, node=rank) for rank in (0, 1)]
+    decision = chosen(of_two)
+    assert [(source.kind, source.rank) for source in decision.sources[3]] == [("peer", 0), ("memory", 1)]
+    assert choose_step(of_two[:1], NODES) is None
+
+
+def test_replicated_state_of_another_world_size_is_read_once():
+    of_two = [memory(rank, 100, world_size=2, node=rank) for rank in (0, 1)]
+    assert all(len(sources) == 1 for sources in chosen(of_two).sources.values())
+
+
+# --- whose state serves whom ----------------------------------------------------------------------
+
+
+def test_state_that_is_each_ranks_own_is_never_taken_from_another_rank():
+    """Rank 2 finished no step 8 that is still held, so step 8 cannot be had, however many others have it."""
+    offers = [live(rank, 8, own=f"own{rank}") for rank in (0, 1, 3)]
+    offers += [memory(rank, 7, own=f"own{rank}") for rank in NODES]
+    decision = chosen(offers)
+    assert decision.step == 7
+    assert all(source.rank == rank for rank, (source,) in decision.sources.items())
+
+
+def test_a_shard_is_never_taken_from_another_rank_even_when_nothing_else_tells_them_apart():
+    assert choose_step([live(rank, 8, sharing="shard") for rank in (0, 1, 3)], NODES) is None
+
+
+def test_one_rank_alone_does_not_show_that_buffers_agree():
+    assert choose_step([live(0, 8, own="x", sharing="alike")], NODES) is None
+
+
+def test_two_ranks_that_agree_show_that_buffers_do():
+    decision = chosen([live(0, 8, own="x", sharing="alike"), live(3, 8, own="x", sharing="alike")])
+    assert kinds(decision) == {0: "self", 1: "live", 2: "live", 3: "self"}
+
+
+def test_ranks_that_differed_at_any_step_are_not_taken_to_agree_at_another():
+    offers = [live(0, 8, own="x", sharing="alike"), live(3, 8, own="x", sharing="alike")]
+    offers += [memory(0, 7, own="x", sharing="alike"), memory(1, 7, own="y", sharing="alike")]
+    assert choose_step(offers, NODES) is None
+
+
+def test_contents_that_differ_although_digests_agree_are_not_interchangeable():
+    offers = [memory(0, 8, content="aa"), memory(1, 8, content="bb")]
+    assert choose_step(offers, NODES) is None
+    assert not is_replicated(offers)
+    assert chosen([memory(0, 8, content="aa"), memory(1, 8, content="aa")]).step == 8
+
+
+def test_an_hsdp_shard_comes_live_from_the_rank_that_holds_the_same_one():
+    offers = [live(0, 8, own="a", sharing="same:0,2"), live(1, 8, own="b", sharing="same:1,3")]
+    decision = chosen([*offers, live(3, 8, own="b", sharing="same:1,3"), memory(2, 7, own="a", sharing="same:0,2")])
+    assert decision.step == 8
+    assert decision.sources[2] == (Source("live", 0, "g1-s8"),)
+
+
+def test_both_ranks_of_an_hsdp_shard_lost_go_back_to_what_memory_has():
+    offers = [live(1, 8, sharing="same:1,3"), live(3, 8, sharing="same:1,3")]
+    offers += [memory(rank, 7, sharing=f"same:{rank % 2},{rank % 2 + 2}") for rank in NODES]
+    decision = chosen(offers)
+    assert decision.step == 7
+    assert kinds(decision) == dict.fromkeys(NODES, "memory")
+
+
+def test_replicas_that_differ_serve_nobody_but_themselves():
+    offers = [live(0, 8, own="a", sharing="alike:0,2"), live(1, 8, sharing="alike:1,3")]
+    offers += [live(3, 8, sharing="alike:1,3")]
+    assert choose_step(offers, NODES) is None  # of rank 2's part only rank 0 speaks
+    assert chosen([*offers, memory(2, 8, own="a", sharing="alike:0,2")]).step == 8
+    apart = [memory(0, 7, own="x", sharing="same:0,2"), memory(2, 7, own="y", sharing="same:0,2")]
+    offers = [live(rank, 8, sharing=f"same:{rank % 2},{rank % 2 + 2}") for rank in (0, 1, 3)]
+    assert choose_step([*offers, *apart], NODES) is None
+    assert chosen(offers).step == 8
+
+
+def test_a_word_for_sharing_that_means_nothing_is_refused():
+    with pytest.raises(JobFailedError, match="does not say how state is shared"):
+        choose_step([live(0, 8, sharing="same:0,x")], NODES)
+
+
+def test_one_rank_alone_shares_with_nobody_and_all_ranks_need_not_be_named():
+    assert str(Sharing.among("same", {3}, 4)) == "shard"
+    assert str(Sharing.among("same", {1, 3}, 4)) == "same:1,3"
+    assert str(Sharing.among("alike", range(4), 4)) == str(Sharing.among("alike", None, 4)) == "alike"
+
+
+# --- commits and generations ----------------------------------------------------------------------
+
+
+def test_parts_of_one_state_are_of_one_commit():
+    """Step 7 was made in two generations; no generation's copy is whole, so step 6 it is."""
+    offers = [memory(rank, 7, own=str(rank), generation=1 + rank % 2) for rank in NODES]
+    offers += [memory(rank, 6, own=str(rank)) for rank in NODES]
+    assert chosen(offers).step == 6
+
+
+def test_of_two_commits_of_one_step_the_later_generations_counts():
+    decision = chosen([memory(rank, 7, generation=g, own=str(rank)) for rank in NODES for g in (9, 10)])
+    assert {source.save_id for (source,) in decision.sources.values()} == {"g10-s7"}
+
+
+def test_steps_that_a_later_generation_gave_up_are_not_chosen():
+    """Generation 2 began at step 5: what generation 1 did after that is another history."""
+    offers = [memory(rank, step) for rank in NODES for step in (5, 9)] + [durable(100)]
+    assert chosen(offers, began={1: 0, 2: 5}).step == 5
+    assert chosen(offers, began={1: 0}).step == 100
+
+
+def test_what_the_same_generation_did_after_it_began_is_chosen():
+    assert chosen([memory(rank, 9, generation=2) for rank in NODES], began={1: 0, 2: 5}).step == 9
+
+
+# --- against brute force --------------------------------------------------------------------------
+
+
+@st.composite
+def offers_of_jobs(draw) -> list[Offer]:
+    """Anything that memory servers, workers and durable tiers of a small job may say."""
+    sharing = draw(st.sampled_from(["same", "alike", "shard"]))
+
+    def held(is_live: bool, step: int, rank: int, node: int, own: str, generation: int, content: str) -> Offer:
+        if is_live:
+            return live(rank, step, own, generation, sharing)
+        return memory(rank, step, own, generation, sharing, node=node, content=content)
+
+    owns = st.sampled_from(["", "", "a"])
+    numbers = {"step": st.integers(0, 4), "rank": st.integers(0, 3), "node": st.integers(0, 2)}
+    more = {"own": owns, "generation": st.integers(1, 2), "content": st.sampled_from(["", "", "", "c", "d"])}
+    each = draw(st.lists(st.builds(held, is_live=st.booleans(), **numbers, **more), max_size=24))
+    whole = st.builds(durable, st.integers(0, 4), st.sampled_from(["file", "s3"]), st.integers(1, 2))
+    return each + draw(st.lists(whole, max_size=2))
+
+
+@given(offers_of_jobs(), st.dictionaries(st.integers(1, 3), st.integers(0, 4), max_size=3))
+def test_every_decision_is_whole_and_the_newest_there_is(offers: list[Offer], began: dict[int, int]):
+    def generation(offer: Offer) -> int:
+        return int(offer.save_id[1])
+
+    alive = [o for o in offers if not any(g > generation(o) and o.step > step for g, step in began.items())]
+    each = [o for o in alive if o.rank >= 0]
+    differ = any(
+        a.save_id == b.save_id
+        and (a.own_digest != b.own_digest or (a.content and b.content and a.content != b.content))
+        for a in each
+        for b in each
+    )
+
+    def serves(commit: list[Offer], rank: int) -> bool:
+        ranks = {o.rank for o in commit if o.rank >= 0}
+        kind = {o.sharing for o in commit if o.rank >= 0}
+        enough = (kind == {"same"} and ranks) or (kind == {"alike"} and len(ranks) > 1)
+        return rank in ranks or any(o.rank < 0 for o in commit) or bool(enough and not differ)
+
+    commits: dict[tuple[int, int], list[Offer]] = {}
+    for offer in alive:
+        commits.setdefault((offer.step, generation(offer)), []).append(offer)
+    possible = [key for key, commit in commits.items() if all(serves(commit, rank) for rank in NODES)]
+
+    decision = choose_step(offers, NODES, began)
+    if decision is None:
+        assert not possible
+        return
+    step, newest = max(possible)
+    assert decision.step == step
+    for rank, (source, *others) in decision.sources.items():
+        assert {other.kind for other in others} <= {"live"}
+        assert source.save_id == f"g{newest}-s{step}"
+        given_by = [o for o in commits[step, newest] if o.rank in (source.rank, -1)]
+        match source.kind:
+            case "self":
+                assert source.rank == rank
+                assert any(o.tier == "live" for o in given_by)
+            case "live":
+                assert any(o.tier == "live" and o.rank == source.rank for o in given_by)
+            case "memory" | "peer":
+                assert any(o.tier == "memory" and o.node == source.node for o in given_by)
+                assert (source.kind == "memory") == (source.node == NODES[rank])
+            case _:
+                assert source.rank == rank
+                assert any((o.tier, o.url, o.folder) == (source.kind, source.url, source.folder) for o in given_by)
+        if source.rank != rank:
+            assert not differ
+            assert all(o.sharing != "shard" for o in given_by)

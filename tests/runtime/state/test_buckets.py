@@ -1,0 +1,76 @@
+"""Gradient buckets keep their layout from one DDP of a module to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from world_of_one import world_of_one
+
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.state import ddp_buckets as buckets
+
+
+@pytest.fixture(autouse=True)
+def group() -> Iterator[None]:
+    with world_of_one():
+        yield
+
+
+class Crossed(nn.Module):
+    """Uses its layers in another order than it names them, so gradients arrive in an order of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.third(self.first(x)))
+
+
+def train_step(ddp: nn.Module) -> None:
+    ddp(torch.ones(2, 8)).sum().backward()
+
+
+def test_the_layout_is_known_after_one_step_and_holds_from_the_first_step_of_the_next():
+    model = Crossed()
+    first = buckets.wrap(model, None, bucket_cap_mb=0.0003)
+    assert buckets.layout_of(first) is None
+    train_step(first)
+    layout = buckets.layout_of(first)
+    assert layout is not None
+    assert len(layout) > 1
+    assert sorted(index for bucket in layout for index in bucket) == list(range(6))
+    assert layout != [[5, 4, 3, 2, 1, 0]]
+    del first
+
+    second = buckets.wrap(model, layout, bucket_cap_mb=0.0003)
+    order = [id(parameter) for parameter in model.parameters()]
+
+    def laid_out() -> list[list[int]]:
+        made = second.reducer._get_zeros_like_grad_buckets()
+        return [[order.index(id(parameter)) for parameter in bucket.parameters()] for bucket in made]
+
+    assert laid_out() == layout
+    for _ in range(2):
+        train_step(second)
+        second.reducer._rebuild_buckets()
+        assert laid_out() == layout
+
+
+def test_where_unused_parameters_are_looked_for_there_is_nothing_to_keep():
+    ddp = buckets.wrap(Crossed(), None, find_unused_parameters=True)
+    train_step(ddp)
+    assert buckets.layout_of(ddp) is None
+
+
+def test_another_module_is_refused():
+    with pytest.raises(JobFailedError, match="has 2 trained parameters; before the fault it had 6"):
+        buckets.wrap(nn.Linear(2, 2), [[5, 4], [3, 2, 1, 0]])
+
+
+def test_other_options_are_refused():
+    with pytest.raises(JobFailedError, match="cannot be laid out as before"):
+        buckets.wrap(Crossed(), [[5, 4, 3], [2, 1, 0]])

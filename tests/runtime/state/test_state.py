@@ -1,0 +1,247 @@
+"""When live state may be offered to others, and when not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.seeding import seed_of, seed_step
+from hyperpod_ext.runtime.snapshot.image import Layout, views
+from hyperpod_ext.runtime.snapshot.snapshot import Snapshot
+from hyperpod_ext.runtime.state.training_state import TrainingState, Whole
+
+WHOLE = Whole(3, "g1-s3", "", "same")
+
+
+class Trained:
+    """A model, its optimizer and its schedule, with state committed at step 3."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1)
+        self.backward()
+        self.optimizer.step()
+        self.state = TrainingState({"model": self.model, "optimizer": self.optimizer, "schedule": self.schedule})
+        self.state.commit(self.state.take(), WHOLE)
+
+    def backward(self) -> None:
+        self.model(torch.randn(8, 4)).sum().backward()
+
+
+@pytest.fixture
+def trained() -> Trained:
+    return Trained()
+
+
+def test_untouched_state_is_whole(trained):
+    assert trained.state.whole() == WHOLE
+
+
+def test_gradients_alone_do_not_touch_it(trained):
+    trained.model.eval()
+    trained.backward()
+    assert trained.state.whole() == WHOLE
+
+
+@pytest.mark.parametrize("touch", ["a forward with statistics", "an optimizer step", "a schedule step", "a parameter"])
+def test_state_is_no_longer_whole_after(trained, touch):
+    match touch:
+        case "a forward with statistics":
+            trained.model(torch.randn(8, 4))
+        case "an optimizer step":
+            trained.optimizer.step()
+        case "a schedule step":
+            trained.schedule.step()
+        case "a parameter":
+            with torch.no_grad():
+                next(trained.model.parameters()).add_(1)
+    assert trained.state.whole() is None
+
+
+def test_own_digests_differ_only_by_what_is_each_ranks_own(trained):
+    before = trained.state.take().own_digest()
+    with torch.no_grad():
+        next(trained.model.parameters()).add_(1)
+    assert trained.state.take().own_digest() == before
+    trained.model(torch.randn(8, 4))
+    assert trained.state.take().own_digest() != before
+
+
+def snapshot_of(state: TrainingState) -> Snapshot:
+    parts = state.take().parts
+    layout = Layout(parts)
+    image = bytearray(layout.plan.nbytes)
+    for live, view in zip(layout.locals, views(layout.plan, image), strict=True):
+        view.copy_(live)
+    return Snapshot(3, layout.plan, parts.values, lambda: memoryview(image))
+
+
+def test_state_moves_to_another_process_bit_for_bit(trained):
+    other = Trained()
+    with torch.no_grad():
+        for parameter in other.model.parameters():
+            parameter.fill_(0.5)
+    other.schedule.step()
+    assert other.state.digest() != trained.state.digest()
+    other.state.load([snapshot_of(trained.state)])
+    assert other.state.digest() == trained.state.digest()
+
+
+def test_a_model_built_differently_is_named():
+    narrow, wide = nn.Linear(2, 2), nn.Linear(3, 2)
+    with pytest.raises(JobFailedError, match=r"model\.weight has shape \(2, 3\) here and \(2, 2\) in the snapshot"):
+        TrainingState({"model": wide}).load([snapshot_of(TrainingState({"model": narrow}))])
+
+
+def test_other_names_are_named():
+    model = nn.Linear(2, 2)
+    with pytest.raises(JobFailedError, match=r"holds \['model'\], this rank registered \['net'\]"):
+        TrainingState({"net": model}).load([snapshot_of(TrainingState({"model": model}))])
+
+
+def test_an_object_without_state_is_refused():
+    with pytest.raises(JobFailedError, match=r"restore\(lr=\.\.\.\): float has no state_dict"):
+        TrainingState({"lr": 0.1})  # type: ignore[dict-item]
+
+
+def test_random_numbers_follow_from_seed_step_and_rank():
+    def draw(seed: int, step: int, rank: int) -> list[float]:
+        seed_step(seed, step, rank)
+        return torch.rand(3).tolist()
+
+    assert draw(0, 5, 1) == draw(0, 5, 1)
+    assert len({tuple(draw(seed, step, rank)) for seed in (0, 1) for step in (5, 6) for rank in (0, 1)}) == 8
+    assert seed_of(0, 1, 23) != seed_of(0, 12, 3)
+
+
+class Copying(nn.Linear):
+    """A module whose state_dict() gives copies, as adapters and offloaded modules do."""
+
+    def state_dict(self, *args, **kwargs):
+        return {name: tensor.detach().clone() for name, tensor in super().state_dict(*args, **kwargs).items()}
+
+
+def test_a_module_that_gives_copies_of_its_state_is_restored_too():
+    saved, fresh = Copying(2, 2), Copying(2, 2)
+    TrainingState({"model": fresh}).load([snapshot_of(TrainingState({"model": saved}))])
+    assert torch.equal(fresh.weight, saved.weight)
+
+
+def test_state_on_which_a_restore_began_is_offered_to_nobody(trained):
+    narrow = TrainingState({"model": nn.Linear(2, 2)})
+    with pytest.raises(JobFailedError):
+        trained.state.load([snapshot_of(narrow)])
+    following = TrainingState({"model": trained.model}, before=trained.state)
+    with pytest.raises(JobFailedError):
+        following.load([snapshot_of(narrow)])
+    assert following.whole() is None
+
+
+def test_parts_of_a_rank_that_autograd_does_not_follow_are_no_obstacle():
+    model = nn.Linear(2, 2)
+    with torch.inference_mode():
+        model.register_buffer("seen", torch.ones(2))
+    state = TrainingState({"model": model})
+    state.commit(state.take(), WHOLE)
+    assert state.whole() == WHOLE
+
+
+OPTIMIZERS = {
+    "SGD": {"lr": 0.1, "momentum": 0.9, "nesterov": True},
+    "Adam": {"amsgrad": True},
+    "AdamW": {},
+    "Adamax": {},
+    "NAdam": {},
+    "RAdam": {},
+    "Adagrad": {},
+    "Adadelta": {},
+    "Adafactor": {},
+    "ASGD": {},
+    "RMSprop": {"momentum": 0.9, "centered": True},
+    "Rprop": {},
+    "LBFGS": {"max_iter": 3},
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_any_optimizer_goes_on_from_another_ranks_state_bit_for_bit(name):
+    def make() -> tuple[nn.Module, torch.optim.Optimizer, TrainingState]:
+        torch.manual_seed(0)
+        model = nn.Linear(5, 3)
+        optimizer = getattr(torch.optim, name)(model.parameters(), **OPTIMIZERS[name])
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        return model, optimizer, TrainingState({"model": model, "optimizer": optimizer, "schedule": schedule})
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
+        x = torch.full((4, 5), float(number))
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = (model(x) - 1).square().mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    model, optimizer, state = make()
+    for number in range(3):
+        step(model, optimizer, number)
+    newcomer, its_optimizer, its_state = make()
+    its_state.load([snapshot_of(state)])
+    assert its_state.digest() == state.digest()
+    state.commit(state.take(), WHOLE)
+    for number in (3, 4):
+        step(model, optimizer, number)
+        step(newcomer, its_optimizer, number)
+    assert its_state.digest() == state.digest()
+    assert state.told
+    assert state.whole() is None
+
+
+def test_a_step_that_a_fault_cut_short_is_made_again_with_loss_scaling():
+    model = nn.Linear(2, 1)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+    state = TrainingState({"model": model, "optimizer": optimizer, "scaler": scaler})
+    scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    scaler.unscale_(optimizer)  # here the fault comes
+    state.clear_gradients()
+    assert model.weight.grad is None
+    scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def test_gradients_that_wait_for_the_optimizer_are_no_moment_to_go_on_from(trained):
+    trained.state.clear_gradients()
+    trained.state.commit(trained.state.take(), WHOLE)
+    trained.model.eval()
+    trained.backward()
+    assert trained.state.accumulates
+    trained.optimizer.step()
+    assert not trained.state.accumulates
+
+
+def test_objects_built_anew_take_over_what_they_replace(trained):
+    digest = trained.state.digest()
+    anew = Trained.__new__(Trained)
+    anew.model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.AdamW(anew.model.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    objects = {"model": anew.model, "optimizer": optimizer, "schedule": schedule}
+    state = TrainingState(objects, before=trained.state)
+    assert state.whole() is None
+    state.adopt()
+    assert state.whole() == WHOLE
+    assert state.digest() == digest
+
+
+def test_objects_built_anew_take_over_nothing_that_has_changed(trained):
+    trained.optimizer.step()
+    state = TrainingState({"model": nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))}, before=trained.state)
+    state.adopt()
+    assert state.whole() is None

@@ -1,0 +1,166 @@
+"""What only a directory can get wrong: full disks, crashes between the steps of a write, links."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from awscrt import checksums
+
+from hyperpod_ext.errors import UnreachableError
+from hyperpod_ext.runtime.storage import file as file_store
+from hyperpod_ext.runtime.storage.file import FileStore
+from hyperpod_ext.runtime.storage.object_store import MIB
+
+
+def put(store: FileStore, name: str, data: bytes) -> None:
+    store.put(name, memoryview(data), f"{checksums.crc64nvme(data):016x}")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "disk"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", place], capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs root")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def test_a_full_disk_is_a_clear_error_and_leaves_nothing(small_disk: Path) -> None:
+    store = FileStore(small_disk)
+    put(store, "step-1/x", b"1" * MIB)
+    with pytest.raises(UnreachableError, match="step-2/x: No space left on device") as caught:
+        put(store, "step-2/x", b"2" * 5 * MIB)
+    assert "Free space" in caught.value.hint
+    with pytest.raises(UnreachableError):
+        store.put_new("step-3", b"3" * 5 * MIB)
+    assert [path for path in small_disk.rglob("*") if path.is_file()] == [small_disk / "step-1/x"]
+    put(store, "step-2/x", b"2" * MIB)
+
+
+def test_many_races_have_one_winner_each(tmp_path: Path) -> None:
+    store, together = FileStore(tmp_path), threading.Barrier(8)
+
+    def race(number: int) -> bool:
+        together.wait()
+        return store.put_new(f"manifest-{number // 8}", b"%d" % number)
+
+    with ThreadPoolExecutor(8) as pool:
+        won = [number for number, mine in enumerate(pool.map(race, range(400))) if mine]
+    assert [number // 8 for number in won] == [*range(50)]
+    assert all(store.get(f"manifest-{number // 8}") == b"%d" % number for number in won)
+
+
+def test_a_writer_killed_at_any_moment_leaves_the_old_blob_or_the_new(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    program = (
+        "import sys\n"
+        "from awscrt import checksums\n"
+        "from hyperpod_ext.runtime.storage.file import FileStore\n"
+        "store = FileStore(sys.argv[1])\n"
+        "blobs = [bytes([n]) * (6 * 1024 * 1024 + n) for n in range(2)]\n"
+        "sums = [f'{checksums.crc64nvme(blob):016x}' for blob in blobs]\n"
+        "for round in range(10_000):\n"
+        "    store.put('blob', memoryview(blobs[round % 2]), sums[round % 2])\n"
+        "    print(round, flush=True)\n"
+    )
+    for pause_s in (0.0, 0.003, 0.007, 0.012):
+        writer = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE)
+        assert writer.stdout
+        with writer.stdout:
+            writer.stdout.readline()
+            time.sleep(pause_s)
+            writer.send_signal(signal.SIGKILL)
+            writer.wait()
+        entries = store.list()
+        assert [entry.name for entry in entries] == ["blob"]
+        data = store.get("blob")
+        assert len(set(data)) == 1
+        assert len(data) == 6 * MIB + data[0]
+
+
+@pytest.mark.parametrize("way", ["put", "put_new"])
+def test_bytes_are_on_the_disk_before_their_name_and_the_name_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    done: list[str] = []
+    fsync, replace, link = os.fsync, Path.replace, Path.hardlink_to
+
+    def syncing(descriptor: int) -> None:
+        synced = Path(f"/proc/self/fd/{descriptor}").readlink()
+        done.append("folder" if synced.is_dir() else f"{synced.stat().st_size} bytes")
+        fsync(descriptor)
+
+    def named(rename: Callable[[Path, Path], object]) -> Callable[[Path, Path], None]:
+        def name(self: Path, other: Path) -> None:
+            rename(self, other)
+            done.append("name")
+
+        return name
+
+    store = FileStore(tmp_path)
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(Path, "replace", named(replace))
+    monkeypatch.setattr(Path, "hardlink_to", named(link))
+    if way == "put":
+        put(store, "blob", b"12345")
+    else:
+        assert store.put_new("blob", b"12345")
+    assert done == ["5 bytes", "name", "folder"]
+
+
+def test_a_folder_that_is_made_is_on_the_disk_before_what_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(file_store, "sync_directory", lambda path: synced.append(str(path.relative_to(tmp_path))))
+    put(FileStore(tmp_path), "step-1/x", b"1")
+    assert synced == [".", "step-1"]
+
+
+def test_what_a_killed_writer_left_is_no_blob_and_goes_with_its_blob(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    put(store, "step-1/x", b"1")
+    (tmp_path / "step-1/.x.0123456789abcdef.partial").write_bytes(b"half")
+    (tmp_path / "step-2").mkdir()
+    (tmp_path / "step-2/.x.0123456789abcdef.partial").write_bytes(b"half")
+    assert [entry.name for entry in store.list()] == ["step-1/x"]
+    assert [*store.folders()] == ["step-1"]
+    store.delete(["step-1/x"])
+    assert not (tmp_path / "step-1").exists()
+
+
+def test_a_check_removes_what_nobody_can_still_be_writing(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    (old := tmp_path / ".x.0123456789abcdef.partial").write_bytes(b"half")
+    (new := tmp_path / ".y.0123456789abcdef.partial").write_bytes(b"half")
+    os.utime(old, (time.time() - 90_000,) * 2)
+    store.check()
+    assert not old.exists()
+    assert new.exists()
+
+
+def test_a_place_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no directory")
+    with pytest.raises(UnreachableError, match="file"):
+        FileStore(tmp_path / "file").check()
+    with pytest.raises(UnreachableError, match="proc"):
+        FileStore("/proc/hpx").check()
+
+
+def test_the_stores_load_neither_torch_nor_boto3() -> None:
+    program = (
+        "import sys, hyperpod_ext.runtime.storage.s3, hyperpod_ext.runtime.storage.file\n"
+        "print(sorted({'torch', 'boto3', 'botocore'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

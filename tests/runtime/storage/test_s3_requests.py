@@ -1,0 +1,185 @@
+"""What is asked of S3, and what a lost answer is taken for. A stand-in in this process; nothing is sent."""
+
+from __future__ import annotations
+
+import base64
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+from awscrt import checksums
+
+from hyperpod_ext.errors import CorruptSnapshotError, UnreachableError
+from hyperpod_ext.runtime.storage import s3_requests
+from hyperpod_ext.runtime.storage.object_store import MIB
+from hyperpod_ext.runtime.storage.s3 import S3Store
+from hyperpod_ext.runtime.storage.transfer import Call
+
+
+class RefusedError(Exception):
+    """An answer of S3 that is an error, as boto3 raises it."""
+
+    def __init__(self, code: str, status: int) -> None:
+        super().__init__(code)
+        self.response = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+
+
+class Bucket:
+    """Answers as S3 does. `lost`: so many answers do not arrive, though what was asked is done. `taken`: so many
+    uploads are gone before they are completed. `replaced`: a blob is another one each time it is read."""
+
+    def __init__(self) -> None:
+        self.blobs: dict[str, bytes] = {}
+        self.asked: list[str] = []
+        self.lost = self.taken = 0
+        self.replaced = False
+        self._parts: dict[int, bytes] | None = None
+
+    def put_object(self, *, Key: str, Body: Any, IfNoneMatch: str = "", **_: Any) -> dict[str, Any]:  # noqa: N803
+        self.asked.append("put")
+        if IfNoneMatch == "*" and Key in self.blobs:
+            raise RefusedError("PreconditionFailed", 412)
+        self.blobs[Key] = Body if isinstance(Body, bytes) else _read(Body)
+        return self._answer({})
+
+    def get_object(self, *, Key: str, Range: str = "", **_: Any) -> dict[str, Any]:  # noqa: N803
+        self.asked.append("get")
+        data = self.blobs[Key]
+        if not Range:
+            return {"Body": _Body(data), "ContentLength": len(data)}
+        first, last = map(int, Range.removeprefix("bytes=").split("-"))
+        etag = str(self.asked.count("get")) if self.replaced else "1"
+        part = {"Body": _Body(data[first : last + 1]), "ContentRange": f"bytes {first}-{last}/{len(data)}"}
+        return part | {"ETag": etag}
+
+    def create_multipart_upload(self, **_: Any) -> dict[str, Any]:
+        self.asked.append("begin")
+        self._parts = {}
+        return {"UploadId": "u"}
+
+    def upload_part(self, *, PartNumber: int, Body: Any, **_: Any) -> dict[str, Any]:  # noqa: N803
+        self.asked.append("part")
+        assert self._parts is not None
+        self._parts[PartNumber] = _read(Body)
+        return {"ETag": str(PartNumber)}
+
+    def complete_multipart_upload(self, *, Key: str, **_: Any) -> dict[str, Any]:  # noqa: N803
+        self.asked.append("complete")
+        if self.taken:
+            self.taken, self._parts = self.taken - 1, None
+        if self._parts is None:
+            raise RefusedError("NoSuchUpload", 404)
+        self.blobs[Key] = b"".join(part for _, part in sorted(self._parts.items()))
+        self._parts = None
+        return self._answer({})
+
+    def head_object(self, *, Key: str, **_: Any) -> dict[str, Any]:  # noqa: N803
+        if Key not in self.blobs:
+            raise RefusedError("404", 404)
+        crc = checksums.crc64nvme(self.blobs[Key]).to_bytes(8, "big")
+        return {"ContentLength": len(self.blobs[Key]), "ChecksumCRC64NVME": base64.b64encode(crc).decode()}
+
+    def _answer(self, answer: dict[str, Any]) -> dict[str, Any]:
+        if self.lost:
+            self.lost -= 1
+            raise ConnectionError("the answer was lost")
+        return answer
+
+
+def _read(body: Any) -> bytes:
+    return b"".join(iter(body.read, b""))
+
+
+class _Body:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __enter__(self) -> _Body:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def read(self) -> bytes:
+        return self._data
+
+    def readinto(self, into: memoryview) -> int:
+        part, self._data = self._data[: len(into)], self._data[len(into) :]
+        into[: len(part)] = part
+        return len(part)
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    made = Bucket()
+    monkeypatch.setattr(s3_requests, "_make_client", lambda streams: made)
+    monkeypatch.setattr(Call, "sleep", lambda self, seconds: None)
+    return made
+
+
+def put(store: S3Store, data: bytes) -> None:
+    store.put("image", memoryview(data), f"{checksums.crc64nvme(data):016x}")
+
+
+def test_of_two_that_create_one_blob_the_second_is_refused(bucket: Bucket) -> None:
+    store = S3Store("b", "p")
+    assert store.put_new("manifest.json", b"first")
+    assert not store.put_new("manifest.json", b"second")
+    assert bucket.blobs == {"p/manifest.json": b"first"}
+
+
+def test_a_blob_that_was_created_without_an_answer_is_ones_own(bucket: Bucket) -> None:
+    bucket.lost = 1
+    assert S3Store("b", "p").put_new("manifest.json", b"first")
+    assert bucket.asked == ["put", "put", "get"]  # what is there is looked at
+
+
+def test_a_blob_that_another_created_is_not(bucket: Bucket) -> None:
+    bucket.blobs["p/manifest.json"] = b"another's"
+    assert not S3Store("b", "p").put_new("manifest.json", b"first")
+
+
+def test_nor_one_that_another_created_while_the_answer_was_lost(bucket: Bucket) -> None:
+    put_object = bucket.put_object
+
+    def overtaken(**options: Any) -> dict[str, Any]:
+        if not bucket.asked:
+            bucket.asked.append("put")
+            bucket.blobs["p/manifest.json"] = b"another's"
+            raise ConnectionError("it never came there")
+        return put_object(**options)
+
+    bucket.put_object = overtaken  # type: ignore[method-assign]
+    assert not S3Store("b", "p").put_new("manifest.json", b"first")
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_parts_of_two_blobs_are_no_blob(bucket: Bucket, replaced: bool) -> None:
+    data = bytes(range(256)) * 8 * 1024
+    bucket.blobs["p/image"], bucket.replaced = data, replaced
+    into = bytearray(len(data))
+    with pytest.raises(CorruptSnapshotError, match="replaced while it was read") if replaced else nullcontext():
+        S3Store("b", "p", part_bytes=MIB, streams=1).read_into("image", memoryview(into))
+    assert into == data
+
+
+def test_a_completion_without_an_answer_is_done(bucket: Bucket) -> None:
+    data, store = bytes(range(256)) * 12 * 1024, S3Store("b", "p", part_bytes=MIB, streams=1)
+    bucket.lost = 1
+    put(store, data)
+    assert bucket.blobs == {"p/image": data}
+    assert bucket.asked == ["begin", *["part"] * 3, "complete", "complete"]
+
+
+def test_an_upload_that_was_taken_away_is_begun_anew(bucket: Bucket) -> None:
+    data, store = bytes(range(256)) * 12 * 1024, S3Store("b", "p", part_bytes=MIB, streams=1)
+    bucket.taken = 1
+    put(store, data)
+    assert bucket.blobs == {"p/image": data}
+    assert bucket.asked == ["begin", *["part"] * 3, "complete"] * 2
+
+
+def test_what_never_gets_an_answer_is_given_up_at_its_deadline(bucket: Bucket) -> None:
+    bucket.lost = 1_000_000
+    with pytest.raises(UnreachableError, match="the answer was lost"):
+        S3Store("b", "p", deadline_s=0.0).put("image", memoryview(b"1"), f"{checksums.crc64nvme(b'1'):016x}")

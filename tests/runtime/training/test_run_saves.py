@@ -1,0 +1,82 @@
+"""What a step's report says of its snapshot, and what the memory server hears of steps without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.runtime.training.restore import SoloLink
+from hyperpod_ext.runtime.training.run import Run
+
+
+class Recorder(SoloLink):
+    def __init__(self) -> None:
+        super().__init__()
+        self.snapshots: list[tuple[int, int]] = []
+        """Step, and how many snapshots its report tells of."""
+
+    def event(self, event: str, **fields: Any) -> None:
+        if event == "step":
+            self.snapshots.append((fields["step"], fields.get("snapshot", 0)))
+
+
+class Saves:
+    """In place of a checkpointer; skips what it is told to skip."""
+
+    def __init__(self) -> None:
+        self.skip: set[int] = set()
+        self.heard: list[str] = []
+
+    def save(self, step: int, *args: Any, **options: Any) -> bool:
+        if step in self.skip:
+            return False
+        self.heard.append(f"save {step}")
+        return True
+
+    def stepped(self) -> None:
+        self.heard.append("stepped")
+
+    def reserve(self, nbytes: int) -> None: ...
+
+    def wait_staged(self) -> bool:
+        return True
+
+    def flush(self) -> bool:
+        return True
+
+
+def make_steps(run: Run, total: int) -> None:
+    model = torch.nn.Linear(2, 2)
+    run.restore(model=model)
+    for _ in run.steps(total):
+        pass
+
+
+@pytest.fixture
+def run() -> Run:
+    tiers = ({"kind": "memory", "every_steps": 2}, {"kind": "peer", "every_steps": 2})
+    document = {"name": "job", "nodes": 1, "workers_per_node": 1}
+    document |= {"checkpoint": {"tiers": tiers}, "restart": {"compare_replicas_every": 0}}  # there are no groups
+    link, saves = Recorder(), Saves()
+    return Run(RuntimeConfig.model_validate(document), 0, 0, link, saves)  # type: ignore[arg-type]
+
+
+def test_a_step_whose_save_is_skipped_counts_as_one_without_a_save(run: Run) -> None:
+    run._checkpointer.skip = {2}  # type: ignore[union-attr]
+    run.enter(1, fresh=True)
+    make_steps(run, 4)
+    heard = run._checkpointer.heard  # type: ignore[union-attr]
+    assert heard == ["save 0", "stepped", "stepped", "stepped", "save 4"]
+
+
+def test_a_step_that_is_made_again_without_a_save_tells_of_none(run: Run) -> None:
+    run.enter(1, fresh=True)
+    make_steps(run, 4)
+    run._link.snapshots.clear()  # type: ignore[attr-defined]
+    run._checkpointer.skip = {0, 2, 4}  # type: ignore[union-attr]
+    run.enter(2, fresh=True)
+    make_steps(run, 4)
+    assert run._link.snapshots == [(1, 0), (2, 0), (3, 0), (4, 0)]  # type: ignore[attr-defined]

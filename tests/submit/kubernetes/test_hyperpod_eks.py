@@ -1,0 +1,228 @@
+"""What a spec becomes on HyperPod with EKS."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import pytest
+import yaml
+
+from hyperpod_ext.config.clusters.cluster import ClusterConfig
+from hyperpod_ext.config.files.load import load
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.errors import UnsupportedError
+from hyperpod_ext.submit.contract.launcher_text import RANKED_LINES
+from hyperpod_ext.submit.plan import make_plan
+
+IMAGE = "1.dkr.ecr.us-west-2.amazonaws.com/train:1"
+EXAMPLES = ["job", "elastic", "checkpointless", "managed-tier"]
+
+
+def job(**fields: object) -> JobConfig:
+    document = {"name": "a", "script": "train.py", "image": IMAGE} | fields
+    return JobConfig.model_validate_json(json.dumps(document))
+
+
+def rendered(spec: JobConfig, **more: Any) -> dict[str, Any]:
+    """The HyperPodPyTorchJob as a YAML reader sees it."""
+    found: dict[str, Any] = yaml.safe_load(make_plan(spec, target="hyperpod-eks", **more).files["job.yaml"])
+    return found
+
+
+def container(spec: JobConfig, **more: Any) -> dict[str, Any]:
+    (only,) = rendered(spec, **more)["spec"]["replicaSpecs"][0]["template"]["spec"]["containers"]
+    found: dict[str, Any] = only
+    return found
+
+
+def expanded(text: str, environment: dict[str, str]) -> str:
+    """Text as Kubernetes hands it to a process: `$$` is `$`, and `$(NAME)` its value if there is one."""
+    return re.sub(
+        r"\$(\$|\(([^)]*)\))",
+        lambda m: "$" if m[1] == "$" else environment.get(m[2], m[0]),
+        text,
+    )
+
+
+def environment(spec: JobConfig) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for entry in container(spec).get("env", []):
+        if "value" in entry:
+            found[entry["name"]] = expanded(entry["value"], found)
+    return found
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_what_is_rendered_for_the_examples_is_what_the_repository_shows(
+    name: str, golden: Callable[[Path, str], None], root: Path
+) -> None:
+    folder = root / "examples" / "04-hyperpod-eks"
+    cluster = load(ClusterConfig, folder / "cluster.yaml") if name == "checkpointless" else None
+    plan = make_plan(load(JobConfig, folder / f"{name}.yaml"), cluster, "hyperpod-eks", folder)
+    for file, text in plan.files.items():
+        golden(folder / "rendered" / name / file, text)
+
+
+NASTY = [
+    'it\'s "$HOME" `id` \\ two\nlines',
+    "$(A)",
+    "$$",
+    "${local_rank}",
+    "$$(A)",
+    "a$",
+    "y",
+    "1e3",
+    "null",
+    " lead",
+    "tail ",
+    "ünï☃\t",
+]
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_environment_reaches_the_process_letter_for_letter(text: str) -> None:
+    assert environment(job(env={"A": "B", "NASTY": text}))["NASTY"] == text
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_arguments_reach_the_script_letter_for_letter(text: str, tmp_path: Path) -> None:
+    show = tmp_path / "hyperpodrun"
+    show.write_text('#!/bin/sh\nfor word in "$@"; do printf "%s\\0" "$word"; done\n')
+    show.chmod(0o755)
+    (_, _), (script,) = container(spec := job(args=["--text", text]))["command"], container(spec)["args"]
+    command = ["/bin/sh", "-c", expanded(script, {"A": "B"})]
+    done = subprocess.run(command, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, check=True)
+    # as the launcher gives them to the script
+    words = [Template(word).safe_substitute(local_rank="0") for word in done.stdout.decode().split("\0")[:-1]]
+    assert words[words.index("train.py") :] == ["train.py", "--text", text]
+
+
+def test_the_launcher_takes_the_place_of_the_shell() -> None:
+    script = container(job())["args"][0]
+    assert script.splitlines()[-2].startswith("exec hyperpodrun ")
+    assert "|" not in script
+
+
+def test_the_launcher_restarts_in_process_for_those_who_can_and_never_waits_for_ever() -> None:
+    def flags(mode: str, **fields: Any) -> str:
+        return str(container(job(nodes=2, workers_per_node=4, mode=mode, **fields))["args"][0])
+
+    assert "--inprocess-restart --inprocess-timeout 60" in flags("ours")
+    assert "--inprocess" not in flags("ours", elastic={"min_nodes": 1, "max_nodes": 4}), "which never get SIGUSR1"
+    assert "--inprocess-restart" in flags("aws-checkpointless")
+    assert "--inprocess" not in flags("plain") + flags("aws-managed-tier")
+    assert all("--nproc-per-node 4 " in flags(mode) for mode in ("ours", "plain", "aws-managed-tier"))
+
+
+def test_the_runtime_gets_the_whole_of_its_settings() -> None:
+    spec = job(
+        nodes=2, workers_per_node=2, checkpoint={"tiers": [{"kind": "peer"}, {"kind": "s3", "uri": "s3://bbb/p"}]}
+    )
+    assert RuntimeConfig.model_validate_json(environment(spec)["HPX_RUNTIME"]) == RuntimeConfig.of(spec)
+    assert environment(spec)["HPX_SECRET_FILE"] == "/var/run/hyperpod-ext/secret"
+
+
+def test_the_jobs_secret_is_only_named_and_only_its_owner_reads_it() -> None:
+    pod = rendered(job())["spec"]["replicaSpecs"][0]["template"]["spec"]
+    (volume,) = [one for one in pod["volumes"] if "secret" in one]
+    assert (volume["secret"]["secretName"], volume["secret"]["defaultMode"]) == ("a-hpx", 0o400)
+
+
+def test_nothing_is_privileged_unless_it_is_asked_for() -> None:
+    text = make_plan(
+        job(nodes=2, workers_per_node=8, resources={"instance_type": "ml.p5.48xlarge"}), target="hyperpod-eks"
+    ).files["job.yaml"]
+    assert "privileged" not in text
+    assert "hostNetwork" not in text
+    asked = job(kubernetes={"privileged": True, "host_network": True})
+    assert container(asked)["securityContext"] == {"privileged": True}
+    assert rendered(asked)["spec"]["replicaSpecs"][0]["template"]["spec"]["hostNetwork"] is True
+
+
+def test_the_network_policy_lets_the_operator_in_and_nobody_else() -> None:
+    policy = yaml.safe_load(make_plan(job(), target="hyperpod-eks").files["network-policy.yaml"])["spec"]
+    members, operator = policy["ingress"]
+    assert members == {"from": [{"podSelector": policy["podSelector"]}]}
+    assert operator["ports"] == [{"protocol": "TCP", "port": 8080}]
+    names = operator["from"][0]["namespaceSelector"]["matchLabels"]
+    assert names == {"kubernetes.io/metadata.name": "aws-hyperpod"}
+    pod = rendered(job())["spec"]["replicaSpecs"][0]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= pod.items()
+    off = job(kubernetes={"network_policy": False})
+    assert list(make_plan(off, target="hyperpod-eks").files) == ["job.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "gpu", "efa"),
+    [
+        ({"nodes": 2, "workers_per_node": 8, "resources": {"instance_type": "ml.p5.48xlarge"}}, "8", "32"),
+        ({"nodes": 2, "workers_per_node": 8, "resources": {"instance_type": "ml.p5en.48xlarge"}}, "8", "16"),
+        ({"nodes": 1, "workers_per_node": 8, "resources": {"instance_type": "ml.p5.48xlarge"}}, "8", None),
+        ({"nodes": 2, "workers_per_node": 4, "resources": {"instance_type": "ml.p5.48xlarge"}}, "4", None),
+        ({"nodes": 2, "workers_per_node": 4, "resources": {"accelerators": 4, "efa": 2}}, "4", "2"),
+        ({"resources": {"instance_type": "ml.c5.4xlarge"}}, None, None),
+    ],
+)
+def test_accelerators_and_efa_follow_from_the_machine(fields: dict[str, Any], gpu: str | None, efa: str | None) -> None:
+    resources = container(job(**fields)).get("resources", {})
+    for kind in ("requests", "limits"):
+        found = resources.get(kind, {})
+        assert (found.get("nvidia.com/gpu"), found.get("vpc.amazonaws.com/efa")) == (gpu, efa)
+
+
+def test_only_the_variables_that_the_libraries_need_are_set() -> None:
+    def of(**libraries: str) -> set[str]:
+        spec = job(nodes=2, resources={"accelerators": 1, "efa": 1}, libraries=libraries, mode="plain")
+        return set(environment(spec))
+
+    assert of() == {"NCCL_SOCKET_IFNAME", "FI_EFA_USE_HUGE_PAGE"} | set(RANKED_LINES)
+    assert of(ofi_nccl="1.6.0") == of() | {"FI_EFA_USE_DEVICE_RDMA"}
+    assert of(ofi_nccl="1.5") == of(ofi_nccl="1.6.0") | {"FI_PROVIDER", "NCCL_PROTO"}
+    assert of(ofi_nccl="1.16.0", libfabric="1.22.0") == of()
+    assert environment(job(nodes=2, mode="plain")) == RANKED_LINES
+
+
+def test_a_variable_of_the_job_wins_over_ours() -> None:
+    spec = job(nodes=2, resources={"accelerators": 1, "efa": 1}, env={"NCCL_SOCKET_IFNAME": "eth7"})
+    assert environment(spec)["NCCL_SOCKET_IFNAME"] == "eth7"
+
+
+def test_the_checkpointless_image_is_that_of_the_region(root: Path) -> None:
+    cluster = {
+        "name": "c",
+        "region": "eu-west-1",
+        "instance_groups": [{"name": "g", "instance_type": "ml.p5.48xlarge", "count": 2}],
+    }
+    where = ClusterConfig.model_validate_json(json.dumps(cluster))
+    spec = job(mode="aws-checkpointless", image=None, nodes=2)
+    assert container(spec, cluster=where)["image"].startswith("942446708630.dkr.ecr.eu-west-1.amazonaws.com/")
+    nowhere = where.model_copy(update={"region": "ca-west-1"})
+    with pytest.raises(UnsupportedError, match="HPX132"):
+        make_plan(spec, nowhere, "hyperpod-eks")
+
+
+def test_a_template_of_ones_own_is_taken_and_what_it_lacks_is_told(tmp_path: Path) -> None:
+    from hyperpod_ext.errors import ConfigError
+    from hyperpod_ext.submit.contract.render import own_templates
+
+    own = tmp_path / "hyperpod_eks" / "start.sh.j2"
+    own.parent.mkdir()
+    own.write_text("exec mine {{ command | map('quote') | join(' ') }}\n")
+    with own_templates(tmp_path):
+        assert container(job())["args"] == ["exec mine train.py\n"]
+    own.write_text("exec {{ nothing }}\n")
+    with own_templates(tmp_path), pytest.raises(ConfigError, match=r"start\.sh\.j2.*'nothing' is undefined"):
+        make_plan(job(), target="hyperpod-eks")
+
+
+def test_numbers_that_nobody_shows_there_are_warned_of() -> None:
+    plan = make_plan(job(metrics={}), target="hyperpod-eks")
+    assert "metrics is not used on hyperpod-eks" in plan.warnings
+    assert len(yaml.safe_load(plan.files["network-policy.yaml"])["spec"]["ingress"]) == 2

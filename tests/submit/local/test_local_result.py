@@ -1,0 +1,107 @@
+"""What a run comes to, decided from plain values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hyperpod_ext.submit.local.engine import _patience
+from hyperpod_ext.submit.local.nodes import Patience, next_action
+from hyperpod_ext.submit.local.result import EMPTY_REPORT, make_result, same, settle
+
+GOOD: dict[str, Any] = EMPTY_REPORT | {
+    "state": "succeeded",
+    "losses": {"1": 0.1, "2": 0.2},
+    "weights": "abc",
+    "steps": 2,
+    "goodput": 0.5,
+    "seconds": {"wall": 3.0},
+}
+
+
+def test_a_report_and_clean_exits_stand_as_they_are() -> None:
+    assert settle(GOOD, [0, 0], False, "") == GOOD
+
+
+def test_no_report_is_a_failure_that_shows_the_log() -> None:
+    settled = settle(None, [0, 1], False, "Traceback: boom")
+    assert settled["state"] == "failed"
+    assert settled["error"]["message"] == "node 1 ended with exit code 1 without a report\nTraceback: boom"
+
+
+def test_success_with_a_dead_node_is_no_success() -> None:
+    settled = settle(GOOD, [0, -9], False, "")
+    assert (settled["state"], settled["error"]["message"]) == (
+        "failed",
+        "node 1 was killed by signal 9 after its report",
+    )
+
+
+def test_a_failure_keeps_the_error_of_its_report() -> None:
+    report = GOOD | {"state": "failed", "error": {"code": "X", "message": "why", "hint": ""}}
+    assert settle(report, [7, 7], False, "log")["error"]["message"] == "why"
+
+
+@pytest.mark.parametrize("report", [GOOD, None])
+def test_a_cancelled_run_is_cancelled_whatever_else_it_says(report: dict[str, Any] | None) -> None:
+    assert settle(report, [130, -9], True, "")["state"] == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("change", "equal"),
+    [
+        ({}, True),
+        ({"losses": {"1": 0.1, "2": 0.2 + 1e-16}}, False),
+        ({"losses": {"1": 0.1}}, False),
+        ({"losses": {}}, None),
+    ],
+)
+def test_losses_are_equal_only_when_every_one_is(change: dict[str, Any], equal: bool | None) -> None:
+    assert same(GOOD, GOOD | change, "losses") is equal
+    assert same(GOOD | change, GOOD, "losses") is equal
+
+
+def test_nothing_to_compare_with_is_neither_yes_nor_no() -> None:
+    result = make_result("a", "local://localhost/a", GOOD, None)
+    assert (result["loss_equal"], result["weights_equal"], result["undisturbed"]) == (None, None, None)
+
+
+def test_the_result_has_both_runs() -> None:
+    result = make_result("a", "local://localhost/a", GOOD, GOOD | {"weights": "abd"})
+    assert (result["loss_equal"], result["weights_equal"]) == (True, False)
+    assert result["undisturbed"] == {"steps": 2, "seconds": 3.0, "goodput": 0.5}
+    assert (result["name"], result["target"], result["state"]) == ("a", "local", "succeeded")
+
+
+def test_a_comparison_that_could_not_be_made_fails_the_job() -> None:
+    undisturbed = settle(None, [1], False, "boom")
+    result = make_result("a", "local://localhost/a", GOOD, undisturbed)
+    assert result["state"] == "failed"
+    assert "undisturbed run" in result["error"]["message"]
+    assert result["loss_equal"] is None
+
+
+@pytest.mark.parametrize(
+    ("now", "failed_at", "asked_at", "cancelled", "wanted"),
+    [
+        (0.0, None, None, False, ("wait", None)),
+        (1.0, None, None, True, ("terminate", 0.0)),
+        (5.0, 0.0, None, False, ("wait", 5.0)),
+        (10.0, 0.0, None, False, ("terminate", 0.0)),
+        (12.0, 0.0, 10.0, True, ("wait", 3.0)),
+        (15.0, 0.0, 10.0, False, ("kill", None)),
+    ],
+)
+def test_nodes_are_left_alone_then_asked_then_killed(
+    now: float, failed_at: float | None, asked_at: float | None, cancelled: bool, wanted: tuple[str, float | None]
+) -> None:
+    assert next_action(now, failed_at, asked_at, cancelled, Patience()) == wanted
+
+
+def test_nodes_that_are_told_to_end_have_their_grace_before_they_are_killed() -> None:
+    restart = {"lease_s": 6.0, "node_wait_s": 60.0, "max_node_losses": 3}
+    job = {"nodes": 2, "spares": 0, "elastic": None, "restart": restart}
+    memory, file = {"kind": "memory"}, {"kind": "file", "path": "/d"}
+    kept = [_patience(job | {"checkpoint": {"grace_s": 25.0, "tiers": tiers}}) for tiers in ([memory], [memory, file])]
+    assert [patience.after_asking_s for patience in kept] == [5.0, 30.0]

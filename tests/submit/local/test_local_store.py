@@ -1,0 +1,63 @@
+"""Where local jobs are kept."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from local_place import LocalPlace
+
+from hyperpod_ext.submit.local import store as local_store
+
+
+def test_the_home_is_the_given_one_or_the_users_state_folder() -> None:
+    assert local_store.home({"HPX_HOME": "/a"}) == Path("/a/local")
+    assert local_store.home({"XDG_STATE_HOME": "/s", "HOME": "/h"}) == Path("/s/hyperpod_ext/local")
+    assert local_store.home({"HOME": "/h"}) == Path("/h/.local/state/hyperpod_ext/local")
+
+
+def test_the_last_ten_submissions_are_kept(place: LocalPlace) -> None:
+    with local_store.locked("a"):
+        for _ in range(12):
+            newest = local_store.create("a")
+    kept = sorted(entry.name for entry in newest.folder.parent.iterdir() if entry.is_dir())
+    assert kept == [f"{number:04d}" for number in range(3, 13)]
+    assert local_store.latest("a") == newest
+
+
+def test_a_name_is_held_by_one_and_free_again_afterwards(place: LocalPlace) -> None:
+    with local_store.locked("a") as first, local_store.locked("a") as second:
+        assert first is not None
+        assert second is None
+    with local_store.locked("a") as third:
+        assert third is not None
+
+
+def test_a_lock_lives_as_long_as_its_last_copy(place: LocalPlace) -> None:
+    with local_store.locked("a") as lock:
+        assert lock is not None
+        submission = local_store.create("a")
+        copy = os.dup(lock)
+    assert submission.is_running()
+    os.close(copy)
+    assert not submission.is_running()
+
+
+def test_a_submission_is_listed_only_with_its_status(place: LocalPlace) -> None:
+    assert local_store.names() == []
+    (place.home / "local" / "half" / "draft").mkdir(parents=True)
+    with local_store.locked("whole"):
+        local_store.create("whole")
+    assert local_store.names() == ["whole"]
+    newest = local_store.latest("whole")
+    assert newest is not None
+    assert newest.read_status()["state"] == "starting"
+
+
+def test_a_status_is_replaced_whole(place: LocalPlace) -> None:
+    with local_store.locked("a"):
+        submission = local_store.create("a")
+    submission.write_status(state="running")
+    submission.write_status(scratch="/tmp/x")
+    assert submission.read_status()["state"] == "running"
+    assert [entry.name for entry in submission.folder.iterdir()] == ["status.json"]

@@ -1,0 +1,88 @@
+"""Any job that is accepted renders; the render is what its operator takes; and import gives the same job back."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from job_configs import jobs
+
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.submit.contract.yaml_text import read_all
+from hyperpod_ext.submit.kubernetes.imports.import_job import import_job
+from hyperpod_ext.submit.kubernetes.schemas import check_yaml
+from hyperpod_ext.submit.plan import find_problems, make_plan
+
+QUIET = (HealthCheck.too_slow, HealthCheck.filter_too_much)
+DROPS = {
+    "kubeflow": {"spares": 0, "node_groups": ()},
+    "hyperpod-eks": {},
+}
+"""What a target refuses for good: drawn jobs are made fit for it, so that few are thrown away."""
+
+
+def mended(job: JobConfig, target: str) -> JobConfig | None:
+    """`job`, or what of it the target can run; None where a rule still refuses it."""
+    changes: dict[str, object] = dict(DROPS[target])
+    if job.mode.startswith("aws-") and target == "kubeflow":
+        changes["mode"] = "plain"
+    if target == "kubeflow" and job.kubernetes.kubeflow_api == "trainjob":
+        pytorch = {"kubeflow_api": "pytorchjob"}
+        changes["kubernetes"] = job.kubernetes.model_copy(
+            update=pytorch if job.elastic else {"host_network": False, "pull_policy": None}
+        )
+        changes["scheduling"] = job.scheduling.model_copy(update={"pod_priority_class": None})
+        changes["timeouts"] = job.timeouts.model_copy(update={"keep_s": None})
+    changed = job.model_copy(update=changes)
+    return None if find_problems(changed, None, target) else changed
+
+
+def goes_round(job: JobConfig, target: str) -> None:
+    files = make_plan(job, target=target).files
+    for name, text in files.items():
+        check_yaml(name, text)
+    found = import_job(files["job.yaml"], "job.yaml")
+    assert (found.job, found.target, found.left_out) == (job, target, [])
+    pod = read_all(files["job.yaml"])[0]["spec"]
+    containers = (
+        pod["trainer"]
+        if "trainer" in pod
+        else next(iter(pod.get("pytorchReplicaSpecs", {}).values() or pod["replicaSpecs"]))
+    )
+    environment = containers.get("env") or containers.get("template", {}).get("spec", {}).get("containers", [{}])[
+        0
+    ].get("env", [])
+    for entry in environment:
+        if entry["name"] == "HPX_RUNTIME":
+            assert RuntimeConfig.model_validate_json(entry["value"].replace("$$", "$")) == RuntimeConfig.of(job)
+
+
+@pytest.mark.parametrize("target", ["hyperpod-eks", "kubeflow"])
+def test_any_job_goes_round(target: str) -> None:
+    accepted = _run(target, examples=100)
+    assert accepted >= 60
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("target", ["hyperpod-eks", "kubeflow"])
+def test_two_thousand_jobs_go_round(target: str) -> None:
+    accepted = _run(target, examples=2300)
+    print(f"{target}: {accepted} jobs rendered, parsed and imported")
+    assert accepted >= 2000
+
+
+def _run(target: str, examples: int) -> int:
+    accepted = 0
+
+    @settings(max_examples=examples, deadline=None, suppress_health_check=QUIET, database=None, derandomize=True)
+    @given(job=jobs())
+    def check(job: JobConfig) -> None:
+        nonlocal accepted
+        if (fit := mended(job, target)) is not None:
+            goes_round(fit, target)
+            accepted += 1
+
+    check()
+    return accepted
