@@ -1,0 +1,62 @@
+"""Folders of the product: no circles of imports, few files in each. What is not so yet is listed, and becomes less."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import import_graph
+import pytest
+
+KNOWN = import_graph.modules()
+FOUND = list(import_graph.imports(KNOWN))
+AT_LOAD = import_graph.graph(FOUND, "load")
+OF_ANY_KIND = import_graph.graph(FOUND, "load", "lazy", "typing")
+
+
+def test_no_modules_import_each_other_when_they_are_loaded() -> None:
+    assert import_graph.circles(AT_LOAD) == []
+
+
+def test_folders_import_each_other_in_one_place() -> None:
+    """`home` of the local records, and the reader of a local job's event log."""
+    left = [["hyperpod_ext.submit.contract", "hyperpod_ext.submit.local"]]
+    assert import_graph.circles(import_graph.of_folders(AT_LOAD, KNOWN)) == left
+
+
+def test_circles_with_lazy_and_typing_imports_become_fewer() -> None:
+    modules, folders = (
+        import_graph.circles(edges) for edges in (OF_ANY_KIND, import_graph.of_folders(OF_ANY_KIND, KNOWN))
+    )
+    assert (len(modules), len(folders)) == (7, 3), (modules, folders)
+
+
+def test_a_folder_can_be_taken_in_at_a_glance(root: Path) -> None:
+    counts = import_graph.files_by_folder(KNOWN)
+    many = {str(folder.relative_to(root)): count for folder, count in counts.items() if count > 16}
+    assert many == {"cli": len([*(root / "cli").glob("*.py")])}  # commands, one file each; they get folders, too
+    assert counts[root / "hyperpod_ext" / "runtime"] <= 6
+
+
+@pytest.mark.parametrize(
+    ("a", "when"),
+    [
+        ("import {b}\n", "load"),
+        ("from {b} import name\n", "load"),
+        ("if True:\n    from hyperpod_ext import b\n", "load"),
+        ("def late():\n    import {b}\n", "lazy"),
+        ("async def late():\n    async def later():\n        import {b}\n", "lazy"),
+        ("import typing\nif typing.TYPE_CHECKING:\n    from {b} import Name\n", "typing"),
+    ],
+)
+def test_a_circle_is_found(tmp_path: Path, a: str, when: import_graph.When) -> None:
+    package = tmp_path / "hyperpod_ext"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "a.py").write_text(a.format(b="hyperpod_ext.b"))
+    (package / "b.py").write_text("from hyperpod_ext import c\n")
+    (package / "c.py").write_text("from hyperpod_ext.a import something\n")
+    known = import_graph.modules(tmp_path)
+    found = list(import_graph.imports(known))
+    round_it = ["hyperpod_ext.a", "hyperpod_ext.b", "hyperpod_ext.c"]
+    assert import_graph.circles(import_graph.graph(found, "load", when)) == [round_it]
+    assert import_graph.circles(import_graph.graph(found, "load")) == ([round_it] if when == "load" else [])
