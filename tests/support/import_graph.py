@@ -1,7 +1,8 @@
 """Who imports whom in the product, and where that goes round in circles: `python tests/support/import_graph.py`.
 
 An import counts as `load` where it runs when the module is loaded, as `lazy` inside of a function, and as `typing`
-below `if TYPE_CHECKING`. A folder imports another one where a module in it does; a package's own `__init__.py` lies in it.
+below `if TYPE_CHECKING`. A folder imports another one where a module in it does; a package's own `__init__.py` lies in
+it.
 """
 
 from __future__ import annotations
