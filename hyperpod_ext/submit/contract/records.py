@@ -13,7 +13,7 @@ from typing import Any
 from hyperpod_ext.config.files.nearest import suggest
 from hyperpod_ext.errors import NotFoundError
 from hyperpod_ext.files import write_whole
-from hyperpod_ext.submit.local.store import home
+from hyperpod_ext.submit.contract.home import home
 
 
 def remember(target: str, name: str, record: dict[str, Any]) -> None:

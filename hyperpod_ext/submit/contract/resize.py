@@ -14,8 +14,8 @@ from hyperpod_ext.config.resize import RESIZES, ResizeOrder, allowed_sizes
 from hyperpod_ext.errors import ConflictError, Problem, UnsupportedError, WaitTimeoutError
 from hyperpod_ext.files import write_whole
 from hyperpod_ext.submit.contract.handle import JobHandle
+from hyperpod_ext.submit.contract.run_files import Tail, read_event
 from hyperpod_ext.submit.contract.targets import get_target
-from hyperpod_ext.submit.local.watch import Tail, read_event
 
 RESIZERS = {
     "local": "hyperpod_ext.submit.local.resize",

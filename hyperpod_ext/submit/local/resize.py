@@ -11,8 +11,8 @@ from hyperpod_ext.config.resize import ResizeOrder
 from hyperpod_ext.errors import ConfigError, ConflictError, NotFoundError
 from hyperpod_ext.submit.contract import resize
 from hyperpod_ext.submit.contract.handle import JobHandle
+from hyperpod_ext.submit.contract.run_files import Tail
 from hyperpod_ext.submit.local import store as local_store
-from hyperpod_ext.submit.local import watch as local_watch
 
 _RUN = "main"
 
@@ -59,7 +59,7 @@ def outcome(ordered: Ordered, timeout_s: float | None) -> dict[str, Any]:
     def ended() -> str:
         return "" if ordered.submission.is_running() else f"{ordered.job} ended before it was resized"
 
-    events = local_watch.Tail(ordered.submission.run_dir(_RUN) / "events.jsonl")
+    events = Tail(ordered.submission.run_dir(_RUN) / "events.jsonl")
     return resize.outcome(ordered.job, events, ordered.name, ended, timeout_s)
 
 

@@ -25,18 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.files import write_whole
+from hyperpod_ext.submit.contract.home import home
 
 _KEPT = 10
 _LOCK_PATIENCE_S = 0.3
 """Whoever looks whether a lock is held takes it for a moment; a submission waits that out."""
-
-
-def home(environ: Mapping[str, str] = os.environ) -> Path:
-    """The folder of all local jobs: $HPX_HOME, or the user's state folder."""
-    if given := environ.get("HPX_HOME"):
-        return Path(given).resolve() / "local"
-    state = environ.get("XDG_STATE_HOME") or Path(environ.get("HOME") or Path.home()) / ".local" / "state"
-    return Path(state) / "hyperpod_ext" / "local"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -10,52 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.submit.contract.job_status import JobStatus, Moment
+from hyperpod_ext.submit.contract.run_files import LogReader, Tail, read_event
 from hyperpod_ext.submit.local.result import lost_result
 from hyperpod_ext.submit.local.store import Submission
 
 _TICK_S = 0.1
 RUNS = ("main", "undisturbed")
-
-
-class Tail:
-    """A file that grows: each call of `lines` gives what came since, whole lines only."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._offset = 0
-
-    def lines(self) -> list[str]:
-        try:
-            with self._file.open("rb") as opened:
-                opened.seek(self._offset)
-                grown = opened.read()
-        except FileNotFoundError:
-            return []  # not yet
-        whole = grown[: grown.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return whole.decode(errors="replace").splitlines()
-
-
-class LogReader:
-    """The logs of one run, merged: every line comes with `rank 2 | ` or `node 0 | ` before it."""
-
-    def __init__(self, run_dir: Path, rank: int | None = None) -> None:
-        self._folder = run_dir / "logs"
-        self._rank = rank
-        self._tails: dict[str, Tail] = {}
-
-    def lines(self) -> list[str]:
-        for file in self._folder.glob("*.log") if self._rank is None else [self._folder / f"rank{self._rank}.log"]:
-            self._tails.setdefault(file.stem, Tail(file))
-        return [
-            f"{stem[:4]} {stem[4:]} | {line}"
-            for stem, tail in sorted(self._tails.items(), key=lambda item: _place(item[0]))
-            for line in tail.lines()
-        ]
-
-
-def _place(stem: str) -> tuple[str, int]:
-    return stem[:4], int(stem[4:]) if stem[4:].isdecimal() else 0
 
 
 def watch(submission: Submission, with_lines: bool) -> Iterator[Moment]:
@@ -128,12 +87,3 @@ def _last_step(events: Path) -> dict[str, Any]:
         if b'"step"' in line and (event := read_event(line)).get("event") == "step":
             return event
     return {}
-
-
-def read_event(line: bytes | str) -> dict[str, Any]:
-    """The event of a line; empty where it is none. Who follows a job goes on; a report tells the line."""
-    try:
-        event: dict[str, Any] = json.loads(line)
-    except json.JSONDecodeError:  # the first line of a window may be cut, and any that a full disk ended early
-        return {}
-    return event

@@ -23,8 +23,8 @@ from hyperpod_ext.files import write_whole
 from hyperpod_ext.submit.contract import resize
 from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.contract.render import check_shell
+from hyperpod_ext.submit.contract.run_files import Tail, read_event
 from hyperpod_ext.submit.contract.spec_annotation import parse_note
-from hyperpod_ext.submit.local.watch import Tail, read_event
 from hyperpod_ext.submit.slurm import client as slurm
 from hyperpod_ext.submit.slurm import runs as hyperpod_slurm_runs
 from hyperpod_ext.submit.slurm import target as hyperpod_slurm

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.submit.contract.job_status import FINAL_STATES
+from hyperpod_ext.submit.contract.run_files import LogReader, Tail, read_event
 from hyperpod_ext.submit.local.result import EMPTY_REPORT, Report
-from hyperpod_ext.submit.local.watch import LogReader, Tail, read_event
 
 _START = re.compile(r"(\d+)\.(\d+)")
 _TAIL_LINES = 20

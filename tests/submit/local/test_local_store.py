@@ -7,13 +7,14 @@ from pathlib import Path
 
 from local_place import LocalPlace
 
+from hyperpod_ext.submit.contract.home import home
 from hyperpod_ext.submit.local import store as local_store
 
 
 def test_the_home_is_the_given_one_or_the_users_state_folder() -> None:
-    assert local_store.home({"HPX_HOME": "/a"}) == Path("/a/local")
-    assert local_store.home({"XDG_STATE_HOME": "/s", "HOME": "/h"}) == Path("/s/hyperpod_ext/local")
-    assert local_store.home({"HOME": "/h"}) == Path("/h/.local/state/hyperpod_ext/local")
+    assert home({"HPX_HOME": "/a"}) == Path("/a/local")
+    assert home({"XDG_STATE_HOME": "/s", "HOME": "/h"}) == Path("/s/hyperpod_ext/local")
+    assert home({"HOME": "/h"}) == Path("/h/.local/state/hyperpod_ext/local")
 
 
 def test_the_last_ten_submissions_are_kept(place: LocalPlace) -> None:

@@ -1,0 +1,15 @@
+"""Where this machine keeps what it knows of jobs. Standard library only: the engine of a local job imports this first."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def home(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder of all local jobs: $HPX_HOME, or the user's state folder."""
+    if given := environ.get("HPX_HOME"):
+        return Path(given).resolve() / "local"
+    state = environ.get("XDG_STATE_HOME") or Path(environ.get("HOME") or Path.home()) / ".local" / "state"
+    return Path(state) / "hyperpod_ext" / "local"
