@@ -1,4 +1,4 @@
-"""Where this machine keeps what it knows of jobs. Standard library only: the engine of a local job imports this first."""
+"""Where this machine keeps what it knows of jobs. Standard library only: a local job's engine imports this first."""
 
 from __future__ import annotations
 
