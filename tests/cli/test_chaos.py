@@ -9,12 +9,12 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import waiting
 from command import HP_EXT, hp_ext
 from local_place import LocalPlace
+from nodes import events_in
 from stopped import stopped
 
 SMALL = ["--width", "16", "--layers", "1"]
@@ -57,7 +57,7 @@ def test_faults_are_inflicted_while_the_job_runs_and_told_afterwards(place: Loca
     refused = hp_ext("chaos", "tiny-gpt", "--sigkill", "--rank", "4")
     assert (refused.code, "ranks: 0 to 3" in refused.stderr) == (3, True)
     with standing_still(events):
-        step = str(max(event["step"] for event in read(events, "step")) + 20)
+        step = str(max(event["step"] for event in events_in(events, "step")) + 20)
         later = hp_ext("chaos", "tiny-gpt", "--exception", "--rank", "2", "--step", step, "--phase", "backward")
         assert later.stdout == f"exception ordered for rank 2 in step {step}\n"
     until(events, '"event": "step"', '"generation": 2')
@@ -81,16 +81,10 @@ def start(spec: Path, *more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def read(events: Path, kind: str) -> list[dict[str, Any]]:
-    """Events of one kind; the last line may be half written."""
-    lines = events.read_text().splitlines(keepends=True)
-    return [event for event in map(json.loads, (line for line in lines if line[-1] == "\n")) if event["event"] == kind]
-
-
 @contextmanager
 def standing_still(events: Path) -> Iterator[None]:
     """No step ends meanwhile: what is ordered for one of the next is there in time."""
-    with stopped(next(event["pid"] for event in read(events, "joined") if event["rank"] == 0)):
+    with stopped(next(event["pid"] for event in events_in(events, "joined") if event["rank"] == 0)):
         yield
 
 
@@ -138,13 +132,13 @@ def test_corrupted_memory_is_refused_when_it_is_needed_and_a_peers_copy_is_taken
     events = place.home / "local" / "sharded" / "0001" / "main" / "events.jsonl"
     until(events, '"event": "step"')
     with standing_still(events):
-        step = max(event["step"] for event in read(events, "step")) + 20
+        step = max(event["step"] for event in events_in(events, "step")) + 20
         for order in (("--corrupt-memory", "--phase", "forward"), ("--sigkill", "--phase", "backward")):
             assert hp_ext("chaos", "sharded", *order, "--rank", "2", "--step", str(step)).code == 0
     stdout, stderr = job.communicate(timeout=110)
     assert job.returncode == 0, stderr
     (recovery,) = hp_ext("report", "sharded", "-o", "json").json["recoveries"]
     assert (recovery["fault"]["rank"], recovery["fault"]["step"], recovery["source"]) == (2, step, "peer")
-    refused = read(events, "restore_failed")
+    refused = events_in(events, "restore_failed")
     assert {one["rank"] for one in refused} == {2}
     assert re.search(r"weights equal +yes", stdout)

@@ -8,11 +8,12 @@ it.
 from __future__ import annotations
 
 import ast
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
+
+import networkx
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("hyperpod_ext", "cli")
@@ -85,31 +86,9 @@ def of_folders(edges: Graph, known: Mapping[str, Path]) -> Graph:
 
 
 def circles(edges: Graph) -> list[list[str]]:
-    """Sets of more than one node in which each can be reached from each (Tarjan 1972), sorted."""
-    number: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
-
-    def visit(node: str) -> None:
-        number[node] = low[node] = len(number)
-        stack.append(node)
-        for other in sorted(edges.get(node, ())):
-            if other not in number:
-                visit(other)
-                low[node] = min(low[node], low[other])
-            elif other in stack:
-                low[node] = min(low[node], number[other])
-        if low[node] == number[node]:
-            at = stack.index(node)
-            if len(stack) - at > 1:
-                found.append(sorted(stack[at:]))
-            del stack[at:]
-
-    for node in sorted(edges):
-        if node not in number:
-            visit(node)
-    return sorted(found)
+    """Sets of more than one node in which each can be reached from each, sorted."""
+    found = networkx.strongly_connected_components(networkx.DiGraph(edges))
+    return sorted(sorted(nodes) for nodes in found if len(nodes) > 1)
 
 
 def files_by_folder(known: Mapping[str, Path]) -> dict[Path, int]:
@@ -135,5 +114,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.setrecursionlimit(10_000)
     main()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.processes import descendants
+from hyperpod_ext.submit.contract.run_files import Tail
 
 
 def kill_node(running: Any, node: int) -> None:
@@ -37,5 +38,9 @@ def memory_pid(job: Any, node: int) -> int:
 
 def events(running: Any, kind: str) -> list[dict[str, Any]]:
     """Those of a kind that are in the log by now."""
-    lines = (running.folder / "events.jsonl").read_text().splitlines()
-    return [entry for entry in map(json.loads, lines) if entry["event"] == kind]
+    return events_in(running.folder / "events.jsonl", kind)
+
+
+def events_in(file: Path, kind: str) -> list[dict[str, Any]]:
+    """Those of a kind that are in that log by now; its last line may be half written."""
+    return [entry for entry in map(json.loads, Tail(file).lines()) if entry["event"] == kind]

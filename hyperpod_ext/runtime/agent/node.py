@@ -257,11 +257,9 @@ class Node:
             case "record":
                 await self._take_note(message["record"])
             case "replace":
-                start = self._workers.expect(rank := int(message["rank"]))
-                self._spawn(self._start_worker(rank, start))
+                self._start_worker(int(message["rank"]))
             case "prepare":
-                start = self._workers.expect(rank := int(message["rank"]))
-                self._spawn(self._start_worker(rank, start, int(message["world_size"])))
+                self._start_worker(int(message["rank"]), int(message["world_size"]))
             case "unprepare":
                 self._workers.kill_all()
             case "settled":
@@ -343,8 +341,11 @@ class Node:
         if self._config.checkpoint.durable() or self._config.checkpoint.peer():
             self._spawn(self._copies.watch())
 
-    async def _start_worker(self, rank: int, start: int, next_world: int | None = None) -> None:
+    def _start_worker(self, rank: int, next_world: int | None = None) -> None:
         """`next_world`: ranks of the world that it will be one of, while the others train in this one."""
+        self._spawn(self._start_once_fit(rank, self._workers.expect(rank), next_world))
+
+    async def _start_once_fit(self, rank: int, start: int, next_world: int | None) -> None:
         assert self._ready is not None, "the first record comes before the first order"
         await asyncio.shield(self._ready)
         health = await examine(HealthContext(self._config, self._settings.run_dir, self._line.own_address))

@@ -115,7 +115,7 @@ class Run:
         known = self._kept[self._cursor] if self._cursor < len(self._kept) else None
         if known is not None and known.world != world and known.is_of_one_world:
             known.value, known = None, None  # two of them may not fit into memory
-            self._held = {world: self._held[world]} if world in self._held else {}
+            self._held = {world: self._held.get(world, [])}
             if self._state is not None and self._state.is_cut:
                 self._state.forget()  # its parts come from what was saved
         if known is None or known.made.talked or not interrupted_fsdp.can_be_reset():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -34,17 +33,15 @@ def workers_in(folder: Path, events: list[str]) -> Workers:
     config = RuntimeConfig(name="a", nodes=1, workers_per_node=2)
     settings = NodeSettings(config, 0, "127.0.0.1", 1, ["train.py"], folder, folder, folder / "secret", b"secret")
     memory: Any = None
-    event = lambda name, **_: events.append(name)  # noqa: E731
+
+    def event(name: str, **_: Any) -> None:
+        events.append(name)
+
     return Workers(settings, memory, tell=event, event=event, spawn=lambda work: work.close())
 
 
-def is_gone(pid: int) -> bool:
-    """A zombie is there yet."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
+def is_reaped(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
 
 
 @pytest.mark.parametrize(
@@ -63,21 +60,22 @@ def test_a_worker_that_is_not_wanted_any_longer_does_not_stay(
     events: list[str] = []
 
     async def run() -> list[int]:
-        workers, zygote = workers_in(tmp_path, events), Zygote()
+        workers = workers_in(tmp_path, events)
+        zygote: Any = Zygote()  # all that is asked of one
         start = workers.expect(1)
         if when == "before it is asked for":
             undo(workers)
-            await workers.start(1, start, zygote)  # type: ignore[arg-type]  # all that is asked of one
+            await workers.start(1, start, zygote)
         else:
-            starting = asyncio.create_task(workers.start(1, start, zygote))  # type: ignore[arg-type]
+            starting = asyncio.create_task(workers.start(1, start, zygote))
             await zygote.asked.wait()
             undo(workers)
             zygote.may.set()
             await starting
         assert workers.ranks == []
-        while not all(map(is_gone, zygote.pids)):
+        while not all(map(is_reaped, zygote.pids)):
             await asyncio.sleep(0.005)
-        return zygote.pids
+        return list(zygote.pids)
 
     pids = asyncio.run(asyncio.wait_for(run(), 60))
     assert len(pids) == (0 if when == "before it is asked for" else 1)
@@ -88,12 +86,13 @@ def test_a_worker_that_is_wanted_stays(tmp_path: Path) -> None:
     events: list[str] = []
 
     async def run() -> None:
-        workers, zygote = workers_in(tmp_path, events), Zygote()
+        workers = workers_in(tmp_path, events)
+        zygote: Any = Zygote()  # all that is asked of one
         zygote.may.set()
-        await workers.start(1, workers.expect(1), zygote)  # type: ignore[arg-type]
+        await workers.start(1, workers.expect(1), zygote)
         assert workers.ranks == [1]
         workers.kill_all()
-        while not is_gone(zygote.pids[0]):
+        while not is_reaped(zygote.pids[0]):
             await asyncio.sleep(0.005)
 
     asyncio.run(asyncio.wait_for(run(), 60))

@@ -377,7 +377,10 @@ def test_a_checksum_taken_on_the_way_is_that_of_a_plain_save(make, server, monke
 
     monkeypatch.setattr("hyperpod_ext.runtime.checkpoint.checkpointer.copy_beside", count)
     if waited_for == "halfway":
-        half = lambda pieces, *rest: copy_pieces(pieces[: len(pieces) // 2], *rest)  # noqa: E731
+
+        def half(pieces: Any, *rest: Any) -> tuple[int, int]:
+            return copy_pieces(pieces[: len(pieces) // 2], *rest)
+
         monkeypatch.setattr(beside, "copy_pieces_checked", half)
     live = various(0)
     for step in (1, 2, 3, 4):

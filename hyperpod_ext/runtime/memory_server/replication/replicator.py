@@ -132,8 +132,8 @@ class Replicator:
 
     def sealed(self, owner: int, manifest: Manifest) -> None:
         """A snapshot was sealed; it is copied if it is due."""
-        self.left_out(owner)
         with self._changed:
+            self.left_out(owner)
             self._sealed.setdefault(owner, deque(maxlen=_SEALED)).append(manifest)
             if self._is_due(int(manifest["step"])):
                 self._take_due(owner, manifest)
