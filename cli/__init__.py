@@ -1,4 +1,4 @@
-"""`hp-ext`: each command is a module of its own, loaded when it is called.
+"""`hp-ext`: each command is a module of its own, in the folder of its section, loaded when it is called.
 
 `hp-ext --help` therefore costs no more than click; keep imports of the library inside functions.
 """
@@ -9,46 +9,81 @@ import sys
 
 import click
 
-from .lazy_group import LazyGroup
+from .lazy_group import LazyGroup, Section
 
-COMMANDS = {
-    "init": "Write a job spec and a training script to start from.",
-    "validate": "Check a job spec, and tell every mistake at once.",
-    "render": "Show or write the files that would be submitted.",
-    "plan": "Tell what a job's state weighs, how often to save it, and what that costs.",
-    "simulate": "Run a job through a month of drawn failures, in seconds.",
-    "scales": "Show how well a global batch divides on each number of nodes.",
-    "diff": "Show what a spec would change in a job on Kubernetes.",
-    "create-job": "Submit a job, and wait for its result if asked to.",
-    "wait": "Wait until a job has ended, and show its result.",
-    "list": "List the jobs of a target.",
-    "status": "Show one job, or all.",
-    "logs": "Show what the workers of a job print.",
-    "report": "Show what happened to a job, and what it cost.",
-    "top": "Follow a job that runs: step, goodput, faults, ranks.",
-    "cancel": "End a job, and leave nothing of it running.",
-    "resize": "Have a job that runs go on with more or fewer nodes.",
-    "chaos": "Inflict a fault on a job that runs, to see what it does.",
-    "checkpoints": "List, show, verify, copy and prune checkpoints.",
-    "data": "Convert datasets to memory-mapped tokens; show and verify them.",
-    "create-cluster": "Create a HyperPod cluster from its spec.",
-    "update-cluster": "Show what a spec would change in a cluster, and change it.",
-    "cluster": "Make a cluster with network, buckets, EKS and roles.",
-    "schema": "Print the JSON schema of a spec, for editors.",
-    "import": "Turn a job for Kubernetes into a spec.",
-    "explain": "Tell what a rule or a field means.",
-    "instances": "List instance types, and what pods can have of each.",
-    "templates": "List, show and hand over the templates of what is submitted.",
-    "dashboards": "Write a Grafana dashboard and alert rules for jobs that show their numbers.",
-    "doctor": "Tell what is installed and reachable.",
-    "completion": "Print what a shell needs to complete commands.",
-}
+SECTIONS = [
+    Section(
+        "Jobs",
+        f"{__name__}.job",
+        {
+            "init": "Write a job spec and a training script to start from.",
+            "validate": "Check a job spec, and tell every mistake at once.",
+            "render": "Show or write the files that would be submitted.",
+            "diff": "Show what a spec would change in a job on Kubernetes.",
+            "create-job": "Submit a job, and wait for its result if asked to.",
+            "wait": "Wait until a job has ended, and show its result.",
+            "list": "List the jobs of a target.",
+            "status": "Show one job, or all.",
+            "logs": "Show what the workers of a job print.",
+            "cancel": "End a job, and leave nothing of it running.",
+            "resize": "Have a job that runs go on with more or fewer nodes.",
+            "chaos": "Inflict a fault on a job that runs, to see what it does.",
+            "import": "Turn a job for Kubernetes into a spec.",
+        },
+    ),
+    Section(
+        "Before a job",
+        f"{__name__}.plan",
+        {
+            "plan": "Tell what a job's state weighs, how often to save it, and what that costs.",
+            "simulate": "Run a job through a month of drawn failures, in seconds.",
+            "scales": "Show how well a global batch divides on each number of nodes.",
+        },
+    ),
+    Section(
+        "What happens to a job",
+        f"{__name__}.report",
+        {
+            "report": "Show what happened to a job, and what it cost.",
+            "top": "Follow a job that runs: step, goodput, faults, ranks.",
+            "dashboards": "Write a Grafana dashboard and alert rules for jobs that show their numbers.",
+        },
+    ),
+    Section(
+        "Checkpoints and data",
+        __name__,
+        {
+            "checkpoints": "List, show, verify, copy and prune checkpoints.",
+            "data": "Convert datasets to memory-mapped tokens; show and verify them.",
+        },
+    ),
+    Section(
+        "Clusters",
+        f"{__name__}.clusters",
+        {
+            "create-cluster": "Create a HyperPod cluster from its spec.",
+            "update-cluster": "Show what a spec would change in a cluster, and change it.",
+            "cluster": "Make a cluster with network, buckets, EKS and roles.",
+        },
+    ),
+    Section(
+        "Reference",
+        f"{__name__}.reference",
+        {
+            "schema": "Print the JSON schema of a spec, for editors.",
+            "explain": "Tell what a rule or a field means.",
+            "instances": "List instance types, and what pods can have of each.",
+            "templates": "List, show and hand over the templates of what is submitted.",
+            "doctor": "Tell what is installed and reachable.",
+            "completion": "Print what a shell needs to complete commands.",
+        },
+    ),
+]
 
 
 @click.group(
     cls=LazyGroup,
-    commands_help=COMMANDS,
-    package=__name__,
+    sections=SECTIONS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="""\b
 Example:

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import importlib
 import keyword
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import click
 
 
-class LazyGroup(click.Group):
-    """Loads `create-job` from the module `create_job` of `package`, where it is called `command`."""
+class Section(NamedTuple):
+    """Commands that stand under one heading in `--help`, and in one package."""
 
-    def __init__(self, *arguments: Any, commands_help: dict[str, str], package: str, **options: Any) -> None:
+    heading: str
+    package: str
+    help: Mapping[str, str]
+    """One line for each command, by its name."""
+
+
+class LazyGroup(click.Group):
+    """Loads `create-job` from the module `create_job` of its section's package, where it is called `command`."""
+
+    def __init__(self, *arguments: Any, sections: Sequence[Section], **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._help = commands_help
-        self._package = package
+        self._sections = sections
+        self._help = {name: line for section in sections for name, line in section.help.items()}
+        self._packages = {name: section.package for section in sections for name in section.help}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of a first day: init, validate, ..."""
+        """In the order of the sections."""
         return list(self._help)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -26,7 +37,9 @@ class LazyGroup(click.Group):
         if cmd_name not in self._help:
             return None
         name = cmd_name.replace("-", "_")
-        module = importlib.import_module(f".{name}_" if keyword.iskeyword(name) else f".{name}", self._package)
+        module = importlib.import_module(
+            f".{name}_" if keyword.iskeyword(name) else f".{name}", self._packages[cmd_name]
+        )
         command: click.Command = module.command
         command.short_help = self._help[cmd_name]
         return command
@@ -42,6 +55,8 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list in `--help`, from the table alone."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(self._help.items()))
+        """The lists in `--help`, from the table alone."""
+        width = max(map(len, self._help))
+        for section in self._sections:
+            with formatter.section(section.heading):
+                formatter.write_dl([(name.ljust(width), line) for name, line in section.help.items()])

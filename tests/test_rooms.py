@@ -22,17 +22,17 @@ def test_no_folders_import_each_other_when_they_are_loaded() -> None:
 
 
 def test_circles_with_lazy_and_typing_imports_become_fewer() -> None:
-    modules, folders = (
-        import_graph.circles(edges) for edges in (OF_ANY_KIND, import_graph.of_folders(OF_ANY_KIND, KNOWN))
-    )
-    assert (len(modules), len(folders)) == (7, 3), (modules, folders)
+    assert import_graph.circles(import_graph.of_folders(OF_ANY_KIND, KNOWN)) == []
+    assert import_graph.circles(OF_ANY_KIND) == [
+        ["hyperpod_ext.planner.advice", "hyperpod_ext.planner.advice_faults"],
+        ["hyperpod_ext.runtime.dcp.choice", "hyperpod_ext.runtime.dcp.tiers"],
+    ]
 
 
 def test_a_folder_can_be_taken_in_at_a_glance(root: Path) -> None:
     counts = import_graph.files_by_folder(KNOWN)
-    many = {str(folder.relative_to(root)): count for folder, count in counts.items() if count > 16}
-    assert many == {"cli": len([*(root / "cli").glob("*.py")])}  # commands, one file each; they get folders, too
-    assert counts[root / "hyperpod_ext" / "runtime"] <= 6
+    assert {folder: count for folder, count in counts.items() if count > 16} == {}
+    assert counts[root / "hyperpod_ext" / "runtime"] <= 6  # what starts containers; the rest lies in rooms
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,8 @@ def test_a_folder_can_be_taken_in_at_a_glance(root: Path) -> None:
         ("if True:\n    from hyperpod_ext import b\n", "load"),
         ("def late():\n    import {b}\n", "lazy"),
         ("async def late():\n    async def later():\n        import {b}\n", "lazy"),
+        ("from .b import name\n", "load"),
+        ("from . import b\n", "load"),
         ("import typing\nif typing.TYPE_CHECKING:\n    from {b} import Name\n", "typing"),
     ],
 )

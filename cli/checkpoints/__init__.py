@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..lazy_group import LazyGroup
+from ..lazy_group import LazyGroup, Section
 
 COMMANDS = {
     "list": "Show what lies in each tier, newest first.",
@@ -17,8 +17,7 @@ COMMANDS = {
 
 @click.group(
     cls=LazyGroup,
-    commands_help=COMMANDS,
-    package=__name__,
+    sections=[Section("Commands", __name__, COMMANDS)],
     epilog="""\b
 Examples:
   hp-ext checkpoints list -f job.yaml

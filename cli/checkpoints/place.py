@@ -48,7 +48,7 @@ class Place:
 
     def secret(self, named: str | None) -> bytes | None:
         """The job's secret, from the file that was named or where a local job has it; None: nobody knows it."""
-        from hyperpod_ext.runtime.environment import read_secret
+        from hyperpod_ext.runtime.ipc.environment import read_secret
 
         file = Path(named) if named is not None else self.secret_file
         return None if file is None else read_secret(file)
@@ -77,7 +77,7 @@ def shown(url: str) -> str:
 
 def open_place(url: str) -> Place:
     """The place at a URL or path."""
-    from hyperpod_ext.runtime.storage.object_store import open_store
+    from hyperpod_ext.runtime.storage.open import open_store
 
     return Place(open_store(url, deadline_s=_PATIENCE_S))
 

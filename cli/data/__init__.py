@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..lazy_group import LazyGroup
+from ..lazy_group import LazyGroup, Section
 
 COMMANDS = {
     "build": "Convert a dataset to a token store, or go on with it.",
@@ -15,8 +15,7 @@ COMMANDS = {
 
 @click.group(
     cls=LazyGroup,
-    commands_help=COMMANDS,
-    package=__name__,
+    sections=[Section("Commands", __name__, COMMANDS)],
     epilog="""\b
 Examples:
   hp-ext data build wiki/*.jsonl.gz --tokenizer tokenizer.json --out /nvme/data

@@ -95,7 +95,7 @@ def command(
         raise click.UsageError("--whole-documents needs --sequence-length")
     need_packages()
     from hyperpod_ext.runtime.data.convert.convert import Recipe, prepare
-    from hyperpod_ext.runtime.data.store.reader import TokenStore
+    from hyperpod_ext.runtime.data.token_store.reader import TokenStore
 
     _refuse_megatron(sources)
     prepared = prepare(Recipe(sources, segment_bytes=segment, **options), out)
@@ -106,7 +106,7 @@ def command(
     store = TokenStore(prepared.folder)
     found = of_store(store)
     if sequence_length is not None:
-        from hyperpod_ext.runtime.data.store.packed import Packed
+        from hyperpod_ext.runtime.data.token_store.packed import Packed
 
         packed = Packed(store, sequence_length, documents="whole" if whole_documents else "split")
         found["packed"] = {
@@ -145,7 +145,7 @@ def _tell_mappable(prepared: Prepared) -> None:
 
 def _refuse_megatron(sources: tuple[str, ...]) -> None:
     from hyperpod_ext.errors import ConfigError, Problem
-    from hyperpod_ext.runtime.data.store.megatron import is_megatron
+    from hyperpod_ext.runtime.data.token_store.megatron import is_megatron
 
     hint = "it is mapped in place: MegatronStore(path); `hp-ext data inspect` shows it"
     if wrong := [Problem("needs no conversion", source=one, hint=hint) for one in sources if is_megatron(one)]:

@@ -10,22 +10,22 @@ from ..checkpoints.table import size
 from ..output import columns
 
 if TYPE_CHECKING:
-    from hyperpod_ext.runtime.data.store.arrow import ArrowStore
+    from hyperpod_ext.runtime.data.token_store.arrow import ArrowStore
 
 IN_PLACE, CONVERTED = "mapped in place", "converted"
 
 
 def is_dataset(path: Path) -> bool:
     """Whether it is a file that `hp-ext data build` reads."""
-    from hyperpod_ext.runtime.data.store.sources import kind_of
+    from hyperpod_ext.runtime.data.token_store.sources import kind_of
 
     return path.is_file() and kind_of(path) is not None
 
 
 def is_mappable(path: Path, field: str) -> bool:
     """Whether this column of it is mapped in place."""
-    from hyperpod_ext.runtime.data.store.arrow import columns_of
-    from hyperpod_ext.runtime.data.store.sources import kind_of
+    from hyperpod_ext.runtime.data.token_store.arrow import columns_of
+    from hyperpod_ext.runtime.data.token_store.sources import kind_of
 
     return kind_of(path) == "arrow" and any(one.name == field and not one.converted for one in columns_of(path))
 
@@ -36,8 +36,8 @@ def store_in(path: Path, field: str | None) -> ArrowStore | None:
     Raises:
         ConfigError: `field` cannot be.
     """
-    from hyperpod_ext.runtime.data.store.arrow import ArrowStore, columns_of
-    from hyperpod_ext.runtime.data.store.sources import kind_of
+    from hyperpod_ext.runtime.data.token_store.arrow import ArrowStore, columns_of
+    from hyperpod_ext.runtime.data.token_store.sources import kind_of
 
     if kind_of(path) != "arrow":
         return None
@@ -47,8 +47,8 @@ def store_in(path: Path, field: str | None) -> ArrowStore | None:
 
 def of_file(path: Path, store: ArrowStore | None) -> dict[str, Any]:
     """A dataset's file, as scripts get it; with the numbers of the column that was opened."""
-    from hyperpod_ext.runtime.data.store.arrow import columns_of
-    from hyperpod_ext.runtime.data.store.sources import kind_of
+    from hyperpod_ext.runtime.data.token_store.arrow import columns_of
+    from hyperpod_ext.runtime.data.token_store.sources import kind_of
 
     kind = kind_of(path)
     found: dict[str, Any] = {"kind": kind, "path": str(path), "nbytes": path.stat().st_size}

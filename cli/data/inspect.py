@@ -14,8 +14,8 @@ from ..output import columns, print_result
 from .needs import need_packages
 
 if TYPE_CHECKING:
-    from hyperpod_ext.runtime.data.store.megatron import MegatronStore
-    from hyperpod_ext.runtime.data.store.reader import TokenStore
+    from hyperpod_ext.runtime.data.token_store.megatron import MegatronStore
+    from hyperpod_ext.runtime.data.token_store.reader import TokenStore
 
 
 @click.command(
@@ -39,9 +39,9 @@ def command(place: str | None, document: int | None, field: str | None, output: 
     """Show a store, a Megatron dataset, a dataset's file, or all stores of a place."""
     need_packages()
     from hyperpod_ext.runtime.data.convert.convert import default_place
-    from hyperpod_ext.runtime.data.store.megatron import MegatronStore, is_megatron
-    from hyperpod_ext.runtime.data.store.reader import TokenStore
-    from hyperpod_ext.runtime.data.store.writer import ABOUT
+    from hyperpod_ext.runtime.data.token_store.megatron import MegatronStore, is_megatron
+    from hyperpod_ext.runtime.data.token_store.reader import TokenStore
+    from hyperpod_ext.runtime.data.token_store.writer import ABOUT
 
     from .files import is_dataset
 
@@ -151,8 +151,8 @@ def _list(folder: Path, named: bool, output: str) -> None:
     import time
 
     from hyperpod_ext.errors import NotFoundError
-    from hyperpod_ext.runtime.data.store.eviction import stores_in
-    from hyperpod_ext.runtime.data.store.writer import DONE
+    from hyperpod_ext.runtime.data.token_store.eviction import stores_in
+    from hyperpod_ext.runtime.data.token_store.writer import DONE
 
     held = stores_in(folder) if folder.is_dir() else []
     if not held and named:

@@ -22,8 +22,8 @@ from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig, take_var
 from hyperpod_ext.errors import HyperpodExtError, UnreachableError
 from hyperpod_ext.processes import die_with_parent
 from hyperpod_ext.runtime.container_kubernetes import wait_printing
-from hyperpod_ext.runtime.environment import ENV_RUN_DIR, ENV_SECRET_FILE
-from hyperpod_ext.runtime.storage.object_store import open_store
+from hyperpod_ext.runtime.ipc.environment import ENV_RUN_DIR, ENV_SECRET_FILE
+from hyperpod_ext.runtime.storage.open import open_store
 
 ENV_SECRET_ID = "HPX_SECRET_ID"
 PORT = 29400

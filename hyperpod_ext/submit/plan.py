@@ -1,47 +1,20 @@
-"""A Plan: all that submit will do, decided without touching a network or a disk."""
+"""Makes a Plan: checks what only job, cluster and target together show, and renders."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import Problem, UnsupportedError
 from hyperpod_ext.submit.contract.capabilities import unsupported, unused
+from hyperpod_ext.submit.contract.plan_type import Plan as Plan
 from hyperpod_ext.submit.contract.targets import get_target
 from hyperpod_ext.submit.rules import Context, findings
 
 if TYPE_CHECKING:
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What will be sent, byte for byte, and what it will become."""
-
-    target: str
-    name: str
-    job: JobConfig
-    files: Mapping[str, str]
-    """Name and whole text of each file that is sent."""
-    world_size: int
-    source_dir: Path
-    """Folder of the spec; the script is relative to it."""
-    warnings: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, object]:
-        """The plan as `--dry-run -o json` shows it."""
-        return {
-            "target": self.target,
-            "name": self.name,
-            "world_size": self.world_size,
-            "nodes": self.job.nodes,
-            "workers_per_node": self.job.workers_per_node,
-            "warnings": list(self.warnings),
-            "files": dict(self.files),
-        }
 
 
 def make_plan(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hyperpod_ext.errors import Problem, UnsupportedError
 from hyperpod_ext.submit.contract.handle import JobHandle
+from hyperpod_ext.submit.contract.plan_type import Plan
 from hyperpod_ext.submit.contract.render import check_shell
 from hyperpod_ext.submit.contract.targets import get_target
-from hyperpod_ext.submit.plan import Plan
 
 
 def submit(plan: Plan) -> JobHandle:

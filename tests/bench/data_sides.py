@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from hyperpod_ext.runtime.data.store import MegatronStore, Packed, TokenStore, build
-from hyperpod_ext.runtime.data.store.writer import StoreWriter
+from hyperpod_ext.runtime.data.token_store.writer import StoreWriter
 
 PINS = ("megatron-core==0.16.1", "tokenizers==0.23.3")
 LENGTH = 2048

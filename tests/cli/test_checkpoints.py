@@ -29,7 +29,8 @@ from hyperpod_ext.runtime.storage import inventory as survey_module
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
 from hyperpod_ext.runtime.storage.inventory import survey
 from hyperpod_ext.runtime.storage.names import folder_of
-from hyperpod_ext.runtime.storage.object_store import ObjectStore, open_store
+from hyperpod_ext.runtime.storage.object_store import ObjectStore
+from hyperpod_ext.runtime.storage.open import open_store
 from hyperpod_ext.runtime.storage.upload_split import share_out
 from hyperpod_ext.submit.local import store as local_store
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from command import HP_EXT
 from command import call_hp_ext as hp_ext
-from hyperpod_ext.cli.story import Story
+from hyperpod_ext.cli.report.story import Story
 from local_place import LocalPlace
 from stand_in import write_job
 from waiting import until

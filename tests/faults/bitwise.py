@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader, Dataset
 
 from hyperpod_ext.runtime import Run, resilient
-from hyperpod_ext.runtime.seeding import seed_of
+from hyperpod_ext.runtime.state.seeding import seed_of
 
 PLACES = ("data loading", "forward", "backward", "all-reduce", "optimizer", "checkpointing")
 STEPS = int(os.environ.get("HPX_TEST_STEPS", "14"))

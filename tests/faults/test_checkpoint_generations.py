@@ -14,7 +14,7 @@ from small_job import MEMORY, PEER, SmallJob, relaunched, trained
 from hyperpod_ext.errors import StaleGenerationError
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
-from hyperpod_ext.runtime.storage.object_store import open_store
+from hyperpod_ext.runtime.storage.open import open_store
 
 PLACES = ["file", pytest.param("s3", marks=pytest.mark.slow)]
 

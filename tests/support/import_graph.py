@@ -8,8 +8,9 @@ it.
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import resolve_name
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -46,25 +47,28 @@ def _name(file: Path) -> str:
 def imports(known: Mapping[str, Path]) -> Iterator[Import]:
     """Imports between modules in `known`. Of `from a import b`, `a.b` where that is a module, else `a`."""
     for name, file in known.items():
-        for names, when in _named(ast.parse(file.read_text()), "load"):
+        package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+        for names, when in _named(ast.parse(file.read_text()), package, "load"):
             for of in names:
                 found = of if of in known else of.rpartition(".")[0]
                 if found in known and found != name:
                     yield Import(name, found, when)
 
 
-def _named(node: ast.AST, when: When) -> Iterator[tuple[list[str], When]]:
+def _named(node: ast.AST, package: str, when: When) -> Iterator[tuple[list[str], When]]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):
             yield [alias.name for alias in child.names], when
         elif isinstance(child, ast.ImportFrom):
-            yield [f"{child.module}.{alias.name}" for alias in child.names], when
+            name = "." * child.level + (child.module or "")
+            origin = resolve_name(name, package) if child.level else name
+            yield [f"{origin}.{alias.name}" for alias in child.names], when
         elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
-            yield from _named(child, "typing")
+            yield from _named(child, package, "typing")
         elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield from _named(child, "lazy" if when == "load" else when)
+            yield from _named(child, package, "lazy" if when == "load" else when)
         else:
-            yield from _named(child, when)
+            yield from _named(child, package, when)
 
 
 def graph(found: Iterable[Import], *when: When) -> Graph:
@@ -92,11 +96,8 @@ def circles(edges: Graph) -> list[list[str]]:
 
 
 def files_by_folder(known: Mapping[str, Path]) -> dict[Path, int]:
-    """How many modules lie in each folder."""
-    counts: dict[Path, int] = defaultdict(int)
-    for file in known.values():
-        counts[file.parent] += 1
-    return counts
+    """How many modules lie in each folder, its `__init__.py` not counted."""
+    return Counter(file.parent for file in known.values() if file.name != "__init__.py")
 
 
 def main() -> None:

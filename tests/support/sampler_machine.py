@@ -17,7 +17,8 @@ from sampler_oracle import Oracle
 from hyperpod_ext.runtime.data import mixing, permutation
 from hyperpod_ext.runtime.data.loader import ElasticDataLoader
 from hyperpod_ext.runtime.data.mixing import Mixture
-from hyperpod_ext.runtime.data.sampler import GHOST, ElasticBatchSampler, Slot
+from hyperpod_ext.runtime.data.positions import GHOST, Slot
+from hyperpod_ext.runtime.data.sampler import ElasticBatchSampler
 from hyperpod_ext.runtime.data.shuffle import BlockShuffle
 
 MIX_BLOCK = 16

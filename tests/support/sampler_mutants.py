@@ -14,10 +14,9 @@ from unittest import mock
 import numpy as np
 
 from hyperpod_ext.runtime.data import mixing, permutation, sampler
-from hyperpod_ext.runtime.data.batches import MicroBatches
 from hyperpod_ext.runtime.data.mixing import Segment
-from hyperpod_ext.runtime.data.positions import Cursor, Extent, extent_at
-from hyperpod_ext.runtime.data.sampler import ElasticBatchSampler, Plan, Slot
+from hyperpod_ext.runtime.data.positions import Cursor, Extent, Plan, Slot, extent_at
+from hyperpod_ext.runtime.data.sampler import ElasticBatchSampler, MicroBatches
 
 
 class LocalCounts(ElasticBatchSampler):

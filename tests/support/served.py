@@ -15,7 +15,7 @@ from typing import Any
 import warm
 
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
-from hyperpod_ext.runtime.environment import ENV_SECRET_FILE
+from hyperpod_ext.runtime.ipc.environment import ENV_SECRET_FILE
 from hyperpod_ext.runtime.memory_server.client.client import Mapping, MemoryClient
 from hyperpod_ext.runtime.snapshot.layout_plan import Item, Plan
 

@@ -18,9 +18,9 @@ from hyperpod_ext.runtime.agent.arguments import parse, read_settings
 from hyperpod_ext.runtime.agent.coordinator_client import CutOffError
 from hyperpod_ext.runtime.agent.node import Node
 from hyperpod_ext.runtime.coordinator.resize_orders import tell_here, tell_left
-from hyperpod_ext.runtime.environment import ENV_RUN_DIR, ENV_SOCKET_DIR
 from hyperpod_ext.runtime.events.log import REPORT, report_of, report_on, write_report
 from hyperpod_ext.runtime.events.report import make_report
+from hyperpod_ext.runtime.ipc.environment import ENV_RUN_DIR, ENV_SOCKET_DIR
 
 _EXIT_CODES = {"succeeded": 0, "left": 0, "failed": JobFailedError.exit_code, "cancelled": 130}
 

@@ -15,7 +15,7 @@ from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.coordinator.interval_tuner import by_clock
 from hyperpod_ext.runtime.detection.preflight import check_node
-from hyperpod_ext.runtime.environment import ENV_CHAOS, ENV_SECRET_FILE, read_secret
+from hyperpod_ext.runtime.ipc.environment import ENV_CHAOS, ENV_SECRET_FILE, read_secret
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

@@ -29,10 +29,15 @@ from hyperpod_ext.runtime.detection import preemption as notices
 from hyperpod_ext.runtime.detection.failure_causes import OomKills, decode_exit
 from hyperpod_ext.runtime.detection.health import HealthContext, examine
 from hyperpod_ext.runtime.detection.preflight import check_tiers
-from hyperpod_ext.runtime.environment import ENV_AGENT_SOCKET, ENV_FAILURE_DOMAIN, ENV_MEMORY_SOCKET, ENV_SECRET_FILE
 from hyperpod_ext.runtime.events.log import write_report
 from hyperpod_ext.runtime.fault_injection.from_agent import strike_node
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.environment import (
+    ENV_AGENT_SOCKET,
+    ENV_FAILURE_DOMAIN,
+    ENV_MEMORY_SOCKET,
+    ENV_SECRET_FILE,
+)
 from hyperpod_ext.runtime.ipc.listener import Listener
 from hyperpod_ext.runtime.snapshot.select import Decision
 

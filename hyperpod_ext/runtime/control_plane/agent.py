@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 from hyperpod_ext.runtime.control_plane.finish_step import Unharmed
 from hyperpod_ext.runtime.control_plane.stop_at_step import Boundary
-from hyperpod_ext.runtime.environment import WorkerEnvironment
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.environment import WorkerEnvironment
 from hyperpod_ext.runtime.process_group.groups import ProcessGroups
 from hyperpod_ext.runtime.process_group.store import Endpoint, PartitionedStore
 from hyperpod_ext.runtime.snapshot.select import Decision

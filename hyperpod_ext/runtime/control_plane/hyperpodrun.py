@@ -16,7 +16,7 @@ from typing import Any
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError
 from hyperpod_ext.runtime.control_plane.agent import Generation
 from hyperpod_ext.runtime.control_plane.hyperpod_socket import AgentLine
-from hyperpod_ext.runtime.control_plane.open import ENV_HYPERPOD_SOCKET
+from hyperpod_ext.runtime.control_plane.launcher import ENV_HYPERPOD_SOCKET
 from hyperpod_ext.runtime.control_plane.own_store import OwnKeys
 from hyperpod_ext.runtime.control_plane.settings import Settings, port_base
 from hyperpod_ext.runtime.control_plane.standalone import Epoch, Members

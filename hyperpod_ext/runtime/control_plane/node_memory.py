@@ -14,7 +14,7 @@ from typing import Any
 
 from hyperpod_ext.errors import ConflictError
 from hyperpod_ext.runtime.control_plane.settings import Settings
-from hyperpod_ext.runtime.environment import ENV_FAILURE_DOMAIN
+from hyperpod_ext.runtime.ipc.environment import ENV_FAILURE_DOMAIN
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
 from hyperpod_ext.runtime.memory_server.client.start import Place, runtime_dir, start_server
 from hyperpod_ext.runtime.snapshot.select import Decision

@@ -1,4 +1,4 @@
-"""What started this process, and who decides there which generation it is in.
+"""Opens the control plane that fits what started this process: it decides which generation the process is in.
 
 | started by | an exception in a rank | a process that dies | a node that is lost |
 |---|---|---|---|
@@ -12,44 +12,14 @@ Where all processes are started again, state comes from the nodes' memory server
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
-from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hyperpod_ext.errors import ConfigError, Problem
-from hyperpod_ext.runtime.environment import ENV_AGENT_SOCKET, WorkerEnvironment
+from hyperpod_ext.runtime.control_plane.launcher import Launcher
+from hyperpod_ext.runtime.ipc.environment import WorkerEnvironment
 
 if TYPE_CHECKING:
     from hyperpod_ext.runtime.control_plane.agent import ControlPlane
     from hyperpod_ext.runtime.process_group.groups import ProcessGroups
-
-ENV_HYPERPOD_SOCKET = "HYPERPOD_ELASTICAGENT_SOCKET_SERVER_PATH"
-ENV_HYPERPOD_MODE = "HPX_HYPERPODRUN_MODE"
-"""`in-process` or `process`, where it cannot be seen how `hyperpodrun` was started."""
-
-
-class Launcher(Enum):
-    AGENT = "our agent"
-    HYPERPODRUN_IN_PROCESS = "hyperpodrun --inprocess-restart"
-    HYPERPODRUN = "hyperpodrun"
-    TORCHRUN = "torchrun"
-
-
-def find_launcher(environ: Mapping[str, str] = os.environ) -> Launcher | None:
-    """What started this process; None: nothing that would start others beside it.
-
-    Raises:
-        ConfigError: HPX_HYPERPODRUN_MODE says something else than it can.
-    """
-    if ENV_AGENT_SOCKET in environ:
-        return Launcher.AGENT
-    if ENV_HYPERPOD_SOCKET in environ:
-        return Launcher.HYPERPODRUN_IN_PROCESS if _restarts_in_process(environ) else Launcher.HYPERPODRUN
-    if "TORCHELASTIC_RUN_ID" in environ and "MASTER_ADDR" in environ:
-        return Launcher.TORCHRUN
-    return None
 
 
 def open_control_plane(launcher: Launcher, groups: ProcessGroups) -> ControlPlane:
@@ -69,28 +39,3 @@ def open_control_plane(launcher: Launcher, groups: ProcessGroups) -> ControlPlan
             from hyperpod_ext.runtime.control_plane.torchrun import TorchrunMembers
 
             return TorchrunMembers(groups, launcher)
-
-
-def _restarts_in_process(environ: Mapping[str, str]) -> bool:
-    """Whether the agent waits for its workers at a barrier. It tells them in no variable, so its command line does."""
-    told = environ.get(ENV_HYPERPOD_MODE)
-    if told is None:
-        return any("inprocess" in flag.replace("-", "").replace("_", "") for flag in _flags_of_ancestors())
-    if told not in ("in-process", "process"):
-        problem = f"{told!r} is no mode of hyperpodrun"
-        raise ConfigError([Problem(problem, ENV_HYPERPOD_MODE, hint="valid: in-process, process")])
-    return told == "in-process"
-
-
-def _flags_of_ancestors() -> Iterator[str]:
-    pid = os.getppid()
-    while pid > 0:
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-            status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return  # it has ended, or is outside of this container
-        if any("hyperpod" in Path(part).name.lower() for part in command[:4]):
-            yield from (part for part in command if part.startswith("--"))
-            return  # what is above it is not about its workers
-        pid = int(status[1])

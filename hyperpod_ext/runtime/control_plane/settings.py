@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.errors import ConfigError, Problem
-from hyperpod_ext.runtime.environment import ENV_SECRET_FILE, read_secret
+from hyperpod_ext.runtime.ipc.environment import ENV_SECRET_FILE, read_secret
 from hyperpod_ext.runtime.memory_server.client.start import secret_file_of
 
 ENV_PORT_BASE = "HPX_PORT_BASE"

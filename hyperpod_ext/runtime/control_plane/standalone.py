@@ -27,12 +27,12 @@ from hyperpod_ext.runtime.control_plane.own_store import OwnKeys, wait_listening
 from hyperpod_ext.runtime.control_plane.save_at_time import TimedTiers
 from hyperpod_ext.runtime.control_plane.settings import Settings, sized
 from hyperpod_ext.runtime.control_plane.stop_at_step import Boundary
-from hyperpod_ext.runtime.environment import ENV_RUN_DIR, WorkerEnvironment
 from hyperpod_ext.runtime.events.durable_steps import left_out
+from hyperpod_ext.runtime.ipc.environment import ENV_RUN_DIR, WorkerEnvironment
 from hyperpod_ext.runtime.ipc.messages import WireError
+from hyperpod_ext.runtime.membership.node_map import Nodes
 from hyperpod_ext.runtime.memory_server.client.client import error_of
 from hyperpod_ext.runtime.memory_server.client.start import place_of, runtime_dir
-from hyperpod_ext.runtime.node_map import Nodes
 from hyperpod_ext.runtime.process_group.groups import ProcessGroups
 from hyperpod_ext.runtime.process_group.store import Address, GenerationOverError, PartitionedStore
 from hyperpod_ext.runtime.snapshot.manifest import save_id_of

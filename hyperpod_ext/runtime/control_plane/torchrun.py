@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from hyperpod_ext.errors import UnreachableError
 from hyperpod_ext.runtime.control_plane.elastic_events import ElasticBoundary, ElasticEvent
-from hyperpod_ext.runtime.control_plane.open import Launcher
+from hyperpod_ext.runtime.control_plane.launcher import Launcher
 from hyperpod_ext.runtime.control_plane.own_store import OwnKeys
 from hyperpod_ext.runtime.control_plane.settings import Settings
 from hyperpod_ext.runtime.control_plane.standalone import Epoch, Members

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from hyperpod_ext.runtime.data.loader import ElasticDataLoader as ElasticDataLoader
     from hyperpod_ext.runtime.data.loader import Step as Step
     from hyperpod_ext.runtime.data.mixing import Mixture as Mixture
+    from hyperpod_ext.runtime.data.positions import Slot as Slot
     from hyperpod_ext.runtime.data.sampler import ElasticBatchSampler as ElasticBatchSampler
-    from hyperpod_ext.runtime.data.sampler import Slot as Slot
     from hyperpod_ext.runtime.data.schedule import learning_rate as learning_rate
     from hyperpod_ext.runtime.data.shuffle import BlockShuffle as BlockShuffle
     from hyperpod_ext.runtime.data.sources import Shards as Shards
@@ -29,7 +29,7 @@ _HOMES = {
     "ElasticDataLoader": f"{__name__}.loader",
     "Mixture": f"{__name__}.mixing",
     "Shards": f"{__name__}.sources",
-    "Slot": f"{__name__}.sampler",
+    "Slot": f"{__name__}.positions",
     "Step": f"{__name__}.loader",
     "Stream": f"{__name__}.sources",
     "batch_at": "hyperpod_ext.config.elastic",

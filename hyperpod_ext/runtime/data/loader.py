@@ -19,8 +19,8 @@ from typing import Any, Literal
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.data.fetching import Collate, Fetch, Fetched, OnError, Skipped, default_collate
-from hyperpod_ext.runtime.data.positions import Cursor
-from hyperpod_ext.runtime.data.sampler import ElasticBatchSampler, Plan, Slot, Uneven
+from hyperpod_ext.runtime.data.positions import Cursor, Plan, Slot
+from hyperpod_ext.runtime.data.sampler import ElasticBatchSampler, Uneven
 from hyperpod_ext.runtime.data.shuffle import Shuffle
 from hyperpod_ext.runtime.data.sources import Stream
 from hyperpod_ext.runtime.data.workers import Read, in_processes, in_this_thread, in_threads

@@ -24,6 +24,38 @@ class Extent:
     count: int
 
 
+GHOST = -1
+"""Index of a slot that is there only so that every rank has as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One micro-batch of a step."""
+
+    index: int
+    """Its number in the step, the same for any world size; GHOST when it counts for nothing."""
+    ids: list[int]
+    """Its samples, in order."""
+    weight: float
+    """Share of the step's samples that it has; 0.0 for a ghost. Multiply its mean loss by it, and sum over slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step, as this rank makes it."""
+
+    cursor: Cursor
+    """Where it begins."""
+    after: Cursor
+    """Where the next one begins."""
+    extent: Extent
+    """Its samples, over all ranks."""
+    slots: list[Slot]
+    """What this rank reads."""
+    version: int
+    """Of the sampler that it was made by."""
+
+
 def extent_at(cursor: Cursor, length: int | None, batch: int, drop_last: bool) -> tuple[Cursor, Extent]:
     """The next step's samples, and the cursor with the epoch that they are in: the one asked about, or, where that
     has none left, the next. `length` is that of an epoch; None: endless. A step never crosses the end of an epoch."""

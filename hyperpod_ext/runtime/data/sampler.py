@@ -6,19 +6,21 @@ small, equal on every rank, and says what steps have *used*: what was read ahead
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.data.batches import MicroBatches
 from hyperpod_ext.runtime.data.mixing import Mixture, Segment, drawn_before, ids_of_mixture, quotas_of
 from hyperpod_ext.runtime.data.permutation import MOST
 from hyperpod_ext.runtime.data.positions import (
+    GHOST,
     Cursor,
     Extent,
+    Plan,
+    Slot,
     after,
     extent_at,
     most_owned,
@@ -32,37 +34,6 @@ from hyperpod_ext.runtime.data.sources import fingerprint_of, length_of
 from hyperpod_ext.runtime.data.world import world_of_this_process
 
 Uneven = Literal["ghost", "ragged", "error"]
-
-GHOST = -1
-"""Index of a slot that is there only so that every rank has as many."""
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One micro-batch of a step."""
-
-    index: int
-    """Its number in the step, the same for any world size; GHOST when it counts for nothing."""
-    ids: list[int]
-    """Its samples, in order."""
-    weight: float
-    """Share of the step's samples that it has; 0.0 for a ghost. Multiply its mean loss by it, and sum over slots."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """One step, as this rank makes it."""
-
-    cursor: Cursor
-    """Where it begins."""
-    after: Cursor
-    """Where the next one begins."""
-    extent: Extent
-    """Its samples, over all ranks."""
-    slots: list[Slot]
-    """What this rank reads."""
-    version: int
-    """Of the sampler that it was made by."""
 
 
 class ElasticBatchSampler:
@@ -358,3 +329,48 @@ class ElasticBatchSampler:
                 f"{slots} micro-batches do not divide among {world_size} ranks",
                 hint='Choose other batch sizes (`hp-ext scales` lists them), drop_last=True, or uneven="ghost".',
             )
+
+
+class MicroBatches(Iterator[list[int]]):
+    """One pass over the rest of an epoch, as torch's DataLoader makes it. Its own state is what it has given, as
+    StatefulDataLoader wants it."""
+
+    def __init__(self, sampler: ElasticBatchSampler) -> None:
+        self._sampler = sampler
+        self._begin()
+
+    def _begin(self) -> None:
+        self._cursor = self._sampler.cursor
+        self._planned_for = (self._sampler.version, self._sampler.world)
+        self._epoch = self._sampler.plan(self._cursor).cursor.epoch
+        self._slots: deque[Slot] = deque()
+
+    def __next__(self) -> list[int]:
+        if self._planned_for != (self._sampler.version, self._sampler.world):
+            raise JobFailedError(
+                "the sampler was changed while a loader went through it", hint="Begin a new pass over the loader."
+            )
+        while not self._slots:
+            plan = self._sampler.plan(self._cursor)
+            if plan.cursor.epoch != self._epoch:
+                self._sampler.unacknowledged += self._sampler.acknowledge
+                raise StopIteration
+            self._slots, self._after = deque(plan.slots), plan.after
+            if not self._slots:
+                self._move()
+        slot = self._slots.popleft()
+        if not self._slots:
+            self._move()  # before the last is given: who counts by what was given would count one step less
+        return slot.ids
+
+    def _move(self) -> None:
+        self._cursor = self._after
+        if not self._sampler.acknowledge:
+            self._sampler.cursor = self._cursor
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._sampler.saved_at(self._cursor).to_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._sampler.load_state_dict(state)
+        self._begin()

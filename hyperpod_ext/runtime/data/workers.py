@@ -15,7 +15,7 @@ from typing import Any
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.processes import die_with_parent
 from hyperpod_ext.runtime.data.fetching import Fetch, Fetched, Task
-from hyperpod_ext.runtime.data.sampler import GHOST, Plan
+from hyperpod_ext.runtime.data.positions import GHOST, Plan
 
 Read = tuple[Plan, list[Fetched]]
 

@@ -14,10 +14,10 @@ from hyperpod_ext.config.checkpoint import CheckpointPolicy
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import ConflictError, HyperpodExtError, JobFailedError
 from hyperpod_ext.runtime.dcp.collectives import Ranks
-from hyperpod_ext.runtime.environment import ENV_FAILURE_DOMAIN, ENV_MEMORY_SOCKET, ENV_SECRET_FILE, read_secret
+from hyperpod_ext.runtime.ipc.environment import ENV_FAILURE_DOMAIN, ENV_MEMORY_SOCKET, ENV_SECRET_FILE, read_secret
+from hyperpod_ext.runtime.membership.node_map import Nodes
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
 from hyperpod_ext.runtime.memory_server.client.start import Place, place_of, runtime_dir, secret_file_of, start_server
-from hyperpod_ext.runtime.node_map import Nodes
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from hyperpod_ext.config.checkpoint import S3Tier
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.storage.object_store import open_store
+from hyperpod_ext.runtime.storage.open import open_store
 
 _MIB = 1 << 20
 _TIER_S = 60.0

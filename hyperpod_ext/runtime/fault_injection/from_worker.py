@@ -25,8 +25,8 @@ from hyperpod_ext.config.fault_injection import InjectedFault, parse_injected
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.detection.heartbeat import Phase
-from hyperpod_ext.runtime.environment import ENV_CHAOS, ENV_RUN_DIR
 from hyperpod_ext.runtime.fault_injection.orders import read_orders, take, taken_folder
+from hyperpod_ext.runtime.ipc.environment import ENV_CHAOS, ENV_RUN_DIR
 
 _COSTS_MONEY = {
     "KUBERNETES_SERVICE_HOST": "Kubernetes",

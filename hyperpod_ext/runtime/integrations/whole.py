@@ -25,7 +25,8 @@ from hyperpod_ext.runtime.snapshot.tree import put_together, take_apart
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
 from hyperpod_ext.runtime.storage.mac import UNBOUND, Expected, Reading
 from hyperpod_ext.runtime.storage.names import claimed, folder_of, image_of, parse_folder
-from hyperpod_ext.runtime.storage.object_store import MIB, ObjectStore, open_store
+from hyperpod_ext.runtime.storage.object_store import MIB, ObjectStore
+from hyperpod_ext.runtime.storage.open import open_store
 from hyperpod_ext.runtime.storage.retention import remove
 
 _CHUNK = 256 * MIB

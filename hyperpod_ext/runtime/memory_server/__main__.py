@@ -15,7 +15,7 @@ from pathlib import Path
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.errors import HyperpodExtError
 from hyperpod_ext.processes import die_with_parent
-from hyperpod_ext.runtime.environment import ENV_SECRET_FILE, read_secret
+from hyperpod_ext.runtime.ipc.environment import ENV_SECRET_FILE, read_secret
 from hyperpod_ext.runtime.memory_server.replication.cpu_priority import own_group
 from hyperpod_ext.runtime.memory_server.server import Server
 from hyperpod_ext.runtime.memory_server.slots.host_memory import usable_bytes

@@ -17,8 +17,8 @@ from typing import Any
 
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.errors import HyperpodExtError
-from hyperpod_ext.runtime.environment import ENV_SECRET_FILE, read_secret
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.environment import ENV_SECRET_FILE, read_secret
 from hyperpod_ext.runtime.memory_server.client.start import locked
 from hyperpod_ext.runtime.memory_server.replication.cpu_priority import own_group
 from hyperpod_ext.runtime.memory_server.server import Answer, Server

@@ -20,7 +20,8 @@ from hyperpod_ext.runtime.memory_server.upload_queue import Due, Work
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
-from hyperpod_ext.runtime.storage.object_store import Cancelled, open_store
+from hyperpod_ext.runtime.storage.object_store import Cancelled
+from hyperpod_ext.runtime.storage.open import open_store
 
 _REMEMBERED = 100
 """Steps that are there, of which the newest count where a generation gives up later ones."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hyperpod_ext.runtime.seeding import seed_step
+from hyperpod_ext.runtime.state.seeding import seed_step
 
 if TYPE_CHECKING:
     from hyperpod_ext.runtime.data.loader import Step

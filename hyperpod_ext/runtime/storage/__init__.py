@@ -1,1 +1,1 @@
-"""Stores that outlive the node, and checkpoints in them. `object_store.open_store(url)` opens one."""
+"""Stores that outlive the node, and checkpoints in them. `open.open_store(url)` opens one."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
-from urllib.parse import unquote, urlsplit
 
 from hyperpod_ext.errors import ConfigError, Problem
 
@@ -148,28 +147,6 @@ class Until:
 
     def _either(self, cancelled: Callable[[], bool]) -> Callable[[], bool]:
         return lambda: cancelled() or self._cancelled()
-
-
-def open_store(
-    url: str, *, deadline_s: float = 600.0, part_bytes: int | None = None, streams: int | None = None
-) -> ObjectStore:
-    """The store at s3://bucket/prefix, file:///path or a path.
-
-    `deadline_s` is how long a call goes on trying while nothing gets through; `part_bytes` and `streams` are S3's.
-    """
-    place = urlsplit(url)
-    if place.scheme == "s3" and place.netloc:
-        from hyperpod_ext.runtime.storage import s3
-
-        return s3.S3Store(
-            place.netloc, place.path.strip("/"), deadline_s=deadline_s, part_bytes=part_bytes, streams=streams
-        )
-    if place.scheme == "" or (place.scheme == "file" and place.netloc in ("", "localhost")):
-        from hyperpod_ext.runtime.storage import file
-
-        return file.FileStore(unquote(place.path) if place.scheme else url)
-    problem = Problem(f"{url!r} is no place for checkpoints", hint="Write s3://bucket/prefix, file:///path or a path.")
-    raise ConfigError([problem])
 
 
 def checked_name(name: str) -> str:

@@ -17,9 +17,10 @@ from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError, NotFoundError, StaleGenerationError
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.control_plane.agent import AbortedError, ControlPlane, Generation
-from hyperpod_ext.runtime.control_plane.open import Launcher, find_launcher, open_control_plane
+from hyperpod_ext.runtime.control_plane.launcher import Launcher, find_launcher
+from hyperpod_ext.runtime.control_plane.open import open_control_plane
 from hyperpod_ext.runtime.detection.failure_causes import one_line, place_of
-from hyperpod_ext.runtime.environment import WorkerEnvironment
+from hyperpod_ext.runtime.ipc.environment import WorkerEnvironment
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
 from hyperpod_ext.runtime.process_group.groups import ProcessGroups
 from hyperpod_ext.runtime.state import meshes

@@ -15,10 +15,10 @@ from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.control_plane.agent import AbortedError
-from hyperpod_ext.runtime.seeding import seed_of, seed_step
 from hyperpod_ext.runtime.snapshot.manifest import save_id_of
 from hyperpod_ext.runtime.state import ddp_buckets as buckets
 from hyperpod_ext.runtime.state import interrupted_fsdp, meshes
+from hyperpod_ext.runtime.state.seeding import seed_of, seed_step
 from hyperpod_ext.runtime.state.training_state import Stateful, Taken, TrainingState, Whole
 from hyperpod_ext.runtime.training.restore import Link
 from hyperpod_ext.runtime.training.step_guards import Watchdog

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hyperpod_ext.submit.contract.capabilities import Capabilities
     from hyperpod_ext.submit.contract.handle import JobHandle
     from hyperpod_ext.submit.contract.job_status import JobStatus, Moment
-    from hyperpod_ext.submit.plan import Plan
+    from hyperpod_ext.submit.contract.plan_type import Plan
 
 TARGETS: dict[str, str] = {
     "local": "hyperpod_ext.submit.local.target",

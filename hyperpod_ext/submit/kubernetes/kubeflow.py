@@ -14,8 +14,8 @@ from hyperpod_ext.submit.kubernetes.reads import READS
 
 if TYPE_CHECKING:
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
+    from hyperpod_ext.submit.contract.plan_type import Plan
     from hyperpod_ext.submit.contract.targets import Target
-    from hyperpod_ext.submit.plan import Plan
 
 
 _KINDS = (PYTORCH, TRAIN)

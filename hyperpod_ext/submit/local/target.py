@@ -27,8 +27,8 @@ from hyperpod_ext.submit.local import store as local_store
 from hyperpod_ext.submit.local import watch as local_watch
 
 if TYPE_CHECKING:
+    from hyperpod_ext.submit.contract.plan_type import Plan
     from hyperpod_ext.submit.contract.targets import Target
-    from hyperpod_ext.submit.plan import Plan
 
 _CANCEL_PATIENCE_S = 60.0
 

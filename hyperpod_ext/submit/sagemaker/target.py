@@ -28,8 +28,8 @@ from hyperpod_ext.submit.sagemaker.request import code_uri, submitted_as, traini
 
 if TYPE_CHECKING:
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
+    from hyperpod_ext.submit.contract.plan_type import Plan
     from hyperpod_ext.submit.contract.targets import Target
-    from hyperpod_ext.submit.plan import Plan
 
 NAME = "sagemaker"
 FILE = "create_training_job.json"

@@ -24,8 +24,8 @@ from hyperpod_ext.submit.slurm.script import warnings as warnings
 
 if TYPE_CHECKING:
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
+    from hyperpod_ext.submit.contract.plan_type import Plan
     from hyperpod_ext.submit.contract.targets import Target
-    from hyperpod_ext.submit.plan import Plan
 
 NAME = "hyperpod-slurm"
 FILE = "job.sbatch"

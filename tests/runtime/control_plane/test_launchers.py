@@ -16,7 +16,7 @@ from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTie
 from hyperpod_ext.errors import ConfigError, ConflictError, NoCheckpointError, UnreachableError
 from hyperpod_ext.runtime.control_plane.decision import Council
 from hyperpod_ext.runtime.control_plane.hyperpod_socket import AgentLine
-from hyperpod_ext.runtime.control_plane.open import Launcher, find_launcher
+from hyperpod_ext.runtime.control_plane.launcher import Launcher, find_launcher
 from hyperpod_ext.runtime.control_plane.save_at_time import TimedTiers
 from hyperpod_ext.runtime.control_plane.settings import name_of, port_base
 from hyperpod_ext.runtime.ipc import messages as wire

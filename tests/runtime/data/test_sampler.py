@@ -11,7 +11,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.data.sampler import GHOST, ElasticBatchSampler
+from hyperpod_ext.runtime.data.positions import GHOST
+from hyperpod_ext.runtime.data.sampler import ElasticBatchSampler
 from hyperpod_ext.runtime.data.sources import Shards, Stream, fingerprint_of
 
 Slots = list[tuple[int, tuple[int, ...]]]

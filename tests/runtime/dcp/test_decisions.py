@@ -12,8 +12,8 @@ from hyperpod_ext.runtime.dcp.choice import Refused, choose
 from hyperpod_ext.runtime.dcp.policy import policy_of
 from hyperpod_ext.runtime.dcp.state import contents_of, parts_of
 from hyperpod_ext.runtime.dcp.steps import Entry, History, names_step, step_of
+from hyperpod_ext.runtime.membership.node_map import Nodes
 from hyperpod_ext.runtime.memory_server.client.start import Place, runtime_dir, secret_file_of
-from hyperpod_ext.runtime.node_map import Nodes
 from hyperpod_ext.runtime.snapshot.image import Layout
 from hyperpod_ext.runtime.snapshot.select import Offer
 from hyperpod_ext.runtime.snapshot.tree import put_together

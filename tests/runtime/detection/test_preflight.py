@@ -11,7 +11,7 @@ from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTie
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError, UnreachableError
 from hyperpod_ext.runtime.detection.preflight import check_node, check_tiers
-from hyperpod_ext.runtime.environment import read_secret
+from hyperpod_ext.runtime.ipc.environment import read_secret
 from hyperpod_ext.runtime.memory_server.slots.host_memory import usable_bytes
 
 CONFIG = RuntimeConfig(name="j", nodes=1, workers_per_node=1)

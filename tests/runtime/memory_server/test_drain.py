@@ -29,7 +29,7 @@ from hyperpod_ext.runtime.memory_server.uploader import Drain
 from hyperpod_ext.runtime.snapshot.manifest import check_bytes, sign
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
 from hyperpod_ext.runtime.storage.names import Found, folder_of, image_of
-from hyperpod_ext.runtime.storage.object_store import open_store
+from hyperpod_ext.runtime.storage.open import open_store
 
 MEMORY = {"kind": "memory"}
 

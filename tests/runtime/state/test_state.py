@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.seeding import seed_of, seed_step
 from hyperpod_ext.runtime.snapshot.image import Layout, views
 from hyperpod_ext.runtime.snapshot.snapshot import Snapshot
+from hyperpod_ext.runtime.state.seeding import seed_of, seed_step
 from hyperpod_ext.runtime.state.training_state import TrainingState, Whole
 
 WHOLE = Whole(3, "g1-s3", "", "same")

@@ -28,7 +28,7 @@ from hyperpod_ext.runtime.snapshot.tree import take_apart
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
 from hyperpod_ext.runtime.storage.file import FileStore
 from hyperpod_ext.runtime.storage.names import MANIFEST, Found, folder_of, image_of
-from hyperpod_ext.runtime.storage.object_store import open_store
+from hyperpod_ext.runtime.storage.open import open_store
 from hyperpod_ext.runtime.storage.retention import to_keep, without_abandoned
 from hyperpod_ext.runtime.storage.upload_split import share_out
 

@@ -13,7 +13,8 @@ import s3_server
 from awscrt import checksums
 
 from hyperpod_ext.errors import ConfigError, CorruptSnapshotError, NotFoundError
-from hyperpod_ext.runtime.storage.object_store import MIB, Cancelled, Entry, ObjectStore, Until, open_store
+from hyperpod_ext.runtime.storage.object_store import MIB, Cancelled, Entry, ObjectStore, Until
+from hyperpod_ext.runtime.storage.open import open_store
 
 LARGE = 12 * MIB + 345
 """Three parts of 5 MiB, the least that S3 takes."""

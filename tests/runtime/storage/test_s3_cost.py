@@ -14,7 +14,8 @@ from sink import running_sink
 
 from hyperpod_ext.runtime.memory_server.slots.region import Region
 from hyperpod_ext.runtime.storage.mac import Expected, mac_of
-from hyperpod_ext.runtime.storage.object_store import MIB, ObjectStore, open_store
+from hyperpod_ext.runtime.storage.object_store import MIB, ObjectStore
+from hyperpod_ext.runtime.storage.open import open_store
 
 SECRET = b"0123456789abcdef"
 

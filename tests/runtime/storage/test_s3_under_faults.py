@@ -13,7 +13,8 @@ from fault_proxy import FaultProxy, Faults
 
 from hyperpod_ext.errors import NotFoundError, UnreachableError
 from hyperpod_ext.runtime.storage import s3_requests
-from hyperpod_ext.runtime.storage.object_store import MIB, Cancelled, ObjectStore, open_store
+from hyperpod_ext.runtime.storage.object_store import MIB, Cancelled, ObjectStore
+from hyperpod_ext.runtime.storage.open import open_store
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ SAVED = Source("hyperpod_ext.runtime.data.saved", ("tests/runtime/data/test_samp
 HANGS = Source("hyperpod_ext.runtime.detection.hangs", ("tests/runtime/detection/test_hangs.py",))
 UNHARMED = Source("hyperpod_ext.runtime.control_plane.finish_step", ("tests/runtime/control_plane/test_unharmed.py",))
 NAN_GUARD = Source("hyperpod_ext.runtime.state.nan_guard", ("tests/runtime/state/test_nan_guard.py",))
-ENVIRONMENT = Source("hyperpod_ext.runtime.environment", ("tests/runtime/detection/test_preflight.py",))
+ENVIRONMENT = Source("hyperpod_ext.runtime.ipc.environment", ("tests/runtime/detection/test_preflight.py",))
 
 MUTANTS: list[Mutant] = [
     POSITIONS.mutant(

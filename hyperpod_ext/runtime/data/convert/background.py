@@ -20,9 +20,9 @@ from typing import Any
 
 from hyperpod_ext.errors import DatasetChangedError, HyperpodExtError, JobFailedError, WaitTimeoutError
 from hyperpod_ext.runtime.data.convert.convert import Prepared, Recipe, prepare, run
-from hyperpod_ext.runtime.data.store.files import FileLock, make_folder
-from hyperpod_ext.runtime.data.store.reader import TokenStore
-from hyperpod_ext.runtime.data.store.writer import ABOUT, DONE, LOCK
+from hyperpod_ext.runtime.data.token_store.files import FileLock, make_folder
+from hyperpod_ext.runtime.data.token_store.reader import TokenStore
+from hyperpod_ext.runtime.data.token_store.writer import ABOUT, DONE, LOCK
 
 _NICE = 10
 _POLL_S = 0.02

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.errors import ConflictError, CorruptSegmentError, NotFoundError, Problem
-from hyperpod_ext.runtime.data.store.files import FileLock, read_json
-from hyperpod_ext.runtime.data.store.identity import changes
-from hyperpod_ext.runtime.data.store.segment import Segment, segment_name
-from hyperpod_ext.runtime.data.store.writer import ABOUT, DONE, LOCK, digest_of
+from hyperpod_ext.runtime.data.token_store.files import FileLock, read_json
+from hyperpod_ext.runtime.data.token_store.identity import changes
+from hyperpod_ext.runtime.data.token_store.segment import Segment, segment_name
+from hyperpod_ext.runtime.data.token_store.writer import ABOUT, DONE, LOCK, digest_of
 
 
 @dataclass

@@ -12,13 +12,13 @@ import numpy as np
 
 from hyperpod_ext.errors import ConfigError, DatasetChangedError, DiskFullError, Problem
 from hyperpod_ext.runtime.data.convert.tokenizers import Tokenizer, find
-from hyperpod_ext.runtime.data.store.eviction import evict, nbytes_of
-from hyperpod_ext.runtime.data.store.files import FileLock
-from hyperpod_ext.runtime.data.store.identity import changes, identify
-from hyperpod_ext.runtime.data.store.reader import TokenStore
-from hyperpod_ext.runtime.data.store.segment import SegmentInfo, Tokens
-from hyperpod_ext.runtime.data.store.sources import SPLITS, Position, find_files, kind_of, rows
-from hyperpod_ext.runtime.data.store.writer import SEGMENT_BYTES, StoreWriter, key_of
+from hyperpod_ext.runtime.data.token_store.eviction import evict, nbytes_of
+from hyperpod_ext.runtime.data.token_store.files import FileLock
+from hyperpod_ext.runtime.data.token_store.identity import changes, identify
+from hyperpod_ext.runtime.data.token_store.reader import TokenStore
+from hyperpod_ext.runtime.data.token_store.segment import SegmentInfo, Tokens
+from hyperpod_ext.runtime.data.token_store.sources import SPLITS, Position, find_files, kind_of, rows
+from hyperpod_ext.runtime.data.token_store.writer import SEGMENT_BYTES, StoreWriter, key_of
 
 CODE = 1
 """Rises when the same source and tokenizer would give other tokens."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hyperpod_ext.errors import ConfigError, HyperpodExtError, Problem
-from hyperpod_ext.runtime.data.store.segment import Tokens
+from hyperpod_ext.runtime.data.token_store.segment import Tokens
 
 _VALID = "valid: bytes, none, hf:NAME, path/to/tokenizer.json, module:function"
 

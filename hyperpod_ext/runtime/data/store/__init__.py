@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from hyperpod_ext.runtime.data.convert.background import Conversion as Conversion
     from hyperpod_ext.runtime.data.convert.background import follow as follow
     from hyperpod_ext.runtime.data.convert.convert import build as build
-    from hyperpod_ext.runtime.data.store.arrow import ArrowStore as ArrowStore
-    from hyperpod_ext.runtime.data.store.eviction import evict as evict
-    from hyperpod_ext.runtime.data.store.megatron import MegatronStore as MegatronStore
-    from hyperpod_ext.runtime.data.store.packed import Packed as Packed
-    from hyperpod_ext.runtime.data.store.reader import TokenStore as TokenStore
-    from hyperpod_ext.runtime.data.store.ring import ReadyRing as ReadyRing
-    from hyperpod_ext.runtime.data.store.tensors import TensorSource as TensorSource
+    from hyperpod_ext.runtime.data.token_store.arrow import ArrowStore as ArrowStore
+    from hyperpod_ext.runtime.data.token_store.eviction import evict as evict
+    from hyperpod_ext.runtime.data.token_store.megatron import MegatronStore as MegatronStore
+    from hyperpod_ext.runtime.data.token_store.packed import Packed as Packed
+    from hyperpod_ext.runtime.data.token_store.reader import TokenStore as TokenStore
+    from hyperpod_ext.runtime.data.token_store.ring import ReadyRing as ReadyRing
+    from hyperpod_ext.runtime.data.token_store.tensors import TensorSource as TensorSource
 
 _HOMES = {
-    "ArrowStore": ".arrow",
+    "ArrowStore": "..token_store.arrow",
     "Conversion": "..convert.background",
-    "MegatronStore": ".megatron",
-    "Packed": ".packed",
-    "ReadyRing": ".ring",
-    "TensorSource": ".tensors",
-    "TokenStore": ".reader",
+    "MegatronStore": "..token_store.megatron",
+    "Packed": "..token_store.packed",
+    "ReadyRing": "..token_store.ring",
+    "TensorSource": "..token_store.tensors",
+    "TokenStore": "..token_store.reader",
     "build": "..convert.convert",
-    "evict": ".eviction",
+    "evict": "..token_store.eviction",
     "follow": "..convert.background",
 }
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.errors import HyperpodExtError, UnreachableError
-from hyperpod_ext.runtime.environment import ENV_SECRET_FILE, ENV_SOCKET_DIR
+from hyperpod_ext.runtime.ipc.environment import ENV_SECRET_FILE, ENV_SOCKET_DIR
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
 
 _START_S = 60.0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from hyperpod_ext.errors import ConflictError
-from hyperpod_ext.runtime.environment import ENV_SECRET_FILE, read_secret
+from hyperpod_ext.runtime.ipc.environment import ENV_SECRET_FILE, read_secret
 from hyperpod_ext.runtime.memory_server.managed_tier.api import ApiServer, holders_of
 from hyperpod_ext.runtime.memory_server.managed_tier.blobs import Blobs
 from hyperpod_ext.runtime.memory_server.slots.host_memory import usable_bytes

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -218,20 +216,3 @@ def _log_rule(rule: Mapping[str, Any]) -> dict[str, Any]:
         "faultOnMatch": "fault_on_match",
     }
     return {names[key]: value for key, value in rule.items() if key in names}
-
-
-def split_command(words: list[str]) -> tuple[str, list[str], list[str]] | None:
-    """Launcher flags, script and its arguments of `hyperpodrun --flag train.py --steps 4`, or None."""
-    for at, word in enumerate(words):
-        if re.fullmatch(r"\S*\.py", word):
-            return word, words[at + 1 :], words[:at]
-    return None
-
-
-def words_of(script: str) -> list[str] | None:
-    """The launcher's command line in a shell script, or None where the shell does more than start it."""
-    match = re.search(r"(?:^|\n|&&)\s*(?:exec\s+)?((?:hyperpodrun|torchrun)\b(?:[^\n\\]|\\\n|\\.)*)", script)
-    try:
-        return shlex.split(match[1].replace("\\\n", " ")) if match else None
-    except ValueError:
-        return None

@@ -75,13 +75,11 @@ def _toleration(one: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_command(container: dict[str, Any], document: dict[str, Any], left_out: list[str]) -> None:
     """Script and arguments, if a launcher starts a Python file."""
-    from hyperpod_ext.submit.kubernetes.imports.import_job import split_command, words_of
-
     words = [str(word) for word in [*(container.pop("command", None) or []), *(container.pop("args", None) or [])]]
     shell = len(words) > 2 and words[0].rpartition("/")[2] in ("sh", "bash") and words[1].startswith("-")
     script = words[-1] if shell else None
-    inner = words_of(script) if script is not None else words
-    found = split_command(inner) if inner else None
+    inner = _words_of(script) if script is not None else words
+    found = _split_command(inner) if inner else None
     if found is None:
         document["script"] = "train.py"
         left_out.append(f"the command, which starts no Python file that could be told: {shlex.join(words)[:80]}")
@@ -188,3 +186,20 @@ def _volume(source: Mapping[str, Any], path: str, mount: Mapping[str, Any]) -> d
     if secret := source.get("secret"):
         return {"kind": "secret", "path": path, "secret": secret["secretName"]}
     return None
+
+
+def _split_command(words: list[str]) -> tuple[str, list[str], list[str]] | None:
+    """Script, its arguments and the launcher's words of `hyperpodrun --flag train.py --steps 4`, or None."""
+    for at, word in enumerate(words):
+        if re.fullmatch(r"\S*\.py", word):
+            return word, words[at + 1 :], words[:at]
+    return None
+
+
+def _words_of(script: str) -> list[str] | None:
+    """The launcher's command line in a shell script, or None where the shell does more than start it."""
+    match = re.search(r"(?:^|\n|&&)\s*(?:exec\s+)?((?:hyperpodrun|torchrun)\b(?:[^\n\\]|\\\n|\\.)*)", script)
+    try:
+        return shlex.split(match[1].replace("\\\n", " ")) if match else None
+    except ValueError:
+        return None

@@ -12,7 +12,7 @@ from changed_files import WAYS, change
 
 from hyperpod_ext.errors import ConfigError, DatasetChangedError, NotFoundError
 from hyperpod_ext.runtime.data.store import ArrowStore, Packed, TensorSource, build
-from hyperpod_ext.runtime.data.store.arrow import columns_of
+from hyperpod_ext.runtime.data.token_store.arrow import columns_of
 
 pa = pytest.importorskip("pyarrow")
 feather = pytest.importorskip("pyarrow.feather")

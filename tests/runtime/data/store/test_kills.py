@@ -15,8 +15,8 @@ import pytest
 from hyperpod_ext.runtime.data.convert.check import check
 from hyperpod_ext.runtime.data.convert.convert import Recipe, prepare
 from hyperpod_ext.runtime.data.store import TokenStore, build
-from hyperpod_ext.runtime.data.store.files import TEMPORARY, FileLock
-from hyperpod_ext.runtime.data.store.writer import LOCK
+from hyperpod_ext.runtime.data.token_store.files import TEMPORARY, FileLock
+from hyperpod_ext.runtime.data.token_store.writer import LOCK
 
 KILLS = 100
 TEXTS = [f"document {number} " * (number % 50 + 1) for number in range(4000)]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hyperpod_ext.runtime.data.store import TokenStore
-from hyperpod_ext.runtime.data.store.writer import StoreWriter
+from hyperpod_ext.runtime.data.token_store.writer import StoreWriter
 
 READERS = 4
 SEGMENTS = 4

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from hyperpod_ext.errors import ConfigError, CorruptSegmentError, UnknownLengthError
 from hyperpod_ext.runtime.data.store import Packed, TensorSource, TokenStore
-from hyperpod_ext.runtime.data.store.packed import whole_begins
-from hyperpod_ext.runtime.data.store.writer import StoreWriter
+from hyperpod_ext.runtime.data.token_store.packed import whole_begins
+from hyperpod_ext.runtime.data.token_store.writer import StoreWriter
 
 ABOUT: dict[str, Any] = {"source": []}
 LENGTHS = st.lists(st.integers(0, 25), min_size=1, max_size=25)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from hyperpod_ext.errors import NotFoundError
 from hyperpod_ext.runtime.data.store import ReadyRing, TokenStore, build, evict
-from hyperpod_ext.runtime.data.store.eviction import Held, choose_evictions
-from hyperpod_ext.runtime.data.store.files import FileLock
-from hyperpod_ext.runtime.data.store.ring import Arrays
+from hyperpod_ext.runtime.data.token_store.eviction import Held, choose_evictions
+from hyperpod_ext.runtime.data.token_store.files import FileLock
+from hyperpod_ext.runtime.data.token_store.ring import Arrays
 
 
 def batch(step: int, slot: int) -> Arrays:

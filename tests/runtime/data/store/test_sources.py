@@ -13,7 +13,7 @@ import pytest
 
 from hyperpod_ext.errors import ConfigError, HyperpodExtError, NotFoundError
 from hyperpod_ext.runtime.data.store import TokenStore, build
-from hyperpod_ext.runtime.data.store.sources import Position, find_files, rows
+from hyperpod_ext.runtime.data.token_store.sources import Position, find_files, rows
 
 TEXTS = ["first", "zweites: äöü", "", "\ud800 half a pair", "last\nwith two lines"]
 RECORDS = [{"id": number, "text": text} for number, text in enumerate(TEXTS)]

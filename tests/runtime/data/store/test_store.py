@@ -23,8 +23,8 @@ from hyperpod_ext.errors import (
     WaitTimeoutError,
 )
 from hyperpod_ext.runtime.data.store import TensorSource, TokenStore, build
-from hyperpod_ext.runtime.data.store.files import FileLock
-from hyperpod_ext.runtime.data.store.writer import StoreWriter
+from hyperpod_ext.runtime.data.token_store.files import FileLock
+from hyperpod_ext.runtime.data.token_store.writer import StoreWriter
 
 ABOUT: dict[str, Any] = {"source": [], "tokenizer": "test"}
 

@@ -1,0 +1,1 @@
+"""Commands that make, change and show clusters."""

@@ -1,0 +1,48 @@
+"""hp-ext create-cluster"""
+
+from __future__ import annotations
+
+import click
+
+from ..command import Command, output_option
+from ..output import print_result, say
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext create-cluster -f cluster.yaml --dry-run
+  hp-ext create-cluster -f cluster.yaml --wait""",
+)
+@click.option("-f", "--file", "file", required=True, type=click.Path(), metavar="FILE", help="The cluster's spec.")
+@click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a field; may come again.")
+@click.option("--dry-run", is_flag=True, help="Check, show the request, and stop: no network is needed.")
+@click.option("--wait", is_flag=True, help="Return when the cluster is there, or has failed.")
+@click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer; it goes on.")
+@output_option()
+def command(
+    file: str, overrides: tuple[str, ...], dry_run: bool, wait: bool, timeout: float | None, output: str
+) -> None:
+    """Create a HyperPod cluster. Its spec is checked whole before AWS is asked."""
+    import json
+
+    from hyperpod_ext.clusters import service
+
+    from .cluster_spec import read_cluster, with_lines
+
+    loaded = read_cluster(file, overrides)
+    cluster = loaded.config
+    with with_lines(loaded):
+        request = service.checked_create_request(cluster)
+    if dry_run:
+        print_result({"request": request}, output, json.dumps(request, indent=2))
+        say(f"{cluster.name} was not created; this is the CreateCluster request")
+        return
+    arn = service.create(cluster, request)
+    result: dict[str, object] = {"name": cluster.name, "region": cluster.region, "arn": arn}
+    if wait:
+        for status in service.wait(cluster, timeout):
+            say(f"{cluster.name}: {status}")
+            result["status"] = status
+    print_result(result, output, arn)

@@ -1,0 +1,72 @@
+"""What the subcommands share: their options, the cluster's file, and the templates made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from hyperpod_ext.clusters.cdk.assembly import Assembly, Template
+    from hyperpod_ext.config.clusters.cluster import ClusterConfig
+    from hyperpod_ext.config.files.load import Loaded
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def file_options(function: F) -> F:
+    """`-f`, `--set`, `--app` and `--scale`."""
+    for decorate in (
+        click.option(
+            "--scale/--no-scale",
+            default=None,
+            help="With the machines of the file, or without any. Default: as deployed; at first without.",
+        ),
+        click.option(
+            "--app", type=click.Path(), metavar="DIR", help="Folder of the CDK app. Default: this checkout's."
+        ),
+        click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a field; may come again."),
+        click.option(
+            "-f", "--file", "file", required=True, type=click.Path(), metavar="FILE", help="The cluster's spec."
+        ),
+    ):
+        function = decorate(function)
+    return function
+
+
+def read_checked(file: str, overrides: tuple[str, ...]) -> Loaded[ClusterConfig]:
+    """The cluster's file, after everything that can be checked without CDK."""
+    from hyperpod_ext.clusters.deployment import problems
+    from hyperpod_ext.errors import UnsupportedError
+
+    from .cluster_spec import read_cluster
+
+    loaded = read_cluster(file, overrides)
+    if found := list(problems(loaded.config)):
+        raise UnsupportedError(loaded.locate(found))
+    return loaded
+
+
+def make_templates(loaded: Loaded[ClusterConfig], out: Path, app: str | None, scale: bool) -> Assembly:
+    """Run the app."""
+    from hyperpod_ext.clusters.cdk.synth import synthesise
+
+    region = loaded.config.region
+    return synthesise(loaded.document.data, out, app=app, scale=scale, region=region)
+
+
+def has_machines(templates: Mapping[str, Template]) -> bool:
+    """Whether a cluster in these templates has any."""
+    from hyperpod_ext.clusters.cdk.assembly import resources_of
+    from hyperpod_ext.clusters.cdk.changes import CLUSTER
+
+    return any(
+        int(group.get("InstanceCount", 0)) > 0
+        for template in templates.values()
+        for resource in resources_of(template).values()
+        if resource["Type"] == CLUSTER
+        for member in ("InstanceGroups", "RestrictedInstanceGroups")
+        for group in resource.get("Properties", {}).get(member, [])
+    )

@@ -1,0 +1,95 @@
+"""hp-ext update-cluster"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ..command import Command, output_option
+from ..output import print_result, say
+
+if TYPE_CHECKING:
+    from hyperpod_ext.clusters.changes import Change
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext update-cluster -f cluster.yaml --dry-run
+  hp-ext update-cluster -f cluster.yaml --yes --wait""",
+)
+@click.option("-f", "--file", "file", required=True, type=click.Path(), metavar="FILE", help="The cluster's spec.")
+@click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a field; may come again.")
+@click.option("--dry-run", is_flag=True, help="Show what would change, and stop.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--delete-groups", is_flag=True, help="Delete groups that the spec does not name.")
+@click.option("--wait", is_flag=True, help="Return when the update is done, or has failed.")
+@click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer; it goes on.")
+@output_option()
+def command(
+    file: str,
+    overrides: tuple[str, ...],
+    dry_run: bool,
+    yes: bool,
+    delete_groups: bool,
+    wait: bool,
+    timeout: float | None,
+    output: str,
+) -> None:
+    """Bring a HyperPod cluster to its spec. Shows what would change, and asks.
+
+    A change that UpdateCluster cannot make is refused with the reason: only a new cluster, or a new group, has it.
+    """
+    from hyperpod_ext.clusters import service
+    from hyperpod_ext.clusters.changes import update_cluster_request
+
+    from .cluster_spec import read_cluster, with_lines
+
+    loaded = read_cluster(file, overrides)
+    cluster = loaded.config
+    with with_lines(loaded):
+        service.checked_create_request(cluster)
+    described, found = service.changes(cluster)
+    if not delete_groups:
+        _say_kept([change for change in found if change.effect == "delete group"])
+        found = [change for change in found if change.effect != "delete group"]
+    request = update_cluster_request(cluster, found)
+    if request is not None:
+        request = service.checked("UpdateCluster", request)
+    result = {"name": cluster.name, "changes": [change.to_json() for change in found], "request": request}
+    table = "\n".join(map(str, found)) or f"{cluster.name} is as the spec says"
+    stuck = [change for change in found if change.effect.startswith("replace")]
+    if dry_run or not found or stuck:
+        print_result(result, output, table)
+    if stuck:
+        _refuse(stuck)
+    if dry_run or not found:
+        return
+    say(table)
+    if not yes:
+        click.confirm(f"Change {cluster.name}?", abort=True, err=True)
+    service.update(cluster, request, str(described["ClusterArn"]), found)
+    if wait:
+        for status in service.wait(cluster, timeout):
+            say(f"{cluster.name}: {status}")
+    print_result(result, output, f"{cluster.name}: {len(found)} change{'s' if len(found) > 1 else ''} sent")
+
+
+def _say_kept(gone: list[Change]) -> None:
+    for change in gone:
+        name = change.path.partition(".")[2]
+        say(f"warning: group {name} is not in the spec, and is kept; --delete-groups deletes it with its machines")
+
+
+def _refuse(stuck: list[Change]) -> None:
+    from hyperpod_ext.errors import Problem, UnsupportedError
+
+    how = {
+        "replace cluster": "only a new cluster has it: delete and create this one, or create another",
+        "replace group": "only a new group has it: give the group another name, and delete the old one",
+    }
+    raise UnsupportedError(
+        [Problem("UpdateCluster cannot change this", path=change.path, hint=how[change.effect]) for change in stuck]
+    )

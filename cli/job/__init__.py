@@ -1,0 +1,1 @@
+"""Commands on one job, from its spec to its end."""

@@ -1,0 +1,91 @@
+"""hp-ext chaos"""
+
+from __future__ import annotations
+
+import click
+
+from ..command import Command, F, output_option
+from ..output import print_result
+
+_KINDS = {
+    "exception": "The training function raises.",
+    "sigkill": "The process dies, or all processes of the node.",
+    "sigsegv": "The process crashes.",
+    "hang": "The process goes on no more, see --how.",
+    "slow": "The rank takes --seconds longer for each phase, for --steps steps.",
+    "oom": "The rank asks for more memory than it may have.",
+    "cut-network": "Its connections to other ranks end; of a node, its agent's line.",
+    "corrupt-memory": "A bit flips in the rank's snapshots in memory.",
+    "corrupt-weights": "A bit flips in the rank's first parameter.",
+}
+
+
+def _kinds(function: F) -> F:
+    for kind, text in reversed(_KINDS.items()):
+        function = click.option(f"--{kind}", "kind", flag_value=kind, help=text)(function)
+    return function
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext chaos tiny-gpt --sigkill --rank 1
+  hp-ext chaos tiny-gpt --exception --rank 2 --step 40 --phase backward
+  hp-ext chaos tiny-gpt --hang --rank 0 --how deadlock
+  hp-ext chaos tiny-gpt --sigkill --node 1""",
+)
+@click.argument("job", metavar="NAME|URL")
+@_kinds
+@click.option("--rank", type=click.IntRange(min=0), metavar="R", help="Rank that it strikes.")
+@click.option("--node", type=click.IntRange(min=0), metavar="N", help="Node that it strikes, as a whole.")
+@click.option("--step", type=click.IntRange(min=1), metavar="S", help="In this step. Default: at once.")
+@click.option(
+    "--phase",
+    type=click.Choice(["data", "forward", "backward", "optimizer", "rest", "checkpoint"]),
+    help="At this place of the step. Default: its beginning.",
+)
+@click.option("--how", type=click.Choice(["stop", "deadlock", "loop", "gil"]), help="Of --hang. Default: stop.")
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Of --slow. Default: 0.2.")
+@click.option("--steps", type=click.IntRange(min=1), help="Of --slow. Default: 1.")
+@output_option()
+def command(
+    job: str,
+    kind: str | None,
+    rank: int | None,
+    node: int | None,
+    step: int | None,
+    phase: str | None,
+    how: str | None,
+    seconds: float | None,
+    steps: int | None,
+    output: str,
+) -> None:
+    """Inflict a fault on a job that runs, to see what it does. Only where machines cost nothing."""
+    from hyperpod_ext.config.fault_injection import InjectedFault, NodeFault
+    from hyperpod_ext.errors import Problem, UnsupportedError
+    from hyperpod_ext.submit.contract.handle import JobHandle
+    from hyperpod_ext.submit.contract.targets import get_target
+    from hyperpod_ext.submit.local import fault_injection as local_chaos
+
+    if kind is None:
+        raise click.UsageError(f"Name one fault: {', '.join(f'--{name}' for name in _KINDS)}.")
+    if (rank is None) == (node is None):
+        raise click.UsageError("Name either --rank or --node.")
+    given = {"step": step, "phase": phase, "how": how, "seconds": seconds, "steps": steps}
+    more = {name: value for name, value in given.items() if value is not None}
+    handle = JobHandle.parse(job)
+    if not get_target(handle.target).capabilities().chaos:
+        hint = "rehearse with --target local"
+        raise UnsupportedError([Problem(f"{handle.target} does not rehearse faults: machines cost money", hint=hint)])
+    fault: InjectedFault | NodeFault
+    if node is None:
+        fault = InjectedFault.model_validate({"kind": kind, "rank": rank, **more})
+    elif more or kind not in ("sigkill", "hang", "cut-network"):
+        raise click.UsageError("A whole node takes --sigkill, --hang or --cut-network, and nothing else.")
+    else:
+        fault = NodeFault.model_validate({"kind": kind, "node": node})
+    name = local_chaos.order(handle, fault)
+    where = f"rank {rank}" if node is None else f"node {node}"
+    when = f" in step {step}" if step is not None else ""
+    print_result({"order": name, **fault.model_dump()}, output, f"{kind} ordered for {where}{when}")

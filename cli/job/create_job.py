@@ -1,0 +1,196 @@
+"""hp-ext create-job"""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..command import Command, output_option, spec_options, spec_path
+from ..output import print_result, say
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hyperpod_ext.config.files.overrides import Override
+    from hyperpod_ext.submit.contract.handle import JobHandle
+    from hyperpod_ext.submit.plan import Plan
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext create-job -f job.yaml --target local --wait
+  hp-ext create-job -f job.yaml --wait --kill rank=1@step=20 -o json
+  hp-ext create-job -f job.yaml --wait --set spares=1 --kill node=1@step=20
+  hp-ext create-job -f job.yaml --set nodes=4 --dry-run""",
+)
+@spec_options
+@click.option("--target", default="local", show_default=True, help="Where the job runs.")
+@click.option("--templates", type=click.Path(), metavar="DIR", help="Take templates from there, where it has them.")
+@click.option("--dry-run", is_flag=True, help="Show the plan, and stop.")
+@click.option("--server-dry-run", is_flag=True, help="Have the target's server check it all, and stop.")
+@click.option("--wait", is_flag=True, help="Show progress until the job has ended, then its result.")
+@click.option("--follow", is_flag=True, help="Show what the workers print, too. Implies --wait.")
+@click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer; the job goes on.")
+@click.option(
+    "--kill", "kills", multiple=True, metavar="rank=R@step=S|node=N@step=S", help="Rehearse this fault, not the spec's."
+)
+@click.option("--no-kill", is_flag=True, help="Rehearse no fault.")
+@output_option("name")
+def command(
+    spec: str | None,
+    file: str | None,
+    cluster: str | None,
+    overrides: tuple[str, ...],
+    strict: bool,
+    ignored: tuple[str, ...],
+    target: str,
+    templates: str | None,
+    dry_run: bool,
+    server_dry_run: bool,
+    wait: bool,
+    follow: bool,
+    timeout: float | None,
+    kills: tuple[str, ...],
+    no_kill: bool,
+    output: str,
+) -> None:
+    """Submit a job. With --wait: Ctrl-C cancels it, and a job that fails exits with 7."""
+    from ..spec import Specs
+
+    if kills and no_kill:
+        raise click.UsageError("--kill and --no-kill exclude each other.")
+    specs = Specs(spec_path(file, spec), cluster, [*overrides, *_faults(kills)], strict, ignored)
+    if no_kill:
+        specs.without_faults()
+    plan = specs.plan(target, templates)
+    if dry_run:
+        print_result(plan.to_json(), output, _plan_text(plan))
+        return
+    if server_dry_run:
+        from hyperpod_ext.submit.submit import rehearse
+
+        checked = {"name": plan.name, "target": target, "accepted": True}
+        rehearse(plan)
+        print_result(checked, output, f"{plan.name}: {target} would accept it; nothing was submitted")
+        return
+    handle = _submit(plan, cancel_on_interrupt=wait or follow)
+    if wait or follow:
+        wait_for_end(handle, output, timeout, follow)
+        return
+    result = {"name": handle.name, "target": handle.target, "handle": str(handle)}
+    print_result(result, output, handle.name if output == "name" else str(handle))
+    known_as = handle.name if handle.target == "local" else f"'{handle}'"
+    say(f"next: hp-ext status {known_as}, hp-ext logs {known_as} --follow, hp-ext cancel {known_as}")
+
+
+def _faults(kills: tuple[str, ...]) -> list[Override]:
+    """`--kill` as changes to the spec, so that a rank that is not there is told like any other mistake."""
+    from hyperpod_ext.config.fault_injection import KillFault
+    from hyperpod_ext.config.files.overrides import Override
+
+    changes = []
+    for index, text in enumerate(kills):
+        source = f"--kill {text}"
+        try:
+            fault = KillFault.parse(text)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--kill") from None
+        if index == 0:
+            changes.append(Override("chaos.faults", "[]", source))
+        changes.append(Override(f"chaos.faults.{index}", fault.model_dump_json(exclude_none=True), source))
+    return changes
+
+
+def _submit(plan: Plan, cancel_on_interrupt: bool) -> JobHandle:
+    """Submit; Ctrl-C comes through only when the job can be named, so that it can be cancelled."""
+    from hyperpod_ext.submit.contract.targets import get_target
+    from hyperpod_ext.submit.submit import submit
+
+    from ..interrupts import held_back
+
+    with held_back() as interrupt:
+        handle = submit(plan)
+    if interrupt.came:
+        if cancel_on_interrupt:
+            get_target(handle.target).cancel(handle)
+        raise KeyboardInterrupt
+    return handle
+
+
+def wait_for_end(
+    handle: JobHandle, output: str, timeout: float | None, follow: bool, cancel_on_interrupt: bool = True
+) -> None:
+    """Show progress until the job has ended, then its result; a job that failed is an exit code."""
+    from hyperpod_ext.errors import JobFailedError, UserInterruptError
+    from hyperpod_ext.submit.contract.targets import get_target
+
+    from ..report.report import describe_result, warn
+
+    target = get_target(handle.target)
+    # a CI's or a scheduler's "end now" means the job too, as Ctrl-C does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        folder = _show_progress(handle, timeout, follow)
+    except KeyboardInterrupt:
+        if not cancel_on_interrupt:
+            raise
+        say(f"\ncancelling {handle.name} ...")
+        target.cancel(handle)
+        raise UserInterruptError(f"{handle.name} was cancelled; nothing of it is left running") from None
+    result = target.result(handle)
+    text = describe_result(result) if "recoveries" in result else f"{handle.name}: {result['state']}"
+    print_result(result, output, handle.name if output == "name" else text)
+    warn(result)
+    if result["state"] != "succeeded":
+        _exit_as_failed(result, folder)
+    if result.get("steps") == 0:
+        say("warning: no step was made; does the script call its @resilient function, and that run.steps()?")
+    if False in (result.get("loss_equal"), result.get("weights_equal")):
+        say("error: the job differs from its undisturbed run, so its steps do not repeat exactly")
+        say("Build models inside run.keep, which is seeded, and draw random numbers inside the steps.")
+        raise click.exceptions.Exit(JobFailedError.exit_code)
+
+
+def _show_progress(handle: JobHandle, timeout: float | None, follow: bool) -> str:
+    """Watch the job to its end; returns the folder of its files."""
+    from hyperpod_ext.errors import WaitTimeoutError
+    from hyperpod_ext.submit.contract.targets import get_target
+
+    from .progress import make_progress
+
+    deadline = None if timeout is None else time.monotonic() + timeout
+    folder = ""
+    with make_progress() as progress:
+        for moment in get_target(handle.target).watch(handle, with_lines=follow):
+            progress.show(moment)
+            folder = moment.status.folder
+            if deadline is not None and time.monotonic() > deadline and not moment.status.ended:
+                hint = f"it goes on: hp-ext status {handle.name}, hp-ext cancel {handle.name}"
+                raise WaitTimeoutError(f"{handle.name} is still running after {timeout:g} s", hint=hint)
+    return folder
+
+
+def _exit_as_failed(result: Mapping[str, Any], folder: str) -> None:
+    """The result is on stdout already; stderr says why, and where to look."""
+    from hyperpod_ext.errors import JobFailedError
+
+    error = result["error"] or {"message": f"the job was {result['state']}", "hint": ""}
+    say(f"error: {error['message']}")
+    if error["hint"]:
+        say(str(error["hint"]))
+    if folder:
+        say(f"logs: hp-ext logs {result['name']}, or the files in {folder}")
+    else:
+        say(f"logs: hp-ext logs '{result['handle']}'")
+    raise click.exceptions.Exit(JobFailedError.exit_code)
+
+
+def _plan_text(plan: Plan) -> str:
+    ranks = f"{plan.job.nodes} nodes x {plan.job.workers_per_node} workers = {plan.world_size} ranks"
+    head = f"{plan.name} on {plan.target}: {ranks}\nnothing was submitted; these files would be:"
+    return "\n".join([head, *(f"\n--- {name}\n{text}".rstrip("\n") for name, text in plan.files.items())])

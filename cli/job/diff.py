@@ -1,0 +1,80 @@
+"""hp-ext diff"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ..command import Command, output_option, spec_options, spec_path
+from ..output import print_result
+
+_DIFFERENT = 10
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext diff -f job.yaml --target hyperpod-eks
+  hp-ext diff -f job.yaml --target hyperpod-eks --with rendered/job.yaml --exit-code""",
+)
+@spec_options
+@click.option("--target", default="hyperpod-eks", show_default=True, help="Where the job runs.")
+@click.option("--with", "other", type=click.Path(), metavar="FILE", help="Compare with this file, not the live job.")
+@click.option("--exit-code", is_flag=True, help="Exit with 10 if there are differences.")
+@output_option()
+def command(
+    spec: str | None,
+    file: str | None,
+    cluster: str | None,
+    overrides: tuple[str, ...],
+    strict: bool,
+    ignored: tuple[str, ...],
+    target: str,
+    other: str | None,
+    exit_code: bool,
+    output: str,
+) -> None:
+    """Show what a spec would change, field by field. What a server adds by itself is no difference."""
+    from hyperpod_ext.submit.contract.differences import differences
+    from hyperpod_ext.submit.contract.yaml_text import read_all
+
+    from ..spec import Specs
+
+    plan = Specs(spec_path(file, spec), cluster, overrides, strict, ignored).plan(target)
+    if "job.yaml" not in plan.files:
+        raise click.UsageError(f"diff compares jobs on Kubernetes; {target} has none.")
+    (wanted,) = read_all(plan.files["job.yaml"])
+    there = _file(other, wanted["kind"]) if other else _live(target, plan.job)
+    for one in (wanted, there):  # what people read is the fields, not the copy of the spec
+        (one["metadata"].get("annotations") or {}).pop("hyperpod-ext/spec", None)
+    found = list(differences(wanted, there))
+    listed = [{"path": one.path, "there": one.there, "wanted": one.wanted} for one in found]
+    print_result(listed, output, "\n".join(map(str, found)) or "no differences")
+    if found and exit_code:
+        raise click.exceptions.Exit(_DIFFERENT)
+
+
+def _live(target: str, job: Any) -> dict[str, Any]:
+    from hyperpod_ext.submit.kubernetes import jobs
+    from hyperpod_ext.submit.kubernetes.kinds import HYPERPOD, PYTORCH, TRAIN
+
+    kind = HYPERPOD
+    if target == "kubeflow":
+        kind = TRAIN if job.kubernetes.kubeflow_api == "trainjob" else PYTORCH
+    return jobs.live(kind, job)
+
+
+def _file(name: str, kind: str) -> dict[str, Any]:
+    from pathlib import Path
+
+    from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
+    from hyperpod_ext.submit.kubernetes.schemas import check_yaml
+
+    if not Path(name).is_file():
+        raise NotFoundError(f"there is no file {name}")
+    found = [one for one in check_yaml(name, Path(name).read_text(encoding="utf-8")) if one["kind"] == kind]
+    if not found:
+        raise ConfigError([Problem(f"holds no {kind}", source=name)])
+    return found[0]

@@ -1,0 +1,28 @@
+"""hp-ext logs"""
+
+from __future__ import annotations
+
+import click
+
+from ..command import Command, target_option
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext logs tiny-gpt
+  hp-ext logs tiny-gpt --rank 0 --follow""",
+)
+@click.argument("job", metavar="NAME|URL")
+@click.option("--rank", type=click.IntRange(min=0), help="Only of this rank.")
+@target_option
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
+def command(job: str, target: str, rank: int | None, follow: bool) -> None:
+    """Show what the workers of a job print, each line with its rank before it."""
+    from hyperpod_ext.submit.contract.handle import JobHandle
+    from hyperpod_ext.submit.contract.targets import get_target
+
+    handle = JobHandle.parse(job, target)
+    for line in get_target(handle.target).logs(handle, rank, follow):
+        click.echo(line)

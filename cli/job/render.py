@@ -1,0 +1,51 @@
+"""hp-ext render"""
+
+from __future__ import annotations
+
+import click
+
+from ..command import Command, output_option, spec_options, spec_path
+from ..output import print_result, say
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext render -f job.yaml --target local
+  hp-ext render -f job.yaml --target local --out rendered
+  hp-ext render -f job.yaml --target hyperpod-eks --templates my-templates""",
+)
+@spec_options
+@click.option("--target", default="local", show_default=True, help="Where the job would run.")
+@click.option("--templates", type=click.Path(), metavar="DIR", help="Take templates from there, where it has them.")
+@click.option("--out", type=click.Path(file_okay=False), metavar="DIR", help="Write the files there.")
+@output_option()
+def command(
+    spec: str | None,
+    file: str | None,
+    cluster: str | None,
+    overrides: tuple[str, ...],
+    strict: bool,
+    ignored: tuple[str, ...],
+    target: str,
+    templates: str | None,
+    out: str | None,
+    output: str,
+) -> None:
+    """Show the files that create-job would submit, byte for byte."""
+    from pathlib import Path
+
+    from ..spec import Specs
+
+    plan = Specs(spec_path(file, spec), cluster, overrides, strict, ignored).plan(target, templates)
+    if out is None:
+        print_result(plan.to_json(), output, "".join(plan.files.values()).rstrip("\n"))
+        return
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in plan.files.items():
+        (folder / name).write_text(text)
+    written = [str(folder / name) for name in plan.files]
+    print_result({"written": written}, output, "\n".join(written))
+    say(f"{len(written)} file{'s' if len(written) > 1 else ''} for target {target}")

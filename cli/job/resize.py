@@ -1,0 +1,54 @@
+"""hp-ext resize"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from ..command import Command, output_option, target_option
+from ..output import print_result, say
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext resize tiny-gpt --nodes 3
+  hp-ext resize tiny-gpt --nodes 1 --no-wait
+  hp-ext resize hyperpod-slurm://research/tiny-gpt --nodes 4""",
+)
+@click.argument("job", metavar="NAME|URL")
+@target_option
+@click.option("--nodes", type=click.IntRange(min=1), required=True, metavar="N", help="Nodes that it goes on with.")
+@click.option("--wait/--no-wait", default=True, help="Return when it trains on that many. Default: --wait.")
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Wait no longer.")
+@output_option()
+def command(job: str, target: str, nodes: int, wait: bool, timeout: float | None, output: str) -> None:
+    """Have a job that runs go on with more or fewer nodes, without starting it again."""
+    from hyperpod_ext.submit.contract.handle import JobHandle
+    from hyperpod_ext.submit.contract.resize import get_resizer
+
+    handle = JobHandle.parse(job, target)
+    resizer = get_resizer(handle.target)
+    ordered = resizer.order(handle, nodes)
+    if ordered.note:
+        say(ordered.note)
+    if not wait:
+        print_result({"order": ordered.name, "nodes": nodes}, output, f"{handle.name}: {nodes} nodes ordered")
+        return
+    done = resizer.outcome(ordered, timeout)
+    print_result(done, output, _sentence(handle.name, done))
+
+
+def _sentence(name: str, done: Mapping[str, Any]) -> str:
+    told = [f"{name}: {done['of']} -> {done['nodes']} nodes"]
+    if "step" in done:
+        told[0] += f" after step {done['step']}, {done['pause_s']:.2f} s without a step"
+        told.append("those that stay kept their processes" if done["pids_kept"] else "a process was replaced")
+    if done.get("given_back"):
+        told.append(f"{', '.join(done['given_back'])} went back")
+    if done.get("kept"):
+        told.append(f"{', '.join(done['kept'])} stays in the allocation: {done['why_kept']}")
+    return "; ".join(told)

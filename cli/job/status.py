@@ -1,0 +1,55 @@
+"""hp-ext status"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ..command import Command, output_option, target_option
+from ..output import columns, print_result, say
+
+if TYPE_CHECKING:
+    from hyperpod_ext.submit.contract.job_status import JobStatus
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext status
+  hp-ext status tiny-gpt -o json
+  hp-ext status gpt-7b --target hyperpod-eks""",
+)
+@click.argument("job", required=False, metavar="[NAME|URL]")
+@target_option
+@output_option()
+def command(job: str | None, target: str, output: str) -> None:
+    """Show one job, or all of a target."""
+    from hyperpod_ext.submit.contract.handle import JobHandle
+    from hyperpod_ext.submit.contract.targets import get_target
+
+    if job is None:
+        found = get_target(target).list_jobs()
+        if not found and output == "table":
+            say("no jobs yet: `hp-ext create-job` makes one")
+            return
+        print_result([status.to_json() for status in found], output, table(found))
+        return
+    handle = JobHandle.parse(job, target)
+    status = get_target(handle.target).status(handle)
+    text = table([status])
+    if status.error is not None:
+        text += f"\n\n{status.error['message']}"
+    if status.folder:
+        text += f"\n\nfiles: {status.folder}"
+    print_result(status.to_json(), output, text)
+
+
+def table(jobs: list[JobStatus]) -> str:
+    """One line a job."""
+    rows = [("NAME", "STATE", "STEP", "SUBMITTED", "URL")]
+    for job in jobs:
+        step = "-" if job.step is None else f"{job.step}/{job.of or '?'}"
+        rows.append((job.name, job.state, step, job.submitted_at, job.handle))
+    return columns(rows)

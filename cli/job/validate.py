@@ -1,0 +1,51 @@
+"""hp-ext validate"""
+
+from __future__ import annotations
+
+import click
+
+from ..command import Command, output_option, spec_options, spec_path
+from ..output import print_result, say
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext validate job.yaml
+  hp-ext validate -f job.yaml --target local --set nodes=4 -o json
+  hp-ext validate job.yaml --target hyperpod-eks --strict --ignore HPX134""",
+)
+@spec_options
+@click.option("--target", help="Also check that this target can run it.")
+@output_option()
+def command(
+    spec: str | None,
+    file: str | None,
+    cluster: str | None,
+    overrides: tuple[str, ...],
+    strict: bool,
+    ignored: tuple[str, ...],
+    target: str | None,
+    output: str,
+) -> None:
+    """Check a job's spec. Every mistake is told at once, with its line and what to write instead."""
+    from ..spec import Specs
+
+    path = spec_path(file, spec)
+    specs = Specs(path, cluster, overrides, strict, ignored)
+    specs.check(target)
+    warnings = specs.warnings(target)
+    for warning in warnings:
+        say(f"warning: {warning}")
+    job = specs.job
+    ranks = f"{job.nodes} nodes x {job.workers_per_node} workers_per_node = {job.world_size} ranks"
+    result: dict[str, object] = {
+        "valid": True,
+        "file": path,
+        "name": job.name,
+        "world_size": job.world_size,
+        "target": target,
+    }
+    result["warnings"] = [str(warning) for warning in warnings]
+    print_result(result, output, f"{path}: valid ({job.name}: {ranks})")

@@ -1,0 +1,28 @@
+"""hp-ext wait"""
+
+from __future__ import annotations
+
+import click
+
+from ..command import Command, output_option, target_option
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext wait tiny-gpt
+  hp-ext wait gpt-7b --target hyperpod-eks --timeout 3600 -o json""",
+)
+@click.argument("job", metavar="NAME|URL")
+@target_option
+@click.option("--follow", "-f", is_flag=True, help="Show what the workers print, too.")
+@click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer; the job goes on.")
+@output_option("name")
+def command(job: str, target: str, follow: bool, timeout: float | None, output: str) -> None:
+    """Wait until a job has ended, then show its result. It exits with 7 if the job failed, with 8 if time is up."""
+    from hyperpod_ext.submit.contract.handle import JobHandle
+
+    from .create_job import wait_for_end
+
+    wait_for_end(JobHandle.parse(job, target), output, timeout, follow, cancel_on_interrupt=False)

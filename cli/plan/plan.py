@@ -1,0 +1,157 @@
+"""hp-ext plan"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..command import Command, output_option
+from ..output import columns, print_result, say
+from .options import planning_options
+
+if TYPE_CHECKING:
+    from hyperpod_ext.planner.outlook import Outlook
+
+    from .planning import Question
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext plan --model llama3-70b --nodes 64 --instance-type ml.p5.48xlarge
+  hp-ext plan -f job.yaml --params 8B --step-seconds 2.5 --plot plan.svg
+  hp-ext plan -f job.yaml --state-gb 112 --history runs/my-job -o json""",
+)
+@planning_options
+@click.option("--plot", type=click.Path(), metavar="FILE", help="Draw it, too: .svg or .png. Needs matplotlib.")
+@output_option()
+def command(plot: str | None, output: str, **options: Any) -> None:
+    """Tell what a job's state weighs, how often each tier should get it, and what goodput and cost follow."""
+    from hyperpod_ext.planner.costs import memory_per_node
+    from hyperpod_ext.planner.outlook import look_ahead, without_each
+
+    from .planning import read_question
+
+    question = read_question(options)
+    way, usd = question.way, question.usd_per_hour
+    outlooks = without_each(way)
+    written = look_ahead(way, question.written) if question.written is not None else None
+    memory = memory_per_node(way.spread, question.policy)
+    if plot is not None:
+        from .plot import draw
+
+        draw(plot, way, outlooks)
+    result = {
+        "state": {
+            "what": question.describes,
+            "parameters": question.size.parameters,
+            "bytes": question.size.nbytes,
+            "gb": round(question.size.nbytes / 1e9, 2),
+            "gib": round(question.size.nbytes / 2**30, 2),
+        },
+        "nodes": way.spread.nodes,
+        "workers_per_node": way.spread.workers_per_node,
+        "step_s": way.step_s,
+        "memory_per_node_bytes": round(memory),
+        "failures_a_day": round(way.rates.total * 86400, 6),
+        "plan": outlooks["as planned"].to_json(usd),
+        "as_written": written and written.to_json(usd),
+        "without": {name: one.to_json(usd) for name, one in outlooks.items() if name != "as planned"},
+        "set": _settings(question, outlooks["as planned"]) if options["file"] else [],
+        "notes": [*_advice(outlooks), *question.notes],
+        "warnings": list(question.warnings),
+    }
+    for warning in question.warnings:
+        say(f"warning: {warning}")
+    table = _describe(question, outlooks, written, memory) if output == "table" else ""
+    if table and options["file"]:
+        changes = " ".join(f"--set {one}" for one in _settings(question, outlooks["as planned"]))
+        table += f"\n- to use these intervals: {changes}"
+    print_result(result, output, table)
+
+
+def _settings(question: Question, outlook: Outlook) -> list[str]:
+    """The best intervals as changes of the spec."""
+    every = outlook.every()
+    kinds = [tier.kind if tier.kind in ("memory", "peer") else "durable" for tier in question.policy.tiers]
+    return [f"checkpoint.tiers.{index}.every_steps={every[kind]}" for index, kind in enumerate(kinds) if kind in every]
+
+
+def _describe(question: Question, outlooks: dict[str, Outlook], written: Outlook | None, memory: float) -> str:
+    way, size, best = question.way, question.size, outlooks["as planned"]
+    head = columns(
+        [
+            ("state", f"{size}, {question.describes}"),
+            ("on each node", f"{way.spread.node_bytes / 1e9:,.2f} GB; the memory tier takes {memory / 1e9:,.2f} GB"),
+            ("failures", f"{way.rates.total * 86400:,.3g} a day on {way.spread.nodes:,} nodes"),
+        ]
+    )
+    named = {f"{name}, best intervals": one for name, one in outlooks.items()}
+    if written is not None:
+        named = {"as the spec says": written} | named
+    parts = [head, _table(_tiers(best, way.step_s)), _table(_compared(named, question.usd_per_hour))]
+    return "\n\n".join([*parts, "\n".join(f"- {note}" for note in (*_advice(outlooks), *question.notes))])
+
+
+def _advice(outlooks: dict[str, Outlook]) -> list[str]:
+    """Where less would keep more."""
+    planned = outlooks["as planned"].goodput
+    return [
+        f"{name} keeps more: at these speeds and rates that tier costs more than it saves"
+        for name, one in outlooks.items()
+        if one.goodput > planned + 1e-6
+    ]
+
+
+def _tiers(outlook: Outlook, step_s: float) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        ("tier", "every steps", "every", "blocks", "safe after", "for", "a day", "steps lost by each")
+    ]
+    for tier in outlook.tiers:
+        of = ", ".join(name for name, rate in tier.by_class.items() if rate > 0) or "-"
+        steps = f"{tier.every_steps:,}" if tier.every_steps is not None else "-"
+        every = _time(tier.every_steps * step_s) if tier.every_steps is not None else "-"
+        often = f"{tier.level.rate * 86400:.3g}"
+        lost = f"{tier.lost_steps:,.1f}" if tier.level.rate else "-"
+        rows.append((tier.kind, steps, every, _time(tier.level.cost), _time(tier.level.latency), of, often, lost))
+    return rows
+
+
+def _compared(named: dict[str, Outlook], usd_per_hour: float | None) -> list[tuple[str, ...]]:
+    money = ("$ a failure", "$ a month") if usd_per_hour is not None else ()
+    rows: list[tuple[str, ...]] = [("", "goodput", "steps lost a month", *money)]
+    for name, outlook in named.items():
+        row: tuple[str, ...] = (name, f"{100 * outlook.goodput:.3f} %", f"{outlook.lost_steps_a_month:,.0f}")
+        if usd_per_hour is not None:
+            dollars = outlook.dollars(usd_per_hour)
+            row = (*row, f"{dollars['a_failure']:,.0f}", f"{dollars['a_month']:,.0f}")
+        rows.append(row)
+    return rows
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    """Rows under a head, as a table that fits its content."""
+    import io
+
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for index, title in enumerate(rows[0]):
+        table.add_column(title, justify="left" if index == 0 or title == "for" else "right", no_wrap=True)
+    for row in rows[1:]:
+        table.add_row(*row)
+    text = io.StringIO()
+    Console(file=text, width=200).print(table)
+    return "\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").splitlines())
+
+
+def _time(seconds: float) -> str:
+    """In the unit that people would use."""
+    for limit, size, unit in ((1e-3, 1e-6, "us"), (1.0, 1e-3, "ms"), (120.0, 1.0, "s"), (7200.0, 60.0, "min")):
+        if seconds < limit:
+            return f"{seconds / size:.3g} {unit}" if seconds else "0"
+    return f"{seconds / 3600:.3g} h" if seconds < 172800 else f"{seconds / 86400:.3g} d"

@@ -1,0 +1,147 @@
+"""hp-ext simulate"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ..command import Command, output_option
+from ..output import columns, print_result, say
+from .options import Positive, planning_options
+
+_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+"""Student's t, 97.5 %, for 1 to 15 degrees of freedom; from there on near 2."""
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext simulate --model llama3-70b --nodes 64 --step-seconds 8
+  hp-ext simulate -f job.yaml --params 8B --runs 30 --seed 7 -o json
+  hp-ext simulate --model llama3.1-405b --nodes 16384 --spares 320 --runs 1""",
+)
+@planning_options
+@click.option("--runs", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Simulated jobs.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed, the same jobs.")
+@click.option(
+    "--spares", type=click.IntRange(min=0), help="Nodes that wait for one to fail.  [default: the spec's, or 2 %]"
+)
+@click.option("--rack-nodes", type=click.IntRange(min=1), default=4, show_default=True, help="Nodes a rack has.")
+@click.option("--repair-hours", type=Positive(), default=0.5, show_default=True, help="Until a lost node is back.")
+@click.option("--best", is_flag=True, help="The planner's intervals, whatever the spec says.")
+@click.option("--whole", is_flag=True, help="Every rank takes part in every decision: slow, decides the same.")
+@output_option()
+def command(
+    runs: int,
+    seed: int,
+    spares: int | None,
+    rack_nodes: int,
+    repair_hours: float,
+    best: bool,
+    whole: bool,
+    output: str,
+    **options: Any,
+) -> None:
+    """Run the job through failures that are drawn, with the code that decides in a real one. Nothing is started."""
+    from hyperpod_ext.planner.outlook import look_ahead
+    from hyperpod_ext.runtime.simulator.engine import Simulation
+    from hyperpod_ext.runtime.simulator.settings import simulated
+
+    from .planning import read_question
+
+    question = read_question(options)
+    way = question.way
+    every = None if best else question.written
+    outlook = look_ahead(way, every)
+    if spares is None:
+        spares = -(-way.spread.nodes // 50)
+    settings = simulated(
+        way,
+        outlook.every(),
+        spares=spares,
+        rack_nodes=rack_nodes,
+        repair_s=repair_hours * 3600,
+    )
+    outcomes = [Simulation(settings, seed + run, whole=whole).run(options["days"]) for run in range(runs)]
+    kept = [outcome.goodput for outcome in outcomes]
+    mean, margin = _mean(kept)
+    result = {
+        "nodes": way.spread.nodes,
+        "spares": spares,
+        "days": options["days"],
+        "runs": runs,
+        "seed": seed,
+        "every_steps": outlook.every(),
+        "goodput": {"mean": round(mean, 6), "margin_95": None if margin is None else round(margin, 6)},
+        "planner": round(outlook.goodput, 6),
+        "each": [outcome.to_json() for outcome in outcomes],
+        "notes": list(question.notes),
+        "warnings": list(question.warnings),
+    }
+    for warning in question.warnings:
+        say(f"warning: {warning}")
+    print_result(result, output, _describe(result))
+
+
+def _mean(values: list[float]) -> tuple[float, float | None]:
+    """Their mean, and half its 95 % confidence interval; None where one value tells nothing of it."""
+    import statistics
+
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return mean, None
+    quantile = _QUANTILES[len(values) - 2] if len(values) - 2 < len(_QUANTILES) else 2.1
+    return mean, quantile * statistics.stdev(values) / len(values) ** 0.5
+
+
+def _amount(gb: float) -> str:
+    """In the unit that people would use."""
+    for unit in ("GB", "TB"):
+        if gb < 1000:
+            return f"{gb:,.1f} {unit}"
+        gb /= 1000
+    return f"{gb:,.1f} PB"
+
+
+def _describe(result: dict[str, Any]) -> str:
+    each, goodput = result["each"], result["goodput"]
+
+    def total(*path: str) -> dict[str, float]:
+        sums: dict[str, float] = {}
+        for outcome in each:
+            for name, value in outcome[path[0]].items():
+                sums[name] = sums.get(name, 0) + value
+        return {name: value / len(each) for name, value in sums.items()}
+
+    def listed(values: dict[str, float]) -> str:
+        return ", ".join(f"{name.replace('_', ' ')} {value:,.1f}" for name, value in values.items()) or "-"
+
+    margin = f" +- {100 * goodput['margin_95']:.3f}" if goodput["margin_95"] is not None else ""
+    wall = result["days"] * 86400
+    shares = {name: 100 * value / wall for name, value in total("seconds").items() if name != "wall"}
+    rows = [
+        (
+            "simulated",
+            f"{result['runs']} x {result['days']:g} days of {result['nodes']:,} nodes, {result['spares']} spares",
+        ),
+        (
+            "saves",
+            ", ".join(f"{kind} every {steps:,} steps" for kind, steps in result["every_steps"].items()) or "none",
+        ),
+        ("goodput", f"{100 * goodput['mean']:.3f}{margin} %; the planner says {100 * result['planner']:.3f} %"),
+        ("time", ", ".join(f"{name.replace('_', ' ')} {share:.2f} %" for name, share in shares.items())),
+        ("failures a run", listed(total("faults"))),
+        ("came back from", listed(total("fell_back_to"))),
+        ("steps lost", f"{sum(outcome['lost_steps'] for outcome in each) / len(each):,.1f}"),
+        ("started again", f"{sum(outcome['relaunches'] for outcome in each) / len(each):,.1f}"),
+        ("traffic", ", ".join(f"{_amount(gb)} {name.replace('_', ' ')}" for name, gb in total("traffic_gb").items())),
+    ]
+    given_up = [why for outcome in each for why in outcome["given_up"]][:1]
+    lines = [
+        columns(rows),
+        *(f"the job gave up: {why}" for why in given_up),
+        *(f"- {note}" for note in result["notes"]),
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""What is there to be used: rules, fields, instance types, templates, this machine."""

@@ -1,0 +1,32 @@
+"""hp-ext doctor"""
+
+from __future__ import annotations
+
+import click
+
+from ..command import Command, output_option
+from ..output import columns, print_result
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext doctor
+  hp-ext doctor --offline -o json""",
+)
+@click.option("--context", metavar="NAME", help="Context of the kubeconfig. Default: its current one.")
+@click.option("--offline", is_flag=True, help="Ask no server.")
+@output_option()
+def command(context: str | None, offline: bool, output: str) -> None:
+    """Tell what is installed and reachable, and whether the cluster's operator takes what is rendered here."""
+    from dataclasses import asdict
+
+    from hyperpod_ext.submit.doctor import look_at_cluster, look_here
+
+    found = [*look_here(), *([] if offline else look_at_cluster(context))]
+    rows = [(one.state, one.what, one.finding) for one in found]
+    print_result([asdict(one) for one in found], output, columns(rows))
+    hints = [f"{one.what}: {one.hint}" for one in found if one.hint]
+    if hints and output == "table":
+        click.echo("\n" + "\n".join(hints))

@@ -1,0 +1,84 @@
+"""hp-ext explain"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ..command import Command, output_option
+from ..output import columns, print_result
+
+if TYPE_CHECKING:
+    from hyperpod_ext.submit.rules import Rule
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext explain
+  hp-ext explain HPX112
+  hp-ext explain job.elastic.min_nodes""",
+)
+@click.argument("what", required=False, metavar="[RULE|FIELD]")
+@output_option()
+def command(what: str | None, output: str) -> None:
+    """Tell what a rule means and how to mend what it found, or what a field of a spec is for."""
+    from hyperpod_ext.submit.rules import all_rules
+
+    rules = {**_checks(), **all_rules()}
+    if what is None:
+        listed = [{"id": one.id, "severity": one.severity, "title": one.title} for one in rules.values()]
+        print_result(
+            listed, output, columns([("RULE", "SEVERITY", "WHAT IS WRONG"), *(tuple(r.values()) for r in listed)])
+        )
+    elif what.upper().startswith("HPX"):
+        _explain_rule(what.upper(), rules, output)
+    else:
+        _explain_field(what, output)
+
+
+def _checks() -> dict[str, Rule]:
+    """The checks of specs, as rules."""
+    from hyperpod_ext.config.files.check_texts import TEXTS
+    from hyperpod_ext.submit.rules import Rule
+
+    return {name: Rule(name, "error", *texts, find=lambda _context: iter(())) for name, texts in TEXTS.items()}
+
+
+def _explain_rule(name: str, rules: dict[str, Rule], output: str) -> None:
+    from hyperpod_ext.config.files.nearest import nearest
+    from hyperpod_ext.errors import NotFoundError
+
+    if name not in rules:
+        near = nearest(name, rules)
+        hint = f"did you mean {near}? " if near else ""
+        raise NotFoundError(f"there is no rule {name}", hint=f"{hint}`hp-ext explain` lists all")
+    rule = rules[name]
+    told = {"id": rule.id, "severity": rule.severity, "title": rule.title, "cause": rule.cause, "fix": rule.fix}
+    text = f"{rule.id} ({rule.severity}): {rule.title}\n\n{rule.cause}\n\n{rule.fix}"
+    print_result(told, output, text)
+
+
+def _explain_field(what: str, output: str) -> None:
+    from hyperpod_ext.config.base import Config
+    from hyperpod_ext.config.clusters.cluster import ClusterConfig
+    from hyperpod_ext.config.files.explain import explain
+    from hyperpod_ext.config.job.job import JobConfig
+
+    spec, _, path = what.partition(".")
+    specs: dict[str, type[Config]] = {"job": JobConfig, "cluster": ClusterConfig}
+    model = specs.get(spec)
+    told = explain(model, path) if model else explain(JobConfig, what)
+    rows = [
+        (label, str(told[key]))
+        for label, key in (("type", "type"), ("default", "default"), ("example", "example"))
+        if told[key] is not None
+    ]
+    text = f"{told['path']}\n\n{told['description']}\n"
+    if rows:
+        text += "\n" + columns(rows) + "\n"
+    if told["fields"]:
+        text += "\nfields: " + ", ".join(told["fields"]) + "\n"
+    print_result(told, output, text.rstrip("\n"))

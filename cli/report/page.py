@@ -1,0 +1,109 @@
+"""The report as a page: one file that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from . import charts
+
+_ORDER: tuple[str, ...] = (
+    "step",
+    "first_step",
+    "data",
+    "checkpoint",
+    "lost_work",
+    "detect",
+    "abort",
+    "agree",
+    "rebuild",
+    "restore",
+)
+_ORDER += ("startup", "idle")
+"""What was kept is lowest: its height is the goodput."""
+NOTHING_TO_CHANGE = "Nothing: no figure of this run asks for a change."
+_MOST_ROWS = 64
+_MOST_TIMELINES = 40
+
+
+def make_page(result: Mapping[str, Any]) -> str:
+    """HTML of a job's result, with its `advice`.
+
+    Figures are `<data>` elements: `data-key` names the field, `value` is the JSON's.
+    """
+    from hyperpod_ext.submit.contract.render import render
+
+    over_time = result.get("over_time") or {"part_s": 0.0, "shares": {}}
+    phases = result.get("phases") or {}
+    seen = {phase for of_rank in phases.values() for phase, seconds in of_rank.items() if seconds}
+    order = [*(phase for phase in _ORDER if phase in seen), *sorted(seen - set(_ORDER))]
+    shown = result["recoveries"][:_MOST_TIMELINES]
+    return render(
+        "report/page.html.j2",
+        result=result,
+        nothing=NOTHING_TO_CHANGE,
+        figures=_figures(result),
+        over_time=charts.stacked({phase: over_time["shares"][phase] for phase in order}, over_time["part_s"])
+        if over_time["shares"]
+        else "",
+        phases=order,
+        ranks=dict(list(phases.items())[:_MOST_ROWS]),
+        more_ranks=max(0, len(phases) - _MOST_ROWS),
+        recoveries=[{**recovery, "chart": _timeline(recovery)} for recovery in shown],
+        more_recoveries=len(result["recoveries"]) - len(shown),
+        loss=_loss(result),
+        tiers=result.get("tiers") or [],
+        ages=_ages(result.get("tiers") or []),
+        traffic=result.get("traffic") or {},
+        wall=result["seconds"].get("wall") or 0.0,
+    )
+
+
+def _figures(result: Mapping[str, Any]) -> list[tuple[str, str, Any, str]]:
+    """Label, key, value and its text."""
+    seconds = result["seconds"]
+    rows: list[tuple[str, str, Any, str]] = []
+    rows.append(("goodput", "goodput", result["goodput"], f"{100 * result['goodput']:.2f} %"))
+    if undisturbed := result["undisturbed"]:
+        goodput = undisturbed["goodput"]
+        rows.append(("the same, undisturbed", "undisturbed.goodput", goodput, f"{100 * goodput:.2f} %"))
+    rows.append(("steps", "steps", result["steps"], str(result["steps"])))
+    rows.append(("steps lost", "steps_lost", result["steps_lost"], str(result["steps_lost"])))
+    for name in ("wall", "steps", "startup", "recovery", "other"):
+        if isinstance(value := seconds.get(name), int | float):
+            label = {"steps": "in steps", "startup": "start-up"}.get(name, name)
+            rows.append((label, f"seconds.{name}", value, f"{value:.2f} s"))
+    return rows
+
+
+def _timeline(recovery: Mapping[str, Any]) -> str:
+    rows = {rank: pieces for rank, pieces in (recovery.get("timeline") or {}).items() if pieces}
+    return charts.timeline(dict(list(rows.items())[:_MOST_ROWS]), recovery["seconds"])
+
+
+def _loss(result: Mapping[str, Any]) -> str:
+    series = {"own": _points(result["losses"])}
+    if (beside := result["undisturbed"]) is not None:
+        # of a run whose losses are the same, the report does not keep them twice
+        losses = result["losses"] if result["loss_equal"] else beside.get("losses") or {}
+        series = {"beside": _points(losses), **series}
+    marks: dict[float, str] = {}
+    for fault in result.get("faults") or []:
+        text = f"rank {fault['rank']}, step {fault['step']}: {fault['cause']}"
+        marks[fault["step"]] = f"{marks[fault['step']]}\n{text}" if fault["step"] in marks else text
+    return charts.lines(series, "step", "loss", marks, from_zero=False)
+
+
+def _points(losses: Mapping[str, float | None]) -> list[tuple[float, float]]:
+    return [(float(step), float("nan") if loss is None else float(loss)) for step, loss in losses.items()]
+
+
+def _ages(tiers: list[Mapping[str, Any]]) -> str:
+    """The oldest copy of each tier; a line each would say the same a hundred times."""
+    series = {
+        f"tier-{index % 6}": [(float(t), float(behind)) for t, behind in tier["behind"]]
+        for index, tier in enumerate(tiers[:6])
+    }
+    return charts.lines(
+        {name: points for name, points in series.items() if points}, "seconds", "steps behind", {}, height=180
+    )

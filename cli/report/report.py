@@ -1,0 +1,178 @@
+"""hp-ext report, and the result of a job as a table that people can read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..command import Command, output_option
+from ..output import columns, print_result, say
+from .page import NOTHING_TO_CHANGE
+
+_SOURCES = {
+    "live": "a live rank",
+    "memory": "the node's memory",
+    "self": "each process itself",
+    "fresh": "a fresh start",
+}
+"""Where a state can come back from; other sources are shown as they are."""
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext report tiny-gpt
+  hp-ext report tiny-gpt --page report.html
+  hp-ext report ./run/events.jsonl --beside ./other-run
+  hp-ext report tiny-gpt --usd-per-hour 98.32 -o json | jq '.advice[]'""",
+)
+@click.argument("run", metavar="RUN")
+@click.option("--page", type=click.Path(dir_okay=False), metavar="FILE", help="Write it as one HTML page, too.")
+@click.option("--beside", metavar="RUN", help="Another run to compare with, such as an undisturbed one.")
+@click.option(
+    "--usd-per-hour",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="USD",
+    help="Price of the whole job: says what advice is worth in money.",
+)
+@output_option()
+def command(run: str, page: str | None, beside: str | None, usd_per_hour: float | None, output: str) -> None:
+    """Show what happened to a job that has ended: its faults, what they cost, and where the time went.
+
+    RUN is a job's name or URL; or, with a slash or a suffix, a folder with its files, or one of them: result.json,
+    report.json, or the events.jsonl of a job that wrote no report.
+    """
+    from hyperpod_ext.planner.advice import advise
+
+    from .runs import compare, read_run
+
+    result = read_run(run)
+    if beside is not None:
+        result = compare(result, read_run(beside))
+    advice = advise(result) if "phases" in result else []
+    result["advice"] = [one.to_json(usd_per_hour) for one in advice]
+    if page is not None:
+        from .page import make_page
+
+        Path(page).write_text(make_page(result), encoding="utf-8")
+        say(f"the page is in {page}")
+    print_result(result, output, describe_result(result))
+    warn(result)
+
+
+def warn(result: Mapping[str, Any]) -> None:
+    """Say what a job lacks that has ended, whatever else is shown of it."""
+    for warning in result.get("warnings") or ():
+        say(f"warning: {warning}")
+
+
+def saving(advice: Mapping[str, Any]) -> str:
+    """What a piece of advice would have saved of the job at most, as far as that is known."""
+    if not advice["gain_s"]:
+        return ""
+    money = f", ${advice['gain_usd']:,.2f}" if advice.get("gain_usd") else ""
+    return f" [up to {advice['gain_s']:,.2f} s{money}]"
+
+
+def describe_result(result: Mapping[str, Any]) -> str:
+    """What happened when, what it cost, and whether it made a difference."""
+    parts = [f"{result['name']}: {result['state']}, {result['steps']} steps on {result['world_size']} ranks"]
+    parts += [_recovery(recovery) for recovery in result["recoveries"]]
+    if resizes := result.get("resizes"):
+        parts.append("\n".join(_resize(resize) for resize in resizes))
+    if last := _last_fault(result):
+        parts.append(last)
+    if result["steps"]:
+        parts.append(_figures(result))
+    if "advice" in result and "phases" in result:
+        advice = [f"- {each['text']}{saving(each)}" for each in result["advice"]]
+        parts.append("\n".join(["what to change:", *(advice or [f"- {NOTHING_TO_CHANGE}"])]))
+    return "\n\n".join(parts)
+
+
+def _last_fault(result: Mapping[str, Any]) -> str:
+    """The fault that ended the job, which no recovery tells of."""
+    faults = result.get("faults", [])
+    if result["state"] != "failed" or not faults or len(faults) <= len(result["recoveries"]):
+        return ""
+    return f"ended by: {_place(faults[-1])}: {faults[-1]['cause']}"
+
+
+def _place(fault: Mapping[str, Any]) -> str:
+    phase = f" ({fault['phase']})" if fault.get("phase") else ""
+    return f"rank {fault['rank']} on node {fault['node']}, step {fault['step']}{phase}"
+
+
+def _recovery(recovery: Mapping[str, Any]) -> str:
+    fault = recovery["fault"]
+    head = f"{_place(fault)}: {fault['cause']}"
+    rows = [("what happened", "seconds")]
+    rows += [(phase.replace("_", " "), _seconds(took)) for phase, took in recovery["phases"].items()]
+    rows.append(("total", _seconds(recovery["seconds"])))
+    table = columns([(name, took.rjust(8)) for name, took in rows]).splitlines()
+    kept = "the others kept their processes" if recovery["survivor_pids_kept"] else "other processes were replaced too"
+    source = _SOURCES.get(recovery["source"], recovery["source"])
+    went_on = f"went on from step {recovery['resumed_step']} with the state of {source}; {kept}"
+    tail = went_on if source else "the job ended before it could go on"
+    return "\n".join([head, *(f"  {line}" for line in [*table[:-1], "-" * len(table[0]), table[-1]]), tail])
+
+
+def _resize(resize: Mapping[str, Any]) -> str:
+    why = {"lost": "a node was lost", "leave": "a node left", "order": "as ordered"}.get(resize["cause"], "nodes came")
+    kept = "processes kept" if resize["pids_kept"] else "processes replaced"
+    moved = f"{resize['bytes_moved'] / (1 << 20):.1f} MiB from other nodes"
+    head = f"{resize['of']} -> {resize['nodes']} nodes after step {resize['step']} ({why}): "
+    return f"{head}{resize['pause_s']:.2f} s without a step, {moved}, {kept}"
+
+
+def _figures(result: Mapping[str, Any]) -> str:
+    seconds = result["seconds"]
+    wall = seconds.get("wall")
+    of = f"{seconds.get('steps', 0.0):.1f} s of {wall:.1f} s" if wall else "-"
+    rows = [
+        ("steps lost", str(result["steps_lost"])),
+        ("loss equal to the undisturbed run", _yes_or_no(result["loss_equal"])),
+        ("weights equal", _yes_or_no(result["weights_equal"])),
+        ("share of time kept", f"{100 * result['goodput']:.1f} % ({of})"),
+    ]
+    if wall:
+        rest = [
+            f"{name.replace('startup', 'start-up')} {seconds[name]:.1f} s" for name in ("startup", "recovery", "other")
+        ]
+        rows.append(("where the rest went", ", ".join(rest)))
+    if phases := _phases(result.get("phases") or {}):
+        rows.append(("each rank's time, on average", phases))
+    for tier in result.get("durable") or ():
+        step = "none" if tier["newest_step"] is None else tier["newest_step"]
+        rows.append(("newest durable step", f"{step}, in {tier['tier']}"))
+    if result["undisturbed"]:
+        rows.append(("the same, undisturbed", f"{100 * result['undisturbed']['goodput']:.1f} %"))
+    for name, value in result["metrics"].items():
+        label = name.replace("_", " ").replace("held out", "held-out")
+        rows.append((label, f"{value:.4f}" if isinstance(value, float) else str(value)))
+    return columns(rows)
+
+
+def _phases(phases: Mapping[str, Mapping[str, float]]) -> str:
+    """Shares of all ranks' time; what is less than a thousandth is left out."""
+    sums: dict[str, float] = {}
+    for of_rank in phases.values():
+        for phase, seconds in of_rank.items():
+            sums[phase] = sums.get(phase, 0.0) + seconds
+    total = sum(sums.values())
+    shares = {phase: seconds / total for phase, seconds in sums.items()} if total else {}
+    return ", ".join(
+        f"{phase.replace('_', ' ')} {100 * share:.1f} %" for phase, share in shares.items() if share > 1e-3
+    )
+
+
+def _seconds(took: float | None) -> str:
+    return "-" if took is None else f"{took:.3f}"
+
+
+def _yes_or_no(equal: bool | None) -> str:
+    return {True: "yes", False: "NO", None: "not compared"}[equal]

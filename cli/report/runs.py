@@ -1,0 +1,103 @@
+"""What `hp-ext report` is given: the name or URL of a job, or files of a run that were copied from somewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hyperpod_ext.errors import ConfigError
+
+_NOT_COMPARED = {"loss_equal": None, "weights_equal": None, "undisturbed": None}
+_REPORTS = ("result.json", "report.json")
+
+
+def read_run(run: str) -> dict[str, Any]:
+    """The result of a job, with every field that a report shows.
+
+    Args:
+        run: name or URL; or, with a slash or a suffix, a result.json, a report.json, an events.jsonl, or a folder that
+            has one of them, in this order.
+
+    Raises:
+        NotFoundError: there is no such job or file, or the job has not ended.
+        ConfigError: a file cannot be read as what it should be.
+    """
+    from hyperpod_ext.submit.local.result import EMPTY_REPORT
+
+    return EMPTY_REPORT | {"name": run, "faults": []} | _NOT_COMPARED | dict(_read(run))
+
+
+def compare(result: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[str, Any]:
+    """The result with what another run came to, and whether both had the same losses and weights."""
+    from hyperpod_ext.submit.local.result import same
+
+    other = {key: beside[key] for key in ("name", "state", "steps", "goodput", "losses")}
+    other["seconds"] = beside["seconds"].get("wall")
+    equal = {"loss_equal": same(result, beside, "losses"), "weights_equal": same(result, beside, "weights")}
+    return {**result, **equal, "undisturbed": other}
+
+
+def _read(run: str) -> Mapping[str, Any]:
+    if "://" not in run and ("/" in run or run.endswith((".json", ".jsonl"))):
+        return _read_file(Path(run))
+    from hyperpod_ext.submit.contract.handle import JobHandle
+    from hyperpod_ext.submit.contract.targets import get_target
+
+    handle = JobHandle.parse(run)
+    return get_target(handle.target).result(handle)
+
+
+def _read_file(path: Path) -> Mapping[str, Any]:
+    from hyperpod_ext.errors import NotFoundError
+
+    if path.is_dir():
+        found = [path / name for name in (*_REPORTS, "events.jsonl") if (path / name).is_file()]
+        if not found:
+            hint = "name a run folder, as of `HPX_RUN_DIR`, or one of these files"
+            raise NotFoundError(f"{path} has no {', '.join(_REPORTS)} or events.jsonl", hint=hint)
+        path = found[0]
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        raise NotFoundError(f"there is no file {path}", hint="a job is named without a slash or suffix") from None
+    if path.suffix == ".jsonl":
+        return _of_events(path, text)
+    try:
+        report = json.loads(text)
+    except ValueError:
+        raise _damaged(path, "is no JSON", "it was cut off; name the events.jsonl beside it") from None
+    if not isinstance(report, dict) or not {"state", "recoveries", "seconds"} <= report.keys():
+        raise _damaged(path, "is not the report of a run", "name a report.json or result.json of ours")
+    return {"name": path.resolve().parent.name, **report}
+
+
+def _of_events(path: Path, text: str) -> Mapping[str, Any]:
+    """A report made here and now: of a job that could not write one, or still runs."""
+    from hyperpod_ext.planner.history import parse_events
+    from hyperpod_ext.runtime.events.report import make_report
+
+    from ..output import say
+
+    events, warnings = parse_events(text.splitlines(), str(path))
+    if not events:
+        raise _damaged(path, "holds no event", "the job has not begun, or another file is meant")
+    for warning in warnings:
+        say(f"warning: {warning}")
+    events.sort(key=lambda event: float(event["t"]))
+    world_size = next((e["world_size"] for e in events if "world_size" in e), None)
+    state = next((e.get("state") for e in reversed(events) if e["event"] == "job_ended"), "unfinished")
+    try:
+        ranks = world_size or len({e["rank"] for e in events if e["event"] == "joined"})
+        report = make_report(events, state=str(state), error=None, world_size=ranks)
+    except (KeyError, TypeError) as error:
+        raise _damaged(path, f"has an event without what it should tell: {error}", "the file is damaged") from None
+    return {"name": path.resolve().parent.name, **report}
+
+
+def _damaged(path: Path, message: str, hint: str) -> ConfigError:
+    from hyperpod_ext.errors import ConfigError, Problem
+
+    return ConfigError([Problem(message, source=str(path), hint=hint)])

@@ -1,0 +1,119 @@
+"""Documents by id over segments that each hold some of them: what token stores and mapped Arrow files share."""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from hyperpod_ext.runtime.data.token_store.segment import Tokens
+
+
+class Part(Protocol):
+    """Some documents, whose tokens lie in a row."""
+
+    @property
+    def offsets(self) -> npt.NDArray[Any]:
+        """In tokens, of each document's beginning from 0 on, and of the last one's end."""
+
+    def document(self, at: int, writable: bool = False) -> Tokens: ...
+
+    def tokens(self, begin: int, end: int, writable: bool = False) -> Tokens: ...
+
+    def windows(self, begins: npt.NDArray[np.int64], length: int) -> Tokens: ...
+
+
+P = TypeVar("P", bound=Part)
+
+
+class Documents(Generic[P]):
+    """Documents by id, `[i]`: read-only arrays of shape [n] that share the mapping."""
+
+    def __init__(self) -> None:
+        self.segments: list[P] = []
+        self._documents = [0]  # before each segment, and after the last
+        self._tokens = [0]
+
+    def _add(self, segment: P) -> None:
+        self.segments.append(segment)
+        self._documents.append(self._documents[-1] + len(segment.offsets) - 1)
+        self._tokens.append(self._tokens[-1] + segment.offsets.item(-1))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that can be read now."""
+        return self._tokens[-1]
+
+    def __len__(self) -> int:
+        return self._documents[-1]
+
+    def __getitem__(self, number: int) -> Tokens:
+        return self.get(number)
+
+    def get(self, number: int, writable: bool = False) -> Tokens:
+        """Document `number`: a view, shape [n]. What is written to a writable one is seen by this process alone.
+
+        Raises:
+            CorruptSegmentError: bytes of it do not match their checksum.
+            DatasetChangedError: they were written to since they were mapped.
+        """
+        number = operator.index(number)
+        if not 0 <= number < self._documents[-1]:
+            number = self._reached(number)
+        index = bisect_right(self._documents, number) - 1
+        return self.segments[index].document(number - self._documents[index], writable)
+
+    def read(self, begin: int, end: int, writable: bool = False) -> Tokens:
+        """Tokens `begin` to `end` of all documents in a row, shape [end - begin]; a view where one segment has them."""
+        if not 0 <= begin <= end <= self._tokens[-1]:
+            raise IndexError(f"tokens {begin} to {end} of {self._tokens[-1]}")
+        index = bisect_right(self._tokens, begin) - 1
+        if begin == end:
+            index = min(index, len(self.segments) - 1)
+        first = self._tokens[index]
+        if end <= self._tokens[index + 1]:
+            return self.segments[index].tokens(begin - first, end - first, writable)
+        return self._joined(begin, end, index)
+
+    def windows(self, begins: npt.NDArray[np.int64], length: int) -> Tokens:
+        """As many tokens from each of `begins` on in the row of all: a copy, shape [len(begins), length], as stored."""
+        places = begins.tolist()
+        least, most, ends = min(places), max(places) + length, self._tokens
+        if least < 0 or most > ends[-1]:
+            raise IndexError(f"tokens {least} to {most} of {ends[-1]}")
+        index = bisect_right(ends, least) - 1
+        if most <= ends[index + 1]:  # one gather
+            return self.segments[index].windows(begins - before if (before := ends[index]) else begins, length)
+        rows = []
+        for place in places:
+            index = bisect_right(ends, place) - 1
+            begin = place - ends[index]
+            if place + length <= ends[index + 1]:
+                rows.append(self.segments[index].tokens(begin, begin + length))
+            else:
+                rows.append(self._joined(place, place + length, index))
+        return np.concatenate(rows).reshape(len(rows), length)
+
+    def document_starts(self) -> Iterator[Tokens]:
+        """Where documents begin in the row of all tokens: i64, an array a segment, without the last one's end."""
+        for segment, first in zip(self.segments, self._tokens, strict=False):
+            yield segment.offsets[:-1].astype("i8") + first
+
+    def _reached(self, number: int) -> int:
+        """The document that is meant by a number that is none yet, or is counted from the end."""
+        count = len(self)
+        if not -count <= number < count:
+            raise IndexError(f"document {number} of {count}")
+        return number + count if number < 0 else number
+
+    def _joined(self, begin: int, end: int, index: int) -> Tokens:
+        parts = []
+        while begin < end:
+            first, upto = self._tokens[index], min(end, self._tokens[index + 1])
+            parts.append(self.segments[index].tokens(begin - first, upto - first))
+            begin, index = upto, index + 1
+        return np.concatenate(parts)

@@ -1,0 +1,183 @@
+"""Samples of one length from documents of any: O(1) by id, from index arrays that are computed once.
+
+`split`: the row of all tokens is cut every `sequence_length` tokens, as for GPT pre-training. `whole`: as many whole
+documents as fit go into a sample, in order, and padding after them; only what is longer than a sample is cut.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import operator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hyperpod_ext.errors import ConfigError, CorruptSegmentError, HyperpodExtError, Problem
+from hyperpod_ext.runtime.data.token_store.files import publish
+from hyperpod_ext.runtime.data.token_store.segment import Tokens
+from hyperpod_ext.runtime.snapshot.manifest import crc64nvme
+
+INDEXES = "packed"
+
+
+class TokenRow(Protocol):
+    """What can be packed: a `TokenStore` that is finished, or a `MegatronStore`."""
+
+    @property
+    def tokens(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def read(self, begin: int, end: int, writable: bool = False) -> Tokens: ...
+
+    def windows(self, begins: npt.NDArray[np.int64], length: int) -> Tokens: ...
+
+    def document_starts(self) -> Iterator[Tokens]: ...
+
+
+class Packed:
+    """Samples of `sequence_length + 1` tokens: inputs are `[:-1]`, targets `[1:]`."""
+
+    def __init__(self, store: Any, sequence_length: int, *, documents: str = "split", pad: int = 0) -> None:
+        """Samples of `store`.
+
+        Raises:
+            UnknownLengthError: it still grows.
+            ConfigError: there is not one sample in it.
+        """
+        if sequence_length < 1 or documents not in ("split", "whole"):
+            wrong = f"sequence_length {sequence_length}, documents {documents!r}"
+            raise ConfigError([Problem(wrong, path="packing", hint="a length of 1 or more; documents: split or whole")])
+        self._store: TokenRow = store
+        self.sequence_length, self.documents, self.pad = sequence_length, documents, pad
+        text = f"{store.fingerprint} {sequence_length} {documents} {pad if documents == 'whole' else ''}"
+        self.fingerprint = hashlib.sha256(text.encode()).hexdigest()[:32]
+        self._begins = self._whole_begins() if documents == "whole" else None
+        self._count = max(store.tokens - 1, 0) // sequence_length if self._begins is None else len(self._begins) - 1
+        if not self._count:
+            raise ConfigError(
+                [Problem(f"{store.tokens} tokens are less than one sample of {sequence_length + 1}", path="packing")]
+            )
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: int) -> Tokens:
+        return self.get(number)
+
+    def get(self, number: int, writable: bool = False) -> Tokens:
+        """Sample `number`, shape [sequence_length + 1]: a view, or else a copy (padded, in two segments)."""
+        begin, end = self._range(number)
+        tokens = self._store.read(begin, end, writable)
+        if (short := self.sequence_length + 1 - len(tokens)) > 0:
+            kind = self._padded_type(tokens)
+            return np.concatenate([tokens.astype(kind, copy=False), np.full(short, self.pad, kind)])
+        return tokens if self._begins is None else tokens.astype(self._padded_type(tokens), copy=False)
+
+    def batch(self, numbers: Sequence[int], dtype: npt.DTypeLike | None = np.int64) -> npt.NDArray[Any]:
+        """Samples as one array of shape [len(numbers), sequence_length + 1]; int64 is ready for an embedding.
+
+        dtype: None leaves them as they are stored, which is less to write and to send, and can be cast on the device.
+        """
+        rows = self._split_batch(numbers) if self._begins is None else self._whole_batch(numbers)
+        return rows if dtype is None else rows.astype(dtype, copy=False)
+
+    def _split_batch(self, numbers: Sequence[int]) -> Tokens:
+        length, ids = self.sequence_length, np.asarray(numbers)
+        if ids.size and ids.dtype.kind in "iu":
+            try:
+                return self._store.windows(ids.astype(np.int64, copy=False) * length, length + 1)
+            except IndexError:
+                pass  # some are counted from the end, or are none
+        known = [self._number(number) for number in numbers]
+        return self._store.windows(np.array(known or [0], np.int64) * length, length + 1)[: len(known)]
+
+    def _whole_batch(self, numbers: Sequence[int]) -> Tokens:
+        parts = [self._store.read(*self._range(number)) for number in numbers]
+        kind = self._padded_type(*parts)
+        out = np.full((len(parts), self.sequence_length + 1), self.pad, kind)
+        for row, part in zip(out, parts, strict=True):
+            row[: len(part)] = part
+        return out
+
+    def _padded_type(self, *parts: Tokens) -> np.dtype[Any]:
+        """What holds their tokens and the padding alike, such as -100 beside u16."""
+        return np.result_type(np.min_scalar_type(self.pad), *{part.dtype for part in parts})
+
+    def boundaries(self, number: int) -> npt.NDArray[np.int64]:
+        """Where documents begin within sample `number`, the first one at 0; for masks that keep documents apart."""
+        begin, end = self._range(number)
+        starts = self._document_starts()
+        inside = starts[np.searchsorted(starts, begin, "right") : np.searchsorted(starts, end, "left")] - begin
+        return np.unique(np.concatenate([np.zeros(1, np.int64), inside]))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _make, (self._store, self.sequence_length, self.documents, self.pad)
+
+    def _range(self, number: int) -> tuple[int, int]:
+        number = self._number(number)
+        if self._begins is not None:
+            return int(self._begins[number]), int(self._begins[number + 1])
+        begin = number * self.sequence_length
+        return begin, begin + self.sequence_length + 1
+
+    def _number(self, number: int) -> int:
+        number = operator.index(number)
+        if not -self._count <= number < self._count:
+            raise IndexError(f"sample {number} of {self._count}")
+        return number + self._count if number < 0 else number
+
+    def _document_starts(self) -> npt.NDArray[np.int64]:
+        if not hasattr(self, "_starts"):
+            self._starts = np.concatenate([np.zeros(0, np.int64), *self._store.document_starts()])
+        return self._starts
+
+    def _whole_begins(self) -> npt.NDArray[np.int64]:
+        """The index array: computed by whoever comes first, and mapped by all after."""
+        folder = getattr(self._store, "folder", None)
+        path = None if folder is None else Path(folder) / INDEXES / f"{self.fingerprint}.i64"
+        if path is not None and path.exists():
+            return _read_index(path)
+        begins = whole_begins(self._document_starts(), self._store.tokens, self.sequence_length + 1)
+        if path is not None:
+            with suppress(HyperpodExtError, OSError):  # a place that only can be read, or is full: it is computed again
+                path.parent.mkdir(exist_ok=True)
+                publish(path, [begins.data, crc64nvme(begins.data.cast("B")).to_bytes(8, "little")])
+        return begins
+
+
+def whole_begins(starts: npt.NDArray[np.int64], tokens: int, size: int) -> npt.NDArray[np.int64]:
+    """Where samples of whole documents begin, i64 of shape [samples + 1]; the last is `tokens`. Pure.
+
+    Sample i has tokens begins[i] to begins[i + 1], at most `size` of them. `starts`: where documents begin.
+    """
+    ends = np.append(starts[1:], tokens)
+    pieces = np.maximum(-(-(ends - starts) // size), 1)  # what is longer than a sample is cut
+    first = np.repeat(starts, pieces)
+    number = np.arange(len(first)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    piece_ends = np.minimum(first + (number + 1) * size, np.repeat(ends, pieces))
+    begins = [0]
+    while begins[-1] < tokens:
+        begins.append(int(piece_ends[np.searchsorted(piece_ends, begins[-1] + size, "right") - 1]))
+    return np.array(begins, dtype="<i8")
+
+
+def _read_index(path: Path) -> npt.NDArray[np.int64]:
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    begins = np.frombuffer(mapped, "<i8", len(mapped) // 8 - 1)
+    if crc64nvme(begins.data.cast("B")) != int.from_bytes(mapped[-8:], "little"):
+        raise CorruptSegmentError(
+            f"{path} does not match its checksum", hint=f"Remove it: rm {path}; it is made again."
+        )
+    return begins
+
+
+def _make(store: Any, sequence_length: int, documents: str, pad: int) -> Packed:
+    return Packed(store, sequence_length, documents=documents, pad=pad)

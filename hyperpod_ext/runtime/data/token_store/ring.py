@@ -1,0 +1,185 @@
+"""Batches that were expensive to make, kept ready on the node under (stream, step, slot).
+
+A slot is the same samples at any world size, so what is ready stays right after a resize, and for another rank. It is a
+cache: what is missing, damaged or another stream's is made again, and counted; it never decides what is trained on.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import re
+import shutil
+import struct
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hyperpod_ext.errors import DiskFullError
+from hyperpod_ext.runtime.data.token_store.files import TEMPORARY, make_folder, publish
+from hyperpod_ext.runtime.snapshot.manifest import crc64nvme
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+_MAGIC = b"HPXRDY1\n"
+_FRAME = struct.Struct("<8sIQ")
+_NAME = re.compile(r"(\d{12})-(\d{6})\.batch")
+_ALIGN = 64
+_ABANDONED_S = 600.0
+
+
+@dataclass
+class RingStats:
+    """What became of requests, in this process."""
+
+    hits: int = 0
+    made: int = 0
+    damaged: int = 0
+    """Found, but not as they were written; made again."""
+    not_kept: int = 0
+    """Made, but there was no room for them."""
+
+
+class ReadyRing:
+    """Arrays by (step, slot) of one stream."""
+
+    def __init__(
+        self, place: str | Path, stream: str, *, budget_bytes: int = 1 << 30, stale_after_s: float = 86400.0
+    ) -> None:
+        """`stream`: fingerprint of all that decides what a slot holds: source, seed, batch size, collate.
+
+        Streams that nobody has used for `stale_after_s` are removed from `place`.
+        """
+        self.stream, self.budget_bytes = stream, budget_bytes
+        name = re.sub(r"[^A-Za-z0-9_.-]", "_", stream)[:40]
+        self.folder = Path(place).expanduser() / f"ring-{name}-{crc64nvme(stream.encode()):016x}"
+        self.stats = RingStats()
+        make_folder(self.folder)
+        os.utime(self.folder)
+        _sweep(self.folder, stale_after_s)
+
+    def fetch(self, step: int, slot: int, make: Callable[[], Mapping[str, npt.NDArray[Any]]]) -> Arrays:
+        """What is ready, or what `make` gives, which is then kept if there is room."""
+        if (found := self.get(step, slot)) is not None:
+            return found
+        made = dict(make())
+        self.stats.made += 1
+        try:
+            self.put(step, slot, made)
+        except DiskFullError:
+            self.stats.not_kept += 1
+        return made
+
+    def get(self, step: int, slot: int) -> Arrays | None:
+        """The arrays, mapped: writable, and what is written is seen by this process alone. None: they are not ready."""
+        path = self._path(step, slot)
+        try:
+            with path.open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except FileNotFoundError:
+            return None
+        except ValueError:  # an empty file cannot be mapped
+            mapped = None
+        arrays = None if mapped is None else self._parse(mapped, step, slot)
+        if arrays is None:
+            self.stats.damaged += 1
+            path.unlink(missing_ok=True)
+            return None
+        self.stats.hits += 1
+        return arrays
+
+    def put(self, step: int, slot: int, arrays: Mapping[str, npt.NDArray[Any]]) -> bool:
+        """Keep `arrays`, and drop the oldest steps for them; False: they are the oldest, and over the budget.
+
+        Raises:
+            DiskFullError: there is no room, even so.
+        """
+        parts: list[bytes | bytearray | memoryview] = []
+        entries, at = [], 0
+        for name, array in arrays.items():
+            whole = np.asarray(array, order="C")
+            if whole.dtype.hasobject:
+                raise TypeError(f"{name}: arrays of objects are not kept; nothing here is pickled")
+            entries.append({"name": name, "dtype": whole.dtype.str, "shape": whole.shape, "at": at})
+            parts += [whole.reshape(-1).view(np.uint8).data, bytes(-whole.nbytes % _ALIGN)]
+            at += whole.nbytes + -whole.nbytes % _ALIGN
+        checksum = 0
+        for part in parts:
+            checksum = crc64nvme(part, checksum) if len(part) else checksum
+        about = {"stream": self.stream, "step": step, "slot": slot, "crc64nvme": f"{checksum:016x}", "arrays": entries}
+        text = json.dumps(about).encode()
+        head = _FRAME.pack(_MAGIC, len(text), crc64nvme(text)) + text
+        head = head.ljust(-(-len(head) // _ALIGN) * _ALIGN, b"\0")
+        if not self._make_room(step, len(head) + at):
+            return False
+        publish(self._path(step, slot), [head, *parts])
+        return True
+
+    def ready(self) -> list[tuple[int, int]]:
+        """(step, slot) of all that is ready, in order."""
+        return sorted((step, slot) for step, slot, _, _ in self._entries())
+
+    def _make_room(self, step: int, nbytes: int) -> bool:
+        entries = sorted(self._entries())
+        over = sum(size for _, _, size, _ in entries) + nbytes - self.budget_bytes
+        for oldest, _, size, path in entries:
+            if over <= 0:
+                break
+            if oldest >= step:
+                return False  # steps still to come are worth more than one that is past
+            path.unlink(missing_ok=True)
+            over -= size
+        return over <= 0
+
+    def _entries(self) -> list[tuple[int, int, int, Path]]:
+        found = []
+        for item in os.scandir(self.folder):
+            if match := _NAME.fullmatch(item.name):
+                with suppress(FileNotFoundError):
+                    found.append((int(match[1]), int(match[2]), item.stat().st_size, Path(item.path)))
+        return found
+
+    def _path(self, step: int, slot: int) -> Path:
+        return self.folder / f"{step:012d}-{slot:06d}.batch"
+
+    def _parse(self, mapped: mmap.mmap, step: int, slot: int) -> Arrays | None:
+        """The arrays in an entry; None if it is not what was written for this stream, step and slot."""
+        view = memoryview(mapped)
+        if len(view) < _FRAME.size:
+            return None
+        magic, length, checksum = _FRAME.unpack_from(view)
+        text = view[_FRAME.size : _FRAME.size + length]
+        if magic != _MAGIC or crc64nvme(text) != checksum:
+            return None
+        about = json.loads(bytes(text))
+        body = view[-(-(_FRAME.size + length) // _ALIGN) * _ALIGN :]
+        if (about["stream"], about["step"], about["slot"]) != (self.stream, step, slot):
+            return None
+        if f"{crc64nvme(body) if len(body) else 0:016x}" != about["crc64nvme"]:
+            return None
+        found = {}
+        for entry in about["arrays"]:
+            count = int(np.prod(entry["shape"], dtype=np.int64))
+            array = np.frombuffer(body, entry["dtype"], count, entry["at"]) if count else np.empty(0, entry["dtype"])
+            found[str(entry["name"])] = array.reshape(entry["shape"])
+        return found
+
+
+def _sweep(folder: Path, stale_after_s: float) -> None:
+    """What killed writers left here, and streams that nobody uses any more."""
+    now = time.time()
+    for path in folder.glob(f".*{TEMPORARY}"):
+        with suppress(FileNotFoundError):
+            if now - path.stat().st_mtime > _ABANDONED_S:
+                path.unlink()
+    for other in folder.parent.glob("ring-*"):
+        with suppress(FileNotFoundError):
+            if other != folder and now - other.stat().st_mtime > stale_after_s:
+                shutil.rmtree(other)

@@ -1,0 +1,209 @@
+"""Records of a dataset in order, from any place in it: JSON, JSONL, plain text, gzip of these, Parquet and Arrow."""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
+from hyperpod_ext.runtime.data.token_store.columns import arrow_rows, parquet_rows
+
+Rows = Iterator[tuple["Position", Any]]
+SPLITS = ("file", "lines", "paragraphs")
+_TEXT_LIMIT = 1 << 30
+_TELL_BYTES = 256 * 1024  # bars are slow
+_KINDS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".txt": "text",
+    ".text": "text",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where the next record is."""
+
+    file: int = 0
+    record: int = 0
+    """In its file, from 0."""
+    offset: int = 0
+    """In its file's text, in bytes, where records have one."""
+
+    @classmethod
+    def of(cls, known: Mapping[str, int]) -> Position:
+        """From a segment's header."""
+        return cls(**{name: known[name] for name in cls.__dataclass_fields__ if name in known})
+
+    def as_dict(self) -> dict[str, int]:
+        """For a segment's header."""
+        return {"file": self.file, "record": self.record, "offset": self.offset}  # asdict() is slow, a record each
+
+
+def find_files(sources: Sequence[str | Path]) -> list[Path]:
+    """The files that `sources` name: files, folders, patterns. Sorted within each, so that all nodes agree.
+
+    Raises:
+        NotFoundError: a source has no file.
+        ConfigError: files of a kind that is not read.
+    """
+    found: list[Path] = []
+    for source in map(str, sources):
+        path = Path(source).expanduser()
+        if path.is_dir():
+            inside = sorted(each for each in path.rglob("*") if each.is_file() and kind_of(each))
+        elif path.exists():
+            inside = [path]
+        else:
+            inside = sorted(map(Path, glob.glob(str(path), recursive=True)))  # noqa: PTH207  # patterns may be absolute
+        if not inside:
+            hint = f"read are {', '.join(_KINDS)}, the text kinds also as .gz" if path.is_dir() else ""
+            raise NotFoundError(f"there is no dataset at {source}", hint=hint)
+        found += inside
+    unread = [
+        Problem("is of no kind that is read", source=str(path), hint=_valid()) for path in found if not kind_of(path)
+    ]
+    if unread:
+        raise ConfigError(unread)
+    return found
+
+
+def kind_of(path: Path) -> str | None:
+    """`jsonl`, `json`, `text`, `parquet` or `arrow`, by the name; None: another."""
+    suffix = path.suffix.lower()
+    if suffix == ".gz":
+        kind = _KINDS.get(Path(path.stem).suffix.lower())
+        return kind if kind in ("jsonl", "json", "text") else None
+    return _KINDS.get(suffix)
+
+
+def rows(
+    files: Sequence[Path], start: Position, *, field: str, split: str, on_bytes: Callable[[int], None]
+) -> Iterator[tuple[Position, Position, Any]]:
+    """Records from `start` on, as (its place, the next one's place, value). `on_bytes` gets bytes of files as read.
+
+    A record that cannot be read is given as a `ValueError` in its place; what can be done about it is the caller's.
+
+    Raises:
+        ConfigError: a file that cannot be read on from here.
+    """
+    here = start
+    for number in range(start.file, len(files)):
+        if number != here.file:
+            here = Position(file=number)
+        done = 0
+        size = files[number].stat().st_size
+        for following, value, read in _of_file(files[number], here, field, split):
+            if read - done >= _TELL_BYTES:
+                on_bytes(min(read, size) - done)
+                done = min(read, size)
+            yield here, following, value
+            here = following
+        on_bytes(size - done)
+
+
+def _of_file(path: Path, start: Position, field: str, split: str) -> Iterator[tuple[Position, Any, int]]:
+    """(place of the next record, value or ValueError, bytes of the file read so far)."""
+    kind = kind_of(path)
+    if kind in ("parquet", "arrow"):
+        read = parquet_rows if kind == "parquet" else arrow_rows
+        for record, value, nbytes in read(path, field, start.record):
+            yield Position(start.file, record + 1), value, nbytes
+        return
+    raw = path.open("rb")
+    with raw, _opened(path, raw) as text:
+        try:
+            if kind == "json" and (array := _array_of(path, text)) is not None:
+                for record, value in enumerate(array[start.record :], start.record):
+                    yield Position(start.file, record + 1), value, 0
+            elif kind == "text" and split == "file":
+                if start.record == 0:
+                    yield Position(start.file, 1), _decoded(_whole(path, text)), raw.tell()
+            else:
+                text.seek(start.offset)
+                pieces = _paragraphs(text) if kind == "text" and split == "paragraphs" else iter(text)
+                yield from _lines(pieces, start, raw, parse=_json if kind != "text" else _decoded)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ConfigError([Problem(f"the gzip file is cut off or damaged ({error})", source=str(path))]) from None
+
+
+def _lines(
+    pieces: Iterator[bytes], start: Position, raw: IO[bytes], parse: Callable[[bytes], Any]
+) -> Iterator[tuple[Position, Any, int]]:
+    record, offset = start.record, start.offset
+    for piece in pieces:
+        record, offset = record + 1, offset + len(piece)
+        if parse is _json and not piece.strip():
+            continue  # blank lines between records are common, and none
+        yield Position(start.file, record, offset), parse(piece), raw.tell()
+
+
+def _paragraphs(text: IO[bytes]) -> Iterator[bytes]:
+    """Lines up to and with the blank ones after them."""
+    piece, ended = b"", False
+    for line in text:
+        if ended and line.strip():
+            yield piece
+            piece, ended = b"", False
+        piece += line
+        ended = not line.strip() and bool(piece.strip())
+    if piece:
+        yield piece
+
+
+def _json(piece: bytes) -> Any:
+    try:
+        return json.loads(piece)
+    except (ValueError, RecursionError) as error:
+        return ValueError(f"not JSON: {error}")
+
+
+def _decoded(piece: bytes) -> Any:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError as error:
+        return ValueError(f"not UTF-8: {error}")
+
+
+def _array_of(path: Path, text: IO[bytes]) -> list[Any] | None:
+    """The records of a JSON array; None where the file has a record a line."""
+    head = text.read(4096).lstrip()
+    text.seek(0)
+    if not head.startswith(b"["):
+        return None
+    try:
+        found = json.loads(_whole(path, text))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError([Problem(f"not JSON: {error}", source=str(path))]) from None
+    assert isinstance(found, list)
+    return found
+
+
+def _whole(path: Path, text: IO[bytes]) -> bytes:
+    data = text.read(_TEXT_LIMIT + 1)
+    if len(data) > _TEXT_LIMIT:
+        hint = "write it as JSONL" if kind_of(path) == "json" else "choose --split lines or paragraphs"
+        raise ConfigError(
+            [Problem(f"too large to be one piece: over {_TEXT_LIMIT >> 20} MiB", source=str(path), hint=hint)]
+        )
+    return data
+
+
+def _opened(path: Path, raw: IO[bytes]) -> IO[bytes]:
+    if path.suffix.lower() == ".gz":
+        return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]  # reads as IO[bytes] does; its type lacks fileno
+    return raw
+
+
+def _valid() -> str:
+    return f"valid: {', '.join(_KINDS)}, and .jsonl.gz, .json.gz, .txt.gz; Megatron's .bin/.idx are read in place"

@@ -1,0 +1,219 @@
+"""The one writer of a store: `flock` keeps it single, rename keeps what it wrote whole.
+
+    FOLDER/about.json            what the store is made from; its hash is the store's key
+           lock, readers         held by the writer, and by whoever reads
+           seg-000000.tokens     ...
+           store.json            written last; without it the store still grows
+
+It can be killed at any moment: the next one goes on after the newest segment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hyperpod_ext.errors import ConflictError, CorruptSegmentError, HyperpodExtError
+from hyperpod_ext.runtime.data.token_store.files import FileLock, make_folder, publish_json, read_json, sweep
+from hyperpod_ext.runtime.data.token_store.identity import content_of
+from hyperpod_ext.runtime.data.token_store.segment import SegmentInfo, Tokens, read_info, segment_name, write_segment
+
+MIB = 1 << 20
+SEGMENT_BYTES = 128 * MIB
+_PATIENCE_S = 0.5  # readers look whether the lock is free by taking it for a moment
+ABOUT, DONE, LOCK, READERS = "about.json", "store.json", "lock", "readers"
+
+
+def key_of(about: Mapping[str, Any]) -> str:
+    """Name of what a store holds: equal keys, equal tokens. Where the source lies does not count."""
+    content = {**about, "source": content_of(about["source"])}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def digest_of(segments: Sequence[SegmentInfo]) -> str:
+    """Fingerprint of tokens: the same on every node, wherever and whenever the store was built."""
+    content = [[each.dtype, each.documents, each.tokens, each.crc64nvme] for each in segments]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
+
+
+def smallest_dtype(largest: int) -> np.dtype[Any]:
+    """The smallest unsigned type that holds tokens up to `largest`."""
+    for name in ("uint8", "uint16", "uint32", "uint64"):
+        if largest <= np.iinfo(name).max:
+            return np.dtype(name)
+    raise HyperpodExtError(f"token {largest} does not fit 64 bits")
+
+
+def published(folder: Path) -> list[SegmentInfo]:
+    """Headers of the segments that are there, from 0 up to the first that is not.
+
+    Raises:
+        CorruptSegmentError: one of them is damaged.
+    """
+    found: list[SegmentInfo] = []
+    while True:
+        try:
+            found.append(read_info(folder / segment_name(len(found))))
+        except FileNotFoundError:
+            return found
+
+
+class StoreWriter:
+    """Appends documents, and publishes a segment whenever one is full."""
+
+    def __init__(
+        self,
+        folder: Path,
+        about: Mapping[str, Any],
+        *,
+        vocab_size: int | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
+        lock: FileLock | None = None,
+        before_publish: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take the store over, new or unfinished. `lock` is one that is held already; `before_publish` may refuse.
+
+        Raises:
+            ConflictError: another writer has it.
+            CorruptSegmentError: what is there is damaged.
+        """
+        make_folder(folder)
+        self.folder, self.key = folder, key_of(about)
+        self._lock = lock or FileLock(folder / LOCK)
+        if not self._lock.held and not self._lock.acquire(patience_s=_PATIENCE_S):
+            raise ConflictError(
+                f"{folder} is being written by another process",
+                hint="Open the store to follow it while it grows, or wait until that one has ended; "
+                "if it dies, the lock is free at once.",
+            )
+        try:
+            sweep(folder)
+            if read_json(folder / ABOUT) is None:
+                publish_json(folder / ABOUT, dict(about))
+            (folder / READERS).touch()
+            self.segments = published(folder)
+            if any(info.store != self.key for info in self.segments):
+                raise CorruptSegmentError(f"{folder} holds segments of another store", hint="choose another place")
+        except BaseException:
+            self._lock.release()
+            raise
+        self._segment_bytes, self._before_publish = segment_bytes, before_publish
+        self._declared = None if vocab_size is None else smallest_dtype(vocab_size - 1)
+        self._tokens: Tokens = np.empty(0)
+        self._count = 0
+        self._offsets = array("Q")
+        self._following: Mapping[str, int] = {}
+        self._start()
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do."""
+        return (self.folder / DONE).exists()
+
+    @property
+    def position(self) -> Mapping[str, int]:
+        """Where in the source the first document lies that is not published; empty: at its beginning."""
+        return self.segments[-1].next if self.segments else {}
+
+    @property
+    def documents(self) -> int:
+        """Published, and waiting to be."""
+        return sum(info.documents for info in self.segments) + len(self._offsets) - 1
+
+    def append(self, tokens: Tokens, following: Mapping[str, int]) -> SegmentInfo | None:
+        """Add a document, integers of shape [n]; `following` is where the source goes on after it.
+
+        Gives the segment that was published, if one got full.
+
+        Raises:
+            HyperpodExtError: what is given are no tokens.
+            DiskFullError: what was published before stays.
+        """
+        largest = _largest(tokens, self.documents)
+        if self._declared is not None and largest > np.iinfo(self._declared).max:
+            raise HyperpodExtError(
+                f"document {self.documents}: token {largest} is beyond the vocabulary that the tokenizer declares",
+                hint="Give the tokenizer its true vocab_size; records that are tokens already need tokenizer `none`.",
+            )
+        done = None
+        if self._count and (self._count + len(tokens)) * self._tokens.itemsize > self._segment_bytes:
+            done = self.publish()
+        if largest > np.iinfo(self._tokens.dtype).max:
+            self._tokens = self._tokens.astype(smallest_dtype(largest))
+        if (need := self._count + len(tokens)) > len(self._tokens):
+            room = np.empty(max(need, 2 * len(self._tokens)), self._tokens.dtype)
+            room[: self._count] = self._tokens[: self._count]
+            self._tokens = room
+        self._tokens[self._count : need] = tokens
+        self._count = need
+        self._offsets.append(need)
+        self._following = following
+        return done
+
+    def publish(self) -> SegmentInfo | None:
+        """Publish what waits, if anything does."""
+        if len(self._offsets) == 1:
+            return None
+        self._before_publish()
+        info = write_segment(
+            self.folder,
+            len(self.segments),
+            self._tokens[: self._count],
+            np.frombuffer(self._offsets, dtype=np.uint64),
+            store=self.key,
+            following=self._following,
+        )
+        self.segments.append(info)
+        self._start()
+        return info
+
+    def finish(self, more: Mapping[str, Any]) -> None:
+        """Publish the rest, and say that this is all; `more` goes into store.json."""
+        self.publish()
+        self._before_publish()
+        known = {
+            "format": 1,
+            "key": self.key,
+            "fingerprint": digest_of(self.segments),
+            "segments": len(self.segments),
+            "documents": sum(info.documents for info in self.segments),
+            "tokens": sum(info.tokens for info in self.segments),
+            "nbytes": sum(info.nbytes for info in self.segments),
+        }
+        publish_json(self.folder / DONE, {**known, **more})
+
+    def close(self) -> None:
+        """Let go of the store; what waits is not published."""
+        self._lock.release()
+
+    def __enter__(self) -> StoreWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        self._tokens = np.empty(1024, self._declared or np.dtype("uint8"))
+        self._count = 0
+        self._offsets = array("Q", [0])
+        self._following = {}
+
+
+def _largest(tokens: Tokens, document: int) -> int:
+    if tokens.ndim != 1 or (len(tokens) and tokens.dtype.kind not in "iu"):
+        raise HyperpodExtError(
+            f"document {document}: tokens are whole numbers in one row, not {tokens.dtype.name} of shape {tokens.shape}"
+        )
+    if not len(tokens):
+        return 0
+    if tokens.dtype.kind == "i" and (least := int(tokens.min())) < 0:
+        raise HyperpodExtError(
+            f"document {document}: token {least} is negative", hint="Is it a padding or an error mark?"
+        )
+    return int(tokens.max())
