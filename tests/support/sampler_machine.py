@@ -301,7 +301,9 @@ class SamplerMachine(RuleBasedStateMachine):
     def possible(self, world: int, *also: tuple[int, int]) -> int:
         """The world size, or what ragged batches allow."""
         batches = [(self.batch, self.micro), *also]
-        return min(world, *(batch // micro for batch, micro in batches)) if self.uneven == "ragged" else world
+        longest = self.oracle.lengths[0] if self.oracle.weights is None else None  # an epoch may be less than a batch
+        slots = [-(-min(batch, longest or batch) // micro) for batch, micro in batches]
+        return min(world, *slots) if self.uneven == "ragged" else world
 
     def readable(self, reader: str) -> str:
         """The way to read, or what ragged batches allow."""

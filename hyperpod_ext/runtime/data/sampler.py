@@ -137,7 +137,7 @@ class ElasticBatchSampler:
         rank, world_size = self.world
         micro = self._batch[1]
         count = slots_of(extent.count, micro)
-        self._check_shares(count, world_size, extent.count == self._batch[0])
+        self._check_shares(count, world_size, extent.count == self._most_samples)
         mine = owned(count, rank, world_size)
         end = extent.start + extent.count
         first = extent.start + mine.start * micro
@@ -202,7 +202,7 @@ class ElasticBatchSampler:
                 f"rank {rank} of world size {world_size}", hint="Give both, with 0 <= rank < world_size, or neither."
             )
         if given is not None:
-            self._check_shares(slots_of(self._batch[0], self._batch[1]), given[1])
+            self._check_shares(slots_of(self._most_samples, self._batch[1]), given[1])
         self._given, self.version = given, self.version + 1
 
     def set_batch(self, global_batch_size: int, micro_batch_size: int | None = None) -> None:
@@ -318,7 +318,13 @@ class ElasticBatchSampler:
             )
         return batch, micro
 
+    @property
+    def _most_samples(self) -> int:
+        """Of any step; less than a batch where an epoch has no whole one."""
+        return self._batch[0] if self.length is None or self.endless else min(self._batch[0], self.length)
+
     def _check_shares(self, slots: int, world_size: int, full: bool = True) -> None:
+        """`full`: of a step that no other one exceeds. A rank that never had a micro-batch would plan without end."""
         if self.uneven == "ragged" and full and slots < world_size:
             raise JobFailedError(
                 f"{slots} micro-batches for {world_size} ranks: some would never have one",

@@ -127,7 +127,7 @@ def test_ghosts_keep_ranks_in_step_and_weigh_nothing() -> None:
 
 
 def test_len_is_what_a_pass_gives() -> None:
-    for n, batch, micro, world, drop_last in [(103, 12, 2, 4, False), (103, 12, 2, 4, True), (5, 12, 2, 4, False)]:
+    for n, batch, micro, world, drop_last in [(103, 12, 2, 4, False), (103, 12, 2, 4, True), (7, 12, 2, 4, False)]:
         if drop_last and n < batch:
             continue
         for uneven in ("ghost", "ragged"):
@@ -284,6 +284,7 @@ class WrongLength:
         (range(100), {"rank": 0, "world_size": None}, "rank 0 of world size None"),
         (range(100), {"uneven": "error", "world_size": 4}, "6 micro-batches do not divide among 4 ranks"),
         (range(100), {"uneven": "ragged", "world_size": 7}, "6 micro-batches for 7 ranks"),
+        (range(3), {"uneven": "ragged", "world_size": 3}, "2 micro-batches for 3 ranks"),
         (range(100), {"uneven": "ragged", "acknowledge": False}, "would count one step less"),
     ],
 )
