@@ -30,25 +30,31 @@ def ask_memory(submission: Submission) -> dict[str, Any] | None:
 
 
 def _ask(node: int, scratch: Path) -> dict[str, Any]:
+    from hyperpod_ext.errors import HyperpodExtError
     from hyperpod_ext.runtime.ipc import messages as wire
+    from hyperpod_ext.runtime.ipc.declared import encode, with_version
+    from hyperpod_ext.runtime.memory_server.protocol.request import read_answer
+    from hyperpod_ext.runtime.memory_server.protocol.requests import Status
 
-    answer: Mapping[str, Any] | None = None
-    problem = "its memory server closed the connection"
+    request = Status()
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(_PATIENCE_S)
             connection.connect(str(scratch / f"node{node}.memory"))
-            wire.send(connection, {"op": "status"})
-            answer = wire.receive(connection)
+            wire.send(connection, with_version(encode(request)))
+            if (answer := wire.receive(connection)) is None:
+                raise wire.WireError("it closed the connection")
+            status = read_answer(request, answer)
     except FileNotFoundError:
         problem = "its memory server is not up yet"
     except OSError as error:
         problem = f"its memory server does not answer: {error.strerror or error}"
-    if answer is None or "error" in answer:
-        problem = answer["error"]["message"] if answer else problem
-        return {"node": node, "error": problem, "snapshots": [], "copying": []}
-    snapshots = [{key: brief.get(key) for key in _SHOWN} for brief in answer["snapshots"]]
-    return {"node": node, "error": None, "snapshots": snapshots, "copying": answer["copying"]}
+    except HyperpodExtError as error:
+        problem = error.message
+    else:
+        snapshots = [{key: brief.get(key) for key in _SHOWN} for brief in status.snapshots]
+        return {"node": node, "error": None, "snapshots": snapshots, "copying": list(status.copying)}
+    return {"node": node, "error": problem, "snapshots": [], "copying": []}
 
 
 def snapshot_rows(memory: Mapping[str, Any]) -> list[tuple[str, ...]]:

@@ -18,6 +18,7 @@ from forged import forge
 from local_place import LocalPlace
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
+from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
 from hyperpod_ext.runtime.memory_server.server import Server
 from hyperpod_ext.runtime.memory_server.slots.slots import State
@@ -247,7 +248,8 @@ def test_the_memory_of_a_running_local_job_is_listed(place: LocalPlace, folder: 
         submission.write_status(state="running", scratch=str(place.scratch))
         submission.job_file.write_text(json.dumps({"name": JOB, "nodes": 2, "checkpoint": {"tiers": tiers}}))
         path = place.scratch / "node0.memory"
-        threading.Thread(target=Server(path, memory).serve, daemon=True).start()
+        config = RuntimeConfig(name=JOB, nodes=2, workers_per_node=2, checkpoint=policy)
+        threading.Thread(target=Server(path, memory, config).serve, daemon=True).start()
         while not path.exists():
             time.sleep(0.01)
         assert hp_ext("checkpoints", "list", JOB).code == 0, "before the first snapshot"

@@ -19,6 +19,7 @@ from stopped import stopped
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
+from hyperpod_ext.runtime.memory_server.protocol.requests import Status
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +55,7 @@ def restored(job: Any) -> tuple[int, float]:
 def held(job: Any, node: int) -> list[dict[str, Any]]:
     client = MemoryClient(str(socket_of(job, node)))
     try:
-        return list(client.ask("status")["snapshots"])
+        return list(client.ask(Status()).snapshots)
     finally:
         client.close()
 

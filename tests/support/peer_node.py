@@ -14,7 +14,7 @@ from typing import Any
 from hyperpod_ext.config.checkpoint import PeerTier
 from hyperpod_ext.runtime.memory_server.client.peer_client import PeerClient
 from hyperpod_ext.runtime.memory_server.plans import Plans
-from hyperpod_ext.runtime.memory_server.replication.cpu_priority import Courtesy
+from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPriority
 from hyperpod_ext.runtime.memory_server.replication.receiver import PeerServer
 from hyperpod_ext.runtime.memory_server.replication.replicator import Replicator
 from hyperpod_ext.runtime.memory_server.slots.budget import Budget
@@ -50,14 +50,14 @@ class Node:
         self.own = Regions(kind="own", job=JOB, secret=secret, budget=whole, slots=slots)
         self.replicas = Regions(kind="replica", job=JOB, secret=secret, budget=whole, slots=2)
         self.plans = Plans()
-        courtesy = Courtesy(1.0)
+        cpu_priority = CpuPriority(1.0)
         self.server = PeerServer(
             self.own,
             self.replicas,
             self.plans,
             secret=secret,
             job=JOB,
-            courtesy=courtesy,
+            cpu_priority=cpu_priority,
             host="127.0.0.1",
             patience_s=patience_s,
         )
@@ -69,7 +69,7 @@ class Node:
             PeerTier(**{"every_steps": 1, **tier}),
             node=number,
             secret=secret,
-            courtesy=courtesy,
+            cpu_priority=cpu_priority,
             when_busy=when_busy,
             patience_s=patience_s,
         )
@@ -135,7 +135,7 @@ def main() -> None:
         node.replicator.set_peers({1: ("127.0.0.1", int(sys.argv[1]))})
         node.save(0, 1, content(8 * MIB, 1))
         assert node.replicator.wait_idle(20)
-        node.replicator.pace.rate = 8 * MIB
+        node.replicator.rate_limit.rate = 8 * MIB
         node.save(0, 2, content(32 * MIB, 2))
     threading.Event().wait()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -15,8 +16,11 @@ from typing import Any
 import warm
 
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
+from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.ipc.environment import ENV_SECRET_FILE
 from hyperpod_ext.runtime.memory_server.client.client import Mapping, MemoryClient
+from hyperpod_ext.runtime.memory_server.protocol.request import Request
+from hyperpod_ext.runtime.memory_server.protocol.requests import REQUESTS
 from hyperpod_ext.runtime.snapshot.layout_plan import Item, Plan
 
 SECRET = b"0123456789abcdef0123456789abcdef"
@@ -37,10 +41,10 @@ class Served:
         return self.clients[-1]
 
     def ask(self, op: str, **fields: Any) -> dict[str, Any]:
-        """One request on a connection of its own."""
+        """One request on a connection of its own, by its name, and its answer as JSON has it."""
         client = MemoryClient(str(self.path))
         try:
-            return client.ask(op, **fields)
+            return json.loads(json.dumps(encode(client.ask(request(op, **fields)))))
         finally:
             client.close()
 
@@ -59,6 +63,11 @@ class Served:
             signal.pidfd_send_signal(handle, signal.SIGKILL)
         select.select([handle], [], [])
         os.close(handle)
+
+
+def request(op: str, **fields: Any) -> Request[Any]:
+    """A declared request, by its name."""
+    return REQUESTS.decode({"op": op, **fields})
 
 
 def plan_of(nbytes: int) -> Plan:

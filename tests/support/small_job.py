@@ -233,7 +233,7 @@ class SmallJob:
     def _answered(self, membership: m.Membership, commands: list[m.Command]) -> list[m.Command]:
         """What follows once the durable tiers have said what they hold, as often as that is asked."""
         while commands and isinstance(commands[0], m.AskDurable):
-            found = self.servers[0].ask("durable", besides=commands[0].besides)
+            found = self.servers[0].ask("durable", exclude=commands[0].besides)
             stored = [Offer.of_all(brief) for brief in found["checkpoints"]]
             commands = membership.durable_answered(stored, found["generation"], tuple(found["problems"]))
         return commands

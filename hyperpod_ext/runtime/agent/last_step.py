@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from hyperpod_ext.runtime.agent.memory_client import Ask
+from hyperpod_ext.runtime.memory_server.protocol.requests import UploadNow
 
 _TELL_S = 2.0
 """How often it is told how far the step has come."""
@@ -46,13 +47,11 @@ class LastStep:
                 save_id = await self._named
         except TimeoutError:  # some node does not say what it holds: what is due has to do
             pass
-        answer: dict[str, Any] = {"idle": False, "tiers": []}
-        while not answer["idle"]:
+        while True:
             left_s = until - time.monotonic()
-            asked = {"op": "drain_now", "save_id": save_id, "timeout_s": max(0.0, min(left_s, _TELL_S))}
-            answer = await self._ask(asked)
-            if answer["idle"] or left_s <= 0:
+            progress = await self._ask(UploadNow(save_id=save_id, timeout_s=max(0.0, min(left_s, _TELL_S))))
+            if progress.idle or left_s <= 0:
                 break
-            self._event("draining", save_id=save_id, seconds_left=round(left_s, 1), tiers=answer["tiers"])
-        fields = {"in_time": answer["idle"], "limit_s": limit_s, "tiers": answer["tiers"]}
+            self._event("draining", save_id=save_id, seconds_left=round(left_s, 1), tiers=progress.tiers)
+        fields = {"in_time": progress.idle, "limit_s": limit_s, "tiers": progress.tiers}
         self._event("drained", save_id=save_id, **fields)

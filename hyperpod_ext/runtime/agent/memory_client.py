@@ -1,4 +1,4 @@
-"""The agent's way to its node's memory server, and what it tells of copies to other tiers."""
+"""The agent's client of its node's memory server, and the events that it makes of copies to other tiers."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.errors import HyperpodExtError, JobFailedError
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.declared import Declared, encode, with_version
+from hyperpod_ext.runtime.memory_server.protocol import requests as r
+from hyperpod_ext.runtime.memory_server.protocol.request import A, Request, read_answer
 
 _START_S = 30.0
 _WATCH_S = 5.0
 """How often it is looked how copies to other tiers go."""
 
-Ask = Callable[[wire.Message], Awaitable[wire.Message]]
+
+class Ask(Protocol):
+    """Asks the memory server."""
+
+    async def __call__(self, request: Request[A], /) -> A: ...
 
 
 class Break(Protocol):
@@ -26,8 +33,15 @@ class Break(Protocol):
     def __call__(self, why: str, *, code: str = ...) -> None: ...
 
 
-_SETTINGS = ("listen", "fence", "world", "peers", "peer_step", "drain_at")
+_SETTINGS = (r.Listen, r.Fence, r.Rescale, r.Peers, r.PeerSchedule, r.ScheduleCopy)
 """What a memory server is told that the next one must know, too."""
+
+
+def _setting(request: Request[Any]) -> tuple[object, ...] | None:
+    """What a request sets: the newest that sets the same counts. None: nothing that the next server must know."""
+    if not isinstance(request, _SETTINGS):
+        return None
+    return type(request), getattr(request, "kind", None), isinstance(request, r.Fence) and request.step is None
 
 
 class MemoryLine:
@@ -41,9 +55,9 @@ class MemoryLine:
         self._number = 0
         """Of the server that is asked."""
         self._change = asyncio.Event()
-        self._told: dict[tuple[str, ...], wire.Message] = {}
+        self._told: dict[tuple[object, ...], Request[Any]] = {}
 
-    async def ask(self, request: wire.Message) -> wire.Message:
+    async def ask(self, request: Request[A]) -> A:
         """The answer.
 
         Raises:
@@ -57,15 +71,13 @@ class MemoryLine:
             try:
                 await asyncio.wait_for(change.wait(), _START_S)
             except TimeoutError:
-                why = f"the memory server broke off `{request['op']}`, and has not ended {_START_S:g} s later"
+                why = f"the memory server broke off `{type(request).__name__}`, and has not ended {_START_S:g} s later"
                 raise JobFailedError(why) from None
-        if "error" in answer:
-            raise JobFailedError(f"the memory server did not answer: {answer}")
-        if request["op"] in _SETTINGS:
-            key = (str(request["op"]), str(request.get("kind", "")), str("step" in request))
-            self._told.pop(key, None)  # the newest comes last
-            self._told[key] = request
-        return answer
+        answered = _read(request, answer)
+        if (setting := _setting(request)) is not None:
+            self._told.pop(setting, None)  # the newest comes last
+            self._told[setting] = request
+        return answered
 
     def lost(self, for_good: str = "") -> None:
         """The server has ended. `for_good`: why no other one follows."""
@@ -74,28 +86,28 @@ class MemoryLine:
         self._change.set()
         self._change = asyncio.Event()
 
-    async def succeed(self, path: Path) -> dict[str, wire.Message]:
+    async def succeed(self, path: Path) -> list[Declared]:
         """Tell another server, which listens at `path`, what the one before knew, and have it asked from now on.
 
         Returns its answers; none, when it has ended, too.
         """
-        number, answers = self._number, dict[str, wire.Message]()
-        for request in [*self._told.values(), {"op": "held"}]:
+        number, answers = self._number, list[Declared]()
+        for request in [*self._told.values(), r.Held()]:
             answer = await self._answer(path, request, number)
             if answer is None:
-                return {}
-            answers[str(request["op"])] = answer
+                return []
+            answers.append(_read(request, answer))
         path.rename(self._path)
         return answers
 
-    async def _answer(self, path: Path, request: wire.Message, number: int | None = None) -> wire.Message | None:
+    async def _answer(self, path: Path, request: Request[Any], number: int | None = None) -> wire.Message | None:
         """None: it has ended."""
         line = await self._open(path, number)
         if line is None:
             return None
         reader, writer = line
         try:
-            writer.write(wire.encode(request))
+            writer.write(wire.encode(with_version(encode(request))))
             return await wire.read(reader)
         except ConnectionError:
             return None
@@ -120,6 +132,13 @@ class MemoryLine:
                 await asyncio.sleep(0.01)
 
 
+def _read(request: Request[A], answer: wire.Message) -> A:
+    try:
+        return read_answer(request, answer)
+    except (HyperpodExtError, wire.WireError) as error:
+        raise JobFailedError(f"the memory server did not answer: {error}") from error
+
+
 class CopyWatch:
     """Makes events of how copies to other tiers go."""
 
@@ -136,7 +155,7 @@ class CopyWatch:
 
     async def tell(self) -> None:
         """What has changed since it was told last; a failure also to whoever reads the log of this node."""
-        for status in (await self._ask({"op": "status"}))["copying"]:
+        for status in (await self._ask(r.Status())).copying:
             fields = copying_event(status)
             before, self._known[fields["tier"]] = self._known.get(fields["tier"], {}), fields
             if fields == before or not any(fields[key] for key in fields.keys() - {"tier"}):

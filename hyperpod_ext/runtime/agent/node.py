@@ -32,6 +32,7 @@ from hyperpod_ext.runtime.detection.preflight import check_tiers
 from hyperpod_ext.runtime.events.log import write_report
 from hyperpod_ext.runtime.fault_injection.from_agent import strike_node
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.ipc.environment import (
     ENV_AGENT_SOCKET,
     ENV_FAILURE_DOMAIN,
@@ -39,6 +40,7 @@ from hyperpod_ext.runtime.ipc.environment import (
     ENV_SECRET_FILE,
 )
 from hyperpod_ext.runtime.ipc.listener import Listener
+from hyperpod_ext.runtime.memory_server.protocol import requests as r
 from hyperpod_ext.runtime.snapshot.select import Decision
 
 __all__ = ["Node", "NodeSettings"]
@@ -120,7 +122,7 @@ class Node:
         self._hello = {
             "node": settings.node,
             "pid": os.getpid(),
-            "peer": [address, (await self._memory.ask({"op": "listen", "host": address}))["port"]],
+            "peer": [address, (await self._memory.ask(r.Listen(host=address))).port],
             "door": list(self._door.address),
             "domain": os.environ.get(ENV_FAILURE_DOMAIN, ""),
         }
@@ -245,7 +247,7 @@ class Node:
     async def _hand_over(self) -> None:
         """The job goes on without this node: what of older checkpoints is due here still arrives."""
         if self._config.checkpoint.durable():
-            await self._memory.ask({"op": "wait_idle", "timeout_s": self._config.checkpoint.grace_s})
+            await self._memory.ask(r.WaitIdle(timeout_s=self._config.checkpoint.grace_s))
             await self._copies.tell()
 
     async def _held_at_last(self, ranks: Collection[int]) -> list[Any]:
@@ -253,9 +255,8 @@ class Node:
         if self._memory.ended:
             return []
         for rank in ranks:
-            await self._memory.ask({"op": "held", "owner": rank, "pid": os.getpid()})
-        snapshots: list[Any] = (await self._memory.ask({"op": "held"}))["snapshots"]
-        return snapshots
+            await self._memory.ask(r.Held(owner=rank, pid=os.getpid()))
+        return list((await self._memory.ask(r.Held())).snapshots)
 
     async def _follow(self, message: wire.Message) -> None:
         match message["type"]:
@@ -268,9 +269,8 @@ class Node:
             case "unprepare":
                 self._workers.kill_all()
             case "settled":
-                await self._memory.ask(
-                    {"op": "settle_world", "ranks": self._workers.ranks, "of": message["world_size"]}
-                )
+                ranks, world_size = tuple(self._workers.ranks), int(message["world_size"])
+                await self._memory.ask(r.ReleaseDeparted(ranks=ranks, world_size=world_size))
             case "retire":
                 self._spawn(self._retire())
             case "abort":
@@ -278,23 +278,23 @@ class Node:
             case "begin" | "restore":
                 self._workers.generation = int(message["generation"])  # the first one follows those of earlier runs
                 stored = Decision.from_json(message["decision"]).stored
-                self._beginning = {"run": message["run"], "stored": stored}
+                self._beginning = {"run": message["run"], "stored": tuple(stored)}
                 # not at the abort: what ranks saved before they left, or died, is still on its way then
                 if message["type"] == "begin":
                     self._workers.keep_only(self._own_ranks)
-                await self._memory.ask({"op": "fence", "generation": self._workers.generation})
+                await self._memory.ask(r.Fence(generation=self._workers.generation))
                 if message["type"] == "begin":
-                    await self._memory.ask({"op": "peer_step", "step": message.get("peer_step")})
+                    await self._memory.ask(r.PeerSchedule(step=message.get("peer_step")))
                 if self._config.elastic is not None:
-                    await self._memory.ask({"op": "world", "nodes": self._nodes_in_use})
+                    await self._memory.ask(r.Rescale(nodes=self._nodes_in_use))
                 self._workers.send(message)
             case "go":
                 # until now, when everybody has this step, a newer one might have been needed yet
-                fence = {"generation": self._workers.generation, "step": message["step"], **self._beginning}
-                await self._memory.ask({"op": "fence", **fence})
+                generation, step = self._workers.generation, int(message["step"])
+                await self._memory.ask(r.Fence(generation=generation, step=step, **self._beginning))
                 self._workers.send(message)
             case "drain_at":
-                await self._memory.ask({"op": "drain_at", "kind": message["kind"], "step": message["step"]})
+                await self._memory.ask(r.ScheduleCopy(kind=message["kind"], step=message["step"]))
             case "durable":
                 # a store may take its time, and an abort may not wait for it
                 self._spawn(self._look_at_durable(message["besides"]))
@@ -332,7 +332,7 @@ class Node:
         if str(self._settings.node) in in_use and peers != self._peers:
             domains = {node: record["members"][node]["domain"] for node in peers}
             self._peers = peers
-            await self._memory.ask({"op": "peers", "peers": peers, "domains": domains})
+            await self._memory.ask(r.Peers(peers=peers, domains=domains))
 
     # --- workers --------------------------------------------------------------------------------
 
@@ -367,7 +367,7 @@ class Node:
         self._tell("retired", held=await self._held_at_last(ranks))
 
     async def _look_at_durable(self, besides: list[list[str]]) -> None:
-        found = await self._memory.ask({"op": "durable", "besides": besides})
+        found = encode(await self._memory.ask(r.Durable(exclude=tuple((url, save_id) for url, save_id in besides))))
         found["newest_generation"] = found.pop("generation")
         self._tell("durable", besides=besides, **found)
 
@@ -393,8 +393,9 @@ class Node:
         self._event("memory_lost", cause=cause, step=step)
         self._start_memory_server(self._next_memory_socket)
         if answers := await self._memory.succeed(self._next_memory_socket):
-            if "listen" in answers and self._hello:  # others send it anew what it is to hold for them
-                self._hello["peer"] = [self._hello["peer"][0], answers["listen"]["port"]]
+            ports = [answer.port for answer in answers if isinstance(answer, r.PeerPort)]
+            if ports and self._hello:  # others send it anew what it is to hold for them
+                self._hello["peer"] = [self._hello["peer"][0], *ports]
                 self._tell("serves", node=self._settings.node, peer=self._hello["peer"])
             self._event("memory_back", seconds=round(time.monotonic() - began, 4))
 

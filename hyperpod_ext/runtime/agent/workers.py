@@ -26,6 +26,7 @@ from hyperpod_ext.runtime.detection.failure_causes import is_out_of_memory
 from hyperpod_ext.runtime.detection.heartbeat import ENV_PULSE
 from hyperpod_ext.runtime.fault_injection.from_agent import KillOnce, strike_node
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.memory_server.protocol import requests as r
 
 _OF_THIS_WORLD = frozenset({"begin", "restore", "go", "finish", "ask_stop", "stop_at", "go_on"})
 """What is no business of a worker that waits for the next world."""
@@ -253,7 +254,7 @@ class Workers:
         with contextlib.suppress(OSError):  # it has ended already
             worker.writer.get_extra_info("socket").shutdown(socket.SHUT_RD)
         await self._ended(worker, status, seen)
-        await self._memory.ask({"op": "ended", "pid": worker.pid})
+        await self._memory.ask(r.Ended(pid=worker.pid))
 
     def _end_stuck(self, worker: _Worker, generation: int) -> None:
         """Kill a worker that was told to leave its generation and has not: its state lives on elsewhere."""
@@ -340,10 +341,10 @@ class Workers:
 
     async def _join(self, rank: int, worker: _Worker, message: wire.Message) -> None:
         worker.joined, worker.waiting, worker.finished = self.generation, message, False
-        snapshots = await self._memory.ask({"op": "held", "owner": rank, "pid": worker.pid})
+        held = await self._memory.ask(r.Held(owner=rank, pid=worker.pid))
         rank = worker.rank
         if self._workers.get(rank) is worker and worker.waiting is message:
-            self._tell("join", **{**message, "rank": rank, "pid": worker.pid, "held": snapshots["snapshots"]})
+            self._tell("join", **{**message, "rank": rank, "pid": worker.pid, "held": held.snapshots})
 
 
 def _last_words(log: Path) -> str:

@@ -20,6 +20,7 @@ from hyperpod_ext.runtime.checkpoint.staging import Background, Stager
 from hyperpod_ext.runtime.memory_server.client.client import Mapping as SlotMapping
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient, MemoryLostError
 from hyperpod_ext.runtime.memory_server.client.peer_client import PeerClient
+from hyperpod_ext.runtime.memory_server.protocol.requests import WhenBusy
 from hyperpod_ext.runtime.snapshot.fast_copy import Hurry
 from hyperpod_ext.runtime.snapshot.image import Layout, views
 from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, crc_text
@@ -69,7 +70,7 @@ class Checkpointer:
         job: str,
         secret: bytes,
         overlap: bool = False,
-        when_busy: str = "wait",
+        when_busy: WhenBusy = "wait",
     ) -> None:
         self._client, self._rank, self._world_size = client, rank, world_size
         self._job, self._secret = job, secret
@@ -147,7 +148,7 @@ class Checkpointer:
         own_digest: str = "",
         changing: Callable[[torch.Tensor], bool] = lambda tensor: False,
         at_once: bool = False,
-        when_busy: str | None = None,
+        when_busy: WhenBusy | None = None,
     ) -> bool:
         """Copy the state into a free slot and have it sealed. Returns False when it was skipped.
 
@@ -243,7 +244,7 @@ class Checkpointer:
             return True
         changed = staged.changed(elements=True)
         if staged.sealed:
-            self._client.settle(self._rank, staged.save_id, keep=changed is None)
+            self._client.resolve(self._rank, staged.save_id, keep=changed is None)
         if changed is not None:
             self._overlap = False
             self._client.flush()

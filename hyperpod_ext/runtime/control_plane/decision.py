@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hyperpod_ext.errors import NoCheckpointError, UnreachableError
-from hyperpod_ext.runtime.memory_server.client.client import error_of
+from hyperpod_ext.runtime.memory_server.protocol.request import error_of
 from hyperpod_ext.runtime.snapshot.select import Decision, Offer, Place, choose_step, place_of, start_fresh
 
 

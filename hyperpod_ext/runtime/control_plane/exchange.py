@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from hyperpod_ext.errors import HyperpodExtError
-from hyperpod_ext.runtime.memory_server.client.client import error_of
+from hyperpod_ext.runtime.memory_server.protocol.request import error_of
 from hyperpod_ext.runtime.process_group.store import PartitionedStore
 
 Decide = Callable[[Sequence[Any]], Any]

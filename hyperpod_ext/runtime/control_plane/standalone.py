@@ -22,7 +22,7 @@ from hyperpod_ext.errors import HyperpodExtError, JobFailedError
 from hyperpod_ext.runtime.control_plane.agent import AbortedError, Generation
 from hyperpod_ext.runtime.control_plane.decision import Council
 from hyperpod_ext.runtime.control_plane.exchange import Board
-from hyperpod_ext.runtime.control_plane.node_memory import NodeMemory
+from hyperpod_ext.runtime.control_plane.node_memory_client import NodeMemoryClient
 from hyperpod_ext.runtime.control_plane.own_store import OwnKeys, wait_listening
 from hyperpod_ext.runtime.control_plane.save_at_time import TimedTiers
 from hyperpod_ext.runtime.control_plane.settings import Settings, sized
@@ -31,8 +31,8 @@ from hyperpod_ext.runtime.events.durable_steps import left_out
 from hyperpod_ext.runtime.ipc.environment import ENV_RUN_DIR, WorkerEnvironment
 from hyperpod_ext.runtime.ipc.messages import WireError
 from hyperpod_ext.runtime.membership.node_map import Nodes
-from hyperpod_ext.runtime.memory_server.client.client import error_of
 from hyperpod_ext.runtime.memory_server.client.start import place_of, runtime_dir
+from hyperpod_ext.runtime.memory_server.protocol.request import error_of
 from hyperpod_ext.runtime.process_group.groups import ProcessGroups
 from hyperpod_ext.runtime.process_group.store import Address, GenerationOverError, PartitionedStore
 from hyperpod_ext.runtime.snapshot.manifest import save_id_of
@@ -73,7 +73,7 @@ class Members(ABC):
         self.environment: WorkerEnvironment | None = None
         self._settings: Settings | None = None
         self._keys: OwnKeys | None = None
-        self._node: NodeMemory | None = None
+        self._node: NodeMemoryClient | None = None
         self._nodes = Nodes({}, ())
         self._epoch: Epoch | None = None
         self._store: PartitionedStore | None = None
@@ -171,14 +171,14 @@ class Members(ABC):
     def _environment(self, epoch: Epoch, nodes: Nodes) -> WorkerEnvironment:
         node = nodes.node_of[epoch.rank]
         settings, leads = self.settings, nodes.leader(node) == epoch.rank
-        self._node = (self._node or NodeMemory(settings)) if leads else None
+        self._node = (self._node or NodeMemoryClient(settings)) if leads else None
         return WorkerEnvironment(
             rank=epoch.rank,
             world_size=epoch.world_size,
             local_rank=epoch.local_rank,
             node=node,
             agent_socket="",
-            memory_socket=str(NodeMemory(settings).place(nodes.index(node)).socket),
+            memory_socket=str(NodeMemoryClient(settings).place(nodes.index(node)).socket),
             secret=settings.secret,
             config=sized(settings.config, nodes.count, epoch.local_world_size),
         )
@@ -273,22 +273,22 @@ class Members(ABC):
         if again or self._comes_again():  # those who come find that all is done, and have nothing left to do
             self._node.hand_over()
             return
-        self._node.settle()
+        self._node.wait_uploaded()
         self._settled()
         self._node.end()
 
-    def _bring_last(self, memory: NodeMemory) -> None:
+    def _bring_last(self, memory: NodeMemoryClient) -> None:
         """The last step goes to the durable tiers before this process may end; what is left out of it is said."""
         step, node = self._committed, self._nodes.node_of[self.rank]
         limit_s = self.settings.config.checkpoint.finish_s
         self._say(f"step {step} goes to the durable tiers")
-        for answer in memory.bring(save_id_of(self._generation, step)):
-            tiers = answer["tiers"]
-            if not answer["idle"]:
+        for progress in memory.bring(save_id_of(self._generation, step)):
+            tiers = progress.tiers
+            if not progress.idle:
                 left = sum(int(tier["left_bytes"]) for tier in tiers)
                 self._say(f"node {node} brings its part of step {step}: {left / (1 << 20):.1f} MiB are still to come")
         home = {"step": step if tiers else None, "made": step, "nodes": [node]}
-        drained = {"node": node, "in_time": answer["idle"], "limit_s": limit_s, "tiers": tiers}
+        drained = {"node": node, "in_time": progress.idle, "limit_s": limit_s, "tiers": tiers}
         self.event("homecoming", **home)
         self.event("drained", **drained)
         for line in left_out([{"event": "homecoming", **home}, {"event": "drained", **drained}]):
@@ -349,7 +349,7 @@ class Members(ABC):
             return  # the generation is over; whoever trains hears it by himself
         for kind, at in due.items():
             assert self._node is not None
-            self._node.drain_at(kind, at)
+            self._node.schedule_copy(kind, at)
 
     def _tell_fault(self, step: int, cause: str) -> None:
         node = self._nodes.node_of.get(self.rank, 0)

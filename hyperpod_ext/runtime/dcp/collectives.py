@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError
-from hyperpod_ext.runtime.memory_server.client.client import error_of
+from hyperpod_ext.runtime.memory_server.protocol.request import error_of
 
 
 class Ranks:

@@ -18,6 +18,7 @@ from hyperpod_ext.runtime.ipc.environment import ENV_FAILURE_DOMAIN, ENV_MEMORY_
 from hyperpod_ext.runtime.membership.node_map import Nodes
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
 from hyperpod_ext.runtime.memory_server.client.start import Place, place_of, runtime_dir, secret_file_of, start_server
+from hyperpod_ext.runtime.memory_server.protocol import requests as r
 
 T = TypeVar("T")
 
@@ -58,7 +59,7 @@ class Connection:
         if started:
             self.together("connect", lambda: None)
         if self.ours:  # an agent has done so
-            self.for_node("durable tiers", lambda: self.client.ask("check"))
+            self.for_node("durable tiers", lambda: self.client.ask(r.CheckTiers()))
         self.addresses = self._meet_peers()
         """Of the memory servers, by node."""
 
@@ -83,9 +84,9 @@ class Connection:
             ConflictError: somebody does.
         """
         if not self.ours:
-            self.client.ask("held", owner=self.ranks.rank, pid=os.getpid())
+            self.client.ask(r.Held(owner=self.ranks.rank, pid=os.getpid()))
             return
-        others = self.client.ask("quiet", pids=self._pids, timeout_s=_QUIET_S)["others"]
+        others = self.client.ask(r.WaitOthers(pids=tuple(self._pids), timeout_s=_QUIET_S)).others
         if others:
             raise ConflictError(
                 f"process {others[0]} saves as job {self._job}, too",
@@ -123,14 +124,14 @@ class Connection:
             checkpoint=self._policy,
         )
         client = start_server(place, config, self.node, self._secret_file, idle_exit_s)
-        answer = client.ask("hello")
-        if answer["config"]["checkpoint"] == self._policy.model_dump(mode="json"):
+        server = client.ask(r.Hello())
+        if server.config["checkpoint"] == self._policy.model_dump(mode="json"):
             return client
         client.close()
         raise ConflictError(
             f"the memory server of job {self._job} on this node runs with another checkpoint policy",
             hint=f"Choose another name for the job, or end that server, and with it what only its memory holds: "
-            f"kill {answer['pid']}",
+            f"kill {server.pid}",
         )
 
     def _meet_peers(self) -> dict[int, tuple[str, int]]:
@@ -139,14 +140,13 @@ class Connection:
         mine = self.for_node("listen", self._listen)
         known = [each for each in self.ranks.all_gather("peers", mine) if each is not None and each[2]]
         addresses = {int(node): (str(host), int(port)) for node, host, port, _ in known}
-        peers = {str(node): list(address) for node, address in addresses.items()}
-        domains = {str(node): domain for node, _, _, domain in known}
-        self.for_node("meet", lambda: self.client.ask("peers", peers=peers, domains=domains))
+        domains = {int(node): str(domain) for node, _, _, domain in known}
+        self.for_node("meet", lambda: self.client.ask(r.Peers(peers=addresses, domains=domains)))
         return addresses
 
     def _listen(self) -> list[Any]:
         host = _own_address() if self.nodes.machines > 1 else "127.0.0.1"
-        port = self.client.ask("listen", host=host)["port"]
+        port = self.client.ask(r.Listen(host=host)).port
         return [self.node, host, port, os.environ.get(ENV_FAILURE_DOMAIN, "")]
 
 

@@ -19,6 +19,8 @@ from hyperpod_ext.runtime.dcp.connection import Connection
 from hyperpod_ext.runtime.dcp.policy import Policy, policy_of
 from hyperpod_ext.runtime.dcp.state import is_whole
 from hyperpod_ext.runtime.dcp.steps import Entry, History, Save
+from hyperpod_ext.runtime.ipc.declared import encode
+from hyperpod_ext.runtime.memory_server.protocol import requests as r
 from hyperpod_ext.runtime.snapshot.select import Decision, Offer, Source
 from hyperpod_ext.runtime.snapshot.snapshot import Snapshot
 from hyperpod_ext.runtime.snapshot.tree import Parts
@@ -108,18 +110,18 @@ class Tiers:
         def wait() -> bool:
             if newest and step is not None:
                 save_id = Save(step, self._history.generation).save_id
-                idle = self._client.ask("drain_now", save_id=save_id, timeout_s=timeout_s)["idle"]
+                idle = self._client.ask(r.UploadNow(save_id=save_id, timeout_s=timeout_s)).idle
             else:
-                idle = self._client.ask("wait_idle", timeout_s=timeout_s)["idle"]
+                idle = self._client.ask(r.WaitIdle(timeout_s=timeout_s)).idle
             self._check_copies()
-            return bool(idle)
+            return idle
 
         idle = self._node.for_node("durable", wait)
         return all(each is not False for each in self._ranks.all_gather("idle", idle))
 
     def _check_copies(self) -> None:
         """Raise for a copy that failed since this was last looked at."""
-        for tier in self._client.ask("status")["copying"]:
+        for tier in self._client.ask(r.Status()).copying:
             before = self._failed.get(tier["tier"], 0)
             self._failed[tier["tier"]] = int(tier["failed"])
             if tier["failed"] > before:
@@ -144,7 +146,7 @@ class Tiers:
             self._enter(step)
         if said[0][1]:  # by the clock of rank 0; nobody seals before every node knows
             self._by_time = time.monotonic()
-            self._node.for_node("drain at", lambda: self._client.ask("drain_at", step=step))
+            self._node.for_node("schedule copy", lambda: self._client.ask(r.ScheduleCopy(step=step)))
         return Save(step, self._history.generation)
 
     def _is_due_by_time(self) -> bool:
@@ -156,7 +158,7 @@ class Tiers:
 
         def newest() -> int:
             self._node.quiet()
-            held = [int(brief["generation"]) for brief in self._client.ask("held")["snapshots"]]
+            held = [int(brief["generation"]) for brief in self._client.ask(r.Held()).snapshots]
             if self.rank != 0:
                 return max([self._history.generation, *held])
             stored = self._stored()
@@ -178,10 +180,18 @@ class Tiers:
     def _tell_generation(self, generation: int) -> None:
         entry, node = self._entry, self._node.node
         if self._node.ours:
-            world = {"node": node, "nodes": self.nodes.count, "owners": len(self.nodes.ranks(node))}
-            self._client.ask("enter", generation=generation, base=entry.base, drop=entry.drop, run=self._run, **world)
+            enter = r.Enter(
+                generation=generation,
+                base=entry.base,
+                drop=entry.drop,
+                run=self._run,
+                node=node,
+                nodes=self.nodes.count,
+                owners=len(self.nodes.ranks(node)),
+            )
+            self._client.ask(enter)
         else:
-            self._client.ask("fence", generation=generation, step=entry.drop, run=self._run)
+            self._client.ask(r.Fence(generation=generation, step=entry.drop, run=self._run))
 
     def copy(self, save: Save, parts: Parts) -> None:
         """Copy this rank's state to shared memory; it is sealed when this returns. By each rank for itself."""
@@ -204,9 +214,9 @@ class Tiers:
         if not self._node.leads:
             return
         if whole == 1:
-            self._client.ask("fence", generation=save.generation, step=self._entry.base, run=self._run)
+            self._client.ask(r.Fence(generation=save.generation, step=self._entry.base, run=self._run))
         elif self._node.ours:
-            self._client.ask("only", ranks=self.nodes.ranks(self._node.node))
+            self._client.ask(r.KeepOnly(ranks=tuple(self.nodes.ranks(self._node.node))))
 
     # --- loading, for the reader ------------------------------------------------------------------
 
@@ -242,7 +252,7 @@ class Tiers:
         def ask() -> dict[str, Any]:
             self._node.quiet()
             stored = self._stored()["checkpoints"] if self.rank == 0 else []
-            return {"held": self._client.ask("held")["snapshots"], "stored": stored}
+            return {"held": self._client.ask(r.Held()).snapshots, "stored": stored}
 
         said = self._ranks.all_gather("held", self._node.for_node("offers", ask) or {"held": [], "stored": []})
         if self.rank != 0:
@@ -254,7 +264,7 @@ class Tiers:
 
     def _stored(self) -> dict[str, Any]:
         """What the durable tiers have. By rank 0."""
-        said = self._client.ask("durable")
+        said = encode(self._client.ask(r.Durable()))
         self._unreadable = [str(problem) for problem in said["problems"]]
         if said["unreachable"] and not self._history.generation:
             raise UnreachableError(

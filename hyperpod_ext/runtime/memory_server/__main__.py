@@ -1,7 +1,11 @@
 """Run one node's memory server: for workers on a Unix socket, or for scripts written for AWS's client over HTTP.
 
-python -m hyperpod_ext.runtime.memory_server --socket PATH
+python -m hyperpod_ext.runtime.memory_server --socket PATH --parent PID
+python -m hyperpod_ext.runtime.memory_server --socket PATH --lock PATH --idle-exit-s SECONDS
 python -m hyperpod_ext.runtime.memory_server --listen HOST:PORT --managed-tier-api
+
+The first is an agent's, and ends with it. The second is started by a script without an agent: it serves one run of the
+job after another, in whatever world size, and ends some time after the last.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.errors import HyperpodExtError
 from hyperpod_ext.processes import die_with_parent
 from hyperpod_ext.runtime.ipc.environment import ENV_SECRET_FILE, read_secret
+from hyperpod_ext.runtime.memory_server.idle_exit import IdleExit
 from hyperpod_ext.runtime.memory_server.replication.cpu_priority import own_group
 from hyperpod_ext.runtime.memory_server.server import Server
 from hyperpod_ext.runtime.memory_server.slots.host_memory import usable_bytes
@@ -39,7 +44,7 @@ def _serve_api() -> None:
     parser = _parser()
     parser.add_argument(_API, action="store_true", help="serve the HTTP API of AWS's managed tiered checkpointing")
     add_arguments(parser)
-    serve(_settle(parser))
+    serve(_parse(parser))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _settle(parser: argparse.ArgumentParser) -> argparse.Namespace:
+def _parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.parent is not None:
         die_with_parent(arguments.parent)
@@ -61,10 +66,12 @@ def _serve_workers() -> None:
     parser.add_argument("--socket", type=Path, required=True, help="Unix socket to listen on")
     parser.add_argument("--node", type=int, default=0, help="number of this node")
     parser.add_argument(_API, action="store_true", help="see --help with it")
-    arguments = _settle(parser)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's business; it stops us
-    if arguments.parent is not None:  # Slurm signals every process of a step: what is held here has yet to be saved
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    parser.add_argument("--idle-exit-s", type=float, help="end after this long without a connection; needs --lock")
+    parser.add_argument("--lock", type=Path, help="lock file of whoever starts, finds or ends a server here")
+    arguments = _parse(parser)
+    if (arguments.idle_exit_s is None) != (arguments.lock is None):
+        parser.error("--idle-exit-s and --lock go together")
+    _ignore_signals(arguments)
     config = RuntimeConfig.model_validate_json(os.environ[ENV_RUNTIME])
     memory = NodeMemory(
         config.checkpoint,
@@ -77,7 +84,17 @@ def _serve_workers() -> None:
         most_nodes=config.most_nodes,
         group=own_group(),
     )
-    Server(arguments.socket, memory).serve()
+    idle_exit = IdleExit(arguments.socket, arguments.lock, arguments.idle_exit_s) if arguments.lock else None
+    Server(arguments.socket, memory, config, idle_exit).serve()
+
+
+def _ignore_signals(arguments: argparse.Namespace) -> None:
+    """Of those that a terminal or a scheduler sends to every process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's business; it stops us
+    if arguments.parent is not None:  # Slurm signals every process of a step: what is held here has yet to be saved
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if arguments.idle_exit_s is not None:  # the terminal that training was started from may go
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

@@ -9,60 +9,64 @@ from typing import Any
 
 from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFoundError
 from hyperpod_ext.runtime.memory_server.plans import Plans
+from hyperpod_ext.runtime.memory_server.protocol.requests import DurableCheckpoints
 from hyperpod_ext.runtime.memory_server.slots.budget import Budget
 from hyperpod_ext.runtime.memory_server.slots.region import Region, whole_pages
-from hyperpod_ext.runtime.memory_server.uploader import Drain
+from hyperpod_ext.runtime.memory_server.uploader import Uploader
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, save_id_of
 from hyperpod_ext.runtime.storage.mac import is_bound
 from hyperpod_ext.runtime.storage.names import Found
 
 
-class Fetcher:
-    """Of one node; of each durable tier its drain knows the place."""
+class RestoreCache:
+    """Of one node; the uploader of each durable tier knows where that is."""
 
-    def __init__(self, drains: Sequence[Drain], budget: Budget, plans: Plans) -> None:
-        self._drains, self._budget, self._plans = drains, budget, plans
+    def __init__(self, uploaders: Sequence[Uploader], budget: Budget, plans: Plans) -> None:
+        self._uploaders, self._budget, self._plans = uploaders, budget, plans
         self._fetched: dict[tuple[str, str, str], Region] = {}
         self._fetching = threading.Lock()
 
-    def offers(self, besides: Collection[tuple[str, str]] = (), newest: int = 4) -> dict[str, Any]:
+    def offers(self, exclude: Collection[tuple[str, str]] = (), newest: int = 4) -> DurableCheckpoints:
         """The newest checkpoints of each durable tier, verified as far as their manifests go.
 
-        `besides`: URL and save id of those that were refused and need not be named again.
-
-        `unreachable` are those of the problems that leave open whether a tier has a newer one.
+        `exclude`: URL and save id of those that were refused and need not be named again.
         """
         offers: list[dict[str, Any]] = []
         problems: list[str] = []
         unreachable: list[str] = []
         generation = 0
-        for drain in self._drains:
+        for uploader in self._uploaders:
             try:
-                generation = max(generation, drain.checkpoints.newest_generation())
-                found = drain.checkpoints.found()
+                generation = max(generation, uploader.checkpoints.newest_generation())
+                found = uploader.checkpoints.found()
             except HyperpodExtError as error:
                 problems.append(_in_line(error))
                 unreachable.append(problems[-1])
                 continue
             for one in found:
-                if (drain.url, save_id_of(one.generation, one.step)) in besides:
+                if (uploader.url, save_id_of(one.generation, one.step)) in exclude:
                     continue
                 try:
-                    manifest = drain.checkpoints.read(one)
+                    manifest = uploader.checkpoints.read(one)
                 except HyperpodExtError as error:
                     problems.append(_in_line(error))
                     if not isinstance(error, CorruptSnapshotError | NotFoundError):
-                        if not any(offer["url"] == drain.url for offer in offers):
+                        if not any(offer["url"] == uploader.url for offer in offers):
                             unreachable.append(problems[-1])
                         break
                     continue
                 keys = ("step", "generation", "save_id", "world_size")
                 brief = {key: manifest[key] for key in keys}
-                offers.append({**brief, "tier": drain.tier.kind, "url": drain.url, "folder": one.folder})
-                if sum(offer["url"] == drain.url for offer in offers) >= newest:
+                offers.append({**brief, "tier": uploader.tier.kind, "url": uploader.url, "folder": one.folder})
+                if sum(offer["url"] == uploader.url for offer in offers) >= newest:
                     break
-        return {"checkpoints": offers, "generation": generation, "problems": problems, "unreachable": unreachable}
+        return DurableCheckpoints(
+            checkpoints=tuple(offers),
+            generation=generation,
+            problems=tuple(problems),
+            unreachable=tuple(unreachable),
+        )
 
     def fetch(self, url: str, folder: str, rank: int) -> tuple[Manifest, Plan, int, int, bool]:
         """A rank's snapshot of a durable checkpoint, brought into memory once for all ranks of this node.
@@ -73,13 +77,13 @@ class Fetcher:
         Raises:
             NotFoundError, CorruptSnapshotError, UnreachableError: it cannot be had, or the job has not written it.
         """
-        drain = next((drain for drain in self._drains if drain.url == url), None)
-        if drain is None:
+        uploader = next((uploader for uploader in self._uploaders if uploader.url == url), None)
+        if uploader is None:
             raise NotFoundError(f"{url} is no tier of this job")
         step, _, generation = folder.removeprefix("step-").partition("-g")
-        whole = drain.checkpoints.read(Found(int(step), int(generation)))
+        whole = uploader.checkpoints.read(Found(int(step), int(generation)))
         manifest, name = whole["ranks"][str(rank)], whole["files"][str(rank)]
-        plan = self._plans.get(manifest["plan"]) or drain.checkpoints.read_plan(folder, manifest["plan"])
+        plan = self._plans.get(manifest["plan"]) or uploader.checkpoints.read_plan(folder, manifest["plan"])
         self.forget(but=(url, folder))  # another was refused
         with self._fetching:
             region = self._fetched.get((url, folder, name))
@@ -89,8 +93,8 @@ class Fetcher:
                 region = Region(f"hpx-fetched-{rank}", nbytes, 1)
                 try:
                     with region.view(0, nbytes) as view:
-                        drain.checkpoints.store.read_into(f"{folder}/{name}", view)
-                        drain.checkpoints.check_image(folder, whole, str(rank), view)
+                        uploader.checkpoints.store.read_into(f"{folder}/{name}", view)
+                        uploader.checkpoints.check_image(folder, whole, str(rank), view)
                 except BaseException:
                     region.close()
                     self._budget.give_back(region.nbytes)

@@ -1,4 +1,4 @@
-"""Serves `NodeMemory` on a Unix socket, one thread a connection. Requests and answers are frames of wire.py."""
+"""Answers this node's requests (`protocol/requests.py`) on a Unix socket, one thread a connection."""
 
 from __future__ import annotations
 
@@ -7,37 +7,64 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn, assert_never
 
+from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import HyperpodExtError
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.declared import Declared, checked_version, encode
+from hyperpod_ext.runtime.memory_server.idle_exit import IdleExit
+from hyperpod_ext.runtime.memory_server.protocol import requests as r
+from hyperpod_ext.runtime.memory_server.protocol.request import Done, refusal
 from hyperpod_ext.runtime.memory_server.slots.slots import State
 from hyperpod_ext.runtime.memory_server.state import NodeMemory
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
+from hyperpod_ext.runtime.snapshot.manifest import Manifest
 
 _BREATH_S = 0.05
 
-Answer = tuple[wire.Message, int | None]
+Answer = tuple[Declared, int | None]
 """An answer and the descriptor that goes with it, which is closed once sent."""
 
 
-class Server:
-    """One node's memory server. Only processes of the same user are answered."""
+@dataclass(eq=False, slots=True)
+class _Connection:
+    """One process that asks."""
 
-    def __init__(self, path: Path, memory: NodeMemory) -> None:
-        self._path, self._memory = path, memory
+    socket: socket.socket
+    pid: int = 0
+    greeted: bool = False
+    writers: set[tuple[int, int]] = field(default_factory=set)
+    """Ranks that save over it, each with the process id."""
+
+
+class Server:
+    """One node's memory server. Only processes of the same user are answered.
+
+    Args:
+        config: what this process was started with.
+        idle_exit: when to end without being told; None: never.
+    """
+
+    def __init__(
+        self, path: Path, memory: NodeMemory, config: RuntimeConfig, idle_exit: IdleExit | None = None
+    ) -> None:
+        self._path, self._memory, self._config, self._idle_exit = path, memory, config, idle_exit
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._writers: set[tuple[int, int]] = set()  # owner and process id of each open connection that saves
+        self._connections: set[_Connection] = set()
+        self._writers: set[tuple[int, int]] = set()
         self._writers_changed = threading.Condition()
-        self._lines: dict[socket.socket, int] = {}
-        """Process id at the other end of each open connection."""
 
     def serve(self) -> NoReturn:
         """Answer until this process is ended."""
         self._listener.bind(str(self._path))
         self._path.chmod(0o600)
         self._listener.listen(128)
+        if self._idle_exit is not None:
+            self._idle_exit.start(lambda: self._memory.wait_idle(0))
         while True:
             try:
                 connection, _ = self._listener.accept()
@@ -46,161 +73,188 @@ class Server:
                 continue
             threading.Thread(target=self._converse, args=(connection,), daemon=True).start()
 
-    def _converse(self, connection: socket.socket) -> None:
-        writers: set[tuple[int, int]] = set()
-        with connection:
+    def _converse(self, sock: socket.socket) -> None:
+        connection = _Connection(sock)
+        with sock, self._idle_exit or contextlib.nullcontext():
+            self._connections.add(connection)
             try:
-                pid = self._lines[connection] = wire.check_same_user(connection)
-                while (request := wire.receive(connection)) is not None:
-                    if request.get("op") == "map":
-                        writers.add((int(request["owner"]), pid))
-                        self._change_writers(writers, set())
-                    answer = self._answer(request)
-                    if request.get("op") != "stepped":  # told each step, and not waited for
-                        _reply(connection, *answer)
+                connection.pid = wire.check_same_user(sock)
+                while (message := wire.receive(sock)) is not None:
+                    self._take(connection, message)
             except ConnectionError:
                 pass  # the worker died or broke the protocol; what it had not asked to seal stays unsealed
             finally:
-                self._lines.pop(connection, None)
-                self._change_writers(set(), writers)
+                self._connections.discard(connection)
+                self._change_writers(set(), connection.writers)
+
+    def _take(self, connection: _Connection, message: wire.Message) -> None:
+        """Do what a message asks, and answer, but for a step: that one is told and not waited for."""
+        descriptor = None
+        try:
+            if not connection.greeted:
+                message = checked_version(message, "the memory server of this node", f"process {connection.pid}")
+                connection.greeted = True
+            request = r.REQUESTS.decode(message)
+            if isinstance(request, r.Stepped):
+                self._memory.stepped(request.owner)
+                return
+            if isinstance(request, r.Map):
+                connection.writers.add((request.owner, connection.pid))
+                self._change_writers(connection.writers, set())
+            answered, descriptor = self._answer(request)
+            answer = encode(answered)
+        except (HyperpodExtError, wire.WireError) as error:
+            answer = refusal(error)
+        except (LookupError, OSError, TypeError, ValueError) as error:  # who asked is told, and what is held stays
+            answer = refusal(ValueError(f"the memory server of this node could not do `{message['op']}`: {error}"))
+        _reply(connection.socket, answer, descriptor)
+
+    # --- who saves ------------------------------------------------------------------------------
 
     def _hang_up(self, pid: int) -> None:
         """A process will say no more, though the kernel has not closed its end yet: what it has asked for is done."""
-        for connection, its in list(self._lines.items()):
-            if its == pid:
+        for connection in list(self._connections):
+            if connection.pid == pid:
                 with contextlib.suppress(OSError):  # closed by now
-                    connection.shutdown(socket.SHUT_RD)
+                    connection.socket.shutdown(socket.SHUT_RD)
 
     def _change_writers(self, come: set[tuple[int, int]], gone: set[tuple[int, int]]) -> None:
         with self._writers_changed:
             self._writers = (self._writers | come) - gone
             self._writers_changed.notify_all()
 
-    def _wait_drained(self, owner: int, pid: int) -> None:
+    def _wait_earlier(self, owner: int, pid: int) -> None:
         """Until all that earlier processes of `owner` had asked for is done: a dead one's last seal counts."""
         with self._writers_changed:
             self._writers_changed.wait_for(lambda: all(o != owner or p == pid for o, p in self._writers))
 
-    def _answer(self, request: wire.Message) -> Answer:
+    def _wait_others(self, pids: Collection[int], timeout_s: float) -> tuple[int, ...]:
+        """Processes that may still be saving, other than these; a dead one's last seal is waited for."""
+
+        def others() -> tuple[int, ...]:
+            return tuple(sorted({pid for _, pid in self._writers} - set(pids)))
+
+        with self._writers_changed:
+            self._writers_changed.wait_for(lambda: not others(), timeout_s)
+            return others()
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def _answer(self, request: r.AnyRequest) -> Answer:
+        match request:
+            case r.Map():
+                return self._map(request)
+            case r.Open():
+                manifest, plan, offset, descriptor = self._memory.open(request.owner, request.save_id)
+                return _image(manifest, plan, offset, known=request.known_plan), descriptor
+            case r.Fetch():
+                manifest, plan, offset, descriptor, bound = self._memory.fetch(
+                    request.url, request.folder, request.rank
+                )
+                return _image(manifest, plan, offset, bound=bound), descriptor
+            case r.NextSlot():
+                return r.FreeSlot(next_slot=self._memory.own.next_slot(request.owner, request.when_busy)), None
+            case r.Seal():
+                return self._seal(request), None
+            case r.Hello():
+                return r.ServerProcess(pid=os.getpid(), config=self._config.model_dump(mode="json")), None
+            case r.Held():
+                if request.owner is not None:
+                    self._wait_earlier(request.owner, request.pid)
+                return r.Snapshots(snapshots=tuple(self._memory.held())), None
+            case r.WaitOthers():
+                return r.Others(others=self._wait_others(request.pids, request.timeout_s)), None
+            case r.Durable():
+                return self._memory.durable(request.exclude), None
+            case r.Listen():
+                return r.PeerPort(port=self._memory.listen(request.host)), None
+            case r.UploadNow():
+                return self._memory.upload_now(request.save_id, request.timeout_s), None
+            case r.WaitIdle():
+                return r.Idle(idle=self._memory.wait_idle(request.timeout_s)), None
+            case r.WaitState():
+                state = State[request.state.upper()]
+                reached = self._memory.own.wait_state(request.owner, request.save_id, state, request.timeout_s)
+                return r.Reached(reached=reached), None
+            case r.Status():
+                return self._memory.status(), None
+            case _:
+                self._obey(request)
+                return Done(), None
+
+    def _obey(self, order: r.AnyOrder) -> None:
+        """Requests whose answer says nothing."""
+        memory = self._memory
+        match order:
+            case r.AddPlan():
+                memory.plans.add(order.document, order.digest)
+            case r.Begin():
+                memory.begin(order.owner, order.slot, order.step, order.save_id, order.generation)
+            case r.Stepped():
+                memory.stepped(order.owner)
+            case r.Resolve():
+                memory.resolve(order.owner, order.save_id, keep=order.keep)
+            case r.Ended():
+                self._hang_up(order.pid)
+            case r.Fence():
+                memory.fence(order.generation, order.step, order.run, order.stored)
+            case r.Enter():
+                memory.enter(order)
+            case r.Peers():
+                memory.set_peers(order.peers, order.domains)
+            case r.Rescale():
+                memory.rescale(order.nodes)
+            case r.ReleaseDeparted():
+                memory.release_departed(order.ranks, order.world_size)
+            case r.KeepOnly():
+                memory.keep_only(order.ranks)
+            case r.ScheduleCopy():
+                memory.schedule_copy(order.step, order.kind)
+            case r.PeerSchedule():
+                memory.schedule_peer_copies(order.step)
+            case r.ReplicateNow():
+                memory.replicate_now()
+            case r.CheckTiers():
+                self._check_tiers()
+            case _:
+                assert_never(order)
+
+    def _map(self, request: r.Map) -> Answer:
+        owner, slot_bytes = request.owner, request.slot_bytes
+        mapped = self._memory.map(owner, slot_bytes) if slot_bytes else self._memory.own.attach(owner)
+        if mapped is None:
+            return r.Mapped(slots=0), None
+        region, descriptor = mapped
+        return r.Mapped(slots=len(region.slots), slot_bytes=region.slot_bytes), descriptor
+
+    def _seal(self, request: r.Seal) -> r.Sealed:
+        manifest = self._memory.seal(request.owner, request.slot, request.record)
+        following = self._memory.own.next_slot(request.owner, "skip")
+        return r.Sealed(crc64nvme=manifest["crc64nvme"], next_slot=following)
+
+    def _check_tiers(self) -> None:
         try:
-            if request.get("op") == "ended":
-                self._hang_up(int(request["pid"]))
-                return {}, None
-            if request.get("op") == "held" and "pid" in request:
-                self._wait_drained(int(request["owner"]), int(request["pid"]))
-            return _dispatch(self._memory, request)
-        except HyperpodExtError as error:
-            return {"error": error.to_json()}, None
-        except (KeyError, TypeError, ValueError) as error:
-            return {"error": {"code": "HyperpodExtError", "message": f"malformed request: {error!r}"}}, None
-        except OSError as error:  # out of descriptors, or of memory: who asked is told, and what is held stays
-            told = f"the memory server of this node could not do `{request.get('op')}`: {error}"
-            return {"error": {"code": "HyperpodExtError", "message": told}}, None
+            self._memory.check_tiers()
+        except HyperpodExtError:
+            if self._idle_exit is not None and not self._memory.held():
+                self._idle_exit.hasten()  # who mends the environment needs a server that has it
+            raise
 
 
-def _reply(connection: socket.socket, answer: wire.Message, fd: int | None) -> None:
+def _image(manifest: Manifest, plan: Plan, offset: int, *, known: str = "", bound: bool = True) -> r.Image:
+    document = None if plan.digest == known else plan.to_json()
+    return r.Image(manifest=manifest, plan=document, offset=offset, bound=bound)
+
+
+def _reply(connection: socket.socket, answer: wire.Message, descriptor: int | None) -> None:
     try:
         wire.encode(answer)
     except wire.WireError as error:  # too large: to be told, or the asker waits for ever
-        answer = {"error": {"code": "HyperpodExtError", "message": str(error)}}
+        answer = refusal(error)
     try:
-        wire.send(connection, answer, [fd] if fd is not None else None)
+        wire.send(connection, answer, [descriptor] if descriptor is not None else None)
     except ConnectionError:
         pass  # whoever asked is dead; what it asked for after this, it still gets
     finally:
-        if fd is not None:
-            os.close(fd)
-
-
-def _dispatch(memory: NodeMemory, request: wire.Message) -> Answer:
-    match request.get("op"):
-        case "map":
-            owner, slot_bytes = int(request["owner"]), int(request["slot_bytes"])
-            mapped = memory.map(owner, slot_bytes) if slot_bytes else memory.own.attach(owner)
-            if mapped is None:
-                return {"slots": 0}, None
-            return {"slot_bytes": mapped[0].slot_bytes, "slots": len(mapped[0].slots)}, mapped[1]
-        case "plan":
-            memory.plans.add(request["document"], str(request["digest"]))
-            return {}, None
-        case "next_slot":
-            return {"next_slot": memory.own.next_slot(int(request["owner"]), request["when_busy"])}, None
-        case "begin":
-            owner, slot, step = int(request["owner"]), int(request["slot"]), int(request["step"])
-            memory.begin(owner, slot, step, str(request["save_id"]), int(request["generation"]))
-            return {}, None
-        case "stepped":
-            memory.stepped(int(request["owner"]))
-            return {}, None
-        case "seal":
-            owner = int(request["owner"])
-            manifest = memory.seal(owner, int(request["slot"]), dict(request["record"]))
-            following = memory.own.next_slot(owner, "skip")
-            return {"crc64nvme": manifest["crc64nvme"], "next_slot": following}, None
-        case "settle":
-            memory.settle(int(request["owner"]), str(request["save_id"]), keep=bool(request["keep"]))
-            return {}, None
-        case "open":
-            found = memory.open(int(request["owner"]), str(request["save_id"]))
-            return _image(*found, known=str(request.get("known")))
-        case "fetch":
-            url, folder, rank = str(request["url"]), str(request["folder"]), int(request["rank"])
-            manifest, plan, offset, handle, bound = memory.fetch(url, folder, rank)
-            answer, fd = _image(manifest, plan, offset, handle)
-            return {**answer, "bound": bound}, fd
-        case op:
-            return _about_all(memory, op, request), None
-
-
-def _about_all(memory: NodeMemory, op: Any, request: wire.Message) -> wire.Message:
-    """Requests that are not about one rank's slots; the agent's, most of them."""
-    match op:
-        case "held":
-            return {"snapshots": memory.held()}
-        case "fence":
-            step = request.get("step")
-            run, stored = str(request.get("run", "")), [str(url) for url in request.get("stored") or ()]
-            memory.fence(int(request["generation"]), None if step is None else int(step), run, stored)
-            return {}
-        case "listen":
-            return {"port": memory.listen(str(request["host"]))}
-        case "peers":
-            peers = {int(node): (str(host), int(port)) for node, (host, port) in request["peers"].items()}
-            memory.set_peers(peers, {int(node): str(domain) for node, domain in request["domains"].items()})
-            return {}
-        case "world":
-            memory.enter_world(int(request["nodes"]))
-            return {}
-        case "settle_world":
-            memory.settle_world({int(rank) for rank in request["ranks"]}, int(request["of"]))
-            return {}
-        case "durable":
-            return memory.durable([(str(url), str(save_id)) for url, save_id in request.get("besides", [])])
-        case "drain_at":
-            for drain in memory.drains:
-                if drain.tier.kind == request.get("kind", drain.tier.kind):
-                    drain.ask(int(request["step"]))
-            if request.get("kind") == "peer" and memory.replicator is not None:
-                memory.replicator.ask(int(request["step"]))
-            return {}
-        case "peer_step":
-            if memory.replicator is not None:
-                memory.replicator.go_by(None if request["step"] is None else int(request["step"]))
-            return {}
-        case "replicate_now":
-            memory.replicate_now()
-            return {}
-        case "drain_now":
-            return memory.drain_now(str(request["save_id"]), float(request["timeout_s"]))
-        case "wait_idle":
-            return {"idle": memory.wait_idle(float(request["timeout_s"]))}
-        case "wait_state":
-            rank, save_id, state = int(request["owner"]), str(request["save_id"]), State[request["state"].upper()]
-            return {"reached": memory.own.wait_state(rank, save_id, state, float(request["timeout_s"]))}
-        case "status":
-            return memory.status()
-    raise ValueError(f"unknown op {op!r}")
-
-
-def _image(manifest: dict[str, Any], plan: Plan, offset: int, fd: int, known: str = "") -> Answer:
-    return {"manifest": manifest, "plan": None if plan.digest == known else plan.to_json(), "offset": offset}, fd
+        if descriptor is not None:
+            os.close(descriptor)

@@ -10,15 +10,22 @@ from typing import Any
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
 from hyperpod_ext.errors import MemoryTierFullError, NotFoundError
 from hyperpod_ext.runtime.memory_server.plans import Plans
-from hyperpod_ext.runtime.memory_server.replication.cpu_priority import Courtesy
+from hyperpod_ext.runtime.memory_server.protocol.requests import (
+    DurableCheckpoints,
+    Enter,
+    SaveRecord,
+    ServerStatus,
+    UploadProgress,
+)
+from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPriority
 from hyperpod_ext.runtime.memory_server.replication.receiver import PeerServer
 from hyperpod_ext.runtime.memory_server.replication.replicator import Replicator
-from hyperpod_ext.runtime.memory_server.restore_cache import Fetcher
+from hyperpod_ext.runtime.memory_server.restore_cache import RestoreCache
 from hyperpod_ext.runtime.memory_server.slots.budget import Budget
 from hyperpod_ext.runtime.memory_server.slots.region import Region
 from hyperpod_ext.runtime.memory_server.slots.regions import Regions
 from hyperpod_ext.runtime.memory_server.slots.slots import MIN_SLOTS
-from hyperpod_ext.runtime.memory_server.uploader import Drain
+from hyperpod_ext.runtime.memory_server.uploader import Uploader
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest
 
@@ -30,7 +37,7 @@ class NodeMemory:
         policy: what goes where, and when.
         node, nodes, owners: this node's number, how many there are, and how many ranks each has.
         most_nodes: how many there may come to be. Default: as many as there are.
-        group: see `Courtesy`.
+        group: see `CpuPriority`.
     """
 
     def __init__(
@@ -55,8 +62,8 @@ class NodeMemory:
         self.own = Regions(kind="own", job=job, secret=secret, budget=self._budget, slots=slots)
         self.replicas = Regions(kind="replica", job=job, secret=secret, budget=self._budget, slots=MIN_SLOTS)
         self.plans = Plans()
-        self.drains = [
-            Drain(
+        self.uploaders = [
+            Uploader(
                 tier,
                 self.own,
                 self.plans.get,
@@ -73,7 +80,7 @@ class NodeMemory:
         self.replicator: Replicator | None = None
         self._alone = (most_nodes or nodes) == 1
         peer = policy.peer()
-        self._courtesy = Courtesy(peer.max_slowdown if peer is not None else 1.0, group)
+        self._cpu_priority = CpuPriority(peer.max_slowdown if peer is not None else 1.0, group)
         if peer is not None and not self._alone:
             self.replicator = Replicator(
                 self.own,
@@ -81,12 +88,12 @@ class NodeMemory:
                 peer,
                 node=node,
                 secret=secret,
-                courtesy=self._courtesy,
+                cpu_priority=self._cpu_priority,
                 when_busy=policy.when_busy,
             )
         self._peers: dict[int, tuple[str, int]] = {}
         self._provisional: dict[int, Manifest] = {}
-        self._fetcher = Fetcher(self.drains, self._budget, self.plans)
+        self._restore_cache = RestoreCache(self.uploaders, self._budget, self.plans)
 
     def map(self, owner: int, slot_bytes: int) -> tuple[Region, int]:
         """Region of a rank, and a descriptor of its memory. What was fetched to restore from gives way to it.
@@ -97,25 +104,24 @@ class NodeMemory:
         try:
             return self.own.map(owner, slot_bytes)
         except MemoryTierFullError:
-            if not self._fetcher.forget():
+            if not self._restore_cache.forget():
                 raise
             return self.own.map(owner, slot_bytes)
 
-    def seal(self, owner: int, slot: int, record: dict[str, Any]) -> Manifest:
-        """Seal a snapshot, and send it on where it is due; a provisional one once its writer stands by it."""
-        self.plans[str(record["plan"])]
-        provisional = bool(record.pop("provisional", False))
-        with self._courtesy.urgent():
-            manifest = self.own.seal(owner, slot, record)
-        if provisional:
+    def seal(self, owner: int, slot: int, record: SaveRecord) -> Manifest:
+        """Seal a snapshot, and send it on where it is due; a provisional one once `resolve` keeps it."""
+        self.plans[record.plan]
+        with self._cpu_priority.urgent():
+            manifest = self.own.seal(owner, slot, record.model_dump(exclude={"provisional"}))
+        if record.provisional:
             self._provisional[owner] = manifest
         else:
             self._send_on(owner, manifest)
-        self._fetcher.forget()
+        self._restore_cache.forget()
         return manifest
 
-    def settle(self, owner: int, save_id: str, *, keep: bool) -> None:
-        """The writer of a provisional snapshot stands by it, or takes it back."""
+    def resolve(self, owner: int, save_id: str, *, keep: bool) -> None:
+        """Keep a provisional snapshot, and send it on where it is due, or drop it."""
         manifest = self._provisional.pop(owner, None)
         if manifest is None or manifest["save_id"] != save_id:
             return
@@ -128,8 +134,8 @@ class NodeMemory:
 
     def _send_on(self, owner: int, manifest: Manifest) -> None:
         """To the slower tiers that are due."""
-        for drain in self.drains:
-            drain.sealed(owner, manifest)
+        for uploader in self.uploaders:
+            uploader.sealed(owner, manifest)
         # what data parallelism keeps equal, every node holds already: its own snapshot is the others' replica
         if self.replicator is not None and manifest["extras"].get("sharing") != "same":
             self.replicator.sealed(owner, manifest)
@@ -156,16 +162,32 @@ class NodeMemory:
         self.own.fence(generation, step)
         self.replicas.fence(generation, step)
         if step is not None:
-            for drain in self.drains:
-                drain.enter(generation, step, run, stored)
+            for uploader in self.uploaders:
+                uploader.enter(generation, step, run, stored)
 
-    def enter_world(self, nodes: int) -> None:
-        """The job goes on with so many nodes; what is on its way is of as many as when it was sealed."""
-        for drain in self.drains:
-            drain.resize(self._node, nodes, self._owners)
+    def enter(self, order: Enter) -> None:
+        """A generation begins on a node without an agent."""
+        for uploader in self.uploaders:
+            # between two runs it may have become another number of ranks, on another number of nodes
+            uploader.resize(order.node, order.nodes, order.owners)
+            uploader.enter(order.generation, order.base, order.run, stored=())
+        for regions in (self.own, self.replicas):
+            regions.fence(order.generation, order.drop)
 
-    def settle_world(self, ranks: Collection[int], world_size: int) -> None:
-        """The world that was left is needed no more: give back the memory of ranks that are not here any longer."""
+    def keep_only(self, ranks: Collection[int]) -> None:
+        """Give back the memory of ranks of earlier runs, unless it is being copied; then the next save asks again."""
+        left = [owner for owner in self.own.owners() if owner not in ranks]
+        if left and self.wait_idle(0):
+            for owner in left:
+                self.own.drop(owner)
+
+    def rescale(self, nodes: int) -> None:
+        """The job has so many nodes from now on; an upload under way is of as many as when it was sealed."""
+        for uploader in self.uploaders:
+            uploader.resize(self._node, nodes, self._owners)
+
+    def release_departed(self, ranks: Collection[int], world_size: int) -> None:
+        """Give back the memory of ranks that are not on this node any more, since the job was resized."""
         for owner in set(self.own.owners()) - set(ranks):
             self.own.drop_unused(owner)
         for owner in self.replicas.owners():
@@ -198,7 +220,7 @@ class NodeMemory:
                 self.plans,
                 secret=self._secret,
                 job=self._job,
-                courtesy=self._courtesy,
+                cpu_priority=self._cpu_priority,
                 host=host,
             )
             self.peer_server.start()
@@ -207,8 +229,8 @@ class NodeMemory:
     def set_peers(self, peers: dict[int, tuple[str, int]], domains: dict[int, str]) -> None:
         """Who the other nodes are, and what fails together. One with another address is another memory server."""
         if any(peers.get(node, address) != address for node, address in self._peers.items() if node != self._node):
-            for drain in self.drains:
-                drain.forsake()
+            for uploader in self.uploaders:
+                uploader.forsake()
         self._peers = dict(peers)
         if self.replicator is not None:
             self.replicator.set_peers(peers, domains)
@@ -222,44 +244,63 @@ class NodeMemory:
             if manifest is not None and manifest["extras"].get("sharing") != "same":
                 self.replicator.catch_up(owner, manifest)
 
+    def schedule_peer_copies(self, step: int | None) -> None:
+        """See `Replicator.go_by`."""
+        if self.replicator is not None:
+            self.replicator.go_by(step)
+
     # --- durable tiers --------------------------------------------------------------------------
 
-    def durable(self, besides: Collection[tuple[str, str]] = ()) -> dict[str, Any]:
-        """See `Fetcher.offers`."""
-        return self._fetcher.offers(besides)
+    def check_tiers(self) -> None:
+        """Raise where checkpoints could not be written: a bucket that is not there or denies, for example."""
+        for uploader in self.uploaders:
+            uploader.checkpoints.store.check()
+
+    def schedule_copy(self, step: int, kind: str | None) -> None:
+        """Have `step` copied to the tiers of this kind, or to every durable one, once it is saved."""
+        for uploader in self.uploaders:
+            if kind in (None, uploader.tier.kind):
+                uploader.ask(step)
+        if kind == "peer" and self.replicator is not None:
+            self.replicator.ask(step)
+
+    def durable(self, exclude: Collection[tuple[str, str]] = ()) -> DurableCheckpoints:
+        """See `RestoreCache.offers`."""
+        return self._restore_cache.offers(exclude)
 
     def fetch(self, url: str, folder: str, rank: int) -> tuple[Manifest, Plan, int, int, bool]:
-        """See `Fetcher.fetch`."""
-        return self._fetcher.fetch(url, folder, rank)
+        """See `RestoreCache.fetch`."""
+        return self._restore_cache.fetch(url, folder, rank)
 
     # --- the end --------------------------------------------------------------------------------
 
-    def drain_now(self, save_id: str, timeout_s: float) -> dict[str, Any]:
-        """Bring one commit to every durable tier, whether it is due or not. `idle`: false when time ran out; `tiers`:
-        how far it came in each, nothing where this node has no part in it."""
+    def upload_now(self, save_id: str, timeout_s: float) -> UploadProgress:
+        """Bring one commit to every durable tier, whether it is due or not."""
         manifests = [
             self.own.open_manifest(int(brief["rank"]), save_id)
             for brief in self.own.held()
             if brief["save_id"] == save_id
         ]
-        for drain in self.drains:
-            drain.take_now(manifests)
-        idle = self._wait_drained(time.monotonic() + timeout_s)
-        return {"idle": idle, "tiers": [drain.way_of(manifests) for drain in self.drains if manifests]}
+        for uploader in self.uploaders:
+            uploader.take_now(manifests)
+        idle = self._wait_uploaded(time.monotonic() + timeout_s)
+        tiers = [uploader.way_of(manifests) for uploader in self.uploaders if manifests]
+        return UploadProgress(idle=idle, tiers=tuple(tiers))
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Until everything that is due has arrived somewhere or failed."""
         deadline = time.monotonic() + timeout_s
-        drained = self._wait_drained(deadline)
-        return (self.replicator is None or self.replicator.wait_idle(_left(deadline))) and drained
+        uploaded = self._wait_uploaded(deadline)
+        return (self.replicator is None or self.replicator.wait_idle(_left(deadline))) and uploaded
 
-    def _wait_drained(self, deadline: float) -> bool:
-        return all(drain.wait_idle(_left(deadline)) for drain in self.drains)
+    def _wait_uploaded(self, deadline: float) -> bool:
+        return all(uploader.wait_idle(_left(deadline)) for uploader in self.uploaders)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ServerStatus:
         """What is held, and how the copying goes."""
-        copying = [self.replicator.status()] if self.replicator is not None else []
-        return {"snapshots": self.held(), "copying": copying + [drain.status for drain in self.drains]}
+        to_peers = [self.replicator.status()] if self.replicator is not None else []
+        copying = [*to_peers, *(uploader.status for uploader in self.uploaders)]
+        return ServerStatus(snapshots=tuple(self.held()), copying=tuple(copying))
 
 
 def _left(deadline: float) -> float:

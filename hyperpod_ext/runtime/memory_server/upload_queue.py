@@ -1,6 +1,6 @@
 """Which snapshots of this node a durable tier is to get, in which order, and which give way. No thread, no store.
 
-Whoever calls holds the drain's lock; what is pinned here is let go where it is dropped.
+The caller holds the uploader's lock; what is pinned here is let go where it is dropped.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from hyperpod_ext.config.checkpoint import DurableTier, FileTier, S3Tier
 from hyperpod_ext.errors import NotFoundError
+from hyperpod_ext.runtime.memory_server.protocol.requests import WhenBusy
 from hyperpod_ext.runtime.memory_server.slots.pins import Pin
-from hyperpod_ext.runtime.memory_server.slots.regions import WhenBusy
 from hyperpod_ext.runtime.snapshot.manifest import Manifest
 
 _LEFT_BEHIND_S = 30.0
@@ -21,7 +21,7 @@ _LEFT_BEHIND_S = 30.0
 
 
 @dataclass
-class Work:
+class UploadTask:
     """One checkpoint that is due."""
 
     step: int
@@ -47,7 +47,7 @@ class Work:
         self.stack.close()
 
 
-class Due:
+class UploadQueue:
     """What is gathered from the ranks, what waits in line, and what is under way.
 
     Args:
@@ -68,9 +68,9 @@ class Due:
     ) -> None:
         self._tier, self._pin, self._when_busy = tier, pin, when_busy
         self._nodes, self._owners = nodes, owners
-        self._gathering: dict[str, Work] = {}
-        self.queue: list[Work] = []
-        self.current: Work | None = None
+        self._gathering: dict[str, UploadTask] = {}
+        self.tasks: list[UploadTask] = []
+        self.current: UploadTask | None = None
         self.waiting = False
         """What is under way waits for other nodes; this one could go on."""
         self.brought = ""
@@ -90,12 +90,12 @@ class Due:
         """A generation begins at `step`; checkpoints that earlier ones left incomplete never come."""
         self._generation, self._step, self._stored, self._entered_at = generation, step, stored, now
         self.newest, self._forsaken = step, -1
-        for work in [work for work in self._gathering.values() if work.generation < generation]:
-            self._gathering.pop(work.save_id).drop()
+        for task in [task for task in self._gathering.values() if task.generation < generation]:
+            self._gathering.pop(task.save_id).drop()
         # some node may never have sealed these, and none may wait for it; `step` itself is saved again
-        for work in [work for work in self.queue if work.generation < generation and work.step >= step]:
-            self.queue.remove(work)
-            work.drop()
+        for task in [task for task in self.tasks if task.generation < generation and task.step >= step]:
+            self.tasks.remove(task)
+            task.drop()
         if (under_way := self.current) is not None and under_way.generation < generation and under_way.step >= step:
             under_way.dropped = True  # its thread lets go of the memory
 
@@ -108,7 +108,7 @@ class Due:
         self._nodes, self._owners = nodes, owners
 
     def ask(self, step: int) -> None:
-        """Have the snapshot of `step` drained, beside those that are due by the policy."""
+        """Have the snapshot of `step` uploaded, too, whether it is due by the policy or not."""
         self._asked.add(step)
 
     # --- what comes in --------------------------------------------------------------------------
@@ -126,9 +126,9 @@ class Due:
         """Or was there before, as what the job went on from."""
         return save_id == self.brought or (self._stored and step == self._step)
 
-    def on_its_way(self, save_id: str) -> Work | None:
+    def on_its_way(self, save_id: str) -> UploadTask | None:
         under_way = [self.current] if self.current else []
-        return next((work for work in [*under_way, *self.queue] if work.save_id == save_id), None)
+        return next((task for task in [*under_way, *self.tasks] if task.save_id == save_id), None)
 
     def take(self, owner: int, manifest: Manifest, wake: Callable[[], None], *, now: bool = False) -> bool:
         """A snapshot of one rank was sealed. True: with it a checkpoint of this node is whole, and in line.
@@ -138,45 +138,45 @@ class Due:
         save_id = str(manifest["save_id"])
         if save_id in self._skipped and not now:
             return False  # a checkpoint lacks no rank: what was left out for one is for all
-        busy = bool(self.queue) or (self.current is not None and not self.waiting)
+        busy = bool(self.tasks) or (self.current is not None and not self.waiting)
         if not now and self._when_busy == "skip" and busy and save_id not in self._gathering:
             self._skipped = {save_id}
             self.skipped += 1
             return False
         generation, step = int(manifest["generation"]), int(manifest["step"])
-        work = self._gathering.get(save_id) or Work(step, generation, save_id, self._nodes)
-        self._gathering[save_id] = work
-        if owner not in work.pins:
+        task = self._gathering.get(save_id) or UploadTask(step, generation, save_id, self._nodes)
+        self._gathering[save_id] = task
+        if owner not in task.pins:
             with contextlib.suppress(NotFoundError):  # overwritten already: then this checkpoint will not be
-                work.pins[owner] = work.stack.enter_context(self._pin(owner, save_id))
-                work.pins[owner].on_cancel = wake
-                work.left[owner] = int(manifest["nbytes"])
-        if len(work.pins) < self._owners:
+                task.pins[owner] = task.stack.enter_context(self._pin(owner, save_id))
+                task.pins[owner].on_cancel = wake
+                task.left[owner] = int(manifest["nbytes"])
+        if len(task.pins) < self._owners:
             return False
-        self._line_up(work)
+        self._line_up(task)
         return True
 
-    def _line_up(self, work: Work) -> None:
-        for older in [each for each in self._gathering.values() if each.step < work.step]:
+    def _line_up(self, task: UploadTask) -> None:
+        for older in [each for each in self._gathering.values() if each.step < task.step]:
             self._gathering.pop(older.save_id).drop()  # a rank never sealed it
-        del self._gathering[work.save_id]
+        del self._gathering[task.save_id]
         if self._when_busy == "supersede":
-            for waiting in self.queue:
+            for waiting in self.tasks:
                 waiting.drop()
-            self.superseded += len(self.queue)
-            self.queue.clear()
-        self.queue.append(work)
+            self.superseded += len(self.tasks)
+            self.tasks.clear()
+        self.tasks.append(task)
 
     # --- what goes out --------------------------------------------------------------------------
 
-    def next(self) -> Work:
+    def next(self) -> UploadTask:
         """The first in line, from now on under way."""
-        self.current = self.queue.pop(0)
+        self.current = self.tasks.pop(0)
         return self.current
 
-    def is_passed(self, work: Work, now: float) -> bool:
+    def is_passed(self, task: UploadTask, now: float) -> bool:
         """Whether others need not be waited for any longer: one that was busy may have left this step out, and then
         all meet at a newer one; or one was lost."""
-        if work.step <= self._forsaken or (self._when_busy != "wait" and self.queue):
+        if task.step <= self._forsaken or (self._when_busy != "wait" and self.tasks):
             return True
-        return work.generation < self._generation and now > self._entered_at + _LEFT_BEHIND_S
+        return task.generation < self._generation and now > self._entered_at + _LEFT_BEHIND_S

@@ -1,7 +1,7 @@
 """Snapshots on their way from this node's memory to a durable tier. One thread a tier; no worker takes part.
 
-The workers may die, the whole job may: what was sealed on every node still arrives. Which are due, and which give
-way, is decided in `drain_due.py`; how one gets there is in `drain_delivery.py`.
+The workers may die, the whole job may: what was sealed on every node still arrives. Which are due, and in which
+order, is decided in `upload_queue.py`; how one gets there is in `upload.py`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any
 
 from hyperpod_ext.config.checkpoint import FileTier, S3Tier
 from hyperpod_ext.errors import HyperpodExtError, StaleGenerationError
+from hyperpod_ext.runtime.memory_server.protocol.requests import WhenBusy
 from hyperpod_ext.runtime.memory_server.slots.pins import Hold
-from hyperpod_ext.runtime.memory_server.slots.regions import Regions, WhenBusy
-from hyperpod_ext.runtime.memory_server.upload import Delivery
-from hyperpod_ext.runtime.memory_server.upload_queue import Due, Work
+from hyperpod_ext.runtime.memory_server.slots.regions import Regions
+from hyperpod_ext.runtime.memory_server.upload import Upload
+from hyperpod_ext.runtime.memory_server.upload_queue import UploadQueue, UploadTask
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
@@ -33,7 +34,7 @@ def url_of(tier: S3Tier | FileTier, job: str) -> str:
     return f"{base.rstrip('/')}/{job}"
 
 
-class Drain:
+class Uploader:
     """Brings checkpoints to one durable tier.
 
     Args:
@@ -59,16 +60,16 @@ class Drain:
     ) -> None:
         self.tier, self.url = tier, url_of(tier, job)
         self.checkpoints = Checkpoints(open_store(self.url), job=job, secret=secret)
-        self._due = Due(
+        self._queue = UploadQueue(
             tier,
-            lambda owner, save_id: regions.pin(owner, save_id, f"drain {self.url}", hold=Hold.WAITING),
+            lambda owner, save_id: regions.pin(owner, save_id, f"upload {self.url}", hold=Hold.WAITING),
             nodes=nodes,
             owners=owners,
             when_busy=when_busy,
         )
-        self._delivery = Delivery(self.checkpoints, regions, plan_of, self._due, node=node, on_bytes=self._count)
+        self._upload = Upload(self.checkpoints, regions, plan_of, self._queue, node=node, on_bytes=self._count)
         self._changed = threading.Condition()
-        self._lost: Work | None = None
+        self._lost: UploadTask | None = None
         """The newest that did not arrive."""
         self._steps: list[int] = []
         """Those that are there, in the order in which they came."""
@@ -83,7 +84,7 @@ class Drain:
             "last_error": None,
             "taken_over": False,
         }
-        threading.Thread(target=self._work, name=f"drain {self.url}", daemon=True).start()
+        threading.Thread(target=self._work, name=f"upload {self.url}", daemon=True).start()
 
     # --- what is due ----------------------------------------------------------------------------
 
@@ -94,43 +95,43 @@ class Drain:
         URLs; they have that step already, and it need not be written there once more.
         """
         with self._changed:
-            self._delivery.entered[generation] = step, run
-            self._due.enter(generation, step, self.url in stored, time.monotonic())
+            self._upload.entered[generation] = step, run
+            self._queue.enter(generation, step, self.url in stored, time.monotonic())
             self._steps = [its for its in self._steps if its <= step]  # the others are given up
             if self.url in stored and step not in self._steps:
                 self._steps.append(step)
-            self._delivery.wake.set()
+            self._upload.wake.set()
 
     def forsake(self) -> None:
         """Another node's memory server is another one: wait no more for what the former had yet to bring."""
         with self._changed:
-            self._due.forsake()
-            self._delivery.wake.set()
+            self._queue.forsake()
+            self._upload.wake.set()
 
     def resize(self, node: int, nodes: int, owners: int) -> None:
         """The job goes on with another number of nodes, or of ranks on this one."""
         with self._changed:
-            self._delivery.node = node
-            self._due.resize(nodes, owners)
+            self._upload.node = node
+            self._queue.resize(nodes, owners)
 
     def ask(self, step: int) -> None:
-        """Have the snapshot of `step` drained, beside those that are due by the policy."""
+        """Have the snapshot of `step` uploaded, too, whether it is due by the policy or not."""
         with self._changed:
-            self._due.ask(step)
+            self._queue.ask(step)
 
     def sealed(self, owner: int, manifest: Manifest) -> None:
         """A snapshot was sealed; it is pinned at once if it is due."""
         with self._changed:
-            self._due.newest = max(self._due.newest, int(manifest["step"]))
-            if self._due.is_due(int(manifest["step"])):
+            self._queue.newest = max(self._queue.newest, int(manifest["step"]))
+            if self._queue.is_due(int(manifest["step"])):
                 self._take(owner, manifest)
 
     def take_now(self, manifests: list[Manifest]) -> None:
-        """Drain these snapshots of one commit, one of each rank of this node, due or not; once is enough."""
+        """Upload these snapshots of one commit, one of each rank of this node, due or not; once is enough."""
         with self._changed:
             for manifest in manifests:
                 step, save_id = int(manifest["step"]), str(manifest["save_id"])
-                if not self._due.has_arrived(step, save_id) and self._due.on_its_way(save_id) is None:
+                if not self._queue.has_arrived(step, save_id) and self._queue.on_its_way(save_id) is None:
                     self._take(int(manifest["rank"]), manifest, now=True)
 
     def way_of(self, manifests: list[Manifest]) -> dict[str, Any]:
@@ -138,63 +139,63 @@ class Drain:
         with self._changed:
             one = manifests[0]
             step, save_id = int(one["step"]), str(one["save_id"])
-            arrived = self._due.has_arrived(step, save_id)
-            work = self._due.on_its_way(save_id)
-            if work is None and self._lost is not None and self._lost.save_id == save_id:
-                work = self._lost
+            arrived = self._queue.has_arrived(step, save_id)
+            task = self._queue.on_its_way(save_id)
+            if task is None and self._lost is not None and self._lost.save_id == save_id:
+                task = self._lost
             left = {int(manifest["rank"]): int(manifest["nbytes"]) for manifest in manifests}
-            if arrived or work is not None:
-                left = {} if arrived or work is None else dict(work.left)
+            if arrived or task is not None:
+                left = {} if arrived or task is None else dict(task.left)
             return {
                 "tier": self.url,
                 "arrived": arrived,
                 "newest_step": self._newest,
                 "left_ranks": sorted(left),
                 "left_bytes": sum(left.values()),
-                "error": work.error if work is not None else "",
+                "error": task.error if task is not None else "",
             }
 
     def _take(self, owner: int, manifest: Manifest, *, now: bool = False) -> None:
-        if self._due.take(owner, manifest, self._delivery.wake.set, now=now):
+        if self._queue.take(owner, manifest, self._upload.wake.set, now=now):
             self._changed.notify_all()
-            self._delivery.wake.set()
+            self._upload.wake.set()
 
     # --- the thread -----------------------------------------------------------------------------
 
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._due.queue)
-                work = self._due.next()
+                self._changed.wait_for(lambda: self._queue.tasks)
+                task = self._queue.next()
             began = time.monotonic()
             try:
-                committed = self._delivery.bring(work)
-                self._due.brought = work.save_id
+                committed = self._upload.bring(task)
+                self._queue.brought = task.save_id
                 self._status["done"] += 1
-                self._steps = [*self._steps[-_REMEMBERED:], work.step]
+                self._steps = [*self._steps[-_REMEMBERED:], task.step]
                 self._status["seconds"] += time.monotonic() - began
                 if committed:  # whoever committed it deletes what need not be kept any more
                     self.checkpoints.prune(self.tier.keep, self.tier.keep_every_steps, self.tier.keep_steps)
             except Cancelled:
                 self._status["superseded"] += 1
-                self._lost, work.error = work, "it was given up, on this node or another one"
-                work.stack.close()
-                self._delivery.tell_left(work)
+                self._lost, task.error = task, "it was given up, on this node or another one"
+                task.stack.close()
+                self._upload.tell_left(task)
             except Exception as error:  # whatever it was: a thread that ends would bring nothing ever after
-                self._note(work, error)
-                self._delivery.tell_failed(work)
+                self._note(task, error)
+                self._upload.tell_failed(task)
             finally:
-                work.stack.close()
+                task.stack.close()
                 with self._changed:
-                    self._due.current = None
+                    self._queue.current = None
                     self._changed.notify_all()
 
-    def _note(self, work: Work, error: Exception) -> None:
+    def _note(self, task: UploadTask, error: Exception) -> None:
         self._status["failed"] += 1
         self._status["taken_over"] |= isinstance(error, StaleGenerationError)
         said = str(error) if isinstance(error, HyperpodExtError) else repr(error)
-        self._status["last_error"] = f"step {work.step}: {said}"
-        self._lost, work.error = work, said
+        self._status["last_error"] = f"step {task.step}: {said}"
+        self._lost, task.error = task, said
 
     def _count(self, nbytes: int) -> None:
         self._status["bytes_sent"] += nbytes
@@ -204,8 +205,8 @@ class Drain:
     @property
     def status(self) -> dict[str, Any]:
         """How the copying goes: steps, counts, and the last thing that went wrong."""
-        superseded = self._status["superseded"] + self._due.superseded
-        counts = {"superseded": superseded, "skipped": self._due.skipped}
+        superseded = self._status["superseded"] + self._queue.superseded
+        counts = {"superseded": superseded, "skipped": self._queue.skipped}
         return self._status | counts | {"durable_step": self._newest}
 
     @property
@@ -216,4 +217,4 @@ class Drain:
     def wait_idle(self, timeout_s: float) -> bool:
         """Until everything due has arrived or failed; False when it still has not after `timeout_s`."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._due.queue and self._due.current is None, timeout_s)
+            return self._changed.wait_for(lambda: not self._queue.tasks and self._queue.current is None, timeout_s)

@@ -15,6 +15,7 @@ from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.control_plane.agent import AbortedError
+from hyperpod_ext.runtime.memory_server.protocol.requests import WhenBusy
 from hyperpod_ext.runtime.snapshot.manifest import save_id_of
 from hyperpod_ext.runtime.state import ddp_buckets as buckets
 from hyperpod_ext.runtime.state import interrupted_fsdp, meshes
@@ -316,7 +317,7 @@ class Run:
         if not saved and self._checkpointer is not None and self.config.checkpoint.peer() is not None:
             self._checkpointer.stepped()
 
-    def _save(self, taken: Taken, whole: Whole, *, at_once: bool, when_busy: str | None = None) -> bool:
+    def _save(self, taken: Taken, whole: Whole, *, at_once: bool, when_busy: WhenBusy | None = None) -> bool:
         """Whether there is a snapshot of it now: one may be skipped."""
         if self._checkpointer is None:
             return False
@@ -363,7 +364,7 @@ class Run:
         self._see_saved()
 
     @property
-    def _never_skipped(self) -> str | None:
+    def _never_skipped(self) -> WhenBusy | None:
         """What a save does that is needed more than those before it, where no slot is free; None: as others do."""
         return "wait" if self._policy.when_busy == "skip" else None
 

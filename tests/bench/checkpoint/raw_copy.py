@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hyperpod_ext.processes import die_with_parent
-from hyperpod_ext.runtime.memory_server.replication.cpu_priority import Courtesy, own_group
+from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPriority, own_group
 
 Answer = dict[str, Any]
 _LOCAL = "127.0.0.1"
@@ -26,7 +26,7 @@ _LOCAL = "127.0.0.1"
 
 class Node:
     def __init__(self, nbytes: int, streams: int, max_slowdown: float | None) -> None:
-        self.courtesy = Courtesy(max_slowdown, own_group()) if max_slowdown else None
+        self.cpu_priority = CpuPriority(max_slowdown, own_group()) if max_slowdown else None
         self.source, self.target = (memoryview(bytearray(b"\1") * nbytes) for _ in range(2))
         self.share, self.streams = -(-nbytes // streams), streams
         self.listener = socket.create_server((_LOCAL, 0), backlog=streams)
@@ -40,14 +40,14 @@ class Node:
         parts = [slice(index * self.share, (index + 1) * self.share) for index in range(self.streams)]
         self.received = 0.0
         before = os.times()
-        if self.courtesy:
-            self.courtesy.copy_begins()
+        if self.cpu_priority:
+            self.cpu_priority.copy_begins()
         takers = [threading.Thread(target=self._take, args=(part,)) for part in parts if take]
         senders = [threading.Thread(target=self._send, args=(port, part)) for part in parts if port]
         _start_and_join(takers, senders)
         received = self.received
-        if self.courtesy:
-            self.courtesy.copy_ends()
+        if self.cpu_priority:
+            self.cpu_priority.copy_ends()
         after = os.times()
         return {"received": received, "cpu": after.user + after.system - before.user - before.system}
 
@@ -67,8 +67,8 @@ class Node:
                 line.sendall(view[start : start + (4 << 20)])
 
     def _give_way(self) -> None:
-        if self.courtesy:
-            self.courtesy.give_way()
+        if self.cpu_priority:
+            self.cpu_priority.lower_this_thread()
 
 
 def _start_and_join(*threads: list[threading.Thread]) -> None:

@@ -138,7 +138,7 @@ def a_peer_is_lost_while_it_receives(world: World) -> None:
     lose_nodes(world, [number])
 
 
-def a_drain_is_cut_off(world: World) -> None:
+def an_upload_is_cut_off(world: World) -> None:
     """A memory server dies between two steps of its upload, and its node with it."""
     if world.root is None:
         return
@@ -320,8 +320,8 @@ def rest(world: World) -> None:
     quiet = [node.settle(0.03 if waits else SETTLE_S) for node in world.nodes.values()]
     if not all(quiet) and not waits:
         status = [node.memory.status()["copying"] for node in world.nodes.values()]
-        drains = [drain for node in world.nodes.values() for drain in node.memory.drains]
-        works = [(drain._due.current, drain._due.queue, drain._due._gathering) for drain in drains]
+        uploaders = [uploader for node in world.nodes.values() for uploader in node.memory.uploaders]
+        works = [(uploader._queue.current, uploader._queue.tasks, uploader._queue._gathering) for uploader in uploaders]
         raise AssertionError(f"the copying does not come to an end: {status} {works}")
     # those that skip leave steps out each for itself, so their replicas may be of different ones
     meet = world.setting.when_busy != "skip"
@@ -422,7 +422,7 @@ FAULTS: dict[Fault, int] = {
     a_node_is_lost: 4,
     two_nodes_are_lost: 1,
     a_peer_is_lost_while_it_receives: 2,
-    a_drain_is_cut_off: 3,
+    an_upload_is_cut_off: 3,
     the_store_stands_still: 2,
     a_bit_flips: 5,
     a_file_is_damaged: 3,

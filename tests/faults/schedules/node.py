@@ -15,17 +15,19 @@ from typing import Any
 import torch
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
+from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import HyperpodExtError, NotFoundError, StaleGenerationError
 from hyperpod_ext.runtime.checkpoint import overlapped_copy as beside
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.checkpoint.staging import Stager
-from hyperpod_ext.runtime.memory_server import upload as drain_delivery
-from hyperpod_ext.runtime.memory_server import uploader as drain_module
+from hyperpod_ext.runtime.memory_server import upload as upload_module
+from hyperpod_ext.runtime.memory_server import uploader as uploader_module
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
+from hyperpod_ext.runtime.memory_server.protocol.requests import AnyRequest, Seal
 from hyperpod_ext.runtime.memory_server.replication import sender as peer_sender
 from hyperpod_ext.runtime.memory_server.server import Server
 from hyperpod_ext.runtime.memory_server.state import NodeMemory
-from hyperpod_ext.runtime.memory_server.uploader import Drain
+from hyperpod_ext.runtime.memory_server.uploader import Uploader
 from hyperpod_ext.runtime.snapshot.image import Layout, views
 from hyperpod_ext.runtime.snapshot.manifest import save_id_of
 from hyperpod_ext.runtime.snapshot.select import Decision
@@ -54,12 +56,12 @@ class Hurried:
         time.sleep(seconds / Hurried.FACTOR)
 
 
-def hurry(set_attribute: Callable[[Any, str, Any], None] = setattr) -> None:
+def unthrottle(set_attribute: Callable[[Any, str, Any], None] = setattr) -> None:
     """Give the background threads that clock, and have all but first saves take their checksum on the way."""
-    for module in (drain_module, drain_delivery, peer_sender):
+    for module in (uploader_module, upload_module, peer_sender):
         set_attribute(module, "time", Hurried)
     set_attribute(beside, "has_room", lambda *_: True)  # or states as small as these were copied plainly
-    set_attribute(drain_delivery, "_POLL_S", tuple(seconds / Hurried.FACTOR for seconds in drain_delivery._POLL_S))
+    set_attribute(upload_module, "_POLL_S", tuple(seconds / Hurried.FACTOR for seconds in upload_module._POLL_S))
 
 
 class DyingStore(FileStore):
@@ -115,7 +117,7 @@ class DyingStore(FileStore):
 
 
 class _End:
-    """Work that ends the thread of a drain."""
+    """UploadTask that ends the thread of a uploader."""
 
     generation, save_id, pins = 0, "", {}
     stack = ExitStack()
@@ -133,8 +135,8 @@ class SlowServer(Server):
 
     slow_s = 0.0
 
-    def _answer(self, request: dict[str, Any]) -> Any:
-        if request.get("op") == "seal" and self.slow_s:
+    def _answer(self, request: AnyRequest) -> Any:
+        if isinstance(request, Seal) and self.slow_s:
             time.sleep(self.slow_s)
         return super()._answer(request)
 
@@ -148,15 +150,16 @@ class Node:
         where: dict[str, Any] = {"node": number, "nodes": nodes, "owners": owners}
         before = set(threading.enumerate())
         self.memory = NodeMemory(policy, job=JOB, secret=SECRET, usable_bytes=usable, **where)
-        mine = ("drain", "replicate")
+        mine = ("upload", "replicate")
         self._threads = {t for t in set(threading.enumerate()) - before if t.name.startswith(mine)}
         self.stores: list[DyingStore] = []
-        for drain in self.memory.drains:
-            store = DyingStore(drain.url)
-            drain.checkpoints.store = store
+        for uploader in self.memory.uploaders:
+            store = DyingStore(uploader.url)
+            uploader.checkpoints.store = store
             self.stores.append(store)
         self._path = folder / f"{number}.{os.urandom(4).hex()}"
-        self.server = SlowServer(self._path, self.memory)
+        config = RuntimeConfig(name=JOB, nodes=nodes, workers_per_node=owners, checkpoint=policy)
+        self.server = SlowServer(self._path, self.memory, config)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(self._path))
         self._listener.listen(16)
@@ -181,8 +184,8 @@ class Node:
         self.lost = True
         for store in self.stores:
             store.died.set()
-        for drain in self.memory.drains:
-            _end(drain)
+        for uploader in self.memory.uploaders:
+            _end(uploader)
         if self.memory.replicator is not None:
             self.memory.replicator.close()
         if self.memory.peer_server is not None:
@@ -200,19 +203,19 @@ class Node:
         for regions in (self.memory.own, self.memory.replicas):
             for owner in regions.owners():
                 regions.drop(owner)
-        self.memory._fetcher.forget()
+        self.memory._restore_cache.forget()
 
     def settle(self, timeout_s: float) -> bool:
         """Until everything due has arrived or failed."""
         return self.memory.wait_idle(timeout_s)
 
 
-def _end(drain: Drain) -> None:
-    with drain._changed:
-        for work in drain._due.queue:
-            work.stack.close()
-        drain._due.queue[:] = [_End()]  # type: ignore[list-item]
-        drain._changed.notify_all()
+def _end(uploader: Uploader) -> None:
+    with uploader._changed:
+        for task in uploader._queue.tasks:
+            task.stack.close()
+        uploader._queue.tasks[:] = [_End()]  # type: ignore[list-item]
+        uploader._changed.notify_all()
 
 
 class _HalfStager(Stager):

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTier, PeerTier
 from hyperpod_ext.runtime.membership import membership as m
+from hyperpod_ext.runtime.memory_server.protocol import requests as r
 from hyperpod_ext.runtime.memory_server.slots.slots import Slot
 from hyperpod_ext.runtime.snapshot.manifest import generation_of
 from hyperpod_ext.runtime.snapshot.select import Decision, Offer
@@ -238,19 +239,19 @@ class World:
     def _fence(self, **more: Any) -> None:
         """What every agent asks of its memory server."""
         for node in self.shuffled(self.nodes):
-            self.nodes[node].agent.ask("fence", generation=self.membership.generation, **more)
+            self.nodes[node].agent.ask(r.Fence(generation=self.membership.generation, **more))
 
     def _held_of(self, rank: int, pid: int) -> list[dict[str, Any]]:
         node = self.nodes[rank // self.per_node]
-        return list(node.agent.ask("held", owner=rank, pid=pid)["snapshots"])
+        return list(node.agent.ask(r.Held(owner=rank, pid=pid)).snapshots)
 
     def _ask_durable(self, besides: Sequence[tuple[str, str]]) -> None:
-        found = self.nodes[0].agent.ask("durable", besides=besides)
-        stored = [Offer.of_all(brief) for brief in found["checkpoints"]]
-        problems = tuple(map(str, found["problems"]))
+        found = self.nodes[0].agent.ask(r.Durable(exclude=tuple(besides)))
+        stored = [Offer.of_all(brief) for brief in found.checkpoints]
+        problems = tuple(map(str, found.problems))
         self.say(f"durable: {[offer.save_id for offer in stored]} {problems}")
-        unreachable = tuple(found["unreachable"])
-        self.carry_out(self.membership.durable_answered(stored, int(found["generation"]), problems, unreachable))
+        unreachable = tuple(found.unreachable)
+        self.carry_out(self.membership.durable_answered(stored, found.generation, problems, unreachable))
 
     def settle_membership(self) -> None:
         """Until everybody trains again."""

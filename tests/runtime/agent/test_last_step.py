@@ -8,6 +8,7 @@ from typing import Any
 from hyperpod_ext.runtime.agent.last_step import LastStep
 from hyperpod_ext.runtime.coordinator.last_stop import LastStop
 from hyperpod_ext.runtime.events.durable_steps import durable_steps, left_out
+from hyperpod_ext.runtime.memory_server.protocol.requests import UploadNow, UploadProgress
 
 HOME = {"event": "homecoming", "save_id": "g1-s13", "step": 13, "made": 13, "nodes": [0, 1, 2]}
 
@@ -72,12 +73,12 @@ def test_a_step_that_not_all_ranks_hold_is_told_and_so_are_nodes_that_never_hear
 # --- a node's part ----------------------------------------------------------------------------------
 
 
-def brought(answers: list[dict[str, Any]], limit_s: float, name: str | None = "g1-s13") -> list[Any]:
+def brought(answers: list[UploadProgress], limit_s: float, name: str | None = "g1-s13") -> list[Any]:
     """What a node tells, whose memory server answers so."""
     told: list[Any] = []
 
-    async def ask(request: Any) -> Any:
-        told.append((request["op"], request["save_id"]))
+    async def ask(request: UploadNow) -> UploadProgress:
+        told.append((request.op, request.save_id))
         return answers.pop(0)
 
     async def held() -> list[Any]:
@@ -98,14 +99,15 @@ def brought(answers: list[dict[str, Any]], limit_s: float, name: str | None = "g
 
 
 def test_a_node_tells_how_far_its_part_is_until_it_is_there_or_its_time_is_over() -> None:
-    way, there = {"idle": False, "tiers": [part()]}, {"idle": True, "tiers": [part(arrived=True)]}
-    asked, leaving = ("drain_now", "g1-s13"), ("leaving", ["what is held"])
+    way = UploadProgress(idle=False, tiers=(part(),))
+    there = UploadProgress(idle=True, tiers=(part(arrived=True),))
+    asked, leaving = ("upload_now", "g1-s13"), ("leaving", ["what is held"])
     assert brought([way, there], 3600.0) == [leaving, asked, ("draining", None), asked, ("drained", True)]
     assert brought([way], 0.0) == [leaving, asked, ("drained", False)]
 
 
 def test_a_node_that_never_hears_which_step_it_is_waits_no_longer_than_it_may() -> None:
-    assert brought([{"idle": False, "tiers": []}], 0.0, None)[-1] == ("drained", False)
+    assert brought([UploadProgress(idle=False, tiers=())], 0.0, None)[-1] == ("drained", False)
 
 
 # --- where ranks stop -------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pytest
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.agent.memory_client import MemoryLine
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.memory_server.protocol import requests as r
 
 Answer = Callable[[wire.Message], wire.Message | None]
 
@@ -35,28 +36,29 @@ def test_what_is_asked_of_a_server_that_ends_is_asked_of_the_next_which_knows_wh
 
         def answer_all_but_one(request: wire.Message) -> wire.Message | None:
             if request["op"] != "status":
-                return {"port": 1}
+                return {"port": 1} if request["op"] == "listen" else {}
             broken_off.set()
             return None
 
         first = await serve(tmp_path / "memory", answer_all_but_one)
         for generation in (1, 2):
-            await line.ask({"op": "fence", "generation": generation})
-        await line.ask({"op": "fence", "generation": 2, "step": 7})
-        await line.ask({"op": "listen", "host": "here"})
-        asked = asyncio.create_task(line.ask({"op": "status"}))
+            await line.ask(r.Fence(generation=generation))
+        await line.ask(r.Fence(generation=2, step=7))
+        await line.ask(r.Listen(host="here"))
+        asked = asyncio.create_task(line.ask(r.Status()))
         await broken_off.wait()
         first.close()
 
         def answer(request: wire.Message) -> wire.Message:
             heard.append(request)
-            return {"port": 2}
+            answers = {"listen": {"port": 2}, "held": {"snapshots": []}, "status": {"snapshots": [], "copying": []}}
+            return answers.get(request["op"], {})
 
         second = await serve(tmp_path / "next", answer)
         line.lost()
         answers = await line.succeed(tmp_path / "next")
-        assert answers["listen"] == {"port": 2}
-        assert await asked == {"port": 2}
+        assert r.PeerPort(port=2) in answers
+        assert await asked == r.ServerStatus(snapshots=(), copying=())
         assert [(its["op"], its.get("generation"), its.get("step")) for its in heard] == [
             ("fence", 2, None),
             ("fence", 2, 7),
@@ -74,7 +76,7 @@ def test_where_no_other_follows_whoever_asks_is_told_why(tmp_path: Path) -> None
         line = MemoryLine(tmp_path / "memory")
         line.lost("killed by SIGKILL (9)")
         with pytest.raises(JobFailedError, match=r"memory server of this node is gone: killed by SIGKILL \(9\)"):
-            await line.ask({"op": "held"})
+            await line.ask(r.Held())
 
     asyncio.run(scene())
 
@@ -87,5 +89,5 @@ def test_a_next_server_that_ends_before_it_knows_everything_is_no_server(tmp_pat
         server.close()
         return answers
 
-    assert asyncio.run(scene()) == {}
+    assert asyncio.run(scene()) == []
     assert not (tmp_path / "memory").exists()

@@ -15,6 +15,7 @@ from typing import Any
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
+from hyperpod_ext.runtime.memory_server.protocol.requests import Hello
 
 HERE = Path(__file__).parent
 
@@ -127,7 +128,7 @@ class Job:
         for path in sorted(self.sockets.glob("*.socket")):
             with contextlib.suppress(OSError, JobFailedError):  # it has ended, or ends this moment
                 client = MemoryClient(str(path))
-                found.append(int(client.ask("hello")["pid"]))
+                found.append(client.ask(Hello()).pid)
                 client.close()
         return found
 

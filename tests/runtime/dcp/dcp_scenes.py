@@ -21,6 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from hyperpod_ext.runtime.dcp import TieredStorageReader, TieredStorageWriter, Tiers
+from hyperpod_ext.runtime.memory_server.protocol.requests import Held
 
 warnings.filterwarnings("ignore")
 
@@ -304,7 +305,7 @@ def save_whole(policy: Any, path: str) -> None:
 def held() -> list[int]:
     """Ranks that the memory server holds snapshots of."""
     tiers = make_tiers()
-    return sorted({int(brief["rank"]) for brief in tiers._client.ask("held")["snapshots"]})
+    return sorted({int(brief["rank"]) for brief in tiers._client.ask(Held()).snapshots})
 
 
 def save_dtensors(two_dimensions: bool) -> None:

@@ -61,7 +61,7 @@ def test_a_memory_server_whose_folder_is_removed_ends(tmp_path: Path) -> None:
     secret.write_text("a secret of a job")
     runtime = '{"name": "j", "nodes": 1, "workers_per_node": 1}'
     lock = tmp_path / "gone" / "j.lock"
-    server = [sys.executable, "-m", "hyperpod_ext.runtime.memory_server.standalone"]
+    server = [sys.executable, "-m", "hyperpod_ext.runtime.memory_server"]
     command = [*server, "--lock", str(lock), "--idle-exit-s", "0.2"]
     server = subprocess.Popen(
         [*command, "--socket", str(tmp_path / "j.socket")],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +14,7 @@ from peer_node import Node
 
 from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, StaleGenerationError
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
 from hyperpod_ext.runtime.memory_server.client.client import Held
 from hyperpod_ext.runtime.memory_server.client.peer_client import PeerClient
 from hyperpod_ext.runtime.snapshot.manifest import check_bytes, save_id_of
@@ -177,8 +177,7 @@ class Peer:
     def die_halfway(self, step: int) -> None:
         """The sender is gone after half of the bytes."""
         manifest = Node(2).save(0, step, bytes([step]) * NBYTES)
-        with socket.create_connection(self.there.address) as line:
-            wire.join_peer_blocking(line, peer_node.SECRET)
+        with ps.connect(*self.there.address, peer_node.SECRET) as line:
             plan = peer_node.plan_of(NBYTES).to_json()
             wire.send(line, {"op": "replica_begin", "manifest": manifest, "plan": plan})
             token = (wire.receive(line) or {})["token"]

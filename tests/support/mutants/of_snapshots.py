@@ -12,8 +12,8 @@ SLOTS = Source("hyperpod_ext.runtime.memory_server.slots.slots", ("tests/runtime
 REGIONS = Source(
     "hyperpod_ext.runtime.memory_server.slots.regions", ("tests/runtime/memory_server/slots/test_regions.py",)
 )
-DUE = Source("hyperpod_ext.runtime.memory_server.upload_queue", ("tests/runtime/memory_server/test_drain_due.py",))
-DELIVERY = Source("hyperpod_ext.runtime.memory_server.upload", ("tests/runtime/memory_server/test_drain_delivery.py",))
+DUE = Source("hyperpod_ext.runtime.memory_server.upload_queue", ("tests/runtime/memory_server/test_upload_queue.py",))
+DELIVERY = Source("hyperpod_ext.runtime.memory_server.upload", ("tests/runtime/memory_server/test_upload.py",))
 PEER_SERVER = Source(
     "hyperpod_ext.runtime.memory_server.replication.receiver",
     ("tests/runtime/memory_server/replication/test_peer_server.py",),
@@ -57,8 +57,8 @@ MUTANTS: list[Mutant] = [
     CHECKPOINTER.mutant(
         "checkpointer.torn_copy_is_kept",
         "A snapshot whose state changed while it was copied is taken back.",
-        "self._client.settle(self._rank, staged.save_id, keep=changed is None)",
-        "self._client.settle(self._rank, staged.save_id, keep=True)",
+        "self._client.resolve(self._rank, staged.save_id, keep=changed is None)",
+        "self._client.resolve(self._rank, staged.save_id, keep=True)",
     ),
     SLOTS.mutant(
         "slots.newest_is_overwritten",
@@ -79,19 +79,19 @@ MUTANTS: list[Mutant] = [
         'if slot.save_id != manifest["save_id"]:',
     ),
     DUE.mutant(
-        "drain.waiting_ones_are_superseded",
+        "upload.waiting_ones_are_superseded",
         "Only with when_busy: supersede does a newer checkpoint take the place of one in line.",
         'if self._when_busy == "supersede":',
         'if self._when_busy != "skip":',
     ),
     DELIVERY.mutant(
-        "drain.commits_before_all_parts",
+        "upload.commits_before_all_parts",
         "The manifest of a checkpoint is written when every node has brought its part.",
         "if len(progress.done) < work.nodes or",
         "if len(progress.announced) < work.nodes or",
     ),
     DELIVERY.mutant(
-        "drain.commits_after_another_run",
+        "upload.commits_after_another_run",
         "A run that another one has followed while it copied commits nothing any more.",
         "if work.generation in self.entered:  # a copy takes its time",
         "if work.generation in self.entered and work.nodes > 1:  # a copy takes its time",

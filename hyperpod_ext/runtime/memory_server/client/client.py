@@ -8,12 +8,15 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from hyperpod_ext import errors
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.declared import Declared, encode, with_version
+from hyperpod_ext.runtime.memory_server.protocol import requests as r
+from hyperpod_ext.runtime.memory_server.protocol.request import A, Request, read_answer
 from hyperpod_ext.runtime.memory_server.slots.region import populate
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest
@@ -93,7 +96,8 @@ class MemoryClient:
                     why = f"the memory server of this node is gone, and no other one came within {_START_S:g} s"
                     raise errors.JobFailedError(why, hint="The log of the node's agent says why.") from error
                 time.sleep(0.01)
-        self._pending = 0
+        self._greeted = False
+        self._pending: deque[r.Begin | r.Seal | r.Resolve] = deque()
         self._next_slot: int | None = None
 
     def close(self) -> None:
@@ -110,11 +114,11 @@ class MemoryClient:
         return self._map(owner, 0)
 
     def _map(self, owner: int, slot_bytes: int) -> Mapping | None:
-        answer, fds = self._call({"op": "map", "owner": owner, "slot_bytes": slot_bytes})
+        answer, fds = self._call(r.Map(owner=owner, slot_bytes=slot_bytes))
         if not fds:
             return None
         try:
-            memory = mmap.mmap(fds[0], answer["slot_bytes"] * answer["slots"])
+            memory = mmap.mmap(fds[0], answer.slot_bytes * answer.slots)
             inode = os.fstat(fds[0]).st_ino
         finally:
             _close(fds)
@@ -128,45 +132,41 @@ class MemoryClient:
             return False
 
         threading.Thread(target=populate, args=(memory, wait), name="hpx-populate", daemon=True).start()
-        return Mapping(memory, int(answer["slot_bytes"]), int(answer["slots"]), inode, may)
+        return Mapping(memory, answer.slot_bytes, answer.slots, inode, may)
 
     def add_plan(self, plan: Plan) -> None:
         """Make a plan known, so that saves can name it."""
-        self._call({"op": "plan", "digest": plan.digest, "document": plan.to_json()})
+        self.ask(r.AddPlan(digest=plan.digest, document=plan.to_json()))
 
-    def begin(self, owner: int, step: int, save_id: str, generation: int, when_busy: str = "wait") -> int | None:
+    def begin(self, owner: int, step: int, save_id: str, generation: int, when_busy: r.WhenBusy = "wait") -> int | None:
         """Index of the slot to write from now on; None when the save is to be skipped.
 
         The save before is sealed when this returns.
         """
         self.flush()
         if self._next_slot is None:
-            answer, _ = self._call({"op": "next_slot", "owner": owner, "when_busy": when_busy})
-            self._next_slot = answer["next_slot"]
+            self._next_slot = self.ask(r.NextSlot(owner=owner, when_busy=when_busy)).next_slot
         slot, self._next_slot = self._next_slot, None
-        if slot is None:
-            return None
-        request = {"op": "begin", "owner": owner, "slot": slot, "step": step, "save_id": save_id}
-        self._ask_later({**request, "generation": generation})
+        if slot is not None:
+            self._ask_later(r.Begin(owner=owner, slot=slot, step=step, save_id=save_id, generation=generation))
         return slot
 
     def seal(self, owner: int, slot: int, record: dict[str, object]) -> None:
         """Ask for the seal and return at once; its checksum is computed beside the next step."""
-        self._ask_later({"op": "seal", "owner": owner, "slot": slot, "record": record})
+        self._ask_later(r.Seal(owner=owner, slot=slot, record=r.SaveRecord.model_validate(record)))
 
-    def settle(self, owner: int, save_id: str, *, keep: bool) -> None:
-        """A provisional snapshot is good and may be copied to other tiers, or it is taken back."""
-        self._ask_later({"op": "settle", "owner": owner, "save_id": save_id, "keep": keep})
+    def resolve(self, owner: int, save_id: str, *, keep: bool) -> None:
+        """Keep a provisional snapshot, which may then be copied to other tiers, or drop it."""
+        self._ask_later(r.Resolve(owner=owner, save_id=save_id, keep=keep))
 
-    def _ask_later(self, request: wire.Message) -> None:
-        with self._speaking, self._hearing_of_its_end():
-            wire.send(self._socket, request)
-            self._pending += 1
+    def _ask_later(self, request: r.Begin | r.Seal | r.Resolve) -> None:
+        with self._speaking:
+            self._send(request)
+            self._pending.append(request)
 
     def stepped(self, owner: int) -> None:
         """Tell that a step was made, without a save. What copies cost is learned from how long steps take."""
-        with self._speaking, self._hearing_of_its_end():
-            wire.send(self._socket, {"op": "stepped", "owner": owner})
+        self._send(r.Stepped(owner=owner))
 
     def flush(self) -> None:
         """Wait until everything asked for is done, and raise the first thing that went wrong with it."""
@@ -188,10 +188,11 @@ class MemoryClient:
         errors_met = []
         with self._speaking:
             while self._pending and (wait or self._has_answer()):
-                self._pending -= 1
+                request = self._pending.popleft()
                 try:
-                    answer, _ = self._answer()
-                    self._next_slot = answer.get("next_slot", self._next_slot)
+                    answer, _ = self._answer(request)
+                    if isinstance(answer, r.Sealed):
+                        self._next_slot = answer.next_slot
                 except errors.HyperpodExtError as error:
                     errors_met.append(error)
             if errors_met:
@@ -226,7 +227,7 @@ class MemoryClient:
             NotFoundError: it is not held on this node.
             CorruptSnapshotError: the manifest is not this job's, or of another snapshot.
         """
-        request = {"op": "open", "owner": owner, "save_id": save_id, "known": plan.digest if plan else ""}
+        request = r.Open(owner=owner, save_id=save_id, known_plan=plan.digest if plan else "")
         held = self._map_image(request, secret, job, mapped, plan)
         if held.manifest.get("rank") != owner or held.manifest.get("save_id") != save_id:
             raise errors.CorruptSnapshotError(f"another snapshot came than {save_id} of rank {owner}")
@@ -234,18 +235,18 @@ class MemoryClient:
 
     def fetch(self, url: str, folder: str, rank: int, *, secret: bytes, job: str) -> Held:
         """A snapshot of a durable checkpoint, brought into this node's memory first."""
-        return self._map_image({"op": "fetch", "url": url, "folder": folder, "rank": rank}, secret, job)
+        return self._map_image(r.Fetch(url=url, folder=folder, rank=rank), secret, job)
 
     def _map_image(
         self,
-        request: wire.Message,
+        request: r.Open | r.Fetch,
         secret: bytes,
         job: str,
         mapped: Mapping | None = None,
         plan: Plan | None = None,
     ) -> Held:
         answer, fds = self._call(request)
-        manifest = answer["manifest"]
+        manifest = answer.manifest
         try:
             check_manifest(manifest, secret, job=job)
             if mapped is not None and mapped.inode == os.fstat(fds[0]).st_ino:
@@ -255,21 +256,26 @@ class MemoryClient:
         finally:
             _close(fds)
         if plan is None or plan.digest != manifest["plan"]:
-            plan = read_plan(answer["plan"], manifest["plan"])
+            plan = read_plan(answer.plan or {}, manifest["plan"])
         if plan.nbytes != manifest["nbytes"]:
             raise errors.CorruptSnapshotError(f"the plan of {manifest['save_id']} is for {plan.nbytes} bytes")
-        return Held(manifest, plan, memory, int(answer["offset"]), bool(answer.get("bound", True)))
+        return Held(manifest, plan, memory, answer.offset, answer.bound)
 
-    def ask(self, op: str, **fields: Any) -> wire.Message:
-        """Any other request: `held`, `fence`, `status`, `durable`, `wait_drained`."""
-        return self._call({"op": op, **fields})[0]
+    def ask(self, request: Request[A]) -> A:
+        """The answer to a request that no descriptor comes with."""
+        return self._call(request)[0]
 
-    def _call(self, request: wire.Message) -> tuple[wire.Message, list[int]]:
+    def _call(self, request: Request[A]) -> tuple[A, list[int]]:
         with self._speaking:
             self.flush()
-            with self._hearing_of_its_end():
-                wire.send(self._socket, request)
-            return self._answer()
+            self._send(request)
+            return self._answer(request)
+
+    def _send(self, request: Declared) -> None:
+        message = encode(request)
+        with self._speaking, self._hearing_of_its_end():
+            wire.send(self._socket, message if self._greeted else with_version(message))
+            self._greeted = True
 
     @contextlib.contextmanager
     def _hearing_of_its_end(self) -> Iterator[None]:
@@ -282,25 +288,16 @@ class MemoryClient:
         kind = MemoryLostError if self._another else errors.JobFailedError
         return kind("the memory server of this node is gone")
 
-    def _answer(self) -> tuple[wire.Message, list[int]]:
+    def _answer(self, request: Request[A]) -> tuple[A, list[int]]:
         with self._hearing_of_its_end():
             answer, fds = wire.receive_fds(self._socket, max_fds=1)
         if answer is None:
             raise self._gone()
-        if "error" in answer:
+        try:
+            return read_answer(request, answer), fds
+        except Exception:
             _close(fds)
-            raise error_of(answer["error"])
-        return answer, fds
-
-
-def error_of(described: wire.Message) -> errors.HyperpodExtError:
-    """The error that `HyperpodExtError.to_json` described on the other side."""
-    kind = getattr(errors, str(described.get("code")), errors.HyperpodExtError)
-    if not (isinstance(kind, type) and issubclass(kind, errors.HyperpodExtError)) or issubclass(
-        kind, errors.ConfigError
-    ):
-        kind = errors.HyperpodExtError
-    return kind(str(described.get("message")), hint=str(described.get("hint") or ""))
+            raise
 
 
 def _close(fds: list[int]) -> None:

@@ -10,8 +10,10 @@ from typing import Any
 
 from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, UnreachableError
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
-from hyperpod_ext.runtime.memory_server.client.client import error_of
+from hyperpod_ext.runtime.memory_server.protocol.peer_requests import PeerHeld, PeerOpen, Read
+from hyperpod_ext.runtime.memory_server.protocol.request import A, Request, read_answer
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest
 
@@ -35,8 +37,8 @@ class PeerClient:
     def held(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Whole snapshots there, in brief: the node's own, and its replicas of others'."""
         with self._connection() as sock:
-            answer = _ask(sock, {"op": "held"})
-        return list(answer["own"]), list(answer["replicas"])
+            held = _ask(sock, PeerHeld())
+        return list(held.own), list(held.replicas)
 
     def open(self, owner: int, save_id: str, *, job: str) -> tuple[Manifest, Plan]:
         """Manifest and plan of a whole snapshot, both verified; its bytes are not yet.
@@ -46,12 +48,12 @@ class PeerClient:
             CorruptSnapshotError: its manifest is not this job's.
         """
         with self._connection() as sock:
-            answer = _ask(sock, {"op": "open", "owner": owner, "save_id": save_id})
-        manifest = answer["manifest"]
+            head = _ask(sock, PeerOpen(owner=owner, save_id=save_id))
+        manifest = head.manifest
         check_manifest(manifest, self._secret, job=job)
         if manifest.get("rank") != owner or manifest.get("save_id") != save_id:
             raise CorruptSnapshotError(f"{self}: another snapshot came than {save_id} of rank {owner}")
-        plan = read_plan(answer["plan"], manifest["plan"])
+        plan = read_plan(head.plan, manifest["plan"])
         if plan.nbytes != manifest["nbytes"]:
             raise CorruptSnapshotError(f"the plan of {save_id} is for {plan.nbytes} bytes")
         return manifest, plan
@@ -82,9 +84,9 @@ class PeerClient:
 
     def _read(self, owner: int, save_id: str, start: int, destinations: Sequence[memoryview]) -> int:
         nbytes = sum(map(len, destinations))
-        request = {"op": "read", "owner": owner, "save_id": save_id, "start": start, "nbytes": nbytes}
+        request = Read(owner=owner, save_id=save_id, start=start, nbytes=nbytes)
         with self._connection() as sock:
-            if _ask(sock, request).get("nbytes") != nbytes:
+            if _ask(sock, request).nbytes != nbytes:
                 raise wire.WireError(f"it does not send the {nbytes} bytes that it was asked for")
             return ps.receive_scattered(sock, destinations)
 
@@ -122,14 +124,12 @@ class PeerClient:
         return f"peer {self._host}:{self._port}"
 
 
-def _ask(sock: socket.socket, request: wire.Message) -> wire.Message:
-    wire.send(sock, request)
+def _ask(sock: socket.socket, request: Request[A]) -> A:
+    wire.send(sock, encode(request))
     answer = wire.receive(sock)
     if answer is None:
         raise wire.WireError("it closed the connection")
-    if "error" in answer:
-        raise error_of(answer["error"])
-    return answer
+    return read_answer(request, answer)
 
 
 def _part(pieces: Sequence[tuple[int, memoryview]], first: int, end: int) -> list[memoryview]:

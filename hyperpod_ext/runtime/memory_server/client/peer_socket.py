@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.declared import with_version
 from hyperpod_ext.runtime.snapshot.manifest import crc64nvme
 
 CHUNK = 4 << 20
@@ -37,10 +38,21 @@ def connect(host: str, port: int, secret: bytes, patience_s: float = PATIENCE_S)
     try:
         prepare(sock, patience_s)
         wire.join_peer_blocking(sock, secret)
+        wire.send(sock, with_version({}))
     except BaseException:
         sock.close()
         raise
     return sock
+
+
+def accept(sock: socket.socket, secret: bytes, patience_s: float) -> None:
+    """The other side of `connect`.
+
+    Raises:
+        OSError: whoever connected is not of this job, or speaks another version.
+    """
+    prepare(sock, patience_s)
+    wire.accept_peer_blocking(sock, secret)
 
 
 def prepare(sock: socket.socket, patience_s: float) -> None:

@@ -22,6 +22,7 @@ from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.errors import HyperpodExtError, UnreachableError
 from hyperpod_ext.runtime.ipc.environment import ENV_SECRET_FILE, ENV_SOCKET_DIR
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
+from hyperpod_ext.runtime.memory_server.protocol.requests import Hello
 
 _START_S = 60.0
 _LONGEST_SOCKET = 107  # what the kernel takes
@@ -122,7 +123,7 @@ def start_server(place: Place, config: RuntimeConfig, node: int, secret_file: Pa
     """
     with locked(place.lock):  # held until the server knows of us: else it might be ending this moment
         client = _connect(place.socket) or _start(place, config, node, secret_file, idle_exit_s)
-        client.ask("hello")
+        client.ask(Hello())
         return client
 
 
@@ -135,7 +136,7 @@ def _connect(path: Path) -> MemoryClient | None:
 
 def _start(place: Place, config: RuntimeConfig, node: int, secret_file: Path, idle_exit_s: float) -> MemoryClient:
     place.socket.unlink(missing_ok=True)  # of one that was killed; the lock says that nobody else is at it
-    command = [sys.executable, "-m", "hyperpod_ext.runtime.memory_server.standalone", "--socket", str(place.socket)]
+    command = [sys.executable, "-m", "hyperpod_ext.runtime.memory_server", "--socket", str(place.socket)]
     command += ["--node", str(node), "--lock", str(place.lock), "--idle-exit-s", str(idle_exit_s)]
     environ = {**os.environ, ENV_RUNTIME: config.model_dump_json(), ENV_SECRET_FILE: str(secret_file)}
     log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)

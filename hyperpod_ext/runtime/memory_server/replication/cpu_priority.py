@@ -1,4 +1,4 @@
-"""How copies give way to training: by their threads' nice values, and by that of this process among other sessions.
+"""The CPU priority of copies beside training: nice values of threads, and of this process among other sessions.
 
 A nice value counts among the threads of one scheduling group. Where the kernel makes a group of each session
 (autogroup: hosts on which no CPU cgroup holds the job), workers are in other groups than this process, and
@@ -38,8 +38,8 @@ def own_group() -> Path | None:
     return _AUTOGROUP if os.getsid(0) == os.getpid() and _AUTOGROUP.exists() else None
 
 
-class Courtesy:
-    """Of one memory server. Thread-safe.
+class CpuPriority:
+    """That of the copies of one memory server. Thread-safe.
 
     Args:
         max_slowdown: how much longer training may take beside copies, as a share.
@@ -56,8 +56,8 @@ class Courtesy:
         self._asking_again = self._late = False
         self._lock = threading.Lock()
 
-    def give_way(self) -> None:
-        """Let this thread, and no other of the process, give way to training."""
+    def lower_this_thread(self) -> None:
+        """Give this thread, and no other of the process, a lower priority than training."""
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
 
@@ -79,8 +79,8 @@ class Courtesy:
                     self._impatient.cancel()
             self._tell()
 
-    def hurry(self) -> None:
-        """The copies that are under way, or those that begin next, do not make the process give way."""
+    def unthrottle(self) -> None:
+        """The copies that are under way, or those that begin next, do not lower the priority of the process."""
         with self._lock:
             self._late = True
             self._tell()

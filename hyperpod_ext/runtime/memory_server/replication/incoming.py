@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from hyperpod_ext.errors import CorruptSnapshotError, MemoryTierFullError, NotFoundError
 from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
-from hyperpod_ext.runtime.memory_server.replication.cpu_priority import Courtesy
+from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPriority
 from hyperpod_ext.runtime.memory_server.slots.regions import Regions
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_crc, generation_of
 
@@ -36,8 +36,8 @@ class Incoming:
 class IncomingReplicas:
     """At most one replica per owner is on its way in; a newer attempt takes the place of an older one."""
 
-    def __init__(self, replicas: Regions, courtesy: Courtesy) -> None:
-        self._replicas, self._courtesy = replicas, courtesy
+    def __init__(self, replicas: Regions, cpu_priority: CpuPriority) -> None:
+        self._replicas, self._cpu_priority = replicas, cpu_priority
         self._by_token: dict[int, Incoming] = {}
         self._next_token = itertools.count(1)
         self._one_per_owner: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
@@ -62,7 +62,7 @@ class IncomingReplicas:
             token = next(self._next_token)
             with self._changed:
                 self._by_token[token] = Incoming(owner, index, manifest, region.view(index, nbytes), begun_by)
-            self._courtesy.copy_begins()
+            self._cpu_priority.copy_begins()
             return token
 
     def receive(self, sock: socket.socket, token: int, start: int, nbytes: int) -> None:
@@ -102,7 +102,7 @@ class IncomingReplicas:
                 if replica.receiving:
                     raise NotFoundError(f"{replica.manifest['save_id']} of rank {owner} is still being received")
                 del self._by_token[token]
-            self._courtesy.copy_ends()
+            self._cpu_priority.copy_ends()
             check_crc(replica.manifest, *_whole(replica), where=f"replica of rank {owner}")
             self._replicas.adopt(owner, replica.index, replica.manifest)
 
@@ -128,7 +128,7 @@ class IncomingReplicas:
                     ps.cut(sock)
             self._changed.wait_for(lambda: not any(replica.receiving for replica in gone.values()))
         for _ in gone:
-            self._courtesy.copy_ends()
+            self._cpu_priority.copy_ends()
 
 
 def _whole(replica: Incoming) -> tuple[int, int]:

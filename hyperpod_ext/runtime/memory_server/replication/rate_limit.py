@@ -39,7 +39,7 @@ def next_rate(rate: float, achieved: float, slowdown: float, max_slowdown: float
     return max(floor, faster if faster < 2 * achieved else math.inf)  # then it is not the limit that limits
 
 
-class Pace:
+class RateLimit:
     """Holds senders back, and learns from the steps by how much. Thread-safe."""
 
     def __init__(
@@ -86,7 +86,7 @@ class Pace:
             self.floor = nbytes / seconds if seconds > 0 else math.inf
             self.rate = max(self.rate, self.floor)
 
-    def hurry(self) -> None:
+    def unthrottle(self) -> None:
         """Hold nobody back until the next copy is due: what training loses for it counts less than that copy."""
         with self._lock:
             self.rate = self.floor = math.inf

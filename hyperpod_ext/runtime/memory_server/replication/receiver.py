@@ -8,12 +8,15 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, assert_never
 
 from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFoundError
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.declared import Declared, checked_version, encode
 from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
-from hyperpod_ext.runtime.memory_server.replication.cpu_priority import Courtesy
+from hyperpod_ext.runtime.memory_server.protocol import peer_requests as p
+from hyperpod_ext.runtime.memory_server.protocol.request import Done, refusal
+from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPriority
 from hyperpod_ext.runtime.memory_server.replication.incoming import IncomingReplicas
 from hyperpod_ext.runtime.memory_server.slots.regions import Regions
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
@@ -41,15 +44,15 @@ class PeerServer:
         *,
         secret: bytes,
         job: str,
-        courtesy: Courtesy,
+        cpu_priority: CpuPriority,
         host: str = "",
         port: int = 0,
         patience_s: float = ps.PATIENCE_S,
     ) -> None:
         self._own, self._replicas, self._plans = own, replicas, plans
         self._secret, self._job, self._patience_s = secret, job, patience_s
-        self._courtesy = courtesy
-        self._incoming = IncomingReplicas(replicas, courtesy)
+        self._cpu_priority = cpu_priority
+        self._incoming = IncomingReplicas(replicas, cpu_priority)
         self._unproven = threading.BoundedSemaphore(_UNPROVEN)
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -88,8 +91,7 @@ class PeerServer:
     def _meet(self, connection: socket.socket) -> None:
         with connection, suppress(OSError):
             try:
-                ps.prepare(connection, self._patience_s)
-                wire.accept_peer_blocking(connection, self._secret)
+                ps.accept(connection, self._secret, self._patience_s)
             finally:
                 self._unproven.release()
             with self._lock:
@@ -102,51 +104,67 @@ class PeerServer:
                 self._incoming.lost(connection)
 
     def _converse(self, connection: socket.socket) -> None:
-        while ps.wait_readable(connection) and (request := wire.receive(connection)) is not None:
+        if not self._speaks_our_version(connection):
+            return
+        while ps.wait_readable(connection) and (message := wire.receive(connection)) is not None:
+            try:
+                request = p.PEER_REQUESTS.decode(message)
+            except wire.WireError as error:  # bytes of an image may follow, nobody knows how many
+                wire.send(connection, refusal(error))
+                return
             try:
                 answer = self._answer(connection, request)
-            except HyperpodExtError as error:
-                answer = {"error": error.to_json()}
-            except (KeyError, TypeError, ValueError) as error:
-                answer = {"error": {"code": "HyperpodExtError", "message": f"malformed request: {error!r}"}}
+            except (HyperpodExtError, LookupError, TypeError, ValueError) as error:
+                wire.send(connection, refusal(error))
+                continue
             if answer is not None:
-                wire.send(connection, answer)
+                wire.send(connection, encode(answer))
 
-    def _answer(self, connection: socket.socket, request: wire.Message) -> wire.Message | None:
+    def _speaks_our_version(self, connection: socket.socket) -> bool:
+        try:
+            checked_version(wire.receive(connection) or {}, "this memory server", "its peer")
+        except wire.WireError as error:
+            wire.send(connection, refusal(error))
+            return False
+        return True
+
+    def _answer(self, connection: socket.socket, request: p.AnyPeerRequest) -> Declared | None:
         """The answer to one request; None when it has been given already."""
-        match request["op"]:
-            case "chunk":
-                self._take_chunk(connection, int(request["token"]), int(request["start"]), int(request["nbytes"]))
-            case "replica_begin":
-                return self._begin_replica(connection, request["manifest"], request.get("plan"))
-            case "replica_end":
-                self._incoming.end(int(request["token"]))
-            case "held":
-                return {"own": self._own.held(), "replicas": self._replicas.held()}
-            case "open":
-                return self._open(int(request["owner"]), str(request["save_id"]))
-            case "read":
-                owner, save_id = int(request["owner"]), str(request["save_id"])
-                self._send(connection, owner, save_id, int(request["start"]), int(request["nbytes"]))
+        match request:
+            case p.Chunk():
+                self._take_chunk(connection, request.token, request.start, request.nbytes)
+                return Done()
+            case p.ReplicaBegin():
+                return self._begin_replica(connection, request.manifest, request.plan)
+            case p.ReplicaEnd():
+                self._incoming.end(request.token)
+                return Done()
+            case p.PeerHeld():
+                return p.PeerSnapshots(own=tuple(self._own.held()), replicas=tuple(self._replicas.held()))
+            case p.PeerOpen():
+                return self._open(request.owner, request.save_id)
+            case p.Read():
+                self._send(connection, request)
                 return None
-            case op:
-                raise ValueError(f"unknown op {op!r}")
-        return {}
+            case _:
+                assert_never(request)
 
-    def _begin_replica(self, connection: socket.socket, manifest: Manifest, document: Any) -> wire.Message:
-        check_manifest(manifest, self._secret, job=self._job, where=f"replica of rank {manifest['rank']}")
+    def _begin_replica(
+        self, connection: socket.socket, manifest: Manifest, document: dict[str, Any] | None
+    ) -> p.ReplicaBegun:
+        check_manifest(manifest, self._secret, job=self._job, where=f"replica of rank {manifest.get('rank')}")
         digest = str(manifest["plan"])
         plan = self._plans.get(digest)
         if plan is None:
             if document is None:
-                return {"need_plan": True}
+                return p.ReplicaBegun(need_plan=True)
             plan = self._plans.add(document, digest)
         if plan.nbytes != manifest["nbytes"]:
             raise CorruptSnapshotError(f"the plan of {manifest['save_id']} is for {plan.nbytes} bytes")
         if self._has(manifest):
-            return {"have": True}
-        self._courtesy.give_way()  # from here on this connection only brings replicas, and training comes first
-        return {"token": self._incoming.begin(manifest, connection)}
+            return p.ReplicaBegun(have=True)
+        self._cpu_priority.lower_this_thread()  # from here on this connection only brings replicas
+        return p.ReplicaBegun(token=self._incoming.begin(manifest, connection))
 
     def _has(self, manifest: Manifest) -> bool:
         keys = ("rank", "save_id", "crc64nvme", "nbytes", "plan")
@@ -161,19 +179,20 @@ class PeerServer:
             ps.receive_checked(connection, memoryview(bytearray(nbytes)))  # to be read over, for the next request
             raise
 
-    def _open(self, owner: int, save_id: str) -> wire.Message:
+    def _open(self, owner: int, save_id: str) -> p.SnapshotHead:
         with self._where(owner, save_id).pin(owner, save_id, "open", restoring=True) as pin:
             plan = self._plans.get(str(pin.manifest["plan"]))
             if plan is None:
                 raise NotFoundError(f"the plan of {save_id} of rank {owner} is not known on this node")
-            return {"manifest": pin.manifest, "plan": plan.to_json()}
+            return p.SnapshotHead(manifest=pin.manifest, plan=plan.to_json())
 
-    def _send(self, connection: socket.socket, owner: int, save_id: str, start: int, nbytes: int) -> None:
+    def _send(self, connection: socket.socket, request: p.Read) -> None:
+        owner, save_id, start, nbytes = request.owner, request.save_id, request.start, request.nbytes
         who = f"read by {connection.getpeername()}"
         with self._where(owner, save_id).pin(owner, save_id, who, restoring=True) as pin, pin.data as data:
-            if not (start >= 0 and nbytes >= 0 and start + nbytes <= len(data)):
+            if start + nbytes > len(data):
                 raise NotFoundError(f"{save_id} of rank {owner} has no {nbytes} bytes at {start}")
-            wire.send(connection, {"nbytes": nbytes})
+            wire.send(connection, encode(p.Part(nbytes=nbytes)))
             with data[start : start + nbytes] as part:
                 connection.sendall(part)
 

@@ -21,12 +21,13 @@ from typing import Any
 from hyperpod_ext.config.checkpoint import PeerTier
 from hyperpod_ext.errors import NotFoundError
 from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
-from hyperpod_ext.runtime.memory_server.replication.cpu_priority import Courtesy
+from hyperpod_ext.runtime.memory_server.protocol.requests import WhenBusy
+from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPriority
 from hyperpod_ext.runtime.memory_server.replication.placement import Placement, place_replicas
-from hyperpod_ext.runtime.memory_server.replication.rate_limit import Pace
+from hyperpod_ext.runtime.memory_server.replication.rate_limit import RateLimit
 from hyperpod_ext.runtime.memory_server.replication.sender import PeerSender, Superseded
 from hyperpod_ext.runtime.memory_server.slots.pins import Hold
-from hyperpod_ext.runtime.memory_server.slots.regions import Regions, WhenBusy
+from hyperpod_ext.runtime.memory_server.slots.regions import Regions
 from hyperpod_ext.runtime.memory_server.slots.slots import State
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest
@@ -61,7 +62,7 @@ class Replicator:
         regions: this node's own snapshots.
         plan_of: plan by digest.
         tier: how often, how many copies, over how many connections, and what it may cost.
-        courtesy: how copies give way to training.
+        cpu_priority: that of copies beside training.
         node: this node's number.
         when_busy: what becomes of a step that is due while an earlier one is still being copied.
     """
@@ -74,13 +75,13 @@ class Replicator:
         *,
         node: int,
         secret: bytes,
-        courtesy: Courtesy,
+        cpu_priority: CpuPriority,
         when_busy: WhenBusy = "supersede",
         patience_s: float = ps.PATIENCE_S,
     ) -> None:
         self._regions, self._plan_of, self._tier, self._node = regions, plan_of, tier, node
         self._secret, self._when_busy, self._patience_s = secret, when_busy, patience_s
-        self.pace, self._courtesy = Pace(tier.max_slowdown), courtesy
+        self.rate_limit, self._cpu_priority = RateLimit(tier.max_slowdown), cpu_priority
         self._peers: dict[int, PeerSender] = {}
         self._placement: Placement = {}
         self._targets: tuple[int, ...] = ()
@@ -109,11 +110,11 @@ class Replicator:
 
     def stepped(self, owner: int) -> None:
         """A rank has made a step: the time since the one before shows what copying costs."""
-        now, sending = time.monotonic(), self.pace.sending_s()
+        now, sending = time.monotonic(), self.rate_limit.sending_s()
         before, sending_before = self._stepped_at.get(owner, (None, 0.0))
         self._stepped_at[owner] = now, sending
         if before is not None and now > before:
-            self.pace.observe_step(now - before, (sending - sending_before) / (now - before))
+            self.rate_limit.observe_step(now - before, (sending - sending_before) / (now - before))
 
     def begun(self, owner: int, generation: int, step: int) -> None:
         """A rank writes its snapshot of a step from now on."""
@@ -170,8 +171,8 @@ class Replicator:
         """Copy this snapshot now, due or not, and as fast as it goes: its node may be about to go."""
         with self._changed:
             if self._targets:
-                self.pace.hurry()
-                self._courtesy.hurry()
+                self.rate_limit.unthrottle()
+                self._cpu_priority.unthrottle()
                 self._take(owner, manifest, again=True)
 
     def set_peers(self, addresses: Mapping[int, Address], domains: Mapping[int, str] | None = None) -> None:
@@ -196,8 +197,8 @@ class Replicator:
             *address,
             secret=self._secret,
             streams=self._tier.streams,
-            pace=self.pace,
-            courtesy=self._courtesy,
+            rate_limit=self.rate_limit,
+            cpu_priority=self._cpu_priority,
             patience_s=self._patience_s,
         )
 
@@ -237,8 +238,8 @@ class Replicator:
         """One copy of everything must be done before the next is due."""
         now = time.monotonic()
         if self._latest.nbytes:
-            self.pace.finish_within(self._latest.nbytes * len(self._targets), now - self._due_at)
-            self._courtesy.patience_s = (now - self._due_at) / 2
+            self.rate_limit.finish_within(self._latest.nbytes * len(self._targets), now - self._due_at)
+            self._cpu_priority.patience_s = (now - self._due_at) / 2
         self._latest, self._due_at = step, now
 
     def _remove(self, step: _Step) -> None:
@@ -255,7 +256,7 @@ class Replicator:
                     return
                 if not step.begun:  # the ranks' copies of a step are one matter: they must be done in time together
                     step.begun = True
-                    self._courtesy.copy_begins()
+                    self._cpu_priority.copy_begins()
                 manifest = step.waiting.pop(owner := min(step.waiting))
                 targets, self._copying = [self._peers[node] for node in self._targets], True
             began = time.monotonic()
@@ -266,7 +267,7 @@ class Replicator:
                 self._copying = False
                 if not step.waiting:
                     self._remove(step)
-                    self._courtesy.copy_ends()
+                    self._cpu_priority.copy_ends()
                 self._changed.notify_all()
 
     def _next(self) -> _Step | None:
@@ -288,11 +289,11 @@ class Replicator:
             with self._changed:
                 self._counts["bytes_sent"] += sent
 
-        self.pace.copy_begins()
+        self.rate_limit.copy_begins()
         try:
             return ps.in_threads(work, len(targets), "replicate")
         finally:
-            self.pace.copy_ends()
+            self.rate_limit.copy_ends()
 
     def _conclude(self, owner: int, manifest: Manifest, failures: list[BaseException]) -> None:
         if not failures:
@@ -335,7 +336,7 @@ class Replicator:
                 "replicated_step": self._replicated_step,
                 **self._counts,
                 "seconds": self._seconds,
-                "limit_bytes_per_s": None if math.isinf(self.pace.rate) else int(self.pace.rate),
+                "limit_bytes_per_s": None if math.isinf(self.rate_limit.rate) else int(self.rate_limit.rate),
                 "last_error": self._last_error,
             }
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from hyperpod_ext.errors import UnreachableError
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
-from hyperpod_ext.runtime.memory_server.client.client import error_of
-from hyperpod_ext.runtime.memory_server.replication.cpu_priority import Courtesy
-from hyperpod_ext.runtime.memory_server.replication.rate_limit import Pace
+from hyperpod_ext.runtime.memory_server.protocol.peer_requests import Chunk, ReplicaBegin, ReplicaEnd
+from hyperpod_ext.runtime.memory_server.protocol.request import A, Request, read_answer
+from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPriority
+from hyperpod_ext.runtime.memory_server.replication.rate_limit import RateLimit
 from hyperpod_ext.runtime.memory_server.slots.pins import Pin
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 
@@ -37,13 +40,13 @@ class PeerSender:
         *,
         secret: bytes,
         streams: int,
-        pace: Pace,
-        courtesy: Courtesy,
+        rate_limit: RateLimit,
+        cpu_priority: CpuPriority,
         patience_s: float = ps.PATIENCE_S,
     ) -> None:
         self.address = (host, port)
-        self._secret, self._streams, self._pace, self._patience_s = secret, streams, pace, patience_s
-        self._courtesy = courtesy
+        self._secret, self._streams, self._rate_limit, self._patience_s = secret, streams, rate_limit, patience_s
+        self._cpu_priority = cpu_priority
         self._sockets: list[socket.socket] = []
         self._closed = False
         self._wait_s, self._not_before = 0.0, 0.0
@@ -112,15 +115,14 @@ class PeerSender:
 
     def _send(self, pin: Pin, plan: Plan) -> int:
         control, stop = self._sockets[0], pin.cancelled
-        request = {"op": "replica_begin", "manifest": pin.manifest, "plan": None}
-        answer = self._ask(control, request, stop)
-        if answer.get("need_plan"):
-            answer = self._ask(control, {**request, "plan": plan.to_json()}, stop)
-        if answer.get("have"):
+        begun = self._ask(control, ReplicaBegin(manifest=pin.manifest), stop)
+        if begun.need_plan:
+            begun = self._ask(control, ReplicaBegin(manifest=pin.manifest, plan=plan.to_json()), stop)
+        if begun.token is None:
             return 0
-        token, data = int(answer["token"]), pin.data
-        self._send_chunks(token, data, stop)
-        self._ask(control, {"op": "replica_end", "token": token}, stop)
+        data = pin.data
+        self._send_chunks(begun.token, data, stop)
+        self._ask(control, ReplicaEnd(token=begun.token), stop)
         return len(data)
 
     def _send_chunks(self, token: int, data: memoryview, stop: Stop) -> None:
@@ -132,7 +134,7 @@ class PeerSender:
                 return next(starts, None)
 
         def work(stream: int) -> None:
-            self._courtesy.give_way()
+            self._cpu_priority.lower_this_thread()
             try:
                 self._stream(self._sockets[stream], token, data, next_start, lambda: stop() or failed.is_set())
             except BaseException:
@@ -146,23 +148,22 @@ class PeerSender:
     def _stream(
         self, sock: socket.socket, token: int, data: memoryview, next_start: Callable[[], int | None], stop: Stop
     ) -> None:
-        unanswered = 0
+        unanswered: deque[Chunk] = deque()
         while (start := next_start()) is not None:
             chunk = data[start : start + ps.CHUNK]
-            self._pace.take(len(chunk), stop)
-            frame = wire.encode({"op": "chunk", "token": token, "start": start, "nbytes": len(chunk)})
-            self._push(sock, memoryview(frame), stop)
+            self._rate_limit.take(len(chunk), stop)
+            request = Chunk(token=token, start=start, nbytes=len(chunk))
+            self._push(sock, memoryview(wire.encode(encode(request))), stop)
             self._push(sock, chunk, stop)
-            unanswered += 1
-            if unanswered > _UNANSWERED:
-                self._answer(sock, stop)
-                unanswered -= 1
-        for _ in range(unanswered):
-            self._answer(sock, stop)
+            unanswered.append(request)
+            if len(unanswered) > _UNANSWERED:
+                self._answer(sock, unanswered.popleft(), stop)
+        for request in unanswered:
+            self._answer(sock, request, stop)
 
-    def _ask(self, sock: socket.socket, request: wire.Message, stop: Stop) -> wire.Message:
-        self._push(sock, memoryview(wire.encode(request)), stop)
-        return self._answer(sock, stop)
+    def _ask(self, sock: socket.socket, request: Request[A], stop: Stop) -> A:
+        self._push(sock, memoryview(wire.encode(encode(request))), stop)
+        return self._answer(sock, request, stop)
 
     def _push(self, sock: socket.socket, data: memoryview, stop: Stop) -> None:
         """`sendall` that can be given up."""
@@ -178,7 +179,7 @@ class PeerSender:
             else:
                 gives_up_at = time.monotonic() + self._patience_s
 
-    def _answer(self, sock: socket.socket, stop: Stop) -> wire.Message:
+    def _answer(self, sock: socket.socket, request: Request[A], stop: Stop) -> A:
         gives_up_at = time.monotonic() + self._patience_s
         while not ps.wait_readable(sock, _LOOK_S):
             if stop():
@@ -188,6 +189,4 @@ class PeerSender:
         answer = wire.receive(sock)
         if answer is None:
             raise wire.WireError("it closed the connection")
-        if "error" in answer:
-            raise error_of(answer["error"])
-        return answer
+        return read_answer(request, answer)

@@ -7,9 +7,10 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 from hyperpod_ext.errors import NotFoundError, StaleGenerationError
+from hyperpod_ext.runtime.memory_server.protocol.requests import WhenBusy
 from hyperpod_ext.runtime.memory_server.slots import slots as s
 from hyperpod_ext.runtime.memory_server.slots.budget import Budget
 from hyperpod_ext.runtime.memory_server.slots.pins import Hold, Pin
@@ -26,7 +27,6 @@ from hyperpod_ext.runtime.snapshot.manifest import (
 )
 
 _MIB = 1 << 20
-WhenBusy = Literal["wait", "skip", "supersede"]
 
 
 class Regions:

@@ -21,6 +21,7 @@ from checkpoint.state import State
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
 from hyperpod_ext.runtime.memory_server.client.peer_client import PeerClient
+from hyperpod_ext.runtime.memory_server.protocol import requests as r
 from hyperpod_ext.runtime.snapshot.tree import take_apart
 
 JOB, SECRET = "bench", b"0123456789abcdef0123456789abcdef"
@@ -74,9 +75,9 @@ def _answers(path: Path) -> bool:
 def _introduce(place: Place, nodes: int) -> dict[int, tuple[str, int]]:
     """Tell every node's server where the others are."""
     clients = [MemoryClient(str(_socket_of(place, node))) for node in range(nodes)]
-    peers = {node: ("127.0.0.1", int(c.ask("listen", host="127.0.0.1")["port"])) for node, c in enumerate(clients)}
+    peers = {node: ("127.0.0.1", c.ask(r.Listen(host="127.0.0.1")).port) for node, c in enumerate(clients)}
     for client in clients:
-        client.ask("peers", peers=peers, domains=dict.fromkeys(peers, ""))
+        client.ask(r.Peers(peers=peers, domains=dict.fromkeys(peers, "")))
         client.close()
     return peers
 
@@ -121,7 +122,7 @@ class Ours(Adapter):
         self._step = max((held["step"] for held in self._held()), default=0)
 
     def _held(self) -> list[dict[str, Any]]:
-        return [held for held in self._line.ask("held")["snapshots"] if held["rank"] == self.place.rank]
+        return [held for held in self._line.ask(r.Held()).snapshots if held["rank"] == self.place.rank]
 
     def prepare(self, state: State) -> None:
         self._checkpointer.prepare(take_apart(state, torch.Tensor))
@@ -148,8 +149,8 @@ class Ours(Adapter):
         return not self._reached(wanted, 0.0)
 
     def _reached(self, state: str, timeout_s: float) -> bool:
-        question = {"owner": self.place.rank, "save_id": self._save_id, "state": state, "timeout_s": timeout_s}
-        return bool(self._line.ask("wait_state", **question)["reached"])
+        rank, save_id = self.place.rank, self._save_id
+        return self._line.ask(r.WaitState(owner=rank, save_id=save_id, state=state, timeout_s=timeout_s)).reached
 
     def wait_sealed(self) -> None:
         if not self._reached("sealed", _DEADLINE_S):
@@ -157,11 +158,11 @@ class Ours(Adapter):
 
     def wait_replicated(self) -> None:
         if not self._reached("replicated", _DEADLINE_S):
-            raise RuntimeError(f"{self._save_id} was not replicated: {self._line.ask('status')['copying']}")
+            raise RuntimeError(f"{self._save_id} was not replicated: {self._line.ask(r.Status()).copying}")
 
     def flush(self) -> None:
         self._checkpointer.flush()
-        self._line.ask("wait_idle", timeout_s=_DEADLINE_S)
+        self._line.ask(r.WaitIdle(timeout_s=_DEADLINE_S))
 
     def restore(self, state: State) -> int:
         parts = take_apart(state, torch.Tensor)
@@ -179,11 +180,11 @@ class Ours(Adapter):
         for node in range(self.place.world_size):
             if node != self.place.rank:
                 other = MemoryClient(str(_socket_of(self.place, node)))
-                address = ("127.0.0.1", int(other.ask("listen", host="127.0.0.1")["port"]))
+                address = ("127.0.0.1", other.ask(r.Listen(host="127.0.0.1")).port)
                 _, replicas = PeerClient(*address, SECRET).held()
                 found += [(address, held) for held in replicas if held["rank"] == self.place.rank]
         return max(found, key=lambda each: each[1]["step"])
 
     def drain(self) -> None:
         if not self._reached("durable", _DEADLINE_S):
-            raise RuntimeError(f"{self._save_id} did not arrive: {self._line.ask('status')['copying']}")
+            raise RuntimeError(f"{self._save_id} did not arrive: {self._line.ask(r.Status()).copying}")

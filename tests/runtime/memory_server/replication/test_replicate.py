@@ -79,7 +79,7 @@ def test_a_node_that_may_go_hands_over_what_is_not_due(make_node):
         a.save(owner, 13, content(1000, owner))
     assert a.replicator.wait_idle(20)
     assert steps(b.replicas) == []
-    a.replicator.pace.rate = 1.0  # a byte a second: what training may lose for a copy does not count now
+    a.replicator.rate_limit.rate = 1.0  # a byte a second: what training may lose for a copy does not count now
     for owner in range(2):
         a.replicator.catch_up(owner, a.own.newest(owner))
     assert a.replicator.wait_idle(20)
@@ -251,13 +251,13 @@ def test_a_peer_killed_halfway_costs_one_copy_and_another_peer_gets_it(make_node
     a.replicator.set_peers({1: b})
     a.save(0, 1, content(MIB, 1))
     assert a.replicator.wait_idle(20)
-    a.replicator.pace.rate = 8 * MIB
+    a.replicator.rate_limit.rate = 8 * MIB
     a.save(0, 2, content(32 * MIB, 2))
-    until(lambda: a.replicator.pace._sent > 12 * MIB)
+    until(lambda: a.replicator.rate_limit._sent > 12 * MIB)
     os.kill(peer.pid, signal.SIGKILL)
     assert a.replicator.wait_idle(5)
     assert (a.replicator.status()["failed"], state(a, 0, 2)) == (1, "sealed")
-    a.replicator.pace.rate = float("inf")
+    a.replicator.rate_limit.rate = float("inf")
     a.replicator.set_peers({2: c.address})
     assert a.replicator.wait_idle(20)
     assert read(c.client(), "g1-s2") == content(32 * MIB, 2)
@@ -331,14 +331,14 @@ def test_a_peer_that_takes_nothing_is_given_up(make_node):
 def test_what_is_due_while_a_copy_is_in_flight(make_node, when_busy, copied):
     a, b = make_node(0, when_busy=when_busy, slots=3 if when_busy == "wait" else 4), make_node(1)
     a.replicator.set_peers({1: b.address})
-    a.replicator.pace.rate = 16 * MIB
+    a.replicator.rate_limit.rate = 16 * MIB
     a.save(0, 1, content(MIB, 1) * 16)
-    until(lambda: a.replicator.pace._sent > 0)
+    until(lambda: a.replicator.rate_limit._sent > 0)
     for step in (2, 3):
         a.save(0, step, content(MIB, step) * 16, when_busy=when_busy)
     if when_busy != "wait":
         a.save(0, 4, content(MIB, 4) * 16)
-    a.replicator.pace.rate = float("inf")
+    a.replicator.rate_limit.rate = float("inf")
     if when_busy == "wait":
         a.save(0, 4, content(MIB, 4) * 16, when_busy=when_busy)
     assert a.replicator.wait_idle(20)
@@ -375,13 +375,13 @@ def test_steps_that_take_longer_beside_a_copy_slow_it_down_though_nothing_is_sav
 
     for _ in range(8):
         step(0.01)
-    a.replicator.pace.rate = before = 8 * MIB
+    a.replicator.rate_limit.rate = before = 8 * MIB
     a.save(0, 1, content(MIB, 1) * 32)
-    until(lambda: a.replicator.pace._sent > 0)
+    until(lambda: a.replicator.rate_limit._sent > 0)
     for _ in range(8):
         step(0.05)
-    assert a.replicator.pace.rate < before
-    a.replicator.pace.rate = float("inf")
+    assert a.replicator.rate_limit.rate < before
+    a.replicator.rate_limit.rate = float("inf")
     assert a.replicator.wait_idle(20)
 
 
@@ -424,7 +424,7 @@ def test_nodes_that_begin_a_generation_together_have_a_step_in_common_wherever_o
 
 
 class Told:
-    """Courtesy that counts."""
+    """CpuPriority that counts."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -436,9 +436,9 @@ class Told:
         self.said.append("ends")
 
 
-def test_the_copies_of_a_steps_ranks_are_one_matter_of_courtesy(pair):
+def test_the_copies_of_a_steps_ranks_are_lowered_and_raised_once(pair):
     a, _ = pair
-    a.replicator._courtesy = told = Told()
+    a.replicator._cpu_priority = told = Told()
     with a.replicator._changed:  # all of them are there before the first is copied
         for owner in range(4):
             a.save(owner, 1, content(1000, owner))

@@ -18,13 +18,13 @@ def test_the_oldest_is_overwritten_and_never_the_newest():
 
 
 def test_the_newest_stays_though_all_others_are_in_use():
-    slots = [sealed(1, 1, 1, "drain"), sealed(2, 2)]
+    slots = [sealed(1, 1, 1, "upload"), sealed(2, 2)]
     assert pick_slot(slots) is None
     assert not any(may_write(slots, index) for index in range(2))
 
 
 def test_what_is_copied_is_not_overwritten():
-    slots = [sealed(1, 1, 1, "drain"), sealed(2, 2), sealed(3, 3)]
+    slots = [sealed(1, 1, 1, "upload"), sealed(2, 2), sealed(3, 3)]
     assert pick_slot(slots) == 1
     assert not may_write(slots, 0)
 

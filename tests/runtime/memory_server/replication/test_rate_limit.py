@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyperpod_ext.runtime.memory_server.replication.rate_limit import Pace, next_rate
+from hyperpod_ext.runtime.memory_server.replication.rate_limit import RateLimit, next_rate
 
 positive = st.floats(1.0, 1e12)
 
@@ -44,21 +44,21 @@ def test_a_limit_that_does_not_limit_is_none():
 class Sending:
     """A trainer whose steps take longer the more is sent beside them, on a clock that it moves itself."""
 
-    def __init__(self, pace_of: float, cost_s_per_byte: float, cost_of_sending: float = 0.0) -> None:
+    def __init__(self, max_slowdown: float, cost_s_per_byte: float, cost_of_sending: float = 0.0) -> None:
         self.now = 0.0
-        self.pace = Pace(pace_of, lambda: self.now)
+        self.rate_limit = RateLimit(max_slowdown, lambda: self.now)
         self.cost, self.cost_of_sending = cost_s_per_byte, cost_of_sending
 
     def step(self, *, sending: bool, link: float = 1e9, idle_s: float = 1.0) -> float:
-        sent = min(link, self.pace.rate) * idle_s if sending else 0.0
+        sent = min(link, self.rate_limit.rate) * idle_s if sending else 0.0
         seconds = idle_s + sent * self.cost + (self.cost_of_sending * idle_s if sending else 0.0)
         if sending:
-            self.pace.copy_begins()
-            self.pace.take(int(sent), lambda: True)
+            self.rate_limit.copy_begins()
+            self.rate_limit.take(int(sent), lambda: True)
         self.now += seconds
         if sending:
-            self.pace.copy_ends()
-        self.pace.observe_step(seconds, sending)
+            self.rate_limit.copy_ends()
+        self.rate_limit.observe_step(seconds, sending)
         return seconds
 
 
@@ -76,37 +76,37 @@ def test_sending_that_costs_the_same_however_slow_it_is_is_soon_as_fast_as_it_go
     for _ in range(400):
         trainer.step(sending=False)
         trainer.step(sending=True)
-        rates.append(trainer.pace.rate)
+        rates.append(trainer.rate_limit.rate)
     assert rates.count(math.inf) > 300
     assert len(set(rates)) > 1  # now and then it is tried again
 
 
 def test_a_copy_that_fits_in_a_step_is_spread_over_more():
     """One step has all of the cost of a copy, at whatever rate, until the copy is too slow to be done in one."""
-    pace, now = Pace(0.05, lambda: now), 0.0
+    rate_limit, now = RateLimit(0.05, lambda: now), 0.0
     for _ in range(60):
-        pace.observe_step(1.0, sending=False)
+        rate_limit.observe_step(1.0, sending=False)
         left, steps = 100e6, []
-        pace.copy_begins()
+        rate_limit.copy_begins()
         while left > 0:
-            sent = min(left, 1e9 * 0.8, pace.rate * 1.0)
-            pace.take(int(sent), lambda: True)
-            now += sent / min(1e9, pace.rate)
+            sent = min(left, 1e9 * 0.8, rate_limit.rate * 1.0)
+            rate_limit.take(int(sent), lambda: True)
+            now += sent / min(1e9, rate_limit.rate)
             left -= sent
             steps.append(1.0 + 2e-9 * sent)
             if left <= 0:
-                pace.copy_ends()
-            pace.observe_step(steps[-1], sending=True)
+                rate_limit.copy_ends()
+            rate_limit.observe_step(steps[-1], sending=True)
     assert max(steps) < 1.08
 
 
 def test_a_step_at_whose_end_a_copy_begins_says_nothing_of_copies():
-    pace = Pace(0.05)
+    rate_limit = RateLimit(0.05)
     for _ in range(100):
-        pace.observe_step(1.0, sending=0.0)
-        pace.take(1000, lambda: True)
-        pace.observe_step(9.0, sending=0.1)
-    assert pace.rate == math.inf
+        rate_limit.observe_step(1.0, sending=0.0)
+        rate_limit.take(1000, lambda: True)
+        rate_limit.observe_step(9.0, sending=0.1)
+    assert rate_limit.rate == math.inf
 
 
 def test_sending_that_costs_nothing_is_not_held_back():
@@ -114,44 +114,44 @@ def test_sending_that_costs_nothing_is_not_held_back():
     for _ in range(30):
         trainer.step(sending=False)
         trainer.step(sending=True)
-    assert trainer.pace.rate == math.inf
+    assert trainer.rate_limit.rate == math.inf
 
 
 def test_a_copy_is_done_before_the_next_is_due_whatever_it_costs():
     trainer = Sending(0.05, cost_s_per_byte=1e-8)
-    trainer.pace.finish_within(400_000_000, 2.0)
+    trainer.rate_limit.finish_within(400_000_000, 2.0)
     for _ in range(60):
         trainer.step(sending=False)
         trainer.step(sending=True)
-    assert trainer.pace.rate == pytest.approx(2e8)
+    assert trainer.rate_limit.rate == pytest.approx(2e8)
 
 
 def test_the_bucket_lets_through_what_the_rate_allows():
     clock = Clock()
-    pace = Pace(0.05, clock.now, clock.sleep)
-    pace.rate = 100e6
+    rate_limit = RateLimit(0.05, clock.now, clock.sleep)
+    rate_limit.rate = 100e6
     for _ in range(11):
-        pace.take(1_000_000, lambda: False)
+        rate_limit.take(1_000_000, lambda: False)
     assert clock.time == pytest.approx(0.1)
 
 
 def test_what_is_given_up_waits_no_longer():
     clock = Clock()
-    pace = Pace(0.05, clock.now, clock.sleep)
-    pace.rate = 1.0
-    pace.take(1000, lambda: False)
-    pace.take(1000, lambda: clock.time > 1.0)
+    rate_limit = RateLimit(0.05, clock.now, clock.sleep)
+    rate_limit.rate = 1.0
+    rate_limit.take(1000, lambda: False)
+    rate_limit.take(1000, lambda: clock.time > 1.0)
     assert 1.0 < clock.time < 1.5
 
 
-def test_in_a_hurry_nobody_waits_who_waited_before():
-    pace = Pace(0.05)
-    pace.rate = 1.0
-    pace.take(1000, lambda: False)
-    waiting = threading.Thread(target=pace.take, args=(1000, lambda: False), daemon=True)
+def test_an_unthrottled_sender_waits_no_more():
+    rate_limit = RateLimit(0.05)
+    rate_limit.rate = 1.0
+    rate_limit.take(1000, lambda: False)
+    waiting = threading.Thread(target=rate_limit.take, args=(1000, lambda: False), daemon=True)
     waiting.start()
-    pace.hurry()
+    rate_limit.unthrottle()
     waiting.join(5)
     assert not waiting.is_alive()
-    pace.finish_within(1000, 10.0)
-    assert (pace.rate, pace.floor) == (math.inf, 100.0)
+    rate_limit.finish_within(1000, 10.0)
+    assert (rate_limit.rate, rate_limit.floor) == (math.inf, 100.0)

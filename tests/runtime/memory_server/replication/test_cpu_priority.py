@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from waiting import until
 
-from hyperpod_ext.runtime.memory_server.replication.cpu_priority import Courtesy, niceness_for
+from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPriority, niceness_for
 
 
 @pytest.mark.parametrize(("max_slowdown", "niceness"), [(1.0, 0), (0.8, 1), (0.25, 7), (0.05, 14), (0.001, 19)])
@@ -42,14 +42,14 @@ class Group:
 
 def test_the_group_gives_way_while_something_is_copied_and_nothing_is_sealed():
     group = Group()
-    courtesy = Courtesy(0.05, group)
-    courtesy.copy_begins()
-    courtesy.copy_begins()
-    courtesy.copy_ends()
-    with courtesy.urgent():
+    cpu_priority = CpuPriority(0.05, group)
+    cpu_priority.copy_begins()
+    cpu_priority.copy_begins()
+    cpu_priority.copy_ends()
+    with cpu_priority.urgent():
         assert group.told == [14, 0]
-    courtesy.copy_ends()
-    with courtesy.urgent():
+    cpu_priority.copy_ends()
+    with cpu_priority.urgent():
         pass
     assert group.told == [14, 0, 14, 0]
 
@@ -57,57 +57,57 @@ def test_the_group_gives_way_while_something_is_copied_and_nothing_is_sealed():
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.EMFILE])
 def test_what_the_kernel_refuses_for_now_is_told_later(number):
     group = Group(2, number)
-    courtesy = Courtesy(0.05, group)
-    courtesy.copy_begins()
+    cpu_priority = CpuPriority(0.05, group)
+    cpu_priority.copy_begins()
     until(lambda: group.told == [14])
     group.refusals = 1
-    courtesy.copy_ends()
+    cpu_priority.copy_ends()
     until(lambda: group.told == [14, 0])
 
 
 def test_a_copy_that_takes_too_long_gives_way_no_more_and_the_next_one_does_again():
     group = Group()
-    courtesy = Courtesy(0.05, group)
-    courtesy.patience_s = 0.05
-    courtesy.copy_begins()
+    cpu_priority = CpuPriority(0.05, group)
+    cpu_priority.patience_s = 0.05
+    cpu_priority.copy_begins()
     until(lambda: group.told == [14, 0])
-    courtesy.patience_s = 60.0
-    courtesy.copy_ends()
-    courtesy.copy_begins()
+    cpu_priority.patience_s = 60.0
+    cpu_priority.copy_ends()
+    cpu_priority.copy_begins()
     assert group.told == [14, 0, 14]
 
 
 def test_the_patience_with_copies_that_are_done_is_not_that_with_the_next():
     group = Group()
-    courtesy = Courtesy(0.05, group)
-    courtesy.copy_begins()
-    late = courtesy._impatient
-    courtesy.copy_ends()
-    courtesy.copy_begins()
+    cpu_priority = CpuPriority(0.05, group)
+    cpu_priority.copy_begins()
+    late = cpu_priority._impatient
+    cpu_priority.copy_ends()
+    cpu_priority.copy_begins()
     late.function()  # it was cancelled when it had just begun
     assert group.told == [14, 0, 14]
-    courtesy._impatient.function()
+    cpu_priority._impatient.function()
     assert group.told == [14, 0, 14, 0]
 
 
-def test_in_a_hurry_nothing_gives_way_until_those_copies_are_done():
+def test_unthrottled_copies_keep_the_priority_of_the_process_until_they_are_done():
     group = Group()
-    courtesy = Courtesy(0.05, group)
-    courtesy.copy_begins()
-    courtesy.hurry()
-    courtesy.copy_begins()
+    cpu_priority = CpuPriority(0.05, group)
+    cpu_priority.copy_begins()
+    cpu_priority.unthrottle()
+    cpu_priority.copy_begins()
     assert group.told == [14, 0]
     for _ in range(2):
-        courtesy.copy_ends()
-    courtesy.copy_begins()
+        cpu_priority.copy_ends()
+    cpu_priority.copy_begins()
     assert group.told == [14, 0, 14]
 
 
 def test_a_kernel_without_groups_is_asked_once(tmp_path: Path):
-    courtesy = Courtesy(0.05, tmp_path / "not" / "there")
-    courtesy.copy_begins()
-    courtesy.copy_ends()
-    assert courtesy._group is None
+    cpu_priority = CpuPriority(0.05, tmp_path / "not" / "there")
+    cpu_priority.copy_begins()
+    cpu_priority.copy_ends()
+    assert cpu_priority._group is None
 
 
 @pytest.mark.skipif(os.getpriority(os.PRIO_PROCESS, 0) > 14, reason="a nice process may not make a thread less nice")
@@ -115,7 +115,7 @@ def test_only_the_copying_thread_is_nice():
     found: list[int] = []
 
     def copy() -> None:
-        Courtesy(0.05).give_way()
+        CpuPriority(0.05).lower_this_thread()
         found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
 
     mine = os.getpriority(os.PRIO_PROCESS, 0)
@@ -128,12 +128,12 @@ def test_only_the_copying_thread_is_nice():
 
 _IN_A_SESSION = """
 import time
-from hyperpod_ext.runtime.memory_server.replication.cpu_priority import Courtesy, own_group
+from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPriority, own_group
 group = own_group()
-courtesy = Courtesy(0.05, group)
-courtesy.copy_begins()
+cpu_priority = CpuPriority(0.05, group)
+cpu_priority.copy_begins()
 until = time.monotonic() + 20
-while group and courtesy._told != 14 and time.monotonic() < until:
+while group and cpu_priority._told != 14 and time.monotonic() < until:
     time.sleep(0.01)  # without CAP_SYS_ADMIN the kernel takes one such word in 0.1 s, from anybody
 print(group and group.read_text().split()[-1])
 """

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hyperpod_ext.errors import StaleGenerationError
-from hyperpod_ext.runtime.memory_server.upload import Delivery
-from hyperpod_ext.runtime.memory_server.upload_queue import Work
+from hyperpod_ext.runtime.memory_server.upload import Upload
+from hyperpod_ext.runtime.memory_server.upload_queue import UploadTask
 from hyperpod_ext.runtime.storage.checkpoints import Progress
 from hyperpod_ext.runtime.storage.object_store import Cancelled
 
@@ -17,7 +17,7 @@ from hyperpod_ext.runtime.storage.object_store import Cancelled
 class Place:
     """Checkpoints in a store, as one node sees them: others bring their parts while it looks."""
 
-    def __init__(self, work: Work, others_done: list[bool], followed: bool = False) -> None:
+    def __init__(self, work: UploadTask, others_done: list[bool], followed: bool = False) -> None:
         self.committed = 0
         self.store = SimpleNamespace(url="memory:")
         self._work, self._others_done, self._followed = work, others_done, followed
@@ -59,23 +59,23 @@ class Place:
         return True
 
 
-def delivery(place: Any, run: str = "") -> Delivery:
+def delivery(place: Any, run: str = "") -> Upload:
     due: Any = SimpleNamespace(is_passed=lambda work, now: False, waiting=False)
-    made = Delivery(place, SimpleNamespace(), lambda digest: None, due, node=0, on_bytes=lambda count: None)  # type: ignore[arg-type]
+    made = Upload(place, SimpleNamespace(), lambda digest: None, due, node=0, on_bytes=lambda count: None)  # type: ignore[arg-type]
     if run:
         made.entered[1] = (0, run)
     return made
 
 
 def test_it_is_committed_once_all_nodes_have_brought_their_part():
-    work = Work(10, 1, "g1-s10", nodes=2)
+    work = UploadTask(10, 1, "g1-s10", nodes=2)
     place = Place(work, [False, False, True])
     assert delivery(place).bring(work)
     assert place.committed == 1
 
 
 def test_that_all_have_said_what_they_will_bring_is_not_enough():
-    work = Work(10, 1, "g1-s10", nodes=2)
+    work = UploadTask(10, 1, "g1-s10", nodes=2)
     place = Place(work, [False, False])
     with pytest.raises(Cancelled):
         delivery(place).bring(work)
@@ -84,7 +84,7 @@ def test_that_all_have_said_what_they_will_bring_is_not_enough():
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_run_that_another_has_followed_commits_nothing(nodes: int):
-    work = Work(10, 1, "g1-s10", nodes=nodes)
+    work = UploadTask(10, 1, "g1-s10", nodes=nodes)
     place = Place(work, [True], followed=True)
     with pytest.raises(StaleGenerationError):
         delivery(place, "this run").bring(work)
@@ -92,7 +92,7 @@ def test_a_run_that_another_has_followed_commits_nothing(nodes: int):
 
 
 def test_a_run_that_nobody_has_followed_commits():
-    work = Work(10, 1, "g1-s10", nodes=1)
+    work = UploadTask(10, 1, "g1-s10", nodes=1)
     place = Place(work, [])
     assert delivery(place, "this run").bring(work)
     assert place.committed == 1

@@ -24,8 +24,9 @@ from waiting import until
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier
 from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFoundError
 from hyperpod_ext.runtime.agent.memory_client import CopyWatch
+from hyperpod_ext.runtime.memory_server.protocol.requests import ServerStatus, Status
 from hyperpod_ext.runtime.memory_server.state import NodeMemory
-from hyperpod_ext.runtime.memory_server.uploader import Drain
+from hyperpod_ext.runtime.memory_server.uploader import Uploader
 from hyperpod_ext.runtime.snapshot.manifest import check_bytes, sign
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
 from hyperpod_ext.runtime.storage.names import Found, folder_of, image_of
@@ -146,8 +147,8 @@ def test_old_checkpoints_make_way(tmp_path, checkpoints):
 
 
 def test_a_step_that_was_asked_for_is_brought_too(alone, checkpoints):
-    alone.ask("drain_at", kind="file", step=7)
-    alone.ask("drain_at", kind="s3", step=8)  # another tier's business
+    alone.ask("schedule_copy", kind="file", step=7)
+    alone.ask("schedule_copy", kind="s3", step=8)  # another tier's business
     writer = Writer(alone)
     for step in (6, 7, 8):
         writer.save(step)
@@ -169,21 +170,21 @@ def test_the_newest_step_can_be_brought_though_it_is_not_due(alone, checkpoints)
     writer = Writer(alone)
     for step in (6, 7):
         writer.save(step)
-    assert alone.ask("drain_now", save_id="g1-s7", timeout_s=20)["idle"]
+    assert alone.ask("upload_now", save_id="g1-s7", timeout_s=20)["idle"]
     assert steps(checkpoints) == [7]
 
 
 def test_what_has_arrived_already_is_not_brought_again(alone, checkpoints):
     Writer(alone).save(10)
     assert idle(alone)
-    assert alone.ask("drain_now", save_id="g1-s10", timeout_s=20)["idle"]
+    assert alone.ask("upload_now", save_id="g1-s10", timeout_s=20)["idle"]
     assert steps(checkpoints) == [10]
     assert copying(alone)["bytes_sent"] == 1000
 
 
 def test_a_commit_that_is_not_here_costs_no_wait(alone, checkpoints):
     Writer(alone).save(7)
-    assert alone.ask("drain_now", save_id="g1-s6", timeout_s=20)["idle"]
+    assert alone.ask("upload_now", save_id="g1-s6", timeout_s=20)["idle"]
     assert steps(checkpoints) == []
 
 
@@ -302,7 +303,7 @@ def test_a_node_that_fails_tells_the_others_and_may_try_again(tmp_path, serve_tw
     until(lambda: checkpoints.progress(folder_of(10, 1)).failed == {0})
     assert idle(server)  # who tells the others is not free for another try yet
     in_the_way.rmdir()
-    assert server.ask("drain_now", save_id="g1-s10", timeout_s=20)["idle"]
+    assert server.ask("upload_now", save_id="g1-s10", timeout_s=20)["idle"]
     assert steps(checkpoints) == [10]
     assert not checkpoints.progress(folder_of(10, 1)).failed
 
@@ -373,7 +374,7 @@ def test_the_end_of_the_job_is_due_even_where_others_would_be_skipped(tmp_path, 
         writer = Writer(server)
         for step in (10, 11):
             writer.save(step)
-        assert not server.ask("drain_now", save_id="g1-s11", timeout_s=0.1)["idle"]
+        assert not server.ask("upload_now", save_id="g1-s11", timeout_s=0.1)["idle"]
         for step in range(12, 20):
             writer.save(step, when_busy="skip")
         assert server.held_steps()[:2] == [10, 11]  # neither is overwritten
@@ -440,8 +441,8 @@ async def _told(statuses: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Events that an agent makes of what its memory server says."""
     told: list[dict[str, Any]] = []
 
-    async def ask(request: dict[str, Any]) -> dict[str, Any]:
-        return {"copying": [statuses.pop(0)]}
+    async def ask(_: Status) -> ServerStatus:
+        return ServerStatus(snapshots=(), copying=(statuses.pop(0),))
 
     def event(kind: str, **fields: Any) -> None:
         told.append({"kind": kind, **fields})
@@ -470,17 +471,17 @@ def test_each_change_of_how_copying_goes_is_an_event_and_a_failure_is_said(alone
 def test_two_tiers_that_hang_cost_one_wait_and_not_two(tmp_path):
     waits: list[float] = []
 
-    def slow() -> Drain:
+    def slow() -> Uploader:
         def wait_idle(timeout_s: float) -> bool:
             waits.append(timeout_s)
             time.sleep(0.01)
             return True
 
-        return cast("Drain", SimpleNamespace(wait_idle=wait_idle))
+        return cast("Uploader", SimpleNamespace(wait_idle=wait_idle))
 
     policy = CheckpointPolicy(tiers=(MemoryTier(),))
     memory = NodeMemory(policy, job=JOB, secret=SECRET, node=0, nodes=1, owners=1, usable_bytes=lambda: 1 << 30)
-    memory.drains = [slow(), slow()]
+    memory.uploaders = [slow(), slow()]
     assert memory.wait_idle(1.0)
     assert waits[1] <= waits[0] - 0.01  # what the first one took is no longer there to wait for
 
@@ -539,7 +540,7 @@ def test_what_the_job_began_from_is_not_written_once_more(alone, checkpoints):
     alone.ask("fence", generation=2, step=10, run="r", stored=[url])
     writer = Writer(alone)
     writer.save(10, generation=2)
-    ended = alone.ask("drain_now", save_id="g2-s10", timeout_s=20)  # nor at the end of a job that had nothing to do
+    ended = alone.ask("upload_now", save_id="g2-s10", timeout_s=20)  # nor at the end of a job that had nothing to do
     assert [(one["arrived"], one["newest_step"], one["left_ranks"]) for one in ended["tiers"]] == [(True, 10, [])]
     assert steps(checkpoints) == []
     assert copying(alone)["durable_step"] == 10

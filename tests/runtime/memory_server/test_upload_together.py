@@ -1,4 +1,4 @@
-"""Two nodes drain the same steps at different speeds: neither may wait for a part that the other has given up."""
+"""Two nodes upload the same steps at different speeds: neither may wait for a part that the other has given up."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from served import JOB, SECRET, plan_of
 from waiting import until
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTier
+from hyperpod_ext.runtime.memory_server.protocol.requests import SaveRecord
 from hyperpod_ext.runtime.memory_server.state import NodeMemory
 from hyperpod_ext.runtime.snapshot.manifest import save_id_of
 from hyperpod_ext.runtime.storage.file import FileStore
@@ -56,8 +57,8 @@ class Node:
         self.memory = NodeMemory(
             policy, job=JOB, secret=SECRET, node=number, nodes=2, owners=1, usable_bytes=lambda: 1 << 30
         )
-        (self.drain,) = self.memory.drains
-        self.store = self.drain.checkpoints.store = GatedStore(self.drain.url)
+        (self.uploader,) = self.memory.uploaders
+        self.store = self.uploader.checkpoints.store = GatedStore(self.uploader.url)
         self.plan = plan_of(NBYTES)
         self.memory.plans.add(self.plan.to_json(), self.plan.digest)
 
@@ -71,13 +72,13 @@ class Node:
             region.view(slot, NBYTES)[:] = bytes([step + 100 * self.rank]) * NBYTES
             record = {"save_id": save_id_of(1, step), "world_size": 2, "own_digest": "", "extras": {}}
             record |= {"plan": self.plan.digest, "nbytes": NBYTES, "values": [step], "saved_at": 0.0}
-            self.memory.seal(self.rank, slot, record)
+            self.memory.seal(self.rank, slot, SaveRecord.model_validate(record))
 
     def announced(self, step: int) -> bool:
-        return self.rank in self.drain.checkpoints.progress(folder_of(step, 1)).announced
+        return self.rank in self.uploader.checkpoints.progress(folder_of(step, 1)).announced
 
     def steps(self) -> list[int]:
-        return [one.step for one in self.drain.checkpoints.found()]
+        return [one.step for one in self.uploader.checkpoints.found()]
 
 
 @pytest.fixture
@@ -91,11 +92,11 @@ def nodes(tmp_path: Path) -> Iterator[tuple[Node, Node]]:
 def come_to_rest(*nodes: Node) -> None:
     for node in nodes:
         assert node.memory.wait_idle(10), f"node {node.rank} waits for a part that does not come"
-        assert node.drain.status["failed"] == 0, node.drain.status["last_error"]
+        assert node.uploader.status["failed"] == 0, node.uploader.status["last_error"]
 
 
 def give_up(node: Node, step: int) -> None:
-    """While its drain is busy with another, the rank's next saves need the slot of `step`."""
+    """While its uploader is busy with another, the rank's next saves need the slot of `step`."""
     node.save(step, step + 1, step + 2)
 
 
@@ -105,14 +106,14 @@ def test_a_step_given_up_beside_a_slow_upload_is_waited_for_by_nobody(nodes):
     slow.save(10)
     quick.save(10)
     assert slow.store.reached.wait(20)
-    until(lambda: 1 in quick.drain.checkpoints.progress(folder_of(10, 1)).done)
+    until(lambda: 1 in quick.uploader.checkpoints.progress(folder_of(10, 1)).done)
     give_up(slow, 20)
     quick.save(20)
     until(lambda: quick.announced(20))
     slow.store.open.set()
     come_to_rest(slow, quick)
     assert slow.steps() == [10]
-    assert [node.drain.status["superseded"] for node in nodes] == [1, 2]
+    assert [node.uploader.status["superseded"] for node in nodes] == [1, 2]
 
 
 def test_two_nodes_that_gave_up_each_what_the_other_has_meet_at_the_next_step(nodes):
@@ -139,8 +140,8 @@ def test_two_nodes_that_gave_up_each_what_the_other_has_meet_at_the_next_step(no
 def test_a_step_that_was_left_can_be_brought_after_all(nodes):
     """When the job ends, what is newest is brought, whatever was said of it before."""
     one, other = nodes
-    one.drain.checkpoints.put_left(folder_of(10, 1), 1)
-    other.drain._delivery._told.add(save_id_of(1, 10))  # as if this node had said so
+    one.uploader.checkpoints.put_left(folder_of(10, 1), 1)
+    other.uploader._upload._told.add(save_id_of(1, 10))  # as if this node had said so
     other.save(10)
     until(lambda: other.announced(10))
     one.save(10)

@@ -1,0 +1,67 @@
+"""Declared kinds as a table for the docs: name and meaning, fields with type and unit, from whom and to whom."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hyperpod_ext.config.files.field_docs import description
+from hyperpod_ext.runtime.ipc.declared import Declared, Kinds, Unit, fields_of, name_of
+
+AnswerOf = Callable[[type[Any]], type[Declared]]
+
+_NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", dict: "object", Any: "any"}
+
+
+def table(kinds: Kinds[Any], answer_of: AnswerOf | None = None) -> str:
+    """A markdown table of all kinds of a set. `answer_of`: what answers each, where they are requests."""
+    head = ["name", "when", "fields", *(["answer"] if answer_of else []), "from", "to"]
+    rows = [_row(kind, kinds.key, answer_of) for kind in kinds]
+    return "".join(f"| {' | '.join(row)} |\n" for row in [head, ["---"] * len(head), *rows])
+
+
+def _row(kind: type[Declared], key: str, answer_of: AnswerOf | None) -> list[str]:
+    answer = [_fields(answer_of(kind))] if answer_of else []
+    return [f"`{name_of(kind, key)}`", in_line(kind.__doc__), _fields(kind, key), *answer, kind.sender, kind.reader]
+
+
+def _fields(kind: type[Declared], key: str = "") -> str:
+    return "<br>".join(fields_in_words(kind, key)) or "none"
+
+
+def fields_in_words(kind: type[Declared], key: str = "") -> Iterator[str]:
+    """Each field in a line: name, type with unit, whether it may be left out, meaning."""
+    for name, annotation in fields_of(kind).items():
+        if name == key:
+            continue
+        may = "" if kind.model_fields[name].is_required() else ", may be left out"
+        meaning = in_line(description(kind, name))
+        yield f"`{name}` ({type_in_words(annotation)}{may})" + (f": {meaning}" if meaning else "")
+
+
+def type_in_words(annotation: Any) -> str:
+    """A declared type, as who writes JSON by hand would say it."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        units = [extra.name for extra in arguments[1:] if isinstance(extra, Unit)]
+        return ", ".join([type_in_words(arguments[0]), *units])
+    if origin is typing.Literal:
+        return " or ".join(f"`{value}`" for value in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join("null" if argument is types.NoneType else type_in_words(argument) for argument in arguments)
+    if origin is list or (origin is tuple and arguments[-1] is Ellipsis):
+        return f"list of {type_in_words(arguments[0])}"
+    if origin is tuple:
+        return f"list: {', '.join(map(type_in_words, arguments))}"
+    if origin is dict and arguments[1] is not Any:
+        return f"object of {type_in_words(arguments[1])} by {type_in_words(arguments[0])}"
+    if isinstance(annotation, type) and issubclass(annotation, Declared):
+        return f"object: {'; '.join(fields_in_words(annotation))}"
+    return _NAMES.get(origin or annotation, str(annotation))
+
+
+def in_line(text: str | None) -> str:
+    """A docstring on one line of a table."""
+    return " ".join((text or "").split()).replace("|", "\\|")

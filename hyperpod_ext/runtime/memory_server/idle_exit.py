@@ -1,0 +1,66 @@
+"""Ends a memory server that nobody started as a child, once nobody is connected and no copy is under way any more."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from hyperpod_ext.runtime.memory_server.client.start import locked
+
+_TICK_S = 1.0
+
+
+class IdleExit:
+    """Counts the connections: each is the inside of a `with` of this. Thread-safe.
+
+    Args:
+        socket: where the server listens; removed when it ends.
+        lock: file that is held while somebody starts, finds or ends a server there.
+        after_s: seconds without a connection.
+    """
+
+    def __init__(self, socket: Path, lock: Path, after_s: float) -> None:
+        self._socket, self._lock, self._after_s = socket, lock, after_s
+        self._connections, self._alone_since = 0, time.monotonic()
+        self._counting = threading.Lock()
+        self._copied: Callable[[], bool] = lambda: True
+
+    def start(self, copied: Callable[[], bool]) -> None:
+        """End this process from now on when it is idle. `copied`: whether all that is due has been copied."""
+        self._copied = copied
+        threading.Thread(target=self._end_when_idle, name="end when idle", daemon=True).start()
+
+    def hasten(self) -> None:
+        """End as soon as nobody is connected."""
+        self._after_s = 0.0
+
+    def __enter__(self) -> None:
+        with self._counting:
+            self._connections += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._counting:
+            self._connections -= 1
+            self._alone_since = time.monotonic()
+
+    def _end_when_idle(self) -> None:
+        while True:
+            time.sleep(min(_TICK_S, max(self._after_s / 4, 0.05)))
+            if not self._idle():
+                continue
+            try:
+                with locked(self._lock):  # whoever starts one or finds this one holds it
+                    if self._idle():
+                        self._socket.unlink(missing_ok=True)
+                        os._exit(0)
+            except FileNotFoundError:  # the folder of its socket is gone: nobody can find this one any more
+                os._exit(0)
+
+    def _idle(self) -> bool:
+        with self._counting:
+            if self._connections or time.monotonic() - self._alone_since < self._after_s:
+                return False
+        return self._copied()

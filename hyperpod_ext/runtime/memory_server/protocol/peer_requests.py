@@ -1,0 +1,105 @@
+"""What memory servers and restoring workers ask the memory server of another node over TCP, and what it answers.
+
+Both have shown the job's secret before. The first message of a connection carries the protocol's version alone.
+"""
+
+from __future__ import annotations
+
+import typing
+from typing import Any, Literal
+
+from hyperpod_ext.runtime.ipc.declared import Bytes, Count, Declared, Kinds, Listed
+from hyperpod_ext.runtime.memory_server.protocol.request import Done, Request
+
+
+class PeerSnapshots(Declared):
+    own: Listed[dict[str, Any]]
+    """Of the node's own ranks, as in the answer to `held` of workers."""
+    replicas: Listed[dict[str, Any]]
+
+
+class PeerHeld(Request[PeerSnapshots]):
+    """Which snapshots the other node has."""
+
+    sender = "worker"
+    op: Literal["held"] = "held"
+
+
+class SnapshotHead(Declared):
+    manifest: dict[str, Any]
+    plan: dict[str, Any]
+    """The layout."""
+
+
+class PeerOpen(Request[SnapshotHead]):
+    """A rank restores from another node's memory."""
+
+    sender = "worker"
+    op: Literal["open"] = "open"
+    owner: Count
+    """Rank that saved it."""
+    save_id: str
+
+
+class Part(Declared):
+    """The bytes follow."""
+
+    nbytes: Bytes
+
+
+class Read(Request[Part]):
+    """A rank restores: a part of an image that it has opened."""
+
+    sender = "worker"
+    op: Literal["read"] = "read"
+    owner: Count
+    """Rank that saved it."""
+    save_id: str
+    start: Bytes
+    nbytes: Bytes
+
+
+class ReplicaBegun(Declared):
+    """One of the fields is set."""
+
+    token: Count | None = None
+    """Under which the image is sent."""
+    need_plan: bool = False
+    """The layout is not known there: ask again with it."""
+    have: bool = False
+    """The replica is there already."""
+
+
+class ReplicaBegin(Request[ReplicaBegun]):
+    """A snapshot is due to be copied."""
+
+    sender = "memory server"
+    op: Literal["replica_begin"] = "replica_begin"
+    manifest: dict[str, Any]
+    """Signed with the job's secret."""
+    plan: dict[str, Any] | None = None
+    """The layout, where the other side has asked for it."""
+
+
+class Chunk(Request[Done]):
+    """A part of a replica; its bytes follow. Some are sent before the first is answered."""
+
+    sender = "memory server"
+    op: Literal["chunk"] = "chunk"
+    token: Count
+    start: Bytes
+    nbytes: Bytes
+
+
+class ReplicaEnd(Request[Done]):
+    """All chunks of a replica were sent."""
+
+    sender = "memory server"
+    op: Literal["replica_end"] = "replica_end"
+    token: Count
+
+
+AnyPeerRequest = PeerHeld | PeerOpen | Read | ReplicaBegin | Chunk | ReplicaEnd
+PEER_REQUESTS: Kinds[AnyPeerRequest] = Kinds(
+    "request of another node to a memory server", "op", typing.get_args(AnyPeerRequest)
+)
