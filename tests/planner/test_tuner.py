@@ -7,7 +7,7 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -17,7 +17,11 @@ from hyperpod_ext.planner.intervals import best_interval
 from hyperpod_ext.planner.rates import published
 from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
 from hyperpod_ext.runtime.coordinator.interval_tuner import START_PEER_S, START_S, Tuner, by_clock
-from hyperpod_ext.runtime.membership.membership import Begin, Fault, Membership
+from hyperpod_ext.runtime.coordinator.members import Agent
+from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.membership.actions import Begin, Fault
+from hyperpod_ext.runtime.membership.escalation import Budgets
+from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.snapshot.select import Decision, Source
 
 AUTO = {"kind": "file", "path": "/x", "every_steps": "auto"}
@@ -29,8 +33,10 @@ def policy(*tiers: dict[str, Any]) -> CheckpointPolicy:
 
 def going_on(kind: Literal["file", "peer", "memory"] = "file") -> Membership:
     """After a fault, all go on from copies there."""
-    fault = Fault(0, "killed", 5, died=True)
-    return Membership({0: 0}, 9, faults=[fault], decision=Decision(4, {0: (Source(kind, 0),)}))
+    fault = Fault(0, "killed", 5, died=True, kind="signal")
+    membership = Membership({0: 0}, Budgets(9), faults=[fault])
+    membership.restoring.decision = Decision(4, {0: (Source(kind, 0),)})
+    return membership
 
 
 def hear_step(tuner: Tuner, step: int, seconds: float = 1.0, **waits: float) -> float:
@@ -237,44 +243,54 @@ def test_auto_goes_by_the_coordinators_clock() -> None:
     assert once_more.checkpoint.durable()[0].every_seconds == START_S
 
 
-class Told(Coordinator):
-    """A coordinator whose words to agents are kept."""
+class Sent:
+    """An agent's end of its connection, which keeps what the coordinator says."""
 
-    told: ClassVar[list[dict[str, Any]]] = []
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
 
-    def _to_agents(self, message: dict[str, Any]) -> None:
-        self.told.append(message)
+    def write(self, frame: bytes) -> None:
+        self.messages.append(wire.decode(frame[4:]))
+
+
+def listening(coordinator: Coordinator) -> list[dict[str, Any]]:
+    """What the agent of node 0 is told."""
+    sent: Any = Sent()
+    coordinator.members.agents[0] = Agent(sent, time.monotonic())
+    return sent.messages
 
 
 def test_a_coordinator_names_the_steps_and_changes_how_often(tmp_path: Path) -> None:
     """Fed with what agents report, it asks for copies by its clock, twice as far apart after each that arrived."""
 
-    async def run() -> None:
+    async def run() -> list[dict[str, Any]]:
         config = by_clock(
             RuntimeConfig(name="job", nodes=1, workers_per_node=1, checkpoint=policy({**AUTO, "every_seconds": 0.05}))
         )
-        coordinator = Told.first(config, 0, tmp_path, 1)
+        coordinator = Coordinator.first(config, 0, tmp_path, 1)
+        told = listening(coordinator)
         step, copies, t = 0, 0, 100.0  # an agent's own clock is another than the coordinator's
         until = time.monotonic() + 100
         while copies < 4 and time.monotonic() < until:
-            copying = bool(Told.told) and Told.told[-1].get("step") == step
+            copying = bool(told) and told[-1].get("step") == step
             step, took = step + 1, 0.02 if copying else 0.01
             t += took
             report = {"type": "event", "event": "step", "rank": 0, "step": step, "t": t, "began": t - took}
-            coordinator._act(0, 0, 1, {**report, "generation": 1, "node": 0})
+            coordinator.reports.take(0, 0, 1, {**report, "generation": 1, "node": 0})
             if copying:
                 copies += 1
                 copied = {"type": "event", "event": "copying", "tier": "/x/job", "newest_step": step - 1, "t": t}
-                coordinator._act(0, -1, 1, {**copied, "generation": 1, "node": 0})
+                coordinator.reports.take(0, -1, 1, {**copied, "generation": 1, "node": 0})
             await asyncio.sleep(0)
-        coordinator._watching.cancel()
-        coordinator._log_file.close()
+        coordinator.stop()
+        coordinator.events.close()
+        return told
 
-    asyncio.run(run())
+    told = asyncio.run(run())
     log = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     tuned = [event["every_seconds"] for event in log if event["event"] == "tuned"]
     assert tuned == [0.1, 0.2, 0.4, 0.8]
-    assert {message["kind"] for message in Told.told if message["type"] == "drain_at"} == {"file"}
+    assert {message["kind"] for message in told if message["type"] == "drain_at"} == {"file"}
 
 
 def _peer_job(tmp_path: Path, nodes: int, sharing: str, step_s: float) -> list[dict[str, Any]]:
@@ -284,20 +300,22 @@ def _peer_job(tmp_path: Path, nodes: int, sharing: str, step_s: float) -> list[d
         config = RuntimeConfig(
             name="job", nodes=nodes, workers_per_node=1, checkpoint=policy({"kind": "peer", "every_steps": "auto"})
         )
-        coordinator = Told.first(config, 0, tmp_path, 1)
-        coordinator.told = told = []  # type: ignore[misc]  # of this one alone
-        coordinator._tuner._tiers["peer"].interval = 0.0
+        coordinator = Coordinator.first(config, 0, tmp_path, 1)
+        told = listening(coordinator)
+        coordinator.members.members = {node: {"peer": ["127.0.0.1", 1]} for node in range(nodes)}
+        coordinator.schedule.tuner._tiers["peer"].interval = 0.0
+        for rank in range(nodes):
+            join = {"type": "join", "live": None, "pid": 1, "store_port": 1, "held": []}
+            coordinator.reports.take(rank, rank, 1, join)
         for step in range(400):
             kind = "step" if step else "begun"
             report = {"event": kind, "rank": 0, "step": step, "sharing": sharing, "t": step * step_s}
             fields = {"type": "event", "began": (step - 1) * step_s, "generation": 1, "node": 0}
-            coordinator._act(0, 0, 1, {**report, **fields})
-        coordinator._stores = dict.fromkeys(range(nodes), ("127.0.0.1", 1))
-        coordinator._roster.members = {node: {"peer": ["127.0.0.1", 1]} for node in range(nodes)}
-        coordinator._do(Begin(2, Decision(380, {})))
-        coordinator._watching.cancel()
-        coordinator._looking.cancel()
-        coordinator._log_file.close()
+            coordinator.reports.take(0, 0, 1, {**report, **fields})
+        told[:] = [message for message in told if message["type"] != "begin"]
+        coordinator.actions.carry_out([Begin(2, Decision(380, {}))])
+        coordinator.stop()
+        coordinator.events.close()
         return told
 
     return asyncio.run(run())

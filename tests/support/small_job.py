@@ -28,7 +28,9 @@ from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import HyperpodExtError, NoCheckpointError
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.control_plane.stop_at_step import Boundary
-from hyperpod_ext.runtime.membership import membership as m
+from hyperpod_ext.runtime.membership import actions as m
+from hyperpod_ext.runtime.membership.escalation import Budgets
+from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.snapshot.image import Layout
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.select import Decision, Offer
@@ -47,7 +49,7 @@ class Vote:
     """What stands for the coordinator in one generation, and for every rank's line to it."""
 
     def __init__(
-        self, membership: m.Membership, answered: Callable[[m.Membership, list[m.Command]], list[m.Command]]
+        self, membership: Membership, answered: Callable[[Membership, list[m.Action]], list[m.Action]]
     ) -> None:
         self.membership, self._answered = membership, answered
         self.decision: Decision | None = None
@@ -200,7 +202,7 @@ class SmallJob:
                 overlap=config.checkpoint.overlap,
                 when_busy=config.checkpoint.when_busy,
             )
-            link = JobLink(_Line(Vote(m.Membership({}, 0), self._answered), number), number, checkpointer)  # type: ignore[arg-type]
+            link = JobLink(_Line(Vote(Membership({}, Budgets(0)), self._answered), number), number, checkpointer)  # type: ignore[arg-type]
             run = Run(config, number, number % self.workers, link, checkpointer)
             self.ranks[number] = Rank(number, model, optimizer, checkpointer, run, link)
 
@@ -230,10 +232,10 @@ class SmallJob:
                 fully_shard(layer, mesh=mesh)
             return fully_shard(model, mesh=mesh)
 
-    def _answered(self, membership: m.Membership, commands: list[m.Command]) -> list[m.Command]:
+    def _answered(self, membership: Membership, commands: list[m.Action]) -> list[m.Action]:
         """What follows once the durable tiers have said what they hold, as often as that is asked."""
         while commands and isinstance(commands[0], m.AskDurable):
-            found = self.servers[0].ask("durable", exclude=commands[0].besides)
+            found = self.servers[0].ask("durable", exclude=commands[0].exclude)
             stored = [Offer.of_all(brief) for brief in found["checkpoints"]]
             commands = membership.durable_answered(stored, found["generation"], tuple(found["problems"]))
         return commands
@@ -247,10 +249,10 @@ class SmallJob:
         self.begin_trainers()
         nodes = {number: number // self.workers for number in self.ranks}
         durable = any(tier["kind"] in ("file", "s3") for tier in self.tiers)
-        membership = m.Membership(nodes, 3, durable=durable, generation=self.generation + 1)
+        membership = Membership(nodes, Budgets(3), durable=durable, generation=self.generation + 1)
         membership.step_committed(committed)
         self.vote = Vote(membership, self._answered)
-        commands: list[m.Command] = []
+        commands: list[m.Action] = []
         for number, node in nodes.items():
             snapshots = self.servers[node].ask("held", owner=number, pid=os.getpid())["snapshots"]
             commands += membership.join(number, None, [Offer.of_memory(brief, node) for brief in snapshots])

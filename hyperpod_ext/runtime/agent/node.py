@@ -233,7 +233,7 @@ class Node:
             async with asyncio.timeout(grace_s + _LAST_WORD_S):
                 await self._come_home(grace_s)
                 if self._coordinator is not None:  # which the others tell what has become of their parts
-                    await self._coordinator.all_home.wait()
+                    await self._coordinator.all_uploaded.wait()
         hearing.cancel()
 
     async def _hear_to_the_end(self) -> None:

@@ -20,7 +20,7 @@ from hyperpod_ext.runtime.agent.children import Zygote, on_exit
 from hyperpod_ext.runtime.agent.hang_monitor import Watch
 from hyperpod_ext.runtime.agent.memory_client import MemoryLine
 from hyperpod_ext.runtime.agent.settings import NodeSettings
-from hyperpod_ext.runtime.coordinator.liveness_query import all_live
+from hyperpod_ext.runtime.coordinator.queries import all_live
 from hyperpod_ext.runtime.detection.death_watch import Lifeline, dying_of, has_gpu
 from hyperpod_ext.runtime.detection.failure_causes import is_out_of_memory
 from hyperpod_ext.runtime.detection.heartbeat import ENV_PULSE

@@ -1,4 +1,4 @@
-"""What the ranks of one generation tell each other, over the store they share: rank 0 hears all, and answers each."""
+"""One exchange of all ranks of a generation, over the store that they share: rank 0 hears all, and answers each."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Decide = Callable[[Sequence[Any]], Any]
 """From what every rank has said, by rank, to what all of them are answered."""
 
 
-class Board:
-    """One rank's place at the table. What is said to rank 0 lies in its server, its answer to a rank in that rank's:
-    whoever has its answer needs nobody else any more."""
+class Exchange:
+    """One rank's part in it. Reports lie in rank 0's server, the answer to each rank in that rank's own: so a rank that
+    has its answer needs no other any more."""
 
     def __init__(self, store: PartitionedStore, rank: int, world_size: int, timeout_s: float) -> None:
         self._store, self._rank, self._world_size, self._timeout_s = store, rank, world_size, timeout_s

@@ -20,8 +20,8 @@ from typing import Any
 
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError
 from hyperpod_ext.runtime.control_plane.agent import AbortedError, Generation
-from hyperpod_ext.runtime.control_plane.decision import Council
-from hyperpod_ext.runtime.control_plane.exchange import Board
+from hyperpod_ext.runtime.control_plane.decision import RestoreCoordinator
+from hyperpod_ext.runtime.control_plane.exchange import Exchange
 from hyperpod_ext.runtime.control_plane.node_memory_client import NodeMemoryClient
 from hyperpod_ext.runtime.control_plane.own_store import OwnKeys, wait_listening
 from hyperpod_ext.runtime.control_plane.save_at_time import TimedTiers
@@ -77,8 +77,8 @@ class Members(ABC):
         self._nodes = Nodes({}, ())
         self._epoch: Epoch | None = None
         self._store: PartitionedStore | None = None
-        self._board: Board | None = None
-        self._council: Council | None = None
+        self._exchange: Exchange | None = None
+        self._restoring: RestoreCoordinator | None = None
         self._over = 0
         self._finishing = False
         self._changed = threading.Condition()
@@ -149,14 +149,14 @@ class Members(ABC):
                 raise GenerationOverError("the generation was over before it began")
         limit_s = self.settings.config.restart.form_timeout_s
         wait_listening(epoch.addresses[0], lambda: self.aborted, limit_s)
-        self._board = board = Board(store, epoch.rank, epoch.world_size, limit_s)
+        self._exchange = exchange = Exchange(store, epoch.rank, epoch.world_size, limit_s)
         me = {"place": place_of(runtime_dir()), "node": str(epoch.node), "pid": os.getpid()}
-        said = board.ask("who", me, list)
+        said = exchange.ask("who", me, list)
         self._met(epoch, store)
         self._nodes = nodes = Nodes.of(said)
         environment = self._environment(epoch, nodes)
         self.event("joined", rank=epoch.rank, pid=os.getpid(), live_step=live and live.step)
-        answer = board.ask("join", self._offer(live if environment == self.environment else None, said), self._begin)
+        answer = exchange.ask("join", self._offer(live if environment == self.environment else None, said), self._begin)
         self.environment = environment
         self._generation, self._run = int(answer["generation"]), str(answer["run"])
         decision = self._decision = Decision.from_json(answer["decision"])
@@ -209,12 +209,14 @@ class Members(ABC):
     def _begin(self, said: Sequence[Any]) -> dict[str, Any]:
         """Rank 0: what all go on from."""
         durable = bool(self.settings.config.checkpoint.durable()) and self._node is not None
-        self._council = Council(self._nodes.node_of, self._node.durable if durable and self._node else None)
-        decision = self._council.begin(said)
+        self._restoring = RestoreCoordinator(
+            self._nodes.node_of, self._node.durable if durable and self._node else None
+        )
+        decision = self._restoring.begin(said)
         peers = {one["peer"][0]: one["peer"][1:] for one in said if one["peer"] is not None}
         return {
             "decision": decision.to_json(),
-            "generation": self._council.generation,
+            "generation": self._restoring.generation,
             "run": self._run,
             "peers": peers,
         }
@@ -247,8 +249,8 @@ class Members(ABC):
         failed = {rank: error for rank, error in enumerate(errors) if error}
         for rank, error in failed.items():
             self.event("restore_failed", rank=rank, error=error)
-        assert self._council is not None
-        return self._council.refuse(failed).to_json() if failed else None
+        assert self._restoring is not None
+        return self._restoring.refuse(failed).to_json() if failed else None
 
     def _go(self, decision: Decision) -> dict[str, Any] | None:
         """The first rank of each node tells its memory server, before any rank of the node can save."""
@@ -295,9 +297,9 @@ class Members(ABC):
             self._say(f"warning: {line}")
 
     def _ask(self, what: str, value: Any, decide: Any, timeout_s: float | None = None) -> Any:
-        assert self._board is not None, "outside of a generation"
+        assert self._exchange is not None, "outside of a generation"
         try:
-            return self._board.ask(what, value, decide, timeout_s)
+            return self._exchange.ask(what, value, decide, timeout_s)
         except ConnectionError as error:
             if self.aborted:
                 raise AbortedError(f"generation {self._generation} is over") from error

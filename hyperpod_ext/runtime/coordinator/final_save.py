@@ -1,9 +1,48 @@
-"""Which snapshot of a job that ends is worth bringing to a durable tier. Pure."""
+"""The last upload of a job that ends: which snapshot every node is to upload, and which nodes are done. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
+from dataclasses import dataclass, field
 from typing import Any
+
+
+@dataclass(slots=True)
+class FinalSave:
+    """What the nodes hold when nobody trains any more, and how far their uploads are."""
+
+    begun: bool = False
+    """All ranks are done, and the last step is on its way to the durable tiers."""
+    held: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    """Snapshots of each node that has reported them; none, where the node was lost."""
+    save_id: str | None = None
+    """The snapshot to upload; empty: there is none. None: not all nodes have reported."""
+    _done: set[int] = field(default_factory=set)
+
+    def lost(self, node: int) -> None:
+        """A node is gone, and uploads nothing any more."""
+        self.held.setdefault(node, [])
+
+    def choose(self, nodes: Set[int], world_size: int) -> bool:
+        """Once all `nodes` have reported: choose the newest snapshot that all ranks have. Returns whether it is new."""
+        if nodes - self.held.keys() or self.save_id is not None:
+            return False
+        self.save_id = newest_of_all(self.held, world_size)
+        return True
+
+    @property
+    def step(self) -> int | None:
+        """Step of the snapshot."""
+        everything = [brief for briefs in self.held.values() for brief in briefs]
+        return max((brief["step"] for brief in everything if brief["save_id"] == self.save_id), default=None)
+
+    def done(self, node: int) -> None:
+        """What `node` can upload is uploaded."""
+        self._done.add(node)
+
+    def is_complete(self, nodes: Set[int]) -> bool:
+        """Whether no node can do more for it."""
+        return nodes <= self._done
 
 
 def newest_of_all(held: Mapping[int, Collection[Mapping[str, Any]]], world_size: int) -> str:

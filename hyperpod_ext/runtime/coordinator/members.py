@@ -1,4 +1,4 @@
-"""Which nodes belong to the job, who of them is heard of, and whether that is enough. No messages, no clock."""
+"""Which nodes belong to the job, which of them are heard of, and whether that is enough. No messages, no clock."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from hyperpod_ext.runtime.membership.quorum import may_go_on
 
 @dataclass(slots=True, eq=False)
 class Agent:
-    """The coordinator's end of one agent's line."""
+    """The coordinator's end of one agent's connection."""
 
     writer: asyncio.StreamWriter
     heard_at: float
     events: int = 0
-    """How many it has told on this line."""
-    noted: int = 0
+    """How many it has told on this connection."""
+    acknowledged: int = 0
     """Number of the newest record that it has."""
 
 
 @dataclass(slots=True)
-class Roster:
+class Members:
     """Members of the job, under one coordinator."""
 
     node: int
@@ -31,13 +31,15 @@ class Roster:
     members: dict[int, dict[str, Any]] = field(default_factory=dict)
     """Of each node: what it said of itself."""
     agents: dict[int, Agent] = field(default_factory=dict)
-    """Lines that are open."""
+    """Connections that are open."""
     expected: dict[int, float] = field(default_factory=dict)
     """Members of an earlier coordinator that have not come to this one yet, and until when they may."""
     standing: list[set[int]] = field(default_factory=list)
     """Every membership that some member may go by: what all knew of last, and what was told since."""
     number: int = 0
     """Of the newest record."""
+    stepped_down: bool = False
+    """Whether this coordinator speaks for the job no more."""
 
     def enter(self, node: int, hello: wire.Message, agent: Agent) -> None:
         """A node is there, for the first time or again."""
@@ -63,21 +65,44 @@ class Roster:
         self.expected.pop(node, None)
         self.standing.append(set(self.members))
 
+    def released(self) -> set[int]:
+        """Nodes that are there and no members any more, once every member knows."""
+        return self.agents.keys() - self.members.keys() if self.is_agreed else set()
+
     def begin(self) -> None:
         """The job begins with the members that there are: nobody was told of those who were there before the rest."""
         self.standing = [set(self.members)]
+
+    def succeed(self, members: dict[int, dict[str, Any]], lost: int, until: float) -> None:
+        """Go on with the members of a coordinator that is lost; all but that one have until then to come."""
+        self.members, self.standing = members, [set(members)]
+        # who voted is as good as there; the others get their time
+        self.expected = {node: until for node in members if node not in (self.node, lost)}
 
     @property
     def is_agreed(self) -> bool:
         """Whether every member goes by the same membership."""
         return self.standing == [set(self.members)]
 
-    def noted(self, node: int, number: int) -> None:
+    def acknowledged(self, node: int, number: int) -> None:
         """A node has the record with that number. What all have replaces what stood before."""
         if node in self.agents:
-            self.agents[node].noted = number
-        if not self.expected and all(agent.noted == self.number for agent in self.agents.values()):
+            self.agents[node].acknowledged = number
+        if not self.expected and all(agent.acknowledged == self.number for agent in self.agents.values()):
             self.standing = [set(self.members)]
+
+    def overdue(self, now: float, lease_s: float) -> dict[int, str]:
+        """Members that must be given up, and why."""
+        late = {node: "it did not come to the new coordinator" for node, until in self.expected.items() if now > until}
+        for node, agent in self.agents.items():
+            if now - agent.heard_at > lease_s / 2 and node != self.node:
+                late[node] = f"its agent was silent for {now - agent.heard_at:.1f} s"
+        return late
+
+    def stood_still(self, now: float, lease_s: float) -> None:
+        """This process did: what came meanwhile has not been read yet."""
+        for agent in self.agents.values():
+            agent.heard_at = max(agent.heard_at, now - lease_s / 4)
 
     def table(self, key: str) -> dict[int, Any]:
         """One thing that each member said of itself, by node."""

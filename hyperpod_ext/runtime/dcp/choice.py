@@ -14,7 +14,7 @@ from hyperpod_ext.runtime.dcp.state import Contents, contents_of
 from hyperpod_ext.runtime.snapshot.image import views
 from hyperpod_ext.runtime.snapshot.layout_plan import read_plan
 from hyperpod_ext.runtime.snapshot.manifest import check_manifest
-from hyperpod_ext.runtime.snapshot.select import Decision, Offer, Source, choose_step
+from hyperpod_ext.runtime.snapshot.select import Decision, Offer, Place, Source, choose_step, place_of
 from hyperpod_ext.runtime.snapshot.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Refused:
     """A source that failed one of the ranks, and why."""
 
-    key: tuple[str, int, int, str, str]
+    place: Place
     why: str
 
 
@@ -131,28 +131,24 @@ class Choice:
 
     def _refusal(self, owner: int, error: Exception) -> Refused:
         source = self._source(owner)
-        node = self._tiers.nodes.node_of[self._tiers.rank] if source.kind == "memory" else source.node
-        tier = "memory" if source.kind in ("memory", "peer") else source.kind
-        everybody = tier != "memory"
-        key = (tier, -1 if everybody else owner, -1 if everybody else node, source.save_id, source.url)
+        nodes = self._tiers.nodes.node_of
+        here = replace(source, node=nodes[self._tiers.rank]) if source.kind == "memory" else source
         where = {"memory": "memory", "peer": f"memory of node {source.node}"}.get(source.kind, source.url)
         message = error.message if isinstance(error, HyperpodExtError) else str(error)
-        return Refused(key, f"step {self.step} of rank {owner} in {where}: {message}")
+        return Refused(
+            place_of(replace(here, rank=owner), nodes), f"step {self.step} of rank {owner} in {where}: {message}"
+        )
 
 
 def choose(
     offers: Collection[Offer], refused: Sequence[Refused], nodes: Mapping[int, int], step: int | None
 ) -> Decision | str:
     """The newest commit that nobody refused, or `step`'s; else what there is, in words."""
-    bad = {one.key for one in refused}
-    usable = [offer for offer in offers if _key(offer) not in bad]
+    bad = {one.place for one in refused}
+    usable = [offer for offer in offers if offer.place not in bad]
     if (decision := choose_step([o for o in usable if step is None or o.step == step], nodes)) is not None:
         return decision
     return explain(offers, usable, refused, nodes, step)
-
-
-def _key(offer: Offer) -> tuple[str, int, int, str, str]:
-    return (offer.tier, offer.rank, offer.node, offer.save_id, offer.url)
 
 
 def explain(

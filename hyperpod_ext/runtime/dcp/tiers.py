@@ -277,9 +277,9 @@ class Tiers:
         self, found: Mapping[int, Any], failures: Sequence[Refused]
     ) -> tuple[dict[int, Any], list[Refused]]:
         """What each rank has opened, and what failed, from all ranks."""
-        mine = [[list(one) for one in found.items()], [[list(one.key), one.why] for one in failures]]
+        mine = [[list(one) for one in found.items()], [[list(one.place), one.why] for one in failures]]
         everyones = self._ranks.all_gather("found", mine)
-        refused = [Refused(tuple(key), why) for _, each in everyones for key, why in each]
+        refused = [Refused(tuple(place), why) for _, each in everyones for place, why in each]
         return {int(rank): one for each, _ in everyones for rank, one in each}, refused
 
     def open_source(self, source: Source) -> Snapshot:

@@ -14,10 +14,23 @@ from hyperpod_ext.processes import describe_exit
 
 _OURS = str(Path(hyperpod_ext.__file__).parent)
 
-FaultKind = Literal["exception", "exit", "signal", "out-of-memory", "hang", "heartbeat", "stuck", "stalled", "lost"]
+FaultKind = Literal[
+    "exception",
+    "exit",
+    "signal",
+    "out-of-memory",
+    "hang",
+    "heartbeat",
+    "stuck",
+    "late",
+    "stalled",
+    "connection",
+    "lost",
+]
 """What a fault is: a training function that raised; a process that exited, was killed, was killed for want of memory;
-one that hung or fell silent and was ended; one that did not leave its generation; ranks that make no progress and
-none of which is behind; a node that is gone."""
+one that hung or fell silent and was ended; one that did not leave its generation; one that did not join the next; ranks
+that make no progress and none of which is behind; a connection that ended between ranks that live; a node that is
+gone."""
 
 NO_PROGRESS: frozenset[FaultKind] = frozenset({"hang", "heartbeat", "stalled"})
 """Ways in which a hang is found. Of one that comes again, not each time the same."""

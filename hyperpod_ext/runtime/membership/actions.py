@@ -1,9 +1,9 @@
-"""What a membership is told of faults, and what it wants done. Plain values."""
+"""Faults that a membership hears of, and the actions that it asks for. Plain values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
@@ -18,8 +18,8 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-class Rung(Enum):
-    """How far up a fault had to be taken."""
+class EscalationLevel(Enum):
+    """What a fault costs."""
 
     IN_PROCESS = "in process"
     """Every process stays; the training function is called again."""
@@ -41,6 +41,7 @@ class Fault:
     """Step it was making."""
     died: bool
     """Whether its process is gone and needs a replacement."""
+    kind: FaultKind
     final: bool = False
     """Whether trying again cannot help: a wrong configuration, a script that does not start."""
     code: str = "JobFailedError"
@@ -49,9 +50,8 @@ class Fault:
     """Where it was."""
     whole_node: bool = False
     """Whether the node is lost with all its ranks."""
-    rung: Rung | None = None
-    """How far up it was taken."""
-    kind: FaultKind = "lost"
+    level: EscalationLevel | None = None
+    """What it cost."""
     place: str = ""
     """What it has in common with the same fault when that comes again, beside its kind: a line of the script, the phase
     of a hang. Empty: its cause."""
@@ -66,6 +66,15 @@ class Fault:
         mine, its = (self.place or self.cause), (other.place or other.cause)
         return (self.kind, self.died, mine) == (other.kind, other.died, its)
 
+    def to_json(self) -> dict[str, Any]:
+        known = {key: value for key, value in asdict(self).items() if key != "level"}
+        return known | {"rung": self.level.value if self.level is not None else None}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Fault:
+        known = {key: value for key, value in data.items() if key != "rung"}
+        return cls(**known, level=EscalationLevel(data["rung"]) if data["rung"] else None)
+
 
 @dataclass(frozen=True, slots=True)
 class Begin:
@@ -77,9 +86,9 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class AskDurable:
-    """Find out what the durable tiers hold, and tell `durable_answered`."""
+    """Find out what the durable tiers hold, and call `durable_answered`."""
 
-    besides: tuple[tuple[str, str], ...] = ()
+    exclude: tuple[tuple[str, str], ...] = ()
     """URL and save id of checkpoints that have been refused: what else is there?"""
 
 
@@ -103,7 +112,8 @@ class Abort:
     """Leave the process groups, keep everything else, and join this generation."""
 
     generation: int
-    fault: Fault
+    rank: int = -1
+    """Whose fault it is; -1: nobody's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +132,8 @@ class TakeOver:
 
 
 @dataclass(frozen=True, slots=True)
-class Retire:
-    """A node that fails again and again: end its workers, and say what its memory holds (`retired`)."""
+class Decommission:
+    """The node's ranks are elsewhere: end its workers, and report what its memory holds (`decommissioned`)."""
 
     node: int
 
@@ -166,7 +176,7 @@ class WantNodes:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Start a process for this rank of the next world, while the others train."""
+    """Start a process for this rank of the next rank assignment, while the others train."""
 
     rank: int
     node: int
@@ -174,8 +184,8 @@ class Prepare:
 
 
 @dataclass(frozen=True, slots=True)
-class Unprepare:
-    """End the processes on a node that were to be ranks of the next world."""
+class EndPrepared:
+    """End the processes on a node that were to be ranks of the next rank assignment."""
 
     node: int
 
@@ -198,14 +208,14 @@ class StopAt:
 
 
 @dataclass(frozen=True, slots=True)
-class GoOn:
+class WithdrawStop:
     """Nobody needs to stop any more."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Dismiss:
+class Release:
     """These nodes are not needed any more."""
 
     nodes: tuple[int, ...]
@@ -216,7 +226,7 @@ class Cancel:
     """End the job as if somebody had asked for it: too few nodes stay."""
 
 
-Command = (
+Action = (
     Begin
     | AskDurable
     | Restore
@@ -224,17 +234,17 @@ Command = (
     | Abort
     | Replace
     | TakeOver
-    | Retire
+    | Decommission
     | AwaitNode
     | Finish
     | Fail
     | Log
     | WantNodes
     | Prepare
-    | Unprepare
+    | EndPrepared
     | AskStop
     | StopAt
-    | GoOn
-    | Dismiss
+    | WithdrawStop
+    | Release
     | Cancel
 )

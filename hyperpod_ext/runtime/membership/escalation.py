@@ -1,9 +1,9 @@
-"""How far up a fault is taken, and when the job gives up. Pure.
+"""What a fault costs, and when it ends the job. Pure.
 
     in process ──▶ process ──▶ node ──▶ the job ends, and is started again from a durable tier
 
-A rung is left for the next one when its budget is spent. Faults of one kind count together while fewer than
-`calm_steps` steps lie between one and the next: two hundred faults in a long job are no reason to give up a node.
+A fault escalates to the next level when the budget of its own is spent. Faults of one kind count together while fewer
+than `calm_steps` steps lie between one and the next: two hundred faults in a long job are no reason to give up a node.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 
 from hyperpod_ext.config.job.job import RestartPolicy
 from hyperpod_ext.runtime.detection.failure_causes import NO_PROGRESS
-from hyperpod_ext.runtime.membership.actions import Fail, Fault, Rung
+from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fail, Fault
 
 _SAME_EXCEPTION = 2  # the same exception at the same step is the script's own; once may be bad luck
 _SAME_DEATH = 3  # a process that dies at one step every time: out of memory, or a crash of its own
@@ -38,22 +38,22 @@ class Budgets:
         return cls(**{field.name: getattr(policy, field.name) for field in fields(cls)})
 
 
-def rung_of(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> Rung:
-    """Where `fault` is met; `earlier` are those before it, oldest first."""
+def level_of(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> EscalationLevel:
+    """The level at which `fault` is handled; `earlier` are those before it, oldest first."""
     if fault.whole_node:
-        return Rung.NODE
+        return EscalationLevel.NODE
     if fault.follows:
-        return Rung.PROCESS
+        return EscalationLevel.PROCESS
     if not fault.died:
         own = _streak(fault, earlier, budgets.calm_steps, lambda other: other.rank == fault.rank and not other.died)
-        return Rung.IN_PROCESS if own <= budgets.max_in_process else Rung.PROCESS
+        return EscalationLevel.IN_PROCESS if own <= budgets.max_in_process else EscalationLevel.PROCESS
     here = _streak(
         fault,
         earlier,
         budgets.calm_steps,
         lambda other: other.died and other.node == fault.node and other.node >= 0 and not other.follows,
     )
-    return Rung.PROCESS if here <= budgets.max_on_node else Rung.NODE
+    return EscalationLevel.PROCESS if here <= budgets.max_on_node else EscalationLevel.NODE
 
 
 def give_up(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> Fail | None:
@@ -117,8 +117,8 @@ def no_node(fault: Fault, earlier: Sequence[Fault], waited_s: float, spares: int
 
 def tried(faults: Iterable[Fault]) -> str:
     """What has been done about faults so far, in words; empty when there were none."""
-    counts = Counter(fault.rung for fault in faults if fault.rung is not None)
-    words = [f"{counts[rung]} x {rung.value}" for rung in Rung if counts[rung]]
+    counts = Counter(fault.level for fault in faults if fault.level is not None)
+    words = [f"{counts[level]} x {level.value}" for level in EscalationLevel if counts[level]]
     return f"Tried before: {', '.join(words)}." if words else ""
 
 

@@ -1,275 +1,197 @@
-"""Who is in the job, in which generation, and what happens next. Pure: messages in, commands out.
+"""Who is in the job, in which generation, and what happens next. Pure: messages in, actions out.
 
     forming ──all joined──▶ restoring ──all restored──▶ running ──all done──▶ ended
        ▲                        │ a source failed: next best      │
        └──────── fault: the generation rises, everybody leaves ◀──┘
 
-Every message carries the generation its sender believes in; older ones are ignored. A lost node's ranks go to a spare,
-or wait for a node to come; how far up a fault is taken is in `ladder.py`.
+Every message carries the generation its sender believes in; older ones are ignored. A lost node's ranks go to a spare;
+where the job may have fewer nodes, it goes on without; else they wait for a node to come. The coordinator calls this
+(`coordinator/reports.py`) and carries out what it returns (`coordinator/actions.py`); the simulator does, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any, Self
 
 from hyperpod_ext.runtime.membership.actions import (
     Abort,
+    Action,
     AskDurable,
-    AskStop,
     AwaitNode,
     Begin,
     Cancel,
-    Command,
-    Dismiss,
+    Decommission,
+    EscalationLevel,
     Fail,
     Fault,
     Finish,
     Go,
-    GoOn,
     Log,
     Phase,
-    Prepare,
+    Release,
     Replace,
     Restore,
-    Retire,
-    Rung,
-    StopAt,
     TakeOver,
-    Unprepare,
-    WantNodes,
 )
-from hyperpod_ext.runtime.membership.escalation import Budgets, give_up, no_node, rung_of
-from hyperpod_ext.runtime.membership.restoring import Restoring
-from hyperpod_ext.runtime.snapshot.select import Offer
-
-__all__ = [
-    "Abort",
-    "AskDurable",
-    "AskStop",
-    "AwaitNode",
-    "Begin",
-    "Budgets",
-    "Cancel",
-    "Command",
-    "Dismiss",
-    "Fail",
-    "Fault",
-    "Finish",
-    "Go",
-    "GoOn",
-    "Log",
-    "Membership",
-    "Phase",
-    "Prepare",
-    "Replace",
-    "Restore",
-    "Retire",
-    "Rung",
-    "StopAt",
-    "TakeOver",
-    "Unprepare",
-    "WantNodes",
-]
+from hyperpod_ext.runtime.membership.escalation import Budgets, give_up, level_of, no_node
+from hyperpod_ext.runtime.membership.node_states import HAD_RANKS, WITH_RANKS, NodeState, NodeStates, Why
+from hyperpod_ext.runtime.membership.rank_assignment import Scale
+from hyperpod_ext.runtime.membership.renumbering import Renumbering, numbers_json
+from hyperpod_ext.runtime.membership.rescaling import Change, Reassignment, Rescaling
+from hyperpod_ext.runtime.membership.restoring import RestoreNegotiation
+from hyperpod_ext.runtime.membership.retention import Retention
+from hyperpod_ext.runtime.snapshot.select import Decision, Offer
 
 
-@dataclass(slots=True)
-class Membership(Restoring):
-    """State machine of one job's membership."""
+class Membership:
+    """State machine of one job's membership.
 
-    faults: list[Fault] = field(default_factory=list)
-    done: dict[int, str] = field(default_factory=dict)
-    """Ranks that finished, with the digest of their final state."""
-    budgets: Budgets | None = None
-    """What each rung of the ladder may take, where it is not the usual."""
-    spares: set[int] = field(default_factory=set)
-    """Healthy nodes without a rank."""
-    vacant: set[int] = field(default_factory=set)
-    """Ranks that wait for a node to come."""
-    losses: dict[int, int] = field(default_factory=dict)
-    """How often each node was lost, or given up."""
-    spares_used: int = 0
+    Args:
+        nodes: node of each rank; another one after that node was lost.
+        durable: whether there are durable tiers.
+        scale: numbers of nodes that the job may have; None: the one that it began with.
+        reserve: spares that are not taken for growth.
+        states: of the nodes; None: all that have ranks are there.
+    """
 
-    def __post_init__(self) -> None:
-        self.nodes = dict(self.nodes)
-        self.budgets = self.budgets or Budgets(self.max_restarts)
+    def __init__(
+        self,
+        nodes: Mapping[int, int],
+        budgets: Budgets,
+        *,
+        durable: bool = False,
+        scale: Scale | None = None,
+        reserve: int = 0,
+        states: NodeStates | None = None,
+        generation: int = 1,
+        phase: Phase = Phase.FORMING,
+        committed: int = 0,
+        began: Mapping[int, int] | None = None,
+        faults: Collection[Fault] = (),
+        spares_used: int = 0,
+    ) -> None:
+        self.nodes, self.budgets, self.durable = dict(nodes), budgets, durable
+        self.states = states if states is not None else NodeStates(members=nodes.values())
+        self.generation, self.phase = generation, phase
+        self.committed = committed
+        """Newest step that some rank has reported as committed, of those that are not given up."""
+        self.began = dict(began or {})
+        """Step at which each generation of this run went on; those that never did are left out."""
+        self.faults, self.spares_used = list(faults), spares_used
+        self.done: dict[int, str] = {}
+        """Ranks that finished, with the digest of their final state."""
+        self.sharded = False
+        """Whether each rank holds a part of the state that no other has."""
+        self.restoring = RestoreNegotiation(durable)
+        self.rescaling = Rescaling(scale, reserve, wanted=self.size, desired=self.size)
+        self.renumbering = Renumbering()
+        self.retention = Retention()
 
-    def join(self, rank: int, live: Offer | None, held: list[Offer]) -> list[Command]:
-        """`rank` waits for a generation; `held` is what its node's memory server has."""
-        if self.phase is not Phase.FORMING:
-            return []
-        self.joined[rank] = live
-        self._held[self.nodes[rank]] = held
-        return self._begin() if self._everybody else []
+    # --- what others ask ------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """Nodes that have ranks."""
+        return len(set(self.nodes.values()))
+
+    @property
+    def unassigned(self) -> set[int]:
+        """Ranks that wait for a node to come."""
+        return {rank for rank, node in self.nodes.items() if self.states[node] not in WITH_RANKS}
+
+    @property
+    def decision(self) -> Decision | None:
+        """What this generation restores, once that is known."""
+        return self.restoring.decision
+
+    @property
+    def attempt(self) -> int:
+        """How many decisions this generation has tried."""
+        return self.restoring.attempt
 
     def missing(self) -> list[int]:
         """Ranks with a node that the forming generation waits for."""
         forming = self.phase is Phase.FORMING
-        return sorted(self.nodes.keys() - self.joined.keys() - self.vacant) if forming else []
+        return sorted(self.nodes.keys() - self.restoring.joined.keys() - self.unassigned) if forming else []
+
+    def ranks_on(self, node: int) -> list[int]:
+        """Ranks that `node` has."""
+        has = self.states[node] in WITH_RANKS
+        return sorted(rank for rank, its in self.nodes.items() if its == node) if has else []
+
+    def is_shut_out(self, node: int) -> bool:
+        """Whether a node has been lost so often that it is not taken again."""
+        return self.states.losses.get(node, 0) >= self.budgets.quarantine_after
+
+    def spares_left(self, spares: int) -> bool:
+        """Whether a spare is there, or still to come, of those that the job began with."""
+        return bool(self.states.those(NodeState.SPARE, NodeState.JOINING)) or spares > self.spares_used
+
+    # --- ranks join and restore -----------------------------------------------------------------
+
+    def join(self, rank: int, live: Offer | None, held: list[Offer]) -> list[Action]:
+        """`rank` waits for a generation; `held` is what its node's memory server has."""
+        if self.phase is not Phase.FORMING:
+            return []
+        self.restoring.join(rank, live)
+        self.restoring.hold(self.nodes[rank], held)
+        return self._begin_if_complete()
+
+    def _begin_if_complete(self) -> list[Action]:
+        """Once all ranks wait for the generation, and all is known that can be restored."""
+        complete = self.phase is Phase.FORMING and len(self.restoring.joined) == len(self.nodes)
+        return self._decide() if complete and not self.states.those(NodeState.DECOMMISSIONED) else []
+
+    def _decide(self) -> list[Action]:
+        """Have all restore, or try the next best; ask the durable tiers first where they may have more."""
+        decided = self.restoring.decide(self.nodes, self.began, self.committed)
+        if isinstance(decided, AskDurable):
+            return [decided]
+        if isinstance(decided, Fail):
+            return [self._end(decided)]
+        if self.phase is Phase.RESTORING:
+            return [Restore(self.attempt, decided)]
+        self.phase = Phase.RESTORING
+        return [Begin(self.generation, decided)]
+
+    def durable_answered(
+        self, stored: list[Offer], generation: int, problems: tuple[str, ...], unreachable: tuple[str, ...] = ()
+    ) -> list[Action]:
+        """What the durable tiers hold, the newest generation they have seen, and what could not be read of them.
+
+        `unreachable`: of the problems, those that do not tell whether anything is there.
+        """
+        if not self.began:
+            self.generation = max(self.generation, generation + 1)  # writers of earlier runs are older than this one
+        self.restoring.durable_answered(stored, problems, unreachable)
+        if self.phase is Phase.RESTORING and self.restoring.is_asking:
+            return self._decide()
+        return self._begin_if_complete()
+
+    def restore_reported(self, rank: int, generation: int, attempt: int, error: str) -> list[Action]:
+        """`rank` has restored and verified (empty `error`), or could not."""
+        if generation != self.generation or attempt != self.attempt or self.phase is not Phase.RESTORING:
+            return []
+        if not error:
+            return self._go() if self.restoring.all_restored(rank) else []
+        asking = self.restoring.is_asking
+        self.restoring.refuse({rank: error}, self.nodes)
+        return [] if asking else self._decide()
+
+    def _go(self) -> list[Action]:
+        assert self.decision is not None
+        step, self.phase = self.decision.step, Phase.RUNNING
+        self.began[self.generation] = step  # not before: an attempt that failed gives up no steps
+        self.committed = step  # what was made after it is given up
+        self.retention.went_on(step, sharded=self.sharded)
+        return [Go(step), *self.release_retained(step), *self.reconcile()]
 
     def step_committed(self, step: int) -> None:
         self.committed = max(self.committed, step)
 
-    def fault(self, fault: Fault, generation: int) -> list[Command]:
-        """A process died, or a rank's training function raised, in `generation`."""
-        left_already = generation < self.generation
-        if self.phase is Phase.ENDED or (left_already and not fault.died):
-            return []  # what a rank met on its way out of an older generation is no news
-        met = self._meet(replace(fault, node=self.nodes[fault.rank]))
-        if isinstance(met, Fail):
-            return [self._end(met)]
-        commands: list[Command] = []
-        if not left_already and self.phase is not Phase.FORMING:
-            commands.append(self._leave(fault))
-        # else nobody trains, so there is nothing to abort: the others go on waiting for this rank
-        self.joined.pop(fault.rank, None)
-        if met is Rung.NODE:
-            node = self.nodes[fault.rank]
-            self._retiring.add(node)
-            return [*commands, Retire(node), *self._move(node)]
-        return [*commands, Replace(fault.rank)] if met is Rung.PROCESS else commands
-
-    def _meet(self, fault: Fault) -> Rung | Fail:
-        """Write the fault down; how far up it is taken, or why the job ends with it."""
-        assert self.budgets is not None
-        failure, rung = give_up(fault, self.faults, self.budgets), rung_of(fault, self.faults, self.budgets)
-        if rung is Rung.NODE and not fault.whole_node and not self.spares:
-            rung = Rung.PROCESS  # a node that fails often is better than none
-        self.faults.append(replace(fault, rung=rung))
-        return failure or rung
-
-    def _leave(self, fault: Fault) -> Abort:
-        self.generation += 1
-        self.phase, self.joined, self.restored, self.done = Phase.FORMING, {}, set(), {}
-        self._held, self._refused, self._stored, self._last_try = {}, set(), None, ""
-        self._problems, self._unreachable, self._asked_besides = (), (), frozenset()
-        return Abort(self.generation, fault)
-
-    # --- nodes come and go ----------------------------------------------------------------------
-
-    def node_came(self, node: int) -> list[Command]:
-        """A node is there that has no rank: it takes those that have none, or waits as a spare."""
-        self.spares.add(node)
-        if not self.vacant or self.phase is Phase.ENDED:
-            return []
-        waiting = {self.nodes[rank] for rank in self.vacant}
-        # its own first: were it given another's and lost again, the next node would be given both as one's
-        return self._give(node if node in waiting else min(waiting))
-
-    def is_shut_out(self, node: int) -> bool:
-        """Whether a node has been lost so often that it is not taken again."""
-        assert self.budgets is not None
-        return self.losses.get(node, 0) >= self.budgets.quarantine_after
-
-    def spares_left(self, spares: int) -> bool:
-        """Whether a spare is there, or still to come, of those that the job began with."""
-        return bool(self.spares) or spares > self.spares_used
-
-    def node_lost(self, node: int, cause: str) -> list[Command]:
-        """All processes of `node` are gone, or nobody can tell any more what they do."""
-        self.spares.discard(node)
-        self._retiring.discard(node)
-        self._held.pop(node, None)
-        ranks = self._ranks_on(node)
-        if self.phase is Phase.ENDED:
-            return []
-        if not ranks:
-            return self._begin() if self._everybody else []
-        fault = Fault(ranks[0], cause, self.committed + 1, died=True, node=node, whole_node=True)
-        met = self._meet(fault)
-        if isinstance(met, Fail):
-            return [self._end(met)]
-        left = [] if self.phase is Phase.FORMING else [self._leave(fault)]
-        return [*left, *self._move(node)]
-
-    def retired(self, node: int, held: list[Offer]) -> list[Command]:
-        """A node that was given up has ended its workers; its memory still serves what it holds."""
-        if node not in self._retiring:
-            return []
-        self._retiring.discard(node)
-        self._held[node] = held
-        return self._begin() if self._everybody else []
-
-    def no_node_came(self, node: int, waited_s: float) -> list[Command]:
-        """The time is over in which another node could have taken the place of `node`."""
-        if self.phase is Phase.ENDED or not any(self.nodes[rank] == node for rank in self.vacant):
-            return []
-        fault = next(fault for fault in reversed(self.faults) if fault.whole_node and fault.node == node)
-        earlier = self.faults[: self.faults.index(fault)]
-        return [self._end(no_node(fault, earlier, waited_s, self.spares_used))]
-
-    def _ranks_on(self, node: int) -> list[int]:
-        return sorted(rank for rank, its in self.nodes.items() if its == node and rank not in self.vacant)
-
-    def _move(self, node: int) -> list[Command]:
-        """All ranks of `node` to a spare, or to whoever comes."""
-        self.losses[node] = self.losses.get(node, 0) + 1
-        for rank in self._ranks_on(node):
-            self.vacant.add(rank)
-            self.joined.pop(rank, None)
-        return self._give(node) if self.spares else [AwaitNode(node)]
-
-    def _give(self, lost: int) -> list[Command]:
-        """The ranks that `lost` had, to the first spare."""
-        spare = min(self.spares)
-        ranks = tuple(sorted(rank for rank in self.vacant if self.nodes[rank] == lost))
-        self.spares.discard(spare)
-        self.spares_used += 1
-        self.vacant -= set(ranks)
-        self.nodes = {**self.nodes, **dict.fromkeys(ranks, spare)}
-        return [TakeOver(spare, ranks), *(Replace(rank) for rank in ranks)]
-
-    # --- what another coordinator needs to go on ------------------------------------------------
-
-    def to_json(self) -> dict[str, Any]:
-        """What must not be lost with the coordinator."""
-        return {
-            "nodes": {str(rank): node for rank, node in self.nodes.items()},
-            "generation": self.generation,
-            "ended": self.phase is Phase.ENDED,
-            "committed": self.committed,
-            "began": {str(generation): step for generation, step in self.began.items()},
-            "faults": [asdict(fault) | {"rung": fault.rung and fault.rung.value} for fault in self.faults],
-            "spares": sorted(self.spares),
-            "spares_used": self.spares_used,
-            "vacant": sorted(self.vacant),
-            "losses": {str(node): count for node, count in self.losses.items()},
-        }
-
-    @classmethod
-    def revived(
-        cls, data: Mapping[str, Any], budgets: Budgets, *, durable: bool, generation: int, committed: int
-    ) -> tuple[Self, list[Command]]:
-        """The membership under a new coordinator, and what everybody is told first.
-
-        Args:
-            data: newest state that any member had been told of.
-            generation, committed: the newest that any member has heard of.
-        """
-        faults = [Fault(**(fault | {"rung": Rung(fault["rung"])})) for fault in data["faults"]]
-        membership = cls(
-            {int(rank): int(node) for rank, node in data["nodes"].items()},
-            budgets.max_restarts,
-            durable=durable,
-            generation=max(generation, int(data["generation"])),
-            phase=Phase.ENDED if data["ended"] else Phase.FORMING,
-            faults=faults,
-            committed=max(committed, int(data["committed"])),
-            began={int(its): int(step) for its, step in data["began"].items()},
-            budgets=budgets,
-            spares=set(data["spares"]),
-            vacant=set(data["vacant"]),
-            losses={int(node): int(count) for node, count in data["losses"].items()},
-            spares_used=int(data["spares_used"]),
-        )
-        if data["ended"]:
-            return membership, []
-        note = Fault(-1, "another node coordinates now", membership.committed + 1, died=False)
-        waiting: list[Command] = [AwaitNode(node) for node in {membership.nodes[rank] for rank in membership.vacant}]
-        return membership, [membership._leave(note), *waiting]
-
-    def finished(self, rank: int, generation: int, digest: str) -> list[Command]:
+    def finished(self, rank: int, generation: int, digest: str) -> list[Action]:
         """`rank` has returned from its training function."""
         if generation != self.generation or self.phase is not Phase.RUNNING:
             return []
@@ -278,3 +200,328 @@ class Membership(Restoring):
             return []
         self.phase = Phase.ENDED
         return [Finish()]
+
+    # --- faults ---------------------------------------------------------------------------------
+
+    def fault(self, fault: Fault, generation: int) -> list[Action]:
+        """A process died, or a rank's training function raised, in `generation`."""
+        left_already = generation < self.generation
+        if self.phase is Phase.ENDED or (left_already and not fault.died):
+            return []  # what a rank met on its way out of an older generation is no news
+        actions, node = self.rescaling.drop(self.states), self.nodes[fault.rank]
+        met = self._escalate(replace(fault, node=node))
+        if isinstance(met, Fail):
+            return [*actions, self._end(met)]
+        if not left_already and self.phase is not Phase.FORMING:
+            actions.append(self._leave(fault.rank))
+        # else nobody trains, so there is nothing to abort: the others go on waiting for this rank
+        self.restoring.forget_ranks([fault.rank])
+        if met is EscalationLevel.NODE:
+            ranks = self.ranks_on(node)
+            self.states.set_state(node, NodeState.DECOMMISSIONED, self.states.why(node) or Why.FAILED)
+            self.retention.begin()
+            return [*actions, Decommission(node), *self._move(node, ranks)]
+        return [*actions, Replace(fault.rank)] if met is EscalationLevel.PROCESS else actions
+
+    def _escalate(self, fault: Fault) -> EscalationLevel | Fail:
+        """Write the fault down; what it costs, or why the job ends with it."""
+        failure, level = give_up(fault, self.faults, self.budgets), level_of(fault, self.faults, self.budgets)
+        if level is EscalationLevel.NODE and not fault.whole_node and not self.states.spares:
+            level = EscalationLevel.PROCESS  # a node that fails often is better than none
+        self.faults.append(replace(fault, level=level))
+        return failure or level
+
+    def _leave(self, rank: int = -1) -> Abort:
+        self.generation += 1
+        self.phase, self.done, self.restoring = Phase.FORMING, {}, RestoreNegotiation(self.durable)
+        return Abort(self.generation, rank)
+
+    def _end(self, failure: Fail) -> Fail:
+        self.phase = Phase.ENDED
+        return failure
+
+    # --- nodes come and go ----------------------------------------------------------------------
+
+    def begin_with_spares(self, nodes: Collection[int]) -> None:
+        """The job begins, and these nodes are there without a rank."""
+        for node in nodes:
+            self.states.set_state(node, NodeState.SPARE)
+
+    def node_came(self, node: int) -> list[Action]:
+        """A node is there that has no rank: it takes those that have none, or waits as a spare."""
+        gone = self.states[node] in (NodeState.ABSENT, NodeState.RELEASED)
+        lost = [] if gone else self.node_lost(node, "its agent has begun anew")
+        if self.phase is Phase.ENDED:
+            return lost
+        waiting = {self.nodes[rank] for rank in self.unassigned}
+        self.states.set_state(node, NodeState.SPARE)
+        if waiting:
+            # its own first: were it given another's and lost again, the next node would be given both as one's
+            return [*lost, *self._give(node if node in waiting else min(waiting))]
+        return [*lost, *self._grow()]
+
+    def _grow(self) -> list[Action]:
+        """Another spare is there: take it where more nodes were asked for."""
+        rescaling = self.rescaling
+        if rescaling.scale is None or rescaling.change is not None:
+            return []
+        if self.size < rescaling.desired and rescaling.wanted == self.size:
+            size = rescaling.scale.most(min(rescaling.desired, self.size + rescaling.free(self.states)))
+            rescaling.wanted = max(self.size, size or 0)
+        return self.reconcile()
+
+    def node_lost(self, node: int, cause: str) -> list[Action]:
+        """All processes of `node` are gone, or nobody can tell any more what they do."""
+        ranks, others_wait = self.ranks_on(node), bool(self.unassigned)
+        was = self.states.lose(node)
+        self.restoring.forget_node(node)
+        if self.phase is Phase.ENDED:
+            return []
+        if was is NodeState.JOINING:
+            return self._joining_lost(f"node {node} was lost on its way in: {cause}")
+        if not ranks:
+            return self._begin_if_complete()
+        actions = self.rescaling.drop(self.states)
+        fault = Fault(ranks[0], cause, self.committed + 1, died=True, kind="lost", node=node, whole_node=True)
+        met = self._escalate(fault)
+        if isinstance(met, Fail):
+            return [*actions, self._end(met)]
+        staying = None if others_wait else self.rescaling.staying_without(node, self.nodes, self.states)
+        if staying is not None:
+            return [*actions, *self._go_on_without(node, staying)]
+        if self.phase is not Phase.FORMING:
+            actions.append(self._leave(fault.rank))
+        return [*actions, *self._move(node, ranks)]
+
+    def decommissioned(self, node: int, held: list[Offer]) -> list[Action]:
+        """A node whose ranks are elsewhere has ended its workers; its memory still serves what it holds."""
+        if self.states[node] is not NodeState.DECOMMISSIONED:
+            return []
+        self.states.set_state(node, NodeState.RETAINED)
+        self.restoring.hold(node, held)
+        return self._begin_if_complete()
+
+    def no_node_came(self, node: int, waited_s: float) -> list[Action]:
+        """The time is over in which another node could have taken the place of `node`."""
+        if self.phase is Phase.ENDED or not any(self.nodes[rank] == node for rank in self.unassigned):
+            return []
+        fault = next(fault for fault in reversed(self.faults) if fault.whole_node and fault.node == node)
+        earlier = self.faults[: self.faults.index(fault)]
+        return [self._end(no_node(fault, earlier, waited_s, self.spares_used))]
+
+    def _move(self, node: int, ranks: Collection[int]) -> list[Action]:
+        """All ranks of `node` to a spare, or to a node that comes."""
+        self.states.count_loss(node)
+        self.restoring.forget_ranks(ranks)
+        return self._give(node) if self.states.spares else [AwaitNode(node)]
+
+    def _give(self, lost: int) -> list[Action]:
+        """The ranks that `lost` had, to the first spare."""
+        spare = min(self.states.spares)
+        ranks = tuple(sorted(rank for rank in self.unassigned if self.nodes[rank] == lost))
+        self.states.set_state(spare, NodeState.MEMBER)
+        self.spares_used += 1
+        self.nodes = {**self.nodes, **dict.fromkeys(ranks, spare)}
+        return [TakeOver(spare, ranks), *(Replace(rank) for rank in ranks)]
+
+    def release_retained(self, step: int, *, late: bool = False) -> list[Action]:
+        """Every rank has committed `step`. `late`: or the time is over in which it should have."""
+        if self.phase is not Phase.RUNNING or not (late or self.retention.is_over(step)):
+            return []
+        gone = []
+        for node in sorted(self.states.going):
+            spare = self.states.why(node) is Why.RESIZED and len(self.states.spares) < self.rescaling.reserve
+            self.states.set_state(node, NodeState.SPARE if spare else NodeState.RELEASED)
+            gone += [] if spare else [node]
+        return [Release(tuple(gone))] if gone else []
+
+    # --- another number of nodes ----------------------------------------------------------------
+
+    def resize(self, nodes: int, order: str) -> list[Action]:
+        """Somebody wants the job on `nodes` nodes."""
+        rescaling = self.rescaling
+        why = rescaling.refusal(nodes)
+        if not why and self.phase is Phase.ENDED:
+            why = "the job is over"
+        if not why and nodes == self.size == rescaling.wanted and rescaling.change is None:
+            why = f"the job has {nodes} nodes already"
+        if why:
+            return [Log("resize_refused", {"order": order, "nodes": nodes, "why": why})]
+        dropped = rescaling.drop(self.states)
+        rescaling.want(nodes, order)
+        return [*dropped, Log("resize_asked", {"order": order, "nodes": nodes, "of": self.size}), *self.reconcile()]
+
+    def leave(self, node: int) -> list[Action]:
+        """A node has been told to end: it goes as soon as it is not needed any more."""
+        if self.phase is Phase.ENDED:
+            return []
+        if self.states[node] is NodeState.MEMBER:
+            return self._depart(node)
+        if self.states[node] in (NodeState.DEPARTING, NodeState.RELEASED):
+            return []
+        if self.states[node] in HAD_RANKS:
+            self.states.ask_to_leave(node)  # and is released once its memory is not needed
+            return []
+        dropped = self.rescaling.drop(self.states) if self.states[node] is NodeState.JOINING else []
+        self.states.set_state(node, NodeState.RELEASED)
+        return [*dropped, Release((node,)), *self.reconcile()]
+
+    def _depart(self, node: int) -> list[Action]:
+        """A node with ranks leaves: the job goes on without, where it may have fewer nodes."""
+        self.states.ask_to_leave(node)
+        rest = len(self.states.those(NodeState.MEMBER, NodeState.SPARE, NodeState.JOINING))
+        size = self.rescaling.scale.most(min(self.size, rest)) if self.rescaling.scale is not None else None
+        if size is None:
+            return [Cancel()]
+        dropped = self.rescaling.drop(self.states)
+        self.rescaling.wanted = size
+        return [*dropped, Log("node_leaves", {"node": node}), *self.reconcile()]
+
+    def gave_up_waiting(self) -> list[Action]:
+        """The nodes that were asked for have not come in time: go on with those that are there."""
+        rescaling, size = self.rescaling, self.size
+        if rescaling.change is not None or rescaling.scale is None or rescaling.wanted <= size:
+            return []
+        most = rescaling.scale.most(size + rescaling.free(self.states))
+        rescaling.wanted = rescaling.desired = max(most or size, size)
+        if rescaling.wanted == size:
+            return [rescaling.refused("no other node came in time; the job stays as it is")]
+        return self.reconcile()
+
+    def reconcile(self) -> list[Action]:
+        """What brings the job nearer to the number of nodes that is wanted."""
+        if self.phase is not Phase.RUNNING or self.unassigned:
+            return []
+        return self.rescaling.reconcile(self.nodes, self.states, self.committed, sharded=self.sharded)
+
+    def prepared(self, rank: int) -> list[Action]:
+        """A joining worker has its imports done and waits."""
+        return self.rescaling.prepared(rank, self.committed)
+
+    def not_prepared(self, rank: int, cause: str) -> list[Action]:
+        """A joining worker has died, or does not start."""
+        return self._joining_lost(f"rank {rank} of the new world does not start: {cause}")
+
+    def _joining_lost(self, why: str) -> list[Action]:
+        """Try once more, but not for ever."""
+        gives_up = self.rescaling.gives_up()
+        dropped = self.rescaling.drop(self.states)
+        return [*dropped, self.rescaling.stay(self.size, why)] if gives_up else [*dropped, *self.reconcile()]
+
+    def stop_answered(self, rank: int, number: int, can: bool, making: int, over: bool) -> list[Action]:
+        """`rank`, which makes step `making`, can stop where it was asked to, or not; `over`: it makes no more steps."""
+        actions = self.rescaling.stop_answered(rank, number, can, making, over, self.committed)
+        if actions is not None:
+            return actions
+        dropped = self.rescaling.drop(self.states)
+        return [*dropped, self.rescaling.stay(self.size, "the job is about to end")]
+
+    def stopped(self, rank: int, number: int) -> list[Action]:
+        """`rank` has stopped at the step that was agreed on, and has saved what only it holds."""
+        change = self.rescaling.stopped(rank, number)
+        return self._switch(change) if change is not None else []
+
+    # --- another rank assignment ----------------------------------------------------------------
+
+    def _switch(self, change: Change) -> list[Action]:
+        """All have stopped: from here on, ranks are those of the change."""
+        departs = any(self.states[node] is NodeState.DEPARTING for node in change.to.left_out)
+        cause = "leave" if departs else "order" if self.rescaling.order else "nodes"
+        late = [Replace(rank) for rank in change.joining if rank not in change.ready]
+        return [*self._reassign(change.to, cause), *late]
+
+    def _go_on_without(self, node: int, staying: Collection[int]) -> list[Action]:
+        """`node` is lost: from here on, ranks are those of the nodes that stay."""
+        self.states.count_loss(node)
+        refused: list[Action] = []
+        if self.rescaling.order and self.rescaling.wanted != len(staying):
+            why = f"node {node} was lost; the job goes on with {len(staying)} nodes"
+            refused = [self.rescaling.refused(why)]
+        self.rescaling.wanted = len(staying)
+        self.rescaling.desired = max(self.rescaling.desired, len(staying))
+        to = Reassignment.of(self.nodes, staying, self.rescaling.each, sharded=self.sharded)
+        return [*refused, *self._reassign(to, "lost", self.faults[-1].rank)]
+
+    def _reassign(self, to: Reassignment, cause: str, rank: int = -1) -> list[Action]:
+        """Leave the generation for one in which ranks are those of `to`."""
+        fields = {"order": self.rescaling.order, "nodes": to.size, "of": self.size, "local_share": to.share}
+        abort = self._leave(rank)
+        self.rescaling.change, self.rescaling.order = None, ""
+        self.nodes = dict(to.after)
+        self.renumbering.add(self.generation, to.moved)
+        for node in self.states.those(NodeState.JOINING):
+            self.states.set_state(node, NodeState.MEMBER)
+        leaving = [node for node in to.left_out if self.states[node] in WITH_RANKS]
+        for node in leaving:
+            self.states.set_state(node, NodeState.DECOMMISSIONED, self.states.why(node) or Why.RESIZED)
+        self.retention.begin()
+        numbers = {"generation": self.generation, "world_size": len(to.after), "moved": numbers_json(to.moved)}
+        return [Log("world", {**fields, "cause": cause, **numbers}), abort, *(Decommission(node) for node in leaving)]
+
+    # --- what another coordinator needs to go on ------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """What must not be lost with the coordinator."""
+        leaving = self.rescaling.change.to.left_out if self.rescaling.change is not None else ()
+        return {
+            "nodes": numbers_json(self.nodes),
+            "generation": self.generation,
+            "ended": self.phase is Phase.ENDED,
+            "committed": self.committed,
+            "began": {str(generation): step for generation, step in self.began.items()},
+            "faults": [fault.to_json() for fault in self.faults],
+            "spares": sorted(self.states.those(NodeState.SPARE, NodeState.JOINING)),
+            "spares_used": self.spares_used,
+            "vacant": sorted(self.unassigned),
+            "losses": numbers_json(self.states.losses),
+            **self.rescaling.to_json(),
+            "leavers": sorted(self.states.asked),
+            "settling": sorted(self.states.going.union(leaving)),
+            "moves": self.renumbering.to_json(),
+            "moved_in": self.renumbering.newest,
+            "sharded": self.sharded,
+        }
+
+    @classmethod
+    def revived(
+        cls,
+        data: Mapping[str, Any],
+        budgets: Budgets,
+        *,
+        durable: bool,
+        generation: int,
+        committed: int,
+        scale: Scale | None = None,
+        reserve: int = 0,
+    ) -> tuple[Self, list[Action]]:
+        """The membership under a new coordinator, and what everybody is told first.
+
+        Args:
+            data: newest state that any member had been told of.
+            generation, committed: the newest that any member has heard of.
+        """
+        nodes = {int(rank): int(node) for rank, node in data["nodes"].items()}
+        members = {node for rank, node in nodes.items() if rank not in data["vacant"]}
+        losses = {int(node): int(count) for node, count in data["losses"].items()}
+        retained = set(data["settling"]) - members
+        membership = cls(
+            nodes,
+            budgets,
+            durable=durable,
+            scale=scale,
+            reserve=reserve,
+            states=NodeStates.known(members, data["spares"], retained, data["leavers"], losses),
+            generation=max(generation, int(data["generation"])),
+            phase=Phase.ENDED if data["ended"] else Phase.FORMING,
+            faults=[Fault.from_json(fault) for fault in data["faults"]],
+            committed=max(committed, int(data["committed"])),
+            began={int(its): int(step) for its, step in data["began"].items()},
+            spares_used=int(data["spares_used"]),
+        )
+        membership.rescaling.learn(data)
+        membership.renumbering = Renumbering.from_json(data["moves"])
+        membership.sharded = bool(data["sharded"])
+        if data["ended"]:
+            return membership, []
+        waiting: list[Action] = [AwaitNode(node) for node in {nodes[rank] for rank in membership.unassigned}]
+        return membership, [membership._leave(), *waiting]

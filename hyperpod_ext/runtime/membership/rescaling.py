@@ -1,176 +1,232 @@
-"""The worlds that a job has been in: which ranks moved when, and whose memory is still needed. Pure."""
+"""The way from one number of nodes to another, while all train. Pure: messages in, actions out.
+
+    asked ──▶ enough nodes? ──▶ joining nodes start workers ──▶ all ranks agree on one step ──▶ all stop there
+                  │ no: more are asked for                             │ one is past it: a later one
+                  ▼
+              goes on with those it has, once the time is over
+
+Until all have stopped nothing is changed: whatever goes wrong, the change is dropped, ranks that have stopped go on,
+and it is tried again. What follows then is the membership's (`membership.py`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
-from hyperpod_ext.runtime.membership.actions import Command, Dismiss, Fault, Log, Phase, Retire
-from hyperpod_ext.runtime.membership.escalation import Budgets
-from hyperpod_ext.runtime.membership.membership import Membership
-from hyperpod_ext.runtime.membership.rank_assignment import Scale, blocks_of
+from hyperpod_ext.runtime.membership.actions import (
+    Action,
+    AskStop,
+    EndPrepared,
+    Log,
+    Prepare,
+    StopAt,
+    WantNodes,
+    WithdrawStop,
+)
+from hyperpod_ext.runtime.membership.node_states import NodeState, NodeStates
+from hyperpod_ext.runtime.membership.rank_assignment import (
+    Scale,
+    assign_ranks,
+    blocks_of,
+    choose_staying,
+    local_share,
+    moved_ranks,
+    ranks_of,
+)
+from hyperpod_ext.runtime.membership.stop_agreement import Answer, StopAgreement
 
-_MOVES = 16
-"""How many changes of numbers are remembered, for nodes that have missed some."""
+_AHEAD, _FARTHEST = 2, 4096
+"""Steps that a common stop lies ahead."""
+_TRIES = 3
+"""Deaths of joining workers before they are ready, after which the job stays as it is."""
 
 
-@dataclass
-class Worlds(Membership):
-    """A membership whose ranks may get other numbers and nodes, from one generation to the next."""
+@dataclass(frozen=True, slots=True)
+class Reassignment:
+    """Another rank assignment."""
+
+    after: Mapping[int, int]
+    """Node of each rank."""
+    moved: Mapping[int, int]
+    """New rank of each rank whose process stays."""
+    left_out: tuple[int, ...]
+    """Nodes that have no rank in it."""
+    share: float
+    """Of the state that ranks hold, what lies already on the node that needs it."""
+
+    @classmethod
+    def of(cls, nodes: Mapping[int, int], staying: Collection[int], each: int, *, sharded: bool) -> Reassignment:
+        """From `nodes`, of each rank, to those that stay or join, each with so many workers."""
+        before = blocks_of(nodes, each)
+        blocks = assign_ranks(before, staying, sharded=sharded)
+        after = ranks_of(blocks, each)
+        left_out = tuple(node for node in before if node not in staying)
+        share = round(local_share(before, blocks), 4) if sharded else 1.0
+        return cls(after, moved_ranks(nodes, after, each), left_out, share)
+
+    @property
+    def size(self) -> int:
+        """Nodes that have ranks."""
+        return len(set(self.after.values()))
+
+
+@dataclass(slots=True)
+class Change:
+    """A reassignment that is under way, until all ranks have stopped."""
+
+    to: Reassignment
+    joining: dict[int, int]
+    """Node of each rank whose process is new."""
+    stop: StopAgreement
+    ready: set[int] = field(default_factory=set)
+    """Of those ranks, the ones that wait for it."""
+
+
+@dataclass(slots=True)
+class Rescaling:
+    """How many nodes are wanted, and the change that is under way to have them."""
 
     scale: Scale | None = None
     """None: the job has the nodes that it began with."""
     reserve: int = 0
     """Spares that are not taken for growth."""
-    next_due: Callable[[int], int] = lambda step: step
-    """The first step from one on that is saved to memory."""
     wanted: int = 0
     """Nodes with ranks that the job is on its way to."""
     desired: int = 0
     """What was asked for last; a node that comes by itself is taken up to here."""
     order: str = ""
-    """Names who asked."""
-    leavers: set[int] = field(default_factory=set)
-    """Nodes that have asked to leave."""
-    settling: set[int] = field(default_factory=set)
-    """Nodes without a rank whose memory may still be needed."""
-    settle_at: int = 0
-    """Step after which it is not."""
-    moves: dict[int, dict[int, int]] = field(default_factory=dict)
-    """Generations in which ranks got other numbers, and which ones those whose processes stayed; the newest few."""
-    sharded: bool = False
-    """Whether each rank holds a part of the state that no other has."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.wanted = self.wanted or self.size
-        self.desired = self.desired or self.size
+    """Names the request."""
+    change: Change | None = None
+    _questions: int = 0
+    _tries: int = 0
 
     @property
-    def size(self) -> int:
-        """Nodes that have ranks."""
-        return len(set(self.nodes.values()))
-
-    @property
-    def _each(self) -> int:
+    def each(self) -> int:
+        """Ranks of a node."""
         return self.scale.workers_per_node if self.scale is not None else 1
 
-    def _enter_world(
-        self,
-        why: Fault,
-        after: Mapping[int, int],
-        moved: Mapping[int, int],
-        leaving: tuple[int, ...],
-        said: Mapping[str, Any],
-    ) -> list[Command]:
-        """Leave the generation for one in which ranks are `after`; `said` goes into the log."""
-        abort = self._leave(why)
-        self.order = ""
-        self.nodes = dict(after)
-        self.moves = {**dict(sorted(self.moves.items())[-_MOVES:]), self.generation: dict(moved)}
-        self.spares -= set(after.values())
-        self.vacant = set()
-        self._retiring |= set(leaving)
-        self.settling |= set(leaving)
-        self.settle_at = -1
-        world = Log("world", {**said, "generation": self.generation, "world_size": len(after), "moved": _told(moved)})
-        commands: list[Command] = [world, abort]
-        return [*commands, *(Retire(node) for node in leaving)]
+    def refusal(self, nodes: int) -> str:
+        """Why the job cannot have so many nodes; empty: it can."""
+        if self.scale is None:
+            return "the job is not elastic: it runs on exactly the nodes that it began with"
+        if nodes in self.scale.sizes:
+            return ""
+        return f"the job cannot run on {nodes} nodes; it can on {', '.join(map(str, self.scale.sizes))}"
 
-    @property
-    def moved_in(self) -> int:
-        """Generation in which ranks last got other numbers; 0: never."""
-        return max(self.moves, default=0)
+    def want(self, nodes: int, order: str) -> None:
+        """The job is to have so many nodes."""
+        self.wanted = self.desired = nodes
+        self.order, self._tries = order, 0
 
-    def moved_since(self, generation: int) -> dict[int, int] | None:
-        """New number of each rank of `generation` whose process stays; None: all have theirs still."""
-        later = [moved for number, moved in sorted(self.moves.items()) if number > generation]
-        if not later:
-            return None
-        together = later[0]
-        for moved in later[1:]:
-            together = {rank: moved[now] for rank, now in together.items() if now in moved}
-        return together
+    def stay(self, nodes: int, why: str) -> Log:
+        """The job keeps the nodes that it has."""
+        self.wanted = self.desired = nodes
+        return self.refused(why)
 
-    def rank_now(self, rank: int, generation: int) -> int | None:
-        """Number that a rank of `generation` has now; None: it has none any more."""
-        moved = self.moved_since(generation)
-        return rank if moved is None else moved.get(rank)
+    def refused(self, why: str) -> Log:
+        order, self.order = self.order, ""
+        return Log("resize_refused", {"order": order, "nodes": self.wanted, "why": why})
 
-    # --- nodes that have left ------------------------------------------------------------------
+    def free(self, states: NodeStates) -> int:
+        """Spares that may be taken for growth."""
+        return max(0, len(states.spares) - self.reserve)
 
-    def restore_reported(self, rank: int, generation: int, attempt: int, error: str) -> list[Command]:
-        commands = super().restore_reported(rank, generation, attempt, error)
-        if self.phase is not Phase.RUNNING or not commands:
-            return commands
-        assert self.decision is not None
-        step = self.decision.step
-        if self.settling and self.settle_at < 0:
-            # shards that were cut anew are safe once they have been saved once; the step after that shows it
-            self.settle_at = self.next_due(step + 1) + 1 if self.sharded else step
-        return [*commands, *self.settle(step)]
+    # --- towards the change ---------------------------------------------------------------------
 
-    def settle(self, step: int, *, late: bool = False) -> list[Command]:
-        """Every rank has committed `step`. `late`: or the time is over in which it should have."""
-        if self.phase is not Phase.RUNNING or not self.settling or (step < self.settle_at and not late):
+    def reconcile(self, nodes: Mapping[int, int], states: NodeStates, committed: int, *, sharded: bool) -> list[Action]:
+        """What brings the job nearer to the number of nodes that is wanted. `nodes`: of each rank, all there."""
+        if self.scale is None or self.change is not None:
             return []
-        done, self.settling = tuple(sorted(self.settling)), set()
-        staying = {node for node in done if node not in self.leavers and self._stays(node)}
-        self.spares |= staying
-        gone = tuple(node for node in done if node not in staying)
-        self.leavers -= set(gone)
-        return [Dismiss(gone)] if gone else []
+        before = blocks_of(nodes, self.each)
+        able = [node for node in before if states[node] is not NodeState.DEPARTING]
+        if self.wanted == len(before) == len(able):
+            return []
+        staying = choose_staying(before, able, self.wanted, sharded=sharded)
+        short = self.wanted - len(staying)
+        if short > (self.free(states) if len(able) == len(before) else len(states.spares)):
+            return [WantNodes(self.wanted + self.reserve)]
+        joining = sorted(states.spares)[: max(short, 0)]
+        to = Reassignment.of(nodes, {*staying, *joining}, self.each, sharded=sharded)
+        new = {rank: node for rank, node in to.after.items() if node in joining}
+        self.change = Change(to, new, StopAgreement(len(nodes), _AHEAD, _FARTHEST))
+        for node in joining:
+            states.set_state(node, NodeState.JOINING)
+        fields = {"order": self.order, "nodes": self.wanted, "of": len(before), "leaving": list(to.left_out)}
+        preparing = [Prepare(rank, node, len(to.after)) for rank, node in new.items()]
+        begun = Log("resize_begun", {**fields, "joining": joining})
+        return [begun, *(preparing or self._ask_stop(self.change, committed))]
 
-    def _stays(self, node: int) -> bool:
-        """Whether a node without a rank is kept as a spare."""
-        return node not in self.leavers and len(self.spares) < self.reserve
+    def is_joining(self, rank: int, node: int) -> bool:
+        """Whether a worker of `rank` on `node` is one that waits for the next rank assignment."""
+        return self.change is not None and self.change.joining.get(rank) == node
 
-    def _without(self, node: int) -> set[int] | None:
-        """Nodes of the world in which the job goes on without `node`; None: it needs another one in its place."""
-        if self.scale is None or self.phase is Phase.ENDED or self.vacant or self.spares:
+    def prepared(self, rank: int, committed: int) -> list[Action]:
+        """A joining worker has its imports done and waits."""
+        assert self.change is not None
+        self.change.ready.add(rank)
+        if self.change.stop.number or self.change.ready < self.change.joining.keys():
+            return []
+        return [Log("resize_prepared", {"ranks": sorted(self.change.ready)}), *self._ask_stop(self.change, committed)]
+
+    def gives_up(self) -> bool:
+        """A joining worker or node was lost once more; whether that was once too often."""
+        self._tries += 1
+        return self._tries >= _TRIES
+
+    def drop(self, states: NodeStates) -> list[Action]:
+        """Forget about the change that is under way; ranks that have stopped go on."""
+        if self.change is None:
+            return []
+        change, self.change = self.change, None
+        for node in states.those(NodeState.JOINING):
+            states.set_state(node, NodeState.SPARE)
+        withdrawn = [WithdrawStop(change.stop.number)] if change.stop.number else []
+        return [*withdrawn, *(EndPrepared(node) for node in sorted(set(change.joining.values())))]
+
+    # --- where all stop -------------------------------------------------------------------------
+
+    def _ask_stop(self, change: Change, committed: int, *, later: bool = False) -> list[Action]:
+        self._questions += 1
+        return [AskStop(self._questions, change.stop.ask(self._questions, committed), later)]
+
+    def stop_answered(
+        self, rank: int, number: int, can: bool, making: int, over: bool, committed: int
+    ) -> list[Action] | None:
+        """`rank`, which makes step `making`, can stop where it was asked to, or not. None: the job is about to end."""
+        if self.change is None:
+            return []
+        match self.change.stop.answered(rank, number, can, making, over):
+            case Answer.AGREED:
+                return [StopAt(number)]
+            case Answer.ASK_AGAIN | Answer.ASK_LATER as answer:
+                return self._ask_stop(self.change, committed, later=answer is Answer.ASK_LATER)
+            case Answer.ENDING:
+                return None
+        return []
+
+    def stopped(self, rank: int, number: int) -> Change | None:
+        """`rank` has stopped at the step that was agreed on. Returns the change to make, once all have."""
+        change = self.change
+        return change if change is not None and change.stop.stopped(rank, number) else None
+
+    # --- without a node -------------------------------------------------------------------------
+
+    def staying_without(self, node: int, nodes: Mapping[int, int], states: NodeStates) -> set[int] | None:
+        """Nodes with which the job goes on when `node` is lost; None: it needs another one in its place."""
+        if self.scale is None or states.spares:
             return None
-        blocks = blocks_of(self.nodes, self._each)
-        if node not in blocks:
-            return None
-        rest = [its for its in blocks if its != node]
-        rest.sort(key=lambda its: its in self.leavers)  # who is about to leave is left out first
+        rest = [its for its in blocks_of(nodes, self.each) if its != node]
+        rest.sort(key=lambda its: states[its] is NodeState.DEPARTING)  # who is about to leave is left out first
         size = self.scale.most(len(rest))
         return None if size is None else set(rest[:size])
 
-    # --- what another coordinator needs to go on ------------------------------------------------
+    # --- what another coordinator needs to go on --------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            **super().to_json(),
-            "wanted": self.wanted,
-            "desired": self.desired,
-            "order": self.order,
-            "leavers": sorted(self.leavers),
-            "settling": sorted(self.settling),
-            "moves": {str(generation): _told(moved) for generation, moved in self.moves.items()},
-            "moved_in": self.moved_in,
-            "sharded": self.sharded,
-        }
+        return {"wanted": self.wanted, "desired": self.desired, "order": self.order}
 
-    @classmethod
-    def revived(
-        cls, data: Mapping[str, Any], budgets: Budgets, *, durable: bool, generation: int, committed: int
-    ) -> tuple[Self, list[Command]]:
-        membership, commands = super().revived(
-            data, budgets, durable=durable, generation=generation, committed=committed
-        )
-        membership.wanted, membership.desired = int(data["wanted"]), int(data["desired"])
-        membership.order, membership.sharded = str(data["order"]), bool(data["sharded"])
-        membership.leavers = set(data["leavers"])
-        membership.settling = set(data["settling"]) - set(membership.nodes.values())
-        membership.settle_at = -1
-        membership.moves = {
-            int(generation): {int(rank): int(now) for rank, now in moved.items()}
-            for generation, moved in data["moves"].items()
-        }
-        return membership, commands
-
-
-def _told(moved: Mapping[int, int]) -> dict[str, int]:
-    return {str(rank): now for rank, now in moved.items()}
+    def learn(self, data: Mapping[str, Any]) -> None:
+        """Go on where another coordinator was."""
+        self.wanted, self.desired, self.order = int(data["wanted"]), int(data["desired"]), str(data["order"])

@@ -221,7 +221,7 @@ class Simulation:
     def _take(self, strike: _Strike, part: Part, down: list[tuple[float, int]]) -> float:
         """One strike; returns what recovering from it takes."""
         for rank in self._struck(strike):
-            if part.failed is not None or rank in part.membership.vacant:
+            if part.failed is not None or rank in part.membership.unassigned:
                 continue
             if strike.kind == "process":
                 part.process_died(rank)

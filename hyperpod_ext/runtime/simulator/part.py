@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from hyperpod_ext.runtime.membership import membership as m
+from hyperpod_ext.runtime.membership import actions as m
+from hyperpod_ext.runtime.membership.membership import Membership
+from hyperpod_ext.runtime.membership.node_states import NodeStates
 from hyperpod_ext.runtime.simulator.memory import Memory
 from hyperpod_ext.runtime.simulator.settings import Simulated
 from hyperpod_ext.runtime.snapshot.manifest import save_id_of
@@ -44,18 +46,16 @@ class Part:
         self._emptied: set[int] = set()
         """Ranks whose node was lost: it holds nothing, even if it is the same one that came back."""
         running = live is not None
-        self.membership = m.Membership(
+        self.membership = Membership(
             self._was,
-            settings.budgets.max_restarts,
+            settings.budgets,
             durable="durable" in settings.tiers,
+            states=NodeStates(self._was.values(), known.spares, known.losses),
             generation=known.generation,
             phase=m.Phase.RUNNING if running else m.Phase.FORMING,
-            faults=list(known.faults),
+            faults=known.faults,
             committed=known.committed,
-            began=dict(known.began),
-            budgets=settings.budgets,
-            spares=set(known.spares),
-            losses=dict(known.losses),
+            began=known.began,
             spares_used=known.spares_used,
         )
         self.failed: m.Fail | None = None
@@ -66,7 +66,7 @@ class Part:
         """A rank's process is gone; its node is there."""
         self._dead.add(rank)
         step = self.membership.committed + 1
-        fault = m.Fault(rank, "killed by SIGKILL (9)", step, died=True)
+        fault = m.Fault(rank, "killed by SIGKILL (9)", step, died=True, kind="signal")
         self._carry_out(self.membership.fault(fault, self.membership.generation))
 
     def node_lost(self, node: int) -> None:
@@ -88,20 +88,20 @@ class Part:
 
     def decide(self, moment: float) -> Decision | None:
         """Have all ranks join and restore; None when the job cannot go on (`failed`)."""
-        membership, commands = self.membership, list[m.Command]()
+        membership, actions = self.membership, list[m.Action]()
         held = self._held(moment)
         for rank, node in membership.nodes.items():
-            commands = membership.join(rank, self._live_offer(rank), held.get(node, []))
-            self._carry_out(commands)
-        while any(isinstance(command, m.AskDurable) for command in commands):
-            commands = membership.durable_answered(self._memory.stored(), self._known.generation - 1, ())
-            self._carry_out(commands)
+            actions = membership.join(rank, self._live_offer(rank), held.get(node, []))
+            self._carry_out(actions)
+        while any(isinstance(action, m.AskDurable) for action in actions):
+            actions = membership.durable_answered(self._memory.stored(), self._known.generation - 1, ())
+            self._carry_out(actions)
         if self.failed is not None:
             return None
         assert membership.decision is not None, "everybody has joined"
         for rank in membership.nodes:
-            commands = membership.restore_reported(rank, membership.generation, membership.attempt, "")
-        assert isinstance(commands[0], m.Go)
+            actions = membership.restore_reported(rank, membership.generation, membership.attempt, "")
+        assert isinstance(actions[0], m.Go)
         self._remember()
         return membership.decision
 
@@ -130,25 +130,25 @@ class Part:
         node, save_id = self.membership.nodes[rank], save_id_of(generation, self._live)
         return Offer("live", self._live, rank, node, save_id, own_digest=digest, sharing=self._memory.sharing)
 
-    def _carry_out(self, commands: Collection[m.Command]) -> None:
-        for command in commands:
-            match command:
+    def _carry_out(self, actions: Collection[m.Action]) -> None:
+        for action in actions:
+            match action:
                 case m.Fail():
-                    self.failed = command
+                    self.failed = action
                 case m.AwaitNode(node):
                     self.waiting.add(node)
                 case m.TakeOver():
-                    vacant = self.membership.vacant
-                    self.waiting = {self.membership.nodes[rank] for rank in vacant}
-                case m.Retire(node):
+                    unassigned = self.membership.unassigned
+                    self.waiting = {self.membership.nodes[rank] for rank in unassigned}
+                case m.Decommission(node):
                     ranks = [rank for rank, its in self._was.items() if its == node]
                     held = [offer for rank in ranks for offer in self._memory.own(node, rank)]
-                    self._carry_out(self.membership.retired(node, held))
+                    self._carry_out(self.membership.decommissioned(node, held))
 
     def _remember(self) -> None:
         known, membership = self._known, self.membership
         known.nodes |= membership.nodes
-        known.spares, known.losses = membership.spares, membership.losses
+        known.spares, known.losses = membership.states.spares, membership.states.losses
         known.generation, known.committed = membership.generation, membership.committed
         # of generations that nothing is held of any more, nobody needs to know where they began
         known.began = dict(sorted(membership.began.items())[-_GENERATIONS:])

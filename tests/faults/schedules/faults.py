@@ -391,7 +391,7 @@ def _twice(world: World) -> None:
     membership, rng = world.membership, world.rng
     before = membership.generation, membership.phase, membership.attempt
     rank = rng.choice(sorted(world.workers))
-    from hyperpod_ext.runtime.membership.membership import Fault as Told
+    from hyperpod_ext.runtime.membership.actions import Fault as Told
 
     for _ in range(rng.randint(1, 3)):
         match rng.randrange(5):
@@ -403,7 +403,8 @@ def _twice(world: World) -> None:
                 answer = membership.restore_reported(rank, membership.generation - 1, 1, "")
             case 3:
                 answer = membership.fault(
-                    Told(rank, f"late {os.urandom(2).hex()}", 1, False), membership.generation - 1
+                    Told(rank, f"late {os.urandom(2).hex()}", 1, died=False, kind="exception"),
+                    membership.generation - 1,
                 )
             case _:
                 answer = membership.finished(rank, membership.generation - 1, "")

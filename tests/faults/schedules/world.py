@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTier, PeerTier
-from hyperpod_ext.runtime.membership import membership as m
+from hyperpod_ext.runtime.membership import actions as m
+from hyperpod_ext.runtime.membership.escalation import Budgets
+from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
 from hyperpod_ext.runtime.memory_server.slots.slots import Slot
 from hyperpod_ext.runtime.snapshot.manifest import generation_of
@@ -87,7 +89,7 @@ class World:
         self.runs.append(self.run)
         self.per_node = per_node
         place = {rank: rank // per_node for rank in range(self.run.world_size)}
-        self.membership = m.Membership(place, 1 << 30, durable=bool(self.policy.durable()))
+        self.membership = Membership(place, Budgets(1 << 30), durable=bool(self.policy.durable()))
         self.promises = Promises()
         self.step = 0
         self.begun = self.disturbed = False
@@ -145,11 +147,11 @@ class World:
     def died(self, rank: int, generation: int | None = None) -> None:
         """Tell the membership."""
         cause = f"killed by SIGKILL (9), {len(self.membership.faults)}"
-        fault = m.Fault(rank, cause, self.step + 1, died=True)
+        fault = m.Fault(rank, cause, self.step + 1, died=True, kind="signal")
         self.carry_out(self.membership.fault(fault, self.membership.generation if generation is None else generation))
 
     def raised(self, rank: int) -> None:
-        fault = m.Fault(rank, f"ValueError: {len(self.membership.faults)}", self.step + 1, died=False)
+        fault = m.Fault(rank, f"ValueError: {len(self.membership.faults)}", self.step + 1, died=False, kind="exception")
         self.carry_out(self.membership.fault(fault, self.membership.generation))
 
     # --- one step -------------------------------------------------------------------------------
@@ -193,7 +195,7 @@ class World:
 
     # --- the membership's commands --------------------------------------------------------------
 
-    def carry_out(self, commands: list[m.Command]) -> None:
+    def carry_out(self, commands: list[m.Action]) -> None:
         for command in commands:
             match command:
                 case m.Abort(generation, _):
@@ -227,8 +229,8 @@ class World:
                     self.say(f"restore {decision.step} instead {_kinds(decision)}")
                 case m.Go(step):
                     self._go(step)
-                case m.AskDurable(besides):
-                    self._ask_durable(besides)
+                case m.AskDurable(exclude):
+                    self._ask_durable(exclude)
                 case m.Fail(code, message, _):
                     self._failed(code, message)
                 case _:

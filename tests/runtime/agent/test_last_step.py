@@ -1,4 +1,4 @@
-"""How the last step comes home: where ranks stop, what a node tells of its part, and what the report makes of it."""
+"""How the last step comes home: what a node tells of its part, and what the report makes of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 from hyperpod_ext.runtime.agent.last_step import LastStep
-from hyperpod_ext.runtime.coordinator.last_stop import LastStop
 from hyperpod_ext.runtime.events.durable_steps import durable_steps, left_out
 from hyperpod_ext.runtime.memory_server.protocol.requests import UploadNow, UploadProgress
 
@@ -108,30 +107,3 @@ def test_a_node_tells_how_far_its_part_is_until_it_is_there_or_its_time_is_over(
 
 def test_a_node_that_never_hears_which_step_it_is_waits_no_longer_than_it_may() -> None:
     assert brought([UploadProgress(idle=False, tiers=())], 0.0, None)[-1] == ("drained", False)
-
-
-# --- where ranks stop -------------------------------------------------------------------------------
-
-
-def answer(stop: LastStop, rank: int, can: bool, at: int, *, over: bool = False) -> str:
-    said = {"type": "stop_answer", "number": stop.number, "can": can, "at": at, "over": over}
-    return stop.hear(rank, said)
-
-
-def test_ranks_stop_after_the_step_that_they_make_or_later_where_some_are_past_it() -> None:
-    stop = LastStop(ranks=2, since=0.0)
-    assert stop.ask(newest=6) == {"number": -1, "step": 7}
-    assert [answer(stop, 0, True, 7), answer(stop, 1, False, 9)] == ["", "ask again"]
-    assert stop.ask(newest=8) == {"number": -2, "step": 11}
-    assert stop.hear(0, {"type": "stop_answer", "number": -1, "can": True, "at": 7, "over": False}) == ""
-    assert [answer(stop, rank, True, 10) for rank in (0, 1)] == ["", "all can"]
-    halted = {"type": "halted", "number": stop.number, "step": 11}
-    assert [stop.hear(rank, halted) for rank in (0, 0, 1)] == ["", "", "all stand"]
-
-
-def test_ranks_that_have_yet_to_begin_are_asked_in_a_moment_and_those_that_are_done_end_by_themselves() -> None:
-    stop = LastStop(ranks=2, since=0.0)
-    stop.ask(newest=0)
-    assert [answer(stop, 0, True, 1), answer(stop, 1, False, -1)] == ["", "ask later"]
-    stop.ask(newest=12)
-    assert [answer(stop, rank, False, 13, over=True) for rank in (0, 1)] == ["", ""]

@@ -14,7 +14,7 @@ from torch.distributed import HashStore
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTier, S3Tier
 from hyperpod_ext.errors import ConfigError, ConflictError, NoCheckpointError, UnreachableError
-from hyperpod_ext.runtime.control_plane.decision import Council
+from hyperpod_ext.runtime.control_plane.decision import RestoreCoordinator
 from hyperpod_ext.runtime.control_plane.hyperpod_socket import AgentLine
 from hyperpod_ext.runtime.control_plane.launcher import Launcher, find_launcher
 from hyperpod_ext.runtime.control_plane.save_at_time import TimedTiers
@@ -41,49 +41,51 @@ def says(**more: Any) -> dict[str, Any]:
 
 
 def test_with_nothing_anywhere_all_start_fresh_in_generation_1():
-    council = Council(NODES)
-    assert {sources[0].kind for sources in council.begin([says()] * 4).sources.values()} == {"fresh"}
-    assert council.generation == 1
+    restoring = RestoreCoordinator(NODES)
+    assert {sources[0].kind for sources in restoring.begin([says()] * 4).sources.values()} == {"fresh"}
+    assert restoring.generation == 1
 
 
 def test_survivors_keep_their_state_and_serve_newcomers():
-    council = Council(NODES)
+    restoring = RestoreCoordinator(NODES)
     survivor = says(live=live(5), committed=5, began={"1": 0}, generation=1)
-    decision = council.begin([survivor, survivor, says(), says()])
+    decision = restoring.begin([survivor, survivor, says(), says()])
     assert decision.step == 5
     assert [decision.source(rank).kind for rank in NODES] == ["self", "self", "live", "live"]
-    assert council.generation == 2
+    assert restoring.generation == 2
 
 
 def test_a_generation_is_newer_than_any_that_some_memory_holds():
-    council = Council(NODES)
-    council.begin([says(held=[held(0, 3, generation=7), held(1, 3, generation=7)]), says(), says(held=[]), says()])
-    assert council.generation == 8
+    restoring = RestoreCoordinator(NODES)
+    restoring.begin([says(held=[held(0, 3, generation=7), held(1, 3, generation=7)]), says(), says(held=[]), says()])
+    assert restoring.generation == 8
 
 
 def test_what_was_refused_is_not_chosen_again_and_nothing_is_begun_from_scratch():
-    council = Council({0: 0})
-    assert council.begin([says(held=[held(0, 4), held(0, 3)])]).step == 4
-    assert council.refuse({0: "CRC64-NVME"}).step == 3
+    restoring = RestoreCoordinator({0: 0})
+    assert restoring.begin([says(held=[held(0, 4), held(0, 3)])]).step == 4
+    assert restoring.refuse({0: "CRC64-NVME"}).step == 3
     with pytest.raises(NoCheckpointError, match="CRC64-NVME"):
-        council.refuse({0: "CRC64-NVME"})
+        restoring.refuse({0: "CRC64-NVME"})
 
 
 def test_a_part_of_the_state_is_not_thrown_away_for_a_fresh_start():
     with pytest.raises(NoCheckpointError, match="memory step 4"):
-        Council(NODES).begin([says(held=[held(0, 4, sharing="shard")]), says(), says(), says()])
+        RestoreCoordinator(NODES).begin([says(held=[held(0, 4, sharing="shard")]), says(), says(), says()])
 
 
 def test_a_tier_that_cannot_be_asked_stops_a_start_from_less():
-    council = Council({0: 0}, lambda besides: EMPTY | {"problems": ["s3: denied"], "unreachable": ["s3: denied"]})
+    restoring = RestoreCoordinator(
+        {0: 0}, lambda besides: EMPTY | {"problems": ["s3: denied"], "unreachable": ["s3: denied"]}
+    )
     with pytest.raises(UnreachableError, match="s3: denied"):
-        council.begin([says()])
+        restoring.begin([says()])
 
 
 def test_what_keeps_one_rank_out_is_every_ranks_error():
     wrong = says(error=ConflictError("another policy").to_json())
     with pytest.raises(ConflictError, match="another policy"):
-        Council({0: 0, 1: 0}).begin([says(), wrong])
+        RestoreCoordinator({0: 0, 1: 0}).begin([says(), wrong])
 
 
 def test_what_started_a_process_is_known_from_its_variables():
@@ -176,3 +178,22 @@ def test_in_another_generation_another_rank_names_the_steps_and_all_hear_of_the_
         rank.enter()
     store = HashStore()  # rank 1 has heard at 12 s when the last one was, and knows when the next one is
     assert [made(step, 3.0 * step, store, 1) for step in range(6, 9)] == [[{}, {}], [{}, {}], [{"file": 10}] * 2]
+
+
+def stored(step: int) -> dict[str, Any]:
+    return {"tier": "file", "step": step, "save_id": save_id_of(1, step), "world_size": 1, "url": "/d", "folder": "f"}
+
+
+def test_durable_checkpoints_that_are_all_refused_are_not_given_up_for_a_fresh_start():
+    asked: list[list[tuple[str, str]]] = []
+
+    def ask(exclude: Any) -> Any:
+        asked.append(list(exclude))
+        return EMPTY | {"checkpoints": [] if exclude else [stored(8)], "generation": 3}
+
+    restoring = RestoreCoordinator({0: 0}, ask)
+    assert restoring.begin([says()]).step == 8
+    assert restoring.generation == 4
+    with pytest.raises(NoCheckpointError, match="The last try: rank 0: CRC64-NVME"):
+        restoring.refuse({0: "CRC64-NVME"})
+    assert asked == [[], [("/d", save_id_of(1, 8))]], "the second time for what else is there"

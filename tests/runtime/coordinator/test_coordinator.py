@@ -19,8 +19,10 @@ from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.runtime.agent.election import Door
 from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
 from hyperpod_ext.runtime.ipc import messages as wire
-from hyperpod_ext.runtime.membership.elastic import ElasticMembership
-from hyperpod_ext.runtime.membership.membership import Phase
+from hyperpod_ext.runtime.membership.actions import Phase
+from hyperpod_ext.runtime.membership.escalation import Budgets
+from hyperpod_ext.runtime.membership.membership import Membership
+from hyperpod_ext.runtime.membership.renumbering import Renumbering
 
 SECRET = b"the secret of this test's job"
 LEASE_S = 3.0
@@ -91,7 +93,7 @@ async def coordinating(
         yield door, coordinator
     finally:
         await door.close()
-        coordinator._watching.cancel()
+        coordinator.stop()
 
 
 def events(tmp_path: Path, kind: str) -> list[dict[str, Any]]:
@@ -219,8 +221,8 @@ def test_who_waits_for_a_world_that_its_coordinator_took_with_it_gets_a_number_o
     config = RuntimeConfig(
         name="a", nodes=3, workers_per_node=1, elastic=elastic, restart=RestartPolicy(lease_s=LEASE_S)
     )
-    entered = ElasticMembership({rank: rank for rank in range(4)}, 10, generation=2, committed=7)
-    entered.moves = {2: {0: 0, 1: 1, 2: 2}}
+    entered = Membership({rank: rank for rank in range(4)}, Budgets(10), generation=2, committed=7)
+    entered.renumbering = Renumbering({2: {0: 0, 1: 1, 2: 2}})
 
     async def run() -> None:
         async with coordinating(tmp_path) as (door, _):
@@ -266,6 +268,18 @@ def test_what_another_machine_reports_is_timed_by_the_clock_of_the_log(tmp_path:
         assert event["t"] - event["began"] == pytest.approx(2.0)
 
 
+def test_a_rank_that_does_not_join_in_time_is_a_fault_of_its_own_kind(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path, form_timeout_s=0.1) as (door, _):
+            agents = await three(door)
+            agents[0].say(type="join", rank=0, pid=1, live=None, held=[], store_port=1, generation=1)
+            assert (await agents[1].hears("replace"))["rank"] == 1
+
+    asyncio.run(run())
+    fault = events(tmp_path, "fault")[0]
+    assert (fault["rank"], fault["kind"], fault["died"]) == (1, "late", True), "its node is there"
+
+
 async def running(agents: list[Agent]) -> None:
     """Have ranks 0 and 1 train, in generation 1."""
     for rank, agent in enumerate(agents[:2]):
@@ -298,6 +312,7 @@ def test_a_connection_that_ended_is_a_fault_once_every_agent_says_that_its_ranks
     asyncio.run(run())
     fault = events(tmp_path, "fault")[0]
     assert (fault["rank"], fault["step"], fault["cause"], fault["rung"]) == (1, 3, "EOF", "in process")
+    assert fault["kind"] == "connection", "no training function has raised"
 
 
 def test_a_death_that_is_told_meanwhile_is_the_only_fault(tmp_path: Path) -> None:
@@ -330,8 +345,8 @@ BRIEF = {"replica": False, "world_size": 2, "step": 13, "generation": 1, "save_i
 async def all_are_done(door: Door, coordinator: Coordinator) -> list[Agent]:
     """Both ranks have ended well; the agents of both nodes and of the spare are to bring home what they hold."""
     agents = await three(door)
-    coordinator._membership.phase = Phase.ENDED
-    coordinator._membership.step_committed(13)
+    coordinator.membership.phase = Phase.ENDED
+    coordinator.membership.step_committed(13)
     for rank in (0, 1):
         agents[rank].say(type="exited", rank=rank, code=0)
     for agent in agents:

@@ -11,25 +11,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hyperpod_ext.runtime.membership.membership import (
+from hyperpod_ext.runtime.membership.actions import (
     Abort,
+    Action,
     AskDurable,
     AwaitNode,
     Begin,
-    Budgets,
-    Command,
+    Decommission,
+    EscalationLevel,
     Fail,
     Fault,
     Finish,
     Go,
-    Membership,
     Phase,
     Replace,
     Restore,
-    Retire,
-    Rung,
     TakeOver,
 )
+from hyperpod_ext.runtime.membership.escalation import Budgets
+from hyperpod_ext.runtime.membership.membership import Membership
+from hyperpod_ext.runtime.membership.node_states import NodeStates
 from hyperpod_ext.runtime.snapshot.manifest import save_id_of
 from hyperpod_ext.runtime.snapshot.select import Offer
 
@@ -37,7 +38,7 @@ NODES = {0: 0, 1: 0, 2: 1, 3: 1}
 
 
 def fresh(max_restarts: int = 10) -> Membership:
-    return Membership(NODES, max_restarts)
+    return Membership(NODES, Budgets(max_restarts))
 
 
 def offer(rank: int, step: int, generation: int = 1) -> Offer:
@@ -54,11 +55,11 @@ def held_by(node: int, *steps: int) -> list[Offer]:
 
 
 def died(rank: int, step: int = 3) -> Fault:
-    return Fault(rank, "killed by SIGKILL (9)", step, died=True)
+    return Fault(rank, "killed by SIGKILL (9)", step, died=True, kind="signal")
 
 
 def raised(rank: int, step: int = 3, cause: str = "ValueError: x") -> Fault:
-    return Fault(rank, cause, step, died=False)
+    return Fault(rank, cause, step, died=False, kind="exception")
 
 
 def start(membership: Membership, step: int | None = None) -> None:
@@ -70,7 +71,7 @@ def start(membership: Membership, step: int | None = None) -> None:
     assert membership.phase is Phase.RUNNING
 
 
-def kinds(commands: list[Command]) -> list[type]:
+def kinds(commands: list[Action]) -> list[type]:
     return [type(command) for command in commands]
 
 
@@ -140,7 +141,7 @@ def test_a_death_raises_the_generation_and_asks_for_a_replacement():
     membership = fresh()
     start(membership)
     commands = membership.fault(died(2), 1)
-    assert commands == [Abort(2, died(2)), Replace(2)]
+    assert commands == [Abort(2, 2), Replace(2)]
 
 
 def test_an_exception_asks_for_no_replacement():
@@ -163,7 +164,7 @@ def test_a_second_death_while_the_generation_forms_is_replaced_without_another_a
     membership.fault(died(2), 1)
     membership.join(0, offer(0, 2), [])
     assert membership.fault(died(0), 2) == [Replace(0)]
-    assert 0 not in membership.joined
+    assert 0 not in membership.restoring.joined
 
 
 def test_a_refused_source_is_not_tried_again():
@@ -228,7 +229,7 @@ def test_more_faults_than_the_budget_end_the_job():
 
 def test_a_final_fault_is_not_tried_again():
     membership = fresh()
-    fault = Fault(1, "ModuleNotFoundError: nope", 0, died=True, final=True)
+    fault = Fault(1, "ModuleNotFoundError: nope", 0, died=True, kind="exit", final=True)
     (failure,) = membership.fault(fault, 1)
     assert isinstance(failure, Fail)
     assert "rank 1 (node 0)" in failure.message
@@ -248,7 +249,7 @@ def test_a_fault_of_a_rank_that_is_done_brings_everybody_back():
 
 
 def with_durable() -> Membership:
-    return Membership(NODES, 10, durable=True)
+    return Membership(NODES, Budgets(10), durable=True)
 
 
 def stored(step: int, generation: int = 1, world_size: int = 4) -> Offer:
@@ -256,9 +257,9 @@ def stored(step: int, generation: int = 1, world_size: int = 4) -> Offer:
     return Offer("s3", step, -1, -1, save_id, world_size=world_size, url="s3://b/j", folder=f"folder of {save_id}")
 
 
-def join_all(membership: Membership, live_step: int | None = None, held: tuple[int, ...] = ()) -> list[Command]:
+def join_all(membership: Membership, live_step: int | None = None, held: tuple[int, ...] = ()) -> list[Action]:
     """Every rank joins, with live state or snapshots of the generation before."""
-    commands: list[Command] = []
+    commands: list[Action] = []
     for rank, node in NODES.items():
         live = None if live_step is None else offer(rank, live_step, membership.generation - 1)
         commands = membership.join(rank, live, held_by(node, *held))
@@ -283,7 +284,7 @@ def after_a_death(committed: int | None = None, *found: Offer) -> Membership:
     return membership
 
 
-def begun(commands: list[Command]) -> Begin:
+def begun(commands: list[Action]) -> Begin:
     (begin,) = commands
     assert isinstance(begin, Begin)
     return begin
@@ -315,7 +316,7 @@ def test_generations_follow_the_newest_that_was_ever_seen(seen):
     join_all(membership)
     assert begun(membership.durable_answered([stored(100, seen)], seen, ())).generation == seen + 1
     restore_all(membership)
-    assert membership.fault(died(2), seen + 1)[0] == Abort(seen + 2, died(2))
+    assert membership.fault(died(2), seen + 1)[0] == Abort(seen + 2, 2)
     join_all(membership, live_step=101)
     restore_all(membership)
     assert membership.generation == seen + 2
@@ -406,7 +407,7 @@ def test_a_durable_candidate_that_is_refused_leads_to_the_next_older():
     refused = tuple(("s3://b/j", save_id_of(1, step)) for step in (100, 80, 90))
     (ask,) = membership.restore_reported(0, begin.generation, 3, "no such blob")
     assert isinstance(ask, AskDurable)
-    assert set(ask.besides) == set(refused)  # what they have not named yet, and what has come since
+    assert set(ask.exclude) == set(refused)  # what they have not named yet, and what has come since
     (again,) = membership.durable_answered([stored(70)], 1, ())
     assert isinstance(again, Restore)
     assert again.decision.step == 70
@@ -500,7 +501,7 @@ def test_random_histories_end_with_everybody_in_one_generation(seed: int):
     deaths = chance.randrange(6)
     seen = [1]
 
-    def obey(commands: list[Command]) -> None:
+    def obey(commands: list[Action]) -> None:
         for command in commands:
             assert not isinstance(command, Fail), command
             if isinstance(command, Begin):
@@ -532,7 +533,7 @@ def test_random_histories_end_with_everybody_in_one_generation(seed: int):
             deaths -= 1
             told = membership.generation
             state[rank] = "dead"
-            obey(membership.fault(Fault(rank, f"killed, turn {turn}", turn, died=True), told))
+            obey(membership.fault(Fault(rank, f"killed, turn {turn}", turn, died=True, kind="signal"), told))
         elif state[rank] == "joining":
             state[rank] = "waiting"
             obey(
@@ -555,9 +556,8 @@ def test_random_histories_end_with_everybody_in_one_generation(seed: int):
 
 
 def with_spares(*spares: int, **budgets: int) -> Membership:
-    membership = Membership(NODES, 10, budgets=Budgets(10, **budgets))
+    membership = Membership(NODES, Budgets(10, **budgets), states=NodeStates(NODES.values(), spares))
     start(membership)
-    membership.spares = set(spares)
     return membership
 
 
@@ -566,11 +566,12 @@ def test_a_lost_node_is_left_by_all_and_its_ranks_go_to_the_lowest_spare():
     membership.step_committed(5)
     abort, take_over, *replaced = membership.node_lost(1, "gone")
     assert isinstance(abort, Abort)
-    assert (abort.generation, abort.fault.step, abort.fault.whole_node) == (2, 6, True)
+    assert abort == Abort(2, 2)
+    assert (membership.faults[0].step, membership.faults[0].whole_node, membership.faults[0].kind) == (6, True, "lost")
     assert take_over == TakeOver(2, (2, 3))
     assert replaced == [Replace(2), Replace(3)]
     assert membership.nodes == {0: 0, 1: 0, 2: 2, 3: 2}
-    assert membership.spares == {3}
+    assert membership.states.spares == {3}
     for rank in (0, 1, 2):
         assert membership.join(rank, offer(rank, 5) if rank < 2 else None, []) == []
     (begin,) = membership.join(3, None, [])
@@ -608,7 +609,7 @@ def test_a_node_that_comes_takes_what_waits_for_it():
     membership.node_lost(1, "gone")
     assert membership.node_came(1) == [TakeOver(1, (2, 3)), Replace(2), Replace(3)]
     assert membership.no_node_came(1, 30.0) == []
-    assert not membership.vacant
+    assert not membership.unassigned
 
 
 def test_a_node_that_comes_back_takes_its_own_ranks_before_those_of_another():
@@ -625,7 +626,7 @@ def test_a_node_that_comes_back_takes_its_own_ranks_before_those_of_another():
 @settings(max_examples=500, deadline=None)
 def test_no_node_ever_has_more_ranks_than_a_node_has(history: list[tuple[str, int]]):
     budgets = Budgets(1000, max_node_losses=1000)
-    membership, present = Membership(NODES, 1000, budgets=budgets), {0, 1}
+    membership, present = Membership(NODES, budgets), {0, 1}
     for number, (what, node) in enumerate(history):
         if what == "comes or goes" and node in present:
             present.discard(node)
@@ -633,24 +634,26 @@ def test_no_node_ever_has_more_ranks_than_a_node_has(history: list[tuple[str, in
         elif what == "comes or goes":
             present.add(node)
             membership.node_came(node)
-        elif what == "given up" and (ranks := membership._ranks_on(node)):
-            membership.fault(Fault(ranks[0], f"broken {number}", 1, died=True, whole_node=True), membership.generation)
+        elif what == "given up" and (ranks := membership.ranks_on(node)):
+            membership.fault(
+                Fault(ranks[0], f"broken {number}", 1, died=True, kind="signal", whole_node=True), membership.generation
+            )
             present.discard(node)  # it has left the job, and may come again as a new one
-            membership.retired(node, [])
+            membership.decommissioned(node, [])
         elif what == "revived":
             data = json.loads(json.dumps(membership.to_json()))
             membership, _ = Membership.revived(data, budgets, durable=False, generation=1, committed=0)
-        has = Counter(its for rank, its in membership.nodes.items() if rank not in membership.vacant)
+        has = Counter(its for rank, its in membership.nodes.items() if rank not in membership.unassigned)
         assert membership.phase is not Phase.ENDED
         assert set(has) <= present
         assert set(has.values()) <= {2}
-        assert not membership.vacant or not membership.spares
+        assert not membership.unassigned or not membership.states.spares
 
 
 def test_a_lost_spare_is_nobodys_fault():
     membership = with_spares(2)
     assert membership.node_lost(2, "gone") == []
-    assert (membership.spares, membership.phase, membership.faults) == (set(), Phase.RUNNING, [])
+    assert (membership.states.spares, membership.phase, membership.faults) == (set(), Phase.RUNNING, [])
 
 
 def test_a_node_whose_processes_die_again_and_again_is_given_up_for_a_spare_and_its_memory_still_counts():
@@ -661,15 +664,15 @@ def test_a_node_whose_processes_die_again_and_again_is_given_up_for_a_spare_and_
     for rank in NODES:
         membership.restore_reported(rank, 2, 1, "")
     commands = membership.fault(died(3, step=4), 2)
-    assert kinds(commands) == [Abort, Retire, TakeOver, Replace, Replace]
+    assert kinds(commands) == [Abort, Decommission, TakeOver, Replace, Replace]
     held = [replace(one, save_id="g2-s3") for one in (*held_by(0, 3), *held_by(1, 3))]
     for rank in NODES:
         assert membership.join(rank, None, held[:2] if rank < 2 else []) == []
-    (begin,) = membership.retired(1, held[2:])
+    (begin,) = membership.decommissioned(1, held[2:])
     assert isinstance(begin, Begin)
     assert begin.decision.step == 3
     assert {begin.decision.source(rank).kind for rank in (2, 3)} == {"peer"}
-    assert [fault.rung for fault in membership.faults] == [Rung.PROCESS, Rung.NODE]
+    assert [fault.level for fault in membership.faults] == [EscalationLevel.PROCESS, EscalationLevel.NODE]
 
 
 def test_without_a_spare_a_node_that_fails_often_is_kept():
@@ -687,11 +690,11 @@ def test_a_node_that_is_lost_too_often_is_not_taken_again():
     membership = with_spares(2, 3, quarantine_after=2)
     membership.node_lost(1, "gone")
     assert not membership.is_shut_out(1)
-    membership.losses[1] += 1
+    membership.states.count_loss(1)
     assert membership.is_shut_out(1)
 
 
-def revived(membership: Membership, **heard: int) -> tuple[Membership, list[Command]]:
+def revived(membership: Membership, **heard: int) -> tuple[Membership, list[Action]]:
     data = json.loads(json.dumps(membership.to_json()))
     heard = {"generation": 1, "committed": 0, **heard}
     return Membership.revived(data, Budgets(10), durable=False, **heard)
@@ -703,7 +706,7 @@ def test_another_coordinator_begins_a_generation_above_all_that_anybody_has_hear
     again, (abort,) = revived(membership, generation=7, committed=9)
     assert isinstance(abort, Abort)
     assert (abort.generation, again.generation, again.committed) == (8, 8, 9)
-    assert (again.phase, again.nodes, again.spares, again.began) == (Phase.FORMING, NODES, {2}, {1: 0})
+    assert (again.phase, again.nodes, again.states.spares, again.began) == (Phase.FORMING, NODES, {2}, {1: 0})
     assert again.faults == membership.faults
     assert kinds(again.node_lost(0, "gone")) == [TakeOver, Replace, Replace]
     assert again.nodes == {0: 2, 1: 2, 2: 1, 3: 1}
@@ -714,7 +717,7 @@ def test_ranks_without_a_node_wait_under_another_coordinator_too():
     membership.node_lost(1, "gone")
     again, commands = revived(membership)
     assert commands[1:] == [AwaitNode(1)]
-    assert again.vacant == {2, 3}
+    assert again.unassigned == {2, 3}
     assert isinstance(again.no_node_came(1, 5.0)[0], Fail)
 
 
@@ -730,8 +733,8 @@ def test_a_job_that_was_done_stays_done_under_another_coordinator():
 def test_nodes_and_ranks_that_fail_in_any_order_leave_nobody_behind():
     for seed in range(300):
         rng = random.Random(seed)
-        membership = Membership(NODES, 1000, budgets=Budgets(1000, max_node_losses=1000, max_on_node=2))
-        membership.spares = {2, 3, 4}
+        budgets = Budgets(1000, max_node_losses=1000, max_on_node=2)
+        membership = Membership(NODES, budgets, states=NodeStates(NODES.values(), {2, 3, 4}))
         alive = {0, 1, 2, 3, 4}
         for _ in range(rng.randint(1, 30)):
             rank = rng.choice(list(NODES))
@@ -746,10 +749,15 @@ def test_nodes_and_ranks_that_fail_in_any_order_leave_nobody_behind():
                     node = min({0, 1, 2, 3, 4} - alive)
                     alive.add(node)
                     membership.node_came(node)
-                case _ if rank not in membership.vacant:
+                case _ if rank not in membership.unassigned:
                     membership.join(rank, offer(rank, 1), [])
-            assert {membership.nodes[rank] for rank in NODES if rank not in membership.vacant} <= alive
-            assert not (membership.spares & {membership.nodes[r] for r in NODES if r not in membership.vacant})
-            assert not (membership.vacant & membership.joined.keys()) or membership.phase is not Phase.FORMING
-            if membership.vacant:
-                assert not membership.spares
+            assert {membership.nodes[rank] for rank in NODES if rank not in membership.unassigned} <= alive
+            assert not (
+                membership.states.spares & {membership.nodes[r] for r in NODES if r not in membership.unassigned}
+            )
+            assert (
+                not (membership.unassigned & membership.restoring.joined.keys())
+                or membership.phase is not Phase.FORMING
+            )
+            if membership.unassigned:
+                assert not membership.states.spares

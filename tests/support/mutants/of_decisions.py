@@ -5,16 +5,24 @@ from __future__ import annotations
 from mutants.table import Mutant, Source
 
 CHOOSE = Source("hyperpod_ext.runtime.snapshot.select", ("tests/runtime/snapshot/test_choose.py",))
-QUORUM = Source("hyperpod_ext.runtime.membership.quorum", ("tests/runtime/membership/test_quorum_and_ladder.py",))
-ROSTER = Source("hyperpod_ext.runtime.coordinator.members", ("tests/runtime/membership/test_quorum_and_ladder.py",))
-LADDER = Source("hyperpod_ext.runtime.membership.escalation", ("tests/runtime/membership/test_quorum_and_ladder.py",))
-RESTORING = Source("hyperpod_ext.runtime.membership.restoring", ("tests/runtime/membership/test_membership.py",))
+QUORUM = Source("hyperpod_ext.runtime.membership.quorum", ("tests/runtime/membership/test_quorum_and_escalation.py",))
+MEMBERS = Source(
+    "hyperpod_ext.runtime.coordinator.members", ("tests/runtime/membership/test_quorum_and_escalation.py",)
+)
+ESCALATION = Source(
+    "hyperpod_ext.runtime.membership.escalation", ("tests/runtime/membership/test_quorum_and_escalation.py",)
+)
+RESTORING = Source(
+    "hyperpod_ext.runtime.membership.restoring",
+    ("tests/runtime/membership/test_membership.py", "tests/runtime/membership/test_restoring.py"),
+)
 MEMBERSHIP = Source("hyperpod_ext.runtime.membership.membership", ("tests/runtime/membership/test_membership.py",))
 PLACING = Source(
     "hyperpod_ext.runtime.membership.rank_assignment",
-    ("tests/runtime/membership/test_placing.py", "tests/runtime/membership/test_elastic_membership.py"),
+    ("tests/runtime/membership/test_placing.py", "tests/runtime/membership/test_rescaling.py"),
 )
-ELASTIC = Source("hyperpod_ext.runtime.membership.elastic", ("tests/runtime/membership/test_elastic_membership.py",))
+STATES = Source("hyperpod_ext.runtime.membership.node_states", ("tests/runtime/membership/test_node_states.py",))
+STOP = Source("hyperpod_ext.runtime.membership.stop_agreement", ("tests/runtime/membership/test_rescaling.py",))
 
 MUTANTS: list[Mutant] = [
     CHOOSE.mutant(
@@ -59,26 +67,26 @@ MUTANTS: list[Mutant] = [
         "return 2 * len(members & (reached | {coordinator})) >= len(members)",
         "return 2 * len(reached | {coordinator}) >= len(members)",
     ),
-    ROSTER.mutant(
-        "roster.any_membership_will_do",
+    MEMBERS.mutant(
+        "members.any_membership_will_do",
         "A coordinator goes on only if it speaks for every membership that some member may still go by.",
         "enough = all(may_go_on(",
         "enough = any(may_go_on(",
     ),
-    LADDER.mutant(
-        "ladder.one_in_process_too_few",
+    ESCALATION.mutant(
+        "escalation.one_in_process_too_few",
         "A rank is mended in process as often as max_in_process says before its process is replaced.",
-        "return Rung.IN_PROCESS if own <= budgets.max_in_process else Rung.PROCESS",
-        "return Rung.IN_PROCESS if own < budgets.max_in_process else Rung.PROCESS",
+        "return EscalationLevel.IN_PROCESS if own <= budgets.max_in_process else EscalationLevel.PROCESS",
+        "return EscalationLevel.IN_PROCESS if own < budgets.max_in_process else EscalationLevel.PROCESS",
     ),
-    LADDER.mutant(
-        "ladder.one_restart_too_many",
+    ESCALATION.mutant(
+        "escalation.one_restart_too_many",
         "The job ends with the first fault after max_restarts.",
         "count = len(earlier) + 1\n    if count > budgets.max_restarts:",
         "count = len(earlier)\n    if count > budgets.max_restarts:",
     ),
-    LADDER.mutant(
-        "ladder.calm_from_the_last",
+    ESCALATION.mutant(
+        "escalation.calm_from_the_last",
         "Faults count together while fewer than calm_steps lie between each and the next one.",
         "count, step = count + 1, other.step",
         "count += 1",
@@ -86,17 +94,17 @@ MUTANTS: list[Mutant] = [
     RESTORING.mutant(
         "restoring.tries_refused_again",
         "A source that a rank has refused is not tried again.",
-        "allowed = [o for o in offers if o.place not in self._refused]",
+        "allowed = [offer for offer in offers if offer.place not in self._refused]",
         "allowed = offers",
     ),
     RESTORING.mutant(
         "restoring.goes_without_the_last",
         "Training goes on when all ranks have restored and verified, not before.",
-        "if len(self.restored) < len(self.nodes):",
-        "if len(self.restored) < len(self.nodes) - 1:",
+        "return len(self._restored) == len(self.decision.sources)",
+        "return len(self._restored) >= len(self.decision.sources) - 1",
     ),
-    RESTORING.mutant(
-        "restoring.hears_older_attempts",
+    MEMBERSHIP.mutant(
+        "membership.hears_older_attempts",
         "What a rank says of an attempt that was given up does not count for the next one.",
         "if generation != self.generation or attempt != self.attempt or",
         "if generation != self.generation or",
@@ -110,8 +118,8 @@ MUTANTS: list[Mutant] = [
     MEMBERSHIP.mutant(
         "membership.spare_takes_all_ranks",
         "A spare takes the ranks of one lost node, and leaves those of another to the next one.",
-        "ranks = tuple(sorted(rank for rank in self.vacant if self.nodes[rank] == lost))",
-        "ranks = tuple(sorted(self.vacant))",
+        "ranks = tuple(sorted(rank for rank in self.unassigned if self.nodes[rank] == lost))",
+        "ranks = tuple(sorted(self.unassigned))",
     ),
     MEMBERSHIP.mutant(
         "membership.older_generation_revived",
@@ -131,10 +139,16 @@ MUTANTS: list[Mutant] = [
         "return max((size for size in self.sizes if size <= nodes), default=None)",
         "return min(nodes, max(self.sizes))",
     ),
-    ELASTIC.mutant(
+    STATES.mutant(
+        "node_states.any_transition",
+        "A node becomes only what the table of states allows.",
+        "if state not in TRANSITIONS[before := self[node]]:",
+        "if state not in TRANSITIONS.keys() | {before := self[node]}:",
+    ),
+    STOP.mutant(
         "elastic.switches_before_all_agree",
         "Ranks stand still for a resize only at a step that all of them can stop at.",
-        "if change is None or number != change.number or not change.agreed:",
-        "if change is None or number != change.number:",
+        "if number != self.number or not self.agreed:",
+        "if number != self.number:",
     ),
 ]

@@ -7,22 +7,29 @@ import random
 
 import pytest
 
-from hyperpod_ext.runtime.membership import membership as m
-from hyperpod_ext.runtime.membership.elastic import ElasticMembership
+from hyperpod_ext.runtime.membership import actions as m
+from hyperpod_ext.runtime.membership.escalation import Budgets
+from hyperpod_ext.runtime.membership.membership import Membership
+from hyperpod_ext.runtime.membership.node_states import NodeState
 from hyperpod_ext.runtime.membership.rank_assignment import Scale
 from hyperpod_ext.runtime.snapshot.select import Offer
 
 LIVE_STEP = 7
 
 
-def world(nodes: int = 2, each: int = 2, sizes: tuple[int, ...] = (1, 2, 3, 4), **more) -> ElasticMembership:
+BUDGETS = Budgets(10)
+
+
+def elastic(
+    nodes: int = 2, each: int = 2, sizes: tuple[int, ...] = (1, 2, 3, 4), budgets: Budgets = BUDGETS
+) -> Membership:
     ranks = {rank: rank // each for rank in range(nodes * each)}
-    made = ElasticMembership(ranks, 10, scale=Scale(sizes, each), **more)
+    made = Membership(ranks, budgets, scale=Scale(sizes, each))
     begin(made, live=False)
     return made
 
 
-def begin(membership: ElasticMembership, *, live: bool = True) -> list[m.Command]:
+def begin(membership: Membership, *, live: bool = True) -> list[m.Action]:
     """Everybody joins, restores, and goes on."""
     commands = []
     for rank, node in membership.nodes.items():
@@ -35,40 +42,40 @@ def begin(membership: ElasticMembership, *, live: bool = True) -> list[m.Command
     return commands
 
 
-def kinds(commands: list[m.Command]) -> list[type]:
+def kinds(commands: list[m.Action]) -> list[type]:
     return [type(command) for command in commands if not isinstance(command, m.Log)]
 
 
-def logged(commands: list[m.Command], event: str) -> dict:
+def logged(commands: list[m.Action], event: str) -> dict:
     (found,) = [command.fields for command in commands if isinstance(command, m.Log) and command.event == event]
     return dict(found)
 
 
-def stop(membership: ElasticMembership, commands: list[m.Command]) -> list[m.Command]:
+def stop(membership: Membership, commands: list[m.Action]) -> list[m.Action]:
     """All can stop where they are asked to, and do."""
     (asked,) = [command for command in commands if isinstance(command, m.AskStop)]
     ranks = list(membership.nodes)
     answers = [membership.stop_answered(rank, asked.number, True, asked.step - 1, False) for rank in ranks]
     assert answers[:-1] == [[]] * (len(ranks) - 1)
     assert answers[-1] == [m.StopAt(asked.number)]
-    return [command for rank in ranks for command in membership.halted(rank, asked.number)]
+    return [command for rank in ranks for command in membership.stopped(rank, asked.number)]
 
 
 def test_to_shrink_all_stop_after_one_step_and_those_who_stay_keep_their_ranks():
-    membership = world(3)
+    membership = elastic(3)
     commands = membership.resize(2, "a")
     assert kinds(commands) == [m.AskStop]
     commands = stop(membership, commands)
-    assert kinds(commands) == [m.Abort, m.Retire]
+    assert kinds(commands) == [m.Abort, m.Decommission]
     assert membership.nodes == {0: 0, 1: 0, 2: 1, 3: 1}
     assert logged(commands, "world")["moved"] == {"0": 0, "1": 1, "2": 2, "3": 3}
     assert membership.generation == 2
-    membership.retired(2, [])
-    assert m.Dismiss((2,)) in begin(membership)
+    membership.decommissioned(2, [])
+    assert m.Release((2,)) in begin(membership)
 
 
 def test_to_grow_newcomers_are_ready_before_anybody_is_asked_to_stop():
-    membership = world(2)
+    membership = elastic(2)
     assert kinds(membership.resize(3, "a")) == [m.WantNodes]
     commands = membership.node_came(2)
     assert [c for c in commands if isinstance(c, m.Prepare)] == [m.Prepare(4, 2, 6), m.Prepare(5, 2, 6)]
@@ -78,15 +85,15 @@ def test_to_grow_newcomers_are_ready_before_anybody_is_asked_to_stop():
     assert kinds(stop(membership, commands)) == [m.Abort]
     assert membership.nodes[5] == 2
     begin(membership)
-    assert membership.wanted == membership.size == 3
+    assert membership.rescaling.wanted == membership.size == 3
 
 
 def test_a_rank_that_is_past_the_step_makes_it_a_later_one_and_nobody_stops_before_all_can():
-    membership = world(2, 1)
+    membership = elastic(2, 1)
     membership.resize(1, "a")
-    first = membership.change.number
+    first = membership.rescaling.change.stop.number
     assert membership.stop_answered(0, first, True, 9, False) == []
-    assert membership.halted(0, first) == []
+    assert membership.stopped(0, first) == []
     (asked,) = membership.stop_answered(1, first, False, 12, False)
     assert isinstance(asked, m.AskStop)
     assert asked.step > 12
@@ -94,62 +101,62 @@ def test_a_rank_that_is_past_the_step_makes_it_a_later_one_and_nobody_stops_befo
 
 
 def test_who_stood_before_all_had_agreed_is_waited_for_again():
-    membership = world(2, 1)
+    membership = elastic(2, 1)
     membership.resize(1, "a")
-    number = membership.change.number
-    assert membership.halted(0, number) == []
+    number = membership.rescaling.change.stop.number
+    assert membership.stopped(0, number) == []
     membership.stop_answered(0, number, True, 8, False)
     assert membership.stop_answered(1, number, True, 8, False) == [m.StopAt(number)]
-    assert membership.halted(1, number) == []
-    assert m.Abort in kinds(membership.halted(0, number))
+    assert membership.stopped(1, number) == []
+    assert m.Abort in kinds(membership.stopped(0, number))
 
 
 def test_a_node_that_leaves_takes_its_ranks_to_the_last_one():
-    membership = world(3, 1)
+    membership = elastic(3, 1)
     commands = membership.leave(1)
     commands = stop(membership, commands)
     assert membership.nodes == {0: 0, 1: 2}
-    assert membership.moves == {2: {0: 0, 2: 1}}
-    assert m.Retire(1) in commands
-    membership.retired(1, [])
-    assert m.Dismiss((1,)) in begin(membership)
+    assert membership.renumbering.moves == {2: {0: 0, 2: 1}}
+    assert m.Decommission(1) in commands
+    membership.decommissioned(1, [])
+    assert m.Release((1,)) in begin(membership)
 
 
 def test_when_too_few_would_stay_the_job_is_cancelled():
-    membership = world(2, 1, sizes=(2,))
+    membership = elastic(2, 1, sizes=(2,))
     assert kinds(membership.leave(1)) == [m.Cancel]
 
 
 def test_a_lost_node_is_done_without_where_fewer_may_go_on():
-    membership = world(3, 1)
+    membership = elastic(3, 1)
     commands = membership.node_lost(0, "gone")
     assert kinds(commands) == [m.Abort]
     assert membership.nodes == {0: 2, 1: 1}
-    assert membership.rank_now(2, 1) == 0
-    assert membership.rank_now(0, 1) is None
-    assert membership.rank_now(0, 2) == 0
+    assert membership.renumbering.rank_now(2, 1) == 0
+    assert membership.renumbering.rank_now(0, 1) is None
+    assert membership.renumbering.rank_now(0, 2) == 0
     begin(membership)
-    assert membership.faults[0].rung is m.Rung.NODE
+    assert membership.faults[0].level is m.EscalationLevel.NODE
 
 
 def test_who_has_missed_several_worlds_learns_its_number_in_the_last_one():
-    membership = world(4, 1)
+    membership = elastic(4, 1)
     membership.node_lost(0, "gone")
     begin(membership)
     assert membership.nodes == {0: 3, 1: 1, 2: 2}
     membership.node_lost(3, "gone")
     assert membership.nodes == {0: 2, 1: 1}
-    assert membership.moved_since(1) == {1: 1, 2: 0}
-    assert membership.moved_since(2) == {1: 1, 2: 0}
-    assert membership.moved_since(3) is None
-    assert (membership.rank_now(3, 1), membership.rank_now(2, 1)) == (None, 0)
+    assert membership.renumbering.since(1) == {1: 1, 2: 0}
+    assert membership.renumbering.since(2) == {1: 1, 2: 0}
+    assert membership.renumbering.since(3) is None
+    assert (membership.renumbering.rank_now(3, 1), membership.renumbering.rank_now(2, 1)) == (None, 0)
 
 
 def test_who_ordered_hears_what_a_lost_node_makes_of_it():
-    membership = world(3, 1)
+    membership = elastic(3, 1)
     membership.resize(2, "a")
     assert logged(membership.node_lost(2, "gone"), "world")["order"] == "a"  # as was ordered
-    membership = world(3, 1)
+    membership = elastic(3, 1)
     membership.resize(4, "b")
     commands = membership.node_lost(2, "gone")
     assert logged(commands, "resize_refused")["order"] == "b"
@@ -157,13 +164,13 @@ def test_who_ordered_hears_what_a_lost_node_makes_of_it():
 
 
 def test_below_the_fewest_another_node_is_waited_for():
-    membership = world(2, 1, sizes=(2, 3))
+    membership = elastic(2, 1, sizes=(2, 3))
     assert kinds(membership.node_lost(1, "gone")) == [m.Abort, m.AwaitNode]
     assert kinds(membership.node_came(1)) == [m.TakeOver, m.Replace]
 
 
 def test_two_nodes_lost_one_after_the_other_make_two_worlds():
-    membership = world(3, 1)
+    membership = elastic(3, 1)
     membership.node_lost(1, "gone")
     membership.join(0, None, [])
     commands = membership.node_lost(0, "gone as well")
@@ -174,39 +181,39 @@ def test_two_nodes_lost_one_after_the_other_make_two_worlds():
 
 @pytest.mark.parametrize("moment", ["asked", "agreed", "halted"])
 def test_a_death_before_the_switch_drops_the_change_and_it_is_tried_again(moment):
-    membership = world(3, 1)
+    membership = elastic(3, 1)
     (asked,) = [c for c in membership.resize(2, "a") if isinstance(c, m.AskStop)]
     if moment != "asked":
         for rank in membership.nodes:
             membership.stop_answered(rank, asked.number, True, 8, False)
     if moment == "halted":
-        membership.halted(0, asked.number)
-    commands = membership.fault(m.Fault(1, "killed by SIGKILL (9)", 8, died=True), membership.generation)
-    assert kinds(commands) == [m.GoOn, m.Abort, m.Replace]
-    assert membership.halted(2, asked.number) == []
+        membership.stopped(0, asked.number)
+    commands = membership.fault(m.Fault(1, "killed by SIGKILL (9)", 8, died=True, kind="signal"), membership.generation)
+    assert kinds(commands) == [m.WithdrawStop, m.Abort, m.Replace]
+    assert membership.stopped(2, asked.number) == []
     assert membership.size == 3
     assert m.AskStop in kinds(begin(membership))  # still wanted
 
 
 def test_a_newcomer_that_never_starts_leaves_the_job_as_it_is():
-    membership = world(1, 1)
+    membership = elastic(1, 1)
     membership.resize(2, "a")
     membership.node_came(1)
     for _ in range(2):
         assert m.Prepare in kinds(membership.not_prepared(1, "exit code 1"))
     commands = membership.not_prepared(1, "exit code 1")
-    assert kinds(commands) == [m.Unprepare]
+    assert kinds(commands) == [m.EndPrepared]
     assert "exit code 1" in logged(commands, "resize_refused")["why"]
-    assert membership.wanted == 1
+    assert membership.rescaling.wanted == 1
 
 
 def test_nodes_that_do_not_come_are_waited_for_so_long_and_then_as_many_as_there_are_go_on():
-    membership = world(1, 1)
+    membership = elastic(1, 1)
     membership.resize(4, "a")
     assert kinds(membership.node_came(1)) == [m.WantNodes]
     commands = membership.gave_up_waiting()
     assert m.Prepare in kinds(commands)
-    assert membership.wanted == 2
+    assert membership.rescaling.wanted == 2
 
 
 @pytest.mark.parametrize(
@@ -214,46 +221,47 @@ def test_nodes_that_do_not_come_are_waited_for_so_long_and_then_as_many_as_there
     [(0, "cannot run on 0"), (9, "it can on 1, 2, 3, 4"), (2, "has 2 nodes already")],
 )
 def test_what_cannot_be_is_refused_with_what_can(nodes, words):
-    assert words in logged(world(2).resize(nodes, "a"), "resize_refused")["why"]
+    assert words in logged(elastic(2).resize(nodes, "a"), "resize_refused")["why"]
 
 
 def test_a_job_that_is_not_elastic_or_over_is_not_resized():
-    still = ElasticMembership({0: 0}, 10)
+    still = Membership({0: 0}, Budgets(10))
     assert "not elastic" in logged(still.resize(2, "a"), "resize_refused")["why"]
-    membership = world(2, 1)
+    membership = elastic(2, 1)
     for rank in membership.nodes:
         membership.finished(rank, 1, "digest")
     assert "over" in logged(membership.resize(1, "a"), "resize_refused")["why"]
 
 
 def test_shards_that_were_cut_anew_are_kept_where_they_were_until_they_have_been_saved_anew():
-    membership = world(3, 1, next_due=lambda step: step + 2)
+    membership = elastic(3, 1)
+    membership.retention.next_due = lambda step: step + 2
     membership.sharded = True
     stop(membership, membership.resize(2, "a"))
-    (gone,) = membership.settling
+    (gone,) = membership.states.going
 
     def held(node: int) -> list[Offer]:
         return [Offer("memory", LIVE_STEP, node, node, f"g1-s{LIVE_STEP}", sharing="shard", world_size=3)]
 
-    membership.retired(gone, held(gone))
+    membership.decommissioned(gone, held(gone))
     for rank, node in membership.nodes.items():
         membership.join(rank, None, held(node))
     for rank in membership.nodes:
         commands = membership.restore_reported(rank, 2, 1, "")
-    assert m.Dismiss not in kinds(commands)
-    assert membership.settle(LIVE_STEP + 1) == []
-    assert membership.settle(membership.settle_at) == [m.Dismiss((gone,))]
+    assert m.Release not in kinds(commands)
+    assert membership.release_retained(LIVE_STEP + 1) == []
+    assert membership.release_retained(membership.retention.until) == [m.Release((gone,))]
 
 
 def test_another_coordinator_goes_on_with_the_same_world_and_the_same_wish():
-    membership = world(3, 1)
+    membership = elastic(3, 1)
     stop(membership, membership.leave(0))
     data = json.loads(json.dumps(membership.to_json()))
-    revived, commands = ElasticMembership.revived(data, m.Budgets(10), durable=False, generation=2, committed=7)
+    revived, commands = Membership.revived(data, Budgets(10), durable=False, generation=2, committed=7)
     assert revived.nodes == membership.nodes
-    assert (revived.moves, revived.moved_in) == (membership.moves, 2)
-    assert revived.settling == {0}
-    assert revived.wanted == 2
+    assert (revived.renumbering, revived.renumbering.newest) == (membership.renumbering, 2)
+    assert revived.states.those(NodeState.RETAINED) == {0}
+    assert revived.rescaling.wanted == 2
     assert kinds(commands) == [m.Abort]
 
 
@@ -262,36 +270,82 @@ def test_whatever_happens_in_whatever_order_the_ranks_are_those_of_a_world_that_
     worlds_seen = 0
     for seed in range(300):
         rng = random.Random(seed)
-        membership = world(rng.randint(1, 4), rng.choice([1, 2]), budgets=m.Budgets(10**6, max_node_losses=10**6))
+        membership = elastic(rng.randint(1, 4), rng.choice([1, 2]), budgets=Budgets(10**6, max_node_losses=10**6))
         for _ in range(30):
-            each = membership.scale.workers_per_node
+            each = membership.rescaling.scale.workers_per_node
             match rng.randrange(6):
                 case 0:
                     membership.resize(rng.randint(1, 4), "x")
                 case 1:
-                    gone = set(range(6)) - set(membership.nodes.values()) - membership.spares - membership.settling
+                    gone = set(range(6)) - set(membership.nodes.values()) - membership.states.those(
+                        *NodeState
+                    ) | membership.states.those(NodeState.ABSENT, NodeState.RELEASED)
                     if gone:
                         membership.node_came(min(gone))
                 case 2 if membership.size > 1:
                     membership.node_lost(rng.choice(sorted(membership.nodes.values())), "gone")
-                case 3 if membership.size > 1 and not membership.vacant:
+                case 3 if membership.size > 1 and not membership.unassigned:
                     membership.leave(rng.choice(sorted(set(membership.nodes.values()))))
-                case 4 if membership.change is not None and not membership.vacant:
-                    for rank in list(membership.change.coming):
+                case 4 if membership.rescaling.change is not None and not membership.unassigned:
+                    for rank in list(membership.rescaling.change.joining):
                         membership.prepared(rank)
-                    number = membership.change.number
+                    number = membership.rescaling.change.stop.number
                     for rank in list(membership.nodes):
                         membership.stop_answered(rank, number, True, 1, False)
                     for rank in list(membership.nodes):
-                        membership.halted(rank, number)
-                case _ if membership.phase is m.Phase.FORMING and not membership.vacant:
-                    for node in sorted(membership._retiring):
-                        membership.retired(node, [])
+                        membership.stopped(rank, number)
+                case _ if membership.phase is m.Phase.FORMING and not membership.unassigned:
+                    for node in sorted(membership.states.those(NodeState.DECOMMISSIONED)):
+                        membership.decommissioned(node, [])
                     begin(membership)
             assert sorted(membership.nodes) == list(range(len(membership.nodes)))
             blocks = [membership.nodes[block * each] for block in range(len(membership.nodes) // each)]
             assert len(set(blocks)) == len(blocks)
-            assert membership.size in membership.scale.sizes or membership.vacant
-            assert not membership.spares & set(membership.nodes.values())
-            worlds_seen = max(worlds_seen, membership.moved_in)
+            assert membership.size in membership.rescaling.scale.sizes or membership.unassigned
+            assert not membership.states.spares & set(membership.nodes.values())
+            worlds_seen = max(worlds_seen, membership.renumbering.newest)
     assert worlds_seen > 3
+
+
+def test_a_spare_that_has_left_and_comes_again_is_taken() -> None:
+    membership = elastic(2, 1)
+    membership.node_came(2)
+    assert m.Release((2,)) in membership.leave(2)
+    membership.node_came(2)
+    assert m.Prepare in kinds(membership.resize(3, "a"))
+
+
+def test_a_spare_that_is_lost_while_others_change_holds_nothing_up() -> None:
+    membership = elastic(3, 1)
+    membership.node_came(3)
+    assert kinds(membership.resize(2, "a")) == [m.AskStop]
+    assert membership.node_lost(3, "gone") == []
+    assert membership.rescaling.change is not None
+
+
+def test_a_node_whose_memory_is_needed_still_is_not_released_because_it_asks_to_leave() -> None:
+    membership = elastic(3, 1)
+    membership.sharded = True
+    membership.retention.next_due = lambda step: step + 2
+    stop(membership, membership.resize(2, "a"))
+    (gone,) = membership.states.going
+    membership.decommissioned(gone, [])
+    begin(membership)
+    assert membership.leave(gone) == []
+    assert membership.release_retained(membership.retention.until) == [m.Release((gone,))]
+
+
+def test_a_node_that_was_left_out_is_a_spare_where_one_is_lacking() -> None:
+    membership = elastic(3, 1)
+    membership.rescaling.reserve = 1
+    stop(membership, membership.resize(2, "a"))
+    membership.decommissioned(2, [])
+    assert m.Release not in kinds(begin(membership))
+    assert membership.states.spares == {2}
+
+
+def test_a_node_whose_agent_began_anew_before_it_was_missed_is_lost_first() -> None:
+    membership = elastic(3, 1)
+    assert kinds(membership.node_came(1)) == [m.Abort]
+    assert membership.nodes == {0: 0, 1: 2}
+    assert membership.states.spares == {1}

@@ -1,4 +1,4 @@
-"""Who may go on without whom, and how far up a fault is taken."""
+"""Who may go on without whom, and what a fault costs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from hyperpod_ext.config.job.job import RestartPolicy
-from hyperpod_ext.runtime.coordinator.members import Agent, Roster
-from hyperpod_ext.runtime.membership.actions import Fail, Fault, Rung
-from hyperpod_ext.runtime.membership.escalation import Budgets, give_up, rung_of, tried
+from hyperpod_ext.runtime.coordinator.members import Agent, Members
+from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fail, Fault
+from hyperpod_ext.runtime.membership.escalation import Budgets, give_up, level_of, tried
 from hyperpod_ext.runtime.membership.quorum import candidates, may_go_on, may_take_over, newest
 
 BUDGETS = Budgets.of(RestartPolicy())
@@ -45,48 +45,48 @@ def test_the_newest_record_of_the_latest_term_is_the_one_to_go_on_with() -> None
     assert candidates([2, 0, 1], 0) == [1, 2]
 
 
-def roster(*nodes: int, me: int = 0) -> Roster:
-    made = Roster(me, standing=[{me}])
+def members_of(*nodes: int, me: int = 0) -> Members:
+    made = Members(me, standing=[{me}])
     for node in nodes:
         hello = dict.fromkeys(("id", "pid", "door", "peer", "domain"), "")
         agent: Any = Agent(SimpleNamespace(), 0.0)  # type: ignore[arg-type]
         made.enter(node, hello, agent)
         made.number += 1
     for node in nodes:
-        made.noted(node, made.number)
+        made.acknowledged(node, made.number)
     return made
 
 
 def test_a_smaller_membership_counts_only_when_all_that_are_left_know_of_it() -> None:
-    known = roster(0, 1, 2)
+    known = members_of(0, 1, 2)
     assert known.leave(1)
     assert not known.leave(2)  # 2 had not heard that 1 is out: they may be together on the other side
 
 
 def test_a_membership_that_everybody_left_knows_of_is_the_new_measure() -> None:
-    known = roster(0, 1, 2)
+    known = members_of(0, 1, 2)
     assert known.leave(1)
     known.number += 1
     for node in (0, 2):
-        known.noted(node, known.number)
+        known.acknowledged(node, known.number)
     assert known.standing == [{0, 2}]
     assert known.leave(2)
 
 
 def test_nothing_is_agreed_while_a_member_may_still_come_that_knows_the_membership_before() -> None:
-    known = roster(0, 1)
+    known = members_of(0, 1)
     known.expected = {2: 1.0}
     known.standing.append({0, 1, 2})
     for node in (0, 1):
-        known.noted(node, known.number)
+        known.acknowledged(node, known.number)
     assert {0, 1, 2} in known.standing
     known.expected = {}
-    known.noted(0, known.number)
+    known.acknowledged(0, known.number)
     assert known.standing == [{0, 1}]
 
 
 def test_nodes_that_have_just_come_count_before_everybody_knows_of_them() -> None:
-    known = roster(0)
+    known = members_of(0)
     for node in (1, 2):
         known.enter(node, dict.fromkeys(("id", "pid", "door", "peer", "domain"), ""), None)  # type: ignore[arg-type]
     known.leave(1)
@@ -94,33 +94,35 @@ def test_nodes_that_have_just_come_count_before_everybody_knows_of_them() -> Non
 
 
 def raised(rank: int, step: int) -> Fault:
-    return Fault(rank, f"ValueError: {step}", step, died=False, node=rank // 2)
+    return Fault(rank, f"ValueError: {step}", step, died=False, kind="exception", node=rank // 2)
 
 
 def died(rank: int, step: int, node: int | None = None) -> Fault:
-    return Fault(rank, "killed by SIGKILL (9)", step, died=True, node=rank // 2 if node is None else node)
+    return Fault(
+        rank, "killed by SIGKILL (9)", step, died=True, kind="signal", node=rank // 2 if node is None else node
+    )
 
 
 def lost(node: int, step: int) -> Fault:
-    return Fault(2 * node, "gone", step, died=True, node=node, whole_node=True)
+    return Fault(2 * node, "gone", step, died=True, kind="lost", node=node, whole_node=True)
 
 
-def test_each_rung_is_left_when_its_budget_is_spent() -> None:
-    assert rung_of(raised(1, 5), [], BUDGETS) is Rung.IN_PROCESS
-    assert rung_of(raised(1, 8), [raised(1, step) for step in (5, 6, 7)], BUDGETS) is Rung.PROCESS
-    assert rung_of(raised(0, 8), [raised(1, step) for step in (5, 6, 7)], BUDGETS) is Rung.IN_PROCESS
-    assert rung_of(died(1, 8), [died(0, 5), died(1, 6)], BUDGETS) is Rung.PROCESS
-    assert rung_of(died(1, 8), [died(0, 5), died(1, 6), died(0, 7)], BUDGETS) is Rung.NODE
-    assert rung_of(died(2, 8), [died(0, 5), died(1, 6), died(0, 7)], BUDGETS) is Rung.PROCESS
-    assert rung_of(lost(1, 5), [], BUDGETS) is Rung.NODE
+def test_a_fault_escalates_when_the_budget_of_its_level_is_spent() -> None:
+    assert level_of(raised(1, 5), [], BUDGETS) is EscalationLevel.IN_PROCESS
+    assert level_of(raised(1, 8), [raised(1, step) for step in (5, 6, 7)], BUDGETS) is EscalationLevel.PROCESS
+    assert level_of(raised(0, 8), [raised(1, step) for step in (5, 6, 7)], BUDGETS) is EscalationLevel.IN_PROCESS
+    assert level_of(died(1, 8), [died(0, 5), died(1, 6)], BUDGETS) is EscalationLevel.PROCESS
+    assert level_of(died(1, 8), [died(0, 5), died(1, 6), died(0, 7)], BUDGETS) is EscalationLevel.NODE
+    assert level_of(died(2, 8), [died(0, 5), died(1, 6), died(0, 7)], BUDGETS) is EscalationLevel.PROCESS
+    assert level_of(lost(1, 5), [], BUDGETS) is EscalationLevel.NODE
 
 
-def test_a_rung_is_kept_to_the_last_of_its_budget() -> None:
+def test_a_level_is_kept_to_the_last_of_its_budget() -> None:
     budgets = replace(BUDGETS, max_in_process=3, max_on_node=2)
-    assert rung_of(raised(1, 7), [raised(1, step) for step in (5, 6)], budgets) is Rung.IN_PROCESS
-    assert rung_of(raised(1, 8), [raised(1, step) for step in (5, 6, 7)], budgets) is Rung.PROCESS
-    assert rung_of(died(1, 6), [died(1, 5)], budgets) is Rung.PROCESS
-    assert rung_of(died(1, 7), [died(1, 5), died(1, 6)], budgets) is Rung.NODE
+    assert level_of(raised(1, 7), [raised(1, step) for step in (5, 6)], budgets) is EscalationLevel.IN_PROCESS
+    assert level_of(raised(1, 8), [raised(1, step) for step in (5, 6, 7)], budgets) is EscalationLevel.PROCESS
+    assert level_of(died(1, 6), [died(1, 5)], budgets) is EscalationLevel.PROCESS
+    assert level_of(died(1, 7), [died(1, 5), died(1, 6)], budgets) is EscalationLevel.NODE
 
 
 def test_the_job_recovers_from_so_many_faults_and_ends_with_the_next() -> None:
@@ -141,18 +143,23 @@ def test_a_rank_that_dies_at_one_step_each_time_ends_the_job_and_its_neighbours_
 
 def test_faults_add_up_while_each_is_near_the_next() -> None:
     budgets = replace(BUDGETS, max_in_process=3, calm_steps=20)
-    assert rung_of(raised(1, 60), [raised(1, step) for step in (15, 30, 45)], budgets) is Rung.PROCESS
-    assert rung_of(raised(1, 65), [raised(1, step) for step in (15, 30, 45)], budgets) is Rung.IN_PROCESS
+    assert level_of(raised(1, 60), [raised(1, step) for step in (15, 30, 45)], budgets) is EscalationLevel.PROCESS
+    assert level_of(raised(1, 65), [raised(1, step) for step in (15, 30, 45)], budgets) is EscalationLevel.IN_PROCESS
 
 
 def test_faults_far_apart_do_not_add_up() -> None:
-    assert rung_of(raised(1, 400), [raised(1, step) for step in range(0, 400, 20)], BUDGETS) is Rung.IN_PROCESS
-    assert rung_of(died(1, 400), [died(1, step) for step in range(0, 400, 20)], BUDGETS) is Rung.PROCESS
+    assert (
+        level_of(raised(1, 400), [raised(1, step) for step in range(0, 400, 20)], BUDGETS) is EscalationLevel.IN_PROCESS
+    )
+    assert level_of(died(1, 400), [died(1, step) for step in range(0, 400, 20)], BUDGETS) is EscalationLevel.PROCESS
 
 
 def test_too_many_lost_nodes_end_the_job_and_the_error_says_what_was_tried() -> None:
     earlier = [lost(1, 5), lost(2, 6), lost(3, 7)]
-    earlier = [replace(raised(0, 3), rung=Rung.IN_PROCESS), *(replace(fault, rung=Rung.NODE) for fault in earlier)]
+    earlier = [
+        replace(raised(0, 3), level=EscalationLevel.IN_PROCESS),
+        *(replace(fault, level=EscalationLevel.NODE) for fault in earlier),
+    ]
     failure = give_up(lost(4, 9), earlier, BUDGETS)
     assert isinstance(failure, Fail)
     assert "node 4 is lost at step 9: gone; this was node loss 4, the job goes on after 3." in failure.message
@@ -188,8 +195,8 @@ def test_ranks_that_do_not_leave_are_no_faults_of_their_own() -> None:
     stalled = [replace(hung(0, step), died=False, kind="stalled") for step in (5, 6, 7)]
     earlier = [stalled[0], *(stuck(rank, 5) for rank in range(4)), stalled[1], *(stuck(rank, 6) for rank in range(4))]
     assert give_up(stuck(3, 6), earlier, Budgets(max_restarts=0)) is None
-    assert rung_of(stuck(1, 6), earlier, BUDGETS) is Rung.PROCESS
-    assert rung_of(died(1, 6), earlier, BUDGETS) is Rung.PROCESS
+    assert level_of(stuck(1, 6), earlier, BUDGETS) is EscalationLevel.PROCESS
+    assert level_of(died(1, 6), earlier, BUDGETS) is EscalationLevel.PROCESS
     assert give_up(raised(1, 7), earlier, Budgets(max_restarts=3)) is None
     failure = give_up(stalled[2], earlier, BUDGETS)
     assert isinstance(failure, Fail)

@@ -1,0 +1,222 @@
+"""How the job ends: done, failed, or asked to. Whichever it is, the last step goes to the durable tiers first."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from hyperpod_ext.runtime.coordinator.final_save import FinalSave
+from hyperpod_ext.runtime.coordinator.job_run import JobRun, Ranks
+from hyperpod_ext.runtime.coordinator.members import Members
+from hyperpod_ext.runtime.coordinator.outbox import Outbox
+from hyperpod_ext.runtime.coordinator.save_schedule import SaveSchedule
+from hyperpod_ext.runtime.events.log import EventLog, write_report
+from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.membership.actions import Fail, Phase
+from hyperpod_ext.runtime.membership.membership import Membership
+from hyperpod_ext.runtime.membership.stop_agreement import Answer, StopAgreement
+
+_STOP_SHARE = 0.5
+"""Of the grace of a job that is to end: how long ranks may take to come to the end of a step and save it."""
+ASK_LATER_S = 0.05
+"""How soon ranks that have not begun their loop are asked again where they can stop."""
+_FARTHEST = 1024
+"""Steps ahead of the newest; quick ones are made faster than ranks can be asked."""
+
+
+@dataclass(slots=True)
+class _LastStop:
+    """The step after which the ranks of a job that is to end stop, where not each step is saved."""
+
+    agreement: StopAgreement
+    since: float
+    """When the job was told to end."""
+
+
+class JobEnd:
+    """Watches how processes end, and says when the job has."""
+
+    def __init__(
+        self,
+        run: JobRun,
+        members: Members,
+        membership: Membership,
+        outbox: Outbox,
+        ranks: Ranks,
+        schedule: SaveSchedule,
+        events: EventLog,
+    ) -> None:
+        self._run, self._members, self._membership, self._outbox = run, members, membership, outbox
+        self._ranks, self._schedule, self._events = ranks, schedule, events
+        self.final_save = FinalSave()
+        self.all_uploaded = asyncio.Event()
+        self.anybody_joined = False
+        self._exit_codes: dict[int, int] = {}
+        self._last_stop: _LastStop | None = None
+        self._error: dict[str, str] | None = None
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Final state: succeeded, failed or cancelled."""
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the job is to end once all ranks have saved a step."""
+        return self._last_stop is not None
+
+    # --- processes end --------------------------------------------------------------------------
+
+    def exited(self, rank: int, code: int) -> None:
+        """The process of `rank` has ended by itself, or after its training was done."""
+        self._exit_codes[rank] = code
+        self.check_exits()
+
+    def know_exits(self, codes: dict[int, int]) -> None:
+        """Exit codes that another coordinator was told of."""
+        self._exit_codes |= codes
+
+    def lost_when_done(self, node: int) -> None:
+        """A node is gone after the training of its ranks was done."""
+        for rank in self._membership.ranks_on(node):
+            self._exit_codes.setdefault(rank, 0)
+        self.check_exits()
+
+    def check_exits(self) -> None:
+        """What it means that some processes have ended by themselves: all, or only some."""
+        codes, finished = self._exit_codes, self._membership.phase is Phase.ENDED
+        if len(codes) == len(self._membership.nodes):
+            bad = {rank: code for rank, code in codes.items() if code != 0}
+            if not bad:
+                self._save_last()
+                return
+            rank, code = min(bad.items())
+            self.fail(Fail("JobFailedError", f"rank {rank} ended with exit code {code} after its training was done"))
+        elif codes and self.anybody_joined and not finished:
+            rank = min(codes)
+            message = f"rank {rank} ended without calling its @resilient function, while others wait in theirs"
+            self.fail(Fail("JobFailedError", message, "Every rank of a job must call it."))
+
+    # --- somebody asks for the end ----------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """End the job because somebody asked for it; where not each step is saved, after one that all ranks save."""
+        if self._last_stop is not None:
+            return  # each node's agent may have been told to end, and says so; time is running
+        membership, policy = self._membership, self._schedule.policy
+        running = membership.phase is Phase.RUNNING and membership.rescaling.change is None
+        if self.ended.done() or policy.due(1) or not policy.durable() or not running:
+            self.end("cancelled")
+            return
+        agreement = StopAgreement(len(membership.nodes), ahead=1, farthest=_FARTHEST)
+        self._last_stop = _LastStop(agreement, time.monotonic())
+        self._ask_to_stop(agreement)
+        asyncio.get_running_loop().call_later(policy.grace_s * _STOP_SHARE, self.end, "cancelled")
+
+    def _ask_to_stop(self, agreement: StopAgreement, *, later: bool = False) -> None:
+        number = agreement.number - 1  # those of a resize count from 1
+        step = agreement.ask(number, self._ranks.newest(self._membership.committed))
+        ask = functools.partial(self._outbox.to_workers, "ask_stop", ends=True, number=number, step=step)
+        asyncio.get_running_loop().call_later(ASK_LATER_S if later else 0.0, ask)
+
+    def stop_answered(self, rank: int, number: int, can: bool, making: int, over: bool) -> None:
+        """Whether `rank` can stop where it was asked to; one that makes no more steps saves the last one by itself."""
+        assert self._last_stop is not None
+        agreement = self._last_stop.agreement
+        match agreement.answered(rank, number, can, making, over):
+            case Answer.AGREED:
+                self._outbox.to_workers("stop_at", number=number)
+            case Answer.ASK_AGAIN | Answer.ASK_LATER as answer:
+                self._ask_to_stop(agreement, later=answer is Answer.ASK_LATER)
+
+    def stopped(self, rank: int, number: int) -> None:
+        """`rank` has stopped there, and has saved."""
+        assert self._last_stop is not None
+        if self._last_stop.agreement.stopped(rank, number):
+            self.end("cancelled")
+
+    # --- the last step --------------------------------------------------------------------------
+
+    def _save_last(self) -> None:
+        """All are done. The last step goes to the durable tiers before that is said."""
+        if not self._run.config.checkpoint.durable():
+            self.end("succeeded")
+        elif not self.final_save.begun:
+            self.final_save.begun = True
+            self._outbox.to_agents({"type": "come_home"})
+
+    def agent_came(self, node: int) -> None:
+        """An agent came, or came back, when the others had been told to upload the last step."""
+        if self.final_save.begun and not self.ended.done():
+            self._outbox.send(node, {"type": "come_home"})
+
+    def holds(self, node: int, held: list[dict[str, Any]]) -> None:
+        """What the memory of `node` holds, now that nobody trains any more."""
+        self.final_save.held[node] = held
+        self._name_last()
+
+    def uploaded(self, node: int) -> None:
+        """What `node` can upload is uploaded."""
+        self.final_save.done(node)
+        self._check_uploads()
+
+    def agent_lost(self, node: int) -> None:
+        """A node is gone that had yet to upload its part."""
+        self.final_save.lost(node)
+        self._name_last()
+        self._check_uploads()
+
+    def _name_last(self) -> None:
+        """Once every node has said what it holds: have the newest step of all ranks uploaded."""
+        ends = self.ended.result() != "succeeded" if self.ended.done() else self.final_save.begun
+        nodes = set(self._members.agents)
+        if not ends:
+            return
+        if self.final_save.choose(nodes, len(self._membership.nodes)):
+            step, made = self.final_save.step, self._ranks.newest(self._membership.committed)
+            save_id = self.final_save.save_id
+            self._events.write("homecoming", save_id=save_id, step=step, made=made, nodes=sorted(nodes))
+        if self.final_save.save_id is None or nodes - self.final_save.held.keys():
+            return
+        for node, agent in self._members.agents.items():
+            if not agent.writer.is_closing():
+                self._outbox.send(node, {"type": "bring_home", "save_id": self.final_save.save_id})
+
+    def _check_uploads(self) -> None:
+        if self.final_save.is_complete(self._members.agents.keys()):
+            self.all_uploaded.set()
+            if self.final_save.begun:
+                self.end("succeeded")
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def broke(self, why: str) -> None:
+        """An error of our own."""
+        self.fail(Fail("HyperpodExtError", f"the coordinator met an error of its own: {why}"))
+
+    def fail(self, failure: Fail) -> None:
+        self.end("failed", {"code": failure.code, "message": failure.message, "hint": failure.hint})
+
+    def end(self, state: str, error: dict[str, str] | None = None) -> None:
+        if self.ended.done():
+            return
+        self._events.write("job_ended", state=state)
+        self._error = error
+        self._report(state)
+        self.ended.set_result(state)
+        self._outbox.to_agents(self.order())
+
+    def order(self) -> wire.Message:
+        """What agents are told: to end, within what is left of the grace."""
+        spent_s = time.monotonic() - self._last_stop.since if self._last_stop is not None else 0.0
+        grace_s = self._schedule.policy.grace_s - spent_s
+        return {"type": "end", "state": self.ended.result(), "grace_s": grace_s}
+
+    def report_uploads(self) -> None:
+        """Write the report once more, with what was uploaded after the job had ended."""
+        if self.final_save.held and self.ended.done() and self.ended.result() != "succeeded":
+            self._report(self.ended.result())
+
+    def _report(self, state: str) -> None:
+        world_size = len(self._membership.nodes)
+        write_report(self._run.run_dir, self._events.report(state=state, error=self._error, world_size=world_size))

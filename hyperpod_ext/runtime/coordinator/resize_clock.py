@@ -1,0 +1,53 @@
+"""How long a resize kept ranks from making steps, and whether their processes stayed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+class ResizeClock:
+    """From the last step of one rank assignment to the first step of the next."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[str, Any] | None = None
+        """Fields of the event `world`, until ranks make steps in it."""
+        self._last_step_at = 0.0
+        self._pids: dict[int, int] = {}
+        self._pids_before: dict[int, int] = {}
+        self._pids_after: dict[int, int] = {}
+
+    def reassigned(self, fields: Mapping[str, Any], moved: Mapping[int, int]) -> dict[str, Any] | None:
+        """Ranks get other nodes, and other numbers (`moved`). Returns the fields of a refusal, if a resize that
+        somebody had asked for has not come to a step and comes to none now."""
+        before = self._under_way
+        self._under_way = {key: value for key, value in fields.items() if key != "moved"}
+        self._pids_before = {now: self._pids[rank] for rank, now in moved.items() if rank in self._pids}
+        self._pids, self._pids_after = {}, {}
+        if before is None or not before["order"]:
+            return None
+        why = f"nodes were lost meanwhile; the job goes on with {fields['nodes']}"
+        return {"order": before["order"], "nodes": before["nodes"], "why": why}
+
+    def resume(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Go on where another coordinator was, as its event log tells."""
+        resizes = [event for event in events if event["event"] in ("world", "resized")]
+        if resizes and resizes[-1]["event"] == "world":
+            self._under_way = {key: value for key, value in resizes[-1].items() if key not in ("t", "event", "moved")}
+
+    def joined(self, rank: int, pid: int) -> None:
+        """The process of `rank` waits for a generation."""
+        if self._under_way is not None and rank in self._pids_before:
+            self._pids_after[rank] = pid
+        self._pids[rank] = pid
+
+    def stepped(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
+        """A rank has made a step. The first of a new rank assignment ends the resize: returns what to log of it."""
+        resize = self._under_way
+        if resize is None or int(event["generation"]) < int(resize["generation"]):
+            self._last_step_at = max(self._last_step_at, float(event["t"]))
+            return None
+        self._under_way = None
+        pause_s = round(max(0.0, float(event["began"]) - self._last_step_at), 4)
+        kept = self._pids_before == self._pids_after
+        return {**resize, "step": int(event["step"]) - 1, "pause_s": pause_s, "pids_kept": kept}

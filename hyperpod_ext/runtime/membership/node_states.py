@@ -1,0 +1,151 @@
+"""The states of a node, and how it may come from one to another. Pure.
+
+    absent ──▶ spare ──▶ joining ──▶ member ──▶ departing ──▶ decommissioned ──▶ retained ──▶ released
+      ▲          │                    ▲ │                         ▲                  │
+      │          └────────────────────┘ └─────────────────────────┘                  └──▶ spare
+      └── from any of them: the node is lost
+
+Nothing else says what a node is: every change of state passes `NodeStates.set_state`, which refuses what the table does
+not allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Self
+
+
+class NodeState(Enum):
+    ABSENT = "absent"
+    """It has not come yet, or is lost."""
+    SPARE = "spare"
+    """It is healthy, and has no rank."""
+    JOINING = "joining"
+    """A spare whose workers are started for the next rank assignment, while the others train."""
+    MEMBER = "member"
+    """It has ranks."""
+    DEPARTING = "departing"
+    """It has ranks, and has asked to leave."""
+    DECOMMISSIONED = "decommissioned"
+    """Its ranks are elsewhere. It ends its workers, and has yet to report what its memory holds."""
+    RETAINED = "retained"
+    """It has no rank, and its memory may still be needed."""
+    RELEASED = "released"
+    """The job needs nothing of it any more."""
+
+
+class Why(Enum):
+    """Why a node has to give up its ranks."""
+
+    RESIZED = "resized"
+    """The job goes on with fewer nodes."""
+    ASKED = "asked"
+    """It asked to leave, as it will be taken away."""
+    FAILED = "failed"
+    """Its processes die again and again."""
+
+
+_S = NodeState
+TRANSITIONS: Mapping[NodeState, frozenset[NodeState]] = {
+    _S.ABSENT: frozenset({_S.SPARE, _S.MEMBER, _S.RELEASED}),
+    _S.SPARE: frozenset({_S.JOINING, _S.MEMBER, _S.RELEASED, _S.ABSENT}),
+    _S.JOINING: frozenset({_S.SPARE, _S.MEMBER, _S.ABSENT}),
+    _S.MEMBER: frozenset({_S.DEPARTING, _S.DECOMMISSIONED, _S.ABSENT}),
+    _S.DEPARTING: frozenset({_S.DECOMMISSIONED, _S.ABSENT}),
+    _S.DECOMMISSIONED: frozenset({_S.DECOMMISSIONED, _S.RETAINED, _S.ABSENT}),
+    _S.RETAINED: frozenset({_S.RETAINED, _S.SPARE, _S.RELEASED, _S.ABSENT}),
+    _S.RELEASED: frozenset({_S.SPARE, _S.ABSENT}),
+}
+"""States that may follow each. One that may follow itself is set again when the node asks to leave."""
+
+WITH_RANKS = frozenset({_S.MEMBER, _S.DEPARTING})
+HAD_RANKS = frozenset({_S.DECOMMISSIONED, _S.RETAINED})
+
+
+class TransitionError(Exception):
+    """A node cannot be in that state now: an error of ours."""
+
+
+class NodeStates:
+    """The state of every node, why it has to go if it has, and how often it was lost."""
+
+    def __init__(
+        self, members: Iterable[int] = (), spares: Iterable[int] = (), losses: Mapping[int, int] | None = None
+    ) -> None:
+        self._states = dict.fromkeys(members, _S.MEMBER) | dict.fromkeys(spares, _S.SPARE)
+        self._why: dict[int, Why] = {}
+        self.losses = dict(losses or {})
+        """How often each node was lost, or given up."""
+
+    @classmethod
+    def known(
+        cls,
+        members: Iterable[int],
+        spares: Iterable[int],
+        retained: Iterable[int],
+        asked: Iterable[int],
+        losses: Mapping[int, int],
+    ) -> Self:
+        """Those that another coordinator has left behind. `asked`: of all of them, those that want to leave."""
+        states = cls(members, spares, losses)
+        asked = set(asked)
+        for node in asked & states._states.keys():
+            if states[node] is _S.MEMBER:
+                states.set_state(node, _S.DEPARTING, Why.ASKED)
+        for node in retained:
+            states._states[node] = _S.RETAINED
+            states._why[node] = Why.ASKED if node in asked else Why.RESIZED
+        return states
+
+    def __getitem__(self, node: int) -> NodeState:
+        return self._states.get(node, _S.ABSENT)
+
+    def set_state(self, node: int, state: NodeState, why: Why | None = None) -> None:
+        """`node` is in another state from now on. `why`: it has to go; what was said before stays true.
+
+        Raises:
+            TransitionError: it cannot be, from the state that it is in.
+        """
+        if state not in TRANSITIONS[before := self[node]]:
+            raise TransitionError(f"node {node} is {before.value}, and cannot become {state.value}")
+        self._states[node] = state
+        if state in (_S.ABSENT, _S.SPARE, _S.RELEASED):
+            self._why.pop(node, None)
+        elif why is not None:
+            self._why[node] = why
+
+    def lose(self, node: int) -> NodeState:
+        """`node` is gone; returns what it was."""
+        if (before := self[node]) is not _S.ABSENT:
+            self.set_state(node, _S.ABSENT)
+        return before
+
+    def why(self, node: int) -> Why | None:
+        """Why it has to go; None: it has not."""
+        return self._why.get(node)
+
+    def ask_to_leave(self, node: int) -> None:
+        """It is to be released as soon as it is not needed."""
+        self.set_state(node, _S.DEPARTING if self[node] is _S.MEMBER else self[node], Why.ASKED)
+
+    def count_loss(self, node: int) -> None:
+        self.losses[node] = self.losses.get(node, 0) + 1
+
+    def those(self, *states: NodeState) -> set[int]:
+        """Nodes that are in one of these states."""
+        return {node for node, state in self._states.items() if state in states}
+
+    @property
+    def spares(self) -> set[int]:
+        return self.those(_S.SPARE)
+
+    @property
+    def asked(self) -> set[int]:
+        """Nodes that have asked to leave, and are still needed."""
+        return {node for node, why in self._why.items() if why is Why.ASKED}
+
+    @property
+    def going(self) -> set[int]:
+        """Nodes without a rank that are released once their memory is not needed: those that fail serve theirs on."""
+        return {node for node, why in self._why.items() if why is not Why.FAILED and self[node] in HAD_RANKS}

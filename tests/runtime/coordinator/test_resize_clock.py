@@ -1,0 +1,55 @@
+"""What a resize took, from the steps that ranks report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hyperpod_ext.runtime.coordinator.resize_clock import ResizeClock
+
+WORLD = {"order": "a", "nodes": 2, "of": 3, "generation": 2, "moved": {"0": 0, "1": 1}}
+MOVED = {0: 0, 1: 1}
+
+
+def step(number: int, generation: int, began: float, t: float) -> dict[str, Any]:
+    return {"step": number, "generation": generation, "began": began, "t": t}
+
+
+def test_the_pause_lasts_from_the_last_step_before_to_the_first_one_after() -> None:
+    clock = ResizeClock()
+    for rank in (0, 1, 2):
+        clock.joined(rank, 100 + rank)
+    assert clock.stepped(step(7, 1, 0.0, 10.0)) is None
+    assert clock.reassigned(WORLD, MOVED) is None
+    assert clock.stepped(step(7, 1, 0.0, 10.5)) is None, "of a rank that was slower to say so"
+    for rank in (0, 1):
+        clock.joined(rank, 100 + rank)
+    known = {"order": "a", "nodes": 2, "of": 3, "generation": 2}
+    assert clock.stepped(step(8, 2, 12.0, 13.0)) == {**known, "step": 7, "pause_s": 1.5, "pids_kept": True}
+    assert clock.stepped(step(9, 2, 13.0, 14.0)) is None
+
+
+def test_a_process_that_was_replaced_has_not_been_kept() -> None:
+    clock = ResizeClock()
+    clock.joined(0, 100)
+    clock.reassigned(WORLD, {0: 0})
+    clock.joined(0, 999)
+    resized = clock.stepped(step(8, 2, 12.0, 13.0))
+    assert resized is not None
+    assert not resized["pids_kept"]
+
+
+def test_a_resize_that_comes_to_no_step_is_refused_to_who_asked_for_it() -> None:
+    clock = ResizeClock()
+    clock.reassigned(WORLD, MOVED)
+    refused = clock.reassigned(WORLD | {"order": "", "nodes": 1, "generation": 3}, {0: 0})
+    assert refused == {"order": "a", "nodes": 2, "why": "nodes were lost meanwhile; the job goes on with 1"}
+    assert clock.reassigned(WORLD, MOVED) is None, "nobody had asked for the one before"
+
+
+def test_another_coordinator_tells_how_a_resize_ended_that_it_has_not_begun() -> None:
+    begun = {"t": 1.0, "event": "world", **WORLD}
+    clock = ResizeClock()
+    clock.resume([begun])
+    assert clock.stepped(step(8, 2, 12.0, 13.0)) is not None
+    clock.resume([begun, {"event": "resized"}])
+    assert clock.stepped(step(9, 2, 12.0, 13.0)) is None

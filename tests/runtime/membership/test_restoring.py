@@ -1,0 +1,73 @@
+"""The choice of a step, without a membership around it."""
+
+from __future__ import annotations
+
+from hyperpod_ext.runtime.membership.actions import AskDurable, Fail
+from hyperpod_ext.runtime.membership.restoring import RestoreNegotiation
+from hyperpod_ext.runtime.snapshot.select import Decision, Offer
+
+NODES = {0: 0, 1: 1}
+
+
+def live(rank: int, step: int) -> Offer:
+    return Offer("live", step, rank, NODES[rank], f"g1-s{step}")
+
+
+def stored(step: int) -> Offer:
+    return Offer("s3", step, -1, -1, f"g1-s{step}", world_size=2, url="s3://b/j", folder=f"step {step}")
+
+
+def shard(rank: int, step: int) -> Offer:
+    return Offer("memory", step, rank, NODES[rank], f"g1-s{step}", own_digest=f"own{rank}", sharing="shard")
+
+
+def test_with_nothing_anywhere_all_start_from_nothing() -> None:
+    negotiation = RestoreNegotiation()
+    decided = negotiation.decide(NODES, {}, 0)
+    assert isinstance(decided, Decision)
+    assert (decided.step, negotiation.attempt) == (0, 1)
+
+
+def test_memory_that_outlives_a_run_is_not_given_up_for_a_fresh_start() -> None:
+    for outlives, kind in ((False, Decision), (True, Fail)):
+        negotiation = RestoreNegotiation(outlives_run=outlives)
+        negotiation.hold(0, [shard(0, 4)])
+        assert isinstance(negotiation.decide(NODES, {}, 0), kind)
+
+
+def test_durable_tiers_are_asked_first_and_again_besides_what_was_refused() -> None:
+    negotiation = RestoreNegotiation(durable=True)
+    assert negotiation.decide(NODES, {}, 0) == AskDurable()
+    negotiation.durable_answered([stored(8)], (), ())
+    decided = negotiation.decide(NODES, {}, 0)
+    assert isinstance(decided, Decision)
+    negotiation.refuse({0: "CRC64-NVME", 1: "too"}, NODES)
+    assert negotiation.is_asking
+    assert negotiation.decide(NODES, {}, 0) == AskDurable((("s3://b/j", "g1-s8"),))
+    negotiation.durable_answered([], (), ())
+    failed = negotiation.decide(NODES, {}, 0)
+    assert isinstance(failed, Fail)
+    assert "The last try: rank 0: CRC64-NVME" in failed.message, "a durable checkpoint is there: no fresh start"
+
+
+def test_ranks_whose_processes_are_gone_offer_nothing() -> None:
+    negotiation = RestoreNegotiation()
+    for rank in NODES:
+        negotiation.join(rank, live(rank, 5))
+    negotiation.forget_ranks([0])
+    assert set(negotiation.joined) == {1}
+    negotiation.hold(0, [shard(0, 7), shard(1, 7)])
+    negotiation.forget_node(0)
+    decided = negotiation.decide(NODES, {}, 5)
+    assert isinstance(decided, Decision)
+    assert decided.step == 5
+
+
+def test_all_have_restored_once_each_has_said_so_of_the_last_attempt() -> None:
+    negotiation = RestoreNegotiation()
+    negotiation.hold(0, [shard(rank, step) for rank in NODES for step in (5, 6)])
+    negotiation.decide(NODES, {}, 6)
+    assert not negotiation.all_restored(0)
+    negotiation.refuse({1: "damaged"}, NODES)
+    negotiation.decide(NODES, {}, 5)
+    assert [negotiation.all_restored(rank) for rank in (1, 1, 0)] == [False, False, True]
