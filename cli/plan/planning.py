@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from hyperpod_ext.config.checkpoint import CheckpointPolicy
     from hyperpod_ext.config.job.job import JobConfig
     from hyperpod_ext.planner.costs import Spread
-    from hyperpod_ext.planner.history import History
     from hyperpod_ext.planner.rates import Rates
     from hyperpod_ext.planner.state import StateSize
     from hyperpod_ext.planner.ways import Way
+    from hyperpod_ext.runtime.events.history import History
 
 _STEP_S = 10.0
 _ROOM_GIB = 80.0
@@ -179,7 +179,7 @@ class _Reader:
             return None
         from pathlib import Path
 
-        from hyperpod_ext.planner.history import read_history
+        from hyperpod_ext.runtime.events.history import read_history
 
         history = read_history(Path(self._o["history"]))
         self._warnings += history.warnings

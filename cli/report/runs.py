@@ -76,24 +76,22 @@ def _read_file(path: Path) -> Mapping[str, Any]:
 
 def _of_events(path: Path, text: str) -> Mapping[str, Any]:
     """A report made here and now: of a job that could not write one, or still runs."""
-    from hyperpod_ext.planner.history import parse_events
+    from hyperpod_ext.runtime.events.event import Events
+    from hyperpod_ext.runtime.events.of_training import JobEnded, JobStarted, Joined
+    from hyperpod_ext.runtime.events.reading import read_log
     from hyperpod_ext.runtime.events.report import make_report
 
     from ..output import say
 
-    events, warnings = parse_events(text.splitlines(), str(path))
+    log = read_log(text.splitlines(), str(path))
+    events = Events(sorted(log.whole(), key=lambda event: event.t))
     if not events:
         raise _damaged(path, "holds no event", "the job has not begun, or another file is meant")
-    for warning in warnings:
-        say(f"warning: {warning}")
-    events.sort(key=lambda event: float(event["t"]))
-    world_size = next((e["world_size"] for e in events if "world_size" in e), None)
-    state = next((e.get("state") for e in reversed(events) if e["event"] == "job_ended"), "unfinished")
-    try:
-        ranks = world_size or len({e["rank"] for e in events if e["event"] == "joined"})
-        report = make_report(events, state=str(state), error=None, world_size=ranks)
-    except (KeyError, TypeError) as error:
-        raise _damaged(path, f"has an event without what it should tell: {error}", "the file is damaged") from None
+    for note in log.notes:
+        say(f"warning: {note}")
+    started, ended = events.first(JobStarted), events.last(JobEnded)
+    ranks = started.world_size if started is not None else len({event.rank for event in events.of(Joined)})
+    report = make_report(events, state=ended.state if ended else "unfinished", error=None, world_size=ranks)
     return {"name": path.resolve().parent.name, **report}
 
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hyperpod_ext.runtime.events import of_checkpoints, of_faults, of_nodes, of_training
+from hyperpod_ext.runtime.events.event import Event
+from hyperpod_ext.runtime.events.reading import read_followed
+
 _LONGEST_LINE = 160
 
 
@@ -21,73 +25,70 @@ class Story:
         self.loss: float | None = None
         self._faulty = False
 
-    def tell(self, event: Mapping[str, Any]) -> list[str]:
-        """Take in one event; returns the lines to show for it."""
+    def tell(self, entry: Mapping[str, Any]) -> list[str]:
+        """Take in one event, as it is in the log and with its run; returns the lines to show for it."""
         lines = []
-        if event["run"] != self.run:
-            self._begin(event["run"])
+        if entry["run"] != self.run:
+            self._begin(entry["run"])
             lines.append("the same job once more, undisturbed, to compare with")
-        match event["event"]:
-            case "job_started":
-                lines.append(f"starting {event.get('world_size', '?')} ranks on {event.get('nodes', '?')} nodes")
-            case "step":
-                self._take_step(event)
-            case "fault":
-                self._faulty = True
-                what = "is gone" if event.get("died", True) else "failed"
-                lines.append(f"rank {event['rank']} {what} in step {event['step']}: {_first_line(event['cause'])}")
-            case "memory_lost":
-                what = f"node {event['node']}: {_first_line(event['cause'])}"
-                lines.append(f"{what}; another one is started, and training goes on")
-            case "node_lost":
-                lines.append(f"node {event['node']} is lost: {_first_line(event['cause'])}")
-            case "node_replaced":
-                ranks = ", ".join(str(rank) for rank in event["ranks"])
-                lines.append(f"node {event['node']} takes ranks {ranks}")
-            case "awaiting_node":
-                lines.append(
-                    f"no spare is left; waiting {event['seconds']:g} s for another node in place of {event['node']}"
-                )
-            case "coordinator":
-                lines.append(f"node {event['node']} coordinates the job from here on")
-            case "go" if self._faulty:
-                self._faulty = False
-                lines.append(f"recovered: all ranks go on after step {event['step']}")
-            case "resize_begun":
-                lines.append(f"on its way from {event['of']} to {event['nodes']} nodes")
-            case "resize_refused":
-                lines.append(f"the number of nodes stays as it is: {_first_line(event['why'])}")
-            case "resized":
-                lines.append(
-                    f"goes on with {event['nodes']} nodes instead of {event['of']} after step {event['step']}, "
-                    f"{event['pause_s']:.2f} s without a step"
-                )
-            case "homecoming" if event["step"] is not None:
-                lines.append(f"step {event['step']} goes to the durable tiers")
-            case "draining":
-                lines += _still_to_come(event)
-            case "restore_failed":
-                lines.append(f"rank {event['rank']} could not restore, the next source is tried: {event['error']}")
+        event = read_followed(entry)
+        if isinstance(event, of_training.Step):
+            self._take_step(event)
+        elif isinstance(event, of_training.Go) and self._faulty:
+            lines.append(f"recovered: all ranks go on after step {event.step}")
+        elif event is not None:
+            lines += _lines(event)
+        if isinstance(event, of_faults.Fault | of_training.Go):
+            self._faulty = isinstance(event, of_faults.Fault)
         return lines
 
-    def _take_step(self, event: Mapping[str, Any]) -> None:
-        self.of = event.get("of") or self.of
-        if event["step"] >= self.step:
-            self.step = event["step"]
-            self.loss = event.get("loss", self.loss)
+    def _take_step(self, made: of_training.Step) -> None:
+        self.of = made.of or self.of
+        if made.step >= self.step:
+            self.step = made.step
+            self.loss = made.logged.get("loss", self.loss)
 
 
-def _still_to_come(event: Mapping[str, Any]) -> list[str]:
-    """A line for each tier that lacks something of the last step."""
-    lines = []
-    for tier in event["tiers"]:
-        if not tier["arrived"]:
-            what = (
-                f"{tier['left_bytes'] / (1 << 20):.1f} MiB are still to come" if tier["left_ranks"] else "all is sent"
-            )
-            left = f"for {event['seconds_left']:.0f} s at most"
-            lines.append(f"node {event['node']} brings its part to {tier['tier']}, {left}: {what}")
-    return lines
+def _lines(event: Event) -> list[str]:
+    """What is worth saying of an event by itself."""
+    match event:
+        case of_training.JobStarted():
+            return [f"starting {event.world_size} ranks on {event.nodes} nodes"]
+        case of_training.RestoreFailed():
+            return [f"rank {event.rank} could not restore, the next source is tried: {event.error}"]
+        case of_faults.Fault():
+            what = "is gone" if event.died else "failed"
+            return [f"rank {event.rank} {what} in step {event.step}: {_first_line(event.cause)}"]
+        case of_nodes.MemoryLost():
+            what = f"node {event.node}: {_first_line(event.cause)}"
+            return [f"{what}; another one is started, and training goes on"]
+        case of_nodes.NodeLost():
+            return [f"node {event.node} is lost: {_first_line(event.cause)}"]
+        case of_nodes.NodeReplaced():
+            return [f"node {event.node} takes ranks {', '.join(map(str, event.ranks))}"]
+        case of_nodes.AwaitingNode():
+            what = f"waiting {event.seconds:g} s for another node in place of {event.node}"
+            return [f"no spare is left; {what}"]
+        case of_nodes.Coordinator():
+            return [f"node {event.node} coordinates the job from here on"]
+        case of_nodes.ResizeBegun():
+            return [f"on its way from {event.of} to {event.nodes} nodes"]
+        case of_nodes.ResizeRefused():
+            return [f"the number of nodes stays as it is: {_first_line(event.why)}"]
+        case of_nodes.Resized():
+            what = f"goes on with {event.nodes} nodes instead of {event.of} after step {event.step}"
+            return [f"{what}, {event.pause_s:.2f} s without a step"]
+        case of_checkpoints.FinalSave(step=int(step)):
+            return [f"step {step} goes to the durable tiers"]
+        case of_checkpoints.Uploading():
+            return [_still_to_come(event, tier) for tier in event.tiers if not tier.arrived]
+    return []
+
+
+def _still_to_come(event: of_checkpoints.Uploading, tier: of_checkpoints.LeftOver) -> str:
+    """A tier that lacks something of the last step."""
+    what = f"{tier.left_bytes / (1 << 20):.1f} MiB are still to come" if tier.left_ranks else "all is sent"
+    return f"node {event.node} brings its part to {tier.tier}, for {event.seconds_left:.0f} s at most: {what}"
 
 
 def _first_line(cause: str) -> str:

@@ -67,12 +67,14 @@ class Followed:
 
     def take(self, moment: Moment) -> dict[str, Any]:
         """The job as it stands now."""
+        from hyperpod_ext.runtime.events.reading import read_followed
         from hyperpod_ext.runtime.metrics.meters import Meters
 
-        for event in moment.events:
-            if self._meters is None or event["run"] != self._run:
-                self._run, self._meters = event["run"], Meters()
-            self._meters.tell(event)
+        for entry in moment.events:
+            if self._meters is None or entry["run"] != self._run:
+                self._run, self._meters = entry["run"], Meters()
+            if (event := read_followed(entry)) is not None:
+                self._meters.add(event)
         return standing(moment.status, self._meters or Meters())
 
 

@@ -19,6 +19,8 @@ _SLOW_PHASE = {
     "state_back": "a nearer tier: memory on every step, or a `peer` tier for the loss of nodes",
     "first_new_step": "look at what the training function does before its first step, such as compiling",
 }
+HANGS = frozenset({"hang", "heartbeat", "stalled"})
+"""Kinds of faults that are hangs."""
 _JOB_RESTART_S = 600.0
 """What the loss of a node costs a job that cannot replace it, where nothing else is known."""
 _CHANCE = 0.01
@@ -57,7 +59,7 @@ def slowest_phase(report: Report) -> Advice | None:
 
 def hangs(report: Report) -> Advice | None:
     """Ranks that hung were found so late that it cost more than all that came after."""
-    hung = [each for each in report["recoveries"] if each["fault"].get("kind") in ("hang", "heartbeat", "stalled")]
+    hung = [each for each in report["recoveries"] if each["fault"].get("kind") in HANGS]
     steps, kept = int(report["steps"]), float(report["seconds"].get("steps") or 0.0)
     waited = [float(each["silent_s"]) for each in hung if each.get("silent_s") is not None]
     step_s = kept / steps if steps else 0.0

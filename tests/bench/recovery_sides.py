@@ -18,6 +18,7 @@ from recovery_report import Recovery, Stamp, our_recovery, torchrun_recovery
 
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.processes import kill_descendants
+from hyperpod_ext.runtime.events.reading import read_events
 from hyperpod_ext.runtime.events.report import kept_steps
 
 HERE = Path(__file__).resolve().parent
@@ -79,7 +80,7 @@ def measure_ours(setup: Setup, scratch: Path) -> Recovery:
         wait(process, scratch)
     report = json.loads((scratch / "stdout").read_text())
     (events,) = home.glob("local/*/*/main/events.jsonl")
-    steps = kept_steps([json.loads(line) for line in events.read_text().splitlines()])
+    steps = kept_steps(read_events(events).whole())
     return our_recovery(report, steps, setup.kill_step)
 
 

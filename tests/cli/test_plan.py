@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from command import call_hp_ext as hp_ext
+from made_events import entry
 
 SPEC = """\
 name: big
@@ -97,8 +98,8 @@ def test_state_that_does_not_fit_is_said(spec: Path) -> None:
 
 def history(folder: Path, *more: str) -> Path:
     file = folder / "events.jsonl"
-    start = [{"t": 0.0, "event": "job_started", "nodes": 2}]
-    steps = [{"t": 3.0 * (i + 1), "event": "step", "step": i, "rank": 0, "began": 3.0 * i} for i in range(1200)]
+    start = [entry(0.0, "job_started", nodes=2)]
+    steps = [entry(3.0 * (i + 1), "step", step=i, began=3.0 * i) for i in range(1200)]
     file.write_text("".join(json.dumps(event) + "\n" for event in [*start, *steps]) + "".join(more))
     return file
 
@@ -162,7 +163,7 @@ def test_a_question_that_cannot_be_answered_says_why(arguments: list[str], code:
 
 def test_a_history_of_one_event_is_no_history(tmp_path: Path) -> None:
     file = tmp_path / "events.jsonl"
-    file.write_text('{"t": 1.0, "event": "job_started", "nodes": 2}\n')
+    file.write_text(json.dumps(entry(1.0, "job_started", nodes=2)) + "\n")
     done = hp_ext("plan", "--model", "gpt2", "--nodes", "2", "--history", file)
     assert done.code == 3
     assert "nothing can be concluded" in done.stderr

@@ -11,45 +11,42 @@ import browser
 import numpy as np
 import pytest
 from command import call_hp_ext as hp_ext
+from made_events import entry
 from report_figures import check_figures
 
 Event = dict[str, Any]
 HOSTILE = "ValueError: </script><img src=x onerror=alert(1)> & 'quoted' \"twice\""
 
 
-def _event(t: float, event: str, **fields: Any) -> Event:
-    return {"t": t, "event": event, **fields}
-
-
 def _step(t: float, rank: int, step: int, began: float, generation: int = 1, **fields: Any) -> Event:
     loss = 3.0 / step + rank
-    return _event(t, "step", rank=rank, step=step, began=began, generation=generation, **{"loss": loss, **fields})
+    return entry(t, "step", rank=rank, step=step, began=began, generation=generation, **{"loss": loss, **fields})
 
 
 def _run(cause: str = HOSTILE) -> list[Event]:
     """Two ranks, three steps, and a fault in the third."""
     return [
-        _event(100.0, "job_started", world_size=2, nodes=1),
-        *(_event(101.0, "joined", rank=rank, pid=rank) for rank in (0, 1)),
-        _event(101.0, "generation", generation=1, step=0),
-        *(_event(101.5, "restored", rank=rank, source="fresh") for rank in (0, 1)),
-        *(_event(102.0, "begun", rank=rank, step=0, generation=1) for rank in (0, 1)),
+        entry(100.0, "job_started", world_size=2, nodes=1),
+        *(entry(101.0, "joined", rank=rank, pid=rank) for rank in (0, 1)),
+        entry(101.0, "generation", generation=1, step=0),
+        *(entry(101.5, "restored", rank=rank, source="fresh") for rank in (0, 1)),
+        *(entry(102.0, "begun", rank=rank, step=0, generation=1) for rank in (0, 1)),
         *(_step(103.0, rank, 1, 102.0, checkpoint_s=0.25) for rank in (0, 1)),
         *(_step(104.0, rank, 2, 103.0, data_s=0.125) for rank in (0, 1)),
-        _event(104.1, "copying", tier="/d", node=0, newest_step=1, failed=0, skipped=0, last_error=None),
-        _event(104.2, "copying", tier="/d", node=0, newest_step=2, failed=0, skipped=0, last_error=None),
-        _event(104.5, "injected", rank=1, kind="exception", step=3),
-        _event(104.75, "fault", rank=1, node=0, step=3, cause=cause, died=False, phase="forward"),
-        *(_event(105.25, "freed", rank=rank, step=2) for rank in (0, 1)),
-        *(_event(105.5, "joined", rank=rank, pid=rank) for rank in (0, 1)),
-        _event(105.75, "generation", generation=2, step=2),
-        *(_event(106.0, "groups_open", rank=rank) for rank in (0, 1)),
-        _event(106.5, "go", step=2),
-        *(_event(106.5, "restored", rank=rank, source="self", bytes_local=3 << 20) for rank in (0, 1)),
-        *(_event(107.0, "begun", rank=rank, step=2, generation=2) for rank in (0, 1)),
+        entry(104.1, "copying", tier="/d", node=0, newest_step=1, failed=0, skipped=0, last_error=None),
+        entry(104.2, "copying", tier="/d", node=0, newest_step=2, failed=0, skipped=0, last_error=None),
+        entry(104.5, "injected", rank=1, kind="exception", step=3),
+        entry(104.75, "fault", rank=1, node=0, step=3, cause=cause, died=False, phase="forward"),
+        *(entry(105.25, "freed", rank=rank, step=2) for rank in (0, 1)),
+        *(entry(105.5, "joined", rank=rank, pid=rank) for rank in (0, 1)),
+        entry(105.75, "generation", generation=2, step=2),
+        *(entry(106.0, "groups_open", rank=rank) for rank in (0, 1)),
+        entry(106.5, "go", step=2),
+        *(entry(106.5, "restored", rank=rank, source="self", bytes_local=3 << 20) for rank in (0, 1)),
+        *(entry(107.0, "begun", rank=rank, step=2, generation=2) for rank in (0, 1)),
         *(_step(108.0, rank, 3, 107.0, generation=2) for rank in (0, 1)),
-        *(_event(108.0, "done", rank=rank, digest="d") for rank in (0, 1)),
-        _event(110.0, "job_ended", state="succeeded"),
+        *(entry(108.0, "done", rank=rank, digest="d") for rank in (0, 1)),
+        entry(110.0, "job_ended", state="succeeded"),
     ]
 
 
@@ -102,8 +99,8 @@ def test_without_a_fault_no_recovery_is_advised_on(log: Path, tmp_path: Path) ->
 
 
 def test_where_nothing_is_to_be_changed_it_is_said(log: Path, tmp_path: Path) -> None:
-    events = [_event(0.0, "job_started", world_size=1, nodes=1), _event(0.1, "joined", rank=0, pid=1)]
-    events += [_event(0.2, "begun", rank=0, step=0, generation=1)]
+    events = [entry(0.0, "job_started", world_size=1, nodes=1), entry(0.1, "joined", rank=0, pid=1)]
+    events += [entry(0.2, "begun", rank=0, step=0, generation=1)]
     events += [_step(1.0 + step, 0, step, float(step)) for step in range(1, 9)]
     page = tmp_path / "page.html"
     done = hp_ext("report", _write(log, events), "--page", page)
@@ -141,7 +138,7 @@ def test_a_job_that_was_cut_short_has_a_report_and_a_page(tmp_path: Path, count:
     [
         ("events.jsonl", "", "holds no event"),
         ("events.jsonl", '{"t": 1.0, "event"\n{"t": 2.0, "event": "step"}\n', "is not an event"),
-        ("events.jsonl", '{"t": 1.0, "event": "step"}\n', "an event without what it should tell: 'step'"),
+        ("events.jsonl", '{"t": 1.0, "event": "step"}\n', "is not an event: step: field `generation` is missing"),
         ("report.json", '{"state": "succ', "is no JSON"),
         ("report.json", "[1, 2]", "is not the report of a run"),
     ],
@@ -177,8 +174,8 @@ def test_another_run_is_put_beside(log: Path, tmp_path: Path, loss: float, equal
 
 
 def test_a_page_of_many_ranks_says_what_it_leaves_out(tmp_path: Path) -> None:
-    events = [_event(100.0, "job_started", world_size=70, nodes=1)]
-    events += [_event(101.0, "joined", rank=rank, pid=rank) for rank in range(70)]
+    events = [entry(100.0, "job_started", world_size=70, nodes=1)]
+    events += [entry(101.0, "joined", rank=rank, pid=rank) for rank in range(70)]
     events += [_step(103.0, rank, 1, 102.0, loss=None) for rank in range(70)]
     page = tmp_path / "page.html"
     done = hp_ext("report", _write(tmp_path / "run" / "events.jsonl", events), "-o", "json", "--page", page)

@@ -9,23 +9,21 @@ from typing import Any
 
 import pytest
 from command import call_hp_ext as hp_ext
+from made_events import entry
 
 from hyperpod_ext.runtime.metrics.meters import Meters
 from hyperpod_ext.submit.local import store as local_store
 
-EVENTS: list[dict[str, Any]] = [
-    {"t": 0.0, "event": "job_started", "world_size": 2, "nodes": 2, "spares": 0},
-    *({"t": 1.0, "event": "joined", "rank": rank, "pid": 1} for rank in (0, 1)),
-    {"t": 1.0, "event": "generation", "generation": 1, "step": 0, "world_size": 2},
-    *({"t": 2.0, "event": "begun", "rank": rank, "node": rank, "step": 0, "generation": 1} for rank in (0, 1)),
-    *(
-        {"t": 4.0, "event": "step", "rank": rank, "node": rank, "step": 1, "of": 5, "began": 2.0, "generation": 1}
-        | {"loss": 0.5}
-        for rank in (0, 1)
-    ),
-    {"t": 4.0, "event": "copying", "node": 0, "tier": "peer", "failed": 0, "newest_step": 1},
+EVENTS = [
+    entry(0.0, "job_started", world_size=2, nodes=2),
+    *(entry(0.5, "worker_started", rank=rank, node=rank) for rank in (0, 1)),
+    *(entry(1.0, "joined", rank=rank) for rank in (0, 1)),
+    entry(1.0, "generation", generation=1, step=0, world_size=2),
+    *(entry(2.0, "begun", rank=rank, step=0, generation=1) for rank in (0, 1)),
+    *(entry(4.0, "step", rank=rank, step=1, of=5, began=2.0, generation=1, loss=0.5) for rank in (0, 1)),
+    entry(4.0, "copying", node=0, tier="peer", newest_step=1),
 ]
-FAULT = {"t": 5.0, "event": "fault", "rank": 1, "node": 1, "step": 2, "cause": "killed", "kind": "signal"}
+FAULT = entry(5.0, "fault", rank=1, node=1, step=2, cause="killed", kind="signal")
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import warm
 import whole_run
+from event_log import event_in, events_in
 
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME
 from hyperpod_ext.ports import free_port
@@ -110,7 +111,8 @@ class Job:
                     file.seek(position)
                     while (line := file.readline()).endswith("\n"):
                         position = file.tell()
-                        yield json.loads(line)
+                        if (event := event_in(line)) is not None:
+                            yield event
             if ended:
                 return
             if position == before:
@@ -162,6 +164,7 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
         one.stop()
         print(one.logs())
         print(f"exit codes of the agents: {one.codes()}")
+        events_in(one.folder / "events.jsonl")  # each is as declared
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import subprocess
 from typing import Any
 
 import pytest
+from made_events import events_of
 
 from hyperpod_ext.runtime.events.phases import spans
 
@@ -28,7 +29,7 @@ def test_a_node_whose_clock_is_a_day_ahead_makes_no_second_too_many(job: Any) ->
     assert 0.0 < report["seconds"]["wall"] < 120.0
     assert 0.0 < report["recoveries"][0]["seconds"] < 60.0
     events = list(run.events())
-    whole = [sum(span.seconds for span in own) for own in spans(events).values()]
+    whole = [sum(span.seconds for span in own) for own in spans(events_of(events)).values()]
     assert whole == pytest.approx([report["seconds"]["wall"]] * 4, rel=0.005)
     steps = [(event["rank"], event["t"] - event["began"]) for event in events if event["event"] == "step"]
     assert {rank for rank, _ in steps} == {0, 1, 2, 3}

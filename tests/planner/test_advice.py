@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from made_events import made
 
 from hyperpod_ext.planner import advice, advice_faults
 from hyperpod_ext.planner.advice import Advice, advise
 from hyperpod_ext.planner.intervals import best_interval, goodput
 from hyperpod_ext.runtime.events.capacity import capacity_of
+from hyperpod_ext.runtime.events.event import Events
 
 Rule = Callable[[Any], Advice | None]
 
@@ -191,21 +193,17 @@ def test_a_tier_of_peers_that_did_not_help_is_told_otherwise() -> None:
     assert "copies on peers were not there" in with_it.text
 
 
-def event(t: float, event: str, **fields: Any) -> dict[str, Any]:
-    return {"t": t, "event": event, **fields}
-
-
 def test_nodes_that_are_missing_are_counted_in_node_seconds() -> None:
-    begun = event(100.0, "job_started", nodes=4, spares=1)
+    begun = made(100.0, "job_started", nodes=4, spares=1)
     lost = [
-        event(110.0, "resized", of=4, nodes=3, cause="lost"),
-        event(120.0, "resized", of=3, nodes=2, cause="lost"),
-        event(130.0, "resized", of=2, nodes=3, cause="joined"),
+        made(110.0, "resized", of=4, nodes=3, cause="lost"),
+        made(120.0, "resized", of=3, nodes=2, cause="lost"),
+        made(130.0, "resized", of=2, nodes=3, cause="nodes"),
     ]
-    end = event(140.0, "job_ended")
-    assert capacity_of([begun, *lost, end]) == {"nodes": 4, "spares": 1, "missing_node_s": 10.0 + 20.0 + 10.0}
-    ordered = [event(110.0, "resized", of=4, nodes=2, cause="order")]
-    assert capacity_of([begun, *ordered, end])["missing_node_s"] == 0.0
-    waiting = [event(110.0, "awaiting_node", node=2), event(115.0, "generation", generation=2, step=4)]
-    assert capacity_of([begun, *waiting, end])["missing_node_s"] == 4 * 5.0
-    assert capacity_of([]) == {"nodes": 0, "spares": 0, "missing_node_s": 0.0}
+    end = made(140.0, "job_ended")
+    assert capacity_of(Events([begun, *lost, end])) == {"nodes": 4, "spares": 1, "missing_node_s": 10.0 + 20.0 + 10.0}
+    ordered = [made(110.0, "resized", of=4, nodes=2, cause="order")]
+    assert capacity_of(Events([begun, *ordered, end]))["missing_node_s"] == 0.0
+    waiting = [made(110.0, "awaiting_node", node=2), made(115.0, "generation", generation=2, step=4)]
+    assert capacity_of(Events([begun, *waiting, end]))["missing_node_s"] == 4 * 5.0
+    assert capacity_of(Events()) == {"nodes": 0, "spares": 0, "missing_node_s": 0.0}

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_events import entry
 
 from hyperpod_ext.errors import ConfigError, NotFoundError
-from hyperpod_ext.planner.history import read_history
 from hyperpod_ext.planner.rates import Rates, fit, published
 from hyperpod_ext.planner.retune import Measured, believed_rate, prior_rates, retune
+from hyperpod_ext.runtime.events.history import read_history
 
 
 def test_the_published_run_fails_as_often_as_was_published() -> None:
@@ -62,26 +63,23 @@ def write(folder: Path, *events: dict[str, Any], tail: str = "") -> Path:
     return file
 
 
-STARTED = {"t": 100.0, "event": "job_started", "nodes": 4, "world_size": 8, "spares": 1}
+STARTED = entry(100.0, "job_started", nodes=4, world_size=8, spares=1)
 
 
 def steps(count: int, took: float = 2.0) -> list[dict[str, Any]]:
-    return [
-        {"t": 100.0 + took * (i + 1), "event": "step", "step": i + 1, "rank": 0, "began": 100.0 + took * i}
-        for i in range(count)
-    ]
+    return [entry(100.0 + took * (i + 1), "step", step=i + 1, began=100.0 + took * i) for i in range(count)]
 
 
 def lost(t: float, node: int) -> list[dict[str, Any]]:
     """A lost node is also a fault of each of its ranks."""
-    faults = [{"t": t, "event": "fault", "rank": 2 * node + i, "node": node, "rung": "node"} for i in range(2)]
-    return [{"t": t, "event": "node_lost", "node": node, "cause": "gone"}, *faults]
+    faults = [entry(t, "fault", rank=2 * node + i, node=node, rung="node") for i in range(2)]
+    return [entry(t, "node_lost", node=node, cause="gone"), *faults]
 
 
 def test_faults_are_counted_by_what_was_lost(tmp_path: Path) -> None:
     events = [STARTED, *steps(1800)]
-    events += [{"t": 200.0, "event": "fault", "rank": 1, "node": 0, "rung": "process"}, {"t": 203.0, "event": "go"}]
-    events += [*lost(900.0, 1), {"t": 905.0, "event": "go"}, *lost(2000.0, 2), *lost(2001.0, 3)]
+    events += [entry(200.0, "fault", rank=1, node=0, rung="process"), entry(203.0, "go")]
+    events += [*lost(900.0, 1), entry(905.0, "go"), *lost(2000.0, 2), *lost(2001.0, 3)]
     history = read_history(write(tmp_path, *events))
     assert (history.process.events, history.node.events, history.correlated.events) == (1, 1, 1)
     assert history.wall_s == 3600.0

@@ -11,6 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from made_events import events_of
+
 from hyperpod_ext.runtime.events.phases import spans, totals
 
 MEASURES = ("threads", "fds", "rss_mib")
@@ -102,7 +104,7 @@ class Watched:
         for one in slowest:
             yield f"slow: {one['seconds']} s {one['phases']} {one['fault']['cause'][:60]}"
         sums: dict[str, float] = {}
-        for of_rank in spans(self.events).values():
+        for of_rank in spans(events_of(self.events)).values():
             for phase, seconds in totals(of_rank).items():
                 sums[phase] = sums.get(phase, 0.0) + seconds
         whole = sum(sums.values())

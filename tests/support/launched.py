@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from event_log import events_in
+from made_events import events_of
+
 from hyperpod_ext.runtime.events.report import committed_step, make_report
 
 TINY = Path(__file__).parents[1] / "faults" / "tiny.py"
@@ -57,11 +60,10 @@ class Launched:
     def events(self) -> list[dict[str, Any]]:
         """Of all ranks, in the order of time."""
         files = self.folder.glob("events-rank*.jsonl")
-        lines = [line for file in files for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        return sorted((json.loads(line) for line in lines), key=lambda event: event["t"])
+        return sorted((event for file in files for event in events_in(file)), key=lambda event: event["t"])
 
     def report(self) -> dict[str, Any]:
-        return make_report(self.events(), state="succeeded", error=None, world_size=4)
+        return make_report(events_of(self.events()), state="succeeded", error=None, world_size=4)
 
     def went_on_from(self) -> list[int]:
         """Step after which each generation went on."""
@@ -69,7 +71,8 @@ class Launched:
 
     def committed(self, generation: int) -> int:
         """Newest step that all ranks made in a generation, or before."""
-        return committed_step([event for event in self.events() if event["generation"] <= generation], 4)
+        made = (event for event in self.events() if event["generation"] <= generation)
+        return committed_step(events_of(made), 4)
 
     def pids(self, rank: int) -> list[int]:
         """Processes that were this rank, one after another."""

@@ -31,7 +31,8 @@ SLEEPING = "sleep 600 & setsid sleep 600 & sleep 600\n"
 def reporting(**changes: object) -> str:
     """A node that reports success, with `changes`."""
     report = json.dumps(REPORT | changes)
-    event = json.dumps({"t": 1.0, "event": "step", "rank": 0, "step": 1, "of": 2, "loss": 5.5})
+    step = {"rank": 0, "generation": 1, "step": 1, "of": 2, "began": 0.5, "loss": 5.5}
+    event = json.dumps({"t": 1.0, "event": "step"} | step)
     return (
         "mkdir -p $HPX_RUN_DIR/logs\n"
         "echo worker speaks > $HPX_RUN_DIR/logs/rank$HPX_NODE_RANK.log\n"
@@ -60,8 +61,9 @@ if wish == "sleep":
     subprocess.Popen(["sleep", "600"], start_new_session=True)
     time.sleep(600)
 if node == "0":
-    events = [{"event": "job_started", "world_size": 2, "nodes": 2}]
-    events += [{"event": "step", "rank": 0, "step": step, "of": 2, "loss": 5.0} for step in (1, 2)]
+    events = [{"event": "job_started", "world_size": 2, "nodes": 2, "spares": 0}]
+    made = {"event": "step", "rank": 0, "generation": 1, "of": 2, "began": 0.0, "loss": 5.0}
+    events += [made | {"step": step} for step in (1, 2)]
     faulty = os.environ.get("HPX_CHAOS") != "off"
     if faulty:
         events[2:2] = [

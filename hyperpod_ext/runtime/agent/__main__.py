@@ -18,6 +18,7 @@ from hyperpod_ext.runtime.agent.arguments import parse, read_settings
 from hyperpod_ext.runtime.agent.coordinator_client import CutOffError
 from hyperpod_ext.runtime.agent.node import Node
 from hyperpod_ext.runtime.coordinator.resize_orders import tell_here, tell_left
+from hyperpod_ext.runtime.events.event import Events
 from hyperpod_ext.runtime.events.log import REPORT, report_of, report_on, write_report
 from hyperpod_ext.runtime.events.report import make_report
 from hyperpod_ext.runtime.ipc.environment import ENV_RUN_DIR, ENV_SOCKET_DIR
@@ -78,7 +79,7 @@ def _report(error: HyperpodExtError, arguments: argparse.Namespace, run_dir: Pat
         report = report_on(run_dir / "events.jsonl", state="failed", error=error.to_json(), world_size=world_size)
         write_report(run_dir, report, report_of(arguments.node_rank))
     elif arguments.node_rank == 0 and not (run_dir / REPORT).exists():
-        write_report(run_dir, make_report([], state="failed", error=error.to_json(), world_size=world_size))
+        write_report(run_dir, make_report(Events(), state="failed", error=error.to_json(), world_size=world_size))
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ What differs from launcher to launcher is how a generation comes about and how a
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import sys
@@ -28,6 +27,8 @@ from hyperpod_ext.runtime.control_plane.save_at_time import TimedTiers
 from hyperpod_ext.runtime.control_plane.settings import Settings, sized
 from hyperpod_ext.runtime.control_plane.stop_at_step import Boundary
 from hyperpod_ext.runtime.events.durable_steps import left_out
+from hyperpod_ext.runtime.events.event import Events
+from hyperpod_ext.runtime.events.log import append, checked
 from hyperpod_ext.runtime.ipc.environment import ENV_RUN_DIR, WorkerEnvironment
 from hyperpod_ext.runtime.ipc.messages import WireError
 from hyperpod_ext.runtime.membership.node_map import Nodes
@@ -293,7 +294,7 @@ class Members(ABC):
         drained = {"node": node, "in_time": progress.idle, "limit_s": limit_s, "tiers": tiers}
         self.event("homecoming", **home)
         self.event("drained", **drained)
-        for line in left_out([{"event": "homecoming", **home}, {"event": "drained", **drained}]):
+        for line in left_out(Events([checked("homecoming", home)[0], checked("drained", drained)[0]])):
             self._say(f"warning: {line}")
 
     def _ask(self, what: str, value: Any, decide: Any, timeout_s: float | None = None) -> Any:
@@ -337,9 +338,8 @@ class Members(ABC):
             self._keep_time(self._committed)
         directory = os.environ.get(ENV_RUN_DIR)
         if directory is not None and self.rank >= 0:
-            entry = {"t": time.monotonic(), "event": event, "generation": self._generation, **fields}
-            with (Path(directory) / f"events-rank{self.rank}.jsonl").open("a", encoding="utf-8") as log:
-                log.write(json.dumps(entry) + "\n")
+            fields = {"generation": self._generation, **fields}
+            append(Path(directory) / f"events-rank{self.rank}.jsonl", event, fields)
 
     def _keep_time(self, step: int) -> None:
         if self._timed is None or self._store is None:

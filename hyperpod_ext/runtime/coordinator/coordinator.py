@@ -26,6 +26,7 @@ from hyperpod_ext.runtime.coordinator.outbox import Outbox
 from hyperpod_ext.runtime.coordinator.reports import Reports
 from hyperpod_ext.runtime.coordinator.resize_orders import orders_due, read_orders
 from hyperpod_ext.runtime.coordinator.save_schedule import SaveSchedule
+from hyperpod_ext.runtime.events.capacity import orders_taken
 from hyperpod_ext.runtime.events.log import EventLog
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.clocks import Clocks
@@ -63,7 +64,7 @@ class Coordinator:
         self._metrics: Shown | None = None
         if config.metrics is not None:
             self._metrics = Shown(config.metrics, config.name, self.events.read(), log)
-            self.events.heard = self._metrics.tell
+            self.events.heard = self._metrics.add
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
@@ -237,7 +238,7 @@ class Coordinator:
 
     def orders_taken(self) -> set[str]:
         """Orders that a coordinator before this one has taken."""
-        return {str(event["order"]) for event in self.events.read() if event.get("order")}
+        return orders_taken(self.events.read())
 
     def _let_go(self) -> None:
         """Nodes that are no members any more may end, once all members know who they are."""

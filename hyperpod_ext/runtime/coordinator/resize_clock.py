@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
+
+from hyperpod_ext.runtime.events.capacity import unfinished_resize
+from hyperpod_ext.runtime.events.event import Events
 
 
 class ResizeClock:
@@ -29,11 +32,9 @@ class ResizeClock:
         why = f"nodes were lost meanwhile; the job goes on with {fields['nodes']}"
         return {"order": before["order"], "nodes": before["nodes"], "why": why}
 
-    def resume(self, events: Iterable[Mapping[str, Any]]) -> None:
+    def resume(self, events: Events) -> None:
         """Go on where another coordinator was, as its event log tells."""
-        resizes = [event for event in events if event["event"] in ("world", "resized")]
-        if resizes and resizes[-1]["event"] == "world":
-            self._under_way = {key: value for key, value in resizes[-1].items() if key not in ("t", "event", "moved")}
+        self._under_way = unfinished_resize(events)
 
     def joined(self, rank: int, pid: int) -> None:
         """The process of `rank` waits for a generation."""

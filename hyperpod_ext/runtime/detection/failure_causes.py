@@ -27,13 +27,87 @@ FaultKind = Literal[
     "connection",
     "lost",
 ]
-"""What a fault is: a training function that raised; a process that exited, was killed, was killed for want of memory;
-one that hung or fell silent and was ended; one that did not leave its generation; one that did not join the next; ranks
-that make no progress and none of which is behind; a connection that ended between ranks that live; a node that is
-gone."""
+"""What a fault is; `CAUSES` says what each means."""
 
-NO_PROGRESS: frozenset[FaultKind] = frozenset({"hang", "heartbeat", "stalled"})
-"""Ways in which a hang is found. Of one that comes again, not each time the same."""
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One kind of fault. docs/faults.md has them as a table."""
+
+    kind: FaultKind
+    meaning: str
+    """What happened."""
+    reported: str
+    """What the fault's cause says."""
+    inject: str = ""
+    """Options of `hp-ext chaos` that lead to it; empty: nothing does each time."""
+    no_progress: bool = False
+    """Whether it is one of the ways in which a hang is found: one that comes again is not found the same way each time,
+    so these count as one."""
+
+
+CAUSES = (
+    Cause(
+        "exception",
+        "the training function raised",
+        "the exception's type and message, and the line of your script",
+        inject="--exception --rank 1",
+    ),
+    Cause("exit", "the process exited", "the exit code, and the last line that the process wrote"),
+    Cause(
+        "signal",
+        "the process was killed",
+        "the signal's name and number, and what it usually means",
+        inject="--sigkill --rank 1",
+    ),
+    Cause(
+        "out-of-memory",
+        "memory ran out, of the machine or of a device",
+        "an exception that says so, or SIGKILL while the kernel's count of such kills rose (cgroup v2 or v1, else the "
+        "machine's)",
+        inject="--oom --rank 1",
+    ),
+    Cause(
+        "hang",
+        "the rank made no progress and was ended",
+        "where, for how long there was no progress, and the line of your script",
+        inject="--hang --rank 1 --how deadlock",
+        no_progress=True,
+    ),
+    Cause(
+        "heartbeat",
+        "the process fell silent and was ended",
+        "where, for how long there was no heartbeat, and the line of your script",
+        inject="--hang --rank 1 --how gil",
+        no_progress=True,
+    ),
+    Cause(
+        "stuck",
+        "the process did not leave its generation and was ended",
+        "the generation that it did not leave after a fault elsewhere, and the line of your script",
+    ),
+    Cause(
+        "late",
+        "the process did not join the next generation in time; its node is there",
+        "the generation that it did not join",
+    ),
+    Cause(
+        "stalled",
+        "no rank makes progress, and none is behind",
+        "which ranks, and where",
+        no_progress=True,
+    ),
+    Cause(
+        "connection",
+        "a connection ended between ranks that all live",
+        "what the rank raised when its connection to another one ended",
+    ),
+    Cause("lost", "the node is gone", "the node, and how it was noticed", inject="--sigkill --node 1"),
+)
+"""Every kind of fault."""
+
+NO_PROGRESS = frozenset(cause.kind for cause in CAUSES if cause.no_progress)
+"""Ways in which a hang is found."""
 
 _MEANINGS = {
     signal.SIGSEGV: "a crash in native code",

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from hyperpod_ext.runtime.events.event import Events
+from hyperpod_ext.runtime.events.of_checkpoints import Copying
+from hyperpod_ext.runtime.events.of_training import Restored, Step
 from hyperpod_ext.runtime.events.phases import PHASES, Span, spans_by_rank, totals
-
-Event = dict[str, Any]
 
 _PARTS = 120
 _SHORTEST_S = 0.00005
@@ -24,10 +25,9 @@ _POINTS = 400
 """Of a tier's age: more than this are thinned out."""
 
 
-def breakdown(events: Sequence[Event], recoveries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def breakdown(events: Events, recoveries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The fields above; `timeline` is added to each of `recoveries`, whose `t` and `seconds` say when it was."""
-    start = events[0]["t"] if events else 0.0
-    wall = max((event["t"] for event in events), default=0.0) - start
+    start, wall = events.start, events.end - events.start
     phases: dict[str, dict[str, float]] = {}
     over_time = OverTime(start, wall)
     for recovery in recoveries:
@@ -40,7 +40,7 @@ def breakdown(events: Sequence[Event], recoveries: Sequence[dict[str, Any]]) -> 
     return {
         "phases": phases,
         "over_time": over_time.to_json(),
-        "tiers": _tiers(events, start),
+        "tiers": _tiers(events),
         "traffic": _traffic(events),
         "snapshots": _snapshots(events),
     }
@@ -91,30 +91,23 @@ def _window(found: Sequence[Span], began: float, seconds: float) -> list[list[An
     return pieces
 
 
-def _tiers(events: Sequence[Event], start: float) -> list[dict[str, Any]]:
-    """Steps that each node's newest copy in a tier was behind the newest step made, as its agent told them."""
+def _tiers(events: Events) -> list[dict[str, Any]]:
+    """Steps that each node's newest copy in a tier was behind the newest step made, as its agent reported."""
     newest, points = 0, dict[tuple[str, int], list[list[Any]]]()
-    told: dict[tuple[str, int], Event] = {}
+    reported: dict[tuple[str, int], Copying] = {}
     for event in events:
-        if event["event"] == "step":
-            newest = max(newest, event["step"])
-        elif event["event"] == "copying":
-            place = (str(event["tier"]), int(event["node"]))
-            told[place] = event
-            if event["newest_step"] is not None:
-                behind = max(0, newest - event["newest_step"])
-                points.setdefault(place, []).append([round(event["t"] - start, 4), behind])
+        match event:
+            case Step():
+                newest = max(newest, event.step)
+            case Copying():
+                reported[event.tier, event.node] = event
+                if event.newest_step is not None:
+                    behind = max(0, newest - event.newest_step)
+                    points.setdefault((event.tier, event.node), []).append([round(event.t - events.start, 4), behind])
+    keys = {"tier", "node", "newest_step", "failed", "skipped", "last_error"}
     return [
-        {
-            "tier": place[0],
-            "node": place[1],
-            "newest_step": last["newest_step"],
-            "failed": last.get("failed", 0),
-            "skipped": last.get("skipped", 0),
-            "last_error": last.get("last_error"),
-            "behind": _thinned(points.get(place, [])),
-        }
-        for place, last in sorted(told.items())
+        {**last.model_dump(include=keys), "behind": _thinned(points.get(place, []))}
+        for place, last in sorted(reported.items(), key=lambda item: item[0])
     ]
 
 
@@ -123,19 +116,18 @@ def _thinned(points: list[list[Any]]) -> list[list[Any]]:
     return points[::every] if points else []
 
 
-def _traffic(events: Iterable[Event]) -> dict[str, dict[str, int]]:
+def _traffic(events: Events) -> dict[str, dict[str, int]]:
     """Restores, and bytes from other nodes and from the own one, by source."""
     traffic: dict[str, dict[str, int]] = {}
-    for event in events:
-        if event["event"] == "restored":
-            sums = traffic.setdefault(str(event["source"]), {"restores": 0, "bytes_moved": 0, "bytes_local": 0})
-            sums["restores"] += 1
-            sums["bytes_moved"] += int(event.get("bytes_moved", 0))
-            sums["bytes_local"] += int(event.get("bytes_local", 0))
+    for event in events.of(Restored):
+        sums = traffic.setdefault(event.source, {"restores": 0, "bytes_moved": 0, "bytes_local": 0})
+        sums["restores"] += 1
+        sums["bytes_moved"] += event.bytes_moved
+        sums["bytes_local"] += event.bytes_local
     return dict(sorted(traffic.items()))
 
 
-def _snapshots(events: Iterable[Event]) -> dict[str, float]:
-    steps = [event for event in events if event["event"] == "step"]
-    made, waited = sum(e.get("snapshot", 0) for e in steps), sum(e.get("checkpoint_s", 0.0) for e in steps)
+def _snapshots(events: Events) -> dict[str, float]:
+    steps = events.of(Step)
+    made, waited = sum(step.snapshot for step in steps), sum(step.checkpoint_s for step in steps)
     return {"count": made, "mean_s": round(waited / made, 6) if made else 0.0}

@@ -1,30 +1,92 @@
-"""How many nodes a job had of those that it was made for: from the event log to the job's report. Pure."""
+"""How many nodes a job had, and what each change of their number took: from the event log to the job's report. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-Event = dict[str, Any]
+from hyperpod_ext.runtime.events.event import Event, Events
+from hyperpod_ext.runtime.events.of_nodes import (
+    AwaitingNode,
+    ResizeAsked,
+    ResizeBegun,
+    Resized,
+    ResizePrepared,
+    Resizing,
+    World,
+)
+from hyperpod_ext.runtime.events.of_training import Generation, Go, JobStarted, Restored
+
+_PHASES: dict[str, type[Event]] = {
+    "nodes_there": ResizeBegun,
+    "newcomers_ready": ResizePrepared,
+    "all_stopped": World,
+    "groups_open": Generation,
+    "state_there": Go,
+}
+"""What comes one after the other, and the event that it ends with."""
 
 
-def capacity_of(events: Sequence[Event]) -> dict[str, float]:
+def capacity_of(events: Events) -> dict[str, float]:
     """`nodes` and `spares` as the job was made, and `missing_node_s`: node-seconds without lost nodes, and those in
     which all waited for another one. Nodes that were taken away by order are not missing."""
-    started = next((event for event in events if event["event"] == "job_started"), {})
-    nodes, now, missing = int(started.get("nodes", 0)), int(started.get("nodes", 0)), 0.0
-    lost, waiting, since = 0, False, 0.0
+    started = events.first(JobStarted)
+    nodes, spares = (started.nodes, started.spares) if started is not None else (0, 0)
+    now, lost, waiting = nodes, 0, False
+    missing, since = 0.0, 0.0
     for event in events:
-        kind = event["event"]
-        if kind in ("resized", "awaiting_node", "generation"):
-            missing += (now if waiting else lost) * max(0.0, event["t"] - since)
-            since = event["t"]
-        if kind == "resized":
-            change, now = int(event["nodes"]) - int(event["of"]), int(event["nodes"])
-            if event["cause"] == "lost" or (change > 0 and lost):
-                lost = max(0, lost - change)
-        elif kind in ("awaiting_node", "generation"):
-            waiting = kind == "awaiting_node"
+        if isinstance(event, Resized | AwaitingNode | Generation):
+            missing += (now if waiting else lost) * max(0.0, event.t - since)
+            since = event.t
+        match event:
+            case Resized():
+                change, now = event.nodes - event.of, event.nodes
+                if event.cause == "lost" or (change > 0 and lost):
+                    lost = max(0, lost - change)
+            case AwaitingNode():
+                waiting = True
+            case Generation():
+                waiting = False
     if events:
-        missing += (now if waiting else lost) * max(0.0, events[-1]["t"] - since)
-    return {"nodes": nodes, "spares": int(started.get("spares", 0)), "missing_node_s": round(missing, 3)}
+        missing += (now if waiting else lost) * max(0.0, events[-1].t - since)
+    return {"nodes": nodes, "spares": spares, "missing_node_s": round(missing, 3)}
+
+
+def find_resizes(events: Events) -> list[dict[str, Any]]:
+    """One entry for each time that the job went on with another number of nodes, with the seconds of each phase."""
+    return [_resize(events, index, event) for index, event in enumerate(events) if isinstance(event, Resized)]
+
+
+def unfinished_resize(events: Events) -> dict[str, Any] | None:
+    """The fields of a resize that had all ranks stop, and no step since; None: there is none."""
+    last = next((event for event in reversed(events) if isinstance(event, World | Resized)), None)
+    return last.model_dump(exclude={"t", "event", "moved"}) if isinstance(last, World) else None
+
+
+def orders_taken(events: Events) -> set[str]:
+    """Names of the orders to resize that a coordinator has taken."""
+    return {event.order for event in events if isinstance(event, Resizing) and event.order}
+
+
+def _resize(events: Events, index: int, resized: Resized) -> dict[str, Any]:
+    keys = {"of", "nodes", "world_size", "generation", "step", "cause", "pause_s", "pids_kept", "local_share"}
+    begins = _last(events, index, ResizeAsked if resized.order else World, 0)
+    phases: dict[str, float] = {}
+    reached, at = events[begins].t, begins
+    for phase, kind in _PHASES.items():
+        found = _last(events, index, kind, at)
+        if found > at:
+            phases[phase] = round(events[found].t - reached, 4)
+            reached, at = events[found].t, found
+    restored = [event for event in events.of(Restored) if event.generation == resized.generation]
+    return {
+        **resized.model_dump(include=keys),
+        "phases": phases,
+        "bytes_moved": sum(event.bytes_moved for event in restored),
+        "bytes_local": sum(event.bytes_local for event in restored),
+        "sources": sorted({event.source for event in restored}),
+    }
+
+
+def _last(events: Events, end: int, kind: type[Event], default: int) -> int:
+    """Index of the last event of a kind before `end`."""
+    return next((i for i in range(end - 1, -1, -1) if isinstance(events[i], kind)), default)

@@ -2,65 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-Event = Mapping[str, Any]
+from hyperpod_ext.runtime.events.event import Events
+from hyperpod_ext.runtime.events.of_checkpoints import Copying, FinalSave, LeftOver, Uploaded
+from hyperpod_ext.runtime.events.of_training import Go
 
 _MIB = 1 << 20
 
 
-def durable_steps(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """Newest step of each durable tier, as its nodes told it last; None: none has arrived."""
+def durable_steps(events: Events) -> list[dict[str, Any]]:
+    """Newest step of each durable tier, as its nodes reported it last; None: none has arrived."""
     steps: dict[str, set[int]] = {}
     for event in events:
-        match event["event"]:
-            case "copying" if event["tier"] != "peer":
+        match event:
+            case Copying() if event.tier != "peer":
                 _add(steps, event)
-            case "drained":
-                for tier in event["tiers"]:
+            case Uploaded():
+                for tier in event.tiers:
                     _add(steps, tier)
-            case "go":  # what was made after this step is given up
-                steps = {tier: {step for step in its if step <= event["step"]} for tier, its in steps.items()}
+            case Go():  # what was made after this step is given up
+                steps = {tier: {step for step in its if step <= event.step} for tier, its in steps.items()}
     return [{"tier": tier, "newest_step": max(its, default=None)} for tier, its in sorted(steps.items())]
 
 
-def _add(steps: dict[str, set[int]], told: Mapping[str, Any]) -> None:
-    its = steps.setdefault(str(told["tier"]), set())
-    if told["newest_step"] is not None:
-        its.add(int(told["newest_step"]))
+def _add(steps: dict[str, set[int]], reported: Copying | LeftOver) -> None:
+    its = steps.setdefault(reported.tier, set())
+    if reported.newest_step is not None:
+        its.add(reported.newest_step)
 
 
-def left_out(events: Sequence[Event]) -> list[str]:
+def left_out(events: Events) -> list[str]:
     """One line for each tier that the last step of a job which has ended did not come to."""
-    homes = [index for index, event in enumerate(events) if event["event"] == "homecoming"]
-    since = events[homes[0] :] if homes else events
-    parts = list({event["node"]: event for event in since if event["event"] == "drained"}.values())
-    if not homes:
-        late = f"was not known within {parts[0]['limit_s']:g} s" if parts else ""
+    first, save = events.first(FinalSave), events.last(FinalSave)
+    since = Events(events[events.index(first) :]) if first is not None else events
+    parts = list({part.node: part for part in since.of(Uploaded)}.values())
+    if save is None:
+        late = f"was not known within {parts[0].limit_s:g} s" if parts else ""
         return [f"which step all ranks hold {late}, so only what was due is durable"] if parts else []
-    home = events[homes[-1]]
-    lost = sorted({*home["nodes"]} - {part["node"] for part in parts})
-    if home["step"] is None:
-        if not home["made"]:
+    lost = sorted({*save.nodes} - {part.node for part in parts})
+    if save.step is None:
+        if not save.made:
             return []
-        return [f"step {home['made']} was made last, and there is no snapshot that all ranks hold on a node that lives"]
+        return [f"step {save.made} was made last, and there is no snapshot that all ranks hold on a node that lives"]
     lines = []
-    if home["step"] < home["made"]:
-        lines.append(
-            f"step {home['made']} was made last, but the newest snapshot of all ranks is of step {home['step']}"
-        )
+    if save.step < save.made:
+        lines.append(f"step {save.made} was made last, but the newest snapshot of all ranks is of step {save.step}")
     if not parts:
-        lines.append(f"step {home['step']} may be in no durable tier: {_listed(lost)} did not say what became of it")
+        lines.append(f"step {save.step} may be in no durable tier: {_listed(lost)} did not say what became of it")
     newest = {one["tier"]: one["newest_step"] for one in durable_steps(events)}
-    for tier in sorted({str(tier["tier"]) for part in parts for tier in part["tiers"]}):
-        of_nodes = [(part, one) for part in parts for one in part["tiers"] if one["tier"] == tier]
-        if any(one["arrived"] for _, one in of_nodes):  # it is committed once all nodes have brought their parts
+    for tier in sorted({tier.tier for part in parts for tier in part.tiers}):
+        of_nodes = [(part, one) for part in parts for one in part.tiers if one.tier == tier]
+        if any(one.arrived for _, one in of_nodes):  # it is committed once all nodes have brought their parts
             continue
         there = "none is durable there" if newest[tier] is None else f"the newest durable step there is {newest[tier]}"
         why = "; ".join([*(_part(part, one) for part, one in of_nodes), *(f"node {node} was lost" for node in lost)])
         lines.append(
-            f"step {home['step']} is not in {tier}, and {there}: {why}. Started again, the job goes on from its newest "
+            f"step {save.step} is not in {tier}, and {there}: {why}. Started again, the job goes on from its newest "
             "durable step."
         )
     return lines
@@ -70,11 +69,11 @@ def _listed(nodes: Sequence[int]) -> str:
     return f"node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes))}"
 
 
-def _part(part: Event, tier: Mapping[str, Any]) -> str:
+def _part(part: Uploaded, tier: LeftOver) -> str:
     """What one node did not bring, and why."""
-    ranks = tier["left_ranks"]
+    ranks = tier.left_ranks
     shards = f"{len(ranks)} shards" if len(ranks) != 1 else "1 shard"
     whose = f"of {'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"
-    what = f"left out {shards} {whose}, {tier['left_bytes'] / _MIB:.1f} MiB" if ranks else "waited for other nodes"
-    why = " ".join(tier["error"].split()) or f"not done within {part['limit_s']:g} s"
-    return f"node {part['node']} {what} ({why})"
+    what = f"left out {shards} {whose}, {tier.left_bytes / _MIB:.1f} MiB" if ranks else "waited for other nodes"
+    why = " ".join(tier.error.split()) or f"not done within {part.limit_s:g} s"
+    return f"node {part.node} {what} ({why})"

@@ -12,11 +12,52 @@ from typing import Any
 
 from hyperpod_ext.errors import ConfigError
 from hyperpod_ext.files import write_whole
-from hyperpod_ext.planner.history import scan_events
+from hyperpod_ext.runtime.events.event import NOTE, VERSION, Event, Events, Other
+from hyperpod_ext.runtime.events.kinds import KINDS
+from hyperpod_ext.runtime.events.reading import read_events
 from hyperpod_ext.runtime.events.report import make_report
+from hyperpod_ext.runtime.ipc.messages import WireError
 
 REPORT = "report.json"
 _TAIL_BYTES = 1 << 16
+
+
+def checked(event: str, fields: dict[str, Any], t: float | None = None) -> tuple[Event, bytes]:
+    """An event that is to be written, of now or of moment `t`, and its line.
+
+    One that is not as declared is a mistake in this code, which must not end a job: it is written with a note of what
+    is wrong, said on stderr once for each kind, and left out by readers.
+    """
+    entry = {"t": time.monotonic() if t is None else t, "event": event, **fields}
+    try:
+        return KINDS.decode(entry), _line(entry)
+    except WireError as error:
+        why = str(error)
+    if event not in _SAID:
+        _SAID.add(event)
+        sys.stderr.write(f"hyperpod_ext: the event log has an event that is not as declared: {why}\n")
+    return Other.model_construct(t=entry["t"], name=event, why=why), _line(entry | {NOTE: why})
+
+
+_SAID: set[str] = set()
+"""Kinds of events that were not as declared."""
+
+
+def first_line() -> bytes:
+    """What a log begins with."""
+    return _line({"t": time.monotonic(), "event": "log", "version": VERSION})
+
+
+def _line(entry: dict[str, Any]) -> bytes:
+    return json.dumps(entry).encode() + b"\n"
+
+
+def append(file: Path, event: str, fields: dict[str, Any]) -> Event:
+    """Add an event of now to a log that nobody else writes."""
+    happened, line = checked(event, fields)
+    with file.open("ab") as log:
+        log.write(line if log.tell() else first_line() + line)
+    return happened
 
 
 class EventLog:
@@ -26,7 +67,7 @@ class EventLog:
         fresh: a new job begins; what an earlier one left is cleared.
     """
 
-    heard: Callable[[dict[str, Any]], None] | None = None
+    heard: Callable[[Event], None] | None = None
     """Who follows what is written."""
 
     def __init__(self, run_dir: Path, *, fresh: bool) -> None:
@@ -35,17 +76,19 @@ class EventLog:
             self._path.unlink(missing_ok=True)
         self._file = self._path.open("ab", buffering=0)
         self._take_back(_unfinished(self._path))  # whoever wrote it ended there
+        if not self._file.seek(0, os.SEEK_END):
+            self._append(first_line())
 
     def write(self, event: str, *, t: float | None = None, **fields: Any) -> None:
-        """Add an event, of now or of moment `t`."""
-        entry = {"t": time.monotonic() if t is None else t, "event": event, **fields}
-        self._append(json.dumps(entry).encode() + b"\n")
+        """Add an event of a declared kind, of now or of moment `t`."""
+        happened, line = checked(event, fields, t)
+        self._append(line)
         if self.heard is not None:
-            self.heard(entry)
+            self.heard(happened)
 
-    def read(self) -> list[dict[str, Any]]:
-        """All events so far; see `read_events`."""
-        return read_events(self._path)[0]
+    def read(self) -> Events:
+        """All events so far that can be read; what cannot is said on stderr."""
+        return _read(self._path)[0]
 
     def report(self, *, state: str, error: Any, world_size: int) -> dict[str, Any]:
         """The job's report; see `report_on`."""
@@ -70,24 +113,19 @@ class EventLog:
         self._file.close()
 
 
-def read_events(path: Path) -> tuple[list[dict[str, Any]], ConfigError | None]:
-    """Whole events of a log, and the error that names file and line where one is damaged: it is said here, too.
-    A last line that was cut off is left out."""
-    if not path.exists():
-        return [], None
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        events, damaged, _ = scan_events(lines, str(path))
-    if damaged is None:
-        return events, None
-    sys.stderr.write(f"{damaged}\n")
-    return events, ConfigError([damaged])
+def _read(path: Path) -> tuple[Events, ConfigError | None]:
+    log = read_events(path)
+    if log.damaged is None:
+        return log.events, None
+    sys.stderr.write(f"{log.damaged}\n")
+    return log.events, ConfigError([log.damaged])
 
 
 def report_on(path: Path, *, state: str, error: Any, world_size: int) -> dict[str, Any]:
     """The report of a log. From a damaged one no number can be trusted: its report has none, and says why."""
-    events, damaged = read_events(path)
+    events, damaged = _read(path)
     if damaged is not None:
-        events, error = [], error or damaged.to_json()
+        events, error = Events(), error or damaged.to_json()
     return make_report(events, state=state, error=error, world_size=world_size)
 
 

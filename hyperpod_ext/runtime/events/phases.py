@@ -19,11 +19,23 @@ idle              before a rank was there, after it had nothing more to do
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-Event = dict[str, Any]
+from hyperpod_ext.runtime.events.event import Event, Events
+from hyperpod_ext.runtime.events.of_faults import Fault, Freed, Injected, Killed
+from hyperpod_ext.runtime.events.of_training import (
+    Begun,
+    Done,
+    Generation,
+    GroupsOpen,
+    Joined,
+    Restored,
+    Step,
+    WorkerStarted,
+)
 
 Phase = Literal[
     "startup",
@@ -43,6 +55,9 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 
 KEPT: tuple[Phase, ...] = ("step", "data", "checkpoint", "first_step")
 """What goodput counts."""
+
+_REMEMBERED_STEPS = 4096
+"""Steps of a running job whose last generation is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,36 +85,53 @@ class Facts:
     end: float
     last_making: dict[int, int]
     """The generation in which each step was made last."""
-    struck: tuple[float, ...]
-    """When faults were inflicted, where that is known."""
-    faults: tuple[float, ...]
-    """When faults were seen."""
+    injected: tuple[float, ...]
+    """When faults were injected."""
     first_step: float
     """When the first rank began its first step; `end` if none did."""
 
 
-def spans(events: Sequence[Event]) -> dict[int, list[Span]]:
+_ENDS: dict[type[Event], Phase] = {
+    WorkerStarted: "rebuild",
+    Joined: "agree",
+    GroupsOpen: "rebuild",
+    Restored: "restore",
+    Begun: "rebuild",
+    Freed: "abort",
+}
+"""What a rank was doing until it came to this event."""
+_OfRank = WorkerStarted | Joined | GroupsOpen | Restored | Begun | Freed | Step | Done
+"""Events that end a span of one rank."""
+_OfAll = Generation | Fault
+"""Events that end a span of every rank."""
+
+
+def spans(events: Events) -> dict[int, list[Span]]:
     """Spans of every rank that the log tells of, in order and without a gap, from its first event to its last."""
     return dict(spans_by_rank(events))
 
 
-def spans_by_rank(events: Sequence[Event]) -> Iterator[tuple[int, list[Span]]]:
+def spans_by_rank(events: Events) -> Iterator[tuple[int, list[Span]]]:
     """The same, one rank after another: those of a long job need not be there all at once."""
-    if not events:
-        return
     facts = _facts(events)
-    concerning: dict[int, list[Event]] = {rank: [] for rank in ranks_of(events)}
+    concerning: dict[int, list[_OfRank | _OfAll]] = {rank: [] for rank in ranks_of(events)}
     for event in events:
-        every = event["event"] in ("generation", "fault")
-        for each in concerning.values() if every else [concerning.get(event.get("rank", -1), [])]:
-            each.append(event)
-    for rank, own in concerning.items():
-        yield rank, _of_rank(rank, own, facts)
+        if isinstance(event, _OfAll):
+            for its in concerning.values():
+                its.append(event)
+        elif isinstance(event, _OfRank) and event.rank in concerning:
+            concerning[event.rank].append(event)
+    for rank, its in concerning.items():
+        builder = SpanBuilder(rank, facts)
+        for each in sorted(its, key=lambda event: event.t):
+            builder.add(each)
+        builder.close()
+        yield rank, builder.spans
 
 
-def ranks_of(events: Iterable[Event]) -> list[int]:
+def ranks_of(events: Events) -> list[int]:
     """Ranks that ever joined."""
-    return sorted({event["rank"] for event in events if event["event"] == "joined"})
+    return sorted({event.rank for event in events.of(Joined)})
 
 
 def totals(of_rank: Iterable[Span]) -> dict[Phase, float]:
@@ -110,53 +142,20 @@ def totals(of_rank: Iterable[Span]) -> dict[Phase, float]:
     return seconds
 
 
-def _facts(events: Sequence[Event]) -> Facts:
+def _facts(events: Events) -> Facts:
     making: dict[int, int] = {}
-    for event in events:
-        if event["event"] == "step":
-            making[event["step"]] = max(making.get(event["step"], 0), event["generation"])
-    end = max(event["t"] for event in events)
+    for step in events.of(Step):
+        making[step.step] = max(making.get(step.step, 0), step.generation)
     return Facts(
-        start=events[0]["t"],
-        end=end,
+        start=events.start,
+        end=events.end,
         last_making=making,
-        struck=tuple(sorted(e["t"] for e in events if e["event"] in ("killed", "injected"))),
-        faults=tuple(sorted(e["t"] for e in events if e["event"] == "fault")),
-        first_step=min((e["began"] for e in events if e["event"] == "step"), default=end),
+        injected=tuple(sorted(event.t for event in (*events.of(Killed), *events.of(Injected)))),
+        first_step=min((step.began for step in events.of(Step)), default=events.end),
     )
 
 
-_ENDS: dict[str, Phase] = {
-    "worker_started": "rebuild",
-    "joined": "agree",
-    "groups_open": "rebuild",
-    "restored": "restore",
-    "begun": "rebuild",
-    "freed": "abort",
-}
-"""What a rank was doing until it came to this event."""
-
-
-def _of_rank(rank: int, events: Sequence[Event], facts: Facts) -> list[Span]:
-    teller = Teller(rank, facts)
-    for event in sorted((e for e in events if concerns(e, rank)), key=moment_of):
-        teller.tell(event)
-    teller.close()
-    return teller.spans
-
-
-def concerns(event: Mapping[str, Any], rank: int) -> bool:
-    """Whether an event ends a span of this rank: its own, or one that all of them wait for."""
-    if event["event"] in ("generation", "fault"):
-        return True
-    return event.get("rank") == rank and event["event"] in (*_ENDS, "step", "done")
-
-
-def moment_of(event: Mapping[str, Any]) -> float:
-    return float(event["t"])
-
-
-class Teller:
+class SpanBuilder:
     """Walks over a rank's events and closes one span after another."""
 
     def __init__(self, rank: int, facts: Facts) -> None:
@@ -168,20 +167,21 @@ class Teller:
         self._first_of_generation = False
         self.spans: list[Span] = []
 
-    def tell(self, event: Mapping[str, Any]) -> None:
-        kind, moment = event["event"], moment_of(event)
-        if kind == "step":
-            self._step(event)
-        elif kind == "fault":
-            self._fault(moment)
-        elif kind == "generation":
-            self._until(moment, "agree" if self._joined else "idle")
-            self._generation = event["generation"]
-        elif kind == "done":
-            self._until(moment, "step")
-            self._done, self._training = True, False
-        else:
-            self._own(kind, moment)
+    def add(self, event: _OfRank | _OfAll) -> None:
+        """Take in an event of this rank, or of all."""
+        match event:
+            case Step():
+                self._step(event)
+            case Fault():
+                self._fault(event.t)
+            case Generation():
+                self._until(event.t, "agree" if self._joined else "idle")
+                self._generation = event.generation
+            case Done():
+                self._until(event.t, "step")
+                self._done, self._training = True, False
+            case _:
+                self._own(event)
 
     def begin_at(self, moment: float) -> None:
         """Leave out what was before."""
@@ -196,46 +196,45 @@ class Teller:
         """To the end of the log."""
         self._until(self._facts.end, "lost_work" if self._training else "idle")
 
-    def _own(self, kind: str, moment: float) -> None:
-        phase = _ENDS[kind]
-        if kind == "joined" and not self._joined:
+    def _own(self, event: Event) -> None:
+        phase = _ENDS[type(event)]
+        if isinstance(event, Joined) and not self._joined:
             phase = "rebuild"  # a new process, until it can be counted on
-        if kind == "freed" and self._training:  # nothing broke: a step's end that all had agreed on
+        if isinstance(event, Freed) and self._training:  # nothing broke: a step's end that all had agreed on
             phase = "agree"
-        if kind == "worker_started":
+        if isinstance(event, WorkerStarted):
             self._joined = False
-        self._until(moment, phase)
-        self._joined = self._joined or kind == "joined"
-        if kind == "begun":
+        self._until(event.t, phase)
+        self._joined = self._joined or isinstance(event, Joined)
+        if isinstance(event, Begun):
             self._training, self._first_of_generation = True, self._generation > 1
-        elif kind == "freed":
+        elif isinstance(event, Freed):
             self._training = False
 
     def _fault(self, moment: float) -> None:
-        """Broken off: work until the fault struck, then nobody knew, and now everybody leaves."""
+        """Broken off: work until the fault was injected, then nobody knew, and now everybody leaves."""
         if not self._training:
             self._until(moment, "agree" if self._joined else "idle")
             return
-        # it may have struck another rank while this one still ended a step
-        struck = max((t for t in self._facts.struck if self._step_began <= t <= moment), default=moment)
-        self._until(struck, "lost_work")
+        # it may have been injected into another rank while this one still ended a step
+        injected = max((t for t in self._facts.injected if self._step_began <= t <= moment), default=moment)
+        self._until(injected, "lost_work")
         self._until(moment, "detect")
         self._training = False
 
-    def _step(self, event: Mapping[str, Any]) -> None:
-        began, moment, step = float(event["began"]), moment_of(event), int(event["step"])
-        self._step_began = began
-        self._until(began, "step")  # what the loop does between two steps
-        if self._facts.last_making[step] > event["generation"]:
-            self._until(moment, "lost_work", step)
+    def _step(self, made: Step) -> None:
+        self._step_began = made.began
+        self._until(made.began, "step")  # what the loop does between two steps
+        if self._facts.last_making[made.step] > made.generation:
+            self._until(made.t, "lost_work", made.step)
             return
         if self._first_of_generation:
             self._first_of_generation = False
-            self._until(moment, "first_step", step)
+            self._until(made.t, "first_step", made.step)
             return
-        self._until(min(moment, began + float(event.get("data_s", 0.0))), "data", step)
-        self._until(max(self._at, moment - float(event.get("checkpoint_s", 0.0))), "step", step)
-        self._until(moment, "checkpoint", step)
+        self._until(min(made.t, made.began + made.data_s), "data", made.step)
+        self._until(max(self._at, made.t - made.checkpoint_s), "step", made.step)
+        self._until(made.t, "checkpoint", made.step)
 
     def _until(self, moment: float, phase: Phase, step: int | None = None) -> None:
         """Close a span. What two processes' clocks and the order of writing leave behind an earlier event is empty."""
@@ -249,3 +248,43 @@ class Teller:
         else:
             self.spans.append(Span(self.rank, phase, self._at, moment, self._generation, step))
         self._at = moment
+
+
+class LivePhases:
+    """Spans while the job runs. What nobody can know yet, such as that a step will be made again, is not in them."""
+
+    def __init__(self) -> None:
+        self._facts: Facts | None = None
+        self._builders: dict[int, SpanBuilder] = {}
+
+    def add(self, event: Event) -> list[Span]:
+        """Take in an event, in the order of the log; returns the spans that end with it."""
+        if self._facts is None:
+            self._facts = Facts(event.t, math.inf, {}, (), math.inf)
+        self._learn(event, self._facts)
+        if isinstance(event, WorkerStarted | Joined) and event.rank not in self._builders:
+            self._builders[event.rank] = SpanBuilder(event.rank, self._facts)
+            if self._facts.first_step < math.inf:  # before that it was not there
+                self._builders[event.rank].begin_at(event.t)
+        ended = []
+        if isinstance(event, _OfAll):
+            for builder in self._builders.values():
+                builder.add(event)
+                ended += builder.take()
+        elif isinstance(event, _OfRank) and event.rank in self._builders:
+            self._builders[event.rank].add(event)
+            ended = self._builders[event.rank].take()
+        return ended
+
+    def _learn(self, event: Event, facts: Facts) -> None:
+        match event:
+            case Killed() | Injected():
+                facts.injected = (*facts.injected[-8:], event.t)
+            case Step():
+                facts.first_step = min(facts.first_step, event.began)
+                making = facts.last_making
+                making[event.step] = max(making.pop(event.step, 0), event.generation)
+                if len(making) > _REMEMBERED_STEPS:  # of long ago, nobody reports any more
+                    del making[next(iter(making))]
+            case Generation(world_size=int(ranks)):
+                self._builders = {rank: builder for rank, builder in self._builders.items() if rank < ranks}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from hyperpod_ext.config.metrics import Metrics
+from hyperpod_ext.runtime.events.event import Event, Other
 from hyperpod_ext.runtime.metrics.endpoint import Endpoint
 from hyperpod_ext.runtime.metrics.families import render
 from hyperpod_ext.runtime.metrics.meters import Meters
@@ -24,9 +24,7 @@ class Shown:
         event: takes what is worth an event: where the numbers are, or why they are not.
     """
 
-    def __init__(
-        self, config: Metrics, job: str, past: Iterable[Mapping[str, Any]], event: Callable[..., None]
-    ) -> None:
+    def __init__(self, config: Metrics, job: str, past: Iterable[Event], event: Callable[..., None]) -> None:
         self._config, self._event = config, event
         self._labels = (("hpx_job", job),)
         self._epoch = time.time() - time.monotonic()
@@ -34,17 +32,17 @@ class Shown:
         self._endpoint = Endpoint(self.text, self._failed)
         self._opening: asyncio.Task[None] | None = None
         for known in past:
-            self.tell(known)
+            self.add(known)
 
-    def tell(self, event: Mapping[str, Any]) -> None:
+    def add(self, event: Event) -> None:
         """Take in one event of the log."""
         if self._meters is None:
             return
-        try:
-            self._meters.tell(event)
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # a script may log what it likes
+        if isinstance(event, Other) and event.why:
             self._meters = None  # no number is better than a wrong one
-            self._failed(f"they could not follow the event {event.get('event')!r}: {type(error).__name__}: {error}")
+            self._failed(f"an event is not as declared: {event.why}")
+            return
+        self._meters.add(event)
 
     def text(self) -> str:
         """What is answered; empty once the numbers could not be kept."""

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from hyperpod_ext.runtime.events.live_phases import LivePhases
-from hyperpod_ext.runtime.events.phases import KEPT, PHASES, Phase
+from hyperpod_ext.runtime.events.event import Event
+from hyperpod_ext.runtime.events.of_checkpoints import Copying
+from hyperpod_ext.runtime.events.of_faults import Fault, Freed
+from hyperpod_ext.runtime.events.of_nodes import NodeLost, Resized
+from hyperpod_ext.runtime.events.of_training import (
+    Begun,
+    Done,
+    Generation,
+    Go,
+    GroupsOpen,
+    JobEnded,
+    JobStarted,
+    Joined,
+    Restored,
+    Skipped,
+    Step,
+    WorkerStarted,
+)
+from hyperpod_ext.runtime.events.phases import KEPT, PHASES, LivePhases, Phase
 from hyperpod_ext.runtime.metrics.families import Family, Histogram, Labels, Sample, counter, gauge
 
 _STEP_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
@@ -69,41 +84,44 @@ class Meters:
     _recent: OrderedDict[int, _Made] = field(default_factory=OrderedDict)
     _failed_by: dict[tuple[str, int], int] = field(default_factory=dict)
     _taken_back: float = 0.0
-    _struck: float | None = None
+    _faulty_since: float | None = None
     """When the fault was seen that the job has yet to recover from."""
 
-    def tell(self, event: Mapping[str, Any]) -> None:
+    def add(self, event: Event) -> None:
         """Take in one event. Kinds it does not know are none of its business."""
-        match event["event"]:
-            case "job_started":
-                self.world_size, self.nodes = event.get("world_size"), event.get("nodes")
-            case "step":
-                self._take_step(event)
-            case "fault":
-                self.faults[str(event.get("kind", "")), str(event.get("rung", ""))] += 1
-                self._struck = self._struck or float(event["t"])
+        match event:
+            case JobStarted():
+                self.world_size, self.nodes = event.world_size, event.nodes
+            case Step():
+                self._add_step(event)
+            case Fault():
+                self.faults[event.kind, event.rung] += 1
+                self._faulty_since = self._faulty_since or event.t
                 self.state = "recovering"
                 for now in self.ranks.values():
                     now.phase = "abort"
-                self._rank(event).phase = "rebuild"
-            case "generation":
+                rank = self._rank(event.rank, event.t)
+                rank.phase, rank.node = "rebuild", event.node
+            case Generation():
                 self._enter(event)
-            case "go":
-                self._go_on_from(int(event["step"]))
-            case "resized":
-                self.nodes = event.get("nodes", self.nodes)
-            case "node_lost":
+            case Go():
+                self._go_on_from(event.step)
+            case Resized():
+                self.nodes = event.nodes
+            case NodeLost():
                 self.nodes_lost += 1
-            case "skipped":
+            case Skipped():
                 self.steps_skipped += 1
-            case "copying":
-                self._take_copy(event)
-            case "worker_started" | "joined" | "groups_open" | "restored" | "begun" | "freed" | "done" as kind:
-                rank = self._rank(event)
-                rank.phase, rank.t = _NEXT[kind], float(event["t"])
-            case "job_ended":
-                self.state = str(event["state"])
-        for span in self._phases.tell(event):
+            case Copying():
+                self._add_copy(event)
+            case WorkerStarted() | Joined() | GroupsOpen() | Restored() | Begun() | Freed() | Done():
+                rank = self._rank(event.rank, event.t)
+                rank.phase, rank.t = _NEXT[type(event)], event.t
+                if isinstance(event, WorkerStarted):
+                    rank.node = event.node
+            case JobEnded():
+                self.state = event.state
+        for span in self._phases.add(event):
             self.seconds[span.phase] += span.seconds
             if span.step is not None and span.phase in KEPT:
                 self._made(span.step).seconds += span.seconds
@@ -150,24 +168,22 @@ class Meters:
             ),
         ]
 
-    def _take_step(self, event: Mapping[str, Any]) -> None:
-        step, moment, took = int(event["step"]), float(event["t"]), float(event["t"]) - float(event["began"])
-        rank = self._rank(event)
-        rank.phase, rank.step, rank.step_s, rank.t = "step", step, took, moment
-        self.step_seconds.observe(took)
-        self.of = event.get("of") or self.of
-        made = self._made(step)
-        made.ranks += 1
-        if self.step is None or step > self.step:
-            self.step, self.state = step, "running"
+    def _add_step(self, made: Step) -> None:
+        rank = self._rank(made.rank, made.t)
+        rank.phase, rank.step, rank.step_s, rank.t = "step", made.step, made.took, made.t
+        self.step_seconds.observe(made.took)
+        self.of = made.of or self.of
+        self._made(made.step).ranks += 1
+        if self.step is None or made.step > self.step:
+            self.step, self.state = made.step, "running"
             self.steps_made += 1
-        if step == self.step:
-            self.loss = event["loss"] if event.get("loss") is not None else self.loss
-        self.last_step_t = max(self.last_step_t or moment, moment)
-        if self._struck is not None and int(event["generation"]) == self.generation:
+        if made.step == self.step and (loss := made.logged.get("loss")) is not None:
+            self.loss = loss
+        self.last_step_t = max(self.last_step_t or made.t, made.t)
+        if self._faulty_since is not None and made.generation == self.generation:
             self.recoveries += 1
-            self.recovery_seconds.observe(max(0.0, moment - self._struck))
-            self._struck, self.state = None, "running"
+            self.recovery_seconds.observe(max(0.0, made.t - self._faulty_since))
+            self._faulty_since, self.state = None, "running"
 
     def _made(self, step: int) -> _Made:
         made = self._recent.get(step)
@@ -177,13 +193,13 @@ class Meters:
                 self._recent.popitem(last=False)
         return made
 
-    def _enter(self, event: Mapping[str, Any]) -> None:
-        self.generation = int(event["generation"])
-        self.world_size = event.get("world_size", self.world_size)
-        for rank in [rank for rank in self.ranks if self.world_size is not None and rank >= self.world_size]:
-            del self.ranks[rank]
+    def _enter(self, begins: Generation) -> None:
+        self.generation = begins.generation
+        if begins.world_size is not None:
+            self.world_size = begins.world_size
+            self.ranks = {rank: now for rank, now in self.ranks.items() if rank < begins.world_size}
         for now in self.ranks.values():
-            now.phase, now.t = "rebuild", float(event["t"])
+            now.phase, now.t = "rebuild", begins.t
 
     def _go_on_from(self, step: int) -> None:
         """Steps after `step` are made again; what went into them was not kept."""
@@ -192,29 +208,27 @@ class Meters:
         self.steps_lost += max(everywhere, default=step) - step
         self._taken_back += sum(self._recent.pop(made).seconds for made in again)
 
-    def _take_copy(self, event: Mapping[str, Any]) -> None:
-        tier, newest = str(event["tier"]), event.get("newest_step")
-        if newest is not None:
-            self.tiers[tier] = max(self.tiers.get(tier, 0), int(newest))
+    def _add_copy(self, copying: Copying) -> None:
+        tier = copying.tier
+        if copying.newest_step is not None:
+            self.tiers[tier] = max(self.tiers.get(tier, 0), copying.newest_step)
         # each node counts its own, and one that is started again counts from zero
-        of = tier, int(event.get("node", 0))
-        before, self._failed_by[of] = self._failed_by.get(of, 0), int(event.get("failed", 0))
-        self.tier_failures[tier] += max(0, self._failed_by[of] - before)
+        of = tier, copying.node
+        before, self._failed_by[of] = self._failed_by.get(of, 0), copying.failed
+        self.tier_failures[tier] += max(0, copying.failed - before)
 
-    def _rank(self, event: Mapping[str, Any]) -> RankNow:
-        now = self.ranks.setdefault(int(event["rank"]), RankNow(t=float(event["t"])))
-        now.node = event.get("node", now.node)
-        return now
+    def _rank(self, rank: int, moment: float) -> RankNow:
+        return self.ranks.setdefault(rank, RankNow(t=moment))
 
 
-_NEXT = {
-    "worker_started": "rebuild",
-    "joined": "agree",
-    "groups_open": "restore",
-    "restored": "rebuild",
-    "begun": "step",
-    "freed": "agree",
-    "done": "idle",
+_NEXT: dict[type[Event], str] = {
+    WorkerStarted: "rebuild",
+    Joined: "agree",
+    GroupsOpen: "restore",
+    Restored: "rebuild",
+    Begun: "step",
+    Freed: "agree",
+    Done: "idle",
 }
 """What a rank does from this event on."""
 

@@ -6,10 +6,13 @@ What OpenTelemetry's own variables say holds: OTEL_EXPORTER_OTLP_ENDPOINT, _HEAD
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hyperpod_ext.runtime.events.event import Events
+from hyperpod_ext.runtime.events.of_faults import Fault
+from hyperpod_ext.runtime.events.of_training import Generation, JobEnded, Step
 from hyperpod_ext.runtime.events.phases import spans_by_rank
 
 _ASKED_BY = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
@@ -17,7 +20,6 @@ _AT_ONCE = 512
 """Spans in one request."""
 _OF_A_RECOVERY = frozenset({"detect", "abort", "agree", "rebuild", "restore", "first_step", "lost_work"})
 
-Event = Mapping[str, Any]
 Value = str | int | float
 
 
@@ -37,53 +39,52 @@ def is_asked_for(environ: Mapping[str, str] = os.environ) -> bool:
     return any(environ.get(name) for name in _ASKED_BY)
 
 
-def trace(events: Sequence[dict[str, Any]], job: str) -> Traced | None:
+def trace(events: Events, job: str) -> Traced | None:
     """The job as a tree: itself, its recoveries, and in each the phases of every rank. None without events. Pure."""
     if not events:
         return None
-    end = max(float(event["t"]) for event in events)
-    windows = _recoveries(events, end)
+    windows = _recoveries(events)
     inside: list[list[Traced]] = [[] for _ in windows]
-    for rank, own in spans_by_rank(list(events)):
+    for rank, own in spans_by_rank(events):
         for span in own:
             if span.phase not in _OF_A_RECOVERY:
                 continue
             for index, (fault, until) in enumerate(windows):
-                if span.ended > float(fault["t"]) and span.began < until:
-                    began, ended = max(span.began, float(fault["t"])), min(span.ended, until)
+                if span.ended > fault.t and span.began < until:
+                    began, ended = max(span.began, fault.t), min(span.ended, until)
                     inside[index].append(Traced(f"{span.phase} rank {rank}", began, ended, {"hpx.rank": rank}))
                     break
     recoveries = tuple(
-        Traced(
-            "recovery",
-            float(fault["t"]),
-            until,
-            {f"hpx.{key}": fault[key] for key in ("rank", "node", "step", "cause", "kind", "rung") if key in fault},
-            tuple(parts),
-        )
+        Traced("recovery", fault.t, until, _attributes(fault), tuple(parts))
         for (fault, until), parts in zip(windows, inside, strict=True)
     )
-    state = next((str(event["state"]) for event in events if event["event"] == "job_ended"), "unknown")
-    return Traced(f"job {job}", float(events[0]["t"]), end, {"hpx.job": job, "hpx.state": state}, recoveries)
+    end = events.first(JobEnded)
+    state = "unknown" if end is None else end.state
+    return Traced(f"job {job}", events.start, events.end, {"hpx.job": job, "hpx.state": state}, recoveries)
 
 
-def _recoveries(events: Sequence[Event], end: float) -> list[tuple[Event, float]]:
+def _attributes(fault: Fault) -> dict[str, Value]:
+    shown = fault.model_dump(include={"rank", "node", "step", "cause", "kind", "rung"})
+    return {f"hpx.{name}": value for name, value in shown.items()}
+
+
+def _recoveries(events: Events) -> list[tuple[Fault, float]]:
     """Each first fault, and when every rank that goes on has made its first step after it."""
-    windows: list[tuple[Event, float]] = []
-    fault: Event | None = None
+    windows: list[tuple[Fault, float]] = []
+    first: Fault | None = None
     generation, ranks, made = 0, 0, dict[int, float]()
-    for event in sorted(events, key=lambda event: float(event["t"])):
-        kind = event["event"]
-        if kind == "fault":
-            fault, made = fault or event, {}
-        elif kind == "generation":
-            generation, ranks, made = int(event["generation"]), int(event.get("world_size", 0)), {}
-        elif kind == "step" and fault is not None and int(event["generation"]) == generation:
-            made.setdefault(int(event["rank"]), float(event["t"]))
-            if len(made) >= ranks:
-                windows.append((fault, max(made.values())))
-                fault = None
-    return windows if fault is None else [*windows, (fault, end)]
+    for event in sorted(events, key=lambda event: event.t):
+        match event:
+            case Fault():
+                first, made = first or event, {}
+            case Generation():
+                generation, ranks, made = event.generation, event.world_size or 0, {}
+            case Step() if first is not None and event.generation == generation:
+                made.setdefault(event.rank, event.t)
+                if len(made) >= ranks:
+                    windows.append((first, max(made.values())))
+                    first = None
+    return windows if first is None else [*windows, (first, events.end)]
 
 
 def send(root: Traced, epoch: float) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from made_events import made
+
 from hyperpod_ext.runtime.agent.last_step import LastStep
 from hyperpod_ext.runtime.events.durable_steps import durable_steps, left_out
+from hyperpod_ext.runtime.events.event import Event, Events
 from hyperpod_ext.runtime.memory_server.protocol.requests import UploadNow, UploadProgress
 
-HOME = {"event": "homecoming", "save_id": "g1-s13", "step": 13, "made": 13, "nodes": [0, 1, 2]}
+HOME = made(1.0, "homecoming", save_id="g1-s13", step=13, made=13, nodes=[0, 1, 2])
 
 
 def part(*, arrived: bool = False, newest: int | None = 10, ranks: tuple[int, ...] = (0, 1), error: str = "") -> Any:
@@ -17,55 +20,57 @@ def part(*, arrived: bool = False, newest: int | None = 10, ranks: tuple[int, ..
     return {"tier": "/d", "arrived": arrived, "newest_step": newest, **left, "error": error}
 
 
-def drained(node: int, *tiers: Any, in_time: bool = True) -> dict[str, Any]:
-    return {"event": "drained", "node": node, "in_time": in_time, "limit_s": 60.0, "tiers": list(tiers)}
+def drained(node: int, *tiers: Any, in_time: bool = True) -> Event:
+    return made(1.0, "drained", node=node, in_time=in_time, limit_s=60.0, tiers=list(tiers))
 
 
-def copied(node: int, step: int | None, tier: str = "/d") -> dict[str, Any]:
-    return {"event": "copying", "tier": tier, "node": node, "newest_step": step}
+def copied(node: int, step: int | None, tier: str = "/d") -> Event:
+    return made(1.0, "copying", tier=tier, node=node, newest_step=step)
 
 
 # --- what the report says ---------------------------------------------------------------------------
 
 
 def test_a_tier_has_the_newest_step_that_any_node_has_told_of_and_that_was_not_given_up() -> None:
-    events = [copied(0, 10), copied(1, 5), copied(0, 90, "peer"), copied(0, None, "/e")]
+    events = Events([copied(0, 10), copied(1, 5), copied(0, 90, "peer"), copied(0, None, "/e")])
     assert durable_steps(events) == [{"tier": "/d", "newest_step": 10}, {"tier": "/e", "newest_step": None}]
-    back = [*events, {"event": "go", "step": 7}]
+    back = Events([*events, made(2.0, "go", step=7)])
     assert durable_steps(back)[0] == {"tier": "/d", "newest_step": 5}
-    assert durable_steps([*back, drained(0, part(newest=13))])[0] == {"tier": "/d", "newest_step": 13}
+    assert durable_steps(Events([*back, drained(0, part(newest=13))]))[0] == {"tier": "/d", "newest_step": 13}
 
 
 def test_nothing_is_left_out_once_one_node_has_seen_the_step_committed() -> None:
     arrived = part(arrived=True, newest=13, ranks=())
-    assert left_out([HOME, drained(0, arrived), drained(1, part(ranks=(), error="the store went away"))]) == []
-    assert left_out([]) == []
+    assert left_out(Events([HOME, drained(0, arrived), drained(1, part(ranks=(), error="the store went away"))])) == []
+    assert left_out(Events([])) == []
 
 
 def test_what_is_left_out_is_named_with_step_tier_ranks_bytes_and_why() -> None:
     late = drained(0, part(), in_time=False)
     refused = drained(1, part(newest=None, ranks=(2,), error="No space left on device"))
     waited = drained(2, part(ranks=()), in_time=False)
-    (line,) = left_out([copied(0, 10), HOME, late, refused, waited])
+    (line,) = left_out(Events([copied(0, 10), HOME, late, refused, waited]))
     assert line == (
         "step 13 is not in /d, and the newest durable step there is 10: node 0 left out 2 shards of ranks 0, 1, "
         "2.0 MiB (not done within 60 s); node 1 left out 1 shard of rank 2, 1.0 MiB (No space left on device); "
         "node 2 waited for other nodes (not done within 60 s). Started again, the job goes on from its newest durable "
         "step."
     )
-    (line,) = left_out([HOME, refused, waited])
+    (line,) = left_out(Events([HOME, refused, waited]))
     assert "(not done within 60 s); node 0 was lost. Started" in line
-    (line,) = left_out([HOME])
+    (line,) = left_out(Events([HOME]))
     assert line == "step 13 may be in no durable tier: nodes 0, 1, 2 did not say what became of it"
 
 
 def test_a_step_that_not_all_ranks_hold_is_told_and_so_are_nodes_that_never_heard_of_it() -> None:
-    (line,) = left_out([HOME | {"step": 10}, drained(0, part(arrived=True))])
+    (line,) = left_out(Events([HOME.model_copy(update={"step": 10}), drained(0, part(arrived=True))]))
     assert line == "step 13 was made last, but the newest snapshot of all ranks is of step 10"
-    (line,) = left_out([HOME | {"step": None}, drained(0)])
+    (line,) = left_out(Events([HOME.model_copy(update={"step": None}), drained(0)]))
     assert "no snapshot that all ranks hold" in line
-    assert left_out([HOME | {"step": None, "made": 0}]) == [], "a job that made no step lacks none"
-    (line,) = left_out([drained(0, in_time=False), drained(1, in_time=False)])
+    assert left_out(Events([HOME.model_copy(update={"step": None, "made": 0})])) == [], (
+        "a job that made no step lacks none"
+    )
+    (line,) = left_out(Events([drained(0, in_time=False), drained(1, in_time=False)]))
     assert line == "which step all ranks hold was not known within 60 s, so only what was due is durable"
 
 

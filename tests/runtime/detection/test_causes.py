@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from hyperpod_ext.runtime.detection.failure_causes import OomKills, decode_exit, read_oom_kills
+from hyperpod_ext.planner import advice_faults
+from hyperpod_ext.runtime.detection.failure_causes import (
+    CAUSES,
+    NO_PROGRESS,
+    Cause,
+    FaultKind,
+    OomKills,
+    decode_exit,
+    read_oom_kills,
+)
 
 
 @pytest.mark.parametrize(
@@ -58,3 +69,28 @@ def test_only_new_kills_count(tmp_path):
     (cgroup / "memory.events").write_text("oom_kill 5\n")
     assert kills.since_last()
     assert not kills.since_last()
+
+
+# --- every kind of fault -----------------------------------------------------------------------------
+
+
+def test_every_kind_of_fault_has_a_row_and_the_planner_knows_which_are_hangs() -> None:
+    assert [cause.kind for cause in CAUSES] == list(get_args(FaultKind))
+    assert advice_faults.HANGS == NO_PROGRESS == {"hang", "heartbeat", "stalled"}
+
+
+def test_the_page_has_every_kind_of_fault(root: Path, golden: Callable[[Path, str], None]) -> None:
+    page = root / "docs" / "faults.md"
+    before, head, rest = page.read_text().partition(TABLE)
+    assert head, "the table is made here"
+    _, blank, after = rest.partition("\n\n")
+    golden(page, before + head + "".join(map(row, CAUSES)).rstrip() + blank + after)
+
+
+TABLE = "| kind | what happened | what `cause` says | to try it |\n|---|---|---|---|\n"
+
+
+def row(cause: Cause) -> str:
+    """Of the table of kinds."""
+    command = f"`hp-ext chaos JOB {cause.inject}`" if cause.inject else ""
+    return f"| `{cause.kind}` | {cause.meaning} | {cause.reported} | {command} |\n"

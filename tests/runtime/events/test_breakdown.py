@@ -6,52 +6,49 @@ import json
 from typing import Any
 
 import pytest
+from made_events import entry, events_of
 
 from hyperpod_ext.runtime.events.report import make_report
 
-Event = dict[str, Any]
+Entry = dict[str, Any]
 
 
-def _event(t: float, event: str, **fields: Any) -> Event:
-    return {"t": t, "event": event, **fields}
+def _step(t: float, rank: int, step: int, began: float, generation: int = 1, **fields: Any) -> Entry:
+    return entry(t, "step", rank=rank, step=step, began=began, generation=generation, loss=1.0 / step, **fields)
 
 
-def _step(t: float, rank: int, step: int, began: float, generation: int = 1, **fields: Any) -> Event:
-    return _event(t, "step", rank=rank, step=step, began=began, generation=generation, loss=1.0 / step, **fields)
-
-
-def _killed() -> list[Event]:
+def _killed() -> list[Entry]:
     """Rank 1 is killed at 4.5 s in step 3 and sees it at 4.75 s; both make step 3 again until 8 s."""
     return [
-        _event(100.0, "job_started", world_size=2),
-        *(_event(101.0, "joined", rank=rank, pid=rank) for rank in (0, 1)),
-        _event(101.0, "generation", generation=1, step=0),
-        *(_event(101.5, "restored", rank=rank, source="fresh") for rank in (0, 1)),
-        *(_event(102.0, "begun", rank=rank, step=0, generation=1) for rank in (0, 1)),
+        entry(100.0, "job_started", world_size=2),
+        *(entry(101.0, "joined", rank=rank, pid=rank) for rank in (0, 1)),
+        entry(101.0, "generation", generation=1, step=0),
+        *(entry(101.5, "restored", rank=rank, source="fresh") for rank in (0, 1)),
+        *(entry(102.0, "begun", rank=rank, step=0, generation=1) for rank in (0, 1)),
         *(_step(103.0, rank, 1, 102.0, checkpoint_s=0.25, snapshot=1) for rank in (0, 1)),
-        _event(103.5, "copying", tier="/d", node=0, newest_step=None, failed=0, skipped=0, last_error=None),
+        entry(103.5, "copying", tier="/d", node=0, newest_step=None, failed=0, skipped=0, last_error=None),
         *(_step(104.0, rank, 2, 103.0, checkpoint_s=0.75, snapshot=1) for rank in (0, 1)),
-        _event(104.2, "copying", tier="/d", node=0, newest_step=1, failed=1, skipped=0, last_error="full"),
-        _event(104.5, "killed", rank=1),
-        _event(104.75, "fault", rank=1, node=0, step=3, cause="killed by SIGKILL (9)", died=True),
-        _event(105.0, "worker_started", rank=1),
-        _event(105.25, "freed", rank=0, step=2),
-        _event(105.5, "joined", rank=0, pid=0),
-        _event(105.5, "joined", rank=1, pid=2),
-        _event(105.75, "generation", generation=2, step=2),
-        *(_event(106.0, "groups_open", rank=rank) for rank in (0, 1)),
-        _event(106.5, "go", step=2),
-        _event(106.5, "restored", rank=0, source="self"),
-        _event(106.5, "restored", rank=1, source="memory", bytes_moved=0, bytes_local=1 << 20),
-        *(_event(107.0, "begun", rank=rank, step=2, generation=2) for rank in (0, 1)),
+        entry(104.2, "copying", tier="/d", node=0, newest_step=1, failed=1, skipped=0, last_error="full"),
+        entry(104.5, "killed", rank=1),
+        entry(104.75, "fault", rank=1, node=0, step=3, cause="killed by SIGKILL (9)", died=True),
+        entry(105.0, "worker_started", rank=1),
+        entry(105.25, "freed", rank=0, step=2),
+        entry(105.5, "joined", rank=0, pid=0),
+        entry(105.5, "joined", rank=1, pid=2),
+        entry(105.75, "generation", generation=2, step=2),
+        *(entry(106.0, "groups_open", rank=rank) for rank in (0, 1)),
+        entry(106.5, "go", step=2),
+        entry(106.5, "restored", rank=0, source="self"),
+        entry(106.5, "restored", rank=1, source="memory", bytes_moved=0, bytes_local=1 << 20),
+        *(entry(107.0, "begun", rank=rank, step=2, generation=2) for rank in (0, 1)),
         *(_step(108.0, rank, 3, 107.0, generation=2) for rank in (0, 1)),
-        *(_event(108.0, "done", rank=rank, digest="d") for rank in (0, 1)),
-        _event(110.0, "job_ended"),
+        *(entry(108.0, "done", rank=rank, digest="d") for rank in (0, 1)),
+        entry(110.0, "job_ended"),
     ]
 
 
-def _report(events: list[Event]) -> dict[str, Any]:
-    report = make_report(events, state="succeeded", error=None, world_size=2)
+def _report(events: list[Entry]) -> dict[str, Any]:
+    report = make_report(events_of(events), state="succeeded", error=None, world_size=2)
     json.dumps(report, allow_nan=False)
     return report
 

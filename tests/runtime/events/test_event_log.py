@@ -6,13 +6,16 @@ import asyncio
 import json
 import resource
 from pathlib import Path
-from typing import Any
 
 import pytest
+from made_events import entry
 
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
-from hyperpod_ext.runtime.events.log import EventLog, read_events
+from hyperpod_ext.runtime.events.event import Events
+from hyperpod_ext.runtime.events.log import EventLog
+from hyperpod_ext.runtime.events.reading import read_events
+from hyperpod_ext.runtime.ipc.declared import name_of
 
 HALF = '{"t": 3.0, "event": "st'
 
@@ -20,7 +23,7 @@ HALF = '{"t": 3.0, "event": "st'
 def log_of(folder: Path, *events: str, tail: str = "") -> Path:
     log = EventLog(folder, fresh=True)
     for event in events:
-        log.write(event)
+        log.write(**entry(1.0, event))
     log.close()
     file = folder / "events.jsonl"
     with file.open("a") as opened:
@@ -28,20 +31,22 @@ def log_of(folder: Path, *events: str, tail: str = "") -> Path:
     return file
 
 
-def names(events: list[dict[str, Any]]) -> list[str]:
-    return [event["event"] for event in events]
+def names(events: Events) -> list[str]:
+    return [name_of(type(event), "event") for event in events]
 
 
 def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    events, damaged = read_events(log_of(tmp_path, "job_started", "go", tail=HALF))
-    assert (names(events), damaged, capsys.readouterr().err) == (["job_started", "go"], None, "")
+    file = log_of(tmp_path, "job_started", "go", tail=HALF)
+    log = read_events(file)
+    assert (names(log.whole()), capsys.readouterr().err) == (["job_started", "go"], "")
+    assert log.notes == (f"{file}:4: the last line is cut off; it was left out",)
 
 
 @pytest.mark.parametrize("half", [HALF, '{"t": 3.0, "event": "' + "x" * 200_000, HALF.replace("{", "\n{")])
 def test_another_coordinator_begins_a_line_of_its_own(tmp_path: Path, half: str) -> None:
     file = log_of(tmp_path, "job_started", "go", tail=half)
     log = EventLog(tmp_path, fresh=False)
-    log.write("coordinator", term=2)
+    log.write(**entry(1.0, "coordinator", term=2))
     assert names(log.read()) == ["job_started", "go", "coordinator"]
     assert file.read_bytes().endswith(b"\n")
 
@@ -49,21 +54,21 @@ def test_another_coordinator_begins_a_line_of_its_own(tmp_path: Path, half: str)
 def test_a_log_of_half_a_line_is_begun_anew(tmp_path: Path) -> None:
     log_of(tmp_path, tail=HALF)
     log = EventLog(tmp_path, fresh=False)
-    log.write("coordinator")
+    log.write(**entry(1.0, "coordinator"))
     assert names(log.read()) == ["coordinator"]
 
 
 def test_a_full_disk_leaves_no_half_line(tmp_path: Path) -> None:
     log = EventLog(tmp_path, fresh=True)
-    log.write("job_started")
+    log.write(**entry(1.0, "job_started"))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "events.jsonl").stat().st_size + 10, hard))
     try:
         with pytest.raises(OSError, match="File too large"):
-            log.write("go")
+            log.write(**entry(1.0, "go"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    log.write("step")
+    log.write(**entry(1.0, "step"))
     assert names(log.read()) == ["job_started", "step"]
 
 
@@ -72,14 +77,14 @@ def test_a_damaged_line_is_named_and_the_job_ends_as_it_has(tmp_path: Path, caps
         coordinator = Coordinator.first(RuntimeConfig(name="a", nodes=1, workers_per_node=1), 0, tmp_path, 1)
         with (tmp_path / "events.jsonl").open("a") as log:
             log.write(HALF + "\n")
-            log.write('{"t": 4.0, "event": "resized", "order": "7"}\n')
+            log.write(json.dumps(entry(4.0, "resized", order="7")) + "\n")
         assert coordinator.orders_taken() == {"7"}
         coordinator.cancel()
         assert await coordinator.ended == "cancelled"
         await coordinator.close()
 
     asyncio.run(job())
-    place = f"{tmp_path / 'events.jsonl'}:2: is not an event"
+    place = f"{tmp_path / 'events.jsonl'}:3: is not an event"
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["state"] == "cancelled"
     assert place in report["error"]["message"]

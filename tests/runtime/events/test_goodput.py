@@ -5,52 +5,50 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from made_events import entry, events_of
 
+from hyperpod_ext.runtime.events.event import Events
 from hyperpod_ext.runtime.events.report import account, committed_step, find_recoveries, kept_steps, make_report
 
-Event = dict[str, Any]
+Entry = dict[str, Any]
 
 
-def event(t: float, kind: str, **fields: Any) -> Event:
-    return {"t": t, "event": kind, **fields}
+def step(t: float, number: int, rank: int, generation: int = 1, took: float = 1.0) -> Entry:
+    return entry(t, "step", step=number, rank=rank, generation=generation, began=t - took, loss=10.0 / number)
 
 
-def step(t: float, number: int, rank: int, generation: int = 1, took: float = 1.0) -> Event:
-    return event(t, "step", step=number, rank=rank, generation=generation, began=t - took, loss=10.0 / number)
-
-
-def story() -> list[Event]:
+def story() -> list[Entry]:
     """Two ranks; 1 is killed while it makes step 3, at t = 13.5; step 3 is whole again at t = 16."""
     return [
-        event(0.0, "job_started"),
-        event(9.0, "joined", rank=0, pid=100),
-        event(9.0, "joined", rank=1, pid=101),
-        event(9.5, "generation", generation=1, step=0),
-        event(10.0, "begun", rank=0, step=0, generation=1),
-        event(10.0, "begun", rank=1, step=0, generation=1),
+        entry(0.0, "job_started"),
+        entry(9.0, "joined", rank=0, pid=100),
+        entry(9.0, "joined", rank=1, pid=101),
+        entry(9.5, "generation", generation=1, step=0),
+        entry(10.0, "begun", rank=0, step=0, generation=1),
+        entry(10.0, "begun", rank=1, step=0, generation=1),
         *[step(11.0, 1, rank) for rank in (0, 1)],
         *[step(12.0, 2, rank) for rank in (0, 1)],
-        event(13.5, "killed", rank=1, step=3),
-        event(13.6, "fault", rank=1, node=0, step=3, cause="killed by SIGKILL (9)", died=True),
-        event(13.7, "freed", rank=0, step=2),
-        event(13.75, "joined", rank=0, pid=100),
-        event(14.0, "joined", rank=1, pid=102),
-        event(14.0, "generation", generation=2, step=2),
-        event(14.2, "groups_open", rank=0),
-        event(14.1, "groups_open", rank=1),
-        event(14.5, "go", step=2),
-        event(14.5, "restored", rank=1, step=2, source="memory"),
-        event(14.6, "begun", rank=0, step=2, generation=2),
-        event(14.6, "begun", rank=1, step=2, generation=2),
+        entry(13.5, "killed", rank=1, step=3),
+        entry(13.6, "fault", rank=1, node=0, step=3, cause="killed by SIGKILL (9)", died=True),
+        entry(13.7, "freed", rank=0, step=2),
+        entry(13.75, "joined", rank=0, pid=100),
+        entry(14.0, "joined", rank=1, pid=102),
+        entry(14.0, "generation", generation=2, step=2),
+        entry(14.2, "groups_open", rank=0),
+        entry(14.1, "groups_open", rank=1),
+        entry(14.5, "go", step=2),
+        entry(14.5, "restored", rank=1, step=2, source="memory"),
+        entry(14.6, "begun", rank=0, step=2, generation=2),
+        entry(14.6, "begun", rank=1, step=2, generation=2),
         *[step(16.0, 3, rank, generation=2, took=1.4) for rank in (0, 1)],
-        event(17.0, "done", rank=0, digest="d"),
-        event(17.0, "done", rank=1, digest="d"),
-        event(18.0, "job_ended"),
+        entry(17.0, "done", rank=0, digest="d"),
+        entry(17.0, "done", rank=1, digest="d"),
+        entry(18.0, "job_ended"),
     ]
 
 
 def test_a_recovery_has_its_phases_in_seconds():
-    (recovery,) = find_recoveries(story(), world_size=2)
+    (recovery,) = find_recoveries(events_of(story()), world_size=2)
     assert recovery["phases"] == pytest.approx(
         {
             "fault_seen": 0.1,
@@ -67,41 +65,41 @@ def test_a_recovery_has_its_phases_in_seconds():
 
 
 def test_how_long_nobody_made_a_step_before_a_fault_is_known():
-    (recovery,) = find_recoveries(story(), world_size=2)
+    (recovery,) = find_recoveries(events_of(story()), world_size=2)
     assert recovery["silent_s"] == pytest.approx(13.6 - 12.0)
     before_any = [e for e in story() if e["event"] not in ("begun", "step") or e["t"] > 14.0]
-    assert find_recoveries(before_any, world_size=2)[0]["silent_s"] is None
+    assert find_recoveries(events_of(before_any), world_size=2)[0]["silent_s"] is None
 
 
 def test_a_survivor_with_a_new_process_id_is_noticed():
     events = story()
-    for entry in events:
-        if entry["event"] == "joined" and entry["t"] == 13.75:
-            entry["pid"] = 999
-    assert not find_recoveries(events, world_size=2)[0]["survivor_pids_kept"]
+    for one in events:
+        if one["event"] == "joined" and one["t"] == 13.75:
+            one["pid"] = 999
+    assert not find_recoveries(events_of(events), world_size=2)[0]["survivor_pids_kept"]
 
 
 def test_going_back_behind_a_committed_step_is_a_lost_step():
     events = story()
-    for entry in events:
-        if entry["event"] == "go":
-            entry["step"] = 1
-    assert find_recoveries(events, world_size=2)[0]["steps_lost"] == 1
+    for one in events:
+        if one["event"] == "go":
+            one["step"] = 1
+    assert find_recoveries(events_of(events), world_size=2)[0]["steps_lost"] == 1
 
 
 def test_a_step_that_one_rank_never_finished_is_not_committed():
-    assert committed_step([step(1.0, 1, 0), step(1.0, 1, 1), step(2.0, 2, 0)], world_size=2) == 1
+    assert committed_step(events_of([step(1.0, 1, 0), step(1.0, 1, 1), step(2.0, 2, 0)]), world_size=2) == 1
 
 
 def test_who_struck_unannounced_has_no_time_of_striking():
-    events = [entry for entry in story() if entry["event"] != "killed"]
-    (recovery,) = find_recoveries(events, world_size=2)
+    events = [one for one in story() if one["event"] != "killed"]
+    (recovery,) = find_recoveries(events_of(events), world_size=2)
     assert recovery["phases"]["fault_seen"] is None
     assert recovery["seconds"] == pytest.approx(2.4)
 
 
 def test_every_second_is_accounted_for_once():
-    events = story()
+    events = events_of(story())
     seconds = account(events, kept_steps(events), find_recoveries(events, 2))
     assert seconds["wall"] == 18.0
     assert seconds["startup"] == 10.0
@@ -111,7 +109,7 @@ def test_every_second_is_accounted_for_once():
 
 
 def test_the_report_of_a_whole_run():
-    report = make_report(story(), state="succeeded", error=None, world_size=2)
+    report = make_report(events_of(story()), state="succeeded", error=None, world_size=2)
     assert report["losses"] == {"1": 10.0, "2": 5.0, "3": 10.0 / 3}
     assert report["weights"] == "d"
     assert report["generations"] == 2
@@ -121,9 +119,9 @@ def test_the_report_of_a_whole_run():
 def test_ranks_that_end_with_different_state_show_it():
     events = story()
     events[-2]["digest"] = "e"
-    assert make_report(events, state="succeeded", error=None, world_size=2)["weights"] == "d/e"
+    assert make_report(events_of(events), state="succeeded", error=None, world_size=2)["weights"] == "d/e"
 
 
 def test_a_job_that_never_started_has_a_report_too():
-    report = make_report([], state="failed", error={"code": "x"}, world_size=4)
+    report = make_report(Events(), state="failed", error={"code": "x"}, world_size=4)
     assert (report["steps"], report["weights"], report["goodput"]) == (0, "", 0.0)

@@ -6,55 +6,54 @@ import math
 from typing import Any
 
 import pytest
+from made_events import made
 
+from hyperpod_ext.runtime.events.event import Event, Events
 from hyperpod_ext.runtime.events.phases import PHASES, spans, totals
 from hyperpod_ext.runtime.events.report import make_report
 from hyperpod_ext.runtime.metrics.families import Histogram, gauge, render
 from hyperpod_ext.runtime.metrics.meters import Meters
 
-Event = dict[str, Any]
-
-
-def _event(t: float, event: str, **fields: Any) -> Event:
-    return {"t": t, "event": event, **fields}
-
 
 def _steps(began: float, step: int, generation: int = 1, **fields: Any) -> list[Event]:
     common = {"step": step, "of": 9, "began": began, "generation": generation, "loss": 9.0 - step, "data_s": 0.25}
-    return [_event(began + 1.0, "step", rank=rank, node=rank, **common, **fields) for rank in (0, 1)]
+    return [made(began + 1.0, "step", rank=rank, **common, **fields) for rank in (0, 1)]
 
 
 def _both(t: float, event: str, **fields: Any) -> list[Event]:
-    return [_event(t, event, rank=rank, node=rank, **fields) for rank in (0, 1)]
+    return [made(t, event, rank=rank, **fields) for rank in (0, 1)]
 
 
-BACK_TWO_STEPS = [
-    _event(0.0, "job_started", world_size=2, nodes=2, spares=0),
-    *_both(1.0, "joined", pid=1),
-    _event(1.0, "generation", generation=1, step=0, world_size=2),
-    *_both(1.5, "groups_open"),
-    *_both(1.75, "restored", source="fresh"),
-    _event(1.75, "go", step=0),
-    *_both(2.0, "begun", step=0, generation=1),
-    *(event for step in (1, 2, 3) for event in _steps(1.0 + step, step)),
-    _event(5.5, "fault", rank=1, node=1, step=4, cause="lost", died=True, phase="", kind="lost", rung="node"),
-    *_both(6.0, "freed", step=3),
-    *_both(6.5, "joined", pid=2),
-    _event(6.5, "generation", generation=2, step=1, world_size=2),
-    *_both(6.75, "groups_open"),
-    *_both(7.0, "restored", source="peer"),
-    _event(7.0, "go", step=1),
-    *_both(7.0, "begun", step=1, generation=2),
-    *(event for step in (2, 3, 4) for event in _steps(5.0 + step, step, generation=2)),
-    *_both(10.0, "done", digest="d"),
-    _event(10.0, "job_ended", state="succeeded"),
-]
+BACK_TWO_STEPS = Events(
+    [
+        made(0.0, "job_started", world_size=2, nodes=2, spares=0),
+        *(made(0.5, "worker_started", rank=rank, node=rank) for rank in (0, 1)),
+        *_both(1.0, "joined", pid=1),
+        made(1.0, "generation", generation=1, step=0, world_size=2),
+        *_both(1.5, "groups_open"),
+        *_both(1.75, "restored", source="fresh"),
+        made(1.75, "go", step=0),
+        *_both(2.0, "begun", step=0, generation=1),
+        *(event for step in (1, 2, 3) for event in _steps(1.0 + step, step)),
+        made(5.5, "fault", rank=1, node=1, step=4, cause="lost", died=True, phase="", kind="lost", rung="node"),
+        *_both(6.0, "freed", step=3),
+        *_both(6.5, "joined", pid=2),
+        made(6.5, "generation", generation=2, step=1, world_size=2),
+        *_both(6.75, "groups_open"),
+        *_both(7.0, "restored", source="peer"),
+        made(7.0, "go", step=1),
+        *_both(7.0, "begun", step=1, generation=2),
+        *(event for step in (2, 3, 4) for event in _steps(5.0 + step, step, generation=2)),
+        *_both(10.0, "done", digest="d"),
+        made(10.0, "job_ended", state="succeeded"),
+    ]
+)
 
 
 def told(events: list[Event]) -> Meters:
     meters = Meters()
     for event in events:
-        meters.tell(event)
+        meters.add(event)
     return meters
 
 
@@ -74,7 +73,7 @@ def test_in_the_end_it_says_what_the_report_says():
 
 
 def test_while_it_runs_it_says_what_every_rank_does():
-    seen = [event for event in BACK_TWO_STEPS if event["t"] <= 5.5]
+    seen = [event for event in BACK_TWO_STEPS if event.t <= 5.5]
     meters = told(seen)
     assert (meters.state, meters.step, meters.goodput) == ("recovering", 3, pytest.approx(6.0 / 10.5, rel=0.1))
     assert [meters.ranks[rank].phase for rank in (0, 1)] == ["abort", "rebuild"]
@@ -95,17 +94,17 @@ def test_no_events_and_one_event_are_no_numbers_rather_than_wrong_ones():
 def test_a_node_that_is_started_again_counts_its_failed_copies_from_zero():
     meters = Meters()
     for failed, step in ((2, 10), (3, None), (1, 20)):
-        meters.tell(_event(1.0, "copying", tier="peer", node=1, failed=failed, newest_step=step))
-    meters.tell(_event(1.0, "copying", tier="peer", node=0, failed=4, newest_step=15))
+        meters.add(made(1.0, "copying", tier="peer", node=1, failed=failed, newest_step=step))
+    meters.add(made(1.0, "copying", tier="peer", node=0, failed=4, newest_step=15))
     assert meters.tiers == {"peer": 20}
     assert meters.tier_failures == {"peer": 3 + 4}
 
 
 def test_it_stays_small_however_long_the_job_runs():
-    meters = told(BACK_TWO_STEPS[:11])
+    meters = told(BACK_TWO_STEPS[:13])
     for step in range(1, 20_001):
         for event in _steps(float(step), step):
-            meters.tell(event)
+            meters.add(event)
     assert len(meters._recent) <= 4096
     assert meters.steps_made == 20_000
 

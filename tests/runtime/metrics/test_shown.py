@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from made_events import made
+
 from hyperpod_ext.config.metrics import Metrics
+from hyperpod_ext.runtime.events.log import checked
 from hyperpod_ext.runtime.metrics.exporter import Shown
 
 HERE = Metrics(host="127.0.0.1", port=0)
-FAULT = {"t": 1.0, "event": "fault", "rank": 0, "kind": "signal", "rung": "process"}
+FAULT = made(1.0, "fault", rank=0, kind="signal", rung="process")
 COUNTED = 'hpx_faults_total{hpx_job="tiny",kind="signal",rung="process"}'
 
 
@@ -47,7 +50,7 @@ def answers(shown: Shown, events: Events, *requests: str) -> list[tuple[str, str
 def test_counters_go_on_where_the_coordinator_before_left_them() -> None:
     events = Events()
     shown = Shown(HERE, "tiny", [FAULT], events.write)
-    shown.tell(FAULT)
+    shown.add(FAULT)
     ((status, body),) = answers(shown, events, "GET /metrics?x=1 HTTP/1.1\r\nHost: x\r\n\r\n")
     assert status == "200 OK"
     assert f"{COUNTED} 2" in body.splitlines()
@@ -64,8 +67,8 @@ def test_an_event_that_cannot_be_counted_ends_the_numbers_and_not_the_job() -> N
     events = Events()
     shown = Shown(HERE, "tiny", [], events.write)
     for _ in range(3):
-        shown.tell({"t": 1.0, "event": "step", "rank": 0, "step": "first", "began": 0.5})
+        shown.add(checked("step", {"rank": 0, "generation": 1, "step": "first", "began": 0.5})[0])
     (event,) = events
     assert event["event"] == "metrics_failed"
-    assert "'step': ValueError" in event["cause"]
+    assert "step: field `step` should be a valid integer, not 'first'" in event["cause"]
     assert shown.text() == ""

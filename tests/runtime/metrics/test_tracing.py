@@ -9,35 +9,39 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
+from made_events import made
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from hyperpod_ext.runtime.events.event import Events
 from hyperpod_ext.runtime.metrics.tracing import Traced, is_asked_for, send, trace
 
-EVENTS: list[dict[str, Any]] = [
-    {"t": 0.0, "event": "job_started", "world_size": 2},
-    *({"t": 1.0, "event": "joined", "rank": rank} for rank in (0, 1)),
-    {"t": 1.0, "event": "generation", "generation": 1, "step": 0, "world_size": 2},
-    *({"t": 2.0, "event": "begun", "rank": rank, "step": 0, "generation": 1} for rank in (0, 1)),
-    *({"t": 3.0, "event": "step", "rank": rank, "step": 1, "began": 2.0, "generation": 1} for rank in (0, 1)),
-    {
-        "t": 3.5,
-        "event": "fault",
-        "rank": 1,
-        "node": 0,
-        "step": 2,
-        "cause": "killed",
-        "kind": "signal",
-        "rung": "process",
-    },
-    {"t": 4.0, "event": "freed", "rank": 0},
-    {"t": 4.5, "event": "worker_started", "rank": 1},
-    *({"t": 5.0, "event": "joined", "rank": rank} for rank in (0, 1)),
-    {"t": 5.0, "event": "generation", "generation": 2, "step": 1, "world_size": 2},
-    *({"t": 6.0, "event": "begun", "rank": rank, "step": 1, "generation": 2} for rank in (0, 1)),
-    *({"t": 7.0 + rank, "event": "step", "rank": rank, "step": 2, "began": 6.0, "generation": 2} for rank in (0, 1)),
-    *({"t": 7.0 + rank, "event": "done", "rank": rank} for rank in (0, 1)),
-    {"t": 9.0, "event": "job_ended", "state": "succeeded"},
-]
+EVENTS = Events(
+    [
+        made(0.0, "job_started", world_size=2),
+        *(made(1.0, "joined", rank=rank) for rank in (0, 1)),
+        made(1.0, "generation", generation=1, step=0, world_size=2),
+        *(made(2.0, "begun", rank=rank, step=0, generation=1) for rank in (0, 1)),
+        *(made(3.0, "step", rank=rank, step=1, began=2.0, generation=1) for rank in (0, 1)),
+        made(
+            3.5,
+            "fault",
+            rank=1,
+            node=0,
+            step=2,
+            cause="killed",
+            kind="signal",
+            rung="process",
+        ),
+        made(4.0, "freed", rank=0),
+        made(4.5, "worker_started", rank=1),
+        *(made(5.0, "joined", rank=rank) for rank in (0, 1)),
+        made(5.0, "generation", generation=2, step=1, world_size=2),
+        *(made(6.0, "begun", rank=rank, step=1, generation=2) for rank in (0, 1)),
+        *(made(7.0 + rank, "step", rank=rank, step=2, began=6.0, generation=2) for rank in (0, 1)),
+        *(made(7.0 + rank, "done", rank=rank) for rank in (0, 1)),
+        made(9.0, "job_ended", state="succeeded"),
+    ]
+)
 
 
 class Collector:
@@ -71,10 +75,10 @@ class Collector:
 
 @pytest.fixture(params=[200])
 def collector(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    made = Collector(request.param)
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", made.url)
-    yield made
-    made.close()
+    opened = Collector(request.param)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", opened.url)
+    yield opened
+    opened.close()
 
 
 def test_a_recovery_lasts_until_the_slowest_rank_has_made_its_first_step():
@@ -93,8 +97,8 @@ def test_a_recovery_lasts_until_the_slowest_rank_has_made_its_first_step():
 
 
 def test_no_events_are_no_spans_and_a_fault_at_the_end_is_a_recovery_that_never_came():
-    assert trace([], "tiny") is None
-    cut = trace(EVENTS[:10], "tiny")
+    assert trace(Events(), "tiny") is None
+    cut = trace(Events(EVENTS[:10]), "tiny")
     assert cut is not None
     assert [(recovery.began, recovery.ended) for recovery in cut.inside] == [(3.5, 4.0)]
 

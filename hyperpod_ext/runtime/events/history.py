@@ -1,16 +1,19 @@
-"""What a job's event log says of its steps and failures. Reads what is whole, and says what is not."""
+"""How often a job failed, how long its steps took: from its event log to the planner's rates."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
 from hyperpod_ext.planner.rates import Fit, Rates, fit
+from hyperpod_ext.runtime.events.event import Events
+from hyperpod_ext.runtime.events.of_faults import Fault
+from hyperpod_ext.runtime.events.of_nodes import NodeLost
+from hyperpod_ext.runtime.events.of_training import Go, JobStarted, Step
+from hyperpod_ext.runtime.events.reading import read_log
 
 _CORRELATED_S = 10.0
 """Nodes that are lost within this time of one another are lost together."""
@@ -56,68 +59,31 @@ def read_history(path: Path) -> History:
         raise NotFoundError(f"there is no file {file}", hint=hint) from None
     except OSError as error:
         raise ConfigError([Problem(f"cannot be read: {error.strerror}", source=str(file))]) from None
-    events, warnings = parse_events(text.splitlines(), str(file))
-    return history_of(events, str(file), warnings)
+    log = read_log(text.splitlines(), str(file))
+    return history_of(log.whole(), str(file), log.notes)
 
 
-def parse_events(lines: Iterable[str], source: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Events of a log, and what could not be read of it. A last line that was cut off is left out.
-
-    Raises:
-        ConfigError: a line in the middle is not an event.
-    """
-    events, damaged, cut = scan_events(lines, source)
-    if damaged is not None:
-        raise ConfigError([damaged])
-    return events, [f"{source}:{cut}: the last line is cut off; it was left out"] if cut is not None else []
-
-
-def scan_events(lines: Iterable[str], source: str) -> tuple[list[dict[str, Any]], Problem | None, int | None]:
-    """Whole events of a log; the first line in the middle that is none; and the number of a last line that is cut."""
-    events: list[dict[str, Any]] = []
-    damaged: Problem | None = None
-    cut: int | None = None
-    for number, line in enumerate(lines, 1):
-        if cut is not None:
-            hint = "the file is damaged there; remove the line, or name another history"
-            damaged = damaged or Problem("is not an event", source=source, line=cut, hint=hint)
-            cut = None
-        if not line.strip():
-            continue
-        try:
-            event = json.loads(line)
-        except ValueError:
-            event = None
-        if isinstance(event, dict) and isinstance(event.get("t"), int | float) and isinstance(event.get("event"), str):
-            events.append(event)
-        else:
-            cut = number
-    return events, damaged, cut
-
-
-def history_of(events: Sequence[Mapping[str, Any]], source: str, warnings: Sequence[str] = ()) -> History:
+def history_of(events: Events, source: str, warnings: Sequence[str] = ()) -> History:
     """The numbers behind a job's events.
 
     Raises:
         ConfigError: there are too few events to tell time.
     """
-    moments = [float(event["t"]) for event in events]
-    wall_s = max(moments, default=0.0) - min(moments, default=0.0)
+    wall_s = events.end - min((event.t for event in events), default=0.0)
     if wall_s <= 0:
         message = f"holds {len(events)} events and no time between them: nothing can be concluded"
         hint = "let the job run for a while, or give rates with --rates or --mtbf-hours"
         raise ConfigError([Problem(message, source=source, hint=hint)])
-    started: Mapping[str, Any] = next((event for event in events if event["event"] == "job_started"), {})
-    nodes = int(started.get("nodes", 0)) or 1
-    lost = sorted(float(event["t"]) for event in events if event["event"] == "node_lost")
-    together = _together(lost)
-    losses = {(event.get("node"), event["t"]) for event in events if event["event"] == "node_lost"}
-    died = sum(event["event"] == "fault" and (event.get("node"), event["t"]) not in losses for event in events)
+    started, lost = events.first(JobStarted), events.of(NodeLost)
+    nodes = (started.nodes if started is not None else 0) or 1
+    together = _together(sorted(event.t for event in lost))
+    of_nodes = {(event.node, event.t) for event in lost}
+    died = sum((fault.node, fault.t) not in of_nodes for fault in events.of(Fault))
     exposure = wall_s * nodes
     return History(
         nodes=nodes,
         wall_s=wall_s,
-        step_s=_step_s(events),
+        step_s=median(took) if (took := [step.took for step in events.of(Step)]) else None,
         process=fit(died, exposure),
         node=fit(sum(size == 1 for size in together), exposure),
         correlated=fit(sum(size > 1 for size in together), exposure),
@@ -137,17 +103,13 @@ def _together(moments: Sequence[float]) -> list[int]:
     return sizes
 
 
-def _step_s(events: Sequence[Mapping[str, Any]]) -> float | None:
-    took = [float(e["t"]) - float(e["began"]) for e in events if e["event"] == "step" and "began" in e]
-    return median(took) if took else None
-
-
-def _recovery_s(events: Sequence[Mapping[str, Any]]) -> float | None:
+def _recovery_s(events: Events) -> float | None:
     took, since = [], None
     for event in events:
-        if event["event"] in ("fault", "node_lost"):
-            since = float(event["t"]) if since is None else since
-        elif event["event"] == "go" and since is not None:
-            took.append(float(event["t"]) - since)
-            since = None
+        match event:
+            case Fault() | NodeLost():
+                since = event.t if since is None else since
+            case Go() if since is not None:
+                took.append(event.t - since)
+                since = None
     return median(took) if took else None

@@ -1,0 +1,135 @@
+"""The base of every event, and how a line of a log becomes one. The kinds are in `kinds.py`.
+
+Writers hand over a name and fields, and `decode` refuses what the declaration does not have. Readers are more lenient:
+`read` knows former names, leaves out fields that it does not know, and makes an `Other` of what it cannot use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from hyperpod_ext.runtime.ipc import declared
+from hyperpod_ext.runtime.ipc.declared import Count, Declared, Kinds, Unit
+from hyperpod_ext.runtime.ipc.messages import WireError
+
+VERSION = 2
+"""Of the event log. It rises when readers of the version before would misread a log."""
+NOTE = "not_as_declared"
+"""The field that says what is wrong with an event that was written all the same."""
+
+
+Moment = Annotated[float, Unit("s")]
+"""Seconds of the monotonic clock of the coordinator's machine."""
+
+
+class Event(Declared):
+    """Something that happened to a job."""
+
+    reader = "event log"
+    was: ClassVar[tuple[str, ...]] = ()
+    """Names of this kind in logs of earlier versions."""
+    fields_were: ClassVar[Mapping[str, str]] = {}
+    """Names of fields in logs of earlier versions, and what each is called now."""
+
+    t: Moment
+    """When: seconds of the monotonic clock of the coordinator's machine."""
+    generation: Count | None = None
+    """The generation that its writer was in."""
+
+
+class ByCoordinator(Event):
+    """An event that the coordinator sees."""
+
+    sender = "coordinator"
+
+
+class ByAgent(Event):
+    """An event that a node's agent sees."""
+
+    sender = "agent"
+    node: Count
+    """The agent's node."""
+
+
+class ByWorker(Event):
+    """An event that a rank's process sees."""
+
+    sender = "worker"
+    rank: Count
+    """The rank."""
+
+
+class Other(Event):
+    """A line of a log that is no event of a kind that is known here."""
+
+    name: str
+    why: str = ""
+    """What is wrong with it; empty: its kind is of another version."""
+
+
+E = TypeVar("E", bound=Event)
+
+
+class Events(list[Event]):
+    """Events in the order of their log. By kind, they are looked through once."""
+
+    @cached_property
+    def _by_kind(self) -> dict[type[Event], list[Any]]:
+        found: dict[type[Event], list[Any]] = {}
+        for event in self:
+            found.setdefault(type(event), []).append(event)
+        return found
+
+    def of(self, kind: type[E]) -> list[E]:
+        """All events of one kind."""
+        return self._by_kind.get(kind, [])
+
+    def first(self, kind: type[E]) -> E | None:
+        return next(iter(self.of(kind)), None)
+
+    def last(self, kind: type[E]) -> E | None:
+        return next(reversed(self.of(kind)), None)
+
+    @property
+    def start(self) -> float:
+        """When the log begins; 0 without events."""
+        return self[0].t if self else 0.0
+
+    @cached_property
+    def end(self) -> float:
+        """When the last event was; 0 without events."""
+        return max((event.t for event in self), default=0.0)
+
+
+class EventKinds(Kinds[Event]):
+    """Every declared kind of event."""
+
+    def __init__(self, kinds: Iterable[type[Event]]) -> None:
+        known = list(kinds)
+        super().__init__("event", "event", known)
+        self._by_any_name = {name: kind for kind in known for name in (*kind.was, declared.name_of(kind, self.key))}
+
+    def read(self, entry: Mapping[str, Any]) -> Event:
+        """The event of a line that was read, whatever version wrote it.
+
+        Raises:
+            WireError: a field is missing or wrong.
+        """
+        name = entry.get("event")
+        kind = self._by_any_name.get(name) if isinstance(name, str) else None
+        if kind is None or NOTE in entry:
+            return declared.read(Other, {"t": entry.get("t"), "name": str(name), "why": str(entry.get(NOTE, ""))}, "t")
+        try:
+            return declared.read(kind, entry, str(name))  # of this version, as nearly all are
+        except WireError:
+            return declared.read(kind, _as_now(kind, entry), str(name))
+
+
+def _as_now(kind: type[Event], entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an entry by their names of now, without those that are unknown."""
+    fields = {kind.fields_were.get(name, name): value for name, value in entry.items() if name != "event"}
+    if kind.model_config.get("extra") == "allow":
+        return fields
+    return {name: value for name, value in fields.items() if name in kind.model_fields}

@@ -1,0 +1,26 @@
+"""Every kind of event of a job: what is written to events.jsonl, and read by all that tells of the job afterwards.
+
+Coordinator, agents and workers write them by name and fields; `log.py` checks each against its declaration. The table
+in docs/events.md is made of the declarations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+
+from hyperpod_ext.runtime.events import of_checkpoints, of_faults, of_nodes, of_training
+from hyperpod_ext.runtime.events.event import Event, EventKinds
+
+THEMES = (of_training, of_faults, of_nodes, of_checkpoints)
+"""Modules of declarations."""
+
+
+def declared_in(module: ModuleType) -> Iterator[type[Event]]:
+    """The kinds that a module declares."""
+    for kind in vars(module).values():
+        if isinstance(kind, type) and issubclass(kind, Event) and "event" in kind.model_fields:
+            yield kind
+
+
+KINDS = EventKinds(kind for module in THEMES for kind in declared_in(module))

@@ -1,0 +1,216 @@
+"""Events of the job as a whole, and of ranks: generations and steps."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import ConfigDict
+
+from hyperpod_ext.runtime.events.event import ByAgent, ByCoordinator, ByWorker, Moment
+from hyperpod_ext.runtime.ipc.declared import Bytes, Count, Port, Seconds
+
+
+class LogBegun(ByCoordinator):
+    """The first line of a log."""
+
+    event: Literal["log"] = "log"
+    version: Count
+    """Version of the log. Logs without this line are of version 1."""
+
+
+class JobStarted(ByCoordinator):
+    """The first coordinator begins."""
+
+    event: Literal["job_started"] = "job_started"
+    world_size: Count
+    """Ranks."""
+    nodes: Count
+    """Nodes, without spares."""
+    spares: Count
+    """Spare nodes."""
+
+
+class JobEnded(ByCoordinator):
+    """The job is over."""
+
+    event: Literal["job_ended"] = "job_ended"
+    state: Literal["succeeded", "failed", "cancelled"]
+
+
+class Done(ByCoordinator):
+    """A rank's training function has returned."""
+
+    event: Literal["done"] = "done"
+    rank: Count
+    digest: str
+    """SHA-256 of its final state; empty: it registered none."""
+
+
+class Tuned(ByCoordinator):
+    """The interval of a tier was changed."""
+
+    event: Literal["tuned"] = "tuned"
+    tier: str
+    every_steps: Count | None = None
+    every_seconds: Seconds | None = None
+
+
+class MetricsShown(ByCoordinator):
+    """The job's numbers can be read over HTTP."""
+
+    event: Literal["metrics_shown"] = "metrics_shown"
+    host: str
+    port: Port
+
+
+class MetricsFailed(ByCoordinator):
+    """The job's numbers cannot be read over HTTP."""
+
+    event: Literal["metrics_failed"] = "metrics_failed"
+    cause: str
+
+
+# --- generations and steps ------------------------------------------------------------------------
+
+
+class WorkerStarted(ByAgent):
+    """A worker process was forked."""
+
+    event: Literal["worker_started"] = "worker_started"
+    rank: Count
+    pid: Count
+
+
+class Imported(ByAgent):
+    """The fork server of a node has imported what `preload` names."""
+
+    event: Literal["imported"] = "imported"
+    seconds: Seconds
+
+
+class Joined(ByCoordinator):
+    """A rank waits for the next generation."""
+
+    event: Literal["joined"] = "joined"
+    rank: Count
+    pid: Count
+    live_step: Count | None = None
+    """The step of the complete state that it still has; null: it has none."""
+
+
+class Generation(ByCoordinator):
+    """All ranks have joined; the step to go on from is chosen."""
+
+    event: Literal["generation"] = "generation"
+    generation: Count
+    step: Count
+    world_size: Count | None = None
+    """Ranks of the generation."""
+
+
+class GroupsOpen(ByWorker):
+    """A rank has opened its process groups."""
+
+    event: Literal["groups_open"] = "groups_open"
+
+
+class Restored(ByWorker):
+    """A rank has its state."""
+
+    event: Literal["restored"] = "restored"
+    step: Count
+    source: str
+    """Where the state came from: live, self, memory, peer, fresh, or the kind of a durable tier."""
+    bytes_moved: Bytes = 0
+    """From other nodes."""
+    bytes_local: Bytes = 0
+    """From its own node."""
+    unbound: bool = False
+    """Whether the checkpoint has no MAC of its files: an earlier version wrote it."""
+
+
+class RestoreFailed(ByCoordinator):
+    """A rank has refused its source; all ranks try the next one."""
+
+    event: Literal["restore_failed"] = "restore_failed"
+    rank: Count
+    attempt: Count = 1
+    error: str
+
+
+class Go(ByCoordinator):
+    """All ranks have restored and go on; steps after `step` are made again."""
+
+    event: Literal["go"] = "go"
+    step: Count
+
+
+class Begun(ByWorker):
+    """A rank begins its training loop."""
+
+    event: Literal["begun"] = "begun"
+    generation: Count
+    step: Count
+    """The step before the first that it will make."""
+    of: Count | None = None
+    """The job's last step."""
+    sharing: str = ""
+    """How states of ranks relate: same, own or shard; empty: it is not known yet."""
+
+
+class Step(ByWorker):
+    """A rank has made a step. What the script logs of the step stands beside these fields: a number or null each."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float | None]
+    event: Literal["step"] = "step"
+    generation: Count
+    step: Count
+    of: Count | None = None
+    """The job's last step."""
+    began: Moment
+    """When the step began, of the same clock as `t`."""
+    data_s: Seconds = 0.0
+    """From its beginning to the first forward pass."""
+    checkpoint_s: Seconds = 0.0
+    """For how long the training thread waited for a snapshot."""
+    snapshot: Count = 0
+    """1: a snapshot of this step was made."""
+
+    @property
+    def took(self) -> float:
+        """Seconds."""
+        return self.t - self.began
+
+    @property
+    def logged(self) -> dict[str, float | None]:
+        """What the script logged."""
+        return self.__pydantic_extra__
+
+
+class Metric(ByWorker):
+    """The script logged numbers outside of steps: a number or null each."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float | None]
+    event: Literal["metric"] = "metric"
+
+    @property
+    def logged(self) -> dict[str, float | None]:
+        """What the script logged."""
+        return self.__pydantic_extra__
+
+
+class Skipped(ByWorker):
+    """The NaN guard left out the optimizer's part of a step."""
+
+    event: Literal["skipped"] = "skipped"
+    step: Count
+    cause: str
+
+
+class Stopped(ByWorker):
+    """A rank has stopped because another launcher starts the job with other nodes."""
+
+    event: Literal["stopped"] = "stopped"
+    step: Count

@@ -1,0 +1,103 @@
+"""Reads event logs, of this version and of those before. Says what of a log cannot be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.errors import ConfigError, Problem
+from hyperpod_ext.runtime.events.event import VERSION, Event, Events, Other
+from hyperpod_ext.runtime.events.kinds import KINDS
+from hyperpod_ext.runtime.events.of_training import LogBegun
+from hyperpod_ext.runtime.ipc.messages import WireError
+
+_REMOVE = "the file is damaged there; remove the line, or name another log"
+
+
+@dataclass(frozen=True, slots=True)
+class LogRead:
+    """What a log holds."""
+
+    events: Events
+    damaged: Problem | None
+    """The first line that cannot be read; None: all can."""
+    notes: tuple[str, ...]
+    """What was left out."""
+
+    def whole(self) -> Events:
+        """The events.
+
+        Raises:
+            ConfigError: not all of them can be read.
+        """
+        if self.damaged is not None:
+            raise ConfigError([self.damaged])
+        return self.events
+
+
+def read_log(lines: Iterable[str], source: str) -> LogRead:
+    """The events of a log's lines; `source` names it in what is said. A last line that was cut off is left out."""
+    events, notes = Events(), list[str]()
+    damaged: Problem | None = None
+    cut: int | None = None
+    for number, line in enumerate(lines, 1):
+        if cut is not None:
+            damaged = damaged or Problem("is not an event", source=source, line=cut, hint=_REMOVE)
+            cut = None
+        if not line.strip():
+            continue
+        entry = parse_line(line)
+        if entry is None:
+            cut = number
+            continue
+        try:
+            event = KINDS.read(entry)
+        except WireError as error:
+            damaged = damaged or Problem(f"is not an event: {error}", source=source, line=number, hint=_REMOVE)
+            continue
+        if isinstance(event, LogBegun):
+            damaged = damaged or _newer(event.version, source, number)
+            continue
+        events.append(event)
+        if isinstance(event, Other) and event.why:
+            notes.append(f"{source}:{number}: {event.why}; the event was left out")
+    if cut is not None:
+        notes.append(f"{source}:{cut}: the last line is cut off; it was left out")
+    return LogRead(events, damaged, tuple(notes))
+
+
+def read_events(path: Path) -> LogRead:
+    """The events of a file; none where there is no file."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            return read_log(lines, str(path))
+    except FileNotFoundError:
+        return LogRead(Events(), None, ())
+
+
+def read_followed(entry: Mapping[str, Any]) -> Event | None:
+    """The event of a line of a job that is followed while it runs. None: it cannot be read; a report says why."""
+    try:
+        return KINDS.read({key: value for key, value in entry.items() if key != "run"})
+    except WireError:
+        return None
+
+
+def parse_line(line: str | bytes) -> dict[str, Any] | None:
+    """The entry of a line; None: it is none."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    is_event = isinstance(entry, dict) and isinstance(entry.get("t"), int | float)
+    return entry if is_event and isinstance(entry.get("event"), str) else None
+
+
+def _newer(version: int, source: str, line: int) -> Problem | None:
+    if version <= VERSION:
+        return None
+    message = f"is of version {version} of the event log, and this version of hyperpod_ext reads up to {VERSION}"
+    return Problem(message, source=source, line=line, hint="read it with the version that wrote it, or a later one")
