@@ -15,6 +15,7 @@ the docs is made in `declared_table.py`.
 
 from __future__ import annotations
 
+import reprlib
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -28,7 +29,8 @@ PROTOCOL = 1
 """Version of all that our processes say to each other. It rises with every change of a declared kind."""
 
 _LONGEST_S = 1e9
-_SHOWN = 60
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 60
 
 
 class Declared(BaseModel):
@@ -50,7 +52,6 @@ class Unit:
 
 
 T = TypeVar("T")
-K = TypeVar("K")
 D = TypeVar("D", bound=Declared)
 
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
@@ -106,7 +107,7 @@ class Kinds(Generic[D]):
         name = message.get(self.key)
         kind = self._by_name.get(name) if isinstance(name, str) else None
         if kind is None:
-            raise WireError(f"{_short(name)} is no {self.what}")
+            raise WireError(f"{_short.repr(name)} is no {self.what}")
         return read(kind, message, str(name))
 
 
@@ -133,10 +134,11 @@ def checked_version(message: Message, reader: str, sender: str) -> Message:
         WireError: the other side speaks another version.
     """
     fields = dict(message)
-    theirs = fields.pop("protocol", "none")
+    theirs = fields.pop("protocol", None)
     if theirs != PROTOCOL:
+        version = "none" if theirs is None else _short.repr(theirs)
         raise WireError(
-            f"{reader} speaks version {PROTOCOL} of the job's protocol, {sender} version {_short(theirs, bare=True)}: "
+            f"{reader} speaks version {PROTOCOL} of the job's protocol, {sender} version {version}: "
             "start all nodes from one image"
         )
     return fields
@@ -152,9 +154,4 @@ def _first(error: ValidationError) -> str:
         case "extra_forbidden":
             return f"field `{where}` is unknown"
     expected = problem["msg"].removeprefix("Input ").replace("tuple", "list").replace("dictionary", "object")
-    return f"field `{where}` {expected}, not {_short(problem['input'])}"
-
-
-def _short(value: object, *, bare: bool = False) -> str:
-    text = str(value) if bare else repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return f"field `{where}` {expected}, not {_short.repr(problem['input'])}"

@@ -12,8 +12,10 @@ SLOTS = Source("hyperpod_ext.runtime.memory_server.slots.slots", ("tests/runtime
 REGIONS = Source(
     "hyperpod_ext.runtime.memory_server.slots.regions", ("tests/runtime/memory_server/slots/test_regions.py",)
 )
-DUE = Source("hyperpod_ext.runtime.memory_server.upload_queue", ("tests/runtime/memory_server/test_upload_queue.py",))
-DELIVERY = Source("hyperpod_ext.runtime.memory_server.upload", ("tests/runtime/memory_server/test_upload.py",))
+UPLOAD_QUEUE = Source(
+    "hyperpod_ext.runtime.memory_server.upload_queue", ("tests/runtime/memory_server/test_upload_queue.py",)
+)
+UPLOAD = Source("hyperpod_ext.runtime.memory_server.upload", ("tests/runtime/memory_server/test_upload.py",))
 PEER_SERVER = Source(
     "hyperpod_ext.runtime.memory_server.replication.receiver",
     ("tests/runtime/memory_server/replication/test_peer_server.py",),
@@ -78,23 +80,23 @@ MUTANTS: list[Mutant] = [
         'if slot.state is not s.State.WRITING or slot.save_id != manifest["save_id"]:',
         'if slot.save_id != manifest["save_id"]:',
     ),
-    DUE.mutant(
+    UPLOAD_QUEUE.mutant(
         "upload.waiting_ones_are_superseded",
         "Only with when_busy: supersede does a newer checkpoint take the place of one in line.",
         'if self._when_busy == "supersede":',
         'if self._when_busy != "skip":',
     ),
-    DELIVERY.mutant(
+    UPLOAD.mutant(
         "upload.commits_before_all_parts",
         "The manifest of a checkpoint is written when every node has brought its part.",
-        "if len(progress.done) < work.nodes or",
-        "if len(progress.announced) < work.nodes or",
+        "if len(progress.done) < task.nodes or",
+        "if len(progress.announced) < task.nodes or",
     ),
-    DELIVERY.mutant(
+    UPLOAD.mutant(
         "upload.commits_after_another_run",
         "A run that another one has followed while it copied commits nothing any more.",
-        "if work.generation in self.entered:  # a copy takes its time",
-        "if work.generation in self.entered and work.nodes > 1:  # a copy takes its time",
+        "if task.generation in self.entered:  # a copy takes its time",
+        "if task.generation in self.entered and task.nodes > 1:  # a copy takes its time",
     ),
     PEER_SERVER.mutant(
         "peers.unsigned_manifest_is_taken",
