@@ -18,7 +18,7 @@ FEW = 3
 """Faults: of fewer, no rate is told."""
 
 Report = Mapping[str, Any]
-"""As `runtime.goodput.make_report` has it."""
+"""As `runtime.events.report.make_report` has it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,15 +121,17 @@ class EventKinds(Kinds[Event]):
         kind = self._by_any_name.get(name) if isinstance(name, str) else None
         if kind is None or NOTE in entry:
             return declared.read(Other, {"t": entry.get("t"), "name": str(name), "why": str(entry.get(NOTE, ""))}, "t")
+        fields = entry
+        if kind.fields_were:
+            fields = {kind.fields_were.get(field, field): value for field, value in entry.items()}
         try:
-            return declared.read(kind, entry, str(name))  # of this version, as nearly all are
+            return declared.read(kind, fields, str(name))  # of this version, as nearly all are
         except WireError:
-            return declared.read(kind, _as_now(kind, entry), str(name))
+            return declared.read(kind, _known(kind, fields), str(name))
 
 
-def _as_now(kind: type[Event], entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an entry by their names of now, without those that are unknown."""
-    fields = {kind.fields_were.get(name, name): value for name, value in entry.items() if name != "event"}
+def _known(kind: type[Event], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Those fields that the kind has."""
     if kind.model_config.get("extra") == "allow":
-        return fields
-    return {name: value for name, value in fields.items() if name in kind.model_fields}
+        return {name: value for name, value in fields.items() if name != "event"}
+    return {name: value for name, value in fields.items() if name in kind.model_fields and name != "event"}

@@ -136,7 +136,7 @@ class MemoryBack(ByAgent):
 
 
 class Resizing(ByCoordinator):
-    """What orders to resize have in common."""
+    """An event of a resize."""
 
     order: str
     """Name of the order; empty: nobody ordered it."""
@@ -201,7 +201,7 @@ class Halted(ByCoordinator):
 
 
 class Resize(Resizing):
-    """What a resize is, from the time at which all ranks have stopped."""
+    """An event of a resize that all ranks have stopped for."""
 
     generation: Count
     world_size: Count

@@ -18,7 +18,7 @@ from hyperpod_ext.runtime.events.kinds import KINDS
 from hyperpod_ext.runtime.events.log import _SAID, EventLog, append, checked
 from hyperpod_ext.runtime.events.of_training import Go, Step
 from hyperpod_ext.runtime.events.reading import read_events, read_log
-from hyperpod_ext.runtime.ipc.declared import Count, name_of
+from hyperpod_ext.runtime.ipc.declared import Count, Seconds, name_of
 from hyperpod_ext.runtime.ipc.declared_table import in_line, table
 from hyperpod_ext.runtime.ipc.messages import WireError
 
@@ -121,6 +121,19 @@ def test_former_names_are_read_and_never_written(name: str) -> None:
     assert renamed.read({"t": 1.0, "event": name, "rank": 2, "newest_step": 7}) == now
     with pytest.raises(WireError, match="departed: field `newest_step` is missing"):
         renamed.decode({"t": 1.0, "event": "departed", "rank": 2, "step": 7})
+
+
+class Made(Step):
+    """A kind that may have more fields, of which one has another name than it had."""
+
+    fields_were = {"data_s": "load_s"}
+    load_s: Seconds = 0.0
+
+
+def test_a_former_name_of_a_field_is_no_number_that_a_script_logged() -> None:
+    made = EventKinds([Made]).read(entry(2.0, "step", data_s=0.5, loss=1.0))
+    assert isinstance(made, Made)
+    assert (made.load_s, made.logged) == (0.5, {"loss": 1.0})
 
 
 def test_no_name_is_that_of_two_kinds() -> None:
