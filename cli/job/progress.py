@@ -75,12 +75,17 @@ class BarProgress:
         self._tasks: dict[str, rich.progress.TaskID] = {}
 
     def show(self, moment: Moment) -> None:
-        """Move the bar."""
+        """Print what is worth a line, and move the bar."""
         for line in moment.lines:
             self._bar.console.print(line, markup=False, highlight=False)
         for event in moment.events:
+            if event["run"] != self._story.run:
+                self._move()  # to where the run before it ended
             for line in self._story.tell(event):
                 self._bar.console.print(line, markup=False, highlight=False)
+        self._move()
+
+    def _move(self) -> None:
         story = self._story
         if story.run not in self._tasks:
             label = "training" if story.run == "main" else "undisturbed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -9,14 +10,19 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import rich.console
+import rich.progress
 import yaml
 from command import HP_EXT
 from command import call_hp_ext as hp_ext
+from hyperpod_ext.cli.job.progress import BarProgress
 from hyperpod_ext.cli.report.story import Story
 from local_place import LocalPlace
 from made_events import entry
 from stand_in import write_job
 from waiting import until
+
+from hyperpod_ext.submit.contract.job_status import JobStatus, Moment
 
 
 def job_file(place: LocalPlace) -> dict[str, object]:
@@ -222,6 +228,13 @@ def test_on_a_terminal_a_bar_moves_and_events_stay_above_it(place: LocalPlace, t
     assert process.wait() == 0
     for text in ("training", "undisturbed", "2/2", "killed by SIGKILL (9)", "recovered"):
         assert text in shown.decode(), text
+
+
+def test_each_run_has_its_bar_though_both_end_between_two_looks() -> None:
+    steps = [{"run": run} | entry(1.0, "step", step=2, of=2) for run in ("main", "undisturbed")]
+    with rich.progress.Progress(console=rich.console.Console(file=io.StringIO())) as bar:
+        BarProgress(bar).show(Moment(JobStatus("a", "local://localhost/a", "comparing"), tuple(steps)))
+        assert [(task.description, task.completed) for task in bar.tasks] == [("training", 2), ("undisturbed", 2)]
 
 
 def test_status_lists_jobs_and_suggests_names(place: LocalPlace, tmp_path: Path) -> None:
