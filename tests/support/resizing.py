@@ -77,7 +77,9 @@ class Resizable:
 
     def _is_member(self, node: int) -> bool:
         kinds = [
-            e["event"] for e in self.events() if e.get("node") == node and e["event"] in ("node_joined", "node_left")
+            e["event"]
+            for e in self.events()
+            if e.get("node") == node and e["event"] in ("node_joined", "node_left", "node_lost")
         ]
         return kinds[-1:] == ["node_joined"]
 
