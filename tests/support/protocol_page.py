@@ -15,8 +15,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
 def tables() -> dict[str, str]:
     """Each table by the name of its place in the page."""
     return {
-        "requests": table(REQUESTS, lambda kind: kind.answer_kind()),
-        "peer requests": table(PEER_REQUESTS, lambda kind: kind.answer_kind()),
+        "requests": table(REQUESTS, answer_of=lambda kind: kind.answer_kind()),
+        "peer requests": table(PEER_REQUESTS, answer_of=lambda kind: kind.answer_kind()),
     }
 
 

@@ -15,26 +15,28 @@ AnswerOf = Callable[[type[Any]], type[Declared]]
 _NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", dict: "object", Any: "any"}
 
 
-def table(kinds: Kinds[Any], answer_of: AnswerOf | None = None) -> str:
-    """A markdown table of all kinds of a set. `answer_of`: what answers each, where they are requests."""
+def table(kinds: Kinds[Any], *common: str, answer_of: AnswerOf | None = None) -> str:
+    """A markdown table of all kinds of a set, without the fields that all have in common. `answer_of`: what answers
+    each, where they are requests."""
     head = ["name", "when", "fields", *(["answer"] if answer_of else []), "from", "to"]
-    rows = [_row(kind, kinds.key, answer_of) for kind in kinds]
+    rows = [_row(kind, kinds.key, *common, answer_of=answer_of) for kind in kinds]
     return "".join(f"| {' | '.join(row)} |\n" for row in [head, ["---"] * len(head), *rows])
 
 
-def _row(kind: type[Declared], key: str, answer_of: AnswerOf | None) -> list[str]:
+def _row(kind: type[Declared], key: str, *common: str, answer_of: AnswerOf | None) -> list[str]:
+    fields = _fields(kind, key, *common)
     answer = [_fields(answer_of(kind))] if answer_of else []
-    return [f"`{name_of(kind, key)}`", in_line(kind.__doc__), _fields(kind, key), *answer, kind.sender, kind.reader]
+    return [f"`{name_of(kind, key)}`", in_line(kind.__doc__), fields, *answer, kind.sender, kind.reader]
 
 
-def _fields(kind: type[Declared], key: str = "") -> str:
-    return "<br>".join(fields_in_words(kind, key)) or "none"
+def _fields(kind: type[Declared], *exclude: str) -> str:
+    return "<br>".join(fields_in_words(kind, *exclude)) or "none"
 
 
-def fields_in_words(kind: type[Declared], key: str = "") -> Iterator[str]:
-    """Each field in a line: name, type with unit, whether it may be left out, meaning."""
+def fields_in_words(kind: type[Declared], *exclude: str) -> Iterator[str]:
+    """Each field but the excluded ones, in a line: name, type with unit, whether it may be left out, meaning."""
     for name, annotation in fields_of(kind).items():
-        if name == key:
+        if name in exclude:
             continue
         may = "" if kind.model_fields[name].is_required() else ", may be left out"
         meaning = in_line(description(kind, name))
@@ -48,7 +50,7 @@ def type_in_words(annotation: Any) -> str:
         units = [extra.name for extra in arguments[1:] if isinstance(extra, Unit)]
         return ", ".join([type_in_words(arguments[0]), *units])
     if origin is typing.Literal:
-        return " or ".join(f"`{value}`" for value in arguments)
+        return " or ".join(f"`{value}`" if value != "" else "empty" for value in arguments)
     if origin in (typing.Union, types.UnionType):
         return " or ".join("null" if argument is types.NoneType else type_in_words(argument) for argument in arguments)
     if origin is list or (origin is tuple and arguments[-1] is Ellipsis):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from made_events import made
+
 from hyperpod_ext.runtime.coordinator.resize_clock import ResizeClock
+from hyperpod_ext.runtime.events.event import Events
 
 WORLD = {"order": "a", "nodes": 2, "of": 3, "generation": 2, "moved": {"0": 0, "1": 1}}
 MOVED = {0: 0, 1: 1}
@@ -47,9 +50,9 @@ def test_a_resize_that_comes_to_no_step_is_refused_to_who_asked_for_it() -> None
 
 
 def test_another_coordinator_tells_how_a_resize_ended_that_it_has_not_begun() -> None:
-    begun = {"t": 1.0, "event": "world", **WORLD}
+    begun = made(1.0, "world", **WORLD)
     clock = ResizeClock()
-    clock.resume([begun])
+    clock.resume(Events([begun]))
     assert clock.stepped(step(8, 2, 12.0, 13.0)) is not None
-    clock.resume([begun, {"event": "resized"}])
+    clock.resume(Events([begun, made(2.0, "resized")]))
     assert clock.stepped(step(9, 2, 12.0, 13.0)) is None
