@@ -6,55 +6,24 @@ would have saved: an estimate, from above where the text says "at most". `advice
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
+from hyperpod_ext.planner import advice_faults
+from hyperpod_ext.planner.advice_model import FEW, MATTERS, Advice, Report, seconds_of, wall_of
 from hyperpod_ext.planner.intervals import best_interval, goodput
-
-MATTERS = 0.001
-"""Share of a job's time below which nothing is said."""
-FEW = 3
-"""Faults: of fewer, no rate is told."""
-
-Report = Mapping[str, Any]
-"""As `runtime.events.report.make_report` has it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """One thing to change."""
-
-    rule: str
-    """Name of the rule, for scripts."""
-    text: str
-    """What was measured, and what to do about it."""
-    gain_s: float = 0.0
-    """Seconds of this job that it would have saved; 0: not known."""
-
-    def to_json(self, usd_per_hour: float | None = None) -> dict[str, Any]:
-        found: dict[str, Any] = {"rule": self.rule, "text": self.text, "gain_s": round(self.gain_s, 4)}
-        return found if usd_per_hour is None else found | {"gain_usd": round(self.gain_s / 3600 * usd_per_hour, 2)}
 
 
 def advise(report: Report) -> list[Advice]:
     """All that is to be said of a job, what saves most first."""
-    from hyperpod_ext.planner import advice_faults as of_faults
-
-    rules = (data_wait, checkpoint_wait, startup, snapshot_interval, failed_copies, copies_left_out, *of_faults.RULES)
+    rules = (
+        data_wait,
+        checkpoint_wait,
+        startup,
+        snapshot_interval,
+        failed_copies,
+        copies_left_out,
+        *advice_faults.RULES,
+    )
     found = [advice for rule in rules if (advice := rule(report)) is not None]
     return sorted(found, key=lambda advice: -advice.gain_s)
-
-
-def wall_of(report: Report) -> float:
-    """Seconds from the start of the agents to the end of the job; 0: not known."""
-    return float(report["seconds"].get("wall") or 0.0)
-
-
-def seconds_of(report: Report, phase: str) -> float:
-    """Seconds that a rank spent in a phase, on average."""
-    ranks = report.get("phases") or {}
-    return sum(float(each.get(phase, 0.0)) for each in ranks.values()) / max(1, len(ranks))
 
 
 def data_wait(report: Report) -> Advice | None:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from hyperpod_ext.planner.advice import FEW, MATTERS, Advice, Report, seconds_of, wall_of
+from hyperpod_ext.planner.advice_model import FEW, MATTERS, Advice, Report, seconds_of, wall_of
 from hyperpod_ext.planner.costs import Speeds
 from hyperpod_ext.planner.rates import fit
 

@@ -9,7 +9,8 @@ import pytest
 from made_events import made
 
 from hyperpod_ext.planner import advice, advice_faults
-from hyperpod_ext.planner.advice import Advice, advise
+from hyperpod_ext.planner.advice import advise
+from hyperpod_ext.planner.advice_model import Advice
 from hyperpod_ext.planner.intervals import best_interval, goodput
 from hyperpod_ext.runtime.events.capacity import capacity_of
 from hyperpod_ext.runtime.events.event import Events

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from hyperpod_ext.errors import HyperpodExtError, NoCheckpointError
 from hyperpod_ext.runtime.dcp.state import Contents, contents_of
+from hyperpod_ext.runtime.membership.node_map import Nodes
 from hyperpod_ext.runtime.snapshot.image import views
 from hyperpod_ext.runtime.snapshot.layout_plan import read_plan
 from hyperpod_ext.runtime.snapshot.manifest import check_manifest
 from hyperpod_ext.runtime.snapshot.select import Decision, Offer, Place, Source, choose_step, place_of
 from hyperpod_ext.runtime.snapshot.snapshot import Snapshot
-
-if TYPE_CHECKING:
-    from hyperpod_ext.runtime.dcp.tiers import Tiers
 
 
 @dataclass(frozen=True)
@@ -29,10 +27,27 @@ class Refused:
     why: str
 
 
+class Loader(Protocol):
+    """The tiers, as this rank reaches them, and the other ranks."""
+
+    rank: int
+    nodes: Nodes
+    job: str
+    secret: bytes
+
+    def gather_found(
+        self, found: Mapping[int, Any], failures: Sequence[Refused]
+    ) -> tuple[dict[int, Any], list[Refused]]:
+        """What each rank has opened, and what failed, from all ranks."""
+
+    def open_source(self, source: Source) -> Snapshot:
+        """One rank's snapshot; its manifest is verified, its bytes are not yet. By each rank for itself."""
+
+
 class Choice:
     """A commit that is being loaded."""
 
-    def __init__(self, tiers: Tiers, decision: Decision) -> None:
+    def __init__(self, tiers: Loader, decision: Decision) -> None:
         self._tiers, self.decision = tiers, decision
         self._snapshots: dict[int, Snapshot] = {}
         self._views: dict[int, list[torch.Tensor]] = {}
