@@ -22,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup environments cdk ready ready-with-cdk run check static test test-thorough test-sdks test-integrations soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible golden protocol clean test-mutants test-torch
+.PHONY: setup environments cdk ready ready-with-cdk run check static test test-thorough test-sdks test-integrations soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible golden clean test-mutants test-torch
 
 setup: $(READY) environments
 
@@ -137,10 +137,6 @@ bench-reproducible: $(READY)
 golden: $(READY)
 	cp examples/01-local/train.py templates/init/train.py.j2
 	$(BIN)/pytest -q -m 'not slow and $(APART)' --update-golden
-
-# the tables of docs/protocol.md, from the declarations
-protocol: $(READY)
-	$(BIN)/python tests/support/protocol_page.py
 
 clean:
 	rm -rf $(VENV) .venv-s3 .venv-torch build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

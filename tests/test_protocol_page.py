@@ -1,24 +1,36 @@
-"""docs/protocol.md says what is declared."""
+"""docs/protocol.md has what is declared: its tables are made here."""
 
 from __future__ import annotations
 
-import protocol_page
-import pytest
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from hyperpod_ext.runtime.ipc.declared_table import table
+from hyperpod_ext.runtime.memory_server.protocol.peer_requests import PEER_REQUESTS
+from hyperpod_ext.runtime.memory_server.protocol.requests import REQUESTS
+
+PAGE = "docs/protocol.md"
 
 
-def test_the_page_has_what_is_declared() -> None:
-    page = protocol_page.PAGE.read_text()
-    assert protocol_page.written(page) == page, "run `make protocol`"
+def tables() -> dict[str, str]:
+    """Each table by the name of its place in the page."""
+    return {
+        "requests": table(REQUESTS, answer_of=lambda kind: kind.answer_kind()),
+        "peer requests": table(PEER_REQUESTS, answer_of=lambda kind: kind.answer_kind()),
+    }
 
 
-def test_a_line_that_is_gone_would_be_found() -> None:
-    page = protocol_page.PAGE.read_text()
-    assert protocol_page.written(page.replace("| `map` |", "| `mop` |", 1)) == page
-    with pytest.raises(AssertionError, match="0 places for 'peer requests'"):
-        protocol_page.written(page.replace("<!-- peer requests -->", ""))
+def test_the_page_has_what_is_declared(root: Path, golden: Callable[[Path, str], None]) -> None:
+    page = (root / PAGE).read_text()
+    for name, text in tables().items():
+        place = re.compile(f"(<!-- {name} -->\\n).*?(?=<!-- end -->)", re.DOTALL)
+        page, found = place.subn(lambda begin, text=text: begin[1] + text, page)
+        assert found == 1, f"the page has {found} places for {name!r}"
+    golden(root / PAGE, page)
 
 
-def test_units_and_meanings_of_fields_are_in_it() -> None:
-    page = protocol_page.PAGE.read_text()
+def test_units_and_meanings_of_fields_are_in_it(root: Path) -> None:
+    page = (root / PAGE).read_text()
     assert "`slot_bytes` (integer, bytes): The least that each slot is to hold" in page
     assert "`timeout_s` (number, s): How long the others are given to end." in page
