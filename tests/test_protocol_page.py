@@ -6,11 +6,14 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from hyperpod_ext.runtime.ipc import control_messages as c
+from hyperpod_ext.runtime.ipc.declared import Kinds
 from hyperpod_ext.runtime.ipc.declared_table import table
 from hyperpod_ext.runtime.memory_server.protocol.peer_requests import PEER_REQUESTS
 from hyperpod_ext.runtime.memory_server.protocol.requests import REQUESTS
 
 PAGE = "docs/protocol.md"
+CONTROL_MESSAGES = Kinds("control message", "type", [c.AgentHello, *c.AGENT_REPORTS, *c.AGENT_ORDERS])
 
 
 def tables() -> dict[str, str]:
@@ -18,6 +21,7 @@ def tables() -> dict[str, str]:
     return {
         "requests": table(REQUESTS, answer_of=lambda kind: kind.answer_kind()),
         "peer requests": table(PEER_REQUESTS, answer_of=lambda kind: kind.answer_kind()),
+        "control messages": table(CONTROL_MESSAGES),
     }
 
 

@@ -19,6 +19,7 @@ from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
 from hyperpod_ext.runtime.coordinator.interval_tuner import START_PEER_S, START_S, Tuner, by_clock
 from hyperpod_ext.runtime.coordinator.members import Agent
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.control_messages import Event, Join
 from hyperpod_ext.runtime.membership.actions import Begin, Fault
 from hyperpod_ext.runtime.membership.escalation import Budgets
 from hyperpod_ext.runtime.membership.membership import Membership
@@ -275,12 +276,12 @@ def test_a_coordinator_names_the_steps_and_changes_how_often(tmp_path: Path) -> 
             copying = bool(told) and told[-1].get("step") == step
             step, took = step + 1, 0.02 if copying else 0.01
             t += took
-            report = {"type": "event", "event": "step", "rank": 0, "step": step, "t": t, "began": t - took}
-            coordinator.reports.take(0, 0, 1, {**report, "generation": 1, "node": 0})
+            fields = {"step": step, "began": t - took, "node": 0}
+            coordinator.reports.take(0, Event(event="step", rank=0, t=t, generation=1, fields=fields))
             if copying:
                 copies += 1
-                copied = {"type": "event", "event": "copying", "tier": "/x/job", "newest_step": step - 1, "t": t}
-                coordinator.reports.take(0, -1, 1, {**copied, "generation": 1, "node": 0})
+                fields = {"tier": "/x/job", "newest_step": step - 1, "node": 0}
+                coordinator.reports.take(0, Event(event="copying", t=t, generation=1, fields=fields))
             await asyncio.sleep(0)
         coordinator.stop()
         coordinator.events.close()
@@ -290,7 +291,7 @@ def test_a_coordinator_names_the_steps_and_changes_how_often(tmp_path: Path) -> 
     log = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     tuned = [event["every_seconds"] for event in log if event["event"] == "tuned"]
     assert tuned == [0.1, 0.2, 0.4, 0.8]
-    assert {message["kind"] for message in told if message["type"] == "drain_at"} == {"file"}
+    assert {message["kind"] for message in told if message["type"] == "schedule_save"} == {"file"}
 
 
 def _peer_job(tmp_path: Path, nodes: int, sharing: str, step_s: float) -> list[dict[str, Any]]:
@@ -305,13 +306,11 @@ def _peer_job(tmp_path: Path, nodes: int, sharing: str, step_s: float) -> list[d
         coordinator.members.members = {node: {"peer": ["127.0.0.1", 1]} for node in range(nodes)}
         coordinator.schedule.tuner._tiers["peer"].interval = 0.0
         for rank in range(nodes):
-            join = {"type": "join", "live": None, "pid": 1, "store_port": 1, "held": []}
-            coordinator.reports.take(rank, rank, 1, join)
+            coordinator.reports.take(rank, Join(rank=rank, live=None, pid=1, store_port=1))
         for step in range(400):
             kind = "step" if step else "begun"
-            report = {"event": kind, "rank": 0, "step": step, "sharing": sharing, "t": step * step_s}
-            fields = {"type": "event", "began": (step - 1) * step_s, "generation": 1, "node": 0}
-            coordinator.reports.take(0, 0, 1, {**report, **fields})
+            fields = {"step": step, "sharing": sharing, "began": (step - 1) * step_s, "node": 0}
+            coordinator.reports.take(0, Event(event=kind, rank=0, t=step * step_s, generation=1, fields=fields))
         told[:] = [message for message in told if message["type"] != "begin"]
         coordinator.actions.carry_out([Begin(2, Decision(380, {}))])
         coordinator.stop()
@@ -323,14 +322,14 @@ def _peer_job(tmp_path: Path, nodes: int, sharing: str, step_s: float) -> list[d
 
 def test_steps_for_peers_are_named_before_any_node_can_have_made_them(tmp_path: Path) -> None:
     told = _peer_job(tmp_path, 2, "shard", 0.01)
-    named = [message["step"] for message in told if message["type"] == "drain_at"]
+    named = [message["step"] for message in told if message["type"] == "schedule_save"]
     assert named[1] == named[0] + 102, "a second ahead, and not before the last one that was named is made"
     assert len(named) == 4
 
 
 def test_nodes_that_come_later_hear_which_step_was_named_for_peers(tmp_path: Path) -> None:
     told = _peer_job(tmp_path, 2, "shard", 1.0)
-    named = [message["step"] for message in told if message["type"] == "drain_at"]
+    named = [message["step"] for message in told if message["type"] == "schedule_save"]
     begin = next(message for message in told if message["type"] == "begin")
     assert begin["peer_step"] == named[-1]
 
@@ -338,5 +337,5 @@ def test_nodes_that_come_later_hear_which_step_was_named_for_peers(tmp_path: Pat
 @pytest.mark.parametrize(("nodes", "sharing"), [(2, "same"), (1, "shard")])
 def test_nothing_is_named_for_peers_where_nothing_is_copied_to_them(tmp_path: Path, nodes: int, sharing: str) -> None:
     told = _peer_job(tmp_path, nodes, sharing, 1.0)
-    assert [message["type"] for message in told if message["type"] == "drain_at"] == []
+    assert [message["type"] for message in told if message["type"] == "schedule_save"] == []
     assert next(message for message in told if message["type"] == "begin")["peer_step"] is None

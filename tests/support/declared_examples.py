@@ -33,6 +33,8 @@ def value_of(annotation: Any, random: Random) -> Any:
     """Anything that a declared type takes."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
+        if named := [text for extra in arguments[1:] for text in getattr(extra, "examples", None) or ()]:
+            return random.choice(named)
         low, high = _range(arguments[1:])
         if arguments[0] in (int, float):
             return random.choice([low, min(low + 1, high), arguments[0](random.uniform(low, min(high, 64))), high])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -12,7 +13,9 @@ from collections.abc import Callable
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.agent.election import Door
 from hyperpod_ext.runtime.agent.settings import NodeSettings
+from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.declared import encode, with_version
 from hyperpod_ext.runtime.membership.quorum import candidates, may_take_over
 
 _SEARCH = 0.9
@@ -30,7 +33,7 @@ class Line:
 
     Args:
         door: where other agents reach this one.
-        hello: what a coordinator must be told first.
+        hello: what a coordinator must be told first; takes the id of this agent, and the record that it has.
         take_over: makes this node's agent the coordinator, from the newest record and what others said.
     """
 
@@ -38,8 +41,8 @@ class Line:
         self,
         settings: NodeSettings,
         door: Door,
-        hello: Callable[[], wire.Message],
-        take_over: Callable[[wire.Message, list[wire.Message]], None],
+        hello: Callable[[str, wire.Message | None], c.AgentHello],
+        take_over: Callable[[c.AgentHello, list[c.AgentHello]], None],
     ) -> None:
         self._settings, self._door, self._hello, self._take_over = settings, door, hello, take_over
         self._lease_s = settings.config.restart.lease_s
@@ -49,7 +52,7 @@ class Line:
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._heard_at = time.monotonic()
-        self._unheard: deque[wire.Message] = deque(maxlen=_UNACKNOWLEDGED)
+        self._unheard: deque[c.Event] = deque(maxlen=_UNACKNOWLEDGED)
         self._heard = 0
         self._beating: asyncio.Task[None] | None = None
         self._over = False
@@ -90,7 +93,7 @@ class Line:
     def greet(self) -> None:
         """Say who this node is, and what it has to say once more; from here on the line beats."""
         assert self._writer is not None
-        self._writer.write(wire.encode(self._greeting()))
+        self._writer.write(_greeting(self._introduction()))
         self._settle()
         if self._beating is None:
             self._beating = asyncio.create_task(self._beat())
@@ -99,16 +102,17 @@ class Line:
         assert self._writer is not None
         self._settled, self._heard_at, self._heard = True, time.monotonic(), 0
         for event in self._unheard:
-            self._writer.write(wire.encode(event))
+            self._writer.write(wire.encode(encode(event)))
 
-    def tell(self, message: wire.Message) -> None:
-        """To the coordinator. While there is none, only events are kept: of the rest, the next `hello` speaks."""
-        if message["type"] == "event":
-            self._unheard.append(message)
+    def tell(self, report: c.FromAgent) -> None:
+        """Send to the coordinator. While disconnected, events are buffered and other messages dropped; the next
+        handshake carries the full state instead."""
+        if isinstance(report, c.Event):
+            self._unheard.append(report)
         if self._writer is not None and self._settled:
-            self._writer.write(wire.encode(message))
+            self._writer.write(wire.encode(encode(report)))
 
-    async def next(self) -> wire.Message | None:
+    async def next(self) -> c.ToAgent | None:
         """Next order; None when the coordinator is gone before the job began.
 
         Raises:
@@ -122,19 +126,19 @@ class Line:
                 self._hang_up()
                 message = await self._look_for_another(self.record)
             self._heard_at = time.monotonic()
-            match message["type"]:
-                case "beat":
-                    while self._heard < int(message["heard"]) and self._unheard:
+            match message:
+                case c.Heard(heard=heard):
+                    while self._heard < heard and self._unheard:
                         self._unheard.popleft()
                         self._heard += 1
                     continue
-                case "end":
+                case c.EndJob():
                     self._over = True
-                case "stop":
-                    raise CutOffError(f"node {self._settings.node} stops: {message['why']}", hint=message["hint"])
-                case "record":
-                    self.record = message["record"]
-                    self.tell({"type": "noted", "number": message["record"]["number"]})
+                case c.StopNode(why=why, hint=hint):
+                    raise CutOffError(f"node {self._settings.node} stops: {why}", hint=hint)
+                case c.Record(record=record):
+                    self.record = record
+                    self.tell(c.Acknowledged(number=int(record["number"])))
             return message
 
     async def close(self) -> None:
@@ -145,16 +149,22 @@ class Line:
                 await self._writer.drain()
         self._hang_up()
 
-    def _greeting(self) -> wire.Message:
-        return {**self._hello(), "type": "hello", "id": self._id, "record": self.record}
+    def _introduction(self) -> c.AgentHello:
+        return self._hello(self._id, self.record)
 
-    async def _read(self) -> wire.Message | None:
-        if self._reader is None:
-            return None
-        try:
-            return await wire.read(self._reader)
-        except ConnectionError:
-            return None
+    async def _read(self) -> c.ToAgent | None:
+        """Next message; one that is damaged is refused, and the next is read."""
+        while self._reader is not None:
+            try:
+                if (message := await wire.read(self._reader)) is None:
+                    return None
+            except ConnectionError:
+                return None
+            try:
+                return c.AGENT_ORDERS.decode(message)
+            except wire.WireError as error:
+                sys.stderr.write(f"node {self._settings.node} refused a message of the coordinator: {error}\n")
+        return None
 
     def cut(self) -> None:
         """Lose the connection, as a network may."""
@@ -182,7 +192,7 @@ class Line:
                 self._writer.transport.abort()  # whoever reads learns of it
                 continue
             with contextlib.suppress(ConnectionError):
-                self._writer.write(wire.encode({"type": "beat", "clock": now}))
+                self._writer.write(wire.encode(encode(c.Beat(clock=now))))
 
     async def _dial(self, host: str, port: int, timeout_s: float) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         async with asyncio.timeout(timeout_s):
@@ -196,7 +206,7 @@ class Line:
 
     # --- the coordinator is lost ----------------------------------------------------------------
 
-    async def _look_for_another(self, record: wire.Message) -> wire.Message:
+    async def _look_for_another(self, record: wire.Message) -> c.ToAgent:
         """First word of the next coordinator, which may be this node.
 
         Everybody goes to the lowest node that it can reach. Whoever so many come to coordinates; a node that
@@ -228,18 +238,16 @@ class Line:
             else "Look at the network between the nodes.",
         )
 
-    async def _offer_myself(self, record: wire.Message, members: set[int], wait_s: float) -> wire.Message | None:
+    async def _offer_myself(self, record: wire.Message, members: set[int], wait_s: float) -> c.ToAgent | None:
         me = self._settings.node
         if me not in members or not await self._door.wait_for_majority(members, me, wait_s):
             return None
-        self._take_over(self._greeting(), list(self._door.votes.values()))
+        self._take_over(self._introduction(), list(self._door.votes.values()))
         self._reader, self._writer = await self._dial(*self._door.address, self._lease_s)
         self.greet()
         return await self._read()
 
-    async def _vote_for(
-        self, record: wire.Message, node: int, deadline: float, reached: set[int]
-    ) -> wire.Message | None:
+    async def _vote_for(self, record: wire.Message, node: int, deadline: float, reached: set[int]) -> c.ToAgent | None:
         """First word of `node` as coordinator; None when it cannot be reached, or does not become it."""
         host, port = record["members"][str(node)]["door"]
         try:
@@ -250,7 +258,7 @@ class Line:
             return None
         self._reader, self._writer = dialled
         reached.add(node)
-        self._writer.write(wire.encode(self._greeting()))
+        self._writer.write(_greeting(self._introduction()))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.05, deadline - time.monotonic())):
                 if (word := await self._read()) is not None:
@@ -258,6 +266,10 @@ class Line:
                     return word
         self._hang_up()
         return None
+
+
+def _greeting(hello: c.AgentHello) -> bytes:
+    return wire.encode(with_version(encode(hello)))
 
 
 def _listed(nodes: set[int]) -> str:

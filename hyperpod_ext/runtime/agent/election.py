@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Collection
 from typing import Protocol
 
+from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.declared import checked_version, encode, read
 from hyperpod_ext.runtime.ipc.listener import Listener
 from hyperpod_ext.runtime.membership.quorum import may_take_over
 
@@ -16,7 +19,7 @@ class Serves(Protocol):
 
     async def serve(
         self,
-        hello: wire.Message,
+        hello: c.AgentHello,
         reading: asyncio.Task[wire.Message | None],
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
@@ -31,7 +34,7 @@ class Door:
         self._listener = Listener(self._serve, on_error)
         self._coordinator: Serves | None = None
         self._opened = asyncio.Event()
-        self.votes: dict[int, wire.Message] = {}
+        self.votes: dict[int, c.AgentHello] = {}
         """What each node said that wants this one to coordinate, and waits."""
         self._voted = asyncio.Condition()
         self.address = ("", 0)
@@ -67,8 +70,14 @@ class Door:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await wire.accept_peer(reader, writer, self._secret)
-        hello = await wire.read(reader)
-        if hello is None or hello.get("type") != "hello":
+        if (first := await wire.read(reader)) is None:
+            return
+        try:
+            hello = read(c.AgentHello, checked_version(first, "this node's agent", "the one that reached it"), "hello")
+        except wire.WireError as error:
+            sys.stderr.write(f"an agent was refused: {error}\n")
+            writer.write(wire.encode(encode(c.StopNode(why=str(error), hint=""))))
+            await writer.drain()
             return
         reading = asyncio.create_task(wire.read(reader))
         try:
@@ -79,9 +88,9 @@ class Door:
         finally:
             reading.cancel()
 
-    async def _keep(self, hello: wire.Message, reading: asyncio.Task[wire.Message | None]) -> None:
+    async def _keep(self, hello: c.AgentHello, reading: asyncio.Task[wire.Message | None]) -> None:
         """Hold a vote until it counts, or is taken back: its node goes, or says more than it should."""
-        node = int(hello["node"])
+        node = hello.node
         await self._change(lambda: self.votes.update({node: hello}))
         opened = asyncio.create_task(self._opened.wait())
         try:

@@ -19,12 +19,14 @@ from hyperpod_ext.runtime.detection.hangs import Sign, StepTimes, silent_too_lon
 from hyperpod_ext.runtime.detection.heartbeat import ENV_PULSE, IN_STEP, Phase, Pulse
 from hyperpod_ext.runtime.detection.stacks import dump_stacks, line_in_script, state_of
 from hyperpod_ext.runtime.fault_injection.orders import read_orders, take
+from hyperpod_ext.runtime.ipc import control_messages as c
 
 _LOOK_S = 0.25
 _SIGNALS = {"sigkill": signal.SIGKILL, "sigsegv": signal.SIGSEGV, "hang": signal.SIGSTOP}
 """Ordered faults that need no place in a step: inflicted from outside, at once."""
 
-Tell = Callable[..., None]
+Tell = Callable[[c.Stalled | c.Heartbeats], None]
+Log = Callable[..., None]
 Thing = TypeVar("Thing")
 
 
@@ -57,7 +59,7 @@ class Watch:
     """
 
     def __init__(
-        self, config: RuntimeConfig, run_dir: Path, socket_dir: Path, node: int, tell: Tell, event: Tell
+        self, config: RuntimeConfig, run_dir: Path, socket_dir: Path, node: int, tell: Tell, event: Log
     ) -> None:
         self._policy = config.restart.hang
         self._run_dir, self._socket_dir, self._node = run_dir, socket_dir, node
@@ -94,15 +96,15 @@ class Watch:
         self._pulses = _renumbered(self._pulses, moved)
         self._workers = _renumbered(self._workers, moved)
 
-    def heard(self, rank: int, message: Mapping[str, Any]) -> None:
+    def heard(self, rank: int, report: c.Event) -> None:
         """A worker told of a step, or that it begins to make steps."""
-        worker = self._workers.get(rank)
-        if worker is None or message["type"] != "event":
+        worker, began = self._workers.get(rank), report.fields.get("began")
+        if worker is None:
             return
-        if message["event"] == "begun":
+        if report.event == "begun":
             worker.steps = 0
-        elif message["event"] == "step":
-            self._times.add(float(message["t"]) - float(message["began"]), first=worker.steps == 0)
+        elif report.event == "step" and isinstance(began, int | float):
+            self._times.add(report.t - began, first=worker.steps == 0)
             worker.steps += 1
 
     def phase(self, rank: int) -> str:
@@ -155,12 +157,12 @@ class Watch:
             elif sign.phase in IN_STEP or sign.phase is Phase.DONE:
                 limit_s = self._times.limit_s(sign.phase, first=worker.steps == 0)
                 if sign.quiet_s > limit_s:
-                    self._tell("stalled", rank=sign.rank, limit_s=limit_s, node=self._node)
+                    self._tell(c.Stalled(limit_s=limit_s))
                     return  # one is enough: everybody is asked
 
     def answer(self) -> None:
         """Tell what is known of every worker here; the coordinator has asked all agents."""
-        self._tell("signs", node=self._node, signs=[sign.to_json() for sign in self.signs()])
+        self._tell(c.Heartbeats(heartbeats=tuple(c.HeartbeatSign(**sign.to_json()) for sign in self.signs())))
 
     def end(self, rank: int, cause: str, kind: FaultKind | None = None) -> None:
         """End a worker that hangs, its stacks first. Its death is then told like any other, with this cause."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from hyperpod_ext.runtime.agent.memory_client import Ask
+from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.memory_server.protocol.requests import UploadNow
 
 _TELL_S = 2.0
 """How often it is told how far the step has come."""
 
-Held = Callable[[], Awaitable[list[Any]]]
+Held = Callable[[], Awaitable[tuple[c.HeldSnapshot, ...]]]
 
 
 class LastStep:
@@ -24,7 +24,7 @@ class LastStep:
         tell, event: messages and events for the coordinator.
     """
 
-    def __init__(self, ask: Ask, tell: Callable[..., None], event: Callable[..., None]) -> None:
+    def __init__(self, ask: Ask, tell: Callable[[c.LastSnapshots], None], event: Callable[..., None]) -> None:
         self._ask, self._tell, self._event = ask, tell, event
         self._named: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -33,7 +33,7 @@ class LastStep:
         if not self._named.done():
             self._named.set_result(save_id)
 
-    async def bring(self, node: int, held: Held, limit_s: float) -> None:
+    async def bring(self, held: Held, limit_s: float) -> None:
         """Bring this node's part, for `limit_s` at most; what of it is left out then is told.
 
         Raises:
@@ -43,7 +43,7 @@ class LastStep:
         save_id = ""
         try:
             async with asyncio.timeout(limit_s):
-                self._tell("leaving", node=node, held=await held())
+                self._tell(c.LastSnapshots(held=await held()))
                 save_id = await self._named
         except TimeoutError:  # some node does not say what it holds: what is due has to do
             pass

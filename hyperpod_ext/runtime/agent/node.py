@@ -23,7 +23,7 @@ from hyperpod_ext.runtime.agent.election import Door
 from hyperpod_ext.runtime.agent.last_step import LastStep
 from hyperpod_ext.runtime.agent.memory_client import CopyWatch, MemoryLine
 from hyperpod_ext.runtime.agent.settings import NodeSettings
-from hyperpod_ext.runtime.agent.workers import Workers
+from hyperpod_ext.runtime.agent.workers import Workers, held_snapshots
 from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
 from hyperpod_ext.runtime.detection import preemption as notices
 from hyperpod_ext.runtime.detection.failure_causes import OomKills, decode_exit
@@ -31,6 +31,7 @@ from hyperpod_ext.runtime.detection.health import HealthContext, examine
 from hyperpod_ext.runtime.detection.preflight import check_tiers
 from hyperpod_ext.runtime.events.log import write_report
 from hyperpod_ext.runtime.fault_injection.from_agent import strike_node
+from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.ipc.environment import (
@@ -72,7 +73,8 @@ class Node:
         """Memory servers that ours was told to copy to."""
         self._beginning: dict[str, Any] = {}
         """Of the decision that ranks restore: the job's run, and the durable tiers that have it."""
-        self._hello: wire.Message = {}
+        self._known: dict[str, Any] = {}
+        """What every member is told of this node."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._coordinator: Coordinator | None = None
@@ -119,11 +121,11 @@ class Node:
         address = self._line.own_address
         if self._coordinator is None:
             await self._door.open(address, 0)
-        self._hello = {
+        self._known = {
             "node": settings.node,
             "pid": os.getpid(),
-            "peer": [address, (await self._memory.ask(r.Listen(host=address))).port],
-            "door": list(self._door.address),
+            "peer": (address, (await self._memory.ask(r.Listen(host=address))).port),
+            "door": self._door.address,
             "domain": os.environ.get(ENV_FAILURE_DOMAIN, ""),
         }
         self._line.greet()
@@ -159,7 +161,7 @@ class Node:
         first = Coordinator.first(self._config, self._settings.node, self._settings.run_dir, free_port(host))
         self._coordinate(first)
 
-    def _take_over(self, own: wire.Message, votes: list[wire.Message]) -> None:
+    def _take_over(self, own: c.AgentHello, votes: list[c.AgentHello]) -> None:
         settings = self._settings
         self._coordinate(Coordinator.successor(self._config, settings.node, settings.run_dir, own, votes))
 
@@ -184,27 +186,28 @@ class Node:
         if self._coordinator is not None:
             self._coordinator.broke(why)
 
-    def _who(self) -> wire.Message:
+    def _who(self, own_id: str, record: wire.Message | None) -> c.AgentHello:
         """What a coordinator is told first."""
-        return {**self._hello, **self._workers.brief(), "leaving": self._told_once, "clock": time.monotonic()}
+        known = {**self._known, **self._workers.summary()}
+        return c.AgentHello(id=own_id, leaving=self._told_once, clock=time.monotonic(), record=record, **known)
 
     # --- what the coordinator says --------------------------------------------------------------
 
     async def _obey(self) -> str:
-        while (message := await self._next_order()) is not None:
-            if message["type"] in ("end", "dismissed"):
+        while (order := await self._next_order()) is not None:
+            if isinstance(order, c.EndJob):
                 self._over = True
-            if message["type"] == "end":
-                if message["state"] != "succeeded":
-                    await self._save_what_there_is(float(message["grace_s"]))
-                return str(message["state"])
-            if message["type"] == "dismissed":
+                if order.state != "succeeded":
+                    await self._save_what_there_is(order.grace_s)
+                return order.state
+            if isinstance(order, c.Released):
+                self._over = True
                 await self._hand_over()
                 return "left"
-            await self._follow(message)
+            await self._follow(order)
         raise JobFailedError(f"node {self._settings.node}: {_LINE_LOST}")
 
-    async def _next_order(self) -> wire.Message | None:
+    async def _next_order(self) -> c.ToAgent | None:
         """Next message of the coordinator, None when it is gone; raises when this node cannot go on."""
         reading = asyncio.ensure_future(self._line.next())
         waited: set[asyncio.Future[Any]] = {reading, self._broken}
@@ -214,15 +217,15 @@ class Node:
             raise JobFailedError(f"node {self._settings.node}: {self._broken.result()}")
         return reading.result()
 
-    async def _come_home(self, limit_s: float) -> None:
+    async def _save_last(self, limit_s: float) -> None:
         """Nobody trains any more: see the newest step to the durable tiers while there is a memory server."""
         ranks = {*self._own_ranks, *self._workers.ranks}
         self._workers.kill_all()  # from here on nobody writes to the slots
         self._last_step = LastStep(self._memory.ask, self._tell, self._event)
         # what was asked for last may not be sealed yet
-        await self._last_step.bring(self._settings.node, lambda: self._held_at_last(ranks), limit_s)
+        await self._last_step.bring(lambda: self._held_at_last(ranks), limit_s)
         await self._copies.tell()
-        self._tell("home", node=self._settings.node)
+        self._tell(c.Uploaded())
 
     async def _save_what_there_is(self, grace_s: float) -> None:
         """The job has ended before its last step: within its grace, the newest that there is."""
@@ -231,7 +234,7 @@ class Node:
         hearing = asyncio.ensure_future(self._hear_to_the_end())
         with contextlib.suppress(OSError, TimeoutError, JobFailedError):  # then older checkpoints have to do
             async with asyncio.timeout(grace_s + _LAST_WORD_S):
-                await self._come_home(grace_s)
+                await self._save_last(grace_s)
                 if self._coordinator is not None:  # which the others tell what has become of their parts
                     await self._coordinator.all_uploaded.wait()
         hearing.cancel()
@@ -239,9 +242,9 @@ class Node:
     async def _hear_to_the_end(self) -> None:
         """What the coordinator says when the job has ended; a line that nobody reads is cut."""
         with contextlib.suppress(JobFailedError):
-            while (message := await self._line.next()) is not None:
-                if message["type"] == "bring_home":
-                    self._last_step.name(str(message["save_id"]))
+            while (order := await self._line.next()) is not None:
+                if isinstance(order, c.UploadSnapshot):
+                    self._last_step.name(order.save_id)
         self._last_step.name("")  # nobody is there to say what all have
 
     async def _hand_over(self) -> None:
@@ -250,70 +253,79 @@ class Node:
             await self._memory.ask(r.WaitIdle(timeout_s=self._config.checkpoint.grace_s))
             await self._copies.tell()
 
-    async def _held_at_last(self, ranks: Collection[int]) -> list[Any]:
+    async def _held_at_last(self, ranks: Collection[int]) -> tuple[c.HeldSnapshot, ...]:
         """Snapshots in this node's memory, once all that `ranks`, which are ended, had asked for is done."""
         if self._memory.ended:
-            return []
+            return ()
         for rank in ranks:
             await self._memory.ask(r.Held(owner=rank, pid=os.getpid()))
-        return list((await self._memory.ask(r.Held())).snapshots)
+        return held_snapshots((await self._memory.ask(r.Held())).snapshots)
 
-    async def _follow(self, message: wire.Message) -> None:
-        match message["type"]:
-            case "record":
-                await self._take_note(message["record"])
-            case "replace":
-                self._start_worker(int(message["rank"]))
-            case "prepare":
-                self._start_worker(int(message["rank"]), int(message["world_size"]))
-            case "unprepare":
+    async def _follow(self, order: c.ToAgent) -> None:
+        """Carry out what the coordinator says; what is for workers is passed on."""
+        match order:
+            case c.Record(record=record):
+                await self._take_note(record)
+            case c.StartWorker(rank=rank):
+                self._start_worker(rank)
+            case c.PrepareWorker(rank=rank, world_size=world_size):
+                self._start_worker(rank, world_size)
+            case c.EndWorkers():
                 self._workers.kill_all()
-            case "settled":
-                ranks, world_size = tuple(self._workers.ranks), int(message["world_size"])
+            case c.MembersReleased(world_size=world_size):
+                ranks = tuple(self._workers.ranks)
                 await self._memory.ask(r.ReleaseDeparted(ranks=ranks, world_size=world_size))
-            case "retire":
-                self._spawn(self._retire())
-            case "abort":
-                self._workers.leave(message)  # first of all: survivors are waiting in their collectives
-            case "begin" | "restore":
-                self._workers.generation = int(message["generation"])  # the first one follows those of earlier runs
-                stored = Decision.from_json(message["decision"]).stored
-                self._beginning = {"run": message["run"], "stored": tuple(stored)}
-                # not at the abort: what ranks saved before they left, or died, is still on its way then
-                if message["type"] == "begin":
-                    self._workers.keep_only(self._own_ranks)
-                await self._memory.ask(r.Fence(generation=self._workers.generation))
-                if message["type"] == "begin":
-                    await self._memory.ask(r.PeerSchedule(step=message.get("peer_step")))
-                if self._config.elastic is not None:
-                    await self._memory.ask(r.Rescale(nodes=self._nodes_in_use))
-                self._workers.send(message)
-            case "go":
-                # until now, when everybody has this step, a newer one might have been needed yet
-                generation, step = self._workers.generation, int(message["step"])
-                await self._memory.ask(r.Fence(generation=generation, step=step, **self._beginning))
-                self._workers.send(message)
-            case "drain_at":
-                await self._memory.ask(r.ScheduleCopy(kind=message["kind"], step=message["step"]))
-            case "durable":
+            case c.DecommissionNode():
+                self._spawn(self._decommission())
+            case c.ScheduleSave(kind=kind, step=step):
+                await self._memory.ask(r.ScheduleCopy(kind=kind, step=step))
+            case c.AskDurableTiers(exclude=exclude):
                 # a store may take its time, and an abort may not wait for it
-                self._spawn(self._look_at_durable(message["besides"]))
-            case "look":
+                self._spawn(self._look_at_durable(exclude))
+            case c.AskHeartbeats():
                 self._workers.watch.answer()
-            case "roll_call":
+            case c.AskAlive(generation=generation):
                 if self._workers.all_live():  # else the news of a death is on its way, and says more
-                    self._tell("present", generation=message["generation"])
-            case "end_hung":
-                self._workers.watch.end(int(message["rank"]), str(message["cause"]))
-            case "finish":
-                self._workers.finishing = True
-                self._workers.send(message)
-            case "come_home":
-                self._spawn(self._come_home(self._config.checkpoint.finish_s))
-            case "bring_home":
-                self._last_step.name(str(message["save_id"]))
+                    self._tell(c.Alive(generation=generation))
+            case c.EndHung(rank=rank, cause=cause):
+                self._workers.watch.end(rank, cause)
+            case c.SaveLast():
+                self._spawn(self._save_last(self._config.checkpoint.finish_s))
+            case c.UploadSnapshot(save_id=save_id):
+                self._last_step.name(save_id)
+            case c.Heard() | c.StopNode() | c.EndJob() | c.Released():
+                pass  # the client of the coordinator and `_obey` have read these
             case _:
-                self._workers.send(message)
+                await self._lead_workers(order)
+
+    async def _lead_workers(self, order: c.ToWorker) -> None:
+        """What the ranks of a generation are to do; the memory server hears of it first."""
+        match order:
+            case c.AbortGeneration():
+                self._workers.leave(order)  # first of all: survivors are waiting in their collectives
+                return
+            case c.BeginGeneration() | c.TryNext():
+                await self._begin(order)
+            case c.GoOn(step=step):
+                # until now, when everybody has this step, a newer one might have been needed yet
+                generation = self._workers.generation
+                await self._memory.ask(r.Fence(generation=generation, step=step, **self._beginning))
+            case c.FinishTraining():
+                self._workers.finishing = True
+        self._workers.send(order)
+
+    async def _begin(self, order: c.BeginGeneration | c.TryNext) -> None:
+        self._workers.generation = order.generation  # the first one follows those of earlier runs
+        stored = Decision.from_json(encode(order.decision)).stored
+        self._beginning = {"run": order.run, "stored": tuple(stored)}
+        # not at the abort: what ranks saved before they left, or died, is still on its way then
+        if isinstance(order, c.BeginGeneration):
+            self._workers.keep_only(self._own_ranks)
+        await self._memory.ask(r.Fence(generation=self._workers.generation))
+        if isinstance(order, c.BeginGeneration):
+            await self._memory.ask(r.PeerSchedule(step=order.peer_step))
+        if self._config.elastic is not None:
+            await self._memory.ask(r.Rescale(nodes=self._nodes_in_use))
 
     async def _take_note(self, record: wire.Message) -> None:
         """The job has other nodes than before, or this one is in it now."""
@@ -358,18 +370,24 @@ class Node:
             self._event("ill", ailments=health.ailments, seconds=health.seconds)
             self._lose(f"it is not fit for a worker: {health.sentence()}")
             return
-        await self._workers.start(rank, start, self._zygote, next_world, coming=next_world is not None)
+        await self._workers.start(rank, start, self._zygote, next_world, joining=next_world is not None)
 
-    async def _retire(self) -> None:
+    async def _decommission(self) -> None:
         """Another node has this one's ranks; what its memory holds may still be needed."""
         ranks = self._workers.ranks
         self._workers.kill_all()
-        self._tell("retired", held=await self._held_at_last(ranks))
+        self._tell(c.Decommissioned(held=await self._held_at_last(ranks)))
 
-    async def _look_at_durable(self, besides: list[list[str]]) -> None:
-        found = encode(await self._memory.ask(r.Durable(exclude=tuple((url, save_id) for url, save_id in besides))))
-        found["newest_generation"] = found.pop("generation")
-        self._tell("durable", besides=besides, **found)
+    async def _look_at_durable(self, exclude: tuple[tuple[str, str], ...]) -> None:
+        found = await self._memory.ask(r.Durable(exclude=exclude))
+        checkpoints = tuple(c.DurableCheckpoint.model_validate(one) for one in found.checkpoints)
+        answer = c.DurableAnswer(
+            checkpoints=checkpoints,
+            newest_generation=found.generation,
+            problems=found.problems,
+            unreachable=found.unreachable,
+        )
+        self._tell(answer)
 
     # --- the memory server ----------------------------------------------------------------------
 
@@ -394,9 +412,9 @@ class Node:
         self._start_memory_server(self._next_memory_socket)
         if answers := await self._memory.succeed(self._next_memory_socket):
             ports = [answer.port for answer in answers if isinstance(answer, r.PeerPort)]
-            if ports and self._hello:  # others send it anew what it is to hold for them
-                self._hello["peer"] = [self._hello["peer"][0], *ports]
-                self._tell("serves", node=self._settings.node, peer=self._hello["peer"])
+            if ports and self._known:  # others send it anew what it is to hold for them
+                self._known["peer"] = self._known["peer"][0], ports[0]
+                self._tell(c.ServesPeers(peer=self._known["peer"]))
             self._event("memory_back", seconds=round(time.monotonic() - began, 4))
 
     def _why_no_other_memory(self, step: int) -> str | None:
@@ -434,10 +452,13 @@ class Node:
         return environ
 
     def _event(self, event: str, **fields: Any) -> None:
-        self._tell("event", event=event, **{"t": time.monotonic(), **fields, "node": self._settings.node})
+        t = fields.pop("t", None) or time.monotonic()
+        self._tell(c.Event(event=event, t=t, fields={**fields, "node": self._settings.node}))
 
-    def _tell(self, kind: str, /, **fields: Any) -> None:
-        self._line.tell({"generation": self._workers.generation, **fields, "type": kind})
+    def _tell(self, report: c.FromAgent) -> None:
+        """To the coordinator. What a worker says that has joined no generation yet is of the one its agent is in."""
+        own = {} if report.generation else {"generation": self._workers.generation}
+        self._line.tell(report.model_copy(update=own))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` beside everything else; its failure is the node's."""
@@ -459,8 +480,12 @@ class Node:
         """A process that this node cannot be without is gone; a spare can take its place."""
         self._break(why, lost=True)
 
-    def _break(self, why: str, *, tell: str = "broken", code: str = _FAILED, lost: bool = False) -> None:
-        """This node cannot go on: have the coordinator say what follows, and end anyway if it does not."""
+    def _break(self, why: str, *, code: str = _FAILED, lost: bool = False) -> None:
+        """This node cannot go on."""
+        self._say_last(c.NodeBroken(cause=why, code=code, lost=lost), why)
+
+    def _say_last(self, report: c.NodeBroken | c.CancelJob, why: str) -> None:
+        """Have the coordinator say what follows, and end anyway if it does not."""
 
         def give_up() -> None:
             if not self._broken.done():
@@ -469,7 +494,7 @@ class Node:
         if not self._line.connected:
             give_up()
         else:
-            self._tell(tell, node=self._settings.node, cause=why, code=code, lost=lost)
+            self._tell(report)
             asyncio.get_running_loop().call_later(_LAST_WORD_S, give_up)
 
     def _told_to_end(self) -> None:
@@ -478,7 +503,7 @@ class Node:
             self._cancel()
             return
         self._told_once = True
-        self._tell("leave", node=self._settings.node)
+        self._tell(c.Leave())
 
     def _take_notice(self, notice: notices.Notice) -> bool:
         """This node will be taken away."""
@@ -496,4 +521,4 @@ class Node:
         if self._coordinator is not None:
             self._coordinator.cancel()
         else:
-            self._break("cancelled", tell="cancel")
+            self._say_last(c.CancelJob(), "cancelled")

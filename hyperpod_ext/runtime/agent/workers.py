@@ -8,9 +8,10 @@ import itertools
 import os
 import signal
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,18 +26,19 @@ from hyperpod_ext.runtime.detection.death_watch import Lifeline, dying_of, has_g
 from hyperpod_ext.runtime.detection.failure_causes import is_out_of_memory
 from hyperpod_ext.runtime.detection.heartbeat import ENV_PULSE
 from hyperpod_ext.runtime.fault_injection.from_agent import KillOnce, strike_node
+from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.declared import checked_version, encode, read
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
 
-_OF_THIS_WORLD = frozenset({"begin", "restore", "go", "finish", "ask_stop", "stop_at", "go_on"})
-"""What is no business of a worker that waits for the next world."""
 _STARTS = itertools.count(1)
 _DYING_LOOKS, _DYING_LOOK_S = 20, 0.001
 """How often, and how far apart, it is looked whether all threads of a dying process have come to their end."""
 _LAST_EVENT_S = 0.02
 """How long the word of a rehearsed end of this node has to get away."""
 
-Tell = Callable[..., None]
+Tell = Callable[[c.FromAgent], None]
+Log = Callable[..., None]
 Spawn = Callable[[Coroutine[Any, Any, None]], None]
 
 
@@ -48,13 +50,13 @@ class _Worker:
     pid: int
     log: Path
     lifeline: Lifeline | None
-    coming: bool = False
-    """Whether it is a rank of the next world, and waits for that."""
+    joining: bool = False
+    """Whether it waits for the next rank assignment."""
     step: int = 0
     """Step it is making, as far as it has told."""
     joined: int = 0
     """Newest generation it has asked to join."""
-    waiting: wire.Message | None = None
+    waiting: c.Join | None = None
     """What it asked with, until that generation begins."""
     writer: asyncio.StreamWriter | None = None
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
@@ -74,7 +76,7 @@ class Workers:
         spawn: runs work beside everything else.
     """
 
-    def __init__(self, settings: NodeSettings, memory: MemoryLine, *, tell: Tell, event: Tell, spawn: Spawn) -> None:
+    def __init__(self, settings: NodeSettings, memory: MemoryLine, *, tell: Tell, event: Log, spawn: Spawn) -> None:
         self._settings, self._config, self._memory = settings, settings.config, memory
         self._tell, self._event, self._spawn = tell, event, spawn
         rehearsing = settings.chaos and not settings.rejoin and self._config.chaos is not None
@@ -113,38 +115,39 @@ class Workers:
         """Whether none of them ends at this moment."""
         return all_live([worker.pid for worker in self._workers.values()])
 
-    def brief(self) -> dict[str, Any]:
-        """What a coordinator that does not know these workers must be told of them."""
+    def summary(self) -> dict[str, Any]:
+        """What a coordinator that does not know these workers must be told of them: fields of `AgentHello`."""
         return {
             "generation": self.generation,
             "moved_in": self.moved_in,
             "workers": {
-                str(rank): {"pid": worker.pid, "step": worker.step, "coming": worker.coming}
+                rank: c.RunningWorker(pid=worker.pid, step=worker.step, joining=worker.joining)
                 for rank, worker in self._workers.items()
             },
-            "committed": max((worker.step - 1 for worker in self._workers.values()), default=0),
-            "exited": {str(rank): code for rank, code in self.exited.items()},
+            "committed": max((worker.step - 1 for worker in self._workers.values() if worker.step), default=0),
+            "exited": dict(self.exited),
         }
 
-    def send(self, message: wire.Message) -> None:
-        """To all workers here."""
-        frame, begins = wire.encode(message), message["type"] == "begin"
+    def send(self, order: c.ToWorker) -> None:
+        """To all workers here; those that wait for the next rank assignment hear of aborts alone."""
+        frame = wire.encode(encode(order))
         for rank, worker in self._workers.items():
-            if worker.writer is None or (worker.coming and message["type"] in _OF_THIS_WORLD):
+            if worker.writer is None or (worker.joining and not isinstance(order, c.AbortGeneration)):
                 continue
-            if begins:
+            if isinstance(order, c.BeginGeneration):
                 worker.waiting = None
-                frame = wire.encode({**message, "rank": rank, "world_size": len(message["addresses"])})
+                own = order.model_copy(update={"rank": rank, "world_size": len(order.addresses)})
+                frame = wire.encode(encode(own))
             worker.writer.write(frame)
 
-    def leave(self, message: wire.Message) -> None:
+    def leave(self, order: c.AbortGeneration) -> None:
         """A generation is over: tell everybody, and end those that do not come out of it in time."""
-        self.generation = int(message["generation"])
-        if message.get("drop_coming"):  # another coordinator knows nothing of the world that they wait for
-            self.keep_only([rank for rank, worker in self._workers.items() if not worker.coming])
-        if int(message.get("moved_in", 0)) > self.moved_in:
-            self._renumber({int(rank): int(now) for rank, now in message["moved"].items()}, int(message["moved_in"]))
-        self.send(message)
+        self.generation = order.generation
+        if order.drop_joining:  # another coordinator knows nothing of the rank assignment that they wait for
+            self.keep_only([rank for rank, worker in self._workers.items() if not worker.joining])
+        if order.moved_in > self.moved_in:
+            self._renumber(order.moved, order.moved_in)
+        self.send(order)
         for rank, worker in self._workers.items():
             if worker.waiting is not None:  # it waits for a generation that never began; let it wait for this one
                 self._spawn(self._join(rank, worker, worker.waiting))
@@ -152,12 +155,12 @@ class Workers:
             asyncio.get_running_loop().call_later(wait_s, self._end_stuck, worker, self.generation)
 
     def _renumber(self, moved: Mapping[int, int], generation: int) -> None:
-        """The job has another world. Workers without a number in it are ended by an order of their own."""
-        numbers = {rank: rank if worker.coming else moved.get(rank, rank) for rank, worker in self._workers.items()}
-        self.watch.renumber({rank: now for rank, now in numbers.items() if not self._workers[rank].coming})
+        """Ranks have got other numbers. Workers without one are ended by an order of their own."""
+        numbers = {rank: rank if worker.joining else moved.get(rank, rank) for rank, worker in self._workers.items()}
+        self.watch.renumber({rank: now for rank, now in numbers.items() if not self._workers[rank].joining})
         self._workers = {numbers[rank]: worker for rank, worker in self._workers.items()}
         for rank, worker in self._workers.items():
-            worker.rank, worker.coming = rank, False
+            worker.rank, worker.joining = rank, False
         self.moved_in = generation
 
     def learn(self, faults: Sequence[Mapping[str, Any]]) -> None:
@@ -185,9 +188,9 @@ class Workers:
         return self._starts[rank]
 
     async def start(
-        self, rank: int, this: int, zygote: Zygote, world_size: int | None = None, *, coming: bool = False
+        self, rank: int, this: int, zygote: Zygote, world_size: int | None = None, *, joining: bool = False
     ) -> None:
-        """Fork a worker for `rank`; one that is there already is ended. `coming`: of the next world.
+        """Fork a worker for `rank`; one that is there already is ended. `joining`: of the next rank assignment.
 
         None stays where it was expected once more meanwhile, or is not wanted any longer.
         """
@@ -218,7 +221,7 @@ class Workers:
             on_exit(pid, lambda status: None)
             os.kill(pid, signal.SIGKILL)
             return
-        worker = _Worker(rank, pid, log, lifeline, coming)
+        worker = _Worker(rank, pid, log, lifeline, joining)
         async with self._known:
             self._workers[rank] = worker
             self._known.notify_all()
@@ -278,29 +281,33 @@ class Workers:
         never_joined = worker.writer is None
         if self.finishing or (code == 0 and never_joined):
             self.exited[rank] = code
-            self._tell("exited", rank=rank, code=code)
+            self._tell(c.Exited(rank=rank, code=code))
             return
         fate = self.watch.fate(rank, status, worker.step, _last_words(worker.log) if code > 0 else "")
         if not worker.gone.is_set() and (fate["kind"] == "out-of-memory" or has_gpu()):
             self._leaving[rank] = worker.gone
         hint = f"The whole story is in {worker.log}." if code >= 0 else ""
         # a script that exits by itself would do so again; one that was killed may not
-        self._tell("died", rank=rank, exit_code=code, final=code >= 0, hint=hint, t=seen, **fate)
+        self._tell(c.Died(rank=rank, exit_code=code, final=code >= 0, hint=hint, t=seen, **fate))
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One worker's line, for as long as it lives."""
         pid = wire.check_same_user(writer.get_extra_info("socket"))
-        if (hello := await wire.read(reader)) is None:
+        if (first := await wire.read(reader)) is None:
             return  # it died before its first word; its pidfd tells
-        rank = int(hello["rank"])
-        worker = await self._worker_of(rank, pid)
+        try:
+            hello = read(c.WorkerHello, checked_version(first, "this agent", "its worker"), "hello")
+        except wire.WireError as error:
+            sys.stderr.write(f"process {pid} was refused: {error}\n")
+            raise
+        worker = await self._worker_of(hello.rank, pid)
         worker.writer = writer
         if worker.lifeline is not None:
             given = (worker, worker.lifeline, asyncio.get_running_loop())
             threading.Thread(target=self._wait_for_death, args=given, name="hpx-lifeline", daemon=True).start()
         try:
             while (message := await wire.read(reader)) is not None:
-                await self._pass_on(worker.rank, worker, message)
+                await self._read(worker, message)
         finally:
             worker.hung_up.set()
 
@@ -310,27 +317,43 @@ class Workers:
             await self._known.wait_for(lambda: rank in self._workers and self._workers[rank].pid == pid)
             return self._workers[rank]
 
-    async def _pass_on(self, rank: int, worker: _Worker, message: wire.Message) -> None:
-        if message["type"] == "join":
-            await self._join(rank, worker, message)
+    async def _read(self, worker: _Worker, message: wire.Message) -> None:
+        """What is damaged is refused, and the next message is read."""
+        try:
+            report = c.WORKER_REPORTS.decode(message)
+        except wire.WireError as error:
+            sys.stderr.write(f"a message of rank {worker.rank} was refused: {error}\n")
             return
-        self.watch.heard(rank, message)
-        if message["type"] == "event" and message["event"] in ("begun", "step"):
-            worker.step = int(message["step"]) + 1
-            if self._kill.due(rank, worker.step):
-                with contextlib.suppress(ProcessLookupError):  # a real fault was quicker
-                    os.kill(worker.pid, signal.SIGKILL)
-                self._event("killed", rank=rank, step=worker.step)
-            if self._kill.due_node(self._settings.node, worker.step):
-                self._lose_node(worker.step)
-        elif message["type"] == "finished":
-            worker.finished = True
-        elif message["type"] == "failed":
-            kind = "out-of-memory" if is_out_of_memory(str(message["cause"])) else "exception"
-            message |= {"t": time.monotonic(), "kind": kind, "phase": self.watch.phase(rank)}
-        # a worker that has joined no generation yet speaks for the one its agent is in
-        message["generation"] = message.get("generation") or self.generation
-        self._tell(message.pop("type"), **{**message, "rank": rank})
+        await self._pass_on(worker.rank, worker, report)
+
+    async def _pass_on(self, rank: int, worker: _Worker, report: c.FromWorker) -> None:
+        own: dict[str, Any] = {"rank": rank}
+        match report:
+            case c.Join():
+                await self._join(rank, worker, report)
+                return
+            case c.Event():
+                self.watch.heard(rank, report)
+                self._stepped(worker, report)
+            case c.Finished():
+                worker.finished = True
+            case c.Failed(cause=cause):
+                kind = "out-of-memory" if is_out_of_memory(cause) else "exception"
+                own |= {"t": time.monotonic(), "kind": kind, "phase": self.watch.phase(rank)}
+        self._tell(report.model_copy(update=own))
+
+    def _stepped(self, worker: _Worker, report: c.Event) -> None:
+        """A worker told of a step that it has made, or begins to make; faults may be rehearsed there."""
+        made, rank = report.fields.get("step"), worker.rank
+        if report.event not in ("begun", "step") or not isinstance(made, int):
+            return
+        worker.step = made + 1
+        if self._kill.due(rank, worker.step):
+            with contextlib.suppress(ProcessLookupError):  # a real fault was quicker
+                os.kill(worker.pid, signal.SIGKILL)
+            self._event("killed", rank=rank, step=worker.step)
+        if self._kill.due_node(self._settings.node, worker.step):
+            self._lose_node(worker.step)
 
     def _lose_node(self, step: int) -> None:
         """A rehearsal: everything on this node dies, as soon as the event log has been told."""
@@ -339,12 +362,18 @@ class Workers:
         fault = NodeFault(kind="sigkill", node=self._settings.node)
         asyncio.get_running_loop().call_later(_LAST_EVENT_S, strike_node, fault, lambda: None)
 
-    async def _join(self, rank: int, worker: _Worker, message: wire.Message) -> None:
-        worker.joined, worker.waiting, worker.finished = self.generation, message, False
+    async def _join(self, rank: int, worker: _Worker, report: c.Join) -> None:
+        worker.joined, worker.waiting, worker.finished = self.generation, report, False
         held = await self._memory.ask(r.Held(owner=rank, pid=worker.pid))
         rank = worker.rank
-        if self._workers.get(rank) is worker and worker.waiting is message:
-            self._tell("join", **{**message, "rank": rank, "pid": worker.pid, "held": held.snapshots})
+        if self._workers.get(rank) is worker and worker.waiting is report:
+            own = {"rank": rank, "pid": worker.pid, "held": held_snapshots(held.snapshots)}
+            self._tell(report.model_copy(update=own))
+
+
+def held_snapshots(snapshots: Iterable[Mapping[str, Any]]) -> tuple[c.HeldSnapshot, ...]:
+    """What a memory server says that it has, as the coordinator is told."""
+    return tuple(c.HeldSnapshot.model_validate(one) for one in snapshots)
 
 
 def _last_words(log: Path) -> str:

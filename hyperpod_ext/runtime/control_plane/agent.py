@@ -17,7 +17,9 @@ from typing import Any, Protocol
 
 from hyperpod_ext.runtime.control_plane.finish_step import Unharmed
 from hyperpod_ext.runtime.control_plane.stop_at_step import Boundary
+from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.declared import encode, with_version
 from hyperpod_ext.runtime.ipc.environment import WorkerEnvironment
 from hyperpod_ext.runtime.process_group.groups import ProcessGroups
 from hyperpod_ext.runtime.process_group.store import Endpoint, PartitionedStore
@@ -93,35 +95,33 @@ class Session:
         self.environment, self._groups = environment, groups
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(environment.agent_socket)
-        self._inbox: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[c.ToWorker] = queue.SimpleQueue()
         self._sending = threading.Lock()
         self._newest = 1
         self._unharmed = Unharmed()
         self.generation = 0
-        self.boundary = Boundary(lambda kind, **fields: self._send({"type": kind, **fields}))
+        self.boundary = Boundary(self._send)
         self._endpoint = Endpoint(environment.rank, environment.secret, _end)
-        self._send({"type": "hello", "rank": environment.rank, "pid": os.getpid()})
+        hello = c.WorkerHello(rank=environment.rank, pid=os.getpid())
+        wire.send(self._socket, with_version(encode(hello)))
         threading.Thread(target=self._listen, name="hpx-session", daemon=True).start()
 
     def join(self, live: Whole | None) -> Generation:
         """Wait for the next generation to begin; `live` is what this rank can offer, if anything."""
-        live_brief = None if live is None else asdict(live)
-        self._send({"type": "join", "live": live_brief, "store_port": self._endpoint.port})
+        has = None if live is None else c.LiveState(**asdict(live))
+        self._send(c.Join(live=has, store_port=self._endpoint.port))
         while True:
-            message = self._inbox.get()
-            if message["type"] == "begin":
-                self.generation = int(message["generation"])
-                addresses = tuple((str(host), int(port)) for host, port in message["addresses"])
-                peers = {int(node): (str(host), int(port)) for node, (host, port) in message["peers"].items()}
-                decision, moved = Decision.from_json(message["decision"]), self._move(message)
-                every = message.get("memory_every")
+            order = self._inbox.get()
+            if isinstance(order, c.BeginGeneration):
+                self.generation = order.generation
+                decision, moved = Decision.from_json(encode(order.decision)), self._move(order)
                 self.boundary.enter()
-                return Generation(self.generation, decision, addresses, peers, moved, every and int(every))
+                every = order.memory_every
+                return Generation(self.generation, decision, order.addresses, order.peers, moved, every)
 
-    def _move(self, message: wire.Message) -> bool:
+    def _move(self, order: c.BeginGeneration) -> bool:
         """Take the number that this process has among the ranks of the generation."""
-        rank, world_size = int(message["rank"]), int(message["world_size"])
-        environment = replace(self.environment, rank=rank, world_size=world_size)
+        environment = replace(self.environment, rank=order.rank, world_size=order.world_size)
         moved, self.environment = environment != self.environment, environment
         if moved:
             self._endpoint.rank = environment.rank
@@ -136,25 +136,24 @@ class Session:
 
     def restored(self, attempt: int, error: str) -> tuple[int | None, Decision | None]:
         """Report a restore; returns `(step, None)` to go on from, or `(None, decision)` to try next."""
-        self._send({"type": "restored", "attempt": attempt, "error": error})
-        message = self._next("go", "restore")
-        if message["type"] == "go":
-            return int(message["step"]), None
-        return None, Decision.from_json(message["decision"])
+        self._send(c.Restored(attempt=attempt, error=error))
+        order: c.GoOn | c.TryNext = self._next(c.GoOn, c.TryNext)
+        if isinstance(order, c.GoOn):
+            return order.step, None
+        return None, Decision.from_json(encode(order.decision))
 
     def finished(self, digest: str) -> None:
         """Report the end of training and wait until every rank has come this far."""
-        self._send({"type": "finished", "digest": digest})
-        self._next("finish")
+        self._send(c.Finished(digest=digest))
+        self._next(c.FinishTraining)
 
     def event(self, event: str, **fields: Any) -> None:
         """Tell the job's event log."""
-        self._send({"type": "event", "event": event, "t": time.monotonic(), **fields})
+        self._send(c.Event(event=event, t=time.monotonic(), fields=fields))
 
     def failed(self, cause: str, step: int, *, final: bool, code: str, hint: str, place: str = "") -> bool:
         """Report that the training function raised. The agent ends this process where it has to end."""
-        told = {"cause": cause, "step": step, "final": final, "code": code, "hint": hint, "place": place}
-        self._send({"type": "failed", **told})
+        self._send(c.Failed(cause=cause, step=step, final=final, code=code, hint=hint, place=place))
         return True
 
     @property
@@ -177,49 +176,56 @@ class Session:
                 self._inbox.get(timeout=left)
         return True
 
-    def _next(self, *types: str) -> wire.Message:
-        """Next message of one of `types`.
+    def _next(self, *kinds: type[Any]) -> Any:
+        """Next order of one of these kinds.
 
         Raises:
             AbortedError: the generation ended first.
         """
         while not self.aborted:
-            message = self._inbox.get()
-            if message["type"] in types and message["generation"] == self.generation:
-                return message
+            order = self._inbox.get()
+            if isinstance(order, kinds) and order.generation == self.generation:
+                return order
         raise AbortedError(f"generation {self.generation} is over")
 
     def _listen(self) -> None:
-        while (message := self._receive()) is not None:
-            match message["type"]:
-                case "ask_stop":
-                    ends = bool(message.get("ends"))
-                    self.boundary.ask(int(message["number"]), int(message["step"]), ends=ends)
+        while (order := self._receive()) is not None:
+            match order:
+                case c.AskStop(number=number, step=step, ends=ends):
+                    self.boundary.ask(number, step, ends=ends)
                     continue
-                case "stop_at":
-                    self.boundary.agree(int(message["number"]))
+                case c.StopAtStep(number=number):
+                    self.boundary.agree(number)
                     continue
-                case "go_on":
-                    self.boundary.withdraw(int(message["number"]))
+                case c.WithdrawStop(number=number):
+                    self.boundary.withdraw(number)
                     continue
-                case "abort":
+                case c.AbortGeneration(generation=generation):
                     if not self.aborted:
                         self._unharmed.look()
-                    self._newest = int(message["generation"])
+                    self._newest = generation
                     self._groups.cut()
                     self.boundary.withdraw()
-            self._inbox.put(message)
+            self._inbox.put(order)
         os._exit(1)  # the agent is gone; a worker without one has no job
 
-    def _receive(self) -> wire.Message | None:
-        try:
-            return wire.receive(self._socket)
-        except ConnectionError:
-            return None
+    def _receive(self) -> c.ToWorker | None:
+        """Next order; one that is damaged is refused, and the next is read."""
+        while True:
+            try:
+                if (message := wire.receive(self._socket)) is None:
+                    return None
+            except ConnectionError:
+                return None
+            try:
+                return c.WORKER_ORDERS.decode(message)
+            except wire.WireError as error:
+                sys.stderr.write(f"a message of the agent was refused: {error}\n")
 
-    def _send(self, message: wire.Message) -> None:
+    def _send(self, report: c.FromWorker) -> None:
+        own = report.model_copy(update={"generation": report.generation or self.generation})
         with self._sending:
-            wire.send(self._socket, {"generation": self.generation, **message})
+            wire.send(self._socket, encode(own))
 
 
 def _end(why: str) -> None:

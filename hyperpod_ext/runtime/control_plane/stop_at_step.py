@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
-Tell = Callable[..., None]
+from hyperpod_ext.runtime.ipc.control_messages import Halted, StopAnswer
+
+Tell = Callable[[StopAnswer | Halted], None]
 
 
 class Boundary:
     """Asked from the thread that listens, passed by the main one.
 
     Args:
-        tell: takes this rank's answers, as a message's type and fields.
+        tell: takes this rank's answers.
     """
 
     ends = False
     """Whether processes end where they halt, so that only what is saved survives it."""
 
-    def __init__(self, tell: Tell = lambda kind, **fields: None) -> None:
+    def __init__(self, tell: Tell = lambda report: None) -> None:
         self._tell = tell
         self._changed = threading.Condition()
         self._making = -1
@@ -44,7 +45,7 @@ class Boundary:
             self._number, self._agreed, self.ends = number, False, ends
             self._stop = step if can else None
             self._changed.notify_all()
-            self._tell("stop_answer", number=number, can=can, at=self._making, over=over)
+            self._tell(StopAnswer(number=number, can=can, at=self._making, over=over))
 
     def agree(self, number: int) -> None:
         """Every rank can."""
@@ -89,10 +90,10 @@ class Boundary:
     def _is_due(self, step: int) -> bool:
         return self._stop is not None and self._stop <= step
 
-    def halt(self, step: int, **fields: Any) -> None:
+    def halt(self, step: int) -> None:
         """Say that this rank stands, and wait until the generation is over, or all go on after all."""
         with self._changed:
             number = self._number
-            self._tell("halted", number=number, step=step, **fields)
+            self._tell(Halted(number=number, step=step))
             self._changed.wait_for(lambda: self._stop is None or self._number != number)
             self._making = step + 1

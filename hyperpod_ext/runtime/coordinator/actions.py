@@ -6,6 +6,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from hyperpod_ext.runtime.coordinator.durable_query import DurableQuery, Excluded
@@ -16,6 +17,7 @@ from hyperpod_ext.runtime.coordinator.outbox import Outbox
 from hyperpod_ext.runtime.coordinator.resize_clock import ResizeClock
 from hyperpod_ext.runtime.coordinator.resize_orders import tell_wanted
 from hyperpod_ext.runtime.coordinator.save_schedule import SaveSchedule
+from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.membership import actions as m
 from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.membership.node_states import NodeState
@@ -70,13 +72,14 @@ class Actions:
             self._outbox.share_record()
 
     def _do(self, action: m.Action) -> None:
+        generation = self._membership.generation
         match action:
             case m.Begin(_, decision):
                 self._begin(decision)
             case m.AskDurable(exclude):
                 self.durable.ask(exclude)
             case m.Restore(_, decision):
-                self._outbox.to_workers("restore", decision=decision.to_json(), run=self._run.name)
+                self._outbox.to_all(c.TryNext(generation=generation, decision=told(decision), run=self._run.name))
             case m.Go(step):
                 self._go(step)
             case m.Abort() if self._end.is_stopping:
@@ -84,13 +87,13 @@ class Actions:
             case m.Abort(_, rank):
                 self._abort(rank)
             case m.Replace(rank):
-                self._outbox.send(self._membership.nodes[rank], {"type": "replace", "rank": rank})
+                self._outbox.send(self._membership.nodes[rank], c.StartWorker(rank=rank))
             case m.TakeOver(node, ranks):
                 self._take_over(node, ranks)
             case m.AwaitNode(node):
                 self._await_node(node)
             case m.Finish():
-                self._outbox.to_workers("finish")
+                self._outbox.to_all(c.FinishTraining(generation=generation))
             case m.Fail():
                 self._end.fail(action)
             case m.Cancel():
@@ -102,23 +105,24 @@ class Actions:
 
     def _resize(self, action: m.Action) -> None:
         """An action on the way to another number of nodes."""
+        generation = self._membership.generation
         match action:
             case m.Prepare(rank, node, world_size):
-                self._outbox.send(node, {"type": "prepare", "rank": rank, "world_size": world_size})
+                self._outbox.send(node, c.PrepareWorker(rank=rank, world_size=world_size))
             case m.EndPrepared(node):
-                self._outbox.send(node, {"type": "unprepare"})
+                self._outbox.send(node, c.EndWorkers())
             case m.AskStop(number, step, later):
-                ask = functools.partial(self._outbox.to_workers, "ask_stop", number=number, step=step)
-                asyncio.get_running_loop().call_later(ASK_LATER_S if later else 0.0, ask)
+                ask = c.AskStop(generation=generation, number=number, step=step)
+                asyncio.get_running_loop().call_later(ASK_LATER_S if later else 0.0, self._outbox.to_all, ask)
             case m.StopAt(number):
-                self._outbox.to_workers("stop_at", number=number)
+                self._outbox.to_all(c.StopAtStep(generation=generation, number=number))
             case m.WithdrawStop(number):
-                self._outbox.to_workers("go_on", number=number)
+                self._outbox.to_all(c.WithdrawStop(generation=generation, number=number))
             case m.WantNodes(count):
                 self._want_nodes(count)
             case m.Decommission(node):
                 self._log("node_retired", node=node)
-                self._outbox.send(node, {"type": "retire"})
+                self._outbox.send(node, c.DecommissionNode())
             case m.Release(nodes):
                 self._release(nodes)
 
@@ -128,43 +132,44 @@ class Actions:
         membership = self._membership
         world_size, generation = len(membership.nodes), membership.generation
         self._log("generation", generation=generation, step=decision.step, world_size=world_size)
-        addresses = [self._ranks.stores[rank] for rank in sorted(membership.nodes)]
+        addresses = tuple(self._ranks.stores[rank] for rank in sorted(membership.nodes))
         self._ranks.steps.clear()
         every = self._schedule.begins(time.monotonic())
         membership.retention.next_due = self._schedule.policy.next_due
-        self._outbox.to_workers(
-            "begin",
-            decision=decision.to_json(),
+        order = c.BeginGeneration(
+            generation=generation,
+            decision=told(decision),
             addresses=addresses,
             peers=self._members.table("peer"),
             run=self._run.name,
             memory_every=every,
             peer_step=self._schedule.peer_step,
         )
+        self._outbox.to_all(order)
 
     def _go(self, step: int) -> None:
         self._log("go", step=step)
         self._schedule.went_on(self._membership)
-        self._outbox.to_workers("go", step=step)
+        self._outbox.to_all(c.GoOn(generation=self._membership.generation, step=step))
         if self._membership.states.going:
             self._release_in_time()
 
     def _abort(self, rank: int) -> None:
         self._formation.begins(time.monotonic())
         membership, renumbering = self._membership, self._membership.renumbering
-        numbers: dict[str, Any] = {}
-        if renumbering.moves:  # an agent that has missed it goes by the old numbers still
-            numbers = {"moved": renumbering.last, "moved_in": renumbering.newest}
         if renumbering.newest == membership.generation:
             self._ranks.stores.clear()
             self._outbox.share_record()  # first: who has new numbers must be able to tell another coordinator
-        self._outbox.to_workers("abort", rank=rank, **numbers)
+        # an agent that has missed the last renumbering goes by the old numbers still
+        moved, moved_in = renumbering.last, renumbering.newest
+        generation = membership.generation
+        self._outbox.to_all(c.AbortGeneration(generation=generation, rank=rank, moved=moved, moved_in=moved_in))
 
     def _ask_durable(self, exclude: Excluded) -> int | None:
         if self._end.ended.done() or not self._members.agents:
             return None
         node = min(self._members.agents)
-        self._outbox.send(node, {"type": "durable", "besides": exclude})
+        self._outbox.send(node, c.AskDurableTiers(exclude=exclude))
         return node
 
     def _write(self, event: str, fields: Mapping[str, Any]) -> None:
@@ -214,5 +219,14 @@ class Actions:
             self._members.forget(node)
         if self._run.config.elastic is not None:
             tell_wanted(self._run.run_dir, sorted(self._members.members))
-        self._outbox.to_agents({"type": "settled", "world_size": len(self._membership.nodes)})
+        self._outbox.to_all(c.MembersReleased(world_size=len(self._membership.nodes)))
         self._outbox.share_record()
+
+
+def told(decision: Decision) -> c.RestoreDecision:
+    """A decision, as ranks are told of it."""
+    sources = {
+        rank: tuple(c.RestoreSource(**asdict(source)) for source in several)
+        for rank, several in decision.sources.items()
+    }
+    return c.RestoreDecision(step=decision.step, sources=sources)

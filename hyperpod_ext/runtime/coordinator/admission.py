@@ -8,9 +8,9 @@ from hyperpod_ext.runtime.coordinator.actions import Actions
 from hyperpod_ext.runtime.coordinator.job_end import JobEnd
 from hyperpod_ext.runtime.coordinator.job_run import Formation, JobRun
 from hyperpod_ext.runtime.coordinator.members import Agent, Members
-from hyperpod_ext.runtime.coordinator.outbox import Outbox
+from hyperpod_ext.runtime.coordinator.outbox import Outbox, frame_of
 from hyperpod_ext.runtime.events.log import EventLog
-from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.membership.actions import Phase, Replace
 from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.membership.node_states import HAD_RANKS
@@ -33,7 +33,7 @@ class Admission:
         self._run, self._members, self._membership, self._outbox = run, members, membership, outbox
         self._formation, self._end, self._actions, self._events = formation, end, actions, events
 
-    def refusal(self, node: int, hello: wire.Message) -> str:
+    def refusal(self, node: int, hello: c.AgentHello) -> str:
         """Why an agent is not let in; empty: it is."""
         config = self._run.config
         if not 0 <= node < config.most_nodes + config.spares:
@@ -43,25 +43,25 @@ class Admission:
             return "the coordinator has stood down: it reaches too few of the job's nodes"
         if node in self._members.agents:
             return "another agent says that it is this node, and is there"
-        if hello["record"] is not None:
+        if hello.record is not None:
             known = self._members.members.get(node)
-            return "" if known and known["id"] == hello["id"] else "it was given up, and the others went on without it"
+            return "" if known and known["id"] == hello.id else "it was given up, and the others went on without it"
         if self._membership.is_shut_out(node):
             return f"it was lost {self._membership.states.losses[node]} times, and is not taken again"
         return ""
 
-    def welcome(self, node: int, hello: wire.Message, agent: Agent) -> None:
+    def welcome(self, node: int, hello: c.AgentHello, agent: Agent) -> None:
         """An agent is let in."""
         if self._end.ended.done():  # somebody cancelled before the first node was there
-            agent.writer.write(wire.encode(self._end.order()))
+            agent.writer.write(frame_of(self._end.order()))
             self._members.agents[node] = agent
             return
         self._members.enter(node, hello, agent)
         self._end.agent_came(node)
-        if hello["record"] is not None:
+        if hello.record is not None:
             self._take_back(node, hello)
             return
-        self._events.write("node_joined", node=node, pid=hello["pid"])
+        self._events.write("node_joined", node=node, pid=hello.pid)
         if self._formation.job_has_begun:
             actions = self._membership.node_came(node)
             self._outbox.share_record()
@@ -77,27 +77,31 @@ class Admission:
         self._outbox.share_record()
         self._actions.carry_out([Replace(rank) for rank in self._membership.nodes])
 
-    def _take_back(self, node: int, hello: wire.Message) -> None:
+    def _take_back(self, node: int, hello: c.AgentHello) -> None:
         """A node that knows another coordinator, or has lost this one for a moment, goes on where it was."""
         membership = self._membership
-        self._end.know_exits({int(rank): int(code) for rank, code in hello["exited"].items()})
-        membership.step_committed(int(hello["committed"]))
+        self._end.know_exits(hello.exited)
+        membership.step_committed(hello.committed)
         self._outbox.share_record()
         if membership.phase is Phase.ENDED:
-            self._outbox.send(node, {"type": "finish", "generation": membership.generation})
+            self._outbox.send(node, c.FinishTraining(generation=membership.generation))
             self._end.check_exits()
             return
-        moved = membership.renumbering.since(int(hello.get("moved_in", 0)))
-        if int(hello["generation"]) < membership.generation:
-            numbers = {} if moved is None else {"moved": moved, "moved_in": membership.renumbering.newest}
-            abort = {"type": "abort", "generation": membership.generation, "rank": -1, "drop_coming": True}
-            self._outbox.send(node, abort | numbers)
+        moved = membership.renumbering.since(hello.moved_in)
+        if hello.generation < membership.generation:
+            moved_in = 0 if moved is None else membership.renumbering.newest
+            generation, numbers = membership.generation, moved or {}
+            abort = c.AbortGeneration(
+                generation=generation, rank=-1, moved=numbers, moved_in=moved_in, drop_joining=True
+            )
+            self._outbox.send(node, abort)
         here = set(membership.ranks_on(node))
-        staying = [int(rank) for rank, worker in hello["workers"].items() if not worker.get("coming")]
+        staying = [rank for rank, worker in hello.workers.items() if not worker.joining]
         there = {rank if moved is None else moved.get(rank) for rank in staying}
         for rank in sorted(here - there):
-            self._outbox.send(node, {"type": "replace", "rank": rank})
-        if hello.get("leaving") and node not in membership.states.asked:
+            self._outbox.send(node, c.StartWorker(rank=rank))
+        if hello.leaving and node not in membership.states.asked:
             self._actions.carry_out(membership.leave(node))
-        if not here and hello["workers"]:  # of a resize that has come to nothing, or it has given up its ranks
-            self._outbox.send(node, {"type": "retire" if membership.states[node] in HAD_RANKS else "unprepare"})
+        if not here and hello.workers:  # of a resize that has come to nothing, or it has given up its ranks
+            gave_up = membership.states[node] in HAD_RANKS
+            self._outbox.send(node, c.DecommissionNode() if gave_up else c.EndWorkers())

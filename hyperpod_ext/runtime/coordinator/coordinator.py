@@ -19,15 +19,16 @@ from typing import Any, Self
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.runtime.coordinator.actions import Actions
 from hyperpod_ext.runtime.coordinator.admission import Admission
-from hyperpod_ext.runtime.coordinator.job_end import JobEnd
+from hyperpod_ext.runtime.coordinator.job_end import JobEnd, State
 from hyperpod_ext.runtime.coordinator.job_run import Formation, JobRun, Ranks
 from hyperpod_ext.runtime.coordinator.members import Agent, Members
-from hyperpod_ext.runtime.coordinator.outbox import Outbox
+from hyperpod_ext.runtime.coordinator.outbox import Outbox, frame_of
 from hyperpod_ext.runtime.coordinator.reports import Reports
 from hyperpod_ext.runtime.coordinator.resize_orders import orders_due, read_orders
 from hyperpod_ext.runtime.coordinator.save_schedule import SaveSchedule
 from hyperpod_ext.runtime.events.capacity import orders_taken
 from hyperpod_ext.runtime.events.log import EventLog
+from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.clocks import Clocks
 from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fail, Phase
@@ -82,21 +83,22 @@ class Coordinator:
 
     @classmethod
     def successor(
-        cls, config: RuntimeConfig, node: int, run_dir: Path, own: wire.Message, votes: Sequence[wire.Message]
+        cls, config: RuntimeConfig, node: int, run_dir: Path, own: c.AgentHello, votes: Sequence[c.AgentHello]
     ) -> Self:
         """That of a job whose coordinator is lost, from what this agent and those who voted for it know."""
         hellos = [own, *votes]
-        record = newest([hello["record"] for hello in hellos])
+        records = [hello.record for hello in hellos if hello.record is not None]
+        record = newest(records)
         membership, actions = Membership.revived(
             record["membership"],
             Budgets.of(config.restart),
             durable=bool(config.checkpoint.durable()),
-            generation=max(int(hello["generation"]) for hello in hellos),
-            committed=max(int(hello["committed"]) for hello in hellos),
+            generation=max(hello.generation for hello in hellos),
+            committed=max(hello.committed for hello in hellos),
             scale=_scale(config),
             reserve=config.spares,
         )
-        term = max(int(hello["record"]["term"]) for hello in hellos) + 1
+        term = max(int(record["term"]) for record in records) + 1
         run = JobRun(config, node, run_dir, int(record["master_port"]), str(record["run"]), term)
         members, lost = Members(node), int(record["coordinator"])
         known = {int(its): member for its, member in record["members"].items()}
@@ -117,7 +119,7 @@ class Coordinator:
     # --- for the agent that it is on ----------------------------------------------------------------
 
     @property
-    def ended(self) -> asyncio.Future[str]:
+    def ended(self) -> asyncio.Future[State]:
         """Final state of the job: succeeded, failed or cancelled."""
         return self.end.ended
 
@@ -171,56 +173,62 @@ class Coordinator:
 
     async def serve(
         self,
-        hello: wire.Message,
+        hello: c.AgentHello,
         reading: asyncio.Task[wire.Message | None],
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
         """An agent has come, with `hello`; take what it says until it is gone."""
-        node = int(hello["node"])
+        node = hello.node
         if refusal := self._admission.refusal(node, hello):
-            writer.write(wire.encode({"type": "stop", "why": refusal, "hint": ""}))
+            writer.write(frame_of(c.StopNode(why=refusal, hint="")))
             await writer.drain()
             return
         agent = Agent(writer, time.monotonic())
         try:
-            self._hear_clock(node, hello)
+            self._hear_clock(node, hello.clock)
             self._admission.welcome(node, hello, agent)
             message = await reading
             while message is not None:
                 agent.heard_at = time.monotonic()
                 if self.members.agents.get(node) is agent:
-                    self.take(node, agent, message)
+                    self._read(node, agent, message)
                 message = await wire.read(reader)
         finally:
             if self.members.agents.get(node) is agent:
                 self._lose(node, "the connection to its agent closed")
 
-    def take(self, node: int, agent: Agent, message: wire.Message) -> None:
+    def _read(self, node: int, agent: Agent, message: wire.Message) -> None:
+        """What is damaged is refused, and the next message is read."""
+        try:
+            self.take(node, agent, c.AGENT_REPORTS.decode(message))
+        except wire.WireError as error:
+            sys.stderr.write(f"the coordinator refused a message of node {node}: {error}\n")
+
+    def take(self, node: int, agent: Agent, report: c.FromAgent) -> None:
         """One message of an agent, most of them passed on from its workers."""
-        match message["type"]:
-            case "beat":
-                self._hear_clock(node, message)
-                self._outbox.send(node, {"type": "beat", "heard": agent.events})
+        match report:
+            case c.Beat(clock=clock):
+                self._hear_clock(node, clock)
+                self._outbox.send(node, c.Heard(heard=agent.events))
                 return
-            case "noted":
-                self.members.acknowledged(node, int(message["number"]))
+            case c.Acknowledged(number=number):
+                self.members.acknowledged(node, number)
                 self._let_go()
                 return
-            case "event":
+            case c.Event():
                 agent.events += 1
-            case "leaving":
-                self.end.holds(node, message["held"])
-            case "home":
+            case c.LastSnapshots(held=held):
+                self.end.holds(node, held)
+            case c.Uploaded():
                 self.end.uploaded(node)
-        if (self.ended.done() and message["type"] != "event") or self.members.stepped_down:
+        if (self.ended.done() and not isinstance(report, c.Event)) or self.members.stepped_down:
             return  # what becomes of its processes now is no news
-        rank, generation = int(message.get("rank", -1)), int(message.get("generation", 0))
-        self.reports.take(node, rank, generation, self._clocks.translated(node, message))
+        self.reports.take(node, self._clocks.translated(node, report))
 
-    def _hear_clock(self, node: int, message: wire.Message) -> None:
-        if "clock" in message:
-            self._clocks.heard(node, float(message["clock"]), time.monotonic())
+    def _hear_clock(self, node: int, clock: float | None) -> None:
+        if clock is not None:
+            self._clocks.heard(node, clock, time.monotonic())
 
     # --- another number of nodes ----------------------------------------------------------------
 
@@ -245,11 +253,11 @@ class Coordinator:
         if self.end.ended.done() or not (nodes := self.members.released()):
             return
         for node in sorted(nodes - {self._run.node}):
-            self._outbox.send(node, {"type": "dismissed"})
+            self._outbox.send(node, c.Released())
             self.members.agents.pop(node)
         if self._run.node in nodes:  # the others find another coordinator when this one is reached no more
             self._step_down(cause="it has left the job")
-            self._outbox.send(self._run.node, {"type": "dismissed"})
+            self._outbox.send(self._run.node, c.Released())
             return
         self.actions.carry_out(self.membership.reconcile())  # their numbers are free now
 
@@ -329,7 +337,7 @@ class Coordinator:
         self._log("stood_down", node=self._run.node, term=self._run.term, **why)
 
     def _tell_stop(self, node: int, why: str, hint: str = "") -> None:
-        self._outbox.send(node, {"type": "stop", "why": why, "hint": hint})
+        self._outbox.send(node, c.StopNode(why=why, hint=hint))
 
 
 def _scale(config: RuntimeConfig) -> Scale | None:

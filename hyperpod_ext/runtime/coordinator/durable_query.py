@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 _ASK_AGAIN_S = 1.0
 """How soon a durable tier that cannot be reached is asked again; twice as long after each time."""
 _UNREACHABLE_S = 60.0
 """How long it is asked again; the job fails then, as it must not go on from an older step."""
 
-Excluded = Sequence[Sequence[str]]
+Excluded = tuple[tuple[str, str], ...]
 """URL and save id of checkpoints that are known already."""
 
 

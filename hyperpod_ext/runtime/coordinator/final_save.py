@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field
-from typing import Any
+
+from hyperpod_ext.runtime.ipc.control_messages import HeldSnapshot
 
 
 @dataclass(slots=True)
@@ -13,7 +14,7 @@ class FinalSave:
 
     begun: bool = False
     """All ranks are done, and the last step is on its way to the durable tiers."""
-    held: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    held: dict[int, tuple[HeldSnapshot, ...]] = field(default_factory=dict)
     """Snapshots of each node that has reported them; none, where the node was lost."""
     save_id: str | None = None
     """The snapshot to upload; empty: there is none. None: not all nodes have reported."""
@@ -21,7 +22,7 @@ class FinalSave:
 
     def lost(self, node: int) -> None:
         """A node is gone, and uploads nothing any more."""
-        self.held.setdefault(node, [])
+        self.held.setdefault(node, ())
 
     def choose(self, nodes: Set[int], world_size: int) -> bool:
         """Once all `nodes` have reported: choose the newest snapshot that all ranks have. Returns whether it is new."""
@@ -33,8 +34,8 @@ class FinalSave:
     @property
     def step(self) -> int | None:
         """Step of the snapshot."""
-        everything = [brief for briefs in self.held.values() for brief in briefs]
-        return max((brief["step"] for brief in everything if brief["save_id"] == self.save_id), default=None)
+        everything = [snapshot for held in self.held.values() for snapshot in held]
+        return max((snapshot.step for snapshot in everything if snapshot.save_id == self.save_id), default=None)
 
     def done(self, node: int) -> None:
         """What `node` can upload is uploaded."""
@@ -45,10 +46,10 @@ class FinalSave:
         return nodes <= self._done
 
 
-def newest_of_all(held: Mapping[int, Collection[Mapping[str, Any]]], world_size: int) -> str:
+def newest_of_all(held: Mapping[int, Collection[HeldSnapshot]], world_size: int) -> str:
     """Save id of the newest snapshot that every rank has on its own node; empty: there is none."""
     ranks: dict[tuple[int, int, str], set[int]] = {}
-    for brief in (brief for briefs in held.values() for brief in briefs):
-        if not brief["replica"] and brief["world_size"] == world_size:
-            ranks.setdefault((brief["step"], brief["generation"], brief["save_id"]), set()).add(brief["rank"])
+    for one in (snapshot for snapshots in held.values() for snapshot in snapshots):
+        if not one.replica and one.world_size == world_size:
+            ranks.setdefault((one.step, one.generation, one.save_id), set()).add(one.rank)
     return max((commit for commit, having in ranks.items() if len(having) == world_size), default=(0, 0, ""))[2]

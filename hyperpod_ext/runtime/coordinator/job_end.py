@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 from hyperpod_ext.runtime.coordinator.final_save import FinalSave
 from hyperpod_ext.runtime.coordinator.job_run import JobRun, Ranks
@@ -14,11 +13,13 @@ from hyperpod_ext.runtime.coordinator.members import Members
 from hyperpod_ext.runtime.coordinator.outbox import Outbox
 from hyperpod_ext.runtime.coordinator.save_schedule import SaveSchedule
 from hyperpod_ext.runtime.events.log import EventLog, write_report
-from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.membership.actions import Fail, Phase
 from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.membership.stop_agreement import Answer, StopAgreement
 
+State = Literal["succeeded", "failed", "cancelled"]
+"""How a job has ended."""
 _STOP_SHARE = 0.5
 """Of the grace of a job that is to end: how long ranks may take to come to the end of a step and save it."""
 ASK_LATER_S = 0.05
@@ -57,7 +58,7 @@ class JobEnd:
         self._exit_codes: dict[int, int] = {}
         self._last_stop: _LastStop | None = None
         self._error: dict[str, str] | None = None
-        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[State] = asyncio.get_running_loop().create_future()
         """Final state: succeeded, failed or cancelled."""
 
     @property
@@ -116,8 +117,8 @@ class JobEnd:
     def _ask_to_stop(self, agreement: StopAgreement, *, later: bool = False) -> None:
         number = agreement.number - 1  # those of a resize count from 1
         step = agreement.ask(number, self._ranks.newest(self._membership.committed))
-        ask = functools.partial(self._outbox.to_workers, "ask_stop", ends=True, number=number, step=step)
-        asyncio.get_running_loop().call_later(ASK_LATER_S if later else 0.0, ask)
+        ask = c.AskStop(generation=self._membership.generation, number=number, step=step, ends=True)
+        asyncio.get_running_loop().call_later(ASK_LATER_S if later else 0.0, self._outbox.to_all, ask)
 
     def stop_answered(self, rank: int, number: int, can: bool, making: int, over: bool) -> None:
         """Whether `rank` can stop where it was asked to; one that makes no more steps saves the last one by itself."""
@@ -125,7 +126,7 @@ class JobEnd:
         agreement = self._last_stop.agreement
         match agreement.answered(rank, number, can, making, over):
             case Answer.AGREED:
-                self._outbox.to_workers("stop_at", number=number)
+                self._outbox.to_all(c.StopAtStep(generation=self._membership.generation, number=number))
             case Answer.ASK_AGAIN | Answer.ASK_LATER as answer:
                 self._ask_to_stop(agreement, later=answer is Answer.ASK_LATER)
 
@@ -143,14 +144,14 @@ class JobEnd:
             self.end("succeeded")
         elif not self.final_save.begun:
             self.final_save.begun = True
-            self._outbox.to_agents({"type": "come_home"})
+            self._outbox.to_all(c.SaveLast())
 
     def agent_came(self, node: int) -> None:
         """An agent came, or came back, when the others had been told to upload the last step."""
         if self.final_save.begun and not self.ended.done():
-            self._outbox.send(node, {"type": "come_home"})
+            self._outbox.send(node, c.SaveLast())
 
-    def holds(self, node: int, held: list[dict[str, Any]]) -> None:
+    def holds(self, node: int, held: tuple[c.HeldSnapshot, ...]) -> None:
         """What the memory of `node` holds, now that nobody trains any more."""
         self.final_save.held[node] = held
         self._name_last()
@@ -180,7 +181,7 @@ class JobEnd:
             return
         for node, agent in self._members.agents.items():
             if not agent.writer.is_closing():
-                self._outbox.send(node, {"type": "bring_home", "save_id": self.final_save.save_id})
+                self._outbox.send(node, c.UploadSnapshot(save_id=self.final_save.save_id))
 
     def _check_uploads(self) -> None:
         if self.final_save.is_complete(self._members.agents.keys()):
@@ -197,26 +198,26 @@ class JobEnd:
     def fail(self, failure: Fail) -> None:
         self.end("failed", {"code": failure.code, "message": failure.message, "hint": failure.hint})
 
-    def end(self, state: str, error: dict[str, str] | None = None) -> None:
+    def end(self, state: State, error: dict[str, str] | None = None) -> None:
         if self.ended.done():
             return
         self._events.write("job_ended", state=state)
         self._error = error
         self._report(state)
         self.ended.set_result(state)
-        self._outbox.to_agents(self.order())
+        self._outbox.to_all(self.order())
 
-    def order(self) -> wire.Message:
+    def order(self) -> c.EndJob:
         """What agents are told: to end, within what is left of the grace."""
         spent_s = time.monotonic() - self._last_stop.since if self._last_stop is not None else 0.0
         grace_s = self._schedule.policy.grace_s - spent_s
-        return {"type": "end", "state": self.ended.result(), "grace_s": grace_s}
+        return c.EndJob(state=self.ended.result(), grace_s=grace_s)
 
     def report_uploads(self) -> None:
         """Write the report once more, with what was uploaded after the job had ended."""
         if self.final_save.held and self.ended.done() and self.ended.result() != "succeeded":
             self._report(self.ended.result())
 
-    def _report(self, state: str) -> None:
+    def _report(self, state: State) -> None:
         world_size = len(self._membership.nodes)
         write_report(self._run.run_dir, self._events.report(state=state, error=self._error, world_size=world_size))

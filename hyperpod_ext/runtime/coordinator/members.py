@@ -6,8 +6,12 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.control_messages import AgentHello
+from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.membership.quorum import may_go_on
+
+_KNOWN = frozenset({"id", "pid", "door", "peer", "domain"})
+"""What every member is told of each."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,10 +45,9 @@ class Members:
     stepped_down: bool = False
     """Whether this coordinator speaks for the job no more."""
 
-    def enter(self, node: int, hello: wire.Message, agent: Agent) -> None:
+    def enter(self, node: int, hello: AgentHello, agent: Agent) -> None:
         """A node is there, for the first time or again."""
-        keys = ("id", "pid", "door", "peer", "domain")
-        self.members[node] = {key: hello[key] for key in keys}
+        self.members[node] = {key: value for key, value in encode(hello).items() if key in _KNOWN}
         self.agents[node] = agent
         self.expected.pop(node, None)
         self.standing.append(set(self.members))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hyperpod_ext.runtime.coordinator.job_run import JobRun
 from hyperpod_ext.runtime.coordinator.members import Members
+from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.membership.membership import Membership
 
 
@@ -16,18 +16,16 @@ class Outbox:
     def __init__(self, run: JobRun, members: Members, membership: Membership) -> None:
         self._run, self._members, self._membership = run, members, membership
 
-    def send(self, node: int, message: wire.Message) -> None:
+    def send(self, node: int, order: c.ToAgent) -> None:
         """To one agent; one that is not there yet hears what it must when it comes."""
         if (agent := self._members.agents.get(node)) is not None:
-            agent.writer.write(wire.encode(message))
+            agent.writer.write(frame_of(order))
 
-    def to_agents(self, message: wire.Message) -> None:
-        for node in list(self._members.agents):
-            self.send(node, message)
-
-    def to_workers(self, kind: str, **fields: Any) -> None:
-        """To all agents, for their workers of this generation."""
-        self.to_agents({"type": kind, "generation": self._membership.generation, **fields})
+    def to_all(self, order: c.ToAgent) -> None:
+        """To every agent; orders of a generation are for their workers."""
+        frame = frame_of(order)
+        for agent in self._members.agents.values():
+            agent.writer.write(frame)
 
     def share_record(self) -> None:
         """To every agent: all that another coordinator needs."""
@@ -41,4 +39,9 @@ class Outbox:
             "run": self._run.name,
             "membership": self._membership.to_json(),
         }
-        self.to_agents({"type": "record", "record": record})
+        self.to_all(c.Record(record=record))
+
+
+def frame_of(order: c.ToAgent) -> bytes:
+    """What goes over the wire."""
+    return wire.encode(encode(order))

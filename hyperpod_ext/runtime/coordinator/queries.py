@@ -7,10 +7,9 @@ connection end, and none has found such a process, nobody died: the connection i
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hyperpod_ext.runtime.detection.hangs import Hang, Sign, find_hung
 from hyperpod_ext.runtime.membership.actions import Fault
@@ -28,23 +27,21 @@ class HangQuery:
         self._signs: dict[int, Sign] = {}
         self._limit_s, self._asked_at = 0.0, 0.0
 
-    def stalled(self, message: Mapping[str, Any]) -> bool:
+    def stalled(self, limit_s: float) -> bool:
         """An agent sees no progress. Returns whether all are to be asked now."""
         now = time.monotonic()
         if now - self._asked_at < _AGAIN_S:
             return False
-        self._asked_at, self._limit_s, self._signs = now, float(message["limit_s"]), {}
+        self._asked_at, self._limit_s, self._signs = now, limit_s, {}
         return True
 
-    def answered(self, message: Mapping[str, Any], world_size: int) -> Hang | None:
+    def answered(self, signs: Collection[Sign], world_size: int) -> Hang | None:
         """One agent's answer. Returns who hangs, once the last one has come."""
-        for fields in message["signs"]:
-            sign = Sign.from_json(fields)
-            self._signs[sign.rank] = sign
+        self._signs |= {sign.rank: sign for sign in signs}
         if len(self._signs) < world_size:
             return None
-        signs, self._signs = self._signs, {}
-        return find_hung(signs, world_size, self._limit_s)
+        complete, self._signs = self._signs, {}
+        return find_hung(complete, world_size, self._limit_s)
 
 
 @dataclass(slots=True)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from hyperpod_ext.runtime.coordinator.actions import Actions
 from hyperpod_ext.runtime.coordinator.job_end import JobEnd
@@ -13,11 +12,25 @@ from hyperpod_ext.runtime.coordinator.members import Members
 from hyperpod_ext.runtime.coordinator.outbox import Outbox
 from hyperpod_ext.runtime.coordinator.queries import HangQuery, LivenessQuery
 from hyperpod_ext.runtime.coordinator.save_schedule import SaveSchedule
-from hyperpod_ext.runtime.detection.hangs import Hang
-from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.detection.hangs import Hang, Sign
+from hyperpod_ext.runtime.ipc import control_messages as c
+from hyperpod_ext.runtime.ipc.declared import Count, Declared, encode, read
 from hyperpod_ext.runtime.membership.actions import Fail, Fault, Phase
 from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.snapshot.select import Offer
+
+_OF_STEPS = ("begun", "step", "collective_broke")
+_OWN = frozenset({"type", "event", "t", "self"})
+"""Names in an event that are not its sender's to choose."""
+
+
+class _OfStep(Declared, extra="ignore"):
+    """What the coordinator reads of an event that a rank reports of a step."""
+
+    step: Count
+    began: float = 0.0
+    sharing: str = ""
+    cause: str = ""
 
 
 class Reports:
@@ -46,58 +59,69 @@ class Reports:
         self._hangs = HangQuery()
         self._liveness: LivenessQuery | None = None
 
-    def take(self, node: int, rank: int, generation: int, message: wire.Message) -> None:
-        """One report of the agent of `node`, on a rank of `generation` or on itself."""
+    def take(self, node: int, report: c.FromAgent) -> None:
+        """One report of the agent of `node`, on a rank of a generation or on itself.
+
+        Raises:
+            WireError: it is an event that lacks what it must say.
+        """
+        if isinstance(report, c.Join | c.Died | c.Failed) and self._membership.rescaling.is_joining(report.rank, node):
+            self._joining(report)
+        elif isinstance(report, c.Died | c.Failed):
+            self._failed(node, report)
+        elif isinstance(report, c.Event):
+            self._event(node, report)
+        elif report.rank < 0:
+            self._of_node(node, report)
+        elif self._membership.nodes.get(report.rank) == node:  # else it has the rank no more
+            self._of_rank(node, report)
+
+    def _of_rank(self, node: int, report: c.FromAgent) -> None:
         membership, carry_out = self._membership, self._actions.carry_out
-        if membership.rescaling.is_joining(rank, node) and message["type"] in ("join", "died", "failed"):
-            self._joining(rank, message)
-            return
-        match message["type"]:
-            case "join" if membership.nodes.get(rank) == node:
-                self._join(node, rank, message)
-            case "retired":
-                carry_out(membership.decommissioned(node, _held(message, node)))
-            case "durable":
-                self._durable_answered(message)
-            case "restored":
-                attempt, error = int(message["attempt"]), str(message["error"])
+        match report:
+            case c.Join():
+                self._join(node, report)
+            case c.Restored(generation=generation, rank=rank, attempt=attempt, error=error):
                 if error:
                     self._log("restore_failed", rank=rank, attempt=attempt, error=error)
                 carry_out(membership.restore_reported(rank, generation, attempt, error))
-            case "finished":
-                self._log("done", rank=rank, digest=message["digest"])
-                carry_out(membership.finished(rank, generation, message["digest"]))
-            case "failed" | "died":
-                now = membership.renumbering.rank_now(rank, generation)
-                if now is not None and membership.nodes.get(now) == node:
-                    self._failed(message, now, generation)
-            case "event":
-                self._event(rank, generation, message)
-            case "present" if self._liveness is not None and self._is_under_way(generation):
+            case c.Finished(generation=generation, rank=rank, digest=digest):
+                self._log("done", rank=rank, digest=digest)
+                carry_out(membership.finished(rank, generation, digest))
+            case c.Exited(rank=rank, code=code):
+                self._end.exited(rank, code)
+            case c.StopAnswer():
+                self._stop_answered(report)
+            case c.Halted():
+                self._stopped(report)
+
+    def _of_node(self, node: int, report: c.FromAgent) -> None:
+        membership, carry_out = self._membership, self._actions.carry_out
+        match report:
+            case c.Decommissioned(held=held):
+                carry_out(membership.decommissioned(node, _offers(held, node)))
+            case c.DurableAnswer():
+                self._durable_answered(report)
+            case c.Alive(generation=generation) if self._liveness is not None and self._is_under_way(generation):
                 if (fault := self._liveness.alive(node, generation)) is not None:
                     self._fault(fault, generation, time.monotonic())
-            case "stalled":
-                if self._hangs.stalled(message):
-                    self._outbox.to_agents({"type": "look"})
-            case "signs":
-                if (hang := self._hangs.answered(message, len(membership.nodes))) is not None:
+            case c.Stalled(limit_s=limit_s):
+                if self._hangs.stalled(limit_s):
+                    self._outbox.to_all(c.AskHeartbeats())
+            case c.Heartbeats(heartbeats=signs):
+                seen = [Sign.from_json(encode(sign)) for sign in signs]
+                if (hang := self._hangs.answered(seen, len(membership.nodes))) is not None:
                     self._end_hung(hang)
-            case "exited":
-                self._end.exited(rank, int(message["code"]))
-            case "stop_answer":
-                self._stop_answered(rank, message)
-            case "halted":
-                self._stopped(rank, message)
-            case "serves":  # its memory server is another one
+            case c.ServesPeers(peer=peer):  # its memory server is another one
                 if (member := self._members.members.get(node)) is not None:
-                    member["peer"] = message["peer"]
+                    member["peer"] = list(peer)
                     self._outbox.share_record()
-            case "leave":
+            case c.Leave():
                 carry_out(membership.leave(node))
-            case "cancel":
+            case c.CancelJob():
                 self._end.cancel()
-            case "broken":
-                self._broken(node, message)
+            case c.NodeBroken():
+                self._broken(node, report)
 
     def late_ranks(self, now: float) -> None:
         """A generation that does not form is a fault of those that are missing."""
@@ -110,103 +134,112 @@ class Reports:
 
     # --- a generation forms -----------------------------------------------------------------------
 
-    def _join(self, node: int, rank: int, message: wire.Message) -> None:
-        live, pid = message["live"], int(message["pid"])
-        self._log("joined", rank=rank, pid=message["pid"], live_step=live and live["step"])
-        self._actions.resize_clock.joined(rank, pid)
-        self._ranks.stores[rank] = self._members.table("peer")[node][0], int(message["store_port"])
-        offer = Offer("live", rank=rank, node=node, **live) if live else None
-        self._actions.carry_out(self._membership.join(rank, offer, _held(message, node)))
+    def _join(self, node: int, report: c.Join) -> None:
+        rank, live = report.rank, report.live
+        self._log("joined", rank=rank, pid=report.pid, live_step=live and live.step)
+        self._actions.resize_clock.joined(rank, report.pid)
+        self._ranks.stores[rank] = self._members.table("peer")[node][0], report.store_port
+        offer = Offer("live", rank=rank, node=node, **encode(live)) if live is not None else None
+        self._actions.carry_out(self._membership.join(rank, offer, _offers(report.held, node)))
         self._end.anybody_joined = True
         self._end.check_exits()
 
-    def _joining(self, rank: int, message: wire.Message) -> None:
+    def _joining(self, report: c.Join | c.Died | c.Failed) -> None:
         """Of a worker that waits for the next rank assignment."""
-        if message["type"] == "join":
-            self._log("newcomer", rank=rank, pid=message["pid"])
-            self._actions.carry_out(self._membership.prepared(rank))
+        if isinstance(report, c.Join):
+            self._log("newcomer", rank=report.rank, pid=report.pid)
+            self._actions.carry_out(self._membership.prepared(report.rank))
         else:
-            self._log("newcomer_lost", rank=rank, cause=message["cause"])
-            self._actions.carry_out(self._membership.not_prepared(rank, str(message["cause"])))
+            self._log("newcomer_lost", rank=report.rank, cause=report.cause)
+            self._actions.carry_out(self._membership.not_prepared(report.rank, report.cause))
 
-    def _durable_answered(self, message: wire.Message) -> None:
-        stored = [Offer.of_all(brief) for brief in message["checkpoints"]]
-        self._log("durable", steps=[offer.step for offer in stored], problems=message["problems"])
-        problems, unreachable = (tuple(map(str, message[key])) for key in ("problems", "unreachable"))
-        if self._actions.durable.answered(reached=not unreachable):
-            newest = int(message["newest_generation"])
-            self._actions.carry_out(self._membership.durable_answered(stored, newest, problems, unreachable))
+    def _durable_answered(self, report: c.DurableAnswer) -> None:
+        stored = [Offer.of_all(encode(checkpoint)) for checkpoint in report.checkpoints]
+        self._log("durable", steps=[offer.step for offer in stored], problems=report.problems)
+        if self._actions.durable.answered(reached=not report.unreachable):
+            newest = report.newest_generation
+            answer = self._membership.durable_answered(stored, newest, report.problems, report.unreachable)
+            self._actions.carry_out(answer)
 
     # --- events -----------------------------------------------------------------------------------
 
-    def _event(self, rank: int, generation: int, message: wire.Message) -> None:
-        event = message["event"]
-        if event in ("begun", "step"):
-            self._stepped(rank, message)
-        self._schedule.heard(message, time.monotonic())
-        fields = {key: value for key, value in message.items() if key not in ("type", "event", "t")}
-        self._log(event, t=float(message["t"]), **fields)
-        if event == "step" and (resized := self._actions.resize_clock.stepped(message)) is not None:
-            self._log("resized", **resized)
-        elif event == "collective_broke":
-            self._ask_who_lives(rank, generation, message)
+    def _event(self, node: int, report: c.Event) -> None:
+        event, its = report.event, self._membership.nodes.get(report.rank) == node
+        step = read(_OfStep, report.fields, f"event `{event}`") if event in _OF_STEPS and report.rank >= 0 else None
+        if step is not None and its and event in ("begun", "step"):
+            self._stepped(report, step)
+        number = {"rank": report.rank} if report.rank >= 0 else {}
+        said = {key: value for key, value in report.fields.items() if key not in _OWN}
+        fields = {"generation": report.generation, **said, **number}
+        self._schedule.heard({"event": event, "t": report.t, **fields}, time.monotonic())
+        self._log(event, t=report.t, **fields)
+        if event == "step" and step is not None:
+            resized = self._actions.resize_clock.stepped(report.generation, step.step, step.began, report.t)
+            if resized is not None:
+                self._log("resized", **resized)
+        elif event == "collective_broke" and step is not None and its:
+            self._ask_who_lives(report, step)
 
-    def _stepped(self, rank: int, message: wire.Message) -> None:
+    def _stepped(self, report: c.Event, of: _OfStep) -> None:
         """A rank has begun its loop, or has committed a step."""
-        membership, step = self._membership, int(message["step"])
-        membership.step_committed(step)
-        self._ranks.steps[rank] = step
-        if message["event"] == "begun":
-            membership.sharded = message.get("sharing") == "shard"
-            self._schedule.replicated = message.get("sharing") == "same"
+        membership = self._membership
+        membership.step_committed(of.step)
+        self._ranks.steps[report.rank] = of.step
+        if report.event == "begun":
+            membership.sharded = of.sharing == "shard"
+            self._schedule.replicated = of.sharing == "same"
         for kind, due in self._schedule.due(self._ranks, membership, time.monotonic()):
-            self._outbox.to_agents({"type": "drain_at", "kind": kind, "step": due})
-        if message["event"] == "begun" or not membership.states.going:
+            self._outbox.to_all(c.ScheduleSave(kind=kind, step=due))
+        if report.event == "begun" or not membership.states.going:
             return
         if (by_all := self._ranks.committed_by_all(len(membership.nodes))) is not None:
             self._actions.carry_out(membership.release_retained(by_all))
 
     # --- faults -----------------------------------------------------------------------------------
 
-    def _failed(self, message: wire.Message, rank: int, generation: int) -> None:
+    def _failed(self, node: int, report: c.Died | c.Failed) -> None:
         """A rank's process has died, or its training function has raised."""
-        died = message["type"] == "died"
-        if died and self._membership.phase is Phase.ENDED:
-            self._end.exited(rank, int(message["exit_code"]) or 1)  # after its training was done, but not by itself
+        membership = self._membership
+        rank = membership.renumbering.rank_now(report.rank, report.generation)
+        if rank is None or membership.nodes.get(rank) != node:
+            return
+        died = isinstance(report, c.Died)
+        if isinstance(report, c.Died) and membership.phase is Phase.ENDED:
+            self._end.exited(rank, report.exit_code or 1)  # after its training was done, but not by itself
             return
         fault = Fault(
             rank,
-            str(message["cause"]),
-            # what a process was making when it died, nobody knows better than its own last report
-            int(message["step"]),
+            report.cause,
+            report.step,  # what a process was making when it died, nobody knows better than its own last report
             died,
-            message.get("kind", "exit"),
-            final=bool(message["final"]),
-            code=str(message.get("code", "JobFailedError")),
-            hint=str(message.get("hint", "")),
-            place=str(message.get("place", "")),
+            report.kind,
+            final=report.final,
+            code=report.code,
+            hint=report.hint,
+            place=report.place,
         )
-        self._fault(fault, generation, float(message["t"]), str(message.get("phase", "")))
+        self._fault(fault, report.generation, report.t, report.phase)
 
     def _end_hung(self, hang: Hang) -> None:
         """Have those that hang ended, or, where nobody is to blame, all leave the generation."""
         membership = self._membership
         for rank in hang.ranks:
-            self._outbox.send(membership.nodes[rank], {"type": "end_hung", "rank": rank, "cause": hang.cause})
+            self._outbox.send(membership.nodes[rank], c.EndHung(rank=rank, cause=hang.cause))
         generation = hang.first.generation  # ranks that have yet to leave for it say what is known already
         if not hang.ranks and generation == membership.generation:
             rank, step, phase = min(membership.nodes), membership.committed + 1, hang.first.phase.word
             fault = Fault(rank, hang.cause, step, died=False, kind="stalled", place=phase)
             self._fault(fault, generation, time.monotonic(), phase)
 
-    def _ask_who_lives(self, rank: int, generation: int, message: wire.Message) -> None:
+    def _ask_who_lives(self, report: c.Event, of: _OfStep) -> None:
         """A rank's connection has ended, and nobody has said why: does everybody live?"""
+        generation = report.generation
         asked = self._liveness is not None and self._liveness.generation == generation
         if asked or not self._is_under_way(generation):
             return
-        fault = Fault(rank, str(message["cause"]), int(message["step"]), died=False, kind="connection")
+        fault = Fault(report.rank, of.cause, of.step, died=False, kind="connection")
         self._liveness = LivenessQuery(generation, fault, set(self._members.agents))
-        self._outbox.to_workers("roll_call")
+        self._outbox.to_all(c.AskAlive(generation=generation))
 
     def _fault(self, fault: Fault, generation: int, seen: float, phase: str = "") -> None:
         membership = self._membership
@@ -221,30 +254,30 @@ class Reports:
         membership = self._membership
         return generation == membership.generation and membership.phase in (Phase.RESTORING, Phase.RUNNING)
 
-    def _broken(self, node: int, message: wire.Message) -> None:
+    def _broken(self, node: int, report: c.NodeBroken) -> None:
         """A node cannot go on: a spare takes its place, or the job ends."""
-        cause, spares = str(message["cause"]), self._run.config.spares
-        if message["lost"] and self._formation.job_has_begun and self._membership.spares_left(spares):
-            self._give_way(node, cause)
+        spares = self._run.config.spares
+        if report.lost and self._formation.job_has_begun and self._membership.spares_left(spares):
+            self._give_way(node, report.cause)
         else:
-            self._end.fail(Fail(str(message.get("code", "JobFailedError")), f"node {node}: {cause}"))
+            self._end.fail(Fail(report.code, f"node {node}: {report.cause}"))
 
     # --- ranks stop -------------------------------------------------------------------------------
 
-    def _stop_answered(self, rank: int, message: wire.Message) -> None:
-        number, can, making, over = int(message["number"]), bool(message["can"]), int(message["at"]), message["over"]
+    def _stop_answered(self, report: c.StopAnswer) -> None:
+        answer = report.rank, report.number, report.can, report.at, report.over
         if self._end.is_stopping:
-            self._end.stop_answered(rank, number, can, making, bool(over))
+            self._end.stop_answered(*answer)
         else:
-            self._actions.carry_out(self._membership.stop_answered(rank, number, can, making, bool(over)))
+            self._actions.carry_out(self._membership.stop_answered(*answer))
 
-    def _stopped(self, rank: int, message: wire.Message) -> None:
+    def _stopped(self, report: c.Halted) -> None:
         if self._end.is_stopping:
-            self._end.stopped(rank, int(message["number"]))
+            self._end.stopped(report.rank, report.number)
             return
-        self._log("halted", rank=rank, step=message["step"])
-        self._actions.carry_out(self._membership.stopped(rank, int(message["number"])))
+        self._log("halted", rank=report.rank, step=report.step)
+        self._actions.carry_out(self._membership.stopped(report.rank, report.number))
 
 
-def _held(message: wire.Message, node: int) -> list[Any]:
-    return [Offer.of_memory(brief, node) for brief in message["held"]]
+def _offers(held: Iterable[c.HeldSnapshot], node: int) -> list[Offer]:
+    return [Offer.of_memory(encode(snapshot), node) for snapshot in held]

@@ -42,13 +42,13 @@ class ResizeClock:
             self._pids_after[rank] = pid
         self._pids[rank] = pid
 
-    def stepped(self, event: Mapping[str, Any]) -> dict[str, Any] | None:
+    def stepped(self, generation: int, step: int, began: float, ended: float) -> dict[str, Any] | None:
         """A rank has made a step. The first of a new rank assignment ends the resize: returns what to log of it."""
         resize = self._under_way
-        if resize is None or int(event["generation"]) < int(resize["generation"]):
-            self._last_step_at = max(self._last_step_at, float(event["t"]))
+        if resize is None or generation < int(resize["generation"]):
+            self._last_step_at = max(self._last_step_at, ended)
             return None
         self._under_way = None
-        pause_s = round(max(0.0, float(event["began"]) - self._last_step_at), 4)
+        pause_s = round(max(0.0, began - self._last_step_at), 4)
         kept = self._pids_before == self._pids_after
-        return {**resize, "step": int(event["step"]) - 1, "pause_s": pause_s, "pids_kept": kept}
+        return {**resize, "step": step - 1, "pause_s": pause_s, "pids_kept": kept}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.runtime.coordinator.interval_tuner import Tuner
 from hyperpod_ext.runtime.coordinator.job_run import Ranks
 from hyperpod_ext.runtime.membership.membership import Membership
 
+Copied = Literal["peer", "file", "s3"]
+"""Kinds of tiers that snapshots are copied to."""
 _AHEAD = 2  # steps, of durable tiers: a checkpoint that a node hears of too late leaves the one before as it is
 
 
@@ -50,12 +52,12 @@ class SaveSchedule:
         for kind, seconds in self.tuner.heard(event, now).items():
             self._log("tuned", tier=kind, every_seconds=round(seconds, 3))
 
-    def due(self, ranks: Ranks, membership: Membership, now: float) -> list[tuple[str, int]]:
+    def due(self, ranks: Ranks, membership: Membership, now: float) -> list[tuple[Copied, int]]:
         """Tiers that are due, each with the step that it gets."""
-        named: list[tuple[str, int]] = []
+        named: list[tuple[Copied, int]] = []
         for tier in self._tiers:
             every = self.tuner.seconds(tier)
-            if every is None or now - self._named_at.get(tier.kind, self._began) < every:
+            if tier.kind == "memory" or every is None or now - self._named_at.get(tier.kind, self._began) < every:
                 continue
             newest = ranks.newest(membership.committed)
             ahead = self._ahead_for_peers(newest, membership.size) if tier.kind == "peer" else _AHEAD

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
+from typing import TypeVar
+
+from hyperpod_ext.runtime.ipc.control_messages import Died, Event, Failed, Report
+
+R = TypeVar("R", bound=Report)
 
 _REMEMBERED = 32
 """Messages by which a clock is judged: enough for one that was not delayed, too few for clocks to drift apart in."""
@@ -27,9 +30,12 @@ class Clocks:
         least = min(self._behind.get(node, ()), default=0.0)
         return least if abs(least) >= _SAME_S else 0.0
 
-    def translated(self, node: int, message: Mapping[str, Any]) -> dict[str, Any]:
+    def translated(self, node: int, report: R) -> R:
         """A report of the node, with its moments as they are here."""
         behind = self.behind(node)
-        if not behind:
-            return dict(message)
-        return {**message, **{key: float(message[key]) + behind for key in ("t", "began") if key in message}}
+        if not behind or not isinstance(report, Event | Failed | Died):
+            return report
+        moved: dict[str, object] = {"t": report.t + behind}
+        if isinstance(report, Event) and isinstance(began := report.fields.get("began"), int | float):
+            moved["fields"] = {**report.fields, "began": began + behind}
+        return report.model_copy(update=moved)

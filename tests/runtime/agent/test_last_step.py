@@ -85,18 +85,18 @@ def brought(answers: list[UploadProgress], limit_s: float, name: str | None = "g
         told.append((request.op, request.save_id))
         return answers.pop(0)
 
-    async def held() -> list[Any]:
-        return ["what is held"]
+    async def held() -> tuple[Any, ...]:
+        return ()
 
     async def run() -> None:
         last = LastStep(
             ask,
-            lambda kind, **fields: told.append((kind, fields["held"])),
+            lambda report: told.append(("leaving", report.held)),
             lambda event, **fields: told.append((event, fields.get("in_time"))),
         )
         if name is not None:
             last.name(name)
-        await last.bring(1, held, limit_s)
+        await last.bring(held, limit_s)
 
     asyncio.run(run())
     return told
@@ -105,7 +105,7 @@ def brought(answers: list[UploadProgress], limit_s: float, name: str | None = "g
 def test_a_node_tells_how_far_its_part_is_until_it_is_there_or_its_time_is_over() -> None:
     way = UploadProgress(idle=False, tiers=(part(),))
     there = UploadProgress(idle=True, tiers=(part(arrived=True),))
-    asked, leaving = ("upload_now", "g1-s13"), ("leaving", ["what is held"])
+    asked, leaving = ("upload_now", "g1-s13"), ("leaving", ())
     assert brought([way, there], 3600.0) == [leaving, asked, ("draining", None), asked, ("drained", True)]
     assert brought([way], 0.0) == [leaving, asked, ("drained", False)]
 

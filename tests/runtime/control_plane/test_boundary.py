@@ -7,6 +7,8 @@ import threading
 import pytest
 
 from hyperpod_ext.runtime.control_plane.stop_at_step import Boundary
+from hyperpod_ext.runtime.ipc.control_messages import StopAnswer
+from hyperpod_ext.runtime.ipc.declared import encode
 
 
 @pytest.fixture
@@ -16,14 +18,14 @@ def said() -> list[dict]:
 
 @pytest.fixture
 def boundary(said: list[dict]) -> Boundary:
-    made = Boundary(lambda kind, **fields: said.append({"type": kind, **fields}))
+    made = Boundary(lambda report: said.append(encode(report)))
     made.begin(5, 20)
     return made
 
 
 def test_a_rank_that_can_stops_after_the_step_once_all_can(boundary, said):
     boundary.ask(1, 6)
-    assert said == [{"type": "stop_answer", "number": 1, "can": True, "at": 5, "over": False}]
+    assert said == [encode(StopAnswer(number=1, can=True, at=5, over=False))]
     assert not boundary.stops_after(5, whole=True)
     boundary.agree(1)
     assert boundary.stops_after(6, whole=True)
@@ -60,7 +62,7 @@ def test_what_is_past_or_after_the_end_it_cannot(boundary, said, step, can, over
 
 
 def test_before_the_loop_it_cannot_say(said):
-    made = Boundary(lambda kind, **fields: said.append(fields))
+    made = Boundary(lambda report: said.append(encode(report)))
     made.ask(1, 3)
     assert (said[0]["can"], said[0]["at"], said[0]["over"]) == (False, -1, False)
 

@@ -8,8 +8,10 @@ import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, TypeVar
 
+import declared_examples
 import pytest
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTier
@@ -18,7 +20,9 @@ from hyperpod_ext.config.job.job import RestartPolicy
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.runtime.agent.election import Door
 from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
+from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.declared import PROTOCOL, Declared, encode, with_version
 from hyperpod_ext.runtime.membership.actions import Phase
 from hyperpod_ext.runtime.membership.escalation import Budgets
 from hyperpod_ext.runtime.membership.membership import Membership
@@ -28,13 +32,15 @@ SECRET = b"the secret of this test's job"
 LEASE_S = 3.0
 
 
+Heard = TypeVar("Heard", bound=Declared)
+
+
 class Agent:
-    """One agent's end of its line."""
+    """One agent's end of its connection."""
 
     def __init__(self, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.node, self._reader, self._writer = node, reader, writer
         self.record: dict[str, Any] | None = None
-        self.hello: dict[str, Any] = {}
         self.beating: asyncio.Task[None] | None = None
 
     @classmethod
@@ -42,25 +48,26 @@ class Agent:
         reader, writer = await asyncio.open_connection(*door.address)
         await wire.join_peer(reader, writer, SECRET)
         agent = cls(node, reader, writer)
-        known = {"id": f"agent {node}", "pid": 1, "peer": ["", 2], "door": ["", 3], "domain": ""}
-        state = {"generation": 1, "committed": 0, "workers": {}, "exited": {}, "record": None}
-        agent.hello = {"type": "hello", "node": node, **known, **state, **said}
-        agent.say(**agent.hello)
+        agent.say_raw(with_version(encode(hello_of(node, **said))))
         return agent
 
-    def say(self, **message: Any) -> None:
+    def say(self, report: Declared) -> None:
+        self.say_raw(encode(report))
+
+    def say_raw(self, message: dict[str, Any]) -> None:
         self._writer.write(wire.encode(message))
 
-    async def hears(self, kind: str) -> dict[str, Any]:
-        """Next message of a kind; records are noted, as an agent does."""
+    async def hears(self, kind: type[Heard]) -> Heard:
+        """Next order of a kind; records are acknowledged, as an agent does."""
         async with asyncio.timeout(10):
             while (message := await wire.read(self._reader)) is not None:
-                if message["type"] == "record":
-                    self.record = message["record"]
-                    self.say(type="noted", number=message["record"]["number"])
-                if message["type"] == kind:
-                    return message
-        raise AssertionError(f"node {self.node} never heard {kind}")
+                order = c.AGENT_ORDERS.decode(message)
+                if isinstance(order, c.Record):
+                    self.record = order.record
+                    self.say(c.Acknowledged(number=order.record["number"]))
+                if isinstance(order, kind):
+                    return order
+        raise AssertionError(f"node {self.node} never heard {kind.__name__}")
 
     def hang_up(self) -> None:
         if self.beating is not None:
@@ -69,8 +76,14 @@ class Agent:
 
     async def beats(self) -> None:
         while True:
-            self.say(type="beat")
+            self.say(c.Beat())
             await asyncio.sleep(LEASE_S / 6)
+
+
+def hello_of(node: int, **said: Any) -> c.AgentHello:
+    known: dict[str, Any] = {"id": f"agent {node}", "pid": 1, "peer": ("", 2), "door": ("", 3), "domain": ""}
+    state: dict[str, Any] = {"generation": 1, "committed": 0, "workers": {}, "exited": {}, "record": None}
+    return c.AgentHello(node=node, **{**known, **state, **said})
 
 
 @contextlib.asynccontextmanager
@@ -107,8 +120,8 @@ async def three(door: Door) -> list[Agent]:
     for agent in agents:
         agent.beating = asyncio.create_task(agent.beats())
     for agent in agents[:2]:
-        assert (await agent.hears("replace"))["rank"] == agent.node
-    await agents[2].hears("record")
+        assert (await agent.hears(c.StartWorker)).rank == agent.node
+    await agents[2].hears(c.Record)
     return agents
 
 
@@ -117,9 +130,9 @@ def test_when_a_line_ends_the_ranks_go_to_the_spare_and_everybody_hears_of_it(tm
         async with coordinating(tmp_path) as (door, _):
             zero, one, two = await three(door)
             one.hang_up()
-            assert (await two.hears("replace"))["rank"] == 1
+            assert (await two.hears(c.StartWorker)).rank == 1
             while zero.record is None or zero.record["membership"]["nodes"] != {"0": 0, "1": 2}:
-                await zero.hears("record")
+                await zero.hears(c.Record)
             assert set(zero.record["members"]) == {"0", "2"}
 
     asyncio.run(run())
@@ -135,11 +148,11 @@ def test_a_silent_node_is_lost_after_half_of_the_lease_and_told_to_stop_when_it_
             _, one, two = await three(door)
             assert one.beating is not None
             one.beating.cancel()
-            await two.hears("replace")
-            stop = await one.hears("stop")
-            assert "was silent for" in stop["why"]
+            await two.hears(c.StartWorker)
+            stop = await one.hears(c.StopNode)
+            assert "was silent for" in stop.why
             again = await Agent.come(door, 1, record=one.record)
-            assert "was given up" in (await again.hears("stop"))["why"]
+            assert "was given up" in (await again.hears(c.StopNode)).why
 
     asyncio.run(run())
     lost = events(tmp_path, "node_lost")[0]  # the others are hung up on when the test ends
@@ -152,7 +165,7 @@ def test_a_coordinator_that_reaches_too_few_has_all_of_them_stop_and_writes_no_r
             zero, one, two = await three(door)
             one.hang_up()
             two.hang_up()
-            assert "no majority" in (await zero.hears("stop"))["why"]
+            assert "no majority" in (await zero.hears(c.StopNode)).why
             assert not coordinator.ended.done()
 
     asyncio.run(run())
@@ -164,9 +177,9 @@ def test_without_a_spare_the_time_for_another_node_ends_the_job(tmp_path: Path) 
     async def run() -> None:
         async with coordinating(tmp_path, spares=0, node_wait_s=0.2) as (door, _):
             zero, one = await Agent.come(door, 0), await Agent.come(door, 1)
-            await zero.hears("replace")
+            await zero.hears(c.StartWorker)
             one.hang_up()
-            assert (await zero.hears("end"))["state"] == "failed"
+            assert (await zero.hears(c.EndJob)).state == "failed"
 
     asyncio.run(run())
     error = json.loads((tmp_path / "report.json").read_text())["error"]
@@ -182,7 +195,7 @@ def test_who_does_not_belong_is_told_why(tmp_path: Path, said: dict[str, Any], w
         async with coordinating(tmp_path) as (door, _):
             await three(door)
             other = await Agent.come(door, said["node"], id="another")
-            assert why in (await other.hears("stop"))["why"]
+            assert why in (await other.hears(c.StopNode)).why
 
     asyncio.run(run())
 
@@ -190,7 +203,7 @@ def test_who_does_not_belong_is_told_why(tmp_path: Path, said: dict[str, Any], w
 def test_a_successor_goes_on_with_what_the_voters_know(tmp_path: Path) -> None:
     async def run() -> None:
         async with coordinating(tmp_path) as (door, _):
-            _, one, two = await three(door)
+            two = (await three(door))[2]
         config = RuntimeConfig(name="a", nodes=2, workers_per_node=1, spares=1, restart=RestartPolicy(lease_s=LEASE_S))
         door = Door(SECRET, lambda why: pytest.fail(why))
         await door.open("127.0.0.1", 0)
@@ -199,12 +212,12 @@ def test_a_successor_goes_on_with_what_the_voters_know(tmp_path: Path) -> None:
         voter = await Agent.come(door, 2, **known)
         assert await door.wait_for_majority({0, 1, 2}, 1, 5.0)
         assert not await door.wait_for_majority({0, 1, 2, 3}, 1, 0.05)
-        own = {**one.hello, **known, "workers": {"1": {}}}
+        own = hello_of(1, **known)
         door.lead_to(Coordinator.successor(config, 1, tmp_path, own, list(door.votes.values())))
-        me = await Agent.come(door, 1, **{**known, "workers": {"1": {"pid": 1, "step": 8}}})
+        me = await Agent.come(door, 1, **{**known, "workers": {1: c.RunningWorker(pid=1, step=8)}})
         for agent in (me, voter):
-            assert (await agent.hears("abort"))["generation"] == 5
-        assert (await voter.hears("replace"))["rank"] == 0
+            assert (await agent.hears(c.AbortGeneration)).generation == 5
+        assert (await voter.hears(c.StartWorker)).rank == 0
         assert (me.record or voter.record or {})["term"] == 2
         await door.close()
 
@@ -226,7 +239,7 @@ def test_who_waits_for_a_world_that_its_coordinator_took_with_it_gets_a_number_o
 
     async def run() -> None:
         async with coordinating(tmp_path) as (door, _):
-            _, one, two = await three(door)
+            two = (await three(door))[2]
         assert two.record is not None
         members = {**two.record["members"], "3": two.record["members"]["2"] | {"id": "agent 3"}}
         record = two.record | {"members": members, "membership": json.loads(json.dumps(entered.to_json()))}
@@ -234,16 +247,16 @@ def test_who_waits_for_a_world_that_its_coordinator_took_with_it_gets_a_number_o
         await door.open("127.0.0.1", 0)
         late = {"record": record, "generation": 1, "committed": 7, "moved_in": 0}
         voters = [
-            await Agent.come(door, 2, **late | {"workers": {"2": {"pid": 1, "step": 8, "coming": False}}}),
-            await Agent.come(door, 3, **late | {"workers": {"3": {"pid": 1, "step": 0, "coming": True}}}),
+            await Agent.come(door, 2, **late | {"workers": {2: c.RunningWorker(pid=1, step=8)}}),
+            await Agent.come(door, 3, **late | {"workers": {3: c.RunningWorker(pid=1, step=0, joining=True)}}),
         ]
         assert await door.wait_for_majority({0, 1, 2, 3}, 1, 5.0)
-        door.lead_to(Coordinator.successor(config, 1, tmp_path, {**one.hello, **late}, list(door.votes.values())))
+        door.lead_to(Coordinator.successor(config, 1, tmp_path, hello_of(1, **late), list(door.votes.values())))
         for agent in voters:
-            abort = await agent.hears("abort")
-            assert (abort["drop_coming"], abort["generation"], abort["moved_in"]) == (True, 4, 4)
-            assert abort["moved"] == {"1": 1, "2": 2}
-        assert (await voters[1].hears("replace"))["rank"] == 0
+            abort = await agent.hears(c.AbortGeneration)
+            assert (abort.drop_joining, abort.generation, abort.moved_in) == (True, 4, 4)
+            assert abort.moved == {1: 1, 2: 2}
+        assert (await voters[1].hears(c.StartWorker)).rank == 0
         await door.close()
 
     asyncio.run(run())
@@ -256,8 +269,9 @@ def test_what_another_machine_reports_is_timed_by_the_clock_of_the_log(tmp_path:
             zero, one, _two = await three(door)
             for agent, behind in ((zero, 0.0), (one, 1000.0)):
                 there = time.monotonic() - behind
-                agent.say(type="beat", clock=there)
-                agent.say(type="event", event="imported", t=there, began=there - 2.0, seconds=2.0, node=agent.node)
+                agent.say(c.Beat(clock=there))
+                fields = {"began": there - 2.0, "seconds": 2.0, "node": agent.node}
+                agent.say(c.Event(event="imported", t=there, fields=fields))
             while len(events(tmp_path, "imported")) < 2:
                 await asyncio.sleep(0)
 
@@ -272,26 +286,41 @@ def test_a_rank_that_does_not_join_in_time_is_a_fault_of_its_own_kind(tmp_path: 
     async def run() -> None:
         async with coordinating(tmp_path, form_timeout_s=0.1) as (door, _):
             agents = await three(door)
-            agents[0].say(type="join", rank=0, pid=1, live=None, held=[], store_port=1, generation=1)
-            assert (await agents[1].hears("replace"))["rank"] == 1
+            agents[0].say(c.Join(rank=0, pid=1, live=None, store_port=1, generation=1))
+            assert (await agents[1].hears(c.StartWorker)).rank == 1
 
     asyncio.run(run())
     fault = events(tmp_path, "fault")[0]
     assert (fault["rank"], fault["kind"], fault["died"]) == (1, "late", True), "its node is there"
 
 
+def test_an_event_is_logged_with_all_that_its_sender_says_and_with_nothing_else(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path) as (door, _):
+            agents = await three(door)
+            agents[1].say(c.Event(event="worker_started", t=1.0, generation=1, fields={"rank": 1, "pid": 7, "node": 1}))
+            agents[1].say(c.Event(event="metric", t=2.0, generation=1, rank=1, fields={"loss": 0.5, "event": "go"}))
+            while not events(tmp_path, "metric"):
+                await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    (started,), (metric,) = events(tmp_path, "worker_started"), events(tmp_path, "metric")
+    assert started == {"t": 1.0, "event": "worker_started", "generation": 1, "rank": 1, "pid": 7, "node": 1}
+    assert metric == {"t": 2.0, "event": "metric", "generation": 1, "loss": 0.5, "rank": 1}
+
+
 async def running(agents: list[Agent]) -> None:
     """Have ranks 0 and 1 train, in generation 1."""
     for rank, agent in enumerate(agents[:2]):
-        agent.say(type="join", rank=rank, pid=1, live=None, held=[], store_port=1, generation=1)
+        agent.say(c.Join(rank=rank, pid=1, live=None, store_port=1, generation=1))
     for rank, agent in enumerate(agents[:2]):
-        await agent.hears("begin")
-        agent.say(type="restored", rank=rank, generation=1, attempt=1, error="")
+        await agent.hears(c.BeginGeneration)
+        agent.say(c.Restored(rank=rank, generation=1, attempt=1, error=""))
     for agent in agents[:2]:
-        await agent.hears("go")
+        await agent.hears(c.GoOn)
 
 
-BROKE = {"type": "event", "event": "collective_broke", "t": 0.0, "rank": 1, "generation": 1, "step": 3, "cause": "EOF"}
+BROKE = c.Event(event="collective_broke", t=0.0, rank=1, generation=1, fields={"step": 3, "cause": "EOF"})
 
 
 def test_a_connection_that_ended_is_a_fault_once_every_agent_says_that_its_ranks_live(tmp_path: Path) -> None:
@@ -300,12 +329,12 @@ def test_a_connection_that_ended_is_a_fault_once_every_agent_says_that_its_ranks
             agents = await three(door)
             await running(agents)
             for _ in range(2):
-                agents[1].say(**BROKE)
+                agents[1].say(BROKE)
             for agent in agents:
-                await agent.hears("roll_call")
+                await agent.hears(c.AskAlive)
                 assert events(tmp_path, "fault") == []
-                agent.say(type="present", generation=1)
-            assert (await agents[0].hears("abort"))["generation"] == 2
+                agent.say(c.Alive(generation=1))
+            assert (await agents[0].hears(c.AbortGeneration)).generation == 2
             for agent in agents:
                 agent.hang_up()
 
@@ -320,17 +349,18 @@ def test_a_death_that_is_told_meanwhile_is_the_only_fault(tmp_path: Path) -> Non
         async with coordinating(tmp_path) as (door, _):
             agents = await three(door)
             await running(agents)
-            agents[1].say(**BROKE)
+            agents[1].say(BROKE)
             for agent in agents:
-                await agent.hears("roll_call")
-            death = {"cause": "killed by SIGKILL (9)", "step": 3, "final": False, "t": 0.0, "kind": "signal"}
-            agents[0].say(type="died", rank=0, generation=1, exit_code=-9, **death)
-            await agents[0].hears("abort")
+                await agent.hears(c.AskAlive)
+            where = {"step": 3, "phase": "", "place": "", "t": 0.0}
+            how = {"cause": "killed by SIGKILL (9)", "kind": "signal", "exit_code": -9, "final": False, "hint": ""}
+            agents[0].say(c.Died(rank=0, generation=1, **where, **how))
+            await agents[0].hears(c.AbortGeneration)
             for agent in agents:
-                agent.say(type="present", generation=1)
-            agents[0].say(type="join", rank=0, pid=1, live=None, held=[], store_port=1, generation=2)
-            agents[1].say(type="join", rank=1, pid=1, live=None, held=[], store_port=1, generation=2)
-            await agents[0].hears("begin")
+                agent.say(c.Alive(generation=1))
+            agents[0].say(c.Join(rank=0, pid=1, live=None, store_port=1, generation=2))
+            agents[1].say(c.Join(rank=1, pid=1, live=None, store_port=1, generation=2))
+            await agents[0].hears(c.BeginGeneration)
             assert [fault["rank"] for fault in events(tmp_path, "fault")] == [0]
 
     asyncio.run(run())
@@ -339,7 +369,12 @@ def test_a_death_that_is_told_meanwhile_is_the_only_fault(tmp_path: Path) -> Non
 # --- the last step comes home -----------------------------------------------------------------------
 
 DURABLE = CheckpointPolicy(tiers=(MemoryTier(), FileTier(path="/d", every_steps=5)))
-BRIEF = {"replica": False, "world_size": 2, "step": 13, "generation": 1, "save_id": "g1-s13"}
+
+
+def held_by(node: int) -> tuple[c.HeldSnapshot, ...]:
+    """Of the last step, on the node of each rank; a spare has none."""
+    known = {"world_size": 2, "step": 13, "generation": 1, "save_id": "g1-s13", "own_digest": "", "content": ""}
+    return (c.HeldSnapshot(rank=node, sharing="same", **known),) if node < 2 else ()
 
 
 async def all_are_done(door: Door, coordinator: Coordinator) -> list[Agent]:
@@ -348,15 +383,16 @@ async def all_are_done(door: Door, coordinator: Coordinator) -> list[Agent]:
     coordinator.membership.phase = Phase.ENDED
     coordinator.membership.step_committed(13)
     for rank in (0, 1):
-        agents[rank].say(type="exited", rank=rank, code=0)
+        agents[rank].say(c.Exited(rank=rank, code=0))
     for agent in agents:
-        await agent.hears("come_home")
+        await agent.hears(c.SaveLast)
     return agents
 
 
 def tell_of_part(agent: Agent, *tiers: dict[str, Any]) -> None:
-    agent.say(type="event", event="drained", t=0.0, node=agent.node, in_time=True, limit_s=60.0, tiers=tiers)
-    agent.say(type="home", node=agent.node)
+    fields = {"node": agent.node, "in_time": True, "limit_s": 60.0, "tiers": tiers}
+    agent.say(c.Event(event="drained", t=0.0, fields=fields))
+    agent.say(c.Uploaded())
 
 
 def test_a_job_succeeds_once_every_node_has_brought_home_its_part_of_the_last_step(tmp_path: Path) -> None:
@@ -364,22 +400,20 @@ def test_a_job_succeeds_once_every_node_has_brought_home_its_part_of_the_last_st
         async with coordinating(tmp_path, checkpoint=DURABLE) as (door, coordinator):
             agents = await all_are_done(door, coordinator)
             late = await Agent.come(door, 3)  # it is none of this job, and holds nobody up
-            await late.hears("stop")
+            await late.hears(c.StopNode)
             for agent in agents:
-                agent.say(
-                    type="leaving", node=agent.node, held=[BRIEF | {"rank": agent.node}] if agent.node < 2 else []
-                )
+                agent.say(c.LastSnapshots(held=held_by(agent.node)))
             for agent in agents:
-                assert (await agent.hears("bring_home"))["save_id"] == "g1-s13"
+                assert (await agent.hears(c.UploadSnapshot)).save_id == "g1-s13"
             there = {"tier": "/d/a", "arrived": True, "newest_step": 13, "left_ranks": [], "left_bytes": 0, "error": ""}
             tell_of_part(agents[1], there)
             tell_of_part(agents[2])
-            agents[1].say(type="beat")
-            await agents[1].hears("beat")
+            agents[1].say(c.Beat())
+            await agents[1].hears(c.Heard)
             assert not coordinator.ended.done()
             assert not (tmp_path / "report.json").exists()
             tell_of_part(agents[0], there)
-            assert (await agents[2].hears("end"))["state"] == "succeeded"
+            assert (await agents[2].hears(c.EndJob)).state == "succeeded"
 
     asyncio.run(run())
     report = json.loads((tmp_path / "report.json").read_text())
@@ -392,10 +426,8 @@ def test_a_node_that_is_lost_on_the_way_home_ends_nobodys_job_and_is_named(tmp_p
         async with coordinating(tmp_path, checkpoint=DURABLE) as (door, coordinator):
             zero, one, two = await all_are_done(door, coordinator)
             for agent in (zero, one, two):
-                agent.say(
-                    type="leaving", node=agent.node, held=[BRIEF | {"rank": agent.node}] if agent.node < 2 else []
-                )
-            await two.hears("bring_home")
+                agent.say(c.LastSnapshots(held=held_by(agent.node)))
+            await two.hears(c.UploadSnapshot)
             one.hang_up()
             waited = {
                 "tier": "/d/a",
@@ -407,7 +439,7 @@ def test_a_node_that_is_lost_on_the_way_home_ends_nobodys_job_and_is_named(tmp_p
             }
             tell_of_part(two)
             tell_of_part(zero, waited)
-            assert (await zero.hears("end"))["state"] == "succeeded"
+            assert (await zero.hears(c.EndJob)).state == "succeeded"
 
     asyncio.run(run())
     report = json.loads((tmp_path / "report.json").read_text())
@@ -421,9 +453,54 @@ def test_a_job_that_is_cancelled_on_its_way_home_has_its_grace(tmp_path: Path) -
     async def run() -> None:
         async with coordinating(tmp_path, checkpoint=DURABLE) as (door, coordinator):
             agents = await all_are_done(door, coordinator)
-            agents[1].say(type="cancel")
+            agents[1].say(c.CancelJob())
             for agent in agents:
-                end = await agent.hears("end")
-                assert (end["state"], end["grace_s"]) == ("cancelled", DURABLE.grace_s)
+                end = await agent.hears(c.EndJob)
+                assert (end.state, end.grace_s) == ("cancelled", DURABLE.grace_s)
 
     asyncio.run(run())
+
+
+# --- what is damaged --------------------------------------------------------------------------------
+
+
+def test_an_agent_of_another_version_is_told_so_and_so_is_the_coordinators_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def run() -> None:
+        async with coordinating(tmp_path) as (door, _):
+            reader, writer = await asyncio.open_connection(*door.address)
+            await wire.join_peer(reader, writer, SECRET)
+            other = Agent(0, reader, writer)
+            other.say_raw({**encode(hello_of(0)), "protocol": PROTOCOL + 1})
+            stop = await other.hears(c.StopNode)
+            assert f"speaks version {PROTOCOL} of the job's protocol" in stop.why
+            assert f"version {PROTOCOL + 1}: start all nodes from one image" in stop.why
+
+    asyncio.run(run())
+    assert f"version {PROTOCOL + 1}: start all nodes from one image" in capsys.readouterr().err
+
+
+def test_damaged_messages_are_refused_by_name_and_cost_nobody_its_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    random = Random(7)
+
+    async def run() -> None:
+        async with coordinating(tmp_path) as (door, _):
+            agents = await three(door)
+            for kind in list(c.AGENT_REPORTS) * 20:
+                right = json.loads(json.dumps(encode(declared_examples.example(kind, random))))
+                agents[1].say_raw({**right, "extra": 1})
+            agents[1].say(c.Event(event="metric", t=0.0, fields={}))
+            while not (await agents[1].hears(c.Heard)).heard:
+                pass
+            for agent in agents:
+                assert agent.beating is not None
+                agent.beating.cancel()
+
+    asyncio.run(run())
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 20 * len(list(c.AGENT_REPORTS))
+    assert all(line.startswith("the coordinator refused a message of node 1: ") for line in told)
+    assert "the coordinator refused a message of node 1: join: field `extra` is unknown" in told

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hyperpod_ext.runtime.coordinator.final_save import FinalSave
+from hyperpod_ext.runtime.ipc.control_messages import HeldSnapshot
 
 
-def brief(rank: int, step: int, *, replica: bool = False) -> dict[str, Any]:
-    known = {"rank": rank, "step": step, "generation": 1, "save_id": f"g1-s{step}"}
-    return {**known, "replica": replica, "world_size": 2}
+def snapshot(rank: int, step: int, *, replica: bool = False) -> HeldSnapshot:
+    return HeldSnapshot(
+        rank=rank,
+        step=step,
+        generation=1,
+        save_id=f"g1-s{step}",
+        world_size=2,
+        own_digest="",
+        sharing="same",
+        content="",
+        replica=replica,
+    )
 
 
 def test_it_is_the_newest_that_every_rank_has_on_its_own_node() -> None:
     save = FinalSave()
-    save.held[0] = [brief(0, 12), brief(0, 13), brief(1, 13, replica=True)]
+    save.held[0] = (snapshot(0, 12), snapshot(0, 13), snapshot(1, 13, replica=True))
     assert not save.choose({0, 1}, 2), "node 1 has yet to report"
-    save.held[1] = [brief(1, 12)]
+    save.held[1] = (snapshot(1, 12),)
     assert save.choose({0, 1}, 2)
     assert (save.save_id, save.step) == ("g1-s12", 12)
     assert not save.choose({0, 1}, 2), "it stays what it is"
@@ -24,7 +32,7 @@ def test_it_is_the_newest_that_every_rank_has_on_its_own_node() -> None:
 
 def test_there_is_none_where_a_node_is_lost_that_alone_had_its_part() -> None:
     save = FinalSave()
-    save.held[0] = [brief(0, 13)]
+    save.held[0] = (snapshot(0, 13),)
     save.lost(1)
     assert save.choose({0}, 2)
     assert (save.save_id, save.step) == ("", None)
@@ -32,7 +40,7 @@ def test_there_is_none_where_a_node_is_lost_that_alone_had_its_part() -> None:
 
 def test_what_a_node_has_reported_counts_when_it_is_lost_later() -> None:
     save = FinalSave()
-    save.held = {0: [brief(0, 13)], 1: [brief(1, 13)]}
+    save.held = {0: (snapshot(0, 13),), 1: (snapshot(1, 13),)}
     save.lost(1)
     assert save.choose({0}, 2)
     assert save.save_id == "g1-s13"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from made_events import made
 
 from hyperpod_ext.runtime.coordinator.resize_clock import ResizeClock
@@ -13,22 +11,18 @@ WORLD = {"order": "a", "nodes": 2, "of": 3, "generation": 2, "moved": {"0": 0, "
 MOVED = {0: 0, 1: 1}
 
 
-def step(number: int, generation: int, began: float, t: float) -> dict[str, Any]:
-    return {"step": number, "generation": generation, "began": began, "t": t}
-
-
 def test_the_pause_lasts_from_the_last_step_before_to_the_first_one_after() -> None:
     clock = ResizeClock()
     for rank in (0, 1, 2):
         clock.joined(rank, 100 + rank)
-    assert clock.stepped(step(7, 1, 0.0, 10.0)) is None
+    assert clock.stepped(1, 7, 0.0, 10.0) is None
     assert clock.reassigned(WORLD, MOVED) is None
-    assert clock.stepped(step(7, 1, 0.0, 10.5)) is None, "of a rank that was slower to say so"
+    assert clock.stepped(1, 7, 0.0, 10.5) is None, "of a rank that was slower to say so"
     for rank in (0, 1):
         clock.joined(rank, 100 + rank)
     known = {"order": "a", "nodes": 2, "of": 3, "generation": 2}
-    assert clock.stepped(step(8, 2, 12.0, 13.0)) == {**known, "step": 7, "pause_s": 1.5, "pids_kept": True}
-    assert clock.stepped(step(9, 2, 13.0, 14.0)) is None
+    assert clock.stepped(2, 8, 12.0, 13.0) == {**known, "step": 7, "pause_s": 1.5, "pids_kept": True}
+    assert clock.stepped(2, 9, 13.0, 14.0) is None
 
 
 def test_a_process_that_was_replaced_has_not_been_kept() -> None:
@@ -36,7 +30,7 @@ def test_a_process_that_was_replaced_has_not_been_kept() -> None:
     clock.joined(0, 100)
     clock.reassigned(WORLD, {0: 0})
     clock.joined(0, 999)
-    resized = clock.stepped(step(8, 2, 12.0, 13.0))
+    resized = clock.stepped(2, 8, 12.0, 13.0)
     assert resized is not None
     assert not resized["pids_kept"]
 
@@ -53,6 +47,6 @@ def test_another_coordinator_tells_how_a_resize_ended_that_it_has_not_begun() ->
     begun = made(1.0, "world", **WORLD)
     clock = ResizeClock()
     clock.resume(Events([begun]))
-    assert clock.stepped(step(8, 2, 12.0, 13.0)) is not None
+    assert clock.stepped(2, 8, 12.0, 13.0) is not None
     clock.resume(Events([begun, made(2.0, "resized")]))
-    assert clock.stepped(step(9, 2, 12.0, 13.0)) is None
+    assert clock.stepped(2, 9, 12.0, 13.0) is None

@@ -1,0 +1,660 @@
+"""Messages between workers, agents and the coordinator, each declared once.
+
+    worker ──▶ its agent ──▶ coordinator        what a rank reports; its agent adds the rank's number and what it knows
+    worker ◀── its agent ◀── coordinator        what all ranks of a generation are to do
+
+A reader decodes with the set of kinds that it takes, and matches on the class. What is damaged is refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, Strict
+
+from hyperpod_ext.runtime.detection.failure_causes import FaultKind
+from hyperpod_ext.runtime.ipc.declared import (
+    Address,
+    ByNumber,
+    Count,
+    Declared,
+    Kinds,
+    Listed,
+    Port,
+    Seconds,
+)
+
+Number = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+"""A number that may be below 0: a rank or a node that is none, a step that has not begun."""
+Moment = Annotated[float, Field(ge=-1e12, le=1e12)]
+"""Seconds of the sender's monotonic clock."""
+SaveId = Annotated[str, Field(pattern=r"^g\d{1,18}-s\d{1,18}$", examples=["g1-s3", "g7-s120"])]
+"""Names a snapshot: its generation and step."""
+Shared = Annotated[
+    str, Field(pattern=r"^(same|alike|shard)(:\d{1,18}(,\d{1,18})*)?$", examples=["same", "alike:0,2", "shard"])
+]
+"""How a rank's state relates to the others'; see `snapshot/sharing.py`."""
+
+
+# --- parts of messages ----------------------------------------------------------------------------
+
+
+class LiveState(Declared):
+    """The state of a process that has trained."""
+
+    step: Count
+    save_id: SaveId
+    own_digest: str
+    sharing: Shared
+    world_size: Count = 0
+    """Ranks that it is laid out for; 0: any number will do, as it is the same on all."""
+
+
+class HeldSnapshot(Declared, extra="ignore"):
+    """One snapshot in a node's memory."""
+
+    rank: Count
+    step: Count
+    generation: Count
+    save_id: SaveId
+    world_size: Count
+    own_digest: str
+    sharing: Shared
+    content: str
+    replica: bool = False
+    """Whether it is the copy of another node's."""
+
+
+class DurableCheckpoint(Declared, extra="ignore"):
+    """One checkpoint in a durable tier."""
+
+    tier: Literal["file", "s3"]
+    step: Count
+    save_id: SaveId
+    world_size: Count
+    url: str
+    folder: str
+
+
+class RestoreSource(Declared):
+    """Where a rank gets its state."""
+
+    kind: Literal["self", "live", "memory", "peer", "file", "s3", "fresh"]
+    rank: Count
+    save_id: str
+    node: Number
+    url: str
+    folder: str
+
+
+class RestoreDecision(Declared):
+    """What every rank restores."""
+
+    step: Count
+    sources: ByNumber[Listed[RestoreSource]]
+
+
+class RunningWorker(Declared):
+    """One worker process of a node."""
+
+    pid: Count
+    step: Count
+    joining: bool = False
+    """Whether it waits for the next rank assignment."""
+
+
+class HeartbeatSign(Declared):
+    """What an agent sees of a rank's heartbeat page."""
+
+    rank: Count
+    generation: Count
+    step: Number
+    phase: Annotated[int, Field(ge=0, le=6)]
+    collectives: Count
+    quiet_s: Seconds
+    silent_s: Seconds
+    stopped: bool
+
+
+# --- what a rank reports --------------------------------------------------------------------------
+
+
+class Report(Declared):
+    """Of a rank or a node, in a generation."""
+
+    sender, reader = "worker, agent", "agent, coordinator"
+
+    generation: Count = 0
+    """The one that it is in; 0: none yet."""
+    rank: Number = -1
+    """Its number now, which its agent adds; -1: the agent's own, or not known yet."""
+
+
+class WorkerHello(Declared):
+    """A worker has been started."""
+
+    sender, reader = "worker", "agent"
+    type: Literal["hello"] = "hello"
+    rank: Count
+    pid: Count
+    generation: Count = 0
+
+
+class Join(Report):
+    """A rank waits for a generation to begin."""
+
+    type: Literal["join"] = "join"
+    live: LiveState | None
+    """What it has, if that is one complete step."""
+    store_port: Port
+    """Where it serves its keys."""
+    pid: Count = 0
+    """Its process; its agent adds it."""
+    held: Listed[HeldSnapshot] = ()
+    """What its node's memory has; its agent adds it."""
+
+
+class Restored(Report):
+    """A rank has restored and verified what was decided, or could not."""
+
+    type: Literal["restored"] = "restored"
+    attempt: Count
+    error: str
+    """Empty: it has."""
+
+
+class Finished(Report):
+    """The training function has returned."""
+
+    type: Literal["finished"] = "finished"
+    digest: str
+    """Of the final state."""
+
+
+class Event(Report):
+    """Something for the event log."""
+
+    type: Literal["event"] = "event"
+    event: str
+    t: Moment
+    """When it was."""
+    fields: dict[str, Any]
+    """What else there is to say."""
+
+
+class Failed(Report):
+    """The training function has raised."""
+
+    type: Literal["failed"] = "failed"
+    cause: str
+    step: Number
+    final: bool
+    """Whether trying again cannot help."""
+    code: str
+    hint: str
+    place: str
+    """What the same fault has in common with this one when it comes again."""
+    t: Moment = 0.0
+    """When its agent heard of it."""
+    kind: FaultKind = "exception"
+    """As its agent sees it."""
+    phase: str = ""
+    """Of its step."""
+
+
+class StopAnswer(Report):
+    """Whether a rank can stop where it was asked to."""
+
+    type: Literal["stop_answer"] = "stop_answer"
+    number: Number
+    """Of the question."""
+    can: bool
+    at: Number
+    """Step that it makes; -1: none yet."""
+    over: bool
+    """It makes no more steps."""
+
+
+class Halted(Report):
+    """A rank has stopped at the step that was agreed on, and has saved what only it holds."""
+
+    type: Literal["halted"] = "halted"
+    number: Number
+    step: Count
+
+
+# --- what an agent reports ------------------------------------------------------------------------
+
+
+class AgentHello(Declared):
+    """An agent reaches a coordinator, or votes for the agent that is to become it."""
+
+    sender, reader = "agent", "coordinator, agent"
+    type: Literal["hello"] = "hello"
+    node: Number
+    id: str
+    """Of this agent's process."""
+    pid: Count
+    peer: Address
+    """Where its memory server serves other nodes."""
+    door: Address
+    """Where other agents reach it."""
+    domain: str
+    """What fails together with it."""
+    generation: Count
+    moved_in: Count = 0
+    """Generation in which ranks last got other numbers, as far as its workers go by them."""
+    workers: ByNumber[RunningWorker]
+    committed: Count
+    """Newest step that any of them has committed."""
+    exited: ByNumber[Number]
+    """Exit codes of those that ended when their training was done."""
+    leaving: bool = False
+    """Whether the node is to leave."""
+    clock: Moment | None = None
+    record: dict[str, Any] | None
+    """What it knows of the job; null: nothing yet."""
+
+
+class Beat(Report):
+    """The agent is there."""
+
+    sender, reader = "agent", "coordinator"
+    type: Literal["beat"] = "beat"
+    clock: Moment | None = None
+
+
+class Acknowledged(Report):
+    """The agent has the record."""
+
+    sender, reader = "agent", "coordinator"
+    type: Literal["acknowledged"] = "acknowledged"
+    number: Count
+
+
+class Died(Report):
+    """The process of a rank has ended."""
+
+    sender, reader = "agent", "coordinator"
+    type: Literal["died"] = "died"
+    cause: str
+    step: Number
+    kind: FaultKind
+    phase: str
+    place: str
+    exit_code: Number
+    final: bool
+    hint: str
+    t: Moment
+    code: str = "JobFailedError"
+    """Of the error that ends the job with it."""
+
+
+class Exited(Report):
+    """The process of a rank has ended when its training was done, or without joining any generation."""
+
+    sender, reader = "agent", "coordinator"
+    type: Literal["exited"] = "exited"
+    code: Number
+
+
+class Alive(Report):
+    """All ranks of the node live: the answer to the liveness query."""
+
+    sender, reader = "agent", "coordinator"
+    type: Literal["alive"] = "alive"
+
+
+class Decommissioned(Report):
+    """The node's workers are ended, and its memory holds this."""
+
+    sender, reader = "agent", "coordinator"
+    type: Literal["decommissioned"] = "decommissioned"
+    held: Listed[HeldSnapshot]
+
+
+class DurableAnswer(Report):
+    """What the durable tiers hold."""
+
+    sender, reader = "agent", "coordinator"
+    type: Literal["durable"] = "durable"
+    checkpoints: Listed[DurableCheckpoint]
+    newest_generation: Count
+    problems: Listed[str]
+    unreachable: Listed[str]
+    """Those of the problems that leave open whether a tier has a newer one."""
+
+
+class Stalled(Report):
+    """A rank makes no progress."""
+
+    sender, reader = "agent", "coordinator"
+    type: Literal["stalled"] = "stalled"
+    limit_s: Seconds
+    """Longer than that."""
+
+
+class Heartbeats(Report):
+    """What the agent sees of its ranks: the answer to the hang query."""
+
+    sender, reader = "agent", "coordinator"
+    type: Literal["heartbeats"] = "heartbeats"
+    heartbeats: Listed[HeartbeatSign]
+
+
+class ServesPeers(Report):
+    """The node's memory server is another one."""
+
+    sender, reader = "agent", "coordinator"
+    type: Literal["serves_peers"] = "serves_peers"
+    peer: Address
+
+
+class Leave(Report):
+    """The node is to leave the job."""
+
+    sender, reader = "agent", "coordinator"
+    type: Literal["leave"] = "leave"
+
+
+class CancelJob(Report):
+    """Somebody has asked this agent to end the job."""
+
+    sender, reader = "agent", "coordinator"
+    type: Literal["cancel"] = "cancel"
+
+
+class NodeBroken(Report):
+    """The node cannot go on."""
+
+    sender, reader = "agent", "coordinator"
+    type: Literal["broken"] = "broken"
+    cause: str
+    code: str
+    """Of the error that ends the job with it."""
+    lost: bool
+    """Whether another node can take its place."""
+
+
+class LastSnapshots(Report):
+    """Nobody trains any more, and the node's memory holds this."""
+
+    sender, reader = "agent", "coordinator"
+    type: Literal["last_snapshots"] = "last_snapshots"
+    held: Listed[HeldSnapshot]
+
+
+class Uploaded(Report):
+    """What the node can upload of the last step is uploaded."""
+
+    sender, reader = "agent", "coordinator"
+    type: Literal["uploaded"] = "uploaded"
+
+
+# --- orders to agents -----------------------------------------------------------------------------
+
+
+class Order(Declared):
+    """To an agent."""
+
+    sender, reader = "coordinator", "agent"
+
+
+class Heard(Order):
+    """The coordinator is there."""
+
+    type: Literal["beat"] = "beat"
+    heard: Count
+    """Events that it has taken from this agent."""
+
+
+class Record(Order):
+    """What another coordinator needs to go on, after each change."""
+
+    type: Literal["record"] = "record"
+    record: dict[str, Any]
+
+
+class StopNode(Order):
+    """The job goes on without this node, or cannot go on here."""
+
+    type: Literal["stop"] = "stop"
+    why: str
+    hint: str
+
+
+class EndJob(Order):
+    """The job has ended."""
+
+    type: Literal["end"] = "end"
+    state: Literal["succeeded", "failed", "cancelled"]
+    grace_s: float
+    """How long what there is may take to be uploaded; below 0: no longer."""
+
+
+class Released(Order):
+    """The job needs nothing of this node any more."""
+
+    type: Literal["released"] = "released"
+
+
+class StartWorker(Order):
+    """Start a process for this rank; end the one that is there."""
+
+    type: Literal["start_worker"] = "start_worker"
+    rank: Count
+
+
+class PrepareWorker(Order):
+    """Start a process for this rank of the next rank assignment, while the others train."""
+
+    type: Literal["prepare_worker"] = "prepare_worker"
+    rank: Count
+    world_size: Count
+
+
+class EndWorkers(Order):
+    """End the processes here: of a resize that has come to nothing."""
+
+    type: Literal["end_workers"] = "end_workers"
+
+
+class MembersReleased(Order):
+    """Nodes have left, and what the others held for them is not needed any more."""
+
+    type: Literal["members_released"] = "members_released"
+    world_size: Count
+
+
+class DecommissionNode(Order):
+    """The node's ranks are elsewhere: end its workers, and report what its memory holds."""
+
+    type: Literal["decommission"] = "decommission"
+
+
+class ScheduleSave(Order):
+    """This step goes to this tier next."""
+
+    type: Literal["schedule_save"] = "schedule_save"
+    kind: Literal["peer", "file", "s3"]
+    step: Count
+
+
+class AskDurableTiers(Order):
+    """What do the durable tiers hold?"""
+
+    type: Literal["ask_durable"] = "ask_durable"
+    exclude: Listed[Annotated[tuple[str, str], Strict(False)]]
+    """URL and save id of checkpoints that were refused."""
+
+
+class AskHeartbeats(Order):
+    """What do ranks do? Some rank makes no progress."""
+
+    type: Literal["ask_heartbeats"] = "ask_heartbeats"
+
+
+class AskAlive(Order):
+    """Do all ranks live? A collective broke, and nobody has died."""
+
+    type: Literal["ask_alive"] = "ask_alive"
+    generation: Count
+
+
+class EndHung(Order):
+    """End the process of a rank that hangs."""
+
+    type: Literal["end_hung"] = "end_hung"
+    rank: Count
+    cause: str
+
+
+class SaveLast(Order):
+    """All ranks are done: end their processes, and report what the node's memory holds."""
+
+    type: Literal["save_last"] = "save_last"
+
+
+class UploadSnapshot(Order):
+    """Upload the node's part of this snapshot."""
+
+    type: Literal["upload_snapshot"] = "upload_snapshot"
+    save_id: str
+    """Empty: no snapshot is there that all ranks have; only what is due already."""
+
+
+# --- orders to all ranks of a generation ------------------------------------------------------------
+
+
+class GenerationOrder(Declared):
+    """To all agents, for their workers."""
+
+    sender, reader = "coordinator, agent", "agent, worker"
+
+    generation: Count
+
+
+class BeginGeneration(GenerationOrder):
+    """Open process groups, and restore."""
+
+    type: Literal["begin"] = "begin"
+    decision: RestoreDecision
+    addresses: Listed[Address]
+    """Where each rank serves its keys."""
+    peers: ByNumber[Address]
+    """Memory server of each node, for other nodes."""
+    run: str
+    memory_every: Count | None = None
+    """Steps between two snapshots in memory; null: as the spec says."""
+    peer_step: Count | None = None
+    """The step that copies on peers are of next; null: none is named."""
+    rank: Number = -1
+    """Number of the worker that is told; its agent adds it."""
+    world_size: Count = 0
+
+
+class TryNext(GenerationOrder):
+    """Some rank could not restore what was decided before: restore this."""
+
+    type: Literal["restore"] = "restore"
+    decision: RestoreDecision
+    run: str
+
+
+class GoOn(GenerationOrder):
+    """Every rank has the state of this step: train."""
+
+    type: Literal["go"] = "go"
+    step: Count
+
+
+class AbortGeneration(GenerationOrder):
+    """Leave the generation before this one, and join this one."""
+
+    type: Literal["abort"] = "abort"
+    rank: Number
+    """Whose fault it is; -1: nobody's."""
+    moved: ByNumber[Count] = {}
+    """New number of each rank whose process stays."""
+    moved_in: Count = 0
+    """Generation in which they got it; 0: all have theirs still."""
+    drop_joining: bool = False
+    """Whether processes that wait for the next rank assignment are to be ended."""
+
+
+class FinishTraining(GenerationOrder):
+    """All ranks are done."""
+
+    type: Literal["finish"] = "finish"
+
+
+class AskStop(GenerationOrder):
+    """Can this rank stop after that step?"""
+
+    type: Literal["ask_stop"] = "ask_stop"
+    number: Number
+    step: Count
+    ends: bool = False
+    """Whether processes end there, so that only what is saved survives it."""
+
+
+class StopAtStep(GenerationOrder):
+    """All ranks can stop there: stop."""
+
+    type: Literal["stop_at"] = "stop_at"
+    number: Number
+
+
+class WithdrawStop(GenerationOrder):
+    """Nobody needs to stop any more."""
+
+    type: Literal["withdraw_stop"] = "withdraw_stop"
+    number: Number
+
+
+# --- who takes what -------------------------------------------------------------------------------
+
+FromWorker = Join | Restored | Finished | Event | Failed | StopAnswer | Halted
+FromAgent = (
+    FromWorker
+    | Beat
+    | Acknowledged
+    | Died
+    | Exited
+    | Alive
+    | Decommissioned
+    | DurableAnswer
+    | Stalled
+    | Heartbeats
+    | ServesPeers
+    | Leave
+    | CancelJob
+    | NodeBroken
+    | LastSnapshots
+    | Uploaded
+)
+ToWorker = BeginGeneration | TryNext | GoOn | AbortGeneration | FinishTraining | AskStop | StopAtStep | WithdrawStop
+ToAgent = (
+    ToWorker
+    | Heard
+    | Record
+    | StopNode
+    | EndJob
+    | Released
+    | StartWorker
+    | PrepareWorker
+    | EndWorkers
+    | MembersReleased
+    | DecommissionNode
+    | ScheduleSave
+    | AskDurableTiers
+    | AskHeartbeats
+    | AskAlive
+    | EndHung
+    | SaveLast
+    | UploadSnapshot
+)
+WORKER_REPORTS: Kinds[FromWorker] = Kinds("report of a worker", "type", get_args(FromWorker))
+AGENT_REPORTS: Kinds[FromAgent] = Kinds("report of an agent", "type", get_args(FromAgent))
+AGENT_ORDERS: Kinds[ToAgent] = Kinds("order to an agent", "type", get_args(ToAgent))
+WORKER_ORDERS: Kinds[ToWorker] = Kinds("order to a worker", "type", get_args(ToWorker))
