@@ -492,7 +492,7 @@ def test_damaged_messages_are_refused_by_name_and_cost_nobody_its_place(
             for kind in list(c.AGENT_REPORTS) * 20:
                 right = json.loads(json.dumps(encode(declared_examples.example(kind, random))))
                 agents[1].say_raw({**right, "extra": 1})
-            agents[1].say(c.Event(event="metric", t=0.0, fields={}))
+            agents[1].say(c.Event(event="halted", t=0.0, fields={"rank": 1, "step": 1}))
             while not (await agents[1].hears(c.Heard)).heard:
                 pass
             for agent in agents:
