@@ -15,7 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from schedules import schedule
-from schedules.node import hurry
+from schedules.node import speed_up
 
 ONE = os.environ.get("HPX_SCHEDULE_SEED")
 several = pytest.mark.skipif(ONE is not None, reason="HPX_SCHEDULE_SEED asks for one schedule")
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExc
 
 @pytest.mark.skipif(ONE is None, reason="HPX_SCHEDULE_SEED says which")
 def test_the_schedule_that_was_asked_for(monkeypatch: pytest.MonkeyPatch):
-    hurry(monkeypatch.setattr)
+    speed_up(monkeypatch.setattr)
     print("\n".join(schedule.run(int(str(ONE)))))
 
 
@@ -34,7 +34,7 @@ def test_the_schedule_that_was_asked_for(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 60, 20))
 def test_schedules_of_faults_end_with_one_committed_step(first: int, monkeypatch: pytest.MonkeyPatch):
-    hurry(monkeypatch.setattr)
+    speed_up(monkeypatch.setattr)
     for seed in range(first, first + 20):
         schedule.run(seed)
 

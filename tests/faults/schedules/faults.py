@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hyperpod_ext.errors import HyperpodExtError, NotFoundError, StaleGenerationError
+from hyperpod_ext.runtime.memory_server.protocol import requests as r
 from hyperpod_ext.runtime.snapshot.manifest import save_id_of
 
 from .node import Node
@@ -344,6 +345,12 @@ def _has_replicas(world: World, commit: tuple[int, int]) -> bool:
 # --- those that should not be there any more ------------------------------------------------------
 
 
+def _record(save_id: str) -> r.SaveRecord:
+    return r.SaveRecord(
+        save_id=save_id, world_size=1, own_digest="", plan="?", nbytes=100, values=[], extras={}, saved_at=0.0
+    )
+
+
 def a_zombie_speaks(world: World) -> None:
     """A process that was given up goes on as if nothing had happened: it is refused, and changes nothing."""
     old = world.rng.choice(sorted(world.workers))
@@ -361,15 +368,17 @@ def a_zombie_speaks(world: World) -> None:
         return
     world.workers[old].checkpointer.flush()
     before = _own(node, old)
-    step = world.step + world.rng.randint(-1, 2)
-    with_begin = world.rng.random() < 0.5
+    step = max(0, world.step + world.rng.randint(-1, 2))
+    with_begin, slot, save_id = (
+        world.rng.random() < 0.5,
+        world.rng.randrange(mapped.slots),
+        save_id_of(generation, step),
+    )
     try:
         if with_begin:
-            request = {"owner": old, "slot": world.rng.randrange(mapped.slots), "step": step}
-            zombie.ask("begin", save_id=save_id_of(generation, step), generation=generation, **request)
+            zombie.ask(r.Begin(owner=old, slot=slot, step=step, save_id=save_id, generation=generation))
         else:
-            record = {"save_id": save_id_of(generation, step), "nbytes": 100, "plan": "?", "values": []}
-            zombie.ask("seal", owner=old, slot=world.rng.randrange(mapped.slots), record=record)
+            zombie.ask(r.Seal(owner=old, slot=slot, record=_record(save_id)))
     except (StaleGenerationError, NotFoundError):
         pass
     except HyperpodExtError as error:

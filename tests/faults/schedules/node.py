@@ -56,7 +56,7 @@ class Hurried:
         time.sleep(seconds / Hurried.FACTOR)
 
 
-def unthrottle(set_attribute: Callable[[Any, str, Any], None] = setattr) -> None:
+def speed_up(set_attribute: Callable[[Any, str, Any], None] = setattr) -> None:
     """Give the background threads that clock, and have all but first saves take their checksum on the way."""
     for module in (uploader_module, upload_module, peer_sender):
         set_attribute(module, "time", Hurried)
@@ -117,7 +117,7 @@ class DyingStore(FileStore):
 
 
 class _End:
-    """UploadTask that ends the thread of a uploader."""
+    """A task that ends the thread of an uploader."""
 
     generation, save_id, pins = 0, "", {}
     stack = ExitStack()

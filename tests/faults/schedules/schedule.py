@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .faults import FAULTS, Interruptions
-from .node import hurry
+from .node import speed_up
 from .states import Kind
 from .world import Ended, Setting, World
 
@@ -105,7 +105,7 @@ def main() -> None:
     first, last = int(sys.argv[1]), int(sys.argv[2])
     failed = 0
     counts: Counter[str] = Counter()
-    hurry()
+    speed_up()
     for seed in range(first, last):
         print(f"seed {seed}", flush=True)
         faulthandler.dump_traceback_later(STANDING_STILL_S, exit=True, file=sys.stdout)

@@ -206,7 +206,7 @@ class World:
                             self.workers[rank].leave()
                             self.seal_promised(rank)
                 case m.Replace(rank):
-                    self._held_of(rank, pid=-1)  # what the dead one had asked for is done
+                    self._held_of(rank, pid=0)  # what the dead one had asked for is done
                     self.nodes[rank // self.per_node].server.slow_s = 0.0
                     self.workers[rank] = self._worker(rank)
                     self.joined.discard(rank)
