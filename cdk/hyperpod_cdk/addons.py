@@ -11,7 +11,7 @@ from constructs import Construct
 
 from hyperpod_cdk.acknowledgements import accept, accept_managed_policy
 from hyperpod_cdk.eks import Eks
-from hyperpod_cdk.part import Part, managed_policy
+from hyperpod_cdk.stack_base import StackBase, managed_policy
 from hyperpod_ext.config.clusters.cluster import ClusterConfig
 from hyperpod_ext.config.clusters.infrastructure import TaskGovernance
 
@@ -27,7 +27,7 @@ def has_addons(config: ClusterConfig) -> bool:
     return config.eks_cluster_arn is None or config.infrastructure.file_system is not None or any(switches)
 
 
-class AddonsStack(Part):
+class AddonsStack(StackBase):
     """Add-ons with typed switches, and the quotas of teams."""
 
     def __init__(self, scope: Construct, config: ClusterConfig, cluster: Eks, cluster_arn: str) -> None:

@@ -9,12 +9,12 @@ from hyperpod_cdk.cluster import ClusterStack
 from hyperpod_cdk.eks import EksStack, existing_eks
 from hyperpod_cdk.network import NetworkStack, existing_places
 from hyperpod_cdk.observability import ObservabilityStack
-from hyperpod_cdk.part import Part
+from hyperpod_cdk.stack_base import StackBase
 from hyperpod_cdk.storage import StorageStack
 from hyperpod_ext.config.clusters.cluster import ClusterConfig
 
 
-def build(app: cdk.App, config: ClusterConfig, *, scale: bool = False) -> dict[str, Part]:
+def build(app: cdk.App, config: ClusterConfig, *, scale: bool = False) -> dict[str, StackBase]:
     """Stacks by part, in the order in which they are deployed.
 
     Args:
@@ -24,7 +24,7 @@ def build(app: cdk.App, config: ClusterConfig, *, scale: bool = False) -> dict[s
     """
     made = config.infrastructure
     assert made is not None, "deployment.problems refuses this"
-    stacks: dict[str, Part] = {}
+    stacks: dict[str, StackBase] = {}
     if made.network.vpc_id is None:
         stacks["network"] = network = NetworkStack(app, config)
         places = network.places

@@ -8,8 +8,8 @@ from constructs import Construct
 from hyperpod_cdk import identity
 from hyperpod_cdk.acknowledgements import accept
 from hyperpod_cdk.eks import Eks
-from hyperpod_cdk.network import Places
-from hyperpod_cdk.part import Part
+from hyperpod_cdk.network import SubnetPlacement
+from hyperpod_cdk.stack_base import StackBase
 from hyperpod_cdk.storage import LIFECYCLE, Stored
 from hyperpod_ext.clusters.bindings import Bindings, bound
 from hyperpod_ext.clusters.request import create_cluster_request
@@ -18,14 +18,14 @@ from hyperpod_ext.config.clusters.cluster import ClusterConfig
 LIFECYCLE_SCRIPT = "on_init_complete.sh"
 
 
-class ClusterStack(Part):
+class ClusterStack(StackBase):
     """Roles and the cluster; for EKS also what gives pods their roles."""
 
     def __init__(
         self,
         scope: Construct,
         config: ClusterConfig,
-        places: Places,
+        places: SubnetPlacement,
         stored: Stored,
         eks: Eks | None,
         *,

@@ -12,8 +12,8 @@ from aws_cdk import aws_logs as logs
 from constructs import Construct
 
 from hyperpod_cdk.acknowledgements import accept_managed_policy, accept_nag
-from hyperpod_cdk.network import Places
-from hyperpod_cdk.part import Part, managed_policy
+from hyperpod_cdk.network import SubnetPlacement
+from hyperpod_cdk.stack_base import StackBase, managed_policy
 from hyperpod_ext.config.clusters.cluster import ClusterConfig
 
 _LOGS = ("api", "audit", "authenticator", "controllerManager", "scheduler")
@@ -35,10 +35,10 @@ def existing_eks(config: ClusterConfig) -> Eks:
     return Eks(name=arn.rpartition("/")[2], arn=arn)
 
 
-class EksStack(Part):
+class EksStack(StackBase):
     """Control plane with secrets under our key, private unless the config says from where it may be reached."""
 
-    def __init__(self, scope: Construct, config: ClusterConfig, places: Places, key: kms.IKey) -> None:
+    def __init__(self, scope: Construct, config: ClusterConfig, places: SubnetPlacement, key: kms.IKey) -> None:
         super().__init__(scope, config, "eks", "its EKS control plane")
         wanted = self.made.eks
         log_group = logs.CfnLogGroup(

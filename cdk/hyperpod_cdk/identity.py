@@ -12,8 +12,8 @@ from aws_cdk import aws_iam as iam
 
 from hyperpod_cdk.acknowledgements import accept_managed_policy, allow
 from hyperpod_cdk.eks import Eks
-from hyperpod_cdk.network import Places
-from hyperpod_cdk.part import Part, managed_policy
+from hyperpod_cdk.network import SubnetPlacement
+from hyperpod_cdk.stack_base import StackBase, managed_policy
 from hyperpod_cdk.storage import EPHEMERAL, JOBS, MILESTONES, Stored
 from hyperpod_ext.config.clusters.infrastructure import JobRole
 
@@ -27,7 +27,7 @@ _GRANTS = [
 ]
 
 
-def machine_role(stack: Part, places: Places, stored: Stored, cluster: Eks | None) -> iam.Role:
+def machine_role(stack: StackBase, places: SubnetPlacement, stored: Stored, cluster: Eks | None) -> iam.Role:
     """The role that machines of the cluster have."""
     policy = managed_policy("AmazonSageMakerClusterInstanceRolePolicy")
     role = iam.Role(
@@ -49,7 +49,7 @@ def machine_role(stack: Part, places: Places, stored: Stored, cluster: Eks | Non
     return role
 
 
-def hyperpod_role(stack: Part, stored: Stored) -> iam.Role:
+def hyperpod_role(stack: StackBase, stored: Stored) -> iam.Role:
     """The role with which HyperPod adds and removes machines for Karpenter."""
     role = iam.Role(
         stack,
@@ -78,7 +78,7 @@ def hyperpod_role(stack: Part, stored: Stored) -> iam.Role:
     return role
 
 
-def pod_role(stack: Part, name: str, wanted: JobRole, stored: Stored, cluster: Eks) -> iam.Role:
+def pod_role(stack: StackBase, name: str, wanted: JobRole, stored: Stored, cluster: Eks) -> iam.Role:
     """The role of the pods of one service account, and what gives it to them."""
     trusted = iam.ServicePrincipal(
         "pods.eks.amazonaws.com",
@@ -153,7 +153,7 @@ def _use_key(role: iam.Role, stored: Stored) -> None:
     )
 
 
-def _pull_images(role: iam.Role, stack: Part) -> None:
+def _pull_images(role: iam.Role, stack: StackBase) -> None:
     allow(role, _UNRESTRICTED, sid="EcrLogin", actions=["ecr:GetAuthorizationToken"], resources=["*"])
     allow(
         role,
@@ -164,7 +164,7 @@ def _pull_images(role: iam.Role, stack: Part) -> None:
     )
 
 
-def _use_interfaces(role: iam.Role, stack: Part, places: Places) -> None:
+def _use_interfaces(role: iam.Role, stack: StackBase, places: SubnetPlacement) -> None:
     """What machines and the VPC CNI do with network interfaces, in our subnets and groups only."""
     new = "interfaces of machines that are not there yet"
     groups = [stack.arn_of("ec2", f"security-group/{group}") for group in places.security_groups]

@@ -12,7 +12,7 @@ from aws_cdk import aws_logs as logs
 from constructs import Construct
 
 from hyperpod_cdk.acknowledgements import accept
-from hyperpod_cdk.part import Part
+from hyperpod_cdk.stack_base import StackBase
 from hyperpod_cdk.subnets import plan_subnets
 from hyperpod_ext.config.clusters.cluster import ClusterConfig
 
@@ -25,7 +25,7 @@ _ONLY_EKS = ("eks-auth",)
 
 
 @dataclass(frozen=True)
-class Places:
+class SubnetPlacement:
     """Where things are; ids or tokens."""
 
     vpc_id: str
@@ -39,12 +39,12 @@ class Places:
     """Of groups in another zone, by name."""
 
 
-def existing_places(config: ClusterConfig) -> Places:
+def existing_places(config: ClusterConfig) -> SubnetPlacement:
     """A network that is there: the config names all of it."""
     assert config.infrastructure is not None
     assert config.vpc is not None
     network = config.infrastructure.network
-    return Places(
+    return SubnetPlacement(
         vpc_id=str(network.vpc_id),
         machine_subnets=config.vpc.subnets,
         control_subnets=network.control_plane_subnets,
@@ -52,7 +52,7 @@ def existing_places(config: ClusterConfig) -> Places:
     )
 
 
-class NetworkStack(Part):
+class NetworkStack(StackBase):
     """VPC, subnets by zone, gateways, endpoints, and the security group of machines."""
 
     def __init__(self, scope: Construct, config: ClusterConfig) -> None:
@@ -81,7 +81,7 @@ class NetworkStack(Part):
         self._endpoints(network.cidr)
         self._flow_logs()
         zones = list(network.zones)
-        self.places = Places(
+        self.places = SubnetPlacement(
             vpc_id=self._vpc.ref,
             machine_subnets=(self._machines[zones[0]],),
             control_subnets=tuple(self._control.values()),

@@ -9,7 +9,7 @@ from constructs import Construct
 
 from hyperpod_cdk.acknowledgements import allow
 from hyperpod_cdk.eks import Eks
-from hyperpod_cdk.part import Part
+from hyperpod_cdk.stack_base import StackBase
 from hyperpod_ext.config.clusters.cluster import ClusterConfig
 from hyperpod_ext.config.clusters.infrastructure import Observability
 
@@ -18,7 +18,7 @@ _ACCOUNT = "hyperpod-observability-operator-otel-collector"
 _MEASURED = ("trainingMetrics", "nodeMetrics", "acceleratedComputeMetrics")
 
 
-class ObservabilityStack(Part):
+class ObservabilityStack(StackBase):
     """The add-on writes metrics to one workspace and logs to CloudWatch, and nothing else."""
 
     def __init__(self, scope: Construct, config: ClusterConfig, cluster: Eks, wanted: Observability) -> None:

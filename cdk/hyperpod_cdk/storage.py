@@ -12,8 +12,8 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
-from hyperpod_cdk.network import Places
-from hyperpod_cdk.part import Part
+from hyperpod_cdk.network import SubnetPlacement
+from hyperpod_cdk.stack_base import StackBase
 from hyperpod_ext.clusters.bindings import Mount
 from hyperpod_ext.config.clusters.cluster import ClusterConfig
 from hyperpod_ext.config.clusters.infrastructure import Bucket
@@ -26,7 +26,7 @@ _LUSTRE_PORTS = ((988, 988), (1018, 1023))
 
 
 @dataclass(frozen=True)
-class Place:
+class BucketLocation:
     """A bucket, as policies of other stacks name it."""
 
     arn: str
@@ -41,16 +41,16 @@ class Stored:
     """What other stacks need of it."""
 
     key: kms.IKey
-    checkpoints: Place
-    data: Place
+    checkpoints: BucketLocation
+    data: BucketLocation
     lifecycle: s3.IBucket | None
     mount: Mount | None
 
 
-class StorageStack(Part):
+class StorageStack(StackBase):
     """KMS key, buckets and file system; cannot be deleted by accident."""
 
-    def __init__(self, scope: Construct, config: ClusterConfig, places: Places) -> None:
+    def __init__(self, scope: Construct, config: ClusterConfig, places: SubnetPlacement) -> None:
         super().__init__(scope, config, "storage", "its key, buckets and file system", kept=True)
         buckets = self.made.buckets
         self._key = kms.Key(
@@ -95,10 +95,10 @@ class StorageStack(Part):
         self.output("FileSystemDns", mount and mount.dns_name, "DNS name of the file system")
         self.output("FileSystemMount", mount and mount.mount_name, "Mount name of the file system")
 
-    def _place(self, bucket: s3.IBucket) -> Place:
+    def _place(self, bucket: s3.IBucket) -> BucketLocation:
         """Exported by name at once: a policy's wildcards are acknowledged by the ARN they are of."""
         made_here = bucket.node.find_all()[1:]
-        return Place(str(self.export_value(bucket.bucket_arn)) if made_here else bucket.bucket_arn)
+        return BucketLocation(str(self.export_value(bucket.bucket_arn)) if made_here else bucket.bucket_arn)
 
     def _named_lifecycle(self) -> Bucket:
         """HyperPod wants the prefix; a name that AWS chooses could not have it."""
@@ -165,7 +165,7 @@ class StorageStack(Part):
                 )
             )
 
-    def _file_system(self, places: Places, data: s3.IBucket) -> Mount:
+    def _file_system(self, places: SubnetPlacement, data: s3.IBucket) -> Mount:
         wanted = self.made.file_system
         assert wanted is not None
         system = fsx.CfnFileSystem(
@@ -191,7 +191,7 @@ class StorageStack(Part):
             self._link(system, data)
         return Mount(system.attr_dns_name, system.attr_lustre_mount_name, wanted.path)
 
-    def _lustre_group(self, places: Places) -> str:
+    def _lustre_group(self, places: SubnetPlacement) -> str:
         """Machines and file servers reach the servers on Lustre's ports, and nobody else does."""
         group = ec2.CfnSecurityGroup(
             self,

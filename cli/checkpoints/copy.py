@@ -8,12 +8,12 @@ import click
 
 from ..command import Command, output_option
 from ..output import print_result, say
+from .location import CheckpointLocation, choose, durable_places, open_place, shown
 from .options import secret_option, step_option
-from .place import Place, choose, durable_places, open_place, shown
 from .table import count, size
 
 if TYPE_CHECKING:
-    from hyperpod_ext.runtime.storage.inventory import Seen, Survey
+    from hyperpod_ext.runtime.storage.inventory import Inventory, InventoryEntry
 
 
 @click.command(
@@ -45,40 +45,44 @@ def command(place: str, dest: str, secret_file: str | None, step: int | None, al
     need_checksums()
     source = durable_places(place, None, ())[0]
     secret = source.secret(secret_file)
-    survey = source.survey(secret, lenient=step is not None)
-    chosen = [one for one in survey.seen[::-1] if one.state == "complete"] if all_steps else [choose(survey, step)]
+    inventory = source.inventory(secret, lenient=step is not None)
+    chosen = (
+        [one for one in inventory.seen[::-1] if one.state == "complete"] if all_steps else [choose(inventory, step)]
+    )
     target = open_place(dest)
-    if target.store.url == survey.store.url:
+    if target.store.url == inventory.store.url:
         raise click.UsageError("PLACE and DEST are the same.")
-    _check(survey, chosen)
-    done = [_copy(survey, seen, target, secret) for seen in chosen]
+    _check(inventory, chosen)
+    done = [_copy(inventory, seen, target, secret) for seen in chosen]
     lines = [_text(one, target) for one in done]
     print_result({"copied": done}, output, "\n".join(lines) or "no checkpoint is complete: nothing was copied")
     name = target.shown.rstrip("/").rpartition("/")[2]
-    if done and survey.job is not None and name != survey.job and output == "table":
-        say(f"a job finds them only in a folder of its own name, {survey.job}")
+    if done and inventory.job is not None and name != inventory.job and output == "table":
+        say(f"a job finds them only in a folder of its own name, {inventory.job}")
 
 
-def _check(survey: Survey, chosen: list[Seen]) -> None:
+def _check(inventory: Inventory, chosen: list[InventoryEntry]) -> None:
     from hyperpod_ext.errors import CorruptSnapshotError
 
     for seen in chosen:
         if seen.state in ("damaged", "foreign"):
             raise CorruptSnapshotError(
-                f"{shown(survey.store.url)}/{seen.found.folder} is {seen.state}: {seen.detail}",
+                f"{shown(inventory.store.url)}/{seen.found.folder} is {seen.state}: {seen.detail}",
                 hint="Choose another one with --step; `hp-ext checkpoints list` shows which are complete.",
             )
 
 
-def _copy(survey: Survey, seen: Seen, target: Place, secret: bytes | None) -> dict[str, Any]:
+def _copy(
+    inventory: Inventory, seen: InventoryEntry, target: CheckpointLocation, secret: bytes | None
+) -> dict[str, Any]:
     from hyperpod_ext.runtime.storage.copy import copy
-    from hyperpod_ext.runtime.storage.inventory import survey as look
+    from hyperpod_ext.runtime.storage.inventory import take_inventory as look
 
     from .progress import transfer
 
-    there = look(target.store, job=survey.job)
+    there = look(target.store, job=inventory.job)
     with transfer(f"step {seen.found.step}", seen.nbytes) as on_bytes:
-        copied = copy(survey.store, seen, there, secret, on_bytes)
+        copied = copy(inventory.store, seen, there, secret, on_bytes)
     return {
         "step": seen.found.step,
         "generation": seen.found.generation,
@@ -90,7 +94,7 @@ def _copy(survey: Survey, seen: Seen, target: Place, secret: bytes | None) -> di
     }
 
 
-def _text(one: dict[str, Any], target: Place) -> str:
+def _text(one: dict[str, Any], target: CheckpointLocation) -> str:
     where = f"step {one['step']}: {target.shown}/{one['url'].rpartition('/')[2]}"
     if not one["new"]:
         return f"{where} was there already"

@@ -10,15 +10,15 @@ import click
 
 from ..command import Command, output_option
 from ..output import columns, print_error, print_result, say
+from .location import damaged_claims, find_places, shown
 from .memory import ask_memory, copying_table, snapshot_rows
 from .options import place_options
-from .place import damaged_claims, find_places, shown
 from .table import age, size
 
 if TYPE_CHECKING:
     from hyperpod_ext.errors import HyperpodExtError
 
-    from .place import Place
+    from .location import CheckpointLocation
 
 _HEAD = ("STEP", "GENERATION", "RANKS", "SIZE", "AGE", "TIER", "STATE")
 
@@ -72,19 +72,19 @@ def command(
         ctx.exit(failure.exit_code)
 
 
-def _head(place: Place) -> dict[str, Any]:
+def _head(place: CheckpointLocation) -> dict[str, Any]:
     return {"tier": place.kind, "url": place.store.url, "job": place.job, "error": None}
 
 
-def _describe(place: Place, secret: bytes | None) -> dict[str, Any]:
+def _describe(place: CheckpointLocation, secret: bytes | None) -> dict[str, Any]:
     from hyperpod_ext.runtime.storage.inventory import select_prunable
 
-    survey = place.survey(secret, lenient=True)
+    inventory = place.inventory(secret, lenient=True)
     tier = place.tier
-    known = tier is not None and not survey.damaged_claims  # else nothing is deleted
-    gone = select_prunable(survey, tier.keep, tier.keep_every_steps, tier.keep_steps) if tier and known else []
+    known = tier is not None and not inventory.damaged_fences  # else nothing is deleted
+    gone = select_prunable(inventory, tier.keep, tier.keep_every_steps, tier.keep_steps) if tier and known else []
     checkpoints = []
-    for one in survey.seen:
+    for one in inventory.seen:
         manifest = one.manifest or {}
         checkpoints.append(
             {
@@ -100,8 +100,8 @@ def _describe(place: Place, secret: bytes | None) -> dict[str, Any]:
             }
         )
     return _head(place) | {
-        "job": survey.job,
-        "damaged_claims": damaged_claims(survey),
+        "job": inventory.job,
+        "damaged_claims": damaged_claims(inventory),
         "checkpoints": checkpoints,
     }
 

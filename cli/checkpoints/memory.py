@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..output import columns
-from .place import shown
+from .location import shown
 from .table import age, ranks, size
 
 if TYPE_CHECKING:
     from hyperpod_ext.submit.local.store import Submission
 
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 _SHOWN = ("rank", "step", "generation", "state", "replica", "nbytes", "saved_at", "world_size")
 
 
@@ -39,7 +39,7 @@ def _ask(node: int, scratch: Path) -> dict[str, Any]:
     request = Status()
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(_PATIENCE_S)
+            connection.settimeout(_TIMEOUT_S)
             connection.connect(str(scratch / f"node{node}.memory"))
             wire.send(connection, with_version(encode(request)))
             if (answer := wire.receive(connection)) is None:

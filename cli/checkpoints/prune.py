@@ -10,12 +10,12 @@ import click
 
 from ..command import Command, output_option
 from ..output import columns, print_result, say
+from .location import CheckpointLocation, durable_places, shown
 from .options import keep_options, place_options
-from .place import Place, durable_places, shown
 from .table import count, size
 
 if TYPE_CHECKING:
-    from hyperpod_ext.runtime.storage.inventory import Seen, Survey
+    from hyperpod_ext.runtime.storage.inventory import Inventory, InventoryEntry
 
 
 @click.command(
@@ -51,22 +51,22 @@ def command(
     output: str,
 ) -> None:
     """Delete checkpoints that need not be kept, and what was left unfinished before the newest."""
-    chosen: list[tuple[Survey, list[Seen]]] = []
+    chosen: list[tuple[Inventory, list[InventoryEntry]]] = []
     for each in durable_places(place, file, overrides):
         secret = each.secret(secret_file)
-        survey = each.survey(secret)
-        chosen.append((survey, _select(each, survey, keep, keep_every, keep_steps, damaged)))
+        inventory = each.inventory(secret)
+        chosen.append((inventory, _select(each, inventory, keep, keep_every, keep_steps, damaged)))
         if verify:
-            _verify_newest(survey, secret)
+            _verify_newest(inventory, secret)
     result = [
         {
-            "url": f"{survey.store.url}/{seen.found.folder}",
+            "url": f"{inventory.store.url}/{seen.found.folder}",
             "step": seen.found.step,
             "generation": seen.found.generation,
             "state": seen.state,
             "nbytes": seen.nbytes,
         }
-        for survey, gone in chosen
+        for inventory, gone in chosen
         for seen in gone
     ]
     if dry_run or not result:
@@ -82,8 +82,13 @@ def command(
 
 
 def _select(
-    place: Place, survey: Survey, keep: int | None, every: int | None, steps: Sequence[int], damaged: bool
-) -> list[Seen]:
+    place: CheckpointLocation,
+    inventory: Inventory,
+    keep: int | None,
+    every: int | None,
+    steps: Sequence[int],
+    damaged: bool,
+) -> list[InventoryEntry]:
     from hyperpod_ext.runtime.storage.inventory import select_prunable
 
     tier = place.tier
@@ -92,37 +97,37 @@ def _select(
     keep = keep if keep is not None or tier is None else tier.keep
     every = every if every is not None or tier is None else tier.keep_every_steps
     steps = [*steps, *(tier.keep_steps if tier is not None else ())]
-    if not any(one.state == "complete" for one in survey.seen):
+    if not any(one.state == "complete" for one in inventory.seen):
         say(f"{place.shown}: no checkpoint is complete, so nothing is deleted")
-    return select_prunable(survey, keep or 1, every, steps, with_damaged=damaged)
+    return select_prunable(inventory, keep or 1, every, steps, with_damaged=damaged)
 
 
-def _verify_newest(survey: Survey, secret: bytes | None) -> None:
+def _verify_newest(inventory: Inventory, secret: bytes | None) -> None:
     from hyperpod_ext.errors import CorruptSnapshotError
 
     from .verify import check, need_checksums
 
     need_checksums()
-    newest = next((one for one in survey.seen if one.state == "complete"), None)
-    if newest is not None and (problems := check(survey, newest, secret)["problems"]):
+    newest = next((one for one in inventory.seen if one.state == "complete"), None)
+    if newest is not None and (problems := check(inventory, newest, secret)["problems"]):
         what = "\n".join(f"{each['file']}: {each['message']}" for each in problems)
-        where = f"{shown(survey.store.url)}/{newest.found.folder}"
+        where = f"{shown(inventory.store.url)}/{newest.found.folder}"
         raise CorruptSnapshotError(f"{where}, the newest, is damaged; nothing was deleted\n{what}")
 
 
-def _delete(chosen: list[tuple[Survey, list[Seen]]]) -> None:
+def _delete(chosen: list[tuple[Inventory, list[InventoryEntry]]]) -> None:
     from hyperpod_ext.runtime.storage.retention import remove
 
-    for survey, gone in chosen:
+    for inventory, gone in chosen:
         for seen in gone:
-            remove(survey.store, [f"{seen.found.folder}/{name}" for name in seen.files])
+            remove(inventory.store, [f"{seen.found.folder}/{name}" for name in seen.files])
 
 
-def _table(chosen: list[tuple[Survey, list[Seen]]], what: str) -> str:
+def _table(chosen: list[tuple[Inventory, list[InventoryEntry]]], what: str) -> str:
     rows = []
-    for survey, gone in chosen:
+    for inventory, gone in chosen:
         for seen in gone:
-            rows.append((f"step {seen.found.step}", size(seen.nbytes), seen.state, shown(survey.store.url)))
+            rows.append((f"step {seen.found.step}", size(seen.nbytes), seen.state, shown(inventory.store.url)))
     if not rows:
         return "nothing to delete"
     nbytes = sum(seen.nbytes for _, gone in chosen for seen in gone)

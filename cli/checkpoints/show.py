@@ -10,13 +10,13 @@ import click
 
 from ..command import Command, output_option
 from ..output import columns, print_result
+from .location import choose, durable_places, shown
 from .options import place_options, step_option
-from .place import choose, durable_places, shown
 from .table import age, count, ranks, size
 
 if TYPE_CHECKING:
     from hyperpod_ext.runtime.snapshot.layout_plan import Plan
-    from hyperpod_ext.runtime.storage.inventory import Seen, Survey
+    from hyperpod_ext.runtime.storage.inventory import Inventory, InventoryEntry
 
 
 @click.command(
@@ -41,12 +41,12 @@ def command(
     found = []
     for each in durable_places(place, file, overrides):
         secret = each.secret(secret_file)
-        survey = each.survey(secret, lenient=step is not None)
-        found.append(_describe(survey, choose(survey, step), secret))
+        inventory = each.inventory(secret, lenient=step is not None)
+        found.append(_describe(inventory, choose(inventory, step), secret))
     print_result({"checkpoints": found}, output, "\n\n".join(map(_text, found)))
 
 
-def _describe(survey: Survey, seen: Seen, secret: bytes | None) -> dict[str, Any]:
+def _describe(inventory: Inventory, seen: InventoryEntry, secret: bytes | None) -> dict[str, Any]:
     from hyperpod_ext.errors import CorruptSnapshotError
     from hyperpod_ext.runtime.storage.verify import read_plans
 
@@ -54,11 +54,11 @@ def _describe(survey: Survey, seen: Seen, secret: bytes | None) -> dict[str, Any
     if manifest is None or seen.state == "damaged":
         what = "\n".join(f"{finding.file}: {finding.message}" for finding in seen.findings)
         raise CorruptSnapshotError(
-            f"{shown(survey.store.url)}/{seen.found.folder} is damaged\n{what}", hint="Show another one with --step."
+            f"{shown(inventory.store.url)}/{seen.found.folder} is damaged\n{what}", hint="Show another one with --step."
         )
-    plans = read_plans(survey.store, seen)
+    plans = read_plans(inventory.store, seen)
     return {
-        "url": f"{survey.store.url}/{seen.found.folder}",
+        "url": f"{inventory.store.url}/{seen.found.folder}",
         "job": manifest["job"],
         "step": seen.found.step,
         "generation": seen.found.generation,

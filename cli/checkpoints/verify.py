@@ -10,12 +10,12 @@ import click
 
 from ..command import Command, output_option
 from ..output import print_result, say
+from .location import choose, damaged_claims, durable_places, shown
 from .options import place_options, step_option
-from .place import choose, damaged_claims, durable_places, shown
 from .table import size
 
 if TYPE_CHECKING:
-    from hyperpod_ext.runtime.storage.inventory import Seen, Survey
+    from hyperpod_ext.runtime.storage.inventory import Inventory, InventoryEntry
 
 
 @click.command(
@@ -52,11 +52,11 @@ def command(
     found, claims = [], []
     for each in durable_places(place, file, overrides):
         secret = each.secret(secret_file)
-        survey = each.survey(secret, lenient=True)
-        claims += damaged_claims(survey)
-        for seen in _all(survey) if all_steps else [choose(survey, step)]:
+        inventory = each.inventory(secret, lenient=True)
+        claims += damaged_claims(inventory)
+        for seen in _all(inventory) if all_steps else [choose(inventory, step)]:
             try:
-                found.append(check(survey, seen, secret))
+                found.append(check(inventory, seen, secret))
             except NotFoundError as error:
                 if not all_steps:
                     raise
@@ -83,14 +83,14 @@ def need_checksums() -> None:
             )
 
 
-def _all(survey: Survey) -> Sequence[Seen]:
-    for one in survey.seen:
+def _all(inventory: Inventory) -> Sequence[InventoryEntry]:
+    for one in inventory.seen:
         if one.state == "unfinished":
             say(f"step {one.found.step}: left out, it is unfinished ({one.detail})")
-    return [one for one in survey.seen if one.state != "unfinished"]
+    return [one for one in inventory.seen if one.state != "unfinished"]
 
 
-def check(survey: Survey, seen: Seen, secret: bytes | None) -> dict[str, Any]:
+def check(inventory: Inventory, seen: InventoryEntry, secret: bytes | None) -> dict[str, Any]:
     """What verifying one checkpoint has shown."""
     from hyperpod_ext.runtime.storage.mac import UNBOUND, is_bound
     from hyperpod_ext.runtime.storage.verify import verify
@@ -98,12 +98,12 @@ def check(survey: Survey, seen: Seen, secret: bytes | None) -> dict[str, Any]:
     from .progress import transfer
 
     with transfer(f"step {seen.found.step}", seen.nbytes) as on_bytes:
-        findings = verify(survey.store, seen, secret, on_bytes)
+        findings = verify(inventory.store, seen, secret, on_bytes)
     bound = seen.manifest is not None and is_bound(seen.manifest)
     if seen.state == "complete" and not bound:
         say(f"step {seen.found.step}: {UNBOUND}")
     return {
-        "url": f"{survey.store.url}/{seen.found.folder}",
+        "url": f"{inventory.store.url}/{seen.found.folder}",
         "step": seen.found.step,
         "generation": seen.found.generation,
         "state": "damaged" if findings else "good",

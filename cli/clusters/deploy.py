@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hyperpod_ext.clusters.cdk.assembly import Assembly
-    from hyperpod_ext.clusters.cdk.changes import Change
+    from hyperpod_ext.clusters.cdk.changes import ResourceChange
     from hyperpod_ext.clusters.cdk.deploy import InstallChart, UploadScripts
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
 
@@ -118,7 +118,7 @@ def _check_scale(cluster: ClusterConfig, scaled: bool, there: bool) -> None:
         raise NotFoundError(f"cluster {cluster.name} is not deployed yet, so it cannot be scaled", hint=hint)
 
 
-def _refuse_replacing(changes: Sequence[Change], allowed: bool) -> None:
+def _refuse_replacing(changes: Sequence[ResourceChange], allowed: bool) -> None:
     from .diff import BREAKS, say_what_breaks
 
     if not any(change.breaks for change in changes) or allowed:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hyperpod_ext.clusters.cdk.assembly import Template
-    from hyperpod_ext.clusters.cdk.changes import Change
+    from hyperpod_ext.clusters.cdk.changes import ResourceChange
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
 
 BREAKS, CHANGES = 10, 11
@@ -90,7 +90,7 @@ def as_deployed(scale: bool | None, there: Mapping[str, Template]) -> bool:
     return has_machines(there) if scale is None else scale
 
 
-def replaced_fields(changes: Sequence[Change]) -> list[str]:
+def replaced_fields(changes: Sequence[ResourceChange]) -> list[str]:
     """Fields whose change takes something away, as STACK.RESOURCE.FIELD; a resource that goes has no field."""
     found = []
     for change in changes:
@@ -101,7 +101,7 @@ def replaced_fields(changes: Sequence[Change]) -> list[str]:
     return found
 
 
-def say_what_breaks(changes: Sequence[Change]) -> None:
+def say_what_breaks(changes: Sequence[ResourceChange]) -> None:
     """Each resource that would go, and the fields that are why."""
     for change in changes:
         if not change.breaks:

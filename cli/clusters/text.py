@@ -10,8 +10,8 @@ from ..output import columns
 
 if TYPE_CHECKING:
     from hyperpod_ext.clusters.cdk.assembly import Assembly
-    from hyperpod_ext.clusters.cdk.changes import Change
-    from hyperpod_ext.clusters.cdk.costs import Estimate, Line
+    from hyperpod_ext.clusters.cdk.changes import ResourceChange
+    from hyperpod_ext.clusters.cdk.costs import CostItem, Estimate
 
 _SIGNS = {"create": "+", "update": "~", "replace": "!", "may replace": "!", "delete": "-", "keep": "="}
 _NOTES = {
@@ -46,7 +46,7 @@ def estimate_text(estimate: Estimate, scale: bool) -> str:
     """The costs of an hour, without machines and with."""
     heads = ("NOW", "SCALED") if not scale else ("", "AN HOUR")
     rows: list[tuple[str, ...]] = [("USD AN HOUR", "EACH", *heads, "")]
-    rows += [_line(line, scale) for line in estimate.lines]
+    rows += [_line(line, scale) for line in estimate.items]
     rows.append(("together", "", "" if scale else _usd(estimate.now), _usd(estimate.scaled), _missing(estimate)))
     days = estimate.dated
     span = "" if days is None else f" of {days[0]}" if days[0] == days[1] else f" of {days[0]} to {days[1]}"
@@ -57,7 +57,7 @@ def estimate_text(estimate: Estimate, scale: bool) -> str:
     return "\n".join([columns(rows), *notes])
 
 
-def _line(line: Line, scale: bool) -> tuple[str, ...]:
+def _line(line: CostItem, scale: bool) -> tuple[str, ...]:
     each = line.price.usd if line.price else None
     now = "" if scale else _product(each, line.now)
     what = line.what if line.scaled == 1 else f"{line.scaled} x {line.what}"
@@ -77,7 +77,7 @@ def _missing(estimate: Estimate) -> str:
     return f"without {unknown} of unknown price" if unknown else ""
 
 
-def changes_text(changes: Sequence[Change]) -> str:
+def changes_text(changes: Sequence[ResourceChange]) -> str:
     """Each change; new resources by kind and stack, all others one by one with their fields."""
     new: dict[str, Counter[str]] = {}
     lines = []

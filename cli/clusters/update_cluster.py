@@ -10,7 +10,7 @@ from ..command import Command, output_option
 from ..output import print_result, say
 
 if TYPE_CHECKING:
-    from hyperpod_ext.clusters.changes import Change
+    from hyperpod_ext.clusters.changes import RequestChange
 
 
 @click.command(
@@ -77,13 +77,13 @@ def command(
     print_result(result, output, f"{cluster.name}: {len(found)} change{'s' if len(found) > 1 else ''} sent")
 
 
-def _say_kept(gone: list[Change]) -> None:
+def _say_kept(gone: list[RequestChange]) -> None:
     for change in gone:
         name = change.path.partition(".")[2]
         say(f"warning: group {name} is not in the spec, and is kept; --delete-groups deletes it with its machines")
 
 
-def _refuse(stuck: list[Change]) -> None:
+def _refuse(stuck: list[RequestChange]) -> None:
     from hyperpod_ext.errors import Problem, UnsupportedError
 
     how = {

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from ..output import say
-from ..report.story import Story
+from ..report.event_text import EventText
 
 if TYPE_CHECKING:
     import rich.progress
 
-    from hyperpod_ext.submit.contract.job_status import Moment
+    from hyperpod_ext.submit.contract.job_status import StatusUpdate
 
 _LINES_A_RUN = 8
 
@@ -21,7 +21,7 @@ _LINES_A_RUN = 8
 class Progress(Protocol):
     """Shows moments."""
 
-    def show(self, moment: Moment) -> None:
+    def show(self, moment: StatusUpdate) -> None:
         """Show what is new."""
 
 
@@ -44,25 +44,25 @@ class PlainProgress:
     """Whole lines only, a few for each run."""
 
     def __init__(self) -> None:
-        self._story = Story()
-        self._said = (self._story.run, 0)
+        self._event_text = EventText()
+        self._said = (self._event_text.run, 0)
 
-    def show(self, moment: Moment) -> None:
+    def show(self, moment: StatusUpdate) -> None:
         """Say the events, and the step now and then."""
         for line in moment.lines:
             say(line)
         for event in moment.events:
-            for line in self._story.tell(event):
+            for line in self._event_text.tell(event):
                 say(line)
             self._say_step()
 
     def _say_step(self) -> None:
-        story = self._story
-        run, step = self._said if self._said[0] == story.run else (story.run, 0)
-        due = step + max((story.of or 0) // _LINES_A_RUN, 1)
-        if story.step >= due or (story.step == story.of and story.step > step):
-            say(f"step {story.step} of {story.of or '?'}{_loss(story)}")
-            step = story.step
+        event_text = self._event_text
+        run, step = self._said if self._said[0] == event_text.run else (event_text.run, 0)
+        due = step + max((event_text.of or 0) // _LINES_A_RUN, 1)
+        if event_text.step >= due or (event_text.step == event_text.of and event_text.step > step):
+            say(f"step {event_text.step} of {event_text.of or '?'}{_loss(event_text)}")
+            step = event_text.step
         self._said = (run, step)
 
 
@@ -71,27 +71,29 @@ class BarProgress:
 
     def __init__(self, bar: rich.progress.Progress) -> None:
         self._bar = bar
-        self._story = Story()
+        self._event_text = EventText()
         self._tasks: dict[str, rich.progress.TaskID] = {}
 
-    def show(self, moment: Moment) -> None:
+    def show(self, moment: StatusUpdate) -> None:
         """Print what is worth a line, and move the bar."""
         for line in moment.lines:
             self._bar.console.print(line, markup=False, highlight=False)
         for event in moment.events:
-            if event["run"] != self._story.run:
+            if event["run"] != self._event_text.run:
                 self._move()  # to where the run before it ended
-            for line in self._story.tell(event):
+            for line in self._event_text.tell(event):
                 self._bar.console.print(line, markup=False, highlight=False)
         self._move()
 
     def _move(self) -> None:
-        story = self._story
-        if story.run not in self._tasks:
-            label = "training" if story.run == "main" else "undisturbed"
-            self._tasks[story.run] = self._bar.add_task(label, total=None, loss="")
-        self._bar.update(self._tasks[story.run], completed=story.step, total=story.of, loss=_loss(story, ""))
+        event_text = self._event_text
+        if event_text.run not in self._tasks:
+            label = "training" if event_text.run == "main" else "undisturbed"
+            self._tasks[event_text.run] = self._bar.add_task(label, total=None, loss="")
+        self._bar.update(
+            self._tasks[event_text.run], completed=event_text.step, total=event_text.of, loss=_loss(event_text, "")
+        )
 
 
-def _loss(story: Story, before: str = ", ") -> str:
-    return "" if story.loss is None else f"{before}loss {story.loss:.4f}"
+def _loss(event_text: EventText, before: str = ", ") -> str:
+    return "" if event_text.loss is None else f"{before}loss {event_text.loss:.4f}"

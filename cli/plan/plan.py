@@ -11,7 +11,7 @@ from ..output import columns, print_result, say
 from .options import planning_options
 
 if TYPE_CHECKING:
-    from hyperpod_ext.planner.outlook import Outlook
+    from hyperpod_ext.planner.estimate import GoodputEstimate
 
     from .planning import Question
 
@@ -30,7 +30,7 @@ Examples:
 def command(plot: str | None, output: str, **options: Any) -> None:
     """Tell what a job's state weighs, how often each tier should get it, and what goodput and cost follow."""
     from hyperpod_ext.planner.costs import memory_per_node
-    from hyperpod_ext.planner.outlook import look_ahead, without_each
+    from hyperpod_ext.planner.estimate import look_ahead, without_each
 
     from .planning import read_question
 
@@ -72,14 +72,16 @@ def command(plot: str | None, output: str, **options: Any) -> None:
     print_result(result, output, table)
 
 
-def _settings(question: Question, outlook: Outlook) -> list[str]:
+def _settings(question: Question, estimate: GoodputEstimate) -> list[str]:
     """The best intervals as changes of the spec."""
-    every = outlook.every()
+    every = estimate.every()
     kinds = [tier.kind if tier.kind in ("memory", "peer") else "durable" for tier in question.policy.tiers]
     return [f"checkpoint.tiers.{index}.every_steps={every[kind]}" for index, kind in enumerate(kinds) if kind in every]
 
 
-def _describe(question: Question, outlooks: dict[str, Outlook], written: Outlook | None, memory: float) -> str:
+def _describe(
+    question: Question, outlooks: dict[str, GoodputEstimate], written: GoodputEstimate | None, memory: float
+) -> str:
     way, size, best = question.way, question.size, outlooks["as planned"]
     head = columns(
         [
@@ -95,7 +97,7 @@ def _describe(question: Question, outlooks: dict[str, Outlook], written: Outlook
     return "\n\n".join([*parts, "\n".join(f"- {note}" for note in (*_advice(outlooks), *question.notes))])
 
 
-def _advice(outlooks: dict[str, Outlook]) -> list[str]:
+def _advice(outlooks: dict[str, GoodputEstimate]) -> list[str]:
     """Where less would keep more."""
     planned = outlooks["as planned"].goodput
     return [
@@ -105,11 +107,11 @@ def _advice(outlooks: dict[str, Outlook]) -> list[str]:
     ]
 
 
-def _tiers(outlook: Outlook, step_s: float) -> list[tuple[str, ...]]:
+def _tiers(estimate: GoodputEstimate, step_s: float) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
         ("tier", "every steps", "every", "blocks", "safe after", "for", "a day", "steps lost by each")
     ]
-    for tier in outlook.tiers:
+    for tier in estimate.tiers:
         of = ", ".join(name for name, rate in tier.by_class.items() if rate > 0) or "-"
         steps = f"{tier.every_steps:,}" if tier.every_steps is not None else "-"
         every = _time(tier.every_steps * step_s) if tier.every_steps is not None else "-"
@@ -119,13 +121,13 @@ def _tiers(outlook: Outlook, step_s: float) -> list[tuple[str, ...]]:
     return rows
 
 
-def _compared(named: dict[str, Outlook], usd_per_hour: float | None) -> list[tuple[str, ...]]:
+def _compared(named: dict[str, GoodputEstimate], usd_per_hour: float | None) -> list[tuple[str, ...]]:
     money = ("$ a failure", "$ a month") if usd_per_hour is not None else ()
     rows: list[tuple[str, ...]] = [("", "goodput", "steps lost a month", *money)]
-    for name, outlook in named.items():
-        row: tuple[str, ...] = (name, f"{100 * outlook.goodput:.3f} %", f"{outlook.lost_steps_a_month:,.0f}")
+    for name, estimate in named.items():
+        row: tuple[str, ...] = (name, f"{100 * estimate.goodput:.3f} %", f"{estimate.lost_steps_a_month:,.0f}")
         if usd_per_hour is not None:
-            dollars = outlook.dollars(usd_per_hour)
+            dollars = estimate.dollars(usd_per_hour)
             row = (*row, f"{dollars['a_failure']:,.0f}", f"{dollars['a_month']:,.0f}")
         rows.append(row)
     return rows

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from hyperpod_ext.config.job.job import JobConfig
     from hyperpod_ext.planner.costs import Spread
     from hyperpod_ext.planner.rates import Rates
+    from hyperpod_ext.planner.recovery_tiers import Way
     from hyperpod_ext.planner.state import StateSize
-    from hyperpod_ext.planner.ways import Way
     from hyperpod_ext.runtime.events.history import History
 
 _STEP_S = 10.0
@@ -65,7 +65,7 @@ class _Reader:
     def read(self) -> Question:
         from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier, PeerTier, S3Tier
         from hyperpod_ext.planner.costs import catalogued
-        from hyperpod_ext.planner.ways import Way
+        from hyperpod_ext.planner.recovery_tiers import Way
 
         job = self._job()
         self._machine = self._find_machine(job)
@@ -228,7 +228,7 @@ class _Reader:
     def _recovery(self, history: History | None) -> Any:
         from dataclasses import replace
 
-        from hyperpod_ext.planner.ways import Recovery
+        from hyperpod_ext.planner.recovery_tiers import Recovery
 
         found = Recovery()
         if history is not None and history.recovery_s:

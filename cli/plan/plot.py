@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hyperpod_ext.planner.outlook import Outlook
-    from hyperpod_ext.planner.ways import Way
+    from hyperpod_ext.planner.estimate import GoodputEstimate
+    from hyperpod_ext.planner.recovery_tiers import Way
 
 _POINTS = 200
 
 
-def draw(file: str, way: Way, outlooks: Mapping[str, Outlook]) -> None:
+def draw(file: str, way: Way, outlooks: Mapping[str, GoodputEstimate]) -> None:
     """Write the picture to `file`, .svg or .png by its name.
 
     Raises:

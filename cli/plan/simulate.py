@@ -45,7 +45,7 @@ def command(
     **options: Any,
 ) -> None:
     """Run the job through failures that are drawn, with the code that decides in a real one. Nothing is started."""
-    from hyperpod_ext.planner.outlook import look_ahead
+    from hyperpod_ext.planner.estimate import look_ahead
     from hyperpod_ext.runtime.simulator.engine import Simulation
     from hyperpod_ext.runtime.simulator.settings import simulated
 
@@ -54,12 +54,12 @@ def command(
     question = read_question(options)
     way = question.way
     every = None if best else question.written
-    outlook = look_ahead(way, every)
+    estimate = look_ahead(way, every)
     if spares is None:
         spares = -(-way.spread.nodes // 50)
     settings = simulated(
         way,
-        outlook.every(),
+        estimate.every(),
         spares=spares,
         rack_nodes=rack_nodes,
         repair_s=repair_hours * 3600,
@@ -73,9 +73,9 @@ def command(
         "days": options["days"],
         "runs": runs,
         "seed": seed,
-        "every_steps": outlook.every(),
+        "every_steps": estimate.every(),
         "goodput": {"mean": round(mean, 6), "margin_95": None if margin is None else round(margin, 6)},
-        "planner": round(outlook.goodput, 6),
+        "planner": round(estimate.goodput, 6),
         "each": [outcome.to_json() for outcome in outcomes],
         "notes": list(question.notes),
         "warnings": list(question.warnings),

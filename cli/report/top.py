@@ -13,7 +13,7 @@ from ..output import columns, print_result
 
 if TYPE_CHECKING:
     from hyperpod_ext.runtime.metrics.meters import Meters
-    from hyperpod_ext.submit.contract.job_status import JobStatus, Moment
+    from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
 
 _MOST_RANKS = 32
 """Ranks that get a line of their own; of more, those that are behind come first."""
@@ -48,7 +48,7 @@ def command(job: str, target: str, once: bool, output: str) -> None:
     _follow(moments)
 
 
-def _follow(moments: Iterable[Moment]) -> None:
+def _follow(moments: Iterable[StatusUpdate]) -> None:
     from rich.live import Live
     from rich.text import Text
 
@@ -65,7 +65,7 @@ class Followed:
         self._run = ""
         self._meters: Meters | None = None
 
-    def take(self, moment: Moment) -> dict[str, Any]:
+    def take(self, moment: StatusUpdate) -> dict[str, Any]:
         """The job as it stands now."""
         from hyperpod_ext.runtime.events.reading import read_followed
         from hyperpod_ext.runtime.metrics.meters import Meters

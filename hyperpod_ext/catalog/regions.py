@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 _FILE = Path(__file__).with_name("cluster_regions.json")
 
-Part = Literal["cluster", "compute_quota", "scheduler_config"]
+ClusterFeature = Literal["cluster", "compute_quota", "scheduler_config"]
 
 
 @functools.cache
@@ -33,7 +33,7 @@ def regions_with(instance_type: str) -> Sequence[str]:
     return [region for region, types in _facts()["instance_types"].items() if instance_type in types]
 
 
-def regions_of(part: Part) -> Sequence[str]:
+def regions_of(part: ClusterFeature) -> Sequence[str]:
     """Regions in which CloudFormation can make this."""
     return list(_facts()[part])
 

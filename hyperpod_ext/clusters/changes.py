@@ -33,7 +33,7 @@ OF_A_NEW_GROUP = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RequestChange:
     """One difference."""
 
     path: str
@@ -52,7 +52,7 @@ class Change:
         return asdict(self)
 
 
-def find_changes(cluster: ClusterConfig, described: Mapping[str, Any], tags: Mapping[str, str]) -> list[Change]:
+def find_changes(cluster: ClusterConfig, described: Mapping[str, Any], tags: Mapping[str, str]) -> list[RequestChange]:
     """Everything in which `cluster` differs from the one that is described.
 
     Args:
@@ -72,7 +72,7 @@ def find_changes(cluster: ClusterConfig, described: Mapping[str, Any], tags: Map
     return sorted(found, key=lambda change: change.path)
 
 
-def update_cluster_request(cluster: ClusterConfig, changes: list[Change]) -> Request | None:
+def update_cluster_request(cluster: ClusterConfig, changes: list[RequestChange]) -> Request | None:
     """The request that makes `changes`; None where UpdateCluster has nothing to do.
 
     Groups come whole, and only those that change: the service takes a group as it is sent.
@@ -155,23 +155,23 @@ def _desired(members: Mapping[str, Any]) -> Request:
     return found | rest
 
 
-def _groups(kind: str, wanted: list[Request], has: list[Request]) -> Iterator[Change]:
+def _groups(kind: str, wanted: list[Request], has: list[Request]) -> Iterator[RequestChange]:
     known = {group["InstanceGroupName"]: group for group in has}
     for group in wanted:
         name = group["InstanceGroupName"]
         before = known.pop(name, None)
         if before is None:
-            yield Change(f"{kind}.{name}", None, group, "add")
+            yield RequestChange(f"{kind}.{name}", None, group, "add")
             continue
         for member, value in group.items():
             effect: Effect = "replace group" if member in OF_A_NEW_GROUP else "update"
             if not _covers(before.get(member), value):
-                yield Change(f"{kind}.{name}.{member}", before.get(member), value, effect)
+                yield RequestChange(f"{kind}.{name}.{member}", before.get(member), value, effect)
     for name, group in known.items():
-        yield Change(f"{kind}.{name}", group, None, "delete group")
+        yield RequestChange(f"{kind}.{name}", group, None, "delete group")
 
 
-def _members(path: str, before: Any, after: Any) -> Iterator[Change]:
+def _members(path: str, before: Any, after: Any) -> Iterator[RequestChange]:
     """One change for each member of a structure that differs, as deep as one can be updated alone."""
     if _covers(before, after):
         return
@@ -183,15 +183,15 @@ def _members(path: str, before: Any, after: Any) -> Iterator[Change]:
     yield _change(path, before, after)
 
 
-def _change(path: str, before: Any, after: Any) -> Change:
+def _change(path: str, before: Any, after: Any) -> RequestChange:
     effect: Any = _NOT_UPDATED.get(path, "update")
-    return Change(path, before, after, effect)
+    return RequestChange(path, before, after, effect)
 
 
-def _tags(wanted: Mapping[str, str], has: Mapping[str, str]) -> Iterator[Change]:
+def _tags(wanted: Mapping[str, str], has: Mapping[str, str]) -> Iterator[RequestChange]:
     for key, value in wanted.items():
         if has.get(key) != value:
-            yield Change(f"Tags.{key}", has.get(key), value, "tag")
+            yield RequestChange(f"Tags.{key}", has.get(key), value, "tag")
 
 
 def _covers(has: Any, wanted: Any) -> bool:
@@ -209,7 +209,7 @@ def _covers(has: Any, wanted: Any) -> bool:
     return bool(has == wanted)
 
 
-def _group_of(change: Change) -> str:
+def _group_of(change: RequestChange) -> str:
     return change.path.split(".")[1]
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hyperpod_ext.clusters.changes import Change, find_changes
+from hyperpod_ext.clusters.changes import RequestChange, find_changes
 from hyperpod_ext.clusters.request import Request, create_cluster_request
 from hyperpod_ext.clusters.rules import problems
 from hyperpod_ext.config.clusters.cluster import ClusterConfig
@@ -44,7 +44,7 @@ def create(cluster: ClusterConfig, request: Request) -> str:
     return str(answer["ClusterArn"])
 
 
-def changes(cluster: ClusterConfig) -> tuple[Mapping[str, Any], list[Change]]:
+def changes(cluster: ClusterConfig) -> tuple[Mapping[str, Any], list[RequestChange]]:
     """The cluster as it is, and what the config would change."""
     service, described = client("sagemaker", cluster.region), describe(cluster)
     arn = described["ClusterArn"]
@@ -53,7 +53,7 @@ def changes(cluster: ClusterConfig) -> tuple[Mapping[str, Any], list[Change]]:
     return described, find_changes(cluster, described, tags)
 
 
-def update(cluster: ClusterConfig, request: Request | None, arn: str, made: list[Change]) -> None:
+def update(cluster: ClusterConfig, request: Request | None, arn: str, made: list[RequestChange]) -> None:
     """Send what UpdateCluster does, and the tags."""
     service = client("sagemaker", cluster.region)
     if request is not None:

@@ -12,7 +12,7 @@ from hyperpod_ext.config.base import Config
 class Relaunch(Config):
     """When a fault cannot be mended inside the running job, the platform starts it anew, and how often.
 
-    `restart` says what is mended inside; this is the rung above it.
+    `restart` says what is mended inside; this is the escalation level above it.
     """
 
     max_times: NonNegativeInt | None = None

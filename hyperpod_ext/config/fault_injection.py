@@ -51,8 +51,8 @@ class KillFault(Config):
             raise ValueError(
                 f"{text!r} is not of the form rank=R@step=S or node=N@step=S, with S from 1, as in rank=2@step=13"
             )
-        victim, step = int(match[2]), int(match[3])
-        return cls(rank=victim, step=step) if match[1] == "rank" else cls(node=victim, step=step)
+        target, step = int(match[2]), int(match[3])
+        return cls(rank=target, step=step) if match[1] == "rank" else cls(node=target, step=step)
 
 
 class InjectedFault(Config):

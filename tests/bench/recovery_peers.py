@@ -61,10 +61,10 @@ def measure_nvrx(setup: Setup, scratch: Path) -> Recovery:
             stack.enter_context(running(command, scratch, {**base, "RANK": str(number), "LOCAL_RANK": str(number)}))
             for number in range(size)
         ]
-        victim = setup.kill_rank
-        kill_t = kill_when_due(setup, scratch / f"process{victim}.jsonl", processes[victim], scratch)
+        target = setup.kill_rank
+        kill_t = kill_when_due(setup, scratch / f"process{target}.jsonl", processes[target], scratch)
         for number, process in enumerate(processes):
-            if number != victim:
+            if number != target:
                 wait(process, scratch)
     calls: dict[int, dict[int, list[Stamp]]] = {}
     for file in scratch.glob("process*.jsonl"):

@@ -247,19 +247,19 @@ def _reduce_for_ever(numel: int) -> Callable[[Member], None]:
 def measure_freed(size: int, faults: int, numel: int) -> Freed:
     """Kill a rank in the midst of all-reduces, `faults` times in the same survivors."""
     found = Freed()
-    victim = size // 2
+    target = size // 2
     with Ranks(size, _reduce_for_ever(numel)) as ranks:
         for _ in range(faults):
             ranks.begin(timeout_s=120.0)
             ranks.hear("busy", timeout_s=120.0)
-            seen = ranks.kill(victim)
-            ranks.abort(victim)
-            for rank, (told,) in ranks.hear("freed", victim, timeout_s=120.0).items():
-                near = (rank - victim) % size in (1, size - 1)
+            seen = ranks.kill(target)
+            ranks.abort(target)
+            for rank, (told,) in ranks.hear("freed", target, timeout_s=120.0).items():
+                near = (rank - target) % size in (1, size - 1)
                 (found.neighbours if near else found.others).append(told["at"] - seen)
                 found.cpu.append(told["cpu"])
                 found.queued.append(told["queued"])
-            ranks.start(victim)
+            ranks.start(target)
     return found
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.planner.rates import Rates
-from hyperpod_ext.planner.ways import Recovery
+from hyperpod_ext.planner.recovery_tiers import Recovery
 from hyperpod_ext.runtime.simulator.engine import Simulation
 from hyperpod_ext.runtime.simulator.settings import Simulated, Tier
 
@@ -83,8 +83,8 @@ class Killed(Simulation):
     def share(self, kills: list[int], steps: int) -> float:
         """Share of the time kept, until `steps` steps are made."""
         for step in kills:
-            self._recover(self._stretch.ends(step - 1))  # an agent kills at the beginning of a step
-        return steps * self._settings.step_s / self._stretch.ends(steps)
+            self._recover(self._interval.ends(step - 1))  # an agent kills at the beginning of a step
+        return steps * self._settings.step_s / self._interval.ends(steps)
 
     def _next_fault(self, moment: float) -> float:
         return float("inf")

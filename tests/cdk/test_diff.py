@@ -13,7 +13,7 @@ from deployments import CASES, EKS, deployment
 
 from hyperpod_ext.catalog.create_only import create_only
 from hyperpod_ext.clusters.cdk.assembly import Assembly, Stack, resources_of
-from hyperpod_ext.clusters.cdk.changes import Change, find_changes
+from hyperpod_ext.clusters.cdk.changes import ResourceChange, find_changes
 from hyperpod_ext.clusters.cdk.costs import estimate
 
 Synthesised = Callable[..., Templates]
@@ -23,7 +23,7 @@ def named(templates: Templates) -> dict[str, Any]:
     return {f"research-{part}": template for part, template in templates.items()}
 
 
-def changes(there: Templates, folder: Path, **fields: Any) -> list[Change]:
+def changes(there: Templates, folder: Path, **fields: Any) -> list[ResourceChange]:
     """What the EKS case would change with these fields."""
     return find_changes(named(there), named(synthesise(deployment(copy.deepcopy(EKS), **fields), folder)))
 

@@ -18,7 +18,7 @@ from deployments import CASES, IMPORTED, deployment
 from hyperpod_cdk.cluster import ClusterStack
 from hyperpod_cdk.eks import existing_eks
 from hyperpod_cdk.network import existing_places
-from hyperpod_cdk.storage import Place, Stored
+from hyperpod_cdk.storage import BucketLocation, Stored
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -163,7 +163,7 @@ def generated(number: int) -> list[ClusterConfig]:
 def properties_of(configs: list[ClusterConfig], folder: Path) -> list[dict[str, Any]]:
     """The cluster's properties in the template of each, all synthesised at once."""
     app = new_app(folder, validate=False)
-    stored = Stored(None, Place(""), Place(""), None, None)  # type: ignore[arg-type]  # roles are given: nobody asks
+    stored = Stored(None, BucketLocation(""), BucketLocation(""), None, None)  # type: ignore[arg-type]  # roles are given: nobody asks
     names = []
     for place, config in enumerate(configs):
         eks = existing_eks(config) if config.orchestrator == "eks" else None

@@ -28,11 +28,11 @@ from hyperpod_ext.runtime.snapshot.manifest import FORMAT, Manifest, crc64nvme, 
 from hyperpod_ext.runtime.snapshot.tree import take_apart
 from hyperpod_ext.runtime.storage import inventory as survey_module
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
-from hyperpod_ext.runtime.storage.inventory import survey
+from hyperpod_ext.runtime.storage.inventory import take_inventory
 from hyperpod_ext.runtime.storage.names import folder_of
 from hyperpod_ext.runtime.storage.object_store import ObjectStore
 from hyperpod_ext.runtime.storage.open import open_store
-from hyperpod_ext.runtime.storage.upload_split import share_out
+from hyperpod_ext.runtime.storage.upload_split import partition_uploads
 from hyperpod_ext.submit.local import store as local_store
 
 JOB = "tiny-gpt"
@@ -64,7 +64,7 @@ class Written:
             manifests[rank] = self._manifest(layout, images[rank], rank, step, generation)
             self.checkpoints.put_plan(folder, layout.plan)
             self.checkpoints.put_record(folder, rank, [manifests[rank]])
-        files, _ = share_out({rank: [manifest] for rank, manifest in manifests.items()})
+        files, _ = partition_uploads({rank: [manifest] for rank, manifest in manifests.items()})
         macs = {files[rank]: self.checkpoints.mac(memoryview(image)) for rank, image in images.items()}
         for rank, image in images.items():
             self.store.put(f"{folder}/{files[rank]}", memoryview(image), manifests[rank]["crc64nvme"])
@@ -107,7 +107,7 @@ def states(folder: Path, *more: str) -> dict[int, str]:
 
 
 def test_a_list_tells_the_state_of_each_newest_first(written: Written, folder: Path) -> None:
-    written.checkpoints.claim(2, 30, "run")
+    written.checkpoints.fence(2, 30, "run")
     for step in (10, 20, 30, 40):
         written.save(step)
     written.save(35, generation=2)
@@ -151,7 +151,7 @@ HARMED_CLAIMS = {
 @pytest.mark.parametrize("harm", HARMED_CLAIMS)
 def test_a_damaged_claim_is_told_beside_what_is_good(written: Written, folder: Path, tmp_path: Path, harm: str) -> None:
     """Which steps of generation 1 generation 2 gave up is not known; its own are as good as they were."""
-    written.checkpoints.claim(2, 30, "run")
+    written.checkpoints.fence(2, 30, "run")
     for step in (30, 40):
         written.save(step)
     written.save(35, generation=2)
@@ -359,9 +359,9 @@ def test_a_good_checkpoint_is_good_with_and_without_the_secret(written: Written,
 
 @pytest.mark.parametrize("victim", ["__0_0.distcp", "__1_0.distcp", "__0_1.distcp", ".metadata", "plan"])
 @pytest.mark.parametrize("harm", ["flip", "truncate", "empty", "remove"])
-def test_harm_to_any_file_is_found(written: Written, folder: Path, victim: str, harm: str) -> None:
+def test_harm_to_any_file_is_found(written: Written, folder: Path, target: str, harm: str) -> None:
     inside = folder / written.save(10)
-    file = next(inside.glob("plan-*")) if victim == "plan" else inside / victim
+    file = next(inside.glob("plan-*")) if target == "plan" else inside / target
     match harm:
         case "flip":
             flip(file)
@@ -388,18 +388,18 @@ def secret_file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("victim", ["__1_0.distcp", "__0_1.distcp", ".metadata"])
 def test_a_forged_file_with_the_right_crc_is_found_by_who_has_the_secret(
-    written: Written, folder: Path, tmp_path: Path, secret_file: Path, victim: str
+    written: Written, folder: Path, tmp_path: Path, secret_file: Path, target: str
 ) -> None:
-    file = folder / written.save(10) / victim
+    file = folder / written.save(10) / target
     file.write_bytes(forge(file.read_bytes(), 100, b"\xff\xfe", 120))
     assert hp_ext("checkpoints", "verify", folder).code == 0, "no damage"
     done = hp_ext("checkpoints", "verify", folder, "--secret-file", secret_file)
     assert done.code == 7
     assert "step-000000010-g000001: DAMAGED" in done.stdout
-    assert f"  {victim}: its CRC64-NVME is right, but not its MAC: somebody has changed it" in done.stdout
+    assert f"  {target}: its CRC64-NVME is right, but not its MAC: somebody has changed it" in done.stdout
     done = hp_ext("checkpoints", "copy", folder, tmp_path / "there" / JOB, "--secret-file", secret_file)
     assert done.code == 7
-    assert f"{victim}: its CRC64-NVME is right, but not its MAC" in done.stderr
+    assert f"{target}: its CRC64-NVME is right, but not its MAC" in done.stderr
     assert not list((tmp_path / "there").rglob("manifest.json"))
     assert hp_ext("checkpoints", "list", folder, "--secret-file", secret_file).code == 0  # looks at manifests alone
 
@@ -612,7 +612,7 @@ def test_another_checkpoint_of_the_same_step_is_not_overwritten(written: Written
     busy.save(10, nodes=[0])
     assert "is being written by a job" in hp_ext("checkpoints", "copy", folder, tmp_path / "busy" / JOB).stderr
     moved_on = Written(open_store(str(tmp_path / "on" / JOB)))
-    moved_on.checkpoints.claim(3, 5, "run")
+    moved_on.checkpoints.fence(3, 5, "run")
     moved_on.save(1, generation=1)
     moved_on.save(6, generation=3)
     done = hp_ext("checkpoints", "copy", folder, tmp_path / "on" / JOB)
@@ -666,7 +666,7 @@ def test_damaged_ones_stay_unless_named(written: Written, folder: Path) -> None:
         written.save(step)
     for step in (10, 20):
         (folder / folder_of(step, 1) / ".metadata").unlink()
-    found = survey(written.store, secret=SECRET)
+    found = take_inventory(written.store, secret=SECRET)
     assert survey_module.select_prunable(found, 1, None, ()) == []
     gone = survey_module.select_prunable(found, 1, None, [20], with_damaged=True)
     assert [one.found.step for one in gone] == [10]

@@ -16,13 +16,13 @@ import yaml
 from command import HP_EXT
 from command import call_hp_ext as hp_ext
 from hyperpod_ext.cli.job.progress import BarProgress
-from hyperpod_ext.cli.report.story import Story
+from hyperpod_ext.cli.report.event_text import EventText
 from local_place import LocalPlace
 from made_events import entry
 from stand_in import write_job
 from waiting import until
 
-from hyperpod_ext.submit.contract.job_status import JobStatus, Moment
+from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
 
 
 def job_file(place: LocalPlace) -> dict[str, object]:
@@ -233,7 +233,7 @@ def test_on_a_terminal_a_bar_moves_and_events_stay_above_it(place: LocalPlace, t
 def test_each_run_has_its_bar_though_both_end_between_two_looks() -> None:
     steps = [{"run": run} | entry(1.0, "step", step=2, of=2) for run in ("main", "undisturbed")]
     with rich.progress.Progress(console=rich.console.Console(file=io.StringIO())) as bar:
-        BarProgress(bar).show(Moment(JobStatus("a", "local://localhost/a", "comparing"), tuple(steps)))
+        BarProgress(bar).show(StatusUpdate(JobStatus("a", "local://localhost/a", "comparing"), tuple(steps)))
         assert [(task.description, task.completed) for task in bar.tasks] == [("training", 2), ("undisturbed", 2)]
 
 
@@ -264,7 +264,7 @@ def test_while_the_last_step_comes_home_it_is_told_how_far_it_is() -> None:
     sent, there = left | {"left_ranks": [], "left_bytes": 0}, left | {"arrived": True}
     main = {"run": "main"}
     way = main | entry(1.0, "draining", node=1, save_id="g1-s13", seconds_left=58.0)
-    story = Story()
+    story = EventText()
     assert story.tell(main | entry(0.0, "homecoming", step=13)) == ["step 13 goes to the durable tiers"]
     assert story.tell(main | entry(0.0, "homecoming", step=None)) == []
     assert story.tell(way | {"tiers": [left, there]}) == [

@@ -10,13 +10,13 @@ from hyperpod_ext.config.files.document import parse
 def test_every_value_knows_its_line() -> None:
     document = parse("a: 1\nb:\n  - x\n  - {c: 2}\n", "f")
     assert document.data == {"a": 1, "b": ["x", {"c": 2}]}
-    assert [document.place(path).line for path in [("a",), ("b",), ("b", 0), ("b", 1, "c")]] == [1, 2, 3, 4]
+    assert [document.location(path).line for path in [("a",), ("b",), ("b", 0), ("b", 1, "c")]] == [1, 2, 3, 4]
 
 
 def test_what_was_not_written_points_at_what_is_around_it() -> None:
     document = parse("a: 1\nb:\n  c: 2\n", "f")
-    assert document.place(("b", "d")).line == 2
-    assert document.place(("e",)).line == 1
+    assert document.location(("b", "d")).line == 2
+    assert document.location(("e",)).line == 1
 
 
 @pytest.mark.parametrize(

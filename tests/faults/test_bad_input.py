@@ -63,7 +63,7 @@ def test_a_fault_budget_of_none_ends_the_job_at_the_first(job):
     assert "the job recovers from 0" in failed(job(settings=settings).start().wait())
 
 
-def test_a_model_built_differently_on_the_newcomer_is_named(job):
+def test_a_model_built_differently_on_the_joining_node_is_named(job):
     settings = {"chaos": {"faults": [{"rank": 2, "step": 4}]}}
     report = job(settings=settings, fault={"what": "other model", "rank": 2, "step": 0}).start().wait()
     message = failed(report, "NoCheckpointError")
@@ -151,7 +151,7 @@ def test_a_job_that_is_told_to_stop_leaves_nothing_behind(job, signum):
     running.until("step", step=3)
     pids = running.processes()
     assert len(list(Path(own).glob("hpx-*"))) == 2, "each agent has its sockets there"
-    assert len(pids) >= 2 + 2 * 4  # two agents, each with a zygote, a memory server and two workers
+    assert len(pids) >= 2 + 2 * 4  # two agents, each with a fork server, a memory server and two workers
     for agent in running.agents:
         agent.send_signal(signum)
     assert running.wait()["state"] == "cancelled"

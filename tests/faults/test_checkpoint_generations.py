@@ -85,7 +85,7 @@ def test_a_run_that_was_followed_before_its_first_checkpoint_is_refused(make_job
     """A later generation of another run is there: nothing of the earlier one is written."""
     late = make_job(MEMORY, place.tier())
     assert late.resume() == 0
-    checkpoints(late).claim(2, 0, "another run")
+    checkpoints(late).fence(2, 0, "another run")
     late.train(4)
     assert "generation 2 of another run has followed generation 1" in draining(late)["last_error"]
     assert not [name for name in place.names() if name.startswith("step-")]

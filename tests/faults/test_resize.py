@@ -152,10 +152,10 @@ def test_a_kill_in_the_middle_of_a_resize_leaves_a_job_that_goes_on_bitwise(resi
         pytest.skip("to shrink nobody needs to be prepared")
     policy = {"checkpoint": {"tiers": WITH_PEERS}} if parallel == "fsdp2" else {}
     running = resizable(parallel, nodes=4 if who == "leaver" else 3, script=BITWISE, **policy)
-    victim = {"leaver": 3, "joiner": 3, "coordinator": 0}[who]
+    target = {"leaver": 3, "joiner": 3, "coordinator": 0}[who]
     running.order(3 if who == "leaver" else 4)
     running.job.until(moment)
-    running.job.agents[victim].kill()
+    running.job.agents[target].kill()
     running.job.until("coordinator" if who == "coordinator" else "node_lost")
     running.job.until("resized")
     assert_bitwise(running, running.finish(), alone(parallel))

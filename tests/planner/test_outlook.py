@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from hyperpod_ext.catalog.instances import instance
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier, PeerTier, S3Tier
 from hyperpod_ext.planner.costs import Speeds, Spread, catalogued, memory_per_node
-from hyperpod_ext.planner.outlook import look_ahead, without_each
+from hyperpod_ext.planner.estimate import look_ahead, without_each
 from hyperpod_ext.planner.presets import preset
 from hyperpod_ext.planner.rates import Rates, published
+from hyperpod_ext.planner.recovery_tiers import Recovery, Way, rates_by_tier, recovery_costs, tier_of
 from hyperpod_ext.planner.state import FORMATS, size_of
-from hyperpod_ext.planner.ways import Recovery, Way, levels_of, rates_by_tier, tier_of
 
 ALL = frozenset({"memory", "peer", "durable"})
 S3 = S3Tier(uri="s3://bucket/x")
@@ -128,7 +128,7 @@ def test_whatever_fails_how_often_the_answer_is_a_number(
     assert all(math.isfinite(tier.lost_steps) for tier in outlook.tiers)
     every = [tier.every_steps for tier in outlook.tiers if tier.every_steps is not None]
     assert all(far % near == 0 for near, far in itertools.pairwise(every))
-    assert set(levels_of(one)) == {tier.kind for tier in outlook.tiers}
+    assert set(recovery_costs(one)) == {tier.kind for tier in outlook.tiers}
 
 
 def test_speeds_follow_from_the_machine_and_say_so() -> None:

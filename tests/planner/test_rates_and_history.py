@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from made_events import entry
 
 from hyperpod_ext.errors import ConfigError, NotFoundError
+from hyperpod_ext.planner.interval_tuning import Measured, believed_rate, prior_rates, retune
 from hyperpod_ext.planner.rates import Rates, fit, published
-from hyperpod_ext.planner.retune import Measured, believed_rate, prior_rates, retune
 from hyperpod_ext.runtime.events.history import read_history
 
 

@@ -10,18 +10,18 @@ from dataclasses import replace
 import pytest
 
 from hyperpod_ext.planner.costs import Spread
+from hyperpod_ext.planner.estimate import look_ahead
+from hyperpod_ext.planner.interval_tuning import Measured, prior_rates, retune
 from hyperpod_ext.planner.intervals import best_interval, goodput
-from hyperpod_ext.planner.outlook import look_ahead
 from hyperpod_ext.planner.presets import preset
 from hyperpod_ext.planner.rates import Rates, published
-from hyperpod_ext.planner.retune import Measured, prior_rates, retune
+from hyperpod_ext.planner.recovery_tiers import Recovery, Way
 from hyperpod_ext.planner.state import FORMATS, size_of
-from hyperpod_ext.planner.ways import Recovery, Way
 from hyperpod_ext.runtime.membership.escalation import Budgets
 from hyperpod_ext.runtime.memory_server.replication.placement import place_replicas
-from hyperpod_ext.runtime.simulator.engine import Outcome, Simulation, _Strike
+from hyperpod_ext.runtime.simulator.engine import Outcome, Simulation, _SimulatedFault
+from hyperpod_ext.runtime.simulator.interval import FaultFreeInterval
 from hyperpod_ext.runtime.simulator.settings import Simulated, Tier, simulated
-from hyperpod_ext.runtime.simulator.stretch import Stretch
 
 LLAMA = published("llama3-405b")
 THREE = {"memory": Tier(2, 0.1, 1, 1), "peer": Tier(5, 0.3, 20, 10), "durable": Tier(40, 1, 60, 30)}
@@ -115,9 +115,9 @@ class Scripted(Simulation):
     def _next_fault(self, moment: float) -> float:
         return self._script[0][0] if self._script else float("inf")
 
-    def _strike(self, moment: float) -> _Strike:
+    def _draw_fault(self, moment: float) -> _SimulatedFault:
         when, kind, rank = self._script.pop(0)
-        return _Strike(when, kind, rank, repair=1e9)  # type: ignore[arg-type]
+        return _SimulatedFault(when, kind, rank, repair=1e9)  # type: ignore[arg-type]
 
 
 def test_a_node_and_the_holder_of_its_copies_lost_in_one_recovery_fall_back_to_storage() -> None:
@@ -248,7 +248,7 @@ def test_a_job_that_retunes_itself_comes_to_the_best_interval(often: float) -> N
 
 def test_a_stretch_is_what_one_event_a_step_would_give() -> None:
     tiers = {"memory": Tier(2, 0.25, 1.0), "durable": Tier(6, 1.0, 23.0)}
-    stretch = Stretch(100.0, 7, 3, 1.5, tiers)
+    stretch = FaultFreeInterval(100.0, 7, 3, 1.5, tiers)
     now, ends, arrived = 100.0, {7: 100.0}, []
     free_at = 0.0
     for step in range(8, 60):

@@ -27,7 +27,7 @@ _OPTIONS = (
     "--enable-logging=stderr",
 )
 _CONSOLE = re.compile(r"CONSOLE.*?\] (.*)")
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 
 
 def require() -> None:
@@ -70,7 +70,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     assert browser is not None, "call require() first"
     with tempfile.TemporaryDirectory(prefix="hpx-browser", ignore_cleanup_errors=True) as profile:
         command = [browser, *_OPTIONS, f"--user-data-dir={profile}", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=_PATIENCE_S)
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S)
 
 
 def _browser() -> str | None:

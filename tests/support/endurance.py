@@ -46,7 +46,7 @@ class Watched:
         self.report: dict[str, Any] = running.wait()
         self.events: list[dict[str, Any]] = list(running.events())
         for event in self.events:
-            if event["event"] == "worker_started":  # the zygote's command line is its children's, too
+            if event["event"] == "worker_started":  # the fork server's command line is its children's, too
                 self._roles[event["pid"]] = "trainer"
         self.faults = [event["t"] for event in self.events if event["event"] == "fault"]
         # while they train: not those before the first step, nor after the last

@@ -25,7 +25,7 @@ from typing import Any
 from waiting import PATIENCE_S
 
 _POLL_S = 0.05
-_PATIENCE_S = PATIENCE_S
+_TIMEOUT_S = PATIENCE_S
 """How long agents may take to be ready."""
 _POD = "HPX_TEST_POD"
 
@@ -164,7 +164,7 @@ class Operator:
 
     def _start(self) -> None:
         for rank, pod in enumerate(self.active):
-            info, deadline = self._info(rank), time.monotonic() + _PATIENCE_S
+            info, deadline = self._info(rank), time.monotonic() + _TIMEOUT_S
             while (said := pod.ask("/update", info)).get("assigned_rank", str(rank)) != str(rank):
                 assert time.monotonic() < deadline, said
                 time.sleep(_POLL_S)
@@ -184,7 +184,7 @@ class Operator:
         }
 
     def _await(self, pods: Sequence[Pod], wanted: str) -> None:
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _TIMEOUT_S
         while any((status := pod.status())["status"] != wanted for pod in pods):
             assert time.monotonic() < deadline, f"agents are not {wanted}: {status}"
             time.sleep(_POLL_S)

@@ -41,7 +41,7 @@ class Node:
         *,
         secret: bytes = SECRET,
         budget: int = 1 << 30,
-        patience_s: float = 10.0,
+        timeout_s: float = 10.0,
         slots: int = 4,
         **tier: Any,
     ) -> None:
@@ -59,7 +59,7 @@ class Node:
             job=JOB,
             cpu_priority=cpu_priority,
             host="127.0.0.1",
-            patience_s=patience_s,
+            timeout_s=timeout_s,
         )
         self.server.start()
         when_busy = tier.pop("when_busy", "supersede")
@@ -71,7 +71,7 @@ class Node:
             secret=secret,
             cpu_priority=cpu_priority,
             when_busy=when_busy,
-            patience_s=patience_s,
+            timeout_s=timeout_s,
         )
 
     @property

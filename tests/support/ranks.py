@@ -13,7 +13,7 @@
         ranks.begin()
         ranks.end()
 
-Processes are forked from this one, which has torch imported, as workers are forked from their zygote.
+Processes are forked from this one, which has torch imported, as workers are forked from their fork server.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Member:
             self.send("freed", told)
         if raised:
             self._aborted_at = 0.0
-            self.groups.cut()
+            self.groups.abort()
             self.groups.destroy()
 
     def send(self, kind: str, *what: Any) -> None:
@@ -109,7 +109,7 @@ class Member:
                 if message[0] == "abort":
                     self._spent_before = spent()
                     self._aborted_at = time.monotonic()
-                    self.groups.cut()
+                    self.groups.abort()
                 self._inbox.put(message)
         except BaseException:  # the main thread waits for this one: it would hang, and nobody know why
             traceback.print_exc()

@@ -27,7 +27,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import HyperpodExtError, NoCheckpointError
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
-from hyperpod_ext.runtime.control_plane.stop_at_step import Boundary
+from hyperpod_ext.runtime.control_plane.stop_at_step import StopAtStep
 from hyperpod_ext.runtime.membership import actions as m
 from hyperpod_ext.runtime.membership.escalation import Budgets
 from hyperpod_ext.runtime.membership.membership import Membership
@@ -91,7 +91,7 @@ class _Line:
     vote: Vote
     rank: int
     aborted = False
-    boundary = Boundary()  # nobody asks
+    boundary = StopAtStep()  # nobody asks
     unharmed = False  # no generation ends while it trains
 
     def restored(self, attempt: int, error: str) -> tuple[int | None, Decision | None]:

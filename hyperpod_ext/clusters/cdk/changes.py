@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from hyperpod_ext.catalog.create_only import create_only
 from hyperpod_ext.clusters.cdk.assembly import Template, resources_of
-from hyperpod_ext.clusters.cdk.references import Place, exports_of, spoken_of
+from hyperpod_ext.clusters.cdk.references import ResourceKey, exports_of, spoken_of
 from hyperpod_ext.clusters.changes import OF_A_NEW_GROUP
 
 Effect = Literal["create", "update", "may replace", "replace", "delete", "keep"]
@@ -36,7 +36,7 @@ class FieldChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ResourceChange:
     """One resource that differs."""
 
     stack: str
@@ -57,7 +57,7 @@ class Change:
         return asdict(self) | {"breaks": self.breaks}
 
 
-def find_changes(there: Mapping[str, Template], wanted: Mapping[str, Template]) -> list[Change]:
+def find_changes(there: Mapping[str, Template], wanted: Mapping[str, Template]) -> list[ResourceChange]:
     """Everything in which `wanted` differs from the stacks that are there; both by the names of stacks.
 
     A stack that only `there` has is one that was renamed, if `wanted` has a new one that ends alike; else it is left
@@ -82,19 +82,21 @@ def _pair(there: Mapping[str, Template], wanted: Mapping[str, Template]) -> dict
     return pairs
 
 
-def _of_stack(stack: str, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[Change]:
+def _of_stack(stack: str, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[ResourceChange]:
     for name, resource in wanted.items():
         kind = resource["Type"]
         if name not in there:
-            yield Change(stack, name, kind, "create")
+            yield ResourceChange(stack, name, kind, "create")
         elif there[name]["Type"] != kind:
-            yield Change(stack, name, kind, "replace", (FieldChange("Type", there[name]["Type"], kind, "replace"),))
+            yield ResourceChange(
+                stack, name, kind, "replace", (FieldChange("Type", there[name]["Type"], kind, "replace"),)
+            )
         elif fields := _fields(kind, there[name].get("Properties", {}), resource.get("Properties", {})):
-            yield Change(stack, name, kind, _worst(fields), fields)
+            yield ResourceChange(stack, name, kind, _worst(fields), fields)
     for name, resource in there.items():
         if name not in wanted:
             kept = resource.get("DeletionPolicy") in ("Retain", "RetainExceptOnCreate", "Snapshot")
-            yield Change(stack, name, resource["Type"], "keep" if kept else "delete")
+            yield ResourceChange(stack, name, resource["Type"], "keep" if kept else "delete")
 
 
 def _worst(fields: tuple[FieldChange, ...]) -> Effect:
@@ -182,7 +184,9 @@ def _at(value: Any, parts: tuple[str, ...]) -> Any:
     return value
 
 
-def _followed(found: dict[Place, Change], wanted: Mapping[str, Template]) -> dict[Place, Change]:
+def _followed(
+    found: dict[ResourceKey, ResourceChange], wanted: Mapping[str, Template]
+) -> dict[ResourceKey, ResourceChange]:
     """`found`, and what is replaced because something that it refers to is."""
     exports = exports_of(wanted)
     gone = [place for place, change in found.items() if change.effect == "replace"]
@@ -195,14 +199,14 @@ def _followed(found: dict[Place, Change], wanted: Mapping[str, Template]) -> dic
                     continue
                 fields = tuple(_because_of(replaced, stack, resource, exports))
                 if fields:
-                    base = change or Change(stack, name, resource["Type"], "replace")
+                    base = change or ResourceChange(stack, name, resource["Type"], "replace")
                     found[stack, name] = replace(base, effect="replace", fields=(*base.fields, *fields))
                     gone.append((stack, name))
     return found
 
 
 def _because_of(
-    replaced: Place, stack: str, resource: Mapping[str, Any], exports: Mapping[str, Place]
+    replaced: ResourceKey, stack: str, resource: Mapping[str, Any], exports: Mapping[str, ResourceKey]
 ) -> Iterator[FieldChange]:
     fixed = create_only(resource["Type"])
     for path in fixed.always if fixed else ():

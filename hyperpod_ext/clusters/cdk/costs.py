@@ -17,7 +17,7 @@ _ENDPOINT = "AWS::EC2::VPCEndpoint"
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class CostItem:
     """One thing that costs by the hour."""
 
     what: str
@@ -44,34 +44,34 @@ class Estimate:
     """What is paid by the hour, and what is not in the sums."""
 
     region: str
-    lines: tuple[Line, ...]
+    items: tuple[CostItem, ...]
     by_use: tuple[tuple[str, str], ...]
     """CloudFormation types that are paid by use, and by what use."""
 
     @property
     def now(self) -> float:
         """US dollars an hour of all lines with a price."""
-        return sum(line.price.usd * line.now for line in self.lines if line.price)
+        return sum(line.price.usd * line.now for line in self.items if line.price)
 
     @property
     def scaled(self) -> float:
         """The same with `--scale`."""
-        return sum(line.price.usd * line.scaled for line in self.lines if line.price)
+        return sum(line.price.usd * line.scaled for line in self.items if line.price)
 
     @property
-    def unknown(self) -> tuple[Line, ...]:
+    def unknown(self) -> tuple[CostItem, ...]:
         """Lines that no sum holds."""
-        return tuple(line for line in self.lines if line.price is None)
+        return tuple(line for line in self.items if line.price is None)
 
     @property
     def dated(self) -> tuple[str, str] | None:
         """Oldest and newest day of the prices that were used."""
-        days = sorted(line.price.dated for line in self.lines if line.price)
+        days = sorted(line.price.dated for line in self.items if line.price)
         return (days[0], days[-1]) if days else None
 
     def to_json(self) -> dict[str, Any]:
         """The estimate as scripts read it."""
-        used = {line.price.source for line in self.lines if line.price}
+        used = {line.price.source for line in self.items if line.price}
         return {
             "currency": "USD",
             "region": self.region,
@@ -79,7 +79,7 @@ class Estimate:
             "usd_an_hour_scaled": round(self.scaled, 4),
             "unknown": [line.what for line in self.unknown],
             "by_use": dict(self.by_use),
-            "lines": [line.to_json() for line in self.lines],
+            "lines": [line.to_json() for line in self.items],
             "sources": {name: asdict(source) for name, source in sources().items() if name in used},
         }
 
@@ -104,7 +104,7 @@ def _counts(assembly: Assembly) -> dict[str, int]:
     return found
 
 
-def _machines(cluster: ClusterConfig, counts: dict[str, int]) -> Iterator[Line]:
+def _machines(cluster: ClusterConfig, counts: dict[str, int]) -> Iterator[CostItem]:
     groups: tuple[InstanceGroup | RestrictedGroup, ...] = (*cluster.instance_groups, *cluster.restricted_groups)
     for group in groups:
         what, now = f"{group.instance_type}, group {group.name}", counts.get(group.name, 0)
@@ -117,13 +117,13 @@ def _machines(cluster: ClusterConfig, counts: dict[str, int]) -> Iterator[Line]:
             price, note = None, "the price of spot machines moves"
         elif isinstance(group, InstanceGroup) and group.other_types and price:
             note = f"or {', '.join(group.other_types)}, at another price"
-        yield Line(what, price, now, group.count, note)
+        yield CostItem(what, price, now, group.count, note)
         gib = sum(disk.size_gib or 0 for disk in group.storage if disk.kind == "ebs")
         if gib:
-            yield Line(f"{gib} GiB of EBS, group {group.name}", None, now, group.count, "no price is known here")
+            yield CostItem(f"{gib} GiB of EBS, group {group.name}", None, now, group.count, "no price is known here")
 
 
-def _around(assembly: Assembly, region: str) -> Iterator[Line]:
+def _around(assembly: Assembly, region: str) -> Iterator[CostItem]:
     found: dict[str, int] = {}
     for stack in assembly.stacks:
         for resource in stack.resources.values():
@@ -140,16 +140,16 @@ def _around(assembly: Assembly, region: str) -> Iterator[Line]:
     for kind, count in sorted(found.items()):
         price = resource_price(kind, region)
         note = "" if price else f"no price in {region} is known here"
-        yield Line(_WORDS.get(kind, kind), price, count, count, note or _LEFT_OUT.get(kind, ""))
+        yield CostItem(_WORDS.get(kind, kind), price, count, count, note or _LEFT_OUT.get(kind, ""))
 
 
-def _lustre(properties: Any, region: str) -> Line:
+def _lustre(properties: Any, region: str) -> CostItem:
     gib = int(properties["StorageCapacity"])
     asked = properties.get("LustreConfiguration", {})
     throughput, deployment = asked.get("PerUnitStorageThroughput"), asked.get("DeploymentType")
     price = lustre_price(gib, int(throughput), region) if throughput and deployment == "PERSISTENT_2" else None
     note = "backups are paid by use" if price else f"no price in {region} is known here"
-    return Line(f"FSx for Lustre, {gib} GiB at {throughput} MB/s/TiB", price, 1, 1, note)
+    return CostItem(f"FSx for Lustre, {gib} GiB at {throughput} MB/s/TiB", price, 1, 1, note)
 
 
 _WORDS = {

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.clusters.cdk.outputs import ClusterOutputs, fetch, keep, recall
-from hyperpod_ext.config.files.document import Document, Place
+from hyperpod_ext.config.files.document import Document, SourceLocation
 from hyperpod_ext.config.files.load import read
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.kubernetes import Kubernetes
@@ -48,7 +48,7 @@ def fill(document: Document, outputs: ClusterOutputs) -> None:
     source = f"cluster {outputs.name}"
     for index, tier in _tiers_without_place(document.data):
         tier["uri"] = uri
-        document.places[("checkpoint", "tiers", index, "uri")] = Place(source)
+        document.locations[("checkpoint", "tiers", index, "uri")] = SourceLocation(source)
 
 
 def checkpoint_uri(outputs: ClusterOutputs) -> str | None:

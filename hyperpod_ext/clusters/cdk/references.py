@@ -9,13 +9,13 @@ from typing import Any
 
 from hyperpod_ext.clusters.cdk.assembly import Template
 
-Place = tuple[str, str]
+ResourceKey = tuple[str, str]
 """A stack and a logical id in it."""
 
 _IN_SUB = re.compile(r"\$\{([A-Za-z0-9]+)(?:\.[^}]*)?\}")
 
 
-def spoken_of(value: Any, stack: str, exports: Mapping[str, Place]) -> Iterator[Place]:
+def spoken_of(value: Any, stack: str, exports: Mapping[str, ResourceKey]) -> Iterator[ResourceKey]:
     """Resources that `value`, in the template of `stack`, refers to."""
     if isinstance(value, list):
         for item in value:
@@ -39,9 +39,9 @@ def spoken_of(value: Any, stack: str, exports: Mapping[str, Place]) -> Iterator[
                 yield from spoken_of(inner, stack, exports)
 
 
-def exports_of(templates: Mapping[str, Template]) -> dict[str, Place]:
+def exports_of(templates: Mapping[str, Template]) -> dict[str, ResourceKey]:
     """What stacks export: the name, as JSON, and the resource that the value speaks of first."""
-    found: dict[str, Place] = {}
+    found: dict[str, ResourceKey] = {}
     for stack, template in templates.items():
         for output in template.get("Outputs", {}).values():
             name = output.get("Export", {}).get("Name")

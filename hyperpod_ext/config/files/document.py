@@ -30,7 +30,7 @@ def dotted(path: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourceLocation:
     """Where a value was written."""
 
     source: str
@@ -47,20 +47,20 @@ class Document:
 
     source: str
     data: object = None
-    places: dict[Path, Place] = field(default_factory=dict)
+    locations: dict[Path, SourceLocation] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     """What was wrong already as YAML."""
 
-    def place(self, path: Path) -> Place:
+    def location(self, path: Path) -> SourceLocation:
         """Where `path` was written, or else the nearest thing around it."""
         for length in range(len(path), -1, -1):
-            if found := self.places.get(path[:length]):
-                return found if length == len(path) else Place(found.source, found.line)
-        return Place(self.source, 1)
+            if found := self.locations.get(path[:length]):
+                return found if length == len(path) else SourceLocation(found.source, found.line)
+        return SourceLocation(self.source, 1)
 
     def problem(self, path: Path, message: str, hint: str = "") -> Problem:
         """A problem at `path`, with its place filled in."""
-        place = self.place(path)
+        place = self.location(path)
         return Problem(message, path=dotted(path), source=place.source, line=place.line, hint=hint)
 
 
@@ -112,7 +112,7 @@ class _Reader:
 
     def read(self, node: yaml.Node, path: Path, line: int, inside: tuple[int, ...]) -> object:
         text = node.value if isinstance(node, yaml.ScalarNode) else None
-        self._document.places[path] = Place(self._document.source, line, text)
+        self._document.locations[path] = SourceLocation(self._document.source, line, text)
         if id(node) in inside:
             self._report(line, path, "an anchor contains itself", "point the alias at a value that ends")
             return None

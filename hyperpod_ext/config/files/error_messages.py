@@ -30,7 +30,7 @@ def translate(error: Mapping[str, Any], model: type[BaseModel], document: Docume
     path = expected.path
     if str(error["type"]).startswith("union_tag"):
         path = (*path, tag_field(error))
-    message, hint = _explain(error, expected, document.place(path).text, model)
+    message, hint = _explain(error, expected, document.location(path).text, model)
     return document.problem(path, message, hint)
 
 

@@ -49,7 +49,7 @@ class Loaded(Generic[M]):
 
     def _located(self, problem: Problem) -> Problem:
         parts = problem.path.split(".") if problem.path else []
-        place = self.document.place(tuple(int(part) if part.isdecimal() else part for part in parts))
+        place = self.document.location(tuple(int(part) if part.isdecimal() else part for part in parts))
         return replace(problem, source=place.source, line=place.line)
 
 
@@ -118,7 +118,7 @@ def _validate(
     """Validate, mend, and validate again until the checks can run too."""
     problems: list[Problem] = []
     made_up: set[Path] = {tuple(problem.path.split(".")) for problem in document.problems if problem.path}
-    draft = replace(document, data=copy.deepcopy(document.data), places=dict(document.places))
+    draft = replace(document, data=copy.deepcopy(document.data), locations=dict(document.locations))
     for _round in range(_MOST_ROUNDS):
         try:
             config = model.model_validate_json(json.dumps(draft.data))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hyperpod_ext.config.files.document import Document, Path, Place, dotted, parse
+from hyperpod_ext.config.files.document import Document, Path, SourceLocation, dotted, parse
 from hyperpod_ext.errors import Problem
 
 
@@ -42,11 +42,11 @@ def _apply(document: Document, override: Override) -> Problem | None:
     path: Path = tuple(int(part) if part.isdecimal() else part for part in name.split("."))
     if problem := _write(document, path, value.data if text.strip() else None, source):
         return problem
-    for known in [known for known in document.places if known[: len(path)] == path]:
-        del document.places[known]
-    document.places[path] = Place(source)
-    for below, place in value.places.items():
-        document.places[path + below] = Place(source, text=place.text)
+    for known in [known for known in document.locations if known[: len(path)] == path]:
+        del document.locations[known]
+    document.locations[path] = SourceLocation(source)
+    for below, place in value.locations.items():
+        document.locations[path + below] = SourceLocation(source, text=place.text)
     return None
 
 
@@ -62,14 +62,14 @@ def _write(document: Document, path: Path, value: object, source: str) -> Proble
             key = str(part)
             if depth == len(path) - 1 or holder.get(key) is None:
                 holder[key] = below
-                document.places.setdefault(path[: depth + 1], Place(source))
+                document.locations.setdefault(path[: depth + 1], SourceLocation(source))
             holder = holder[key]
         elif isinstance(holder, list) and isinstance(part, int) and part <= len(holder):
             if part == len(holder):
                 holder.append(below)
             elif depth == len(path) - 1 or holder[part] is None:
                 holder[part] = below
-            document.places.setdefault(path[: depth + 1], Place(source))
+            document.locations.setdefault(path[: depth + 1], SourceLocation(source))
             holder = holder[part]
         elif isinstance(holder, list):
             hint = f"its items are counted from 0; {len(holder)} appends one"

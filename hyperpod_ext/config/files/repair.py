@@ -74,8 +74,8 @@ def _rename_or_drop(document: Document, path: Path, names: Collection[str], mode
         return elsewhere
     if meant not in holder:
         holder[meant] = value
-        for place in [place for place in document.places if place[: len(path)] == path]:
-            document.places[(*path[:-1], meant, *place[len(path) :])] = document.places[place]
+        for place in [place for place in document.locations if place[: len(path)] == path]:
+            document.locations[(*path[:-1], meant, *place[len(path) :])] = document.locations[place]
     return None
 
 

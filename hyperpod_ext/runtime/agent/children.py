@@ -136,25 +136,25 @@ class MemoryServer:
                 sys.stderr.flush()
                 self._lines.append(line.strip())
 
-    async def last_words(self) -> str:
+    async def last_log_line(self) -> str:
         """The last lines that it wrote, once it has ended."""
         await asyncio.to_thread(self._listening.join, _LISTEN_S)
         return " / ".join(line for line in self._lines if line)
 
 
-class ZygoteEndedError(JobFailedError):
+class ForkServerEndedError(JobFailedError):
     """There is no process any more that forks workers."""
 
 
-class Zygote:
-    """The agent's end of the zygote: ask for a worker, get its process id."""
+class ForkServer:
+    """The agent's end of the fork server: ask for a worker, get its process id."""
 
     def __init__(self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.pid, self._reader, self._writer = pid, reader, writer
         self._asking = asyncio.Lock()
 
     @classmethod
-    async def start(cls, preload: tuple[str, ...], environ: Mapping[str, str]) -> Zygote:
+    async def start(cls, preload: tuple[str, ...], environ: Mapping[str, str]) -> ForkServer:
         """Start it; its imports go on beside whatever the caller does next."""
         ours, theirs = socket.socketpair()
         line = theirs.fileno()
@@ -189,7 +189,9 @@ class Zygote:
         except ConnectionError:
             line = b""
         if not line:
-            raise ZygoteEndedError("the process that forks workers ended", hint="The node's log has its last words.")
+            raise ForkServerEndedError(
+                "the process that forks workers ended", hint="The node's log has its last words."
+            )
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise JobFailedError(str(answer["error"]))

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.agent.election import Door
+from hyperpod_ext.runtime.agent.election import ElectionListener
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
@@ -28,7 +28,7 @@ class CutOffError(JobFailedError):
     """This node must stop: others may go on without it, and it cannot know."""
 
 
-class Line:
+class CoordinatorClient:
     """Messages to and from the coordinator, wherever it is.
 
     Args:
@@ -40,11 +40,11 @@ class Line:
     def __init__(
         self,
         settings: NodeSettings,
-        door: Door,
+        election: ElectionListener,
         hello: Callable[[str, wire.Message | None], c.AgentHello],
         take_over: Callable[[c.AgentHello, list[c.AgentHello]], None],
     ) -> None:
-        self._settings, self._door, self._hello, self._take_over = settings, door, hello, take_over
+        self._settings, self._election, self._hello, self._take_over = settings, election, hello, take_over
         self._lease_s = settings.config.restart.lease_s
         self._id = secrets.token_hex(8)
         self.record: wire.Message | None = None
@@ -56,7 +56,7 @@ class Line:
         self._heard = 0
         self._beating: asyncio.Task[None] | None = None
         self._over = False
-        self._settled = False
+        self._confirmed = False
         """Whether the other end is known to coordinate; until then it is told nothing but who we are."""
 
     @property
@@ -90,26 +90,26 @@ class Line:
         assert self._writer is not None
         return str(self._writer.get_extra_info("sockname")[0])
 
-    def greet(self) -> None:
-        """Say who this node is, and what it has to say once more; from here on the line beats."""
+    def send_hello(self) -> None:
+        """Say who this node is, and what it has to say once more; from here on heartbeats are sent."""
         assert self._writer is not None
         self._writer.write(_greeting(self._introduction()))
-        self._settle()
+        self._confirm()
         if self._beating is None:
             self._beating = asyncio.create_task(self._beat())
 
-    def _settle(self) -> None:
+    def _confirm(self) -> None:
         assert self._writer is not None
-        self._settled, self._heard_at, self._heard = True, time.monotonic(), 0
+        self._confirmed, self._heard_at, self._heard = True, time.monotonic(), 0
         for event in self._unheard:
             self._writer.write(wire.encode(encode(event)))
 
-    def tell(self, report: c.FromAgent) -> None:
+    def send(self, report: c.FromAgent) -> None:
         """Send to the coordinator. While disconnected, events are buffered and other messages dropped; the next
         handshake carries the full state instead."""
         if isinstance(report, c.Event):
             self._unheard.append(report)
-        if self._writer is not None and self._settled:
+        if self._writer is not None and self._confirmed:
             self._writer.write(wire.encode(encode(report)))
 
     async def next(self) -> c.ToAgent | None:
@@ -138,7 +138,7 @@ class Line:
                     raise CutOffError(f"node {self._settings.node} stops: {why}", hint=hint)
                 case c.Record(record=record):
                     self.record = record
-                    self.tell(c.Acknowledged(number=int(record["number"])))
+                    self.send(c.Acknowledged(number=int(record["number"])))
             return message
 
     async def close(self) -> None:
@@ -166,7 +166,7 @@ class Line:
                 sys.stderr.write(f"node {self._settings.node} refused a message of the coordinator: {error}\n")
         return None
 
-    def cut(self) -> None:
+    def disconnect(self) -> None:
         """Lose the connection, as a network may."""
         if self._writer is not None:
             self._writer.transport.abort()
@@ -175,7 +175,7 @@ class Line:
         if self._writer is not None:
             self._writer.close()
         self._reader = self._writer = None
-        self._settled = False
+        self._confirmed = False
 
     async def _beat(self) -> None:
         """Say that this node is there; a coordinator that was silent for half a lease is not."""
@@ -186,7 +186,7 @@ class Line:
             now = time.monotonic()
             if now - before > 2 * every:  # this process stood still: what came meanwhile has not been read yet
                 self._heard_at = max(self._heard_at, now - self._lease_s / 4)
-            if self._writer is None or not self._settled:
+            if self._writer is None or not self._confirmed:
                 continue
             if now - self._heard_at > self._lease_s / 2:
                 self._writer.transport.abort()  # whoever reads learns of it
@@ -227,7 +227,7 @@ class Line:
                 if node == me:
                     break  # who comes after this node does not coordinate while this one lives
             await asyncio.sleep(0.02)
-        reached |= set(self._door.votes)
+        reached |= set(self._election.votes)
         self._hang_up()
         lost = record["coordinator"]
         raise CutOffError(
@@ -240,11 +240,11 @@ class Line:
 
     async def _offer_myself(self, record: wire.Message, members: set[int], wait_s: float) -> c.ToAgent | None:
         me = self._settings.node
-        if me not in members or not await self._door.wait_for_majority(members, me, wait_s):
+        if me not in members or not await self._election.wait_for_majority(members, me, wait_s):
             return None
-        self._take_over(self._introduction(), list(self._door.votes.values()))
-        self._reader, self._writer = await self._dial(*self._door.address, self._lease_s)
-        self.greet()
+        self._take_over(self._introduction(), list(self._election.votes.values()))
+        self._reader, self._writer = await self._dial(*self._election.address, self._lease_s)
+        self.send_hello()
         return await self._read()
 
     async def _vote_for(self, record: wire.Message, node: int, deadline: float, reached: set[int]) -> c.ToAgent | None:
@@ -262,7 +262,7 @@ class Line:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.05, deadline - time.monotonic())):
                 if (word := await self._read()) is not None:
-                    self._settle()
+                    self._confirm()
                     return word
         self._hang_up()
         return None

@@ -26,7 +26,7 @@ class Serves(Protocol):
     ) -> None: ...
 
 
-class Door:
+class ElectionListener:
     """Listens for agents of the job, from this one's start to its end."""
 
     def __init__(self, secret: bytes, on_error: Callable[[str], None]) -> None:

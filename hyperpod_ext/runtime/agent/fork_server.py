@@ -1,6 +1,6 @@
 """A process that has imported everything once, and forks workers from there in milliseconds.
 
-Imports are most of a worker's restart. The zygote talks to its agent over an inherited socket: a JSON
+Imports are most of a worker's restart. The fork server talks to its agent over an inherited socket: a JSON
 line in for each worker wanted, a JSON line out with its process id. Workers are forked twice, so that
 their parent is the agent (a subreaper) and not this process.
 

@@ -1,4 +1,4 @@
-"""An agent's eye on its workers: reads pulses, times steps, and ends who hangs, with its stacks in the log."""
+"""An agent's eye on its workers: reads heartbeats, times steps, and ends who hangs, with its stacks in the log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hyperpod_ext.config.fault_injection import NodeFault
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.runtime.detection.failure_causes import NO_PROGRESS, FaultKind, OomKills, decode_exit
 from hyperpod_ext.runtime.detection.hangs import Sign, StepTimes, silent_too_long
-from hyperpod_ext.runtime.detection.heartbeat import ENV_PULSE, IN_STEP, Phase, Pulse
+from hyperpod_ext.runtime.detection.heartbeat import ENV_HEARTBEAT, IN_STEP, HeartbeatPage, Phase
 from hyperpod_ext.runtime.detection.stacks import dump_stacks, line_in_script, state_of
 from hyperpod_ext.runtime.fault_injection.orders import read_orders, take
 from hyperpod_ext.runtime.ipc import control_messages as c
@@ -31,17 +31,17 @@ Thing = TypeVar("Thing")
 
 
 @dataclass(slots=True)
-class _Watched:
+class _MonitoredWorker:
     """One worker's process."""
 
     pid: int
     log: Path
-    pulse: Pulse
+    heartbeat: HeartbeatPage
     collectives: int = 0
     collectives_at: float = 0.0
     steps: int = 0
     """Steps it has made in its generation."""
-    verdict: str = ""
+    kill_reason: str = ""
     """Why it is being ended by us."""
     kind: FaultKind | None = None
     """What that is, where the verdict does not say so itself."""
@@ -50,7 +50,7 @@ class _Watched:
     ending: set[asyncio.Task[None]] = field(default_factory=set)
 
 
-class Watch:
+class HangMonitor:
     """Watches the workers of one node.
 
     Args:
@@ -65,9 +65,9 @@ class Watch:
         self._run_dir, self._socket_dir, self._node = run_dir, socket_dir, node
         self._tell, self._event = tell, event
         self._times = StepTimes(self._policy)
-        self._pulses: dict[int, Pulse] = {}
+        self._pulses: dict[int, HeartbeatPage] = {}
         self._started = 0
-        self._workers: dict[int, _Watched] = {}
+        self._workers: dict[int, _MonitoredWorker] = {}
         self._oom_kills = OomKills()
         self.on_node_fault: Callable[[NodeFault], None] = lambda fault: None
         """Carries out a fault of the whole node that was ordered."""
@@ -75,16 +75,16 @@ class Watch:
     # --- what happens to workers ----------------------------------------------------------------
 
     def environ(self, rank: int) -> dict[str, str]:
-        """Variables for a worker that is about to be started, and a fresh page for its pulse."""
+        """Variables for a worker that is about to be started, and a fresh page for its heartbeat."""
         self._started += 1  # the page of a rank that has another number by now is still in use
-        path = self._socket_dir / f"node{self._node}.{self._started}.pulse"
-        self._pulses[rank] = Pulse.create(path)
+        path = self._socket_dir / f"node{self._node}.{self._started}.heartbeat"
+        self._pulses[rank] = HeartbeatPage.create(path)
         if read_orders(self._run_dir):
             self._pulses[rank].order()
-        return {ENV_PULSE: str(path)}
+        return {ENV_HEARTBEAT: str(path)}
 
     def started(self, rank: int, pid: int, log: Path) -> None:
-        self._workers[rank] = _Watched(pid, log, self._pulses[rank])
+        self._workers[rank] = _MonitoredWorker(pid, log, self._pulses[rank])
 
     def forget(self, rank: int) -> None:
         """A worker has been ended that nobody needs to hear of."""
@@ -109,19 +109,21 @@ class Watch:
 
     def phase(self, rank: int) -> str:
         """What a rank is doing, or did last; empty when it never told."""
-        pulse = self._pulses.get(rank)
-        reading = pulse.read() if pulse is not None else None
+        heartbeat = self._pulses.get(rank)
+        reading = heartbeat.read() if heartbeat is not None else None
         return reading.phase.word if reading is not None and reading.marks else ""
 
-    def fate(self, rank: int, status: int, step: int, last_words: str) -> dict[str, Any]:
+    def exit_cause(self, rank: int, status: int, step: int, last_log_line: str) -> dict[str, Any]:
         """Why a worker's process has ended, and where: fields of the news of its death. `step`: as it told last."""
         worker = self._workers.pop(rank, None)
-        verdict = worker.verdict if worker is not None else ""
-        fate = decode_exit(status, verdict=verdict, last_words=last_words, oom=self._oom_kills.since_last())
-        kind = worker.kind if worker is not None and worker.kind else fate.kind
+        kill_reason = worker.kill_reason if worker is not None else ""
+        exit_cause = decode_exit(
+            status, kill_reason=kill_reason, last_log_line=last_log_line, oom=self._oom_kills.since_last()
+        )
+        kind = worker.kind if worker is not None and worker.kind else exit_cause.kind
         step, phase = worker.place if worker is not None and worker.place else (step, self.phase(rank))
         place = phase if kind in NO_PROGRESS else ""
-        return {"cause": fate.cause, "kind": kind, "step": step, "phase": phase, "place": place}
+        return {"cause": exit_cause.cause, "kind": kind, "step": step, "phase": phase, "place": place}
 
     # --- what is looked at, a few times a second --------------------------------------------------
 
@@ -133,13 +135,13 @@ class Watch:
             if self._policy.enabled:
                 self._look()
 
-    def signs(self) -> list[Sign]:
+    def heartbeats(self) -> list[Sign]:
         """What is known of each worker now."""
         return [sign for rank in self._workers if (sign := self._sign(rank)) is not None]
 
     def _sign(self, rank: int) -> Sign | None:
         worker, now = self._workers[rank], time.monotonic()
-        reading = worker.pulse.read()
+        reading = worker.heartbeat.read()
         if not reading.marks:
             return None  # it has not come to the training function yet
         if reading.collectives != worker.collectives:
@@ -148,9 +150,9 @@ class Watch:
         return Sign.of(rank, reading, quiet_since=since, stopped=state_of(worker.pid) == "T", now=now)
 
     def _look(self) -> None:
-        for sign in self.signs():
+        for sign in self.heartbeats():
             worker = self._workers[sign.rank]
-            if worker.verdict:
+            if worker.kill_reason:
                 continue
             if cause := silent_too_long(sign, self._policy):
                 self.end(sign.rank, cause)
@@ -162,26 +164,26 @@ class Watch:
 
     def answer(self) -> None:
         """Tell what is known of every worker here; the coordinator has asked all agents."""
-        self._tell(c.Heartbeats(heartbeats=tuple(c.HeartbeatSign(**sign.to_json()) for sign in self.signs())))
+        self._tell(c.Heartbeats(heartbeats=tuple(c.HeartbeatSign(**sign.to_json()) for sign in self.heartbeats())))
 
     def end(self, rank: int, cause: str, kind: FaultKind | None = None) -> None:
         """End a worker that hangs, its stacks first. Its death is then told like any other, with this cause."""
         worker = self._workers.get(rank)
-        if worker is None or worker.verdict:
+        if worker is None or worker.kill_reason:
             return
-        worker.verdict, worker.kind = cause, kind
-        if (step := worker.pulse.read().step) > 0:
+        worker.kill_reason, worker.kind = cause, kind
+        if (step := worker.heartbeat.read().step) > 0:
             worker.place = (step, self.phase(rank))
         task = asyncio.get_running_loop().create_task(self._end(rank, worker))
         worker.ending.add(task)
         task.add_done_callback(worker.ending.discard)
 
-    async def _end(self, rank: int, worker: _Watched) -> None:
-        self._event("hung", rank=rank, cause=worker.verdict, phase=self.phase(rank))
+    async def _end(self, rank: int, worker: _MonitoredWorker) -> None:
+        self._event("hung", rank=rank, cause=worker.kill_reason, phase=self.phase(rank))
         before = worker.log.stat().st_size if worker.log.exists() else 0
         dumped = await dump_stacks(worker.pid, worker.log, self._policy.dump_s)
         if where := line_in_script(worker.log, before):
-            worker.verdict += f" ({where})"
+            worker.kill_reason += f" ({where})"
         self._event("stacks", rank=rank, dumped=dumped, log=str(worker.log))
         with contextlib.suppress(ProcessLookupError):
             os.kill(worker.pid, signal.SIGKILL)
@@ -200,7 +202,7 @@ class Watch:
                 continue
             at_once = fault.step is None and fault.phase is None and fault.how == "stop" and fault.kind in _SIGNALS
             if not at_once:
-                worker.pulse.order()  # the worker looks for itself, at its next change of phase
+                worker.heartbeat.order()  # the worker looks for itself, at its next change of phase
             elif take(self._run_dir, name):
                 self._event("injected", rank=fault.rank, kind=fault.kind, phase=self.phase(fault.rank))
                 with contextlib.suppress(ProcessLookupError):

@@ -44,7 +44,7 @@ def _setting(request: Request[Any]) -> tuple[object, ...] | None:
     return type(request), getattr(request, "kind", None), isinstance(request, r.Fence) and request.step is None
 
 
-class MemoryLine:
+class AsyncMemoryClient:
     """Asks the memory server; each request has a connection of its own. One that ends while it is asked is followed by
     another, which is asked once more."""
 
@@ -55,7 +55,7 @@ class MemoryLine:
         self._number = 0
         """Of the server that is asked."""
         self._change = asyncio.Event()
-        self._told: dict[tuple[object, ...], Request[Any]] = {}
+        self._reported: dict[tuple[object, ...], Request[Any]] = {}
 
     async def ask(self, request: Request[A]) -> A:
         """The answer.
@@ -75,8 +75,8 @@ class MemoryLine:
                 raise JobFailedError(why) from None
         answered = _read(request, answer)
         if (setting := _setting(request)) is not None:
-            self._told.pop(setting, None)  # the newest comes last
-            self._told[setting] = request
+            self._reported.pop(setting, None)  # the newest comes last
+            self._reported[setting] = request
         return answered
 
     def lost(self, for_good: str = "") -> None:
@@ -92,7 +92,7 @@ class MemoryLine:
         Returns its answers; none, when it has ended, too.
         """
         number, answers = self._number, list[Declared]()
-        for request in [*self._told.values(), r.Held()]:
+        for request in [*self._reported.values(), r.Held()]:
             answer = await self._answer(path, request, number)
             if answer is None:
                 return []
@@ -139,7 +139,7 @@ def _read(request: Request[A], answer: wire.Message) -> A:
         raise JobFailedError(f"the memory server did not answer: {error}") from error
 
 
-class CopyWatch:
+class CopyMonitor:
     """Makes events of how copies to other tiers go."""
 
     def __init__(self, ask: Ask, event: Callable[..., None], break_node: Break) -> None:

@@ -1,4 +1,5 @@
-"""One node: its memory server, its zygote, its workers, and the line to the coordinator; it may have to become that."""
+"""One node: its memory server, its fork server, its workers, and the connection to the coordinator; it may have
+to become that."""
 
 from __future__ import annotations
 
@@ -17,11 +18,11 @@ from hyperpod_ext.config.job.runtime import ENV_RUNTIME
 from hyperpod_ext.errors import ConflictError, HyperpodExtError, JobFailedError
 from hyperpod_ext.ports import free_port
 from hyperpod_ext.processes import become_subreaper, describe_exit, kill_descendants
-from hyperpod_ext.runtime.agent.children import MemoryServer, Zygote, ZygoteEndedError, on_exit
-from hyperpod_ext.runtime.agent.coordinator_client import Line
-from hyperpod_ext.runtime.agent.election import Door
+from hyperpod_ext.runtime.agent.children import ForkServer, ForkServerEndedError, MemoryServer, on_exit
+from hyperpod_ext.runtime.agent.coordinator_client import CoordinatorClient
+from hyperpod_ext.runtime.agent.election import ElectionListener
 from hyperpod_ext.runtime.agent.last_step import LastStep
-from hyperpod_ext.runtime.agent.memory_client import CopyWatch, MemoryLine
+from hyperpod_ext.runtime.agent.memory_client import AsyncMemoryClient, CopyMonitor
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.agent.workers import Workers, held_snapshots
 from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
@@ -30,7 +31,7 @@ from hyperpod_ext.runtime.detection.failure_causes import OomKills, decode_exit
 from hyperpod_ext.runtime.detection.health import HealthContext, examine
 from hyperpod_ext.runtime.detection.preflight import check_tiers
 from hyperpod_ext.runtime.events.log import write_report
-from hyperpod_ext.runtime.fault_injection.from_agent import strike_node
+from hyperpod_ext.runtime.fault_injection.from_agent import inject_node_fault
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.declared import encode
@@ -47,7 +48,7 @@ from hyperpod_ext.runtime.snapshot.select import Decision
 __all__ = ["Node", "NodeSettings"]
 
 _WHERE = "coordinator.json"
-_LINE_LOST = "the coordinator is gone"
+_COORDINATOR_LOST = "the coordinator is gone"
 _FAILED = JobFailedError.__name__
 _LAST_WORD_S = 5.0
 """How long a node that cannot go on waits for the coordinator to end the job."""
@@ -62,13 +63,13 @@ class Node:
         self._agent_socket = settings.socket_dir / f"node{settings.node}.agent"
         self._memory_socket = settings.socket_dir / f"node{settings.node}.memory"
         self._next_memory_socket = settings.socket_dir / f"node{settings.node}.next"
-        self._memory = MemoryLine(self._memory_socket)
-        self._copies = CopyWatch(self._memory.ask, self._event, self._break)
+        self._memory = AsyncMemoryClient(self._memory_socket)
+        self._copies = CopyMonitor(self._memory.ask, self._event, self._break)
         self._last_step = LastStep(self._memory.ask, self._tell, self._event)
         self._workers = Workers(settings, self._memory, tell=self._tell, event=self._event, spawn=self._spawn)
         self._nodes_in_use = self._config.nodes
         self._own_ranks: set[int] = set()
-        self._told_once = False
+        self._reported_once = False
         self._peers: dict[str, Any] = {}
         """Memory servers that ours was told to copy to."""
         self._beginning: dict[str, Any] = {}
@@ -85,8 +86,8 @@ class Node:
         """Steps in which a memory server of this node has ended."""
         self._oom_kills = OomKills()
         self._listener = Listener(self._workers.serve, self._break)
-        self._door = Door(settings.secret, self._coordinator_broke)
-        self._line = Line(settings, self._door, self._who, self._take_over)
+        self._election = ElectionListener(settings.secret, self._coordinator_broke)
+        self._coordinator_client = CoordinatorClient(settings, self._election, self._who, self._take_over)
 
     async def run(self) -> str:
         """Returns the job's final state: succeeded, failed or cancelled; or left, if the job goes on without this node.
@@ -95,7 +96,7 @@ class Node:
             JobFailedError: this node could not go on; the job's report says the same.
         """
         become_subreaper()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._told_to_end)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._is_asked_to_end)
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._cancel)
         try:
             return await self._run()
@@ -112,23 +113,23 @@ class Node:
             await self._coordinate_first()
         self._memory_socket.unlink(missing_ok=True)  # of an agent that was killed
         environ = self._worker_environ()
-        zygote = await Zygote.start(self._config.restart.preload, environ)
-        on_exit(zygote.pid, lambda status: self._lose(f"the process that forks workers {describe_exit(status)}"))
-        self._zygote = zygote
+        fork_server = await ForkServer.start(self._config.restart.preload, environ)
+        on_exit(fork_server.pid, lambda status: self._lose(f"the process that forks workers {describe_exit(status)}"))
+        self._fork_server = fork_server
         self._start_memory_server(self._memory_socket)
         await self._listener.listen_unix(self._agent_socket)
-        await self._line.connect(self._endpoint, self._why_broken)
-        address = self._line.own_address
+        await self._coordinator_client.connect(self._endpoint, self._why_broken)
+        address = self._coordinator_client.own_address
         if self._coordinator is None:
-            await self._door.open(address, 0)
+            await self._election.open(address, 0)
         self._known = {
             "node": settings.node,
             "pid": os.getpid(),
             "peer": (address, (await self._memory.ask(r.Listen(host=address))).port),
-            "door": self._door.address,
+            "door": self._election.address,
             "domain": os.environ.get(ENV_FAILURE_DOMAIN, ""),
         }
-        self._line.greet()
+        self._coordinator_client.send_hello()
         if self._config.elastic is not None:
             told = self._config.elastic.notices
             self._spawn(notices.watch(told, notices.metadata_of(told), self._take_notice, self._hears_nothing))
@@ -137,8 +138,8 @@ class Node:
         finally:
             kill_descendants(os.getpid())
             await self._listener.close()
-            await self._line.close()
-            await self._door.close()
+            await self._coordinator_client.close()
+            await self._election.close()
             if self._coordinator is not None:
                 await self._coordinator.close()
 
@@ -152,7 +153,7 @@ class Node:
         """
         host, port = self._settings.host, self._settings.port
         try:
-            await self._door.open(host, port)
+            await self._election.open(host, port)
         except OSError as error:
             raise ConflictError(
                 f"cannot listen on {host}:{port}: {error.strerror}",
@@ -167,9 +168,9 @@ class Node:
 
     def _coordinate(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
-        self._door.lead_to(coordinator)
+        self._election.lead_to(coordinator)
         coordinator.show()
-        write_report(self._settings.run_dir, {"address": self._door.address}, _WHERE)
+        write_report(self._settings.run_dir, {"address": self._election.address}, _WHERE)
 
     def _endpoint(self) -> tuple[str, int]:
         """Where the coordinator is; who comes late finds that in the run directory, where it is shared."""
@@ -189,7 +190,7 @@ class Node:
     def _who(self, own_id: str, record: wire.Message | None) -> c.AgentHello:
         """What a coordinator is told first."""
         known = {**self._known, **self._workers.summary()}
-        return c.AgentHello(id=own_id, leaving=self._told_once, clock=time.monotonic(), record=record, **known)
+        return c.AgentHello(id=own_id, leaving=self._reported_once, clock=time.monotonic(), record=record, **known)
 
     # --- what the coordinator says --------------------------------------------------------------
 
@@ -205,11 +206,11 @@ class Node:
                 await self._hand_over()
                 return "left"
             await self._follow(order)
-        raise JobFailedError(f"node {self._settings.node}: {_LINE_LOST}")
+        raise JobFailedError(f"node {self._settings.node}: {_COORDINATOR_LOST}")
 
     async def _next_order(self) -> c.ToAgent | None:
         """Next message of the coordinator, None when it is gone; raises when this node cannot go on."""
-        reading = asyncio.ensure_future(self._line.next())
+        reading = asyncio.ensure_future(self._coordinator_client.next())
         waited: set[asyncio.Future[Any]] = {reading, self._broken}
         await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if self._broken.done():
@@ -231,18 +232,18 @@ class Node:
         """The job has ended before its last step: within its grace, the newest that there is."""
         if not self._config.checkpoint.durable():
             return
-        hearing = asyncio.ensure_future(self._hear_to_the_end())
+        listening = asyncio.ensure_future(self._hear_to_the_end())
         with contextlib.suppress(OSError, TimeoutError, JobFailedError):  # then older checkpoints have to do
             async with asyncio.timeout(grace_s + _LAST_WORD_S):
                 await self._save_last(grace_s)
                 if self._coordinator is not None:  # which the others tell what has become of their parts
                     await self._coordinator.all_uploaded.wait()
-        hearing.cancel()
+        listening.cancel()
 
     async def _hear_to_the_end(self) -> None:
         """What the coordinator says when the job has ended; a line that nobody reads is cut."""
         with contextlib.suppress(JobFailedError):
-            while (order := await self._line.next()) is not None:
+            while (order := await self._coordinator_client.next()) is not None:
                 if isinstance(order, c.UploadSnapshot):
                     self._last_step.name(order.save_id)
         self._last_step.name("")  # nobody is there to say what all have
@@ -283,12 +284,12 @@ class Node:
                 # a store may take its time, and an abort may not wait for it
                 self._spawn(self._look_at_durable(exclude))
             case c.AskHeartbeats():
-                self._workers.watch.answer()
+                self._workers.monitor.answer()
             case c.AskAlive(generation=generation):
                 if self._workers.all_live():  # else the news of a death is on its way, and says more
                     self._tell(c.Alive(generation=generation))
             case c.EndHung(rank=rank, cause=cause):
-                self._workers.watch.end(rank, cause)
+                self._workers.monitor.end(rank, cause)
             case c.SaveLast():
                 self._spawn(self._save_last(self._config.checkpoint.finish_s))
             case c.UploadSnapshot(save_id=save_id):
@@ -351,10 +352,12 @@ class Node:
     async def _prepare(self) -> None:
         """Everything that must be there before a worker is."""
         checking = asyncio.to_thread(check_tiers, self._config) if self._settings.node == 0 else asyncio.sleep(0)
-        seconds, _ = await asyncio.gather(self._zygote.ready(), checking)
+        seconds, _ = await asyncio.gather(self._fork_server.ready(), checking)
         self._event("imported", seconds=seconds)
-        self._workers.watch.on_node_fault = lambda fault: strike_node(fault, self._line.cut)
-        self._spawn(self._workers.watch.run())
+        self._workers.monitor.on_node_fault = lambda fault: inject_node_fault(
+            fault, self._coordinator_client.disconnect
+        )
+        self._spawn(self._workers.monitor.run())
         if self._config.checkpoint.durable() or self._config.checkpoint.peer():
             self._spawn(self._copies.watch())
 
@@ -365,12 +368,14 @@ class Node:
     async def _start_once_fit(self, rank: int, start: int, next_world: int | None) -> None:
         assert self._ready is not None, "the first record comes before the first order"
         await asyncio.shield(self._ready)
-        health = await examine(HealthContext(self._config, self._settings.run_dir, self._line.own_address))
-        if health.ailments:
-            self._event("ill", ailments=health.ailments, seconds=health.seconds)
+        health = await examine(
+            HealthContext(self._config, self._settings.run_dir, self._coordinator_client.own_address)
+        )
+        if health.unhealthy:
+            self._event("ill", ailments=health.unhealthy, seconds=health.seconds)
             self._lose(f"it is not fit for a worker: {health.sentence()}")
             return
-        await self._workers.start(rank, start, self._zygote, next_world, joining=next_world is not None)
+        await self._workers.start(rank, start, self._fork_server, next_world, joining=next_world is not None)
 
     async def _decommission(self) -> None:
         """Another node has this one's ranks; what its memory holds may still be needed."""
@@ -399,7 +404,7 @@ class Node:
     async def _memory_server_ended(self, server: MemoryServer, status: int) -> None:
         """Another one takes its place, if no other node does: training has not noticed, and what is saved next goes
         to that. What it held is lost."""
-        words, step, began = await server.last_words(), self._workers.newest_step, time.monotonic()
+        words, step, began = await server.last_log_line(), self._workers.newest_step, time.monotonic()
         how = decode_exit(status, oom=self._oom_kills.since_last()).cause
         cause = f"the memory server ended: {how}" + (f" ({words})" if words else "")
         if (why := self._why_no_other_memory(step)) is not None:
@@ -419,7 +424,7 @@ class Node:
 
     def _why_no_other_memory(self, step: int) -> str | None:
         """None: another one is started. Else why not, if that is not plain."""
-        restart, record = self._config.restart, self._line.record
+        restart, record = self._config.restart, self._coordinator_client.record
         if self._over or (record is not None and record["membership"]["spares"]):
             return ""
         if self._workers.save_no_more and self._config.checkpoint.durable():
@@ -438,7 +443,7 @@ class Node:
     # --- odds and ends --------------------------------------------------------------------------
 
     def _worker_environ(self) -> dict[str, str]:
-        """Environment of the zygote, and so of every worker; libraries read some of it on import."""
+        """Environment of the fork server, and so of every worker; libraries read some of it on import."""
         environ = {
             **os.environ,
             ENV_RUNTIME: self._config.model_dump_json(),
@@ -458,7 +463,7 @@ class Node:
     def _tell(self, report: c.FromAgent) -> None:
         """To the coordinator. What a worker says that has joined no generation yet is of the one its agent is in."""
         own = {} if report.generation else {"generation": self._workers.generation}
-        self._line.tell(report.model_copy(update=own))
+        self._coordinator_client.send(report.model_copy(update=own))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` beside everything else; its failure is the node's."""
@@ -466,7 +471,7 @@ class Node:
         def done(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
             error = None if task.cancelled() else task.exception()
-            if error is not None and not isinstance(error, ZygoteEndedError):  # of that, its exit status tells
+            if error is not None and not isinstance(error, ForkServerEndedError):  # of that, its exit status tells
                 self._break(str(error), code=type(error).__name__ if isinstance(error, HyperpodExtError) else _FAILED)
 
         task = asyncio.get_running_loop().create_task(work)
@@ -491,27 +496,27 @@ class Node:
             if not self._broken.done():
                 self._broken.set_result(why)
 
-        if not self._line.connected:
+        if not self._coordinator_client.connected:
             give_up()
         else:
             self._tell(report)
             asyncio.get_running_loop().call_later(_LAST_WORD_S, give_up)
 
-    def _told_to_end(self) -> None:
+    def _is_asked_to_end(self) -> None:
         """SIGTERM. Of an elastic job, this node alone may be meant: it leaves, if enough of the others stay."""
-        if self._config.elastic is None or self._told_once or not self._line.connected:
+        if self._config.elastic is None or self._reported_once or not self._coordinator_client.connected:
             self._cancel()
             return
-        self._told_once = True
+        self._reported_once = True
         self._tell(c.Leave())
 
-    def _take_notice(self, notice: notices.Notice) -> bool:
+    def _take_notice(self, notice: notices.PreemptionNotice) -> bool:
         """This node will be taken away."""
-        if not self._line.connected:
+        if not self._coordinator_client.connected:
             return False
-        if not self._told_once:
+        if not self._reported_once:
             self._event("notice", cause=notice.cause, seconds_left=notice.seconds_left)
-            self._told_to_end()
+            self._is_asked_to_end()
         return True
 
     def _hears_nothing(self, why: str) -> None:

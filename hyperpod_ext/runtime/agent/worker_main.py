@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hyperpod_ext.processes import die_with_parent
-from hyperpod_ext.runtime.detection.death_watch import Lifeline
+from hyperpod_ext.runtime.detection.death_watch import LivenessLock
 from hyperpod_ext.runtime.detection.failure_causes import one_line
-from hyperpod_ext.runtime.detection.heartbeat import ENV_PULSE
+from hyperpod_ext.runtime.detection.heartbeat import ENV_HEARTBEAT
 
 SCRIPT_RAISED = 1
 
@@ -35,7 +35,7 @@ def main(order: dict[str, Any], agent_pid: int) -> NoReturn:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # no interpreter shutdown: what the zygote registered is not ours to run
+        os._exit(code)  # no interpreter shutdown: what the fork server registered is not ours to run
 
 
 def _settle(order: dict[str, Any], agent_pid: int) -> None:
@@ -51,12 +51,12 @@ def _settle(order: dict[str, Any], agent_pid: int) -> None:
     os.dup2(log, 2)
     os.close(log)
     os.close(null)
-    os.closerange(3, 64)  # the zygote's line to its agent, and whatever else it had open
+    os.closerange(3, 64)  # the fork server's line to its agent, and whatever else it had open
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a real file since the fork
     _wait_adopted(agent_pid)
     die_with_parent(agent_pid)
     os.environ.update(order["env"])
-    Lifeline(Path(order["env"][ENV_PULSE])).hold()
+    LivenessLock(Path(order["env"][ENV_HEARTBEAT])).hold()
     os.chdir(order["cwd"])
 
 

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.config.fault_injection import NodeFault
-from hyperpod_ext.runtime.agent.children import Zygote, on_exit
-from hyperpod_ext.runtime.agent.hang_monitor import Watch
-from hyperpod_ext.runtime.agent.memory_client import MemoryLine
+from hyperpod_ext.runtime.agent.children import ForkServer, on_exit
+from hyperpod_ext.runtime.agent.hang_monitor import HangMonitor
+from hyperpod_ext.runtime.agent.memory_client import AsyncMemoryClient
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.coordinator.queries import all_live
-from hyperpod_ext.runtime.detection.death_watch import Lifeline, dying_of, has_gpu
+from hyperpod_ext.runtime.detection.death_watch import LivenessLock, dying_of, has_gpu
 from hyperpod_ext.runtime.detection.failure_causes import is_out_of_memory
-from hyperpod_ext.runtime.detection.heartbeat import ENV_PULSE
-from hyperpod_ext.runtime.fault_injection.from_agent import KillOnce, strike_node
+from hyperpod_ext.runtime.detection.heartbeat import ENV_HEARTBEAT
+from hyperpod_ext.runtime.fault_injection.from_agent import KillOnce, inject_node_fault
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.declared import checked_version, encode, read
@@ -49,7 +49,7 @@ class _Worker:
     rank: int
     pid: int
     log: Path
-    lifeline: Lifeline | None
+    liveness_lock: LivenessLock | None
     joining: bool = False
     """Whether it waits for the next rank assignment."""
     step: int = 0
@@ -62,7 +62,7 @@ class _Worker:
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
     finished: bool = False
     """Whether its training is done: it saves no more, unless another generation begins."""
-    told: bool = False
+    reported: bool = False
     """Whether its end is known."""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it has ended, and all that it had is free."""
@@ -76,12 +76,14 @@ class Workers:
         spawn: runs work beside everything else.
     """
 
-    def __init__(self, settings: NodeSettings, memory: MemoryLine, *, tell: Tell, event: Log, spawn: Spawn) -> None:
+    def __init__(
+        self, settings: NodeSettings, memory: AsyncMemoryClient, *, tell: Tell, event: Log, spawn: Spawn
+    ) -> None:
         self._settings, self._config, self._memory = settings, settings.config, memory
         self._tell, self._event, self._spawn = tell, event, spawn
         rehearsing = settings.chaos and not settings.rejoin and self._config.chaos is not None
         self._kill = KillOnce(self._config.chaos.faults if rehearsing and self._config.chaos else ())
-        self.watch = Watch(settings.config, settings.run_dir, settings.socket_dir, settings.node, tell, event)
+        self.monitor = HangMonitor(settings.config, settings.run_dir, settings.socket_dir, settings.node, tell, event)
         self._workers: dict[int, _Worker] = {}
         self._known = asyncio.Condition()
         self.generation = 1
@@ -157,7 +159,7 @@ class Workers:
     def _renumber(self, moved: Mapping[int, int], generation: int) -> None:
         """Ranks have got other numbers. Workers without one are ended by an order of their own."""
         numbers = {rank: rank if worker.joining else moved.get(rank, rank) for rank, worker in self._workers.items()}
-        self.watch.renumber({rank: now for rank, now in numbers.items() if not self._workers[rank].joining})
+        self.monitor.renumber({rank: now for rank, now in numbers.items() if not self._workers[rank].joining})
         self._workers = {numbers[rank]: worker for rank, worker in self._workers.items()}
         for rank, worker in self._workers.items():
             worker.rank, worker.joining = rank, False
@@ -178,7 +180,7 @@ class Workers:
             del self._starts[rank]
         for rank in self._workers.keys() - set(ranks):
             worker = self._workers.pop(rank)
-            self.watch.forget(rank)
+            self.monitor.forget(rank)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGKILL)
 
@@ -188,7 +190,7 @@ class Workers:
         return self._starts[rank]
 
     async def start(
-        self, rank: int, this: int, zygote: Zygote, world_size: int | None = None, *, joining: bool = False
+        self, rank: int, this: int, fork_server: ForkServer, world_size: int | None = None, *, joining: bool = False
     ) -> None:
         """Fork a worker for `rank`; one that is there already is ended. `joining`: of the next rank assignment.
 
@@ -212,34 +214,34 @@ class Workers:
             "GROUP_WORLD_SIZE": str((world_size or self.world_size) // each),
             "MASTER_ADDR": self._settings.host,
             "MASTER_PORT": str(self.master_port),
-            **self.watch.environ(rank),
+            **self.monitor.environ(rank),
         }
-        lifeline = Lifeline(Path(env[ENV_PULSE]))
-        lifeline.prepare()
-        pid = await zygote.fork(argv=self._settings.argv, env=env, cwd=Path.cwd(), log=log)
+        lock = LivenessLock(Path(env[ENV_HEARTBEAT]))
+        lock.prepare()
+        pid = await fork_server.fork(argv=self._settings.argv, env=env, cwd=Path.cwd(), log=log)
         if self._starts.get(rank) != this:
             on_exit(pid, lambda status: None)
             os.kill(pid, signal.SIGKILL)
             return
-        worker = _Worker(rank, pid, log, lifeline, joining)
+        worker = _Worker(rank, pid, log, lock, joining)
         async with self._known:
             self._workers[rank] = worker
             self._known.notify_all()
-        self.watch.started(rank, pid, log)
+        self.monitor.started(rank, pid, log)
         self._event("worker_started", rank=rank, pid=pid)
         on_exit(pid, lambda status: self._exited(worker, status))
 
     def _exited(self, worker: _Worker, status: int) -> None:
         """A worker's process has ended."""
         worker.gone.set()
-        worker.lifeline = None  # others remember the worker for a while; its page has a descriptor
-        if not worker.told:
-            worker.told = True
+        worker.liveness_lock = None  # others remember the worker for a while; its page has a descriptor
+        if not worker.reported:
+            worker.reported = True
             self._spawn(self._ended(worker, status, time.monotonic()))
 
-    def _wait_for_death(self, worker: _Worker, lifeline: Lifeline, loop: asyncio.AbstractEventLoop) -> None:
+    def _wait_for_death(self, worker: _Worker, lock: LivenessLock, loop: asyncio.AbstractEventLoop) -> None:
         """In a thread of its own."""
-        if lifeline.wait():
+        if lock.wait():
             with contextlib.suppress(RuntimeError):  # the node has ended as well
                 seen = time.monotonic()
                 loop.call_soon_threadsafe(lambda: self._spawn(self._dying(worker, seen)))
@@ -247,12 +249,12 @@ class Workers:
     async def _dying(self, worker: _Worker, seen: float) -> None:
         """A worker's main thread has ended. If all of it was killed, that is news before its memory is free."""
         for _ in range(_DYING_LOOKS):
-            if worker.told or (status := dying_of(worker.pid)) is not None:
+            if worker.reported or (status := dying_of(worker.pid)) is not None:
                 break
             await asyncio.sleep(_DYING_LOOK_S)
-        if worker.told or status is None or self._workers.get(worker.rank) is not worker or worker.writer is None:
+        if worker.reported or status is None or self._workers.get(worker.rank) is not worker or worker.writer is None:
             return
-        worker.told = True
+        worker.reported = True
         # what it has said before is read, then the line ends, here and at the memory server
         with contextlib.suppress(OSError):  # it has ended already
             worker.writer.get_extra_info("socket").shutdown(socket.SHUT_RD)
@@ -266,7 +268,7 @@ class Workers:
             self._event("stuck", rank=rank, step=worker.step)
             limit_s = self._config.restart.leave_timeout_s
             cause = f"did not leave generation {generation - 1} within {limit_s:g} s of a fault elsewhere"
-            self.watch.end(rank, cause, "stuck")
+            self.monitor.end(rank, cause, "stuck")
 
     async def _ended(self, worker: _Worker, status: int, seen: float) -> None:
         with contextlib.suppress(ProcessLookupError):  # its children, data loaders: they hold its sockets open
@@ -283,12 +285,12 @@ class Workers:
             self.exited[rank] = code
             self._tell(c.Exited(rank=rank, code=code))
             return
-        fate = self.watch.fate(rank, status, worker.step, _last_words(worker.log) if code > 0 else "")
-        if not worker.gone.is_set() and (fate["kind"] == "out-of-memory" or has_gpu()):
+        exit_cause = self.monitor.exit_cause(rank, status, worker.step, _last_log_line(worker.log) if code > 0 else "")
+        if not worker.gone.is_set() and (exit_cause["kind"] == "out-of-memory" or has_gpu()):
             self._leaving[rank] = worker.gone
         hint = f"The whole story is in {worker.log}." if code >= 0 else ""
         # a script that exits by itself would do so again; one that was killed may not
-        self._tell(c.Died(rank=rank, exit_code=code, final=code >= 0, hint=hint, t=seen, **fate))
+        self._tell(c.Died(rank=rank, exit_code=code, final=code >= 0, hint=hint, t=seen, **exit_cause))
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One worker's line, for as long as it lives."""
@@ -302,9 +304,9 @@ class Workers:
             raise
         worker = await self._worker_of(hello.rank, pid)
         worker.writer = writer
-        if worker.lifeline is not None:
-            given = (worker, worker.lifeline, asyncio.get_running_loop())
-            threading.Thread(target=self._wait_for_death, args=given, name="hpx-lifeline", daemon=True).start()
+        if worker.liveness_lock is not None:
+            given = (worker, worker.liveness_lock, asyncio.get_running_loop())
+            threading.Thread(target=self._wait_for_death, args=given, name="hpx-liveness-lock", daemon=True).start()
         try:
             while (message := await wire.read(reader)) is not None:
                 await self._read(worker, message)
@@ -312,7 +314,7 @@ class Workers:
             worker.hung_up.set()
 
     async def _worker_of(self, rank: int, pid: int) -> _Worker:
-        """The worker that connected; it may do so before the zygote has told its process id."""
+        """The worker that connected; it may do so before the fork server has told its process id."""
         async with self._known:
             await self._known.wait_for(lambda: rank in self._workers and self._workers[rank].pid == pid)
             return self._workers[rank]
@@ -333,13 +335,13 @@ class Workers:
                 await self._join(rank, worker, report)
                 return
             case c.Event():
-                self.watch.heard(rank, report)
+                self.monitor.heard(rank, report)
                 self._stepped(worker, report)
             case c.Finished():
                 worker.finished = True
             case c.Failed(cause=cause):
                 kind = "out-of-memory" if is_out_of_memory(cause) else "exception"
-                own |= {"t": time.monotonic(), "kind": kind, "phase": self.watch.phase(rank)}
+                own |= {"t": time.monotonic(), "kind": kind, "phase": self.monitor.phase(rank)}
         self._tell(report.model_copy(update=own))
 
     def _stepped(self, worker: _Worker, report: c.Event) -> None:
@@ -360,7 +362,7 @@ class Workers:
         for rank in self._workers:
             self._event("killed", rank=rank, step=step, t=time.monotonic() + _LAST_EVENT_S)
         fault = NodeFault(kind="sigkill", node=self._settings.node)
-        asyncio.get_running_loop().call_later(_LAST_EVENT_S, strike_node, fault, lambda: None)
+        asyncio.get_running_loop().call_later(_LAST_EVENT_S, inject_node_fault, fault, lambda: None)
 
     async def _join(self, rank: int, worker: _Worker, report: c.Join) -> None:
         worker.joined, worker.waiting, worker.finished = self.generation, report, False
@@ -376,7 +378,7 @@ def held_snapshots(snapshots: Iterable[Mapping[str, Any]]) -> tuple[c.HeldSnapsh
     return tuple(c.HeldSnapshot.model_validate(one) for one in snapshots)
 
 
-def _last_words(log: Path) -> str:
+def _last_log_line(log: Path) -> str:
     """Last line that a worker wrote, which for an exception is its type and message."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
     return next((line.strip() for line in reversed(lines) if line.strip()), "")

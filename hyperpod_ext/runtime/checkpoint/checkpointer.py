@@ -14,14 +14,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from hyperpod_ext.errors import NotFoundError
-from hyperpod_ext.runtime.checkpoint.mutation_check import Seen, Watch
-from hyperpod_ext.runtime.checkpoint.overlapped_copy import Room, copy_beside
+from hyperpod_ext.runtime.checkpoint.mutation_check import MutationCheck, TensorVersions
+from hyperpod_ext.runtime.checkpoint.overlapped_copy import Room, copy_overlapped
 from hyperpod_ext.runtime.checkpoint.staging import Background, Stager
 from hyperpod_ext.runtime.memory_server.client.client import Mapping as SlotMapping
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient, MemoryLostError
 from hyperpod_ext.runtime.memory_server.client.peer_client import PeerClient
 from hyperpod_ext.runtime.memory_server.protocol.requests import WhenBusy
-from hyperpod_ext.runtime.snapshot.fast_copy import Hurry
+from hyperpod_ext.runtime.snapshot.fast_copy import Unthrottle
 from hyperpod_ext.runtime.snapshot.image import Layout, views
 from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, crc_text
 from hyperpod_ext.runtime.snapshot.snapshot import Snapshot, fill
@@ -84,10 +84,10 @@ class Checkpointer:
         self._staged: _Staged | None = None
         self._now: list[int] = []
         self._later: list[int] = []
-        self._watch: Watch | None = None
+        self._mutation_check: MutationCheck | None = None
         """Of what is copied later."""
         self._room = Room()
-        self._hurry = Hurry()
+        self._unthrottle = Unthrottle()
         """Set while a copy is waited for."""
         self._peers: dict[tuple[str, int], PeerClient] = {}
         crc64nvme(b"")  # its library is loaded now, not in the middle of a restore
@@ -105,10 +105,10 @@ class Checkpointer:
     def _turn_to_the_next_server(self) -> None:
         """Nothing of this rank is in its memory: the next save lays the state out anew."""
         if self._background is not None:
-            self._hurry.set()
+            self._unthrottle.set()
             with contextlib.suppress(MemoryLostError):  # the copy that is under way is of no use
                 self._background.wait()
-        self._staged = self._mapping = self._layout = self._live = self._watch = None
+        self._staged = self._mapping = self._layout = self._live = self._mutation_check = None
         self._views, self._lost = [], True
         self._client.connect()
 
@@ -193,11 +193,11 @@ class Checkpointer:
             return True
         self._stager.follow()
         self._stager.copy([layout.locals[i] for i in self._now], [destinations[i] for i in self._now])
-        if self._watch is None:
+        if self._mutation_check is None:
             names = [layout.plan.items[i].fqn for i in self._later]
-            self._watch = Watch(names, [layout.locals[i] for i in self._later])
-        self._staged = _Staged(step, save_id, self._watch, self._watch.look())
-        self._hurry.clear()
+            self._mutation_check = MutationCheck(names, [layout.locals[i] for i in self._later])
+        self._staged = _Staged(step, save_id, self._mutation_check, self._mutation_check.look())
+        self._unthrottle.clear()
         self._background.do(functools.partial(self._stage, self._staged, layout, slot, record))
         self._staged.began = time.monotonic()
         return True
@@ -209,8 +209,8 @@ class Checkpointer:
         began = time.monotonic()
         if on_way:
             image, now = self._image(layout, slot), frozenset(self._now)
-            copied = copy_beside(layout.plan, sources, destinations, image, copied=now, hurry=self._hurry)
-            self._room.copied_beside(time.monotonic() - began, copied.nbytes, layout.plan.nbytes)
+            copied = copy_overlapped(layout.plan, sources, destinations, image, copied=now, unthrottle=self._unthrottle)
+            self._room.copied_overlapped(time.monotonic() - began, copied.nbytes, layout.plan.nbytes)
             record["checked"] = [copied.nbytes, crc_text(copied.checksum)]
             left = [i for i in left if i >= copied.items]
         self._stager.copy([sources[i] for i in left], [destinations[i] for i in left])
@@ -237,7 +237,7 @@ class Checkpointer:
             return True
         if self._staged is not None:
             self._room.waited(time.monotonic() - self._staged.began)
-        self._hurry.set()
+        self._unthrottle.set()
         self._background.wait()
         staged, self._staged = self._staged, None
         if staged is None:
@@ -303,7 +303,7 @@ class Checkpointer:
         self._now = [i for i, item in enumerate(layout.plan.items) if changing(parts.tensors[item.tensor])]
         now = set(self._now)
         self._later = [i for i in range(len(layout.plan.items)) if i not in now]
-        self._layout, self._live, self._watch = layout, parts, None
+        self._layout, self._live, self._mutation_check = layout, parts, None
         return layout
 
     def _rebind(self, layout: Layout, parts: Parts) -> bool:
@@ -312,7 +312,7 @@ class Checkpointer:
         if replaced is None:
             return False
         if replaced:
-            self._watch = None
+            self._mutation_check = None
         self._live = parts
         return True
 
@@ -399,14 +399,14 @@ class _Staged:
 
     step: int
     save_id: str
-    watch: Watch
-    seen: Seen
+    mutation_check: MutationCheck
+    versions: TensorVersions
     began: float = 0.0
     sealed: bool = False
 
     def changed(self, *, elements: bool = False) -> str | None:
         """Name of a tensor that is not what it was when the save began, as far as can be seen; None: none."""
-        return self.watch.changed(self.seen, elements=elements)
+        return self.mutation_check.changed(self.versions, elements=elements)
 
 
 def _rebind(layout: Layout, known: Parts, now: Parts) -> int | None:

@@ -14,7 +14,7 @@ _LOOKED_AT = 32
 _ELEMENTS = 8
 
 
-class Seen(NamedTuple):
+class TensorVersions(NamedTuple):
     """What the tensors were at one moment."""
 
     versions: list[int]
@@ -22,7 +22,7 @@ class Seen(NamedTuple):
     """Of some of them, as bytes: NaN equals NaN."""
 
 
-class Watch:
+class MutationCheck:
     """Looks at the same tensors save after save; what it needs of each is found once."""
 
     def __init__(self, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
@@ -33,11 +33,11 @@ class Watch:
         self._few_names = [name for name, view in few.items() for _ in range(view.numel())]
         self._few = list(few.values())
 
-    def look(self) -> Seen:
+    def look(self) -> TensorVersions:
         """What they are now."""
-        return Seen(self._versions(), self._elements())
+        return TensorVersions(self._versions(), self._elements())
 
-    def changed(self, since: Seen, *, elements: bool = False) -> str | None:
+    def changed(self, since: TensorVersions, *, elements: bool = False) -> str | None:
         """Name of a tensor that is not what it was; None: none.
 
         Autograd's version counters rise with in-place changes, but for those of fused optimizers and through `.data`;

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from hyperpod_ext.runtime.snapshot.fast_copy import Hurry, address_of, copy, copy_pieces_checked, is_memory
+from hyperpod_ext.runtime.snapshot.fast_copy import Unthrottle, address_of, copy, copy_pieces_checked, is_memory
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 
 _WORTH_S = 0.005
@@ -47,18 +47,18 @@ class Room:
 
     def __init__(self) -> None:
         self._copy_s: float | None = None
-        self._beside_s: float | None = None
+        self._overlapped_s: float | None = None
         self._windows: deque[float] = deque(maxlen=_WINDOWS)
 
     def copied(self, seconds: float) -> None:
         """So long a copy without checksum took."""
         self._copy_s = seconds if self._copy_s is None else min(seconds, self._copy_s)
-        self._beside_s = None if self._beside_s is None else _FORGET * self._beside_s
+        self._overlapped_s = None if self._overlapped_s is None else _FORGET * self._overlapped_s
 
-    def copied_beside(self, seconds: float, nbytes: int, of: int) -> None:
+    def copied_overlapped(self, seconds: float, nbytes: int, of: int) -> None:
         """So long one with its checksum took for `nbytes`, as many as it came to."""
         if nbytes * _TELLS >= of:
-            self._beside_s = seconds * of / nbytes
+            self._overlapped_s = seconds * of / nbytes
 
     def waited(self, seconds: float) -> None:
         """So long after its beginning a copy was waited for."""
@@ -68,7 +68,7 @@ class Room:
         """See `has_room`."""
         if self._copy_s is None or not self._windows:
             return False
-        return has_room(self._copy_s, self._beside_s, min(self._windows))
+        return has_room(self._copy_s, self._overlapped_s, min(self._windows))
 
 
 class Copied(NamedTuple):
@@ -81,16 +81,16 @@ class Copied(NamedTuple):
     """CRC64-NVME of so many bytes of the image, from its start."""
 
 
-def copy_beside(
+def copy_overlapped(
     plan: Plan,
     sources: Sequence[torch.Tensor],
     destinations: Sequence[torch.Tensor],
     image: memoryview,
     *,
     copied: Collection[int],
-    hurry: Hurry,
+    unthrottle: Unthrottle,
 ) -> Copied:
-    """Copy a state into its image, with the checksum; ends early once `hurry` is set.
+    """Copy a state into its image, with the checksum; ends early once `unthrottle` is set.
 
     Args:
         sources, destinations: one an item of the plan, all on the CPU.
@@ -105,9 +105,9 @@ def copy_beside(
         if index not in copied and is_memory(source):
             pieces += (0, begin + position, frame), (destination.data_ptr(), source.data_ptr(), item.nbytes)
         else:
-            if index not in copied and not hurry.is_set():
+            if index not in copied and not unthrottle.is_set():
                 copy(destination, source)
             pieces.append((0, begin + position, frame + item.nbytes))
         position = item.data + item.nbytes
-    nbytes, checksum = copy_pieces_checked(pieces, 0, hurry)
+    nbytes, checksum = copy_pieces_checked(pieces, 0, unthrottle)
     return Copied(bisect_right([item.data + item.nbytes for item in plan.items], nbytes), nbytes, checksum)

@@ -1,4 +1,4 @@
-"""Who tells a worker which generation it is in, and hears what becomes of it: under our agent, a line to that.
+"""The worker's connection to its agent: receives generations and aborts, sends reports.
 
 A thread listens, so that an abort reaches a rank whose main thread hangs in a collective.
 """
@@ -15,8 +15,8 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
-from hyperpod_ext.runtime.control_plane.finish_step import Unharmed
-from hyperpod_ext.runtime.control_plane.stop_at_step import Boundary
+from hyperpod_ext.runtime.control_plane.finish_step import SafeToCommit
+from hyperpod_ext.runtime.control_plane.stop_at_step import StopAtStep
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.declared import encode, with_version
@@ -24,7 +24,7 @@ from hyperpod_ext.runtime.ipc.environment import WorkerEnvironment
 from hyperpod_ext.runtime.process_group.groups import ProcessGroups
 from hyperpod_ext.runtime.process_group.store import Endpoint, PartitionedStore
 from hyperpod_ext.runtime.snapshot.select import Decision
-from hyperpod_ext.runtime.state.training_state import Whole
+from hyperpod_ext.runtime.state.training_state import ConsistentStep
 
 
 class AbortedError(Exception):
@@ -50,7 +50,7 @@ class Generation:
 class ControlPlane(Protocol):
     """What `@resilient` needs of whatever started its process: our agent, `hyperpodrun` or `torchrun`."""
 
-    boundary: Boundary
+    stop_at_step: StopAtStep
     """Where this rank is asked to stop."""
 
     @property
@@ -62,10 +62,10 @@ class ControlPlane(Protocol):
         """Whether the generation this rank is in is over."""
 
     @property
-    def unharmed(self) -> bool:
+    def safe_to_commit(self) -> bool:
         """Whether it is over, and the step that this rank was making can still end as any other."""
 
-    def join(self, live: Whole | None) -> Generation:
+    def join(self, live: ConsistentStep | None) -> Generation:
         """Wait for the next generation to begin; `live` is what this rank can offer, if anything."""
 
     def open_store(self, generation: Generation) -> PartitionedStore:
@@ -98,15 +98,15 @@ class Session:
         self._inbox: queue.SimpleQueue[c.ToWorker] = queue.SimpleQueue()
         self._sending = threading.Lock()
         self._newest = 1
-        self._unharmed = Unharmed()
+        self._safe_to_commit = SafeToCommit()
         self.generation = 0
-        self.boundary = Boundary(self._send)
+        self.stop_at_step = StopAtStep(self._send)
         self._endpoint = Endpoint(environment.rank, environment.secret, _end)
         hello = c.WorkerHello(rank=environment.rank, pid=os.getpid())
         wire.send(self._socket, with_version(encode(hello)))
         threading.Thread(target=self._listen, name="hpx-session", daemon=True).start()
 
-    def join(self, live: Whole | None) -> Generation:
+    def join(self, live: ConsistentStep | None) -> Generation:
         """Wait for the next generation to begin; `live` is what this rank can offer, if anything."""
         has = None if live is None else c.LiveState(**asdict(live))
         self._send(c.Join(live=has, store_port=self._endpoint.port))
@@ -115,7 +115,7 @@ class Session:
             if isinstance(order, c.BeginGeneration):
                 self.generation = order.generation
                 decision, moved = Decision.from_json(encode(order.decision)), self._move(order)
-                self.boundary.enter()
+                self.stop_at_step.enter()
                 every = order.memory_every
                 return Generation(self.generation, decision, order.addresses, order.peers, moved, every)
 
@@ -162,8 +162,8 @@ class Session:
         return self._newest > max(self.generation, 1)
 
     @property
-    def unharmed(self) -> bool:
-        return self.aborted and self._unharmed.is_so
+    def safe_to_commit(self) -> bool:
+        return self.aborted and self._safe_to_commit.is_so
 
     def wait_aborted(self, timeout_s: float | None) -> bool:
         """Wait until the generation is over (None: for ever); False when it still is not after `timeout_s`."""
@@ -192,20 +192,20 @@ class Session:
         while (order := self._receive()) is not None:
             match order:
                 case c.AskStop(number=number, step=step, ends=ends):
-                    self.boundary.ask(number, step, ends=ends)
+                    self.stop_at_step.ask(number, step, ends=ends)
                     continue
                 case c.StopAtStep(number=number):
-                    self.boundary.agree(number)
+                    self.stop_at_step.agree(number)
                     continue
                 case c.WithdrawStop(number=number):
-                    self.boundary.withdraw(number)
+                    self.stop_at_step.withdraw(number)
                     continue
                 case c.AbortGeneration(generation=generation):
                     if not self.aborted:
-                        self._unharmed.look()
+                        self._safe_to_commit.look()
                     self._newest = generation
-                    self._groups.cut()
-                    self.boundary.withdraw()
+                    self._groups.abort()
+                    self.stop_at_step.withdraw()
             self._inbox.put(order)
         os._exit(1)  # the agent is gone; a worker without one has no job
 

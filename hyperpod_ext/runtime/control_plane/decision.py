@@ -48,13 +48,13 @@ class RestoreCoordinator:
             node = self._nodes[rank]
             live = one["live"] and Offer("live", rank=rank, node=node, **one["live"])
             self._restoring.join(rank, live)
-            held.setdefault(node, []).extend(Offer.of_memory(brief, node) for brief in one["held"])
+            held.setdefault(node, []).extend(Offer.of_memory(summary, node) for summary in one["held"])
             self._committed = max(self._committed, int(one["committed"]))
             self._began |= {int(generation): int(step) for generation, step in one["began"].items()}
         for node, offers in held.items():
             self._restoring.hold(node, offers)
         known = [int(one["generation"]) for one in said]
-        known += [int(brief["generation"]) for one in said for brief in one["held"]]
+        known += [int(summary["generation"]) for one in said for summary in one["held"]]
         decision = self._decide()
         self.generation = max(*known, self.generation) + 1
         return decision
@@ -82,5 +82,5 @@ class RestoreCoordinator:
         found = self._ask_durable(question.exclude)
         if not self._began:  # writers of earlier runs are older than this one
             self.generation = max(self.generation, int(found["generation"]))
-        stored = [Offer.of_all(brief) for brief in found["checkpoints"]]
+        stored = [Offer.of_all(summary) for summary in found["checkpoints"]]
         self._restoring.durable_answered(stored, tuple(found["problems"]), tuple(found["unreachable"]))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hyperpod_ext.runtime.control_plane.stop_at_step import Boundary
+from hyperpod_ext.runtime.control_plane.stop_at_step import StopAtStep
 
 
 class ElasticEvent:
@@ -34,7 +34,7 @@ class ElasticEvent:
             self._before(signum, frame)
 
 
-class ElasticBoundary(Boundary):
+class StopAtElasticEvent(StopAtStep):
     """Stops all ranks after one step, saves, and ends the process.
 
     Args:
@@ -69,7 +69,7 @@ class ElasticBoundary(Boundary):
             self._due |= bool(flag.item())
             self._sum = None
 
-    def halt(self, step: int, **fields: Any) -> None:
+    def stop(self, step: int, **fields: Any) -> None:
         self._last(step)
         sys.stdout.flush()
         sys.stderr.flush()

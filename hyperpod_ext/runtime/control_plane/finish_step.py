@@ -1,4 +1,5 @@
-"""Whether a step may count that a rank was making when its generation ended: if no collective of it can have broken."""
+"""Whether a rank may commit the step it was in when its generation was aborted: only if every collective of that step
+had finished."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ _MAY_WAIT = re.compile(r"/torch/(autograd/|nn/parallel/|distributed/(?!tensor/(?
 """Files whose functions wait for other ranks. Most of what DTensors do, does not."""
 
 
-class Unharmed:
+class SafeToCommit:
     """What a rank was at when the end of its generation was heard of."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ _CHECKPOINTS = "model_checkpoint"
 """The agent's name for what a checkpoint is of."""
 
 
-class AgentLine:
+class HyperpodAgentClient:
     """One a process.
 
     Args:

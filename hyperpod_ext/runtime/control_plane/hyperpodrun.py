@@ -15,19 +15,19 @@ from typing import Any
 
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError
 from hyperpod_ext.runtime.control_plane.agent import Generation
-from hyperpod_ext.runtime.control_plane.hyperpod_socket import AgentLine
+from hyperpod_ext.runtime.control_plane.hyperpod_socket import HyperpodAgentClient
 from hyperpod_ext.runtime.control_plane.launcher import ENV_HYPERPOD_SOCKET
-from hyperpod_ext.runtime.control_plane.own_store import OwnKeys
+from hyperpod_ext.runtime.control_plane.own_store import OwnStore
 from hyperpod_ext.runtime.control_plane.settings import Settings, port_base
-from hyperpod_ext.runtime.control_plane.standalone import Epoch, Members
+from hyperpod_ext.runtime.control_plane.standalone import Members, RendezvousRound
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.process_group.groups import ProcessGroups
 from hyperpod_ext.runtime.process_group.store import Address
-from hyperpod_ext.runtime.state.training_state import Whole
+from hyperpod_ext.runtime.state.training_state import ConsistentStep
 
 _ADDRESSES = Path("/opt/ml/input/config/pod_resourceconfig.json")
 """Where the agent keeps the addresses of all nodes; later messages may tell only those that changed."""
-_LADDER = ("in_process_restart", "process_level_restart", "job_level_restart")
+_ESCALATION = ("in_process_restart", "process_level_restart", "job_level_restart")
 
 
 class HyperpodMembers(Members):
@@ -39,13 +39,13 @@ class HyperpodMembers(Members):
         self._addresses: dict[int, str] = {}
         self._same = ("", 0, 0)
         self._faults = 0
-        self._told: tuple[int, str] | None = None
+        self._reported: tuple[int, str] | None = None
         self._base = port_base()
         self._local_rank, self._local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
         self._settings = Settings.of(int(os.environ.get("NNODES", "1")), self._local_size, os.environ)
-        self._keys = OwnKeys(self._settings.secret)
+        self._keys = OwnStore(self._settings.secret)
         self._warm_up()
-        self._line = AgentLine(
+        self._agent = HyperpodAgentClient(
             os.environ[ENV_HYPERPOD_SOCKET],
             self._local_rank,
             on_start=self._on_start,
@@ -59,15 +59,15 @@ class HyperpodMembers(Members):
             if find_spec(module.partition(".")[0]) is not None:
                 import_module(module)
 
-    def join(self, live: Whole | None) -> Generation:
+    def join(self, live: ConsistentStep | None) -> Generation:
         try:
             return super().join(live)
         except HyperpodExtError as error:  # other processes on the same nodes would meet it again
-            self._line.fault(self.rank, _LADDER[-1], type(error).__name__, error.message)
+            self._agent.fault(self.rank, _ESCALATION[-1], type(error).__name__, error.message)
             raise
 
-    def _next_epoch(self) -> Epoch:
-        message = self._line.barrier()
+    def _next_round(self) -> RendezvousRound:
+        message = self._agent.barrier()
         told: dict[str, str] = message["worker_envs"]
         os.environ.update(told)  # the process began with others, or none
         for one in message["aggregate_worker_data"]["rank_ips"] or []:
@@ -79,11 +79,11 @@ class HyperpodMembers(Members):
         self._keys.start(hosts[node], self._base + self._local_rank)
         addresses: list[Address] = [(host, self._base + local) for host in hosts for local in range(self._local_size)]
         number = _number(message)
-        if self._epoch is not None and number <= self._epoch.number:
+        if self._round is not None and number <= self._round.number:
             raise JobFailedError(
                 f"the operator started restart {number - 1} of the job twice; ranks could not tell one from the other"
             )
-        return Epoch(number, rank, len(addresses), self._local_rank, self._local_size, node, tuple(addresses))
+        return RendezvousRound(number, rank, len(addresses), self._local_rank, self._local_size, node, tuple(addresses))
 
     def _hosts(self, nodes: int) -> list[str]:
         """Address of each node.
@@ -111,21 +111,21 @@ class HyperpodMembers(Members):
         """Ask the operator for a restart, of a higher kind when the last one has not helped."""
         self._tell_fault(step, cause)
         if final:
-            self._line.fault(self.rank, _LADDER[-1], code, f"rank {self.rank}, step {step}: {cause}")
+            self._agent.fault(self.rank, _ESCALATION[-1], code, f"rank {self.rank}, step {step}: {cause}")
             return False
         self._faults += 1
         known, at, times = self._same
         self._same = (place or cause, step, times + 1 if (known, at) == (place or cause, step) else 0)
         over_budget = self._faults > self.settings.config.restart.max_restarts
-        mode = _LADDER[-1] if over_budget else _LADDER[min(self._same[2], len(_LADDER) - 1)]
+        mode = _ESCALATION[-1] if over_budget else _ESCALATION[min(self._same[2], len(_ESCALATION) - 1)]
         self._say(f"rank {self.rank}, step {step}: {cause}; asks for {mode.replace('_', ' ')}")
-        self._line.fault(self.rank, mode, code, f"rank {self.rank}, step {step}: {cause}")
+        self._agent.fault(self.rank, mode, code, f"rank {self.rank}, step {step}: {cause}")
         return True
 
     def _going(self, step: int) -> None:
-        self._line.passed()
+        self._agent.passed()
         if self._node is not None:
-            self._line.labels({"hyperpod-ext/generation": str(self._generation)})
+            self._agent.labels({"hyperpod-ext/generation": str(self._generation)})
 
     def event(self, event: str, **fields: Any) -> None:
         super().event(event, **fields)
@@ -140,12 +140,12 @@ class HyperpodMembers(Members):
         if self._node is None or not self.settings.config.checkpoint.durable():
             return
         newest = self._node.newest_durable()
-        if newest is None or newest == self._told:
+        if newest is None or newest == self._reported:
             return
-        if self._told is None:
-            self._line.announce_checkpoints(self.settings.config.name)
-        self._told = newest
-        self._line.checkpoint(*newest)
+        if self._reported is None:
+            self._agent.announce_checkpoints(self.settings.config.name)
+        self._reported = newest
+        self._agent.checkpoint(*newest)
 
 
 def _number(message: wire.Message) -> int:

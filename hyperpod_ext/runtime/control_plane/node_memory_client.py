@@ -17,7 +17,7 @@ from hyperpod_ext.runtime.control_plane.settings import Settings
 from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.ipc.environment import ENV_FAILURE_DOMAIN
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
-from hyperpod_ext.runtime.memory_server.client.start import Place, runtime_dir, start_server
+from hyperpod_ext.runtime.memory_server.client.start import ServerFiles, runtime_dir, start_server
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
 from hyperpod_ext.runtime.memory_server.protocol.request import A, Request
 from hyperpod_ext.runtime.snapshot.select import Decision
@@ -36,14 +36,14 @@ class NodeMemoryClient:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._client: MemoryClient | None = None
-        self._place: Place | None = None
+        self._place: ServerFiles | None = None
         self._pid = 0
 
-    def place(self, index: int) -> Place:
+    def place(self, index: int) -> ServerFiles:
         """Where the server of the `index`-th node on this machine is reached."""
-        return Place(runtime_dir(), self._settings.config.name, index)
+        return ServerFiles(runtime_dir(), self._settings.config.name, index)
 
-    def connect(self, place: Place, node: int) -> None:
+    def connect(self, place: ServerFiles, node: int) -> None:
         """Start the server if there is none.
 
         Raises:

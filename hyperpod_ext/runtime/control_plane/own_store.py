@@ -16,7 +16,7 @@ from hyperpod_ext.runtime.process_group.store_server import RankServer
 _RETRY_S = 0.05
 
 
-class OwnKeys:
+class OwnStore:
     """One a process. Its thread dies with the process; other ranks notice by their broken lines."""
 
     def __init__(self, secret: bytes) -> None:

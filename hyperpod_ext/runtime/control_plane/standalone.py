@@ -22,10 +22,10 @@ from hyperpod_ext.runtime.control_plane.agent import AbortedError, Generation
 from hyperpod_ext.runtime.control_plane.decision import RestoreCoordinator
 from hyperpod_ext.runtime.control_plane.exchange import Exchange
 from hyperpod_ext.runtime.control_plane.node_memory_client import NodeMemoryClient
-from hyperpod_ext.runtime.control_plane.own_store import OwnKeys, wait_listening
+from hyperpod_ext.runtime.control_plane.own_store import OwnStore, wait_listening
 from hyperpod_ext.runtime.control_plane.save_at_time import TimedTiers
 from hyperpod_ext.runtime.control_plane.settings import Settings, sized
-from hyperpod_ext.runtime.control_plane.stop_at_step import Boundary
+from hyperpod_ext.runtime.control_plane.stop_at_step import StopAtStep
 from hyperpod_ext.runtime.events.durable_steps import left_out
 from hyperpod_ext.runtime.events.event import Events
 from hyperpod_ext.runtime.events.log import append, checked
@@ -38,16 +38,16 @@ from hyperpod_ext.runtime.process_group.groups import ProcessGroups
 from hyperpod_ext.runtime.process_group.store import Address, GenerationOverError, PartitionedStore
 from hyperpod_ext.runtime.snapshot.manifest import save_id_of
 from hyperpod_ext.runtime.snapshot.select import Decision
-from hyperpod_ext.runtime.state.training_state import Whole
+from hyperpod_ext.runtime.state.training_state import ConsistentStep
 
-_VERDICT_S = 60.0
+_ANSWER_S = 60.0
 """How long ranks that lost one another wait for the launcher to say what comes of it."""
 _LONG_S = 7 * 24 * 3600.0
 """Ranks may be done at very different times."""
 
 
 @dataclass(frozen=True, slots=True)
-class Epoch:
+class RendezvousRound:
     """One try of all ranks to train together, as their launcher has laid it out."""
 
     number: int
@@ -70,13 +70,13 @@ class Members(ABC):
 
     def __init__(self, groups: ProcessGroups) -> None:
         self._groups = groups
-        self.boundary = Boundary()  # nobody asks
+        self.stop_at_step = StopAtStep()  # nobody asks
         self.environment: WorkerEnvironment | None = None
         self._settings: Settings | None = None
-        self._keys: OwnKeys | None = None
+        self._keys: OwnStore | None = None
         self._node: NodeMemoryClient | None = None
         self._nodes = Nodes({}, ())
-        self._epoch: Epoch | None = None
+        self._round: RendezvousRound | None = None
         self._store: PartitionedStore | None = None
         self._exchange: Exchange | None = None
         self._restoring: RestoreCoordinator | None = None
@@ -91,15 +91,15 @@ class Members(ABC):
     # --- what a launcher knows --------------------------------------------------------------------
 
     @abstractmethod
-    def _next_epoch(self) -> Epoch:
+    def _next_round(self) -> RendezvousRound:
         """Wait until the launcher has all ranks begin anew. Sets `_settings` and `_keys` the first time."""
 
     @abstractmethod
     def failed(self, cause: str, step: int, *, final: bool, code: str, hint: str, place: str = "") -> bool:
         """Report that the training function raised; False when the process has to end of it."""
 
-    def _met(self, epoch: Epoch, store: PartitionedStore) -> None:  # noqa: B027  (most launchers need nothing here)
-        """All ranks of `epoch` have found each other."""
+    def _met(self, rendezvous: RendezvousRound, store: PartitionedStore) -> None:  # noqa: B027  (most launchers need nothing here)
+        """All ranks of `rendezvous` have found each other."""
 
     def _going(self, step: int) -> None:  # noqa: B027  (most launchers need not be told)
         """All ranks go on after `step`."""
@@ -120,17 +120,17 @@ class Members(ABC):
 
     @property
     def rank(self) -> int:
-        return self._epoch.rank if self._epoch is not None else -1
+        return self._round.rank if self._round is not None else -1
 
-    def join(self, live: Whole | None) -> Generation:
+    def join(self, live: ConsistentStep | None) -> Generation:
         while True:
-            epoch = self._next_epoch()
+            rendezvous = self._next_round()
             try:
-                return self._form(epoch, live)
+                return self._form(rendezvous, live)
             except ConnectionError as error:
                 if self._store is not None:
                     self._store.cancel()
-                if not self.wait_aborted(_VERDICT_S):
+                if not self.wait_aborted(_ANSWER_S):
                     raise self._apart(error) from error
 
     def _apart(self, error: ConnectionError) -> JobFailedError:
@@ -141,22 +141,22 @@ class Members(ABC):
             )
         return JobFailedError(f"rank {self.rank} lost the other ranks, and nobody says why: {error}")
 
-    def _form(self, epoch: Epoch, live: Whole | None) -> Generation:
+    def _form(self, rendezvous: RendezvousRound, live: ConsistentStep | None) -> Generation:
         assert self._keys is not None
-        store = self._keys.store(epoch.addresses, epoch.number, epoch.rank)
+        store = self._keys.store(rendezvous.addresses, rendezvous.number, rendezvous.rank)
         with self._changed:
-            self._epoch, self._store, self._finishing = epoch, store, False
+            self._round, self._store, self._finishing = rendezvous, store, False
             if self.aborted:
                 raise GenerationOverError("the generation was over before it began")
         limit_s = self.settings.config.restart.form_timeout_s
-        wait_listening(epoch.addresses[0], lambda: self.aborted, limit_s)
-        self._exchange = exchange = Exchange(store, epoch.rank, epoch.world_size, limit_s)
-        me = {"place": place_of(runtime_dir()), "node": str(epoch.node), "pid": os.getpid()}
+        wait_listening(rendezvous.addresses[0], lambda: self.aborted, limit_s)
+        self._exchange = exchange = Exchange(store, rendezvous.rank, rendezvous.world_size, limit_s)
+        me = {"place": place_of(runtime_dir()), "node": str(rendezvous.node), "pid": os.getpid()}
         said = exchange.ask("who", me, list)
-        self._met(epoch, store)
+        self._met(rendezvous, store)
         self._nodes = nodes = Nodes.of(said)
-        environment = self._environment(epoch, nodes)
-        self.event("joined", rank=epoch.rank, pid=os.getpid(), live_step=live and live.step)
+        environment = self._environment(rendezvous, nodes)
+        self.event("joined", rank=rendezvous.rank, pid=os.getpid(), live_step=live and live.step)
         answer = exchange.ask("join", self._offer(live if environment == self.environment else None, said), self._begin)
         self.environment = environment
         self._generation, self._run = int(answer["generation"]), str(answer["run"])
@@ -164,27 +164,27 @@ class Members(ABC):
         peers = {int(node): address for node, address in answer["peers"].items()}
         if self._node is not None:
             self._node.begin(self._generation, peers)
-        if epoch.rank == 0:
+        if rendezvous.rank == 0:
             self.event("generation", step=decision.step)
         servers = {node: (str(host), int(port)) for node, (host, port, _) in peers.items() if port}
-        return Generation(self._generation, decision, epoch.addresses, servers)
+        return Generation(self._generation, decision, rendezvous.addresses, servers)
 
-    def _environment(self, epoch: Epoch, nodes: Nodes) -> WorkerEnvironment:
-        node = nodes.node_of[epoch.rank]
-        settings, leads = self.settings, nodes.leader(node) == epoch.rank
+    def _environment(self, rendezvous: RendezvousRound, nodes: Nodes) -> WorkerEnvironment:
+        node = nodes.node_of[rendezvous.rank]
+        settings, leads = self.settings, nodes.leader(node) == rendezvous.rank
         self._node = (self._node or NodeMemoryClient(settings)) if leads else None
         return WorkerEnvironment(
-            rank=epoch.rank,
-            world_size=epoch.world_size,
-            local_rank=epoch.local_rank,
+            rank=rendezvous.rank,
+            world_size=rendezvous.world_size,
+            local_rank=rendezvous.local_rank,
             node=node,
             agent_socket="",
             memory_socket=str(NodeMemoryClient(settings).place(nodes.index(node)).socket),
             secret=settings.secret,
-            config=sized(settings.config, nodes.count, epoch.local_world_size),
+            config=sized(settings.config, nodes.count, rendezvous.local_world_size),
         )
 
-    def _offer(self, live: Whole | None, said: Sequence[Any]) -> dict[str, Any]:
+    def _offer(self, live: ConsistentStep | None, said: Sequence[Any]) -> dict[str, Any]:
         """What this rank says when it joins; the first of a node for its memory server, too."""
         mine: dict[str, Any] = {
             "live": None if live is None else asdict(live),
@@ -195,13 +195,13 @@ class Members(ABC):
             "peer": None,
             "error": None,
         }
-        assert self._epoch is not None
+        assert self._round is not None
         if self._node is not None:
-            number = self._nodes.node_of[self._epoch.rank]
+            number = self._nodes.node_of[self._round.rank]
             pids = [int(said[rank]["pid"]) for rank in self._nodes.ranks(number)]
             try:
                 self._node.connect(self._node.place(self._nodes.index(number)), number)
-                host = self._epoch.addresses[self._epoch.rank][0]
+                host = self._round.addresses[self._round.rank][0]
                 mine |= {"held": self._node.held(pids), "peer": [number, *self._node.listen(host)]}
             except HyperpodExtError as error:  # the others wait for this rank's word
                 mine["error"] = error.to_json()
@@ -255,9 +255,9 @@ class Members(ABC):
 
     def _go(self, decision: Decision) -> dict[str, Any] | None:
         """The first rank of each node tells its memory server, before any rank of the node can save."""
-        if self._node is None or self._epoch is None:
+        if self._node is None or self._round is None:
             return None
-        number = self._nodes.node_of[self._epoch.rank]
+        number = self._nodes.node_of[self._round.rank]
         try:
             owners = len(self._nodes.ranks(number))
             self._node.go(self._generation, decision, self._run, number, self._nodes.count, owners)
@@ -272,7 +272,7 @@ class Members(ABC):
         if self._node is None:
             return
         if self.settings.config.checkpoint.durable():
-            self._bring_last(self._node)
+            self._upload_last(self._node)
         if again or self._comes_again():  # those who come find that all is done, and have nothing left to do
             self._node.hand_over()
             return
@@ -280,7 +280,7 @@ class Members(ABC):
         self._settled()
         self._node.end()
 
-    def _bring_last(self, memory: NodeMemoryClient) -> None:
+    def _upload_last(self, memory: NodeMemoryClient) -> None:
         """The last step goes to the durable tiers before this process may end; what is left out of it is said."""
         step, node = self._committed, self._nodes.node_of[self.rank]
         limit_s = self.settings.config.checkpoint.finish_s
@@ -291,10 +291,10 @@ class Members(ABC):
                 left = sum(int(tier["left_bytes"]) for tier in tiers)
                 self._say(f"node {node} brings its part of step {step}: {left / (1 << 20):.1f} MiB are still to come")
         home = {"step": step if tiers else None, "made": step, "nodes": [node]}
-        drained = {"node": node, "in_time": progress.idle, "limit_s": limit_s, "tiers": tiers}
+        uploaded = {"node": node, "in_time": progress.idle, "limit_s": limit_s, "tiers": tiers}
         self.event("homecoming", **home)
-        self.event("drained", **drained)
-        for line in left_out(Events([checked("homecoming", home)[0], checked("drained", drained)[0]])):
+        self.event("drained", **uploaded)
+        for line in left_out(Events([checked("homecoming", home)[0], checked("drained", uploaded)[0]])):
             self._say(f"warning: {line}")
 
     def _ask(self, what: str, value: Any, decide: Any, timeout_s: float | None = None) -> Any:
@@ -310,10 +310,10 @@ class Members(ABC):
 
     @property
     def aborted(self) -> bool:
-        return self._epoch is not None and self._over >= self._epoch.number
+        return self._round is not None and self._over >= self._round.number
 
     @property
-    def unharmed(self) -> bool:
+    def safe_to_commit(self) -> bool:
         return False  # nobody has looked
 
     def _abort(self, number: int) -> None:
@@ -323,7 +323,7 @@ class Members(ABC):
             if self._store is not None and self.aborted:
                 self._store.cancel()
             self._changed.notify_all()
-        self._groups.cut()
+        self._groups.abort()
 
     def wait_aborted(self, timeout_s: float | None) -> bool:
         with self._changed:

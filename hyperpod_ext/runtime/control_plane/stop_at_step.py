@@ -14,7 +14,7 @@ from hyperpod_ext.runtime.ipc.control_messages import Halted, StopAnswer
 Tell = Callable[[StopAnswer | Halted], None]
 
 
-class Boundary:
+class StopAtStep:
     """Asked from the thread that listens, passed by the main one.
 
     Args:
@@ -90,7 +90,7 @@ class Boundary:
     def _is_due(self, step: int) -> bool:
         return self._stop is not None and self._stop <= step
 
-    def halt(self, step: int) -> None:
+    def stop(self, step: int) -> None:
         """Say that this rank stands, and wait until the generation is over, or all go on after all."""
         with self._changed:
             number = self._number

@@ -16,11 +16,11 @@ from datetime import timedelta
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from hyperpod_ext.errors import UnreachableError
-from hyperpod_ext.runtime.control_plane.elastic_events import ElasticBoundary, ElasticEvent
+from hyperpod_ext.runtime.control_plane.elastic_events import ElasticEvent, StopAtElasticEvent
 from hyperpod_ext.runtime.control_plane.launcher import Launcher
-from hyperpod_ext.runtime.control_plane.own_store import OwnKeys
+from hyperpod_ext.runtime.control_plane.own_store import OwnStore
 from hyperpod_ext.runtime.control_plane.settings import Settings
-from hyperpod_ext.runtime.control_plane.standalone import Epoch, Members
+from hyperpod_ext.runtime.control_plane.standalone import Members, RendezvousRound
 from hyperpod_ext.runtime.process_group.groups import ProcessGroups
 from hyperpod_ext.runtime.process_group.store import Address, PartitionedStore
 
@@ -38,14 +38,14 @@ class TorchrunMembers(Members):
         self._event: ElasticEvent | None = None
         if launcher is Launcher.HYPERPODRUN:  # first of all: whoever has no handler dies of the signal
             self._event = ElasticEvent()
-            self.boundary = ElasticBoundary(self._event, self._stop_for_others)
+            self.stop_at_step = StopAtElasticEvent(self._event, self._stop_for_others)
         environ = os.environ
         self._local_size = int(environ["LOCAL_WORLD_SIZE"])
         self._world_size, self._me = int(environ["WORLD_SIZE"]), int(environ["RANK"])
         meeting = self._meeting()
         nodes = self._world_size // self._local_size
         self._settings = Settings.of(nodes, self._local_size, environ, _suffix(meeting, launcher))
-        self._keys = OwnKeys(self._settings.secret)
+        self._keys = OwnStore(self._settings.secret)
         host = _own_address()
         mine = self._keys.start(host)
         # process after process of one rank: the launcher's count keeps their addresses apart
@@ -75,14 +75,14 @@ class TorchrunMembers(Members):
             message = f"ranks cannot meet at MASTER_ADDR:MASTER_PORT, {host}:{port}: {error}"
             raise UnreachableError(message, hint="The port must be free on the first node, and reachable.") from error
 
-    def _next_epoch(self) -> Epoch:
-        number = 1 if self._epoch is None else self._epoch.number + 1
+    def _next_round(self) -> RendezvousRound:
+        number = 1 if self._round is None else self._round.number + 1
         node = int(os.environ["GROUP_RANK"])
         local_rank = int(os.environ["LOCAL_RANK"])
-        return Epoch(number, self._me, self._world_size, local_rank, self._local_size, node, self._addresses)
+        return RendezvousRound(number, self._me, self._world_size, local_rank, self._local_size, node, self._addresses)
 
-    def _met(self, epoch: Epoch, store: PartitionedStore) -> None:
-        watch = (store.clone(), epoch.number)
+    def _met(self, rendezvous: RendezvousRound, store: PartitionedStore) -> None:
+        watch = (store.clone(), rendezvous.number)
         threading.Thread(target=self._watch, args=watch, name="hpx-watch", daemon=True).start()
 
     def _watch(self, store: PartitionedStore, number: int) -> None:
@@ -121,12 +121,12 @@ class TorchrunMembers(Members):
             return False
         self._say(f"rank {self.rank}, step {step}: {cause}; all ranks begin anew in their processes")
         assert self._store is not None
-        assert self._epoch is not None
+        assert self._round is not None
         try:
             self._store.set(_FAULT, json.dumps({"rank": self.rank, "cause": cause}))
         except ConnectionError:
             return self.aborted  # somebody else's exception came first, or its death
-        self._abort(self._epoch.number)
+        self._abort(self._round.number)
         return True
 
 

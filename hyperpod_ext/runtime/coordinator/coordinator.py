@@ -37,7 +37,7 @@ from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.membership.quorum import newest
 from hyperpod_ext.runtime.membership.rank_assignment import Scale
 from hyperpod_ext.runtime.metrics import tracing
-from hyperpod_ext.runtime.metrics.exporter import Shown
+from hyperpod_ext.runtime.metrics.exporter import MetricsExporter
 
 _ORDERS_S = 0.1
 """How often it is looked whether somebody wants the job on another number of nodes."""
@@ -62,9 +62,9 @@ class Coordinator:
         )
         self._admission = Admission(run, members, membership, outbox, formation, end, self.actions, self.events)
         self._clocks = Clocks()
-        self._metrics: Shown | None = None
+        self._metrics: MetricsExporter | None = None
         if config.metrics is not None:
-            self._metrics = Shown(config.metrics, config.name, self.events.read(), log)
+            self._metrics = MetricsExporter(config.metrics, config.name, self.events.read(), log)
             self.events.heard = self._metrics.add
         self._tasks: list[asyncio.Task[None]] = []
 

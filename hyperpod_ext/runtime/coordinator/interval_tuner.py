@@ -13,7 +13,7 @@ from typing import Any
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, S3Tier, Tier
 from hyperpod_ext.config.job.runtime import RuntimeConfig
-from hyperpod_ext.planner.retune import Measured, prior_rates, retune
+from hyperpod_ext.planner.interval_tuning import Measured, prior_rates, retune
 from hyperpod_ext.runtime.membership.membership import Membership
 
 START_S = 60.0
@@ -24,7 +24,7 @@ _IDLE_STEPS = 64
 _WAITED_STEPS = 4096
 _HEARD_S = 1.0
 """After so long, all nodes have heard which step was named, and have told their memory servers."""
-_PATIENCE = 10
+_TIMEOUT_STEPS = 10
 """After so many intervals a copy that has not arrived is not taken for one that is under way."""
 _ENOUGH = 5  # steps beside a copy, and beside none, before anything is concluded from them
 _LEAST_STEP_S = 1e-3
@@ -180,7 +180,7 @@ class _Tuned:
             self._steps.append(took)
         if step == self._expected or (self._since is None and step > self._expected):
             self._since = now
-        self._overdue = self._since is not None and now - self._since > _PATIENCE * self.interval
+        self._overdue = self._since is not None and now - self._since > _TIMEOUT_STEPS * self.interval
 
     def arrived(self, step: int, now: float) -> bool:
         """The tier has `step` now; whether that is the copy that was waited for."""

@@ -35,9 +35,9 @@ class HangQuery:
         self._asked_at, self._limit_s, self._signs = now, limit_s, {}
         return True
 
-    def answered(self, signs: Collection[Sign], world_size: int) -> Hang | None:
+    def answered(self, heartbeats: Collection[Sign], world_size: int) -> Hang | None:
         """One agent's answer. Returns who hangs, once the last one has come."""
-        self._signs |= {sign.rank: sign for sign in signs}
+        self._signs |= {sign.rank: sign for sign in heartbeats}
         if len(self._signs) < world_size:
             return None
         complete, self._signs = self._signs, {}

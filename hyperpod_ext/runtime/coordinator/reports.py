@@ -108,8 +108,8 @@ class Reports:
             case c.Stalled(limit_s=limit_s):
                 if self._hangs.stalled(limit_s):
                     self._outbox.to_all(c.AskHeartbeats())
-            case c.Heartbeats(heartbeats=signs):
-                seen = [Sign.from_json(encode(sign)) for sign in signs]
+            case c.Heartbeats(heartbeats=heartbeats):
+                seen = [Sign.from_json(encode(sign)) for sign in heartbeats]
                 if (hang := self._hangs.answered(seen, len(membership.nodes))) is not None:
                     self._end_hung(hang)
             case c.ServesPeers(peer=peer):  # its memory server is another one

@@ -15,7 +15,7 @@ from hyperpod_ext.runtime.membership.node_map import Nodes
 from hyperpod_ext.runtime.snapshot.image import views
 from hyperpod_ext.runtime.snapshot.layout_plan import read_plan
 from hyperpod_ext.runtime.snapshot.manifest import check_manifest
-from hyperpod_ext.runtime.snapshot.select import Decision, Offer, Place, Source, choose_step, place_of
+from hyperpod_ext.runtime.snapshot.select import Decision, Offer, OfferKey, Source, choose_step, place_of
 from hyperpod_ext.runtime.snapshot.snapshot import Snapshot
 
 
@@ -23,7 +23,7 @@ from hyperpod_ext.runtime.snapshot.snapshot import Snapshot
 class Refused:
     """A source that failed one of the ranks, and why."""
 
-    place: Place
+    place: OfferKey
     why: str
 
 
@@ -160,7 +160,7 @@ def choose(
 ) -> Decision | str:
     """The newest commit that nobody refused, or `step`'s; else what there is, in words."""
     bad = {one.place for one in refused}
-    usable = [offer for offer in offers if offer.place not in bad]
+    usable = [offer for offer in offers if offer.key not in bad]
     if (decision := choose_step([o for o in usable if step is None or o.step == step], nodes)) is not None:
         return decision
     return explain(offers, usable, refused, nodes, step)

@@ -17,7 +17,13 @@ from hyperpod_ext.runtime.dcp.collectives import Ranks
 from hyperpod_ext.runtime.ipc.environment import ENV_FAILURE_DOMAIN, ENV_MEMORY_SOCKET, ENV_SECRET_FILE, read_secret
 from hyperpod_ext.runtime.membership.node_map import Nodes
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
-from hyperpod_ext.runtime.memory_server.client.start import Place, place_of, runtime_dir, secret_file_of, start_server
+from hyperpod_ext.runtime.memory_server.client.start import (
+    ServerFiles,
+    place_of,
+    runtime_dir,
+    secret_file_of,
+    start_server,
+)
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
 
 T = TypeVar("T")
@@ -51,7 +57,7 @@ class Connection:
         self._secret_file = self.together("secret file", lambda: self._find_secret(secret_file))
         self.secret = self.together("secret", lambda: read_secret(self._secret_file))
         self._check_secrets()
-        place = Place(directory, job, self.nodes.index(self.node))
+        place = ServerFiles(directory, job, self.nodes.index(self.node))
         started = self.together(
             "memory server", lambda: self._start(place, idle_exit_s) if self.ours and self.leads else None
         )
@@ -116,7 +122,7 @@ class Connection:
 
     # --- memory servers -------------------------------------------------------------------------
 
-    def _start(self, place: Place, idle_exit_s: float) -> MemoryClient:
+    def _start(self, place: ServerFiles, idle_exit_s: float) -> MemoryClient:
         config = RuntimeConfig(
             name=self._job,
             nodes=self.nodes.count,

@@ -17,7 +17,7 @@ from hyperpod_ext.runtime.dcp.choice import Choice
 from hyperpod_ext.runtime.dcp.steps import names_step, step_of
 from hyperpod_ext.runtime.dcp.tiers import Tiers
 
-Place = tuple[str, tuple[int, ...]]
+ShardKey = tuple[str, tuple[int, ...]]
 
 
 class TieredStorageReader(StorageReader):
@@ -92,7 +92,7 @@ class TieredStorageReader(StorageReader):
         return names_step(checkpoint_id)
 
 
-def _place(item: ReadItem) -> Place:
+def _place(item: ReadItem) -> ShardKey:
     return item.storage_index.fqn, tuple(item.storage_index.offset or ())
 
 

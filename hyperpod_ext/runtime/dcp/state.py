@@ -23,7 +23,7 @@ from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.tree import Parts, put_together, take_apart
 
 Path = tuple[str | int, ...]
-Place = tuple[str, tuple[int, ...]]
+ShardKey = tuple[str, tuple[int, ...]]
 """A shard: name of its tensor, and its offsets in it."""
 
 
@@ -99,7 +99,7 @@ class Contents:
     """What a commit holds, over all of its ranks."""
 
     metadata: Metadata
-    holders: Mapping[Place, Sequence[tuple[int, int]]]
+    holders: Mapping[ShardKey, Sequence[tuple[int, int]]]
     """Ranks that hold each shard, and which item of their image it is."""
     values: Mapping[int, Mapping[str, Any]]
     """Plain values of each rank."""
@@ -113,7 +113,7 @@ class Contents:
 def contents_of(parts: Mapping[int, tuple[Plan, Sequence[Any]]]) -> Contents:
     """Contents of a commit, from each rank's plan and plain values."""
     tensors: dict[str, TensorStorageMetadata] = {}
-    holders: dict[Place, list[tuple[int, int]]] = {}
+    holders: dict[ShardKey, list[tuple[int, int]]] = {}
     values: dict[int, dict[str, Any]] = {}
     paths: dict[str, Path] = {}
     for rank, (plan, plain) in sorted(parts.items()):

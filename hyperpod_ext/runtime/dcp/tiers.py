@@ -158,7 +158,7 @@ class Tiers:
 
         def newest() -> int:
             self._node.quiet()
-            held = [int(brief["generation"]) for brief in self._client.ask(r.Held()).snapshots]
+            held = [int(summary["generation"]) for summary in self._client.ask(r.Held()).snapshots]
             if self.rank != 0:
                 return max([self._history.generation, *held])
             stored = self._stored()
@@ -258,9 +258,11 @@ class Tiers:
         if self.rank != 0:
             return []
         of_memory = [
-            Offer.of_memory(brief, self.nodes.node_of[rank]) for rank, each in enumerate(said) for brief in each["held"]
+            Offer.of_memory(summary, self.nodes.node_of[rank])
+            for rank, each in enumerate(said)
+            for summary in each["held"]
         ]
-        return of_memory + [Offer.of_all(brief) for brief in said[0]["stored"]]
+        return of_memory + [Offer.of_all(summary) for summary in said[0]["stored"]]
 
     def _stored(self) -> dict[str, Any]:
         """What the durable tiers have. By rank 0."""

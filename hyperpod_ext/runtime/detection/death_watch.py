@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 
 _AT = 1024
-"""Where on the page: what lies before is the pulse's."""
+"""Where on the page: the heartbeat lies before it."""
 _ATTRIBUTES_BYTES = 64
 _PF_EXITING = 0x4
 _FLAGS, _EXIT_CODE = 6, 49
@@ -23,11 +23,11 @@ _GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/neuron0")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
-_held: list[Lifeline] = []
+_held: list[LivenessLock] = []
 """By threads of this process: the kernel looks for them when those end."""
 
 
-class Lifeline:
+class LivenessLock:
     """A robust mutex on a worker's page: its main thread holds it for as long as it lives."""
 
     def __init__(self, path: Path) -> None:

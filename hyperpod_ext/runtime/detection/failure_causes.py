@@ -126,7 +126,7 @@ _OUT_OF_MEMORY = (
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class ExitCause:
     """How a process ended."""
 
     kind: FaultKind
@@ -134,7 +134,7 @@ class Fate:
     """One line."""
 
 
-def decode_exit(status: int, *, verdict: str = "", last_words: str = "", oom: bool = False) -> Fate:
+def decode_exit(status: int, *, kill_reason: str = "", last_log_line: str = "", oom: bool = False) -> ExitCause:
     """What the status of `os.wait` means.
 
     Args:
@@ -143,17 +143,17 @@ def decode_exit(status: int, *, verdict: str = "", last_words: str = "", oom: bo
         last_words: last line that it wrote, which for an exception is its type and message.
         oom: the kernel has killed some process here for want of memory, at about that time.
     """
-    if verdict:
-        return Fate("heartbeat" if verdict.startswith("no heartbeat") else "hang", verdict)
+    if kill_reason:
+        return ExitCause("heartbeat" if kill_reason.startswith("no heartbeat") else "hang", kill_reason)
     how = describe_exit(status)
     if not os.WIFSIGNALED(status):
-        cause = f"{last_words} ({how})" if last_words and os.waitstatus_to_exitcode(status) > 0 else how
-        return Fate("out-of-memory" if is_out_of_memory(last_words) else "exit", cause)
+        cause = f"{last_log_line} ({how})" if last_log_line and os.waitstatus_to_exitcode(status) > 0 else how
+        return ExitCause("out-of-memory" if is_out_of_memory(last_log_line) else "exit", cause)
     number = os.WTERMSIG(status)
     if number == signal.SIGKILL and oom:
-        return Fate("out-of-memory", f"{how}: by the kernel, which had no memory left for it")
+        return ExitCause("out-of-memory", f"{how}: by the kernel, which had no memory left for it")
     meaning = _MEANINGS.get(signal.Signals(number)) if number in set(signal.Signals) else None
-    return Fate("signal", f"{how}: {meaning}" if meaning else how)
+    return ExitCause("signal", f"{how}: {meaning}" if meaning else how)
 
 
 def is_out_of_memory(text: str) -> bool:

@@ -15,7 +15,7 @@ _APPLICATIONS_OWN = frozenset({13, 31, 43, 45, 68})
 """Xids that a program causes by itself (a bad access, an abort): the GPU is well."""
 
 
-def ailment() -> str | None:
+def unhealthy_reason() -> str | None:
     """Why a GPU of this node should not be used; None where all are well, or there is none."""
     nvml = _nvml()
     if nvml is None:

@@ -1,4 +1,4 @@
-"""Who hangs: pure decisions over what the pulses of all ranks say.
+"""Who hangs: pure decisions over what the heartbeats of all ranks say.
 
 In synchronous training one rank that hangs makes all the others wait for it in a collective, and from
 outside they all look the same. They are not: whoever waits has come further than who is waited for.
@@ -116,27 +116,27 @@ def silent_too_long(sign: Sign, policy: HangPolicy) -> str:
     return f"no heartbeat for {sign.silent_s:.1f} s {sign.place}: the process is {what}"
 
 
-def find_hung(signs: Mapping[int, Sign], world_size: int, limit_s: float) -> Hang | None:
+def find_hung(heartbeats: Mapping[int, Sign], world_size: int, limit_s: float) -> Hang | None:
     """Who holds everybody up, when some rank has made no progress for `limit_s`. None: no one can say, or nobody does.
 
-    `signs`: of every rank, from the same moment or nearly so.
+    `heartbeats`: of every rank, from the same moment or nearly so.
     """
-    if len(signs) < world_size or len({sign.generation for sign in signs.values()}) != 1:
+    if len(heartbeats) < world_size or len({sign.generation for sign in heartbeats.values()}) != 1:
         return None  # some rank is away, and what ails it is known or will be
-    quiet = {rank: sign for rank, sign in signs.items() if sign.quiet_s >= limit_s / 2}
+    quiet = {rank: sign for rank, sign in heartbeats.items() if sign.quiet_s >= limit_s / 2}
     if not any(sign.quiet_s >= limit_s for sign in quiet.values()):
         return None
     frozen = [rank for rank, sign in quiet.items() if sign.stopped or sign.silent_s > _SILENT_S]
     if frozen:  # it cannot wait for anyone; the others wait for it
-        return Hang(tuple(sorted(frozen)), _why(signs[frozen[0]]), signs[frozen[0]])
-    least = min(sign.position for sign in signs.values())
-    behind = sorted(rank for rank, sign in signs.items() if sign.position == least)
+        return Hang(tuple(sorted(frozen)), _why(heartbeats[frozen[0]]), heartbeats[frozen[0]])
+    least = min(sign.position for sign in heartbeats.values())
+    behind = sorted(rank for rank, sign in heartbeats.items() if sign.position == least)
     if 2 * len(behind) > world_size > 1:
-        return _nobody(signs, behind)
+        return _nobody(heartbeats, behind)
     hung = [rank for rank in behind if rank in quiet]
     if not hung and max(sign.quiet_s for sign in quiet.values()) >= _LIVELY * limit_s:
         hung = behind
-    return Hang(tuple(hung), _why(signs[hung[0]]), signs[hung[0]]) if hung else None
+    return Hang(tuple(hung), _why(heartbeats[hung[0]]), heartbeats[hung[0]]) if hung else None
 
 
 def _why(sign: Sign) -> str:
@@ -149,8 +149,8 @@ def _why(sign: Sign) -> str:
     return f"hung {sign.place}, no progress for {sign.quiet_s:.1f} s{how}"
 
 
-def _nobody(signs: Mapping[int, Sign], behind: Sequence[int]) -> Hang:
-    first, quiet_s = signs[behind[0]], max(sign.quiet_s for sign in signs.values())
+def _nobody(heartbeats: Mapping[int, Sign], behind: Sequence[int]) -> Hang:
+    first, quiet_s = heartbeats[behind[0]], max(sign.quiet_s for sign in heartbeats.values())
     ranks = ", ".join(map(str, behind))
     cause = f"ranks {ranks} make no progress for {quiet_s:.1f} s {first.place}, and none is behind the others"
     return Hang((), cause, first)

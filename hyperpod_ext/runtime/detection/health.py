@@ -100,7 +100,7 @@ def _state(interface: Path) -> str:
 def gpu(context: HealthContext) -> str | None:
     """ECC errors, Xids and a CUDA context of every GPU; nothing where there is none."""
     del context
-    return gpu_health.ailment()
+    return gpu_health.unhealthy_reason()
 
 
 CHECKS: Mapping[str, HealthCheck] = {
@@ -135,12 +135,12 @@ def find_check(name: str) -> HealthCheck:
 class Health:
     """What the checks found."""
 
-    ailments: Mapping[str, str]
+    unhealthy: Mapping[str, str]
     """Why the node is ill, by check."""
     seconds: float
 
     def sentence(self) -> str:
-        return "; ".join(f"{name}: {why}" for name, why in self.ailments.items())
+        return "; ".join(f"{name}: {why}" for name, why in self.unhealthy.items())
 
 
 async def examine(context: HealthContext) -> Health:
@@ -153,8 +153,8 @@ async def examine(context: HealthContext) -> Health:
     checks = {name: find_check(name) for name in policy.checks}
     began = time.monotonic()
     answers = await asyncio.gather(*(_ask(check, context, policy.timeout_s) for check in checks.values()))
-    ailments = {name: why for name, why in zip(checks, answers, strict=True) if why}
-    return Health(ailments, time.monotonic() - began)
+    unhealthy = {name: why for name, why in zip(checks, answers, strict=True) if why}
+    return Health(unhealthy, time.monotonic() - began)
 
 
 async def _ask(check: HealthCheck, context: HealthContext, limit_s: float) -> str | None:

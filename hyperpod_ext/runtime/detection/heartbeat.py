@@ -1,4 +1,4 @@
-"""A worker's pulse: some bytes of shared memory that say what it is doing right now.
+"""A worker's heartbeat: some bytes of shared memory that say what it is doing right now.
 
 The worker writes them without a system call or a message, at each change of phase; its agent reads them
 whenever it wants to know, even when the worker is stopped, hangs or is dead. Imports nothing heavy.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-ENV_PULSE = "HPX_PULSE"
+ENV_HEARTBEAT = "HPX_HEARTBEAT"
 _MARK = struct.Struct("<QQQQd")  # marks, generation, step, phase, when
 _BEAT = struct.Struct("<Qd")  # collectives, when
 _BEAT_AT = 64  # a cache line of its own: two threads write
@@ -55,7 +55,7 @@ IN_STEP = frozenset({Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER,
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A pulse, as it was read."""
+    """A heartbeat, as it was read."""
 
     marks: int
     """Changes of phase so far; 0: none yet."""
@@ -71,7 +71,7 @@ class Reading:
     """When the process last had Python's lock for a moment."""
 
 
-class Pulse:
+class HeartbeatPage:
     """The shared page of one worker. One process writes, its agent reads."""
 
     def __init__(self, page: mmap.mmap) -> None:
@@ -80,7 +80,7 @@ class Pulse:
         self.generation, self.step, self.phase = 0, 0, Phase.START
 
     @classmethod
-    def create(cls, path: Path) -> Pulse:
+    def create(cls, path: Path) -> HeartbeatPage:
         """A fresh page at `path`, in a folder that is private to this user. A former process keeps the old one."""
         path.unlink(missing_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -91,7 +91,7 @@ class Pulse:
             os.close(descriptor)
 
     @classmethod
-    def of(cls, path: str | None) -> Pulse:
+    def of(cls, path: str | None) -> HeartbeatPage:
         """The page that an agent made for this process; without one, a page that nobody reads."""
         if path is None:
             return cls(mmap.mmap(-1, _BYTES))

@@ -31,7 +31,7 @@ _PAUSE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class PreemptionNotice:
     """This node will be taken away."""
 
     cause: str
@@ -73,7 +73,7 @@ class Metadata:
             raise OSError(f"{self._endpoint}: {error}") from error
 
 
-def read_action(text: str, now: datetime) -> Notice:
+def read_action(text: str, now: datetime) -> PreemptionNotice:
     """The notice that EC2 gives: `{"action": "terminate", "time": "2026-11-21T08:22:00Z"}`. Pure.
 
     What cannot be read is a notice all the same: EC2 says nothing there unless it has to.
@@ -81,9 +81,9 @@ def read_action(text: str, now: datetime) -> Notice:
     try:
         told = json.loads(text)
         action, at = str(told["action"]), datetime.fromisoformat(str(told["time"]))
-        return Notice(f"EC2 will {action} this Spot instance"[:80], round((at - now).total_seconds(), 1))
+        return PreemptionNotice(f"EC2 will {action} this Spot instance"[:80], round((at - now).total_seconds(), 1))
     except (ValueError, KeyError, TypeError):
-        return Notice("EC2 gives notice of an interruption")
+        return PreemptionNotice("EC2 gives notice of an interruption")
 
 
 def is_ec2() -> bool:
@@ -105,7 +105,7 @@ def metadata_of(notices: Notices) -> Metadata | None:
 async def watch(
     notices: Notices,
     metadata: Metadata | None,
-    take: Callable[[Notice], bool],
+    take: Callable[[PreemptionNotice], bool],
     unheard: Callable[[str], None],
 ) -> None:
     """Look until there is a notice, and it is taken.
@@ -119,7 +119,7 @@ async def watch(
     while metadata is not None or file is not None:
         # in a thread: the disk of the file may have stopped to answer
         there = file is not None and await asyncio.to_thread(os.path.exists, file)
-        notice = Notice(f"{file} says so") if there else None
+        notice = PreemptionNotice(f"{file} says so") if there else None
         if metadata is not None and notice is None and time.monotonic() >= again_at:
             try:
                 told = await asyncio.to_thread(metadata.spot_action)

@@ -7,19 +7,19 @@ from typing import Any
 from hyperpod_ext.runtime.events.event import Event, Events
 from hyperpod_ext.runtime.events.of_nodes import (
     AwaitingNode,
+    RanksReassigned,
     ResizeAsked,
     ResizeBegun,
     Resized,
     ResizePrepared,
     Resizing,
-    World,
 )
 from hyperpod_ext.runtime.events.of_training import Generation, Go, JobStarted, Restored
 
 _PHASES: dict[str, type[Event]] = {
     "nodes_there": ResizeBegun,
     "newcomers_ready": ResizePrepared,
-    "all_stopped": World,
+    "all_stopped": RanksReassigned,
     "groups_open": Generation,
     "state_there": Go,
 }
@@ -58,8 +58,8 @@ def find_resizes(events: Events) -> list[dict[str, Any]]:
 
 def unfinished_resize(events: Events) -> dict[str, Any] | None:
     """The fields of a resize that had all ranks stop, and no step since; None: there is none."""
-    last = next((event for event in reversed(events) if isinstance(event, World | Resized)), None)
-    return last.model_dump(exclude={"t", "event", "moved"}) if isinstance(last, World) else None
+    last = next((event for event in reversed(events) if isinstance(event, RanksReassigned | Resized)), None)
+    return last.model_dump(exclude={"t", "event", "moved"}) if isinstance(last, RanksReassigned) else None
 
 
 def orders_taken(events: Events) -> set[str]:
@@ -69,7 +69,7 @@ def orders_taken(events: Events) -> set[str]:
 
 def _resize(events: Events, index: int, resized: Resized) -> dict[str, Any]:
     keys = {"of", "nodes", "world_size", "generation", "step", "cause", "pause_s", "pids_kept", "local_share"}
-    begins = _last(events, index, ResizeAsked if resized.order else World, 0)
+    begins = _last(events, index, ResizeAsked if resized.order else RanksReassigned, 0)
     phases: dict[str, float] = {}
     reached, at = events[begins].t, begins
     for phase, kind in _PHASES.items():

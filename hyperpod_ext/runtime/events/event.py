@@ -20,7 +20,7 @@ NOTE = "not_as_declared"
 """The field that says what is wrong with an event that was written all the same."""
 
 
-Moment = Annotated[float, Unit("s")]
+JobTime = Annotated[float, Unit("s")]
 """Seconds of the monotonic clock of the coordinator's machine."""
 
 
@@ -33,7 +33,7 @@ class Event(Declared):
     fields_were: ClassVar[Mapping[str, str]] = {}
     """Names of fields in logs of earlier versions, and what each is called now."""
 
-    t: Moment
+    t: JobTime
     """When: seconds of the monotonic clock of the coordinator's machine."""
     generation: Count | None = None
     """The generation that its writer was in."""

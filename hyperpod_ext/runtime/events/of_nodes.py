@@ -176,7 +176,7 @@ class ResizePrepared(ByCoordinator):
     ranks: Listed[Count]
 
 
-class Newcomer(ByCoordinator):
+class JoiningWorker(ByCoordinator):
     """A worker of a joining node is ready."""
 
     event: Literal["newcomer"] = "newcomer"
@@ -184,7 +184,7 @@ class Newcomer(ByCoordinator):
     pid: Count
 
 
-class NewcomerLost(ByCoordinator):
+class JoiningWorkerLost(ByCoordinator):
     """A worker of a joining node ended before the resize."""
 
     event: Literal["newcomer_lost"] = "newcomer_lost"
@@ -213,7 +213,7 @@ class Resize(Resizing):
     """Share of the state that stays on its node."""
 
 
-class World(Resize):
+class RanksReassigned(Resize):
     """All ranks leave a generation for one with another number of nodes."""
 
     event: Literal["world"] = "world"

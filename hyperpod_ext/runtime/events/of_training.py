@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import ConfigDict
 
-from hyperpod_ext.runtime.events.event import ByAgent, ByCoordinator, ByWorker, Moment
+from hyperpod_ext.runtime.events.event import ByAgent, ByCoordinator, ByWorker, JobTime
 from hyperpod_ext.runtime.ipc.declared import Bytes, Count, Port, Seconds
 
 
@@ -168,7 +168,7 @@ class Step(ByWorker):
     step: Count
     of: Count | None = None
     """The job's last step."""
-    began: Moment
+    began: JobTime
     """When the step began, of the same clock as `t`."""
     data_s: Seconds = 0.0
     """From its beginning to the first forward pass."""

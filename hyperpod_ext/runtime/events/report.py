@@ -14,7 +14,7 @@ from hyperpod_ext.runtime.events.capacity import capacity_of, find_resizes
 from hyperpod_ext.runtime.events.durable_steps import durable_steps, left_out
 from hyperpod_ext.runtime.events.event import Events
 from hyperpod_ext.runtime.events.of_faults import Fault, Freed, Injected, Killed
-from hyperpod_ext.runtime.events.of_nodes import NodeLost, World
+from hyperpod_ext.runtime.events.of_nodes import NodeLost, RanksReassigned
 from hyperpod_ext.runtime.events.of_training import (
     Begun,
     Done,
@@ -112,23 +112,23 @@ def find_recoveries(events: Events, world_size: int) -> list[dict[str, Any]]:
     recoveries = []
     bounds = [*starts, len(events)]
     for before, begin, after in zip(bounds, bounds[1:], bounds[2:], strict=False):
-        leaving, coming = Events(events[before:begin]), Events(events[begin:after])
+        leaving, joining = Events(events[before:begin]), Events(events[begin:after])
         if leaving.of(Fault):
-            recoveries.append(_recovery(Events(events[:begin]), leaving, coming, world_size))
+            recoveries.append(_recovery(Events(events[:begin]), leaving, joining, world_size))
     return recoveries
 
 
-def _recovery(past: Events, leaving: Events, coming: Events, world_size: int) -> dict[str, Any]:
-    faults, begins = leaving.of(Fault), coming.of(Generation)[0]
-    fault, went_on = faults[0], coming.last(Go)
+def _recovery(past: Events, leaving: Events, joining: Events, world_size: int) -> dict[str, Any]:
+    faults, begins = leaving.of(Fault), joining.of(Generation)[0]
+    fault, went_on = faults[0], joining.last(Go)
     # the first choice may have been refused; what everybody went on from is the last word
     resumed = begins.step if went_on is None else went_on.step
     lost = max(0, committed_step(past, past.of(Generation)[-1].world_size or world_size) - resumed)
     injected = _injected_at(leaving, {fault.rank for fault in faults}, fault.t)
-    phases, seconds = _phases(leaving, coming, fault.t, injected, resumed)
+    phases, seconds = _phases(leaving, joining, fault.t, injected, resumed)
     began = fault.t if injected is None else injected
     moved = [event.t for event in leaving if isinstance(event, Step | Begun) and event.t <= fault.t]
-    sources = {event.rank: event.source for event in coming.of(Restored)}
+    sources = {event.rank: event.source for event in joining.of(Restored)}
     return {
         "generation": begins.generation,
         "t": round(began - past.start, 4),
@@ -151,16 +151,16 @@ def _injected_at(leaving: Events, failed: set[int], seen: float) -> float | None
 
 
 def _phases(
-    leaving: Events, coming: Events, seen: float, injected: float | None, resumed: int
+    leaving: Events, joining: Events, seen: float, injected: float | None, resumed: int
 ) -> tuple[dict[str, float | None], float]:
     """Seconds of each phase, in their order, and of all of them; None: it was not come to."""
     milestones = {
         "fault_seen": seen,
         "survivors_freed": _last(event.t for event in leaving.of(Freed) if event.t >= seen),
         "new_member": _last(event.t for event in leaving.of(Joined) if event.t >= seen),
-        "groups_back": _last(event.t for event in coming.of(GroupsOpen)),
-        "state_back": _last(event.t for event in coming.of(Go)),
-        "first_new_step": _last(event.t for event in coming.of(Step) if event.step == resumed + 1),
+        "groups_back": _last(event.t for event in joining.of(GroupsOpen)),
+        "state_back": _last(event.t for event in joining.of(Go)),
+        "first_new_step": _last(event.t for event in joining.of(Step) if event.step == resumed + 1),
     }
     phases: dict[str, float | None] = {}
     began = reached = seen if injected is None else injected
@@ -184,7 +184,7 @@ def _shown(fault: Fault) -> dict[str, Any]:
 
 def _same_pids(past: Events, leaving: Events, world_size: int, seen: float) -> bool:
     """Whether every rank whose process stays joined with the process id that it had before the fault."""
-    world = leaving.last(World)
+    world = leaving.last(RanksReassigned)
     gone = {fault.rank for fault in leaving.of(Fault) if fault.died}
     stay = {rank: rank for rank in set(range(world_size)) - gone} if world is None else world.moved
     before = {event.rank: event.pid for event in past.of(Joined) if event.t < seen}

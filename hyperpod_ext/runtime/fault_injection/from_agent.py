@@ -34,7 +34,7 @@ class KillOnce:
         return bool(due)
 
 
-def strike_node(fault: NodeFault, hang_up: Callable[[], None]) -> None:
+def inject_node_fault(fault: NodeFault, hang_up: Callable[[], None]) -> None:
     """Inflict `fault` on the node that this process is the agent of; `hang_up` ends its line to the coordinator."""
     match fault.kind:
         case "sigkill":

@@ -42,7 +42,7 @@ class InjectedError(RuntimeError):
     """A fault that was asked for."""
 
 
-class Victim(Protocol):
+class InjectionTarget(Protocol):
     """What faults need of the run that they strike."""
 
     def event(self, event: str, **fields: Any) -> None: ...
@@ -56,8 +56,8 @@ class Victim(Protocol):
 class Injector:
     """The armed faults of one rank. Each strikes once in a job: in the first process that comes to its place."""
 
-    def __init__(self, faults: Iterable[InjectedFault], rank: int, run_dir: Path, victim: Victim) -> None:
-        self._rank, self._run_dir, self._victim = rank, run_dir, victim
+    def __init__(self, faults: Iterable[InjectedFault], rank: int, run_dir: Path, target: InjectionTarget) -> None:
+        self._rank, self._run_dir, self._target = rank, run_dir, target
         spent = taken_folder(run_dir)
         self._armed = {
             name: fault
@@ -89,15 +89,15 @@ class Injector:
             if is_due(fault, phase, step):
                 del self._armed[name]
                 if take(self._run_dir, name):
-                    self._strike(fault, phase, step)
+                    self._inject(fault, phase, step)
 
     def _read_orders(self) -> None:
         for name, fault in read_orders(self._run_dir).items():
             if isinstance(fault, InjectedFault) and fault.rank == self._rank:
                 self._armed[name] = fault
 
-    def _strike(self, fault: InjectedFault, phase: Phase, step: int) -> None:
-        self._victim.event("injected", rank=self._rank, kind=fault.kind, step=step, phase=phase.word)
+    def _inject(self, fault: InjectedFault, phase: Phase, step: int) -> None:
+        self._target.event("injected", rank=self._rank, kind=fault.kind, step=step, phase=phase.word)
         where = f"in {phase.word} of step {step}"
         match fault.kind:
             case "exception":
@@ -117,12 +117,12 @@ class Injector:
             case "corrupt-memory":
                 self._corrupt_snapshots()
             case "corrupt-weights":
-                parameter = self._victim.first_parameter()
+                parameter = self._target.first_parameter()
                 if parameter is not None:
                     _flip_a_bit(parameter)
 
     def _corrupt_snapshots(self) -> None:
-        found = self._victim.snapshots()
+        found = self._target.snapshots()
         if found is None:
             return
         memory, slot_bytes, used = found

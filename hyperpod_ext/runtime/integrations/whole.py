@@ -24,7 +24,7 @@ from hyperpod_ext.runtime.snapshot.manifest import FORMAT, crc64nvme, crc_text, 
 from hyperpod_ext.runtime.snapshot.tree import put_together, take_apart
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
 from hyperpod_ext.runtime.storage.mac import UNBOUND, Expected, Reading
-from hyperpod_ext.runtime.storage.names import claimed, folder_of, image_of, parse_folder
+from hyperpod_ext.runtime.storage.names import fenced_generations, folder_of, image_of, parse_folder
 from hyperpod_ext.runtime.storage.object_store import MIB, ObjectStore
 from hyperpod_ext.runtime.storage.open import open_store
 from hyperpod_ext.runtime.storage.retention import remove
@@ -69,7 +69,7 @@ class WholeCheckpoint:
         plan = layout.plan
         before = [entry.name for entry in self._store.list()]
         generation = self._checkpoints.newest_generation() + 1
-        self._checkpoints.claim(generation, -1, secrets.token_hex(8))  # from here on what was before is given up
+        self._checkpoints.fence(generation, -1, secrets.token_hex(8))  # from here on what was before is given up
         folder = folder_of(step, generation)
         self._checkpoints.put_plan(folder, plan)
         with mmap.mmap(-1, plan.nbytes) as memory, memoryview(memory) as image:
@@ -142,7 +142,7 @@ class WholeCheckpoint:
         return True
 
     def _remove(self, names: list[str]) -> None:
-        claims = {f"generations/{number:06d}.json" for number in claimed(names)}
+        claims = {f"generations/{number:06d}.json" for number in fenced_generations(names)}
         remove(self._store, [name for name in names if name in claims or parse_folder(name) is not None])
 
     def _read(self, folder: str, plan: Plan, file: Expected) -> list[torch.Tensor]:

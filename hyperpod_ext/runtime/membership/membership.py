@@ -39,7 +39,7 @@ from hyperpod_ext.runtime.membership.escalation import Budgets, give_up, level_o
 from hyperpod_ext.runtime.membership.node_states import HAD_RANKS, WITH_RANKS, NodeState, NodeStates, Why
 from hyperpod_ext.runtime.membership.rank_assignment import Scale
 from hyperpod_ext.runtime.membership.renumbering import Renumbering, numbers_json
-from hyperpod_ext.runtime.membership.rescaling import Change, Reassignment, Rescaling
+from hyperpod_ext.runtime.membership.rescaling import PlannedRescale, Reassignment, Rescaling
 from hyperpod_ext.runtime.membership.restoring import RestoreNegotiation
 from hyperpod_ext.runtime.membership.retention import Retention
 from hyperpod_ext.runtime.snapshot.select import Decision, Offer
@@ -423,7 +423,7 @@ class Membership:
 
     # --- another rank assignment ----------------------------------------------------------------
 
-    def _switch(self, change: Change) -> list[Action]:
+    def _switch(self, change: PlannedRescale) -> list[Action]:
         """All have stopped: from here on, ranks are those of the change."""
         departs = any(self.states[node] is NodeState.DEPARTING for node in change.to.left_out)
         cause = "leave" if departs else "order" if self.rescaling.order else "nodes"
@@ -472,10 +472,10 @@ class Membership:
             "faults": [fault.to_json() for fault in self.faults],
             "spares": sorted(self.states.those(NodeState.SPARE, NodeState.JOINING)),
             "spares_used": self.spares_used,
-            "vacant": sorted(self.unassigned),
+            "unassigned": sorted(self.unassigned),
             "losses": numbers_json(self.states.losses),
             **self.rescaling.to_json(),
-            "leavers": sorted(self.states.asked),
+            "departing": sorted(self.states.asked),
             "settling": sorted(self.states.going.union(leaving)),
             "moves": self.renumbering.to_json(),
             "moved_in": self.renumbering.newest,
@@ -501,7 +501,7 @@ class Membership:
             generation, committed: the newest that any member has heard of.
         """
         nodes = {int(rank): int(node) for rank, node in data["nodes"].items()}
-        members = {node for rank, node in nodes.items() if rank not in data["vacant"]}
+        members = {node for rank, node in nodes.items() if rank not in data["unassigned"]}
         losses = {int(node): int(count) for node, count in data["losses"].items()}
         retained = set(data["settling"]) - members
         membership = cls(
@@ -510,7 +510,7 @@ class Membership:
             durable=durable,
             scale=scale,
             reserve=reserve,
-            states=NodeStates.known(members, data["spares"], retained, data["leavers"], losses),
+            states=NodeStates.known(members, data["spares"], retained, data["departing"], losses),
             generation=max(generation, int(data["generation"])),
             phase=Phase.ENDED if data["ended"] else Phase.FORMING,
             faults=[Fault.from_json(fault) for fault in data["faults"]],

@@ -62,8 +62,8 @@ def assign_ranks(before: Sequence[int], nodes: Collection[int], *, sharded: bool
     staying = [(block, node) for block, node in enumerate(before) if node in nodes]
     count = len(nodes)
     blocks = _most_in_common(staying, len(before), count) if sharded else _as_they_were(staying, count)
-    newcomers = iter(sorted(set(nodes) - {node for _, node in staying}))
-    return [blocks[block] if block in blocks else next(newcomers) for block in range(count)]
+    joining = iter(sorted(set(nodes) - {node for _, node in staying}))
+    return [blocks[block] if block in blocks else next(joining) for block in range(count)]
 
 
 def choose_staying(before: Sequence[int], candidates: Collection[int], count: int, *, sharded: bool) -> list[int]:
@@ -93,8 +93,8 @@ def _fill(blocks: dict[int, int], staying: Sequence[tuple[int, int]], count: int
 def _most_in_common(staying: Sequence[tuple[int, int]], of_before: int, of_after: int) -> dict[int, int]:
     """The blocks that have most in common with those before; among equals, those of which most are the same.
 
-    Of nodes that keep something, none crosses another: blocks lie in a row, so nothing is won by it. Those that keep
-    nothing get what is left.
+    Nodes that keep data keep their order; blocks are contiguous, so swapping never increases the overlap. Nodes that
+    keep nothing get the remaining blocks.
     """
     # best[i][k]: score of the first i nodes in the first k blocks, where any may be left out
     best = [[(0, 0)] * (of_after + 1) for _ in range(len(staying) + 1)]

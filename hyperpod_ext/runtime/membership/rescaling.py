@@ -73,7 +73,7 @@ class Reassignment:
 
 
 @dataclass(slots=True)
-class Change:
+class PlannedRescale:
     """A reassignment that is under way, until all ranks have stopped."""
 
     to: Reassignment
@@ -98,7 +98,7 @@ class Rescaling:
     """What was asked for last; a node that comes by itself is taken up to here."""
     order: str = ""
     """Names the request."""
-    change: Change | None = None
+    change: PlannedRescale | None = None
     _questions: int = 0
     _tries: int = 0
 
@@ -150,7 +150,7 @@ class Rescaling:
         joining = sorted(states.spares)[: max(short, 0)]
         to = Reassignment.of(nodes, {*staying, *joining}, self.each, sharded=sharded)
         new = {rank: node for rank, node in to.after.items() if node in joining}
-        self.change = Change(to, new, StopAgreement(len(nodes), _AHEAD, _FARTHEST))
+        self.change = PlannedRescale(to, new, StopAgreement(len(nodes), _AHEAD, _FARTHEST))
         for node in joining:
             states.set_state(node, NodeState.JOINING)
         fields = {"order": self.order, "nodes": self.wanted, "of": len(before), "leaving": list(to.left_out)}
@@ -187,7 +187,7 @@ class Rescaling:
 
     # --- where all stop -------------------------------------------------------------------------
 
-    def _ask_stop(self, change: Change, committed: int, *, later: bool = False) -> list[Action]:
+    def _ask_stop(self, change: PlannedRescale, committed: int, *, later: bool = False) -> list[Action]:
         self._questions += 1
         return [AskStop(self._questions, change.stop.ask(self._questions, committed), later)]
 
@@ -206,7 +206,7 @@ class Rescaling:
                 return None
         return []
 
-    def stopped(self, rank: int, number: int) -> Change | None:
+    def stopped(self, rank: int, number: int) -> PlannedRescale | None:
         """`rank` has stopped at the step that was agreed on. Returns the change to make, once all have."""
         change = self.change
         return change if change is not None and change.stop.stopped(rank, number) else None

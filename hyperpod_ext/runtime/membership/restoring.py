@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from hyperpod_ext.runtime.membership.actions import AskDurable, Fail
-from hyperpod_ext.runtime.snapshot.select import Decision, Offer, Place, choose_step, place_of, start_fresh
+from hyperpod_ext.runtime.snapshot.select import Decision, Offer, OfferKey, choose_step, place_of, start_fresh
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class RestoreNegotiation:
     """What may be there and could not be asked: no reason to go on from less."""
     _excluded: frozenset[tuple[str, str]] = frozenset()
     """Durable checkpoints that were refused already when the durable tiers were last asked."""
-    _refused: set[Place] = field(default_factory=set)
+    _refused: set[OfferKey] = field(default_factory=set)
     _last_error: str = ""
     """Why the decision could not be carried out, until there is another."""
 
@@ -135,7 +135,7 @@ class RestoreNegotiation:
         in_memory = [offer for offer in self.joined.values() if offer is not None]
         in_memory += [offer for held in self._held.values() for offer in held]
         offers = in_memory + (self._stored or [])
-        allowed = [offer for offer in offers if offer.place not in self._refused]
+        allowed = [offer for offer in offers if offer.key not in self._refused]
         if (decided := choose_step(allowed, nodes, began)) is not None:
             return decided
         lost = committed or self._is_unasked or self._refused or self._problems or (self.outlives_run and in_memory)

@@ -57,8 +57,8 @@ class RestoreCache:
                         break
                     continue
                 keys = ("step", "generation", "save_id", "world_size")
-                brief = {key: manifest[key] for key in keys}
-                offers.append({**brief, "tier": uploader.tier.kind, "url": uploader.url, "folder": one.folder})
+                summary = {key: manifest[key] for key in keys}
+                offers.append({**summary, "tier": uploader.tier.kind, "url": uploader.url, "folder": one.folder})
                 if sum(offer["url"] == uploader.url for offer in offers) >= newest:
                     break
         return DurableCheckpoints(

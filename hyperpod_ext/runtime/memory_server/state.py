@@ -196,8 +196,8 @@ class NodeMemory:
 
     def held(self) -> list[dict[str, Any]]:
         """Whole snapshots here, own and replicas, in brief."""
-        own = [{**brief, "replica": False} for brief in self.own.held()]
-        return own + [{**brief, "replica": True} for brief in self.replicas.held()]
+        own = [{**summary, "replica": False} for summary in self.own.held()]
+        return own + [{**summary, "replica": True} for summary in self.replicas.held()]
 
     def open(self, owner: int, save_id: str) -> tuple[Manifest, Plan, int, int]:
         """Manifest, plan, offset and a read-only descriptor of a snapshot, own or replica."""
@@ -277,9 +277,9 @@ class NodeMemory:
     def upload_now(self, save_id: str, timeout_s: float) -> UploadProgress:
         """Bring one commit to every durable tier, whether it is due or not."""
         manifests = [
-            self.own.open_manifest(int(brief["rank"]), save_id)
-            for brief in self.own.held()
-            if brief["save_id"] == save_id
+            self.own.open_manifest(int(summary["rank"]), save_id)
+            for summary in self.own.held()
+            if summary["save_id"] == save_id
         ]
         for uploader in self.uploaders:
             uploader.take_now(manifests)

@@ -20,7 +20,7 @@ from hyperpod_ext.runtime.storage.checkpoints import Checkpoints, Progress
 from hyperpod_ext.runtime.storage.mac import Mac
 from hyperpod_ext.runtime.storage.names import folder_of
 from hyperpod_ext.runtime.storage.object_store import Cancelled
-from hyperpod_ext.runtime.storage.upload_split import share_out
+from hyperpod_ext.runtime.storage.upload_split import partition_uploads
 
 _POLL_S = (0.02, 1.0)
 _DEADLINE_S = 600.0
@@ -77,7 +77,7 @@ class Upload:
         if task.nodes > 1:
             checkpoints.put_record(folder, self.node, manifests)
         records = self._all_records(task, folder, checkpoints)
-        files, uploads = share_out(records)
+        files, uploads = partition_uploads(records)
         # of images that are equal one is brought, by one node
         task.left = {rank: int(task.pins[rank].manifest["nbytes"]) for rank in uploads[self.node]}
         macs = {}
@@ -118,7 +118,7 @@ class Upload:
     def _claim(self, generation: int, checkpoints: Checkpoints) -> None:
         """Also for a generation that another one of this run has followed while its checkpoint waited."""
         if generation in self.entered and generation not in self._claimed:
-            checkpoints.claim(generation, *self.entered[generation])
+            checkpoints.fence(generation, *self.entered[generation])
             self._claimed.add(generation)
 
     # --- one step after the other ---------------------------------------------------------------
@@ -167,7 +167,7 @@ class Upload:
         checkpoints: Checkpoints,
     ) -> bool:
         """Commit when all are done. The lowest node's business; the others step in when it does not come to it."""
-        patience = time.monotonic() + 2.0 * self.node
+        timeout_s = time.monotonic() + 2.0 * self.node
         by_us = False
 
         def committed() -> bool:
@@ -177,7 +177,7 @@ class Upload:
                 progress = self._progress(task, folder, checkpoints)
                 if progress.complete:
                     return True
-                if len(progress.done) < task.nodes or time.monotonic() < patience:
+                if len(progress.done) < task.nodes or time.monotonic() < timeout_s:
                     return False
                 try:
                     for node in progress.done - {self.node}:

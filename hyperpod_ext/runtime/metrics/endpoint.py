@@ -9,7 +9,7 @@ from collections.abc import Callable
 from hyperpod_ext.runtime.ipc.listener import Listener
 from hyperpod_ext.runtime.metrics.families import CONTENT_TYPE
 
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 _LONGEST_HEAD = 8192
 
 
@@ -38,7 +38,7 @@ class Endpoint:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
                 status, body = self._respond(head[:_LONGEST_HEAD])
                 kind = CONTENT_TYPE if status.startswith("200") else "text/plain"

@@ -14,7 +14,7 @@ from hyperpod_ext.runtime.metrics.families import render
 from hyperpod_ext.runtime.metrics.meters import Meters
 
 
-class Shown:
+class MetricsExporter:
     """Meters, and where they can be read.
 
     Args:

@@ -65,7 +65,7 @@ class Meters:
     last_step_t: float | None = None
     """When a step was made last, of the log's clock."""
     faults: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Faults by kind and rung."""
+    """Faults by kind and escalation level."""
     recoveries: int = 0
     steps_made: int = 0
     """Steps that were made for the first time."""
@@ -137,7 +137,7 @@ class Meters:
     def families(self, epoch: float) -> list[Family]:
         """All of it for Prometheus. `epoch`: Unix time at 0 of the log's clock, in seconds."""
         last = None if self.last_step_t is None else self.last_step_t + epoch
-        by_fault = {_labels(kind=kind, rung=rung): float(count) for (kind, rung), count in self.faults.items()}
+        by_fault = {_labels(kind=kind, rung=level): float(count) for (kind, level), count in self.faults.items()}
         by_phase = {_labels(phase=phase): seconds for phase, seconds in self.seconds.items()}
         held = tuple(Sample(step, _labels(tier=tier)) for tier, step in sorted(self.tiers.items()))
         failed = {_labels(tier=tier): float(count) for tier, count in self.tier_failures.items()}

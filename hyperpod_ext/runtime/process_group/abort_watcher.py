@@ -60,12 +60,12 @@ class Over:
             pause_s = min(max(every_s, (time.thread_time() - began) / _LOOK_SHARE), _SLOWEST_LOOK_S)
 
 
-class Watcher:
+class AbortWatcher:
     """The thread. It is there before it is needed: to start it at a cut took a rank as long as the cut."""
 
     def __init__(self) -> None:
         self._overs: queue.SimpleQueue[Over | None] = queue.SimpleQueue()
-        threading.Thread(target=self._work, name="hpx-free", daemon=True).start()
+        threading.Thread(target=self._work, name="hpx-abort", daemon=True).start()
 
     def look_after(self, over: Over) -> None:
         """Watch it. What was given before must have been left."""

@@ -1,7 +1,7 @@
 """How many threads want this machine's cores, and leaving the cores to them for a moment.
 
-When a generation ends, every rank of a machine wants a core at once. What those do who are free already is taken from
-those who are not.
+When a generation is aborted, every rank of a machine wants a core at once. Ranks that are already free slow down those
+that are not.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ def per_core() -> float:
     return running / (os.cpu_count() or 1)
 
 
-def turn_s(crowd: float) -> float:
+def turn_s(load: float) -> float:
     """Seconds until each of so many threads for a core has had its turn; 0 where all have a core."""
-    return min(crowd * _TURN_S, _LONGEST_S) if crowd > 1 else 0.0
+    return min(load * _TURN_S, _LONGEST_S) if load > 1 else 0.0
 
 
-def patience_s(crowd: float) -> float:
+def timeout_s(load: float) -> float:
     """Seconds that such a crowd is worth waiting for."""
-    return min(_TURNS * turn_s(crowd), _LONGEST_S)
+    return min(_TURNS * turn_s(load), _LONGEST_S)
 
 
-def give_way(patience: float, crowd: Callable[[], float] = per_core) -> None:
-    """Sleep while others want the cores; for `patience` seconds at most."""
-    deadline = time.monotonic() + patience
-    while (left := deadline - time.monotonic()) > 0 and (pause := turn_s(crowd())):
+def give_way(timeout_s: float, load: Callable[[], float] = per_core) -> None:
+    """Sleep while others want the cores; for `timeout_s` seconds at most."""
+    deadline = time.monotonic() + timeout_s
+    while (left := deadline - time.monotonic()) > 0 and (pause := turn_s(load())):
         time.sleep(min(pause, left))

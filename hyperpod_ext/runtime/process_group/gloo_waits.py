@@ -7,7 +7,7 @@ an object of gloo's. The kernel says on which address a thread sleeps, and the o
 of virtual functions. A buffer is then told by gloo's own function, which libtorch exports, as gloo would have. For
 connections there is a way through the front door (`gloo_sockets.answer_for`).
 
-Nothing here depends on the layout of gloo's objects. Where a name is missing, `LostWaits.find()` gives None.
+Nothing here depends on the layout of gloo's objects. Where a name is missing, `LostWakeups.find()` gives None.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def threads(name: str = "") -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class StuckWait:
     """A thread that sleeps inside of one of gloo's objects."""
 
     sleep: Sleep
@@ -95,14 +95,14 @@ class Lost:
 class Look:
     """What this process's other threads do at one moment."""
 
-    asleep: list[Lost]
+    asleep: list[StuckWait]
     polled: set[int]
     """Epoll sets that a thread waits on."""
     running: list[int]
     """Threads that run, or would if they had a core."""
 
 
-class LostWaits:
+class LostWakeups:
     """Finds and ends such waits in this process."""
 
     def __init__(self, torch: ctypes.PyDLL, cpp: ctypes.PyDLL, c: ctypes.PyDLL) -> None:
@@ -118,7 +118,7 @@ class LostWaits:
         self._let_go = cpp["_ZNSt15__exception_ptr13exception_ptrD1Ev"]
 
     @classmethod
-    def find(cls) -> LostWaits | None:
+    def find(cls) -> LostWakeups | None:
         """With the functions of this process's torch; None where one is missing."""
         if os.uname().machine not in ("x86_64", "aarch64"):
             return None
@@ -148,7 +148,7 @@ class LostWaits:
                     seen.polled.add(int(arguments[0], 16))
         return seen
 
-    def end(self, lost: Lost, why: str) -> None:
+    def end(self, lost: StuckWait, why: str) -> None:
         """Have the wait for a buffer raise. Only for one that nobody else can wake any more: a thread that goes on by
         itself could free the object meanwhile.
 
@@ -171,7 +171,7 @@ class LostWaits:
         self._c.close(file)
         return read > 0 and _sleep(sleep.thread, text.raw[:read].decode()) == sleep
 
-    def _object_around(self, sleep: Sleep) -> Lost | None:
+    def _object_around(self, sleep: Sleep) -> StuckWait | None:
         """The objects of gloo's that begin so near before the address the thread sleeps on that it may be in them."""
         place, words = sleep.address & ~7, b""
         memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
@@ -188,7 +188,7 @@ class LostWaits:
                 buffer, in_pair = 0, True  # whatever began before it has ended before it
             elif value == self._buffer and place - found < _BUFFER_BYTES:
                 buffer = found
-        return Lost(sleep, buffer, in_pair) if buffer or in_pair else None
+        return StuckWait(sleep, buffer, in_pair) if buffer or in_pair else None
 
     def _exception(self, why: str) -> ctypes.c_void_p:
         """A `std::exception_ptr` that holds a `std::runtime_error`."""

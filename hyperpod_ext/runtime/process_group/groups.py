@@ -39,7 +39,7 @@ from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.process_group import cpu_contention as crowd
 from hyperpod_ext.runtime.process_group import gloo_waits
 from hyperpod_ext.runtime.process_group import torch_private as torch_names
-from hyperpod_ext.runtime.process_group.abort_watcher import Over, Watcher
+from hyperpod_ext.runtime.process_group.abort_watcher import AbortWatcher, Over
 from hyperpod_ext.runtime.process_group.gloo_sockets import (
     Connection,
     EventLoop,
@@ -49,7 +49,7 @@ from hyperpod_ext.runtime.process_group.gloo_sockets import (
     event_loops,
     quieten,
 )
-from hyperpod_ext.runtime.process_group.lost_waits import Forgotten
+from hyperpod_ext.runtime.process_group.lost_wakeups import LostWakeupMonitor
 from hyperpod_ext.runtime.process_group.store import PartitionedStore
 
 _LAZY = "TORCH_GLOO_LAZY_INIT"
@@ -65,7 +65,7 @@ class ProcessGroups:
 
     def __init__(self) -> None:
         torch_names.check()
-        self._waits = gloo_waits.LostWaits.find()
+        self._waits = gloo_waits.LostWakeups.find()
         self._inherited = {loop.address for loop in event_loops()}
         """Where groups listen that were there before: of the process that this one was forked from. Their epoll sets
         are that one's too, and name sockets by its numbers, under which this process has something else."""
@@ -75,8 +75,8 @@ class ProcessGroups:
         """Duplicates of connections, by inode."""
         self._store: PartitionedStore | None = None
         self._world_size = 0
-        self._cut = False
-        self._watcher: Watcher | None = None
+        self._aborted = False
+        self._watcher: AbortWatcher | None = None
         self._over: Over | None = None
         """The generation that the watcher looks after."""
         self._lock = threading.Lock()
@@ -94,15 +94,15 @@ class ProcessGroups:
             )
         if self._waits is not None:  # a connection that the other side never makes can be given up
             os.environ.setdefault(_LAZY, "1")
-            self._watcher = self._watcher or Watcher()
+            self._watcher = self._watcher or AbortWatcher()
         with self._lock:
-            self._store, self._world_size, self._cut = store, world_size, False
+            self._store, self._world_size, self._aborted = store, world_size, False
         self._let_go()
         torch_names.on_new_group(self._route)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
         self._known = self._loops()
-        if self._cut:  # it was too early to find all sockets
-            self._cut_reading()
+        if self._aborted:  # it was too early to find all sockets
+            self._abort_reading()
 
     def _route(self, group_name: str, ranks: Sequence[int]) -> None:
         """Torch is about to make a group of `ranks`, empty for the default one."""
@@ -110,32 +110,32 @@ class ProcessGroups:
         if self._store is not None and ranks:
             self._store.route(group_name, ranks)
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Make whatever waits in the groups raise, now. Safe from any thread, at any time, repeatedly.
 
         Until `destroy` is called, a thread looks after operations that come too late to be cut.
         """
         with self._lock:
-            watched, self._cut, store, known = self._over is not None, True, self._store, self._known
+            watched, self._aborted, store, known = self._over is not None, True, self._store, self._known
         if watched:  # it has been cut
             return
         if store is not None:
             store.cancel()
         if self._waits is not None and known:  # the quick way, where somebody looks at all descriptors a little later
-            self._cut_known(known)
+            self._abort_known(known)
         else:
-            self._cut_reading()
+            self._abort_reading()
         with self._lock:
             if self._waits and self._watcher and self._over is None and self._store is not None:
-                forgotten = Forgotten(self._waits, self._loops, self._world_size)
-                self._over = Over(lambda: forgotten.look(self._cut_reading()))
+                lost_wakeups = LostWakeupMonitor(self._waits, self._loops, self._world_size)
+                self._over = Over(lambda: lost_wakeups.look(self._abort_reading()))
                 self._watcher.look_after(self._over)
 
     def _loops(self) -> list[EventLoop]:
         """Event threads of the groups that this process has opened."""
         return [loop for loop in event_loops(self._held) if loop.address not in self._inherited]
 
-    def _cut_known(self, known: Sequence[EventLoop]) -> bool:
+    def _abort_known(self, known: Sequence[EventLoop]) -> bool:
         """Cut what is open on these event threads; whether gloo waited for anything on it."""
         with self._cutting:
             found = [connection for loop in known for connection in connections_now(loop)]
@@ -144,7 +144,7 @@ class ProcessGroups:
                     end_reading(copy)
             return any(connection.armed for connection in found)
 
-    def _cut_reading(self) -> set[int]:
+    def _abort_reading(self) -> set[int]:
         """Cut what is open; epoll sets in which gloo still has ends of connections to notice."""
         with self._cutting:
             loops = self._loops()
@@ -176,16 +176,16 @@ class ProcessGroups:
             over, store, self._store = self._over, self._store, None
             known, self._known = self._known, []
         if over is not None:  # ranks that are not free yet wait for the same cores
-            patience = crowd.patience_s(crowd.per_core())
-            over.rest(patience)
-            crowd.give_way(patience)
+            timeout_s = crowd.timeout_s(crowd.per_core())
+            over.rest(timeout_s)
+            crowd.give_way(timeout_s)
         if dist.is_initialized():
             _wait_until_idle()  # while the watcher is there: threads of gloo may sleep in forgotten waits too
         if over is not None:
             over.leave()
             self._over = None
         if dist.is_initialized():
-            with self._kept_quiet() if self._cut and self._any_armed(known) else contextlib.nullcontext():
+            with self._kept_quiet() if self._aborted and self._any_armed(known) else contextlib.nullcontext():
                 dist.destroy_process_group()
         torch_names.forget_groups()
         if store is not None:
@@ -193,7 +193,7 @@ class ProcessGroups:
 
     def _any_armed(self, known: Sequence[EventLoop]) -> bool:
         """Whether gloo still waits for something on a connection, though all have been cut."""
-        return self._cut_known(known) if known else bool(self._cut_reading())
+        return self._abort_known(known) if known else bool(self._abort_reading())
 
     @contextlib.contextmanager
     def _kept_quiet(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from hyperpod_ext.runtime.ipc import messages as wire
 Reply = Callable[[wire.Message], None]
 
 
-class Keys:
+class StoreKeys:
     """Keys of the generations that are not over, and who waits for one. The caller keeps threads apart."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from hyperpod_ext.runtime.ipc import messages as wire
-from hyperpod_ext.runtime.process_group.store_keys import Keys
+from hyperpod_ext.runtime.process_group.store_keys import StoreKeys
 
 _BACKLOG = 1024
 """A whole job may connect at once."""
@@ -66,7 +66,7 @@ class RankServer:
 
     def __init__(self, secret: bytes, on_error: Callable[[str], None]) -> None:
         self._secret, self._on_error = secret, on_error
-        self._keys = Keys()
+        self._keys = StoreKeys()
         self._lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._peers: set[_Peer] = set()

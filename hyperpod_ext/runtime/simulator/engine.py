@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from hyperpod_ext.runtime.simulator.interval import FaultFreeInterval
+from hyperpod_ext.runtime.simulator.job_model import JobModel, Known, where_from
 from hyperpod_ext.runtime.simulator.memory import BLOCK, Memory
-from hyperpod_ext.runtime.simulator.part import Known, Part, where_from
 from hyperpod_ext.runtime.simulator.settings import Simulated
-from hyperpod_ext.runtime.simulator.stretch import Stretch
 
 Class = Literal["process", "node", "correlated"]
 
@@ -98,7 +98,7 @@ class Simulation:
         self._weights = {"process": rates.process, "node": rates.node, "correlated": rates.correlated}
         self._rate = rates.total
         self.outcome = Outcome()
-        self._stretch = self._train(0.0, 0)
+        self._interval = self._train(0.0, 0)
 
     def run(self, days: float) -> Outcome:
         """The outcome after so many days."""
@@ -108,11 +108,11 @@ class Simulation:
             resumed = self._recover(fault)
             if resumed >= end:
                 self.outcome.recovery_s -= resumed - end
-                self._finish(end, self._stretch.step)
+                self._finish(end, self._interval.step)
                 return self.outcome
             fault = self._upcoming
-        self._end_stretch(end)
-        self.outcome.saving_s += self._stretch.blocked(self._known.committed)
+        self._end_interval(end)
+        self.outcome.saving_s += self._interval.blocked(self._known.committed)
         self._finish(end, self._known.committed)
         return self.outcome
 
@@ -123,121 +123,121 @@ class Simulation:
     def _next_fault(self, moment: float) -> float:
         return moment + self._random.expovariate(self._rate) if self._rate > 0 else float("inf")
 
-    def _train(self, moment: float, step: int) -> Stretch:
+    def _train(self, moment: float, step: int) -> FaultFreeInterval:
         settings = self._settings
-        return Stretch(moment, step, self._known.generation, settings.step_s, settings.tiers)
+        return FaultFreeInterval(moment, step, self._known.generation, settings.step_s, settings.tiers)
 
-    def _end_stretch(self, moment: float) -> None:
+    def _end_interval(self, moment: float) -> None:
         """Training ends at `moment`, by a fault or for good."""
-        stretch = self._stretch
-        self._known.committed = self._known_committed = stretch.newest(moment)
-        self._memory.train(stretch, moment)
+        interval = self._interval
+        self._known.committed = self._known_committed = interval.newest(moment)
+        self._memory.train(interval, moment)
         settings, traffic = self._settings, self.outcome.traffic
         if "peer" in settings.tiers:
             each = settings.node_bytes * settings.replicas * settings.nodes
-            traffic["to_peers"] = traffic.get("to_peers", 0.0) + stretch.taken("peer", moment) * each
+            traffic["to_peers"] = traffic.get("to_peers", 0.0) + interval.taken("peer", moment) * each
         if "durable" in settings.tiers:
-            written = stretch.taken("durable", moment) * settings.state_bytes
+            written = interval.taken("durable", moment) * settings.state_bytes
             traffic["to_storage"] = traffic.get("to_storage", 0.0) + written
 
     # --- one recovery -----------------------------------------------------------------------------
 
     def _recover(self, moment: float) -> float:
         """From a fault at `moment` to training again; returns when. What strikes meanwhile is part of it."""
-        self._end_stretch(moment)
-        strikes = [self._strike(moment)]
+        self._end_interval(moment)
+        faults = [self._draw_fault(moment)]
         upcoming = self._next_fault(moment)
         while True:
-            play = self._play(strikes)
-            if play.part.failed is not None or upcoming >= play.ready:
+            recovery = self._simulate_recovery(faults)
+            if recovery.job.failed is not None or upcoming >= recovery.ready:
                 break
-            strikes.append(self._strike(upcoming))
+            faults.append(self._draw_fault(upcoming))
             upcoming = self._next_fault(upcoming)
         self._upcoming = upcoming
-        self._down = play.down
-        for strike in strikes:
-            self.outcome.faults[strike.kind] += 1
-        decision = None if play.part.failed is not None else play.part.decide(moment)
+        self._down = recovery.down
+        for fault in faults:
+            self.outcome.faults[fault.kind] += 1
+        decision = None if recovery.job.failed is not None else recovery.job.decide(moment)
         if decision is None:
-            assert play.part.failed is not None
-            why = play.part.failed.message.partition(" Seen:")[0]
+            assert recovery.job.failed is not None
+            why = recovery.job.failed.message.partition(" Seen:")[0]
             some, everybody = (
-                f"all {count} ranks" for count in (len(play.part.membership.nodes), self._settings.nodes)
+                f"all {count} ranks" for count in (len(recovery.job.membership.nodes), self._settings.nodes)
             )
-            return self._relaunch(why.replace(some, everybody), moment, play.ready)
-        ranks = play.part.membership.nodes
+            return self._relaunch(why.replace(some, everybody), moment, recovery.ready)
+        ranks = recovery.job.membership.nodes
         counts = where_from(decision, ranks)
         if len(ranks) < self._settings.nodes:
-            alike = decision.sources[play.witness][0].kind
+            alike = decision.sources[recovery.witness][0].kind
             counts[alike] = counts.get(alike, 0) + self._settings.nodes - len(ranks)
         self._memory.give_up(decision.step)
-        resumed = self._resume(decision.step, counts, moment, play.ready)
-        if moved := play.part.moved:
+        resumed = self._resume(decision.step, counts, moment, recovery.ready)
+        if moved := recovery.job.moved:
             for node in moved.values():
                 self._rank_on.pop(node, None)
             self._rank_on |= {self._known.nodes[rank]: rank for rank in moved}
             self._memory.moved(self._known.nodes, moved, resumed)
         return resumed
 
-    def _strike(self, moment: float) -> _Strike:
+    def _draw_fault(self, moment: float) -> _SimulatedFault:
         """What fails now, where, and how long a repair takes."""
         kinds: list[Class] = ["process", "node", "correlated"]
         (kind,) = self._random.choices(kinds, [self._weights[kind] for kind in kinds])
         rank = self._random.randrange(self._settings.nodes)
         repair = self._random.expovariate(1 / self._settings.repair_s)
-        return _Strike(moment, kind, rank, repair)
+        return _SimulatedFault(moment, kind, rank, repair)
 
-    def _struck(self, strike: _Strike) -> tuple[int, ...]:
+    def _ranks_hit(self, fault: _SimulatedFault) -> tuple[int, ...]:
         """Ranks on the nodes that a strike takes, as things stood before the first."""
         nodes, size = self._known.nodes, self._settings.rack_nodes
-        if strike.kind != "correlated":
-            return (strike.rank,)
-        first = nodes[strike.rank] // size * size
+        if fault.kind != "correlated":
+            return (fault.rank,)
+        first = nodes[fault.rank] // size * size
         return tuple(self._rank_on[node] for node in range(first, first + size) if node in self._rank_on)
 
-    def _play(self, strikes: Sequence[_Strike]) -> _Play:
+    def _simulate_recovery(self, faults: Sequence[_SimulatedFault]) -> _SimulatedRecovery:
         """What the membership makes of these, up to where all can join."""
-        settings, touched = self._settings, {rank for strike in strikes for rank in self._struck(strike)}
+        settings, touched = self._settings, {rank for fault in faults for rank in self._ranks_hit(fault)}
         ranks, witness = self._ranks_of(touched)
-        part = Part(settings, self._known, self._memory, ranks, self._known.committed)
+        job = JobModel(settings, self._known, self._memory, ranks, self._known.committed)
         down, ready = sorted(self._down), 0.0
-        for strike in strikes:
-            while down and down[0][0] <= strike.moment:
-                part.node_came(heapq.heappop(down)[1])
-            ready = max(ready, strike.moment + self._take(strike, part, down))
-            if part.failed is not None:
+        for fault in faults:
+            while down and down[0][0] <= fault.moment:
+                job.node_came(heapq.heappop(down)[1])
+            ready = max(ready, fault.moment + self._take(fault, job, down))
+            if job.failed is not None:
                 break
-        while part.waiting and part.failed is None:
-            waited = down[0][0] - strikes[-1].moment if down else settings.node_wait_s
+        while job.waiting and job.failed is None:
+            waited = down[0][0] - faults[-1].moment if down else settings.node_wait_s
             if not down or waited > settings.node_wait_s:
-                part.nobody_came(settings.node_wait_s)
-                ready = max(ready, strikes[-1].moment + settings.node_wait_s)
+                job.nobody_came(settings.node_wait_s)
+                ready = max(ready, faults[-1].moment + settings.node_wait_s)
                 break
             came, node = heapq.heappop(down)
-            part.node_came(node)
+            job.node_came(node)
             ready = max(ready, came + settings.recovery.node)
-        return _Play(part, ready, down, witness)
+        return _SimulatedRecovery(job, ready, down, witness)
 
-    def _take(self, strike: _Strike, part: Part, down: list[tuple[float, int]]) -> float:
+    def _take(self, fault: _SimulatedFault, job: JobModel, down: list[tuple[float, int]]) -> float:
         """One strike; returns what recovering from it takes."""
-        for rank in self._struck(strike):
-            if part.failed is not None or rank in part.membership.unassigned:
+        for rank in self._ranks_hit(fault):
+            if job.failed is not None or rank in job.membership.unassigned:
                 continue
-            if strike.kind == "process":
-                part.process_died(rank)
+            if fault.kind == "process":
+                job.process_died(rank)
                 continue
-            node = part.membership.nodes[rank]
-            part.node_lost(node)
-            heapq.heappush(down, (strike.moment + strike.repair, node))
+            node = job.membership.nodes[rank]
+            job.node_lost(node)
+            heapq.heappush(down, (fault.moment + fault.repair, node))
         recovery = self._settings.recovery
-        return recovery.process if strike.kind == "process" else recovery.node
+        return recovery.process if fault.kind == "process" else recovery.node
 
     def _ranks_of(self, touched: set[int]) -> tuple[list[int], int]:
         """Ranks that differ from the rest, or hold something of them; and one that stands for the others."""
         nodes = self._known.nodes
         if self._whole:
             return list(nodes), 0
-        differ = touched | {self._rank_on[node] for node in self._memory.newcomers() if node in self._rank_on}
+        differ = touched | {self._rank_on[node] for node in self._memory.joining() if node in self._rank_on}
         holders = {holder for rank in differ for holder in self._memory.holders(nodes[rank], rank)}
         involved = differ | {self._rank_on[node] for node in holders if node in self._rank_on}
         witness = next((rank for rank in nodes if rank not in involved), 0)
@@ -246,7 +246,7 @@ class Simulation:
     def _resume(self, step: int, counts: dict[str, int], moment: float, ready: float) -> float:
         """All ranks have the state of `step`; returns when training goes on."""
         settings, outcome = self._settings, self.outcome
-        before, committed = self._stretch, self._known_committed
+        before, committed = self._interval, self._known_committed
         far = max(counts, key=_FAR.index)
         outcome.fell_back_to[far] = outcome.fell_back_to.get(far, 0) + 1
         for kind, count in counts.items():
@@ -257,7 +257,7 @@ class Simulation:
         outcome.saving_s += before.blocked(max(before.step, min(step, committed)))
         resumed = ready + self._read_s(far)
         outcome.recovery_s += resumed - max(moment, before.start)
-        self._stretch = self._train(resumed, step)
+        self._interval = self._train(resumed, step)
         return resumed
 
     def _read_s(self, kind: str) -> float:
@@ -281,15 +281,15 @@ class Simulation:
         self._known = Known(nodes, set(there[settings.nodes :]), generation=known.generation + 1)
         self._rank_on = {node: rank for rank, node in nodes.items()}
         self._memory.place(nodes, ready)
-        part = Part(settings, self._known, self._memory, list(nodes) if self._whole else [0], None)
-        decision = part.decide(ready)
-        assert decision is not None, part.failed
+        job = JobModel(settings, self._known, self._memory, list(nodes) if self._whole else [0], None)
+        decision = job.decide(ready)
+        assert decision is not None, job.failed
         kind = decision.sources[0][0].kind
         return self._resume(decision.step, {kind: settings.nodes}, moment, ready + settings.recovery.job)
 
 
 @dataclass(frozen=True, slots=True)
-class _Strike:
+class _SimulatedFault:
     """One fault."""
 
     moment: float
@@ -299,10 +299,10 @@ class _Strike:
 
 
 @dataclass(frozen=True, slots=True)
-class _Play:
+class _SimulatedRecovery:
     """A recovery up to where all can join."""
 
-    part: Part
+    job: JobModel
     ready: float
     down: list[tuple[float, int]]
     witness: int

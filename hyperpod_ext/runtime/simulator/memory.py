@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hyperpod_ext.runtime.memory_server.replication.placement import Placement, place_replicas
+from hyperpod_ext.runtime.simulator.interval import FaultFreeInterval, SimulatedSnapshot
 from hyperpod_ext.runtime.simulator.settings import Simulated
-from hyperpod_ext.runtime.simulator.stretch import Held, Stretch
 from hyperpod_ext.runtime.snapshot.select import Offer
 
 _SLOTS = 2
@@ -21,9 +21,9 @@ class Memory:
     def __init__(self, settings: Simulated, block: int = BLOCK) -> None:
         self._settings = settings
         self._block = block
-        self._log: dict[str, list[Held]] = {name: [] for name in settings.tiers}
+        self._log: dict[str, list[SimulatedSnapshot]] = {name: [] for name in settings.tiers}
         self._born: dict[int, float] = {}
-        self._paired: dict[tuple[int, int], tuple[float, Held | None]] = {}
+        self._paired: dict[tuple[int, int], tuple[float, SimulatedSnapshot | None]] = {}
         self._placed: dict[int, Placement] = {}
         self._left: dict[int, tuple[int, ...]] = {}
         """Of ranks whose node is new: who holds copies of what the one before it had."""
@@ -60,19 +60,19 @@ class Memory:
                         self._paired[owner, holder] = (moment, newest if owner not in self._born else None)
             self._placed[block] = after
 
-    def _again(self, moment: float) -> Held | None:
+    def _again(self, moment: float) -> SimulatedSnapshot | None:
         """What is copied at once where a copy's holder is gone: the owner's newest snapshot."""
         newest = max(self._log.get("memory", ()), key=lambda held: held.taken_at, default=None)
         if newest is None:
             return None
         latency = self._settings.tiers["peer"].latency
-        return Held(newest.step, newest.generation, newest.taken_at, moment + latency)
+        return SimulatedSnapshot(newest.step, newest.generation, newest.taken_at, moment + latency)
 
-    def train(self, stretch: Stretch, until: float) -> None:
+    def train(self, interval: FaultFreeInterval, until: float) -> None:
         """Remember what was saved in a stretch that ends now."""
         for name, log in self._log.items():
             keep = self._settings.keep if name == "durable" else _SLOTS
-            found = stretch.held(name, until, keep)
+            found = interval.held(name, until, keep)
             self._log[name] = (found + log)[:keep]
         near = [log for name, log in self._log.items() if name != "durable"]
         oldest = min((held.taken_at for log in near for held in log), default=until)
@@ -84,7 +84,7 @@ class Memory:
         for name, log in self._log.items():
             self._log[name] = [held for held in log if held.step <= step]
 
-    def newcomers(self) -> set[int]:
+    def joining(self) -> set[int]:
         """Nodes that lack some of what the others hold."""
         return set(self._born)
 
@@ -104,7 +104,7 @@ class Memory:
     def copies(self, owner: int, holder: int, rank: int, moment: float) -> list[Offer]:
         """What `holder` has of the snapshots of `rank`, whose node was `owner`."""
         log, born = self._log.get("peer", ()), self._born.get(owner, -1.0)
-        held: list[Held] = []
+        held: list[SimulatedSnapshot] = []
         if owner in self._born and holder in self._left.get(rank, ()):  # of the node before this one
             held += [one for one in log if self._born.get(holder, -1.0) < one.taken_at <= born]
         if holder in self._placed[rank // self._block].get(owner, ()):
@@ -121,7 +121,7 @@ class Memory:
             for held in self._log.get("durable", ())
         ]
 
-    def _offer(self, held: Held, node: int, rank: int) -> Offer:
+    def _offer(self, held: SimulatedSnapshot, node: int, rank: int) -> Offer:
         digest = "" if self._settings.redundant else str(rank)
         return Offer("memory", held.step, rank, node, held.save_id, own_digest=digest, sharing=self.sharing)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hyperpod_ext.planner.rates import Rates
-from hyperpod_ext.planner.ways import Recovery, Way, costs_of
+from hyperpod_ext.planner.recovery_tiers import Recovery, Way, costs_of
 from hyperpod_ext.runtime.membership.escalation import Budgets
 
 ENOUGH = 1 << 30

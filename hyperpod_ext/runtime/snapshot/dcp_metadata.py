@@ -24,7 +24,7 @@ VERSION = "1.0.0"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankFile:
     """One rank's part of a checkpoint."""
 
     rank: int
@@ -42,13 +42,13 @@ class Derived:
     values_file: bytes
 
 
-def derive(parts: Sequence[Part], values_file: str) -> Derived:
+def derive(parts: Sequence[RankFile], values_file: str) -> Derived:
     """Metadata over all ranks. Where several hold the same shard, or a plain value, the lowest rank's counts."""
     tensors: dict[str, _TensorEntry] = {}
     for part in sorted(parts, key=lambda part: part.rank):
         for item in part.plan.items:
             entry = tensors.setdefault(item.fqn, _TensorEntry(item.dtype, item.shape, {}))
-            place = _Place(item.sizes, part.file, item.start, item.end - item.start)
+            place = _ShardExtent(item.sizes, part.file, item.start, item.end - item.start)
             entry.chunks.setdefault(item.offsets, place)
     paths: dict[str, tuple[str | int, ...]] = {}
     body, places = b"", {}
@@ -68,7 +68,7 @@ def derive(parts: Sequence[Part], values_file: str) -> Derived:
 _TENSOR = object()
 
 
-def _leaves(part: Part) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+def _leaves(part: RankFile) -> Iterator[tuple[tuple[str | int, ...], Any]]:
     count = sum(1 for node in part.plan.shape if node == "T")
     tree = put_together(part.plan.shape, [_TENSOR] * count, part.values)
     return _traverse((), tree)
@@ -104,7 +104,7 @@ def _holds_tensors(node: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _ShardExtent:
     sizes: tuple[int, ...]
     file: str
     start: int
@@ -115,7 +115,7 @@ class _Place:
 class _TensorEntry:
     dtype: str
     shape: tuple[int, ...]
-    chunks: dict[tuple[int, ...], _Place]
+    chunks: dict[tuple[int, ...], _ShardExtent]
 
 
 _HOME = "torch.distributed.checkpoint.metadata"

@@ -28,7 +28,7 @@ class Piece(ctypes.Structure):
     _fields_ = (("to", ctypes.c_void_p), ("source", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
 
 
-class Hurry:
+class Unthrottle:
     """Asks a copy to end that another thread has begun. Such a copy looks without the interpreter's lock."""
 
     def __init__(self) -> None:
@@ -108,20 +108,22 @@ def copy_checked(destination: torch.Tensor, source: torch.Tensor, checksum: int)
 
 def copy_memory_checked(to: int, source: int, nbytes: int, checksum: int) -> int:
     """The same of memory at these addresses, one copying."""
-    return copy_pieces_checked([(to, source, nbytes)], checksum, Hurry())[1]
+    return copy_pieces_checked([(to, source, nbytes)], checksum, Unthrottle())[1]
 
 
-def copy_pieces_checked(pieces: Sequence[tuple[int, int, int]], checksum: int, hurry: Hurry) -> tuple[int, int]:
-    """The same of pieces (see `Piece`), one after the other, until `hurry` is set; returns the bytes done too."""
+def copy_pieces_checked(
+    pieces: Sequence[tuple[int, int, int]], checksum: int, unthrottle: Unthrottle
+) -> tuple[int, int]:
+    """The same of pieces (see `Piece`), one after the other, until `unthrottle` is set; returns the bytes done too."""
     checker, done = _checker(), 0
     if checker is not None:  # all at once: whoever trains beside it waits for the interpreter's lock nowhere
         found = ctypes.c_uint64(checksum)
         all_of_them = (Piece * len(pieces))(*(Piece(*piece) for piece in pieces))
-        done = checker(all_of_them, len(pieces), ctypes.byref(hurry.flag), ctypes.byref(found))
+        done = checker(all_of_them, len(pieces), ctypes.byref(unthrottle.flag), ctypes.byref(found))
         return done, found.value
     for to, source, nbytes in pieces:
         for start in range(0, nbytes, PIECE):
-            if hurry.is_set():
+            if unthrottle.is_set():
                 return done, checksum
             length = min(PIECE, nbytes - start)
             checksum = crc64nvme(_memory(source + start, length), checksum)

@@ -14,7 +14,7 @@ from hyperpod_ext.runtime.snapshot.manifest import generation_of
 from hyperpod_ext.runtime.snapshot.sharing import Sharing
 
 Tier = Literal["live", "memory", "file", "s3"]
-Place = tuple[str, int, int, str, str]
+OfferKey = tuple[str, int, int, str, str]
 """Tier, rank, node, save id and URL of an offer: what a refused one is known by."""
 
 _AT_ONCE = 4
@@ -48,18 +48,18 @@ class Offer:
     """Where a checkpoint of all lies."""
 
     @property
-    def place(self) -> Place:
+    def key(self) -> OfferKey:
         return (self.tier, self.rank, self.node, self.save_id, self.url)
 
     @classmethod
-    def of_memory(cls, brief: Mapping[str, Any], node: int) -> Offer:
+    def of_memory(cls, summary: Mapping[str, Any], node: int) -> Offer:
         """What a node's memory server says of one snapshot."""
-        return cls("memory", node=node, **{key: brief[key] for key in _OF_MEMORY})
+        return cls("memory", node=node, **{key: summary[key] for key in _OF_MEMORY})
 
     @classmethod
-    def of_all(cls, brief: Mapping[str, Any]) -> Offer:
+    def of_all(cls, summary: Mapping[str, Any]) -> Offer:
         """What a memory server says of one checkpoint in a durable tier."""
-        return cls(rank=-1, node=-1, **{key: brief[key] for key in _OF_ALL})
+        return cls(rank=-1, node=-1, **{key: summary[key] for key in _OF_ALL})
 
 
 _OF_MEMORY = ("step", "rank", "save_id", "own_digest", "sharing", "content", "world_size")
@@ -79,7 +79,7 @@ class Source:
     folder: str = ""
 
 
-def place_of(source: Source, nodes: Mapping[int, int]) -> Place:
+def place_of(source: Source, nodes: Mapping[int, int]) -> OfferKey:
     """Of the offer that a source came from. `nodes`: the node of each rank."""
     match source.kind:
         case "memory" | "peer":

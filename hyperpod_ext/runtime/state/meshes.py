@@ -106,7 +106,7 @@ class _Gone:
 
 
 @dataclass(frozen=True)
-class Place:
+class GroupHolder:
     """Where a process group was held, or a mesh that has one."""
 
     holder: Callable[[], Any]
@@ -119,7 +119,7 @@ class Place:
     """Entry of a mapping, where the attribute is one."""
 
 
-def let_go() -> list[Place]:
+def let_go() -> list[GroupHolder]:
     """Take the process groups out of everything that holds them, and end what FSDP2 was in the middle of."""
     if "torch.distributed.tensor" not in sys.modules:
         return []
@@ -143,23 +143,25 @@ def _kinds_of_holders() -> tuple[type, ...]:
     return tuple(kinds)
 
 
-def _take_out(thing: Any) -> list[Place]:
+def _take_out(thing: Any) -> list[GroupHolder]:
     here, places = weakref.ref(thing), []
     for attribute, value in list(vars(thing).items()):
         if isinstance(value, dist.ProcessGroup):
-            places.append(Place(here, attribute, str(value.group_name)))
+            places.append(GroupHolder(here, attribute, str(value.group_name)))
             setattr(thing, attribute, _Gone(str(value.group_name)))
     # of a mesh: groups that torch.compile looks for, and flattened meshes, which are made when first needed. What a
     # newcomer will make, survivors must make, too
     for attribute in ("_pg_registry", "_flatten_mapping"):
         for key, value in dict(vars(thing).get(attribute) or {}).items():
             name = key if attribute == "_pg_registry" else (getattr(value, "_dim_group_names", None) or [""])[0]
-            places.append(Place(here, attribute, str(name), key, value if attribute == "_flatten_mapping" else None))
+            places.append(
+                GroupHolder(here, attribute, str(name), key, value if attribute == "_flatten_mapping" else None)
+            )
             del vars(thing)[attribute][key]
     return places
 
 
-def give_back(places: Sequence[Place]) -> list[Place]:
+def give_back(places: Sequence[GroupHolder]) -> list[GroupHolder]:
     """Put the groups of this generation where those of the same names were; returns what has none yet."""
     missing = []
     for place in places:

@@ -1,4 +1,4 @@
-"""Keeps a worker's pulse: which step, which phase, how many collectives. And gives its stacks when asked.
+"""Keeps a worker's heartbeat: which step, which phase, how many collectives. And gives its stacks when asked.
 
 Phases are told by hooks on the registered modules and optimizers. They change no number: they return
 nothing. A compiled module tells no forward phase, as hooks would break its graph.
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from hyperpod_ext.runtime.detection.heartbeat import ENV_PULSE, Phase, Pulse
+from hyperpod_ext.runtime.detection.heartbeat import ENV_HEARTBEAT, HeartbeatPage, Phase
 from hyperpod_ext.runtime.detection.stacks import DUMP_SIGNAL
 
 _BEATS_A_SECOND = 4
@@ -28,7 +28,7 @@ class _Hook(Protocol):
     def remove(self) -> None: ...
 
 
-class Watcher(Protocol):
+class PhaseListener(Protocol):
     """Who else is told of each phase: the injector of rehearsed faults."""
 
     def at(self, phase: Phase, step: int) -> None: ...
@@ -38,45 +38,45 @@ class Progress:
     """What this process tells of its progress. One a process."""
 
     def __init__(self) -> None:
-        self._pulse = Pulse.of(os.environ.get(ENV_PULSE))
+        self._heartbeat = HeartbeatPage.of(os.environ.get(ENV_HEARTBEAT))
         self._hooks: list[_Hook] = []
         self._orders = 0
         self._step_began: float | None = None
         self.data_s = 0.0
         """Seconds from the beginning of this step to its first forward pass; 0 where that was not seen."""
-        self.watcher: Watcher | None = None
+        self.listener: PhaseListener | None = None
         """Set where faults are rehearsed; nothing is asked of it otherwise."""
-        if ENV_PULSE in os.environ:
-            self._pulse.beat(0)
+        if ENV_HEARTBEAT in os.environ:
+            self._heartbeat.beat(0)
             faulthandler.register(DUMP_SIGNAL, file=sys.stderr, all_threads=True)
             faulthandler.enable(file=sys.stderr)  # a crash in native code leaves the Python stack in the log, too
-            threading.Thread(target=self._beat, name="hpx-pulse", daemon=True).start()
+            threading.Thread(target=self._beat, name="hpx-heartbeat", daemon=True).start()
 
     @property
     def step(self) -> int:
         """Step that is being made."""
-        return self._pulse.step
+        return self._heartbeat.step
 
     def enter(self, generation: int) -> None:
         """A generation begins."""
-        self._pulse.generation = generation
+        self._heartbeat.generation = generation
         self.mark(Phase.START)
 
     def begin_step(self, step: int) -> None:
-        self._pulse.step = step
+        self._heartbeat.step = step
         self._step_began, self.data_s = time.monotonic(), 0.0
         self.mark(Phase.DATA)
 
     def mark(self, phase: Phase) -> None:
         """This rank has come to `phase` of its step."""
-        self._pulse.mark(phase)
-        if self.watcher is not None:
-            self.watcher.at(phase, self._pulse.step)
+        self._heartbeat.mark(phase)
+        if self.listener is not None:
+            self.listener.at(phase, self._heartbeat.step)
 
     @property
     def has_orders(self) -> bool:
         """Whether the agent has left orders since this was asked last."""
-        orders = self._pulse.orders
+        orders = self._heartbeat.orders
         changed, self._orders = orders != self._orders, orders
         return changed
 
@@ -117,7 +117,7 @@ class Progress:
     def _beat(self) -> None:
         pause = threading.Event()
         while not pause.wait(1 / _BEATS_A_SECOND):
-            self._pulse.beat(collectives_begun())
+            self._heartbeat.beat(collectives_begun())
 
 
 def collectives_begun() -> int:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from hyperpod_ext.errors import ReplicasDifferError
 from hyperpod_ext.runtime.snapshot.manifest import crc64nvme
 from hyperpod_ext.runtime.snapshot.tree import leaf_paths
-from hyperpod_ext.runtime.state.training_state import Taken, local_of, raw_bytes
+from hyperpod_ext.runtime.state.training_state import CapturedState, local_of, raw_bytes
 
 _SIGN = 1 << 63
 _WRAP = 1 << 64
@@ -25,7 +25,7 @@ def is_due(step: int, every: int) -> bool:
     return every > 0 and (step == 1 or step % every == 0)
 
 
-def check_replicas(step: int, taken: Taken, among: Collection[int] | None = None) -> None:
+def check_replicas(step: int, captured: CapturedState, among: Collection[int] | None = None) -> None:
     """Compare what data parallelism keeps equal. Collective: all ranks of the job, at the same step.
 
     Args:
@@ -34,15 +34,15 @@ def check_replicas(step: int, taken: Taken, among: Collection[int] | None = None
     Raises:
         ReplicasDifferError: names the ranks, and the first tensor in which they differ.
     """
-    own = {id(tensor) for tensor in taken.own}
-    shared = [tensor for tensor in taken.parts.tensors if id(tensor) not in own]
+    own = {id(tensor) for tensor in captured.own}
+    shared = [tensor for tensor in captured.parts.tensors if id(tensor) not in own]
     sums = [checksum(tensor) for tensor in shared]
     whole = crc64nvme(b"".join(value.to_bytes(8, "little") for value in sums))
     everywhere = _gather([whole], shared)
     groups = group_by({rank: sums for rank, sums in enumerate(everywhere) if among is None or rank in among})
     if len(groups) == 1:
         return
-    where = _where(taken, shared, sums) if among is None else ""  # only some ranks have come here otherwise
+    where = _where(captured, shared, sums) if among is None else ""  # only some ranks have come here otherwise
     raise ReplicasDifferError(
         f"ranks do not hold the same state after step {step}: {describe(groups)}{where}",
         hint="Every rank must make the same step: wrap the model in run.data_parallel, draw random numbers that "
@@ -60,14 +60,14 @@ def checksum(tensor: torch.Tensor) -> int:
     return int(total + words[words.numel() // 4 * 4 :].sum(dtype=torch.int64)) % _WRAP
 
 
-def _where(taken: Taken, shared: Sequence[torch.Tensor], sums: Sequence[int]) -> str:
+def _where(captured: CapturedState, shared: Sequence[torch.Tensor], sums: Sequence[int]) -> str:
     """The first tensor that differs. Collective."""
     each = _gather(sums, shared)
     first = next((i for i, column in enumerate(zip(*each, strict=True)) if len(set(column)) > 1), None)
     if first is None:
         return ""
-    names = [".".join(map(str, path)) for path in leaf_paths(taken.parts.shape)[0]]
-    return ", first in " + names[next(i for i, t in enumerate(taken.parts.tensors) if t is shared[first])]
+    names = [".".join(map(str, path)) for path in leaf_paths(captured.parts.shape)[0]]
+    return ", first in " + names[next(i for i, t in enumerate(captured.parts.tensors) if t is shared[first])]
 
 
 def group_by(sums: Mapping[int, Sequence[int]]) -> dict[tuple[int, ...], list[int]]:

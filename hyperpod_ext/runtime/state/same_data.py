@@ -18,7 +18,7 @@ _SAME = ("fingerprint", "order", "seed")
 _FOR_EVER = timedelta(days=14)
 _NAMED = 8
 
-Told = Mapping[str, Mapping[str, Any]]
+DataPositions = Mapping[str, Mapping[str, Any]]
 """By the name of each position in data: what must be the same on every rank."""
 
 
@@ -32,7 +32,7 @@ class Keys(Protocol):
     def wait(self, keys: Sequence[str], timeout: timedelta) -> None: ...
 
 
-def told_of(states: Iterable[tuple[str, Any]]) -> Told:
+def data_positions_of(states: Iterable[tuple[str, Any]]) -> DataPositions:
     """Of the states of all objects, by name: what is compared of those that are positions in data."""
     return {
         name: {key: state[key] for key in _SAME}
@@ -41,7 +41,7 @@ def told_of(states: Iterable[tuple[str, Any]]) -> Told:
     }
 
 
-def check_same_data(keys: Keys, rank: int, world_size: int, told: Told) -> None:
+def check_same_data(keys: Keys, rank: int, world_size: int, positions: DataPositions) -> None:
     """Compare with all other ranks, by way of rank 0. Collective; only rank 0 waits, and raises for all.
 
     Raises:
@@ -49,22 +49,22 @@ def check_same_data(keys: Keys, rank: int, world_size: int, told: Told) -> None:
         ConnectionError: the generation is over.
     """
     if rank:
-        keys.set(f"hpx-data-{rank}/0", json.dumps(told))
+        keys.set(f"hpx-data-{rank}/0", json.dumps(positions))
         return
     names = [f"hpx-data-{other}/0" for other in range(1, world_size)]
     keys.wait(names, _FOR_EVER)
-    if problem := difference([told, *(json.loads(keys.get(name)) for name in names)]):
+    if problem := difference([positions, *(json.loads(keys.get(name)) for name in names)]):
         raise JobFailedError(
             problem, hint="Give every rank the same samples, in the same order; the loader shares them."
         )
 
 
-def difference(told: Sequence[Told]) -> str:
+def difference(positions: Sequence[DataPositions]) -> str:
     """What differs from rank to rank, and on which; empty: nothing."""
-    for name in sorted({name for one in told for name in one}):
+    for name in sorted({name for one in positions for name in one}):
         for key in _SAME:
             ranks = defaultdict[str, list[int]](list)
-            for rank, one in enumerate(told):
+            for rank, one in enumerate(positions):
                 ranks[repr(one[name][key]) if name in one else "none"].append(rank)
             if len(ranks) > 1:
                 said = [f"{value} on {_listed(its)}" for value, its in sorted(ranks.items(), key=lambda item: item[1])]

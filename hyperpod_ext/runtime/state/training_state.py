@@ -19,7 +19,7 @@ from hyperpod_ext.runtime.snapshot.sharing import Sharing
 from hyperpod_ext.runtime.snapshot.snapshot import Snapshot, fill
 from hyperpod_ext.runtime.snapshot.tree import Parts, leaf_paths, put_together, take_apart
 from hyperpod_ext.runtime.state.optimizer_state import bytes_to_come, make_state
-from hyperpod_ext.runtime.state.same_data import Told, told_of
+from hyperpod_ext.runtime.state.same_data import DataPositions, data_positions_of
 
 
 @runtime_checkable
@@ -32,7 +32,7 @@ class Stateful(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class CapturedState:
     """State of all objects at one moment, by reference."""
 
     parts: Parts
@@ -41,7 +41,7 @@ class Taken:
     optimizer."""
 
     @property
-    def is_cut(self) -> bool:
+    def is_sharded(self) -> bool:
         """Whether it is laid out for the ranks of one world, even where each of them holds all of it."""
         return any(is_dtensor(tensor) for tensor in self.parts.tensors)
 
@@ -71,7 +71,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class ConsistentStep:
     """A step that live state holds wholly."""
 
     step: int
@@ -99,10 +99,12 @@ class TrainingState:
                 )
         self._objects = dict(objects)
         self._before_change = before_change
-        self.told = False
+        self.is_reported = False
         """Whether an optimizer has said that it changes the state since it was committed last. One that does not,
         because its step is replayed from a graph, leaves no time to copy beside it."""
-        self._mark: tuple[Taken, list[int], Whole] | None = before._mark if before is not None else None
+        self._mark: tuple[CapturedState, list[int], ConsistentStep] | None = (
+            before._mark if before is not None else None
+        )
         if before is not None:
             before.close()
         # fused optimizers, and those that write through .data, change values that no counter tells of
@@ -122,7 +124,7 @@ class TrainingState:
         self._mark = None
 
     @property
-    def is_cut(self) -> bool:
+    def is_sharded(self) -> bool:
         """Whether what was committed is of no use in a world of another size."""
         return self._mark is not None and self._mark[2].world_size > 0
 
@@ -132,7 +134,7 @@ class TrainingState:
         return bool(self._hooks)
 
     def _about_to_change(self) -> None:
-        self._mark, self.told = None, True
+        self._mark, self.is_reported = None, True
         self._before_change()
 
     def clear_gradients(self) -> None:
@@ -148,24 +150,24 @@ class TrainingState:
         """Whether gradients wait for an optimizer that has not stepped since the last commit: they are no part of
         the state, so this is no moment to go on from."""
         optimizers = [value for value in self._objects.values() if isinstance(value, torch.optim.Optimizer)]
-        if self.told or not optimizers:
+        if self.is_reported or not optimizers:
             return False
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         if any(group.get("capturable") for group in groups):
             return False  # its steps may be replayed from a graph, and nobody hears of them
         return any(parameter.grad is not None for group in groups for parameter in group["params"])
 
-    def take(self) -> Taken:
+    def take(self) -> CapturedState:
         """The state taken apart, by reference."""
         tree = {name: _state_of(value) for name, value in self._objects.items()}
         parts = take_apart(tree, torch.Tensor)  # first, because it names what cannot be saved in full
         own = [t for name, value in self._objects.items() for t in _own(value, tree[name])]
-        return Taken(parts, own)
+        return CapturedState(parts, own)
 
-    def told_of_data(self) -> Told:
+    def data_positions(self) -> DataPositions:
         """Of the objects that are a position in data: what must be the same on every rank."""
         others = {n: v for n, v in self._objects.items() if not isinstance(v, torch.nn.Module | torch.optim.Optimizer)}
-        return told_of((name, value.state_dict()) for name, value in others.items())
+        return data_positions_of((name, value.state_dict()) for name, value in others.items())
 
     def nbytes(self) -> int:
         """Size of a snapshot, with what the optimizers have yet to make."""
@@ -238,11 +240,11 @@ class TrainingState:
             elif not value.state and any(is_dtensor(p) for group in value.param_groups for p in group["params"]):
                 make_state(value)
 
-    def commit(self, taken: Taken, whole: Whole) -> None:
+    def commit(self, captured: CapturedState, whole: ConsistentStep) -> None:
         """What the objects hold now is all of `whole.step`."""
-        self._mark, self.told = (taken, taken.versions(), whole), False
+        self._mark, self.is_reported = (captured, captured.versions(), whole), False
 
-    def whole(self) -> Whole | None:
+    def consistent_step(self) -> ConsistentStep | None:
         """What was committed last, or None when anything may have changed since."""
         if self._mark is None:
             return None
@@ -258,9 +260,9 @@ class TrainingState:
 
     def digest(self) -> str:
         """SHA-256 over every value: two ranks, or two runs, with equal digests are bit for bit equal."""
-        taken = self.take()
-        digest = hashlib.sha256(json.dumps([taken.parts.shape, taken.parts.values]).encode())
-        for local in Layout(taken.parts).locals:
+        captured = self.take()
+        digest = hashlib.sha256(json.dumps([captured.parts.shape, captured.parts.values]).encode())
+        for local in Layout(captured.parts).locals:
             digest.update(raw_bytes(local))
         return digest.hexdigest()
 
@@ -309,5 +311,5 @@ def _is_filled(module: torch.nn.Module, state: Any) -> bool:
     return not parts.values and all(id(tensor) in own for tensor in parts.tensors)
 
 
-def _places(taken: Taken) -> list[tuple[int, torch.Size]]:
-    return [(local.data_ptr(), local.shape) for local in Layout(taken.parts).locals]
+def _places(captured: CapturedState) -> list[tuple[int, torch.Size]]:
+    return [(local.data_ptr(), local.shape) for local in Layout(captured.parts).locals]

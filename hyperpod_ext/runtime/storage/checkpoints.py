@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ext.errors import CorruptSnapshotError, NotFoundError, StaleGenerationError
-from hyperpod_ext.runtime.snapshot.dcp_metadata import METADATA_FILE, Part, derive
+from hyperpod_ext.runtime.snapshot.dcp_metadata import METADATA_FILE, RankFile, derive
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
 from hyperpod_ext.runtime.snapshot.manifest import (
     FORMAT,
@@ -42,8 +42,8 @@ from hyperpod_ext.runtime.storage.names import (
     NOTE,
     VALUES,
     Found,
-    claim_name,
-    claimed,
+    fence_name,
+    fenced_generations,
     parse_folder,
     plan_name,
 )
@@ -83,11 +83,11 @@ class Checkpoints:
         names = [entry.name for entry in self.store.list()]
         folders = [parse_folder(name) for name in names if name.endswith(f"/{MANIFEST}")]
         with_manifest = [one for one in folders if one is not None]
-        return without_abandoned(with_manifest, self.starts(claimed(names), with_manifest))
+        return without_abandoned(with_manifest, self.starts(fenced_generations(names), with_manifest))
 
     def starts(
         self,
-        claimed: Collection[int],
+        fenced: Collection[int],
         found: Collection[Found],
         damaged: dict[int, CorruptSnapshotError] | None = None,
     ) -> dict[int, int]:
@@ -105,9 +105,9 @@ class Checkpoints:
         for one in found:
             saved.setdefault(one.generation, []).append(one)
         starts = {}
-        for number in sorted(saved.keys() & set(claimed) - {min(saved, default=0)}):
+        for number in sorted(saved.keys() & set(fenced) - {min(saved, default=0)}):
             try:
-                starts[number] = int(self._read_claim(number, saved[number])["step"])
+                starts[number] = int(self._read_fence(number, saved[number])["step"])
             except NotFoundError:
                 continue  # deleted since it was listed
             except CorruptSnapshotError as error:
@@ -169,17 +169,17 @@ class Checkpoints:
         """Highest generation that has been claimed or has written anything; 0: none."""
         names = [entry.name for entry in self.store.list()]
         written = [found.generation for name in names if (found := parse_folder(name))]
-        return max([0, *claimed(names), *written])
+        return max([0, *fenced_generations(names), *written])
 
-    def claim(self, generation: int, step: int, run: str) -> None:
+    def fence(self, generation: int, step: int, run: str) -> None:
         """Declare that `generation` begins at `step` and belongs to `run`. Needed before its first write.
 
         Raises:
             StaleGenerationError: it belongs to another run, or a later generation of another run exists.
         """
         document = {"format": FORMAT, "job": self._job, "generation": generation, "step": step, "run": run}
-        if not self.store.put_new(claim_name(generation), json.dumps(sign(document, self._secret)).encode()):
-            owner = self.claim_of(generation)
+        if not self.store.put_new(fence_name(generation), json.dumps(sign(document, self._secret)).encode()):
+            owner = self.fence_of(generation)
             if owner is None or owner.get("run") != run:
                 raise StaleGenerationError(f"generation {generation} of {self._job} belongs to another run of the job")
         self.check_not_followed(generation, run)
@@ -190,51 +190,51 @@ class Checkpoints:
         Raises:
             StaleGenerationError: it has, or who has cannot be told; nothing may be written any more.
         """
-        for later in claimed([entry.name for entry in self.store.list("generations/")]):
+        for later in fenced_generations([entry.name for entry in self.store.list("generations/")]):
             if later <= generation:
                 continue
             try:
-                claim = self._read_claim(later)
+                fence = self._read_fence(later)
             except NotFoundError:
                 continue  # deleted since
             except CorruptSnapshotError as error:
                 raise StaleGenerationError(
                     f"generation {later} has followed generation {generation}, and whose it is cannot be told: {error}"
                 ) from error
-            if claim["run"] != run:
+            if fence["run"] != run:
                 raise StaleGenerationError(f"generation {later} of another run has followed generation {generation}")
 
-    def claim_of(self, generation: int) -> dict[str, Any] | None:
+    def fence_of(self, generation: int) -> dict[str, Any] | None:
         """Who claimed a generation, and where it began; None when nobody has, or the claim is not this job's."""
         try:
-            return self._read_claim(generation)
+            return self._read_fence(generation)
         except (NotFoundError, CorruptSnapshotError):
             return None
 
-    def _read_claim(self, generation: int, saved: Collection[Found] = ()) -> dict[str, Any]:
+    def _read_fence(self, generation: int, saved: Collection[Found] = ()) -> dict[str, Any]:
         """`saved`: what the generation has saved, which may vouch for its claim."""
-        where = f"{self.store.url}/{claim_name(generation)}"
-        claim = read_document(self.store.get(claim_name(generation)), where)
-        if not self._trusting and not self._vouched_for(claim, saved):
-            if "signature" not in claim:
+        where = f"{self.store.url}/{fence_name(generation)}"
+        fence = read_document(self.store.get(fence_name(generation)), where)
+        if not self._trusting and not self._vouched_for(fence, saved):
+            if "signature" not in fence:
                 raise CorruptSnapshotError(f"{where}: it is not signed")
-            check_manifest(claim, self._secret, job=self._job, where=where)
-        if type(claim.get("step")) is not int or not isinstance(claim.get("run"), str):
+            check_manifest(fence, self._secret, job=self._job, where=where)
+        if type(fence.get("step")) is not int or not isinstance(fence.get("run"), str):
             raise CorruptSnapshotError(f"{where}: it does not say who began a generation, and where")
-        if claim.get("generation") != generation:
-            raise CorruptSnapshotError(f"{where}: it is the claim of generation {claim.get('generation')}")
-        return {key: claim[key] for key in ("generation", "step", "run")}
+        if fence.get("generation") != generation:
+            raise CorruptSnapshotError(f"{where}: it is the claim of generation {fence.get('generation')}")
+        return {key: fence[key] for key in ("generation", "step", "run")}
 
-    def _vouched_for(self, claim: Mapping[str, Any], saved: Collection[Found]) -> bool:
+    def _vouched_for(self, fence: Mapping[str, Any], saved: Collection[Found]) -> bool:
         """Whether a claim without a signature, as all were once, stands beside a signed checkpoint of its generation,
         and none of a step before.
 
         Whoever makes one up can hide no more by it than by deleting checkpoints, and bring back no more than by
         deleting the claim; what is left to go on from is signed. It lets nobody write: see `check_not_followed`.
         """
-        if not saved or claim.keys() != {"generation", "step", "run"} or type(claim["step"]) is not int:
+        if not saved or fence.keys() != {"generation", "step", "run"} or type(fence["step"]) is not int:
             return False
-        return bool(claim["step"] <= min(one.step for one in saved)) and any(map(self._is_ours, saved))
+        return bool(fence["step"] <= min(one.step for one in saved)) and any(map(self._is_ours, saved))
 
     def _is_ours(self, found: Found) -> bool:
         try:
@@ -322,7 +322,7 @@ class Checkpoints:
             raise CorruptSnapshotError(f"{self.store.url}/{folder}: nobody has said the MAC of {min(missing)}")
         digests = {str(manifest["plan"]) for manifest in manifests.values()}
         plans = {digest: known(digest) or self.read_plan(folder, digest) for digest in digests}
-        parts = [Part(r, plans[str(m["plan"])], m["values"], files[r]) for r, m in sorted(manifests.items())]
+        parts = [RankFile(r, plans[str(m["plan"])], m["values"], files[r]) for r, m in sorted(manifests.items())]
         derived = derive(parts, VALUES)
         files_of_torch: dict[str, dict[str, object]] = {}
         all_macs = dict(macs)
@@ -374,5 +374,5 @@ class Checkpoints:
                 gone.append(folder)
             else:
                 left.append(parsed.generation)
-        self.store.delete([claim_name(number) for number in claimed(names) if number < min(left)])
+        self.store.delete([fence_name(number) for number in fenced_generations(names) if number < min(left)])
         return gone

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hyperpod_ext.errors import ConflictError, CorruptSnapshotError, UnreachableError
 from hyperpod_ext.runtime.snapshot.dcp_metadata import METADATA_FILE
 from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, crc_text, read_document
-from hyperpod_ext.runtime.storage.inventory import Seen, Survey, plans
+from hyperpod_ext.runtime.storage.inventory import Inventory, InventoryEntry, plans
 from hyperpod_ext.runtime.storage.mac import Expected, Reading
 from hyperpod_ext.runtime.storage.names import MANIFEST, NOTE, VALUES
 from hyperpod_ext.runtime.storage.object_store import MIB, ObjectStore, ignore
@@ -38,7 +38,7 @@ class Copied:
     """False: the whole checkpoint was there already."""
 
 
-def check_destination(seen: Seen, destination: Survey) -> None:
+def check_destination(seen: InventoryEntry, destination: Inventory) -> None:
     """Refuse a copy that would harm what is there, or that nobody would find.
 
     Raises:
@@ -64,8 +64,8 @@ def check_destination(seen: Seen, destination: Survey) -> None:
 
 def copy(
     source: ObjectStore,
-    seen: Seen,
-    destination: Survey,
+    seen: InventoryEntry,
+    destination: Inventory,
     secret: bytes | None,
     on_bytes: Callable[[int], None] = ignore,
 ) -> Copied:

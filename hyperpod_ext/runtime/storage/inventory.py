@@ -18,7 +18,15 @@ from hyperpod_ext.runtime.snapshot.dcp_metadata import METADATA_FILE
 from hyperpod_ext.runtime.snapshot.manifest import FORMAT, Manifest, check_manifest, read_document, sign
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
 from hyperpod_ext.runtime.storage.mac import is_bound, read_mac
-from hyperpod_ext.runtime.storage.names import MANIFEST, NOTE, VALUES, Found, claimed, parse_folder, plan_name
+from hyperpod_ext.runtime.storage.names import (
+    MANIFEST,
+    NOTE,
+    VALUES,
+    Found,
+    fenced_generations,
+    parse_folder,
+    plan_name,
+)
 from hyperpod_ext.runtime.storage.object_store import ObjectStore
 from hyperpod_ext.runtime.storage.retention import to_keep, without_abandoned
 
@@ -41,7 +49,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Seen:
+class InventoryEntry:
     """One checkpoint's folder."""
 
     found: Found
@@ -61,25 +69,27 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Survey:
+class Inventory:
     """A place of checkpoints."""
 
     store: ObjectStore
     job: str | None
     """Whose checkpoints they are; None while nothing tells."""
-    seen: tuple[Seen, ...]
+    seen: tuple[InventoryEntry, ...]
     """Newest first."""
     starts: Mapping[int, int]
     """Step at which each generation began that has saved something."""
-    damaged_claims: Mapping[int, CorruptSnapshotError] = field(default_factory=dict)
+    damaged_fences: Mapping[int, CorruptSnapshotError] = field(default_factory=dict)
     """Generations of which it cannot be told where they began; training is not restored before that is mended."""
 
-    def of_step(self, step: int) -> list[Seen]:
+    def of_step(self, step: int) -> list[InventoryEntry]:
         """Checkpoints of one step, best first: a complete one, then later generations."""
         return sorted((one for one in self.seen if one.found.step == step), key=lambda one: one.state != "complete")
 
 
-def survey(store: ObjectStore, *, job: str | None = None, secret: bytes | None = None, lenient: bool = False) -> Survey:
+def take_inventory(
+    store: ObjectStore, *, job: str | None = None, secret: bytes | None = None, lenient: bool = False
+) -> Inventory:
     """Everything in a place.
 
     Args:
@@ -99,7 +109,9 @@ def survey(store: ObjectStore, *, job: str | None = None, secret: bytes | None =
     checkpoints = Checkpoints(store, job=job or "", secret=secret or b"", trusting=trusting)
     with_manifest = [found for found, files in folders.items() if MANIFEST in files]
     damaged: dict[int, CorruptSnapshotError] = {}
-    starts = checkpoints.starts(claimed([entry.name for entry in entries]), with_manifest, damaged if lenient else None)
+    starts = checkpoints.starts(
+        fenced_generations([entry.name for entry in entries]), with_manifest, damaged if lenient else None
+    )
     with ThreadPoolExecutor(_GETS_AT_ONCE) as pool:
         whole = [found for found, files in folders.items() if MANIFEST in files]
         read = zip(whole, pool.map(lambda found: _read(store, found), whole), strict=True)
@@ -114,7 +126,7 @@ def survey(store: ObjectStore, *, job: str | None = None, secret: bytes | None =
         else _unfinished(store, found, files)
         for found, files in folders.items()
     ]
-    return Survey(store, job, tuple(sorted(seen, key=lambda one: one.found, reverse=True)), starts, damaged)
+    return Inventory(store, job, tuple(sorted(seen, key=lambda one: one.found, reverse=True)), starts, damaged)
 
 
 def _read(store: ObjectStore, found: Found) -> Manifest | str | None:
@@ -133,28 +145,28 @@ def _guess_job(name: str, manifests: Collection[Manifest | str]) -> str | None:
 
 def _judge(
     found: Found, files: Mapping[str, int], manifest: Manifest | str, job: str | None, secret: bytes | None, alive: bool
-) -> Seen:
+) -> InventoryEntry:
     if isinstance(manifest, str):
-        return Seen(found, "damaged", files, None, (Finding(MANIFEST, manifest),), f"{MANIFEST}: {manifest}")
+        return InventoryEntry(found, "damaged", files, None, (Finding(MANIFEST, manifest),), f"{MANIFEST}: {manifest}")
     number = manifest.get("format")
     if isinstance(number, int) and number > FORMAT:
         detail = f"format {number} is newer than {FORMAT}, the newest this version reads"
-        return Seen(found, "foreign", files, None, (Finding(MANIFEST, detail),), detail)
+        return InventoryEntry(found, "foreign", files, None, (Finding(MANIFEST, detail),), detail)
     if manifest.get("job") != job:
         detail = f"belongs to job {manifest.get('job')!r}, not to {job!r}"
-        return Seen(found, "foreign", files, manifest, (Finding(MANIFEST, detail),), detail)
+        return InventoryEntry(found, "foreign", files, manifest, (Finding(MANIFEST, detail),), detail)
     findings = tuple(examine(manifest, found, files, secret))
     if findings:
         more = f", and {len(findings) - 1} more" if len(findings) > 1 else ""
         detail = f"{findings[0].file}: {findings[0].message}{more}"
-        return Seen(found, "damaged", files, manifest, findings, detail)
+        return InventoryEntry(found, "damaged", files, manifest, findings, detail)
     if not alive:
-        return Seen(found, "abandoned", files, manifest, (), "a later generation began before this step")
+        return InventoryEntry(found, "abandoned", files, manifest, (), "a later generation began before this step")
     detail = "" if is_bound(manifest) else "no MAC of its files: written by an earlier version"
-    return Seen(found, "complete", files, manifest, (), detail)
+    return InventoryEntry(found, "complete", files, manifest, (), detail)
 
 
-def _doubt(seen: Seen, damaged: Collection[int]) -> Seen:
+def _doubt(seen: InventoryEntry, damaged: Collection[int]) -> InventoryEntry:
     later = [generation for generation in damaged if generation > seen.found.generation]
     if seen.state != "complete" or not later:
         return seen
@@ -238,14 +250,14 @@ def derived(manifest: Manifest) -> dict[str, Any]:
     return known
 
 
-def _unfinished(store: ObjectStore, found: Found, files: Mapping[str, int]) -> Seen:
+def _unfinished(store: ObjectStore, found: Found, files: Mapping[str, int]) -> InventoryEntry:
     notes = [match for name in files if (match := NOTE.fullmatch(name))]
     announced = {int(match[2]) for match in notes if match[1] == "node"}
     done = {int(match[2]) for match in notes if match[1] == "done"}
     failed = {int(match[2]) for match in notes if match[1] == "failed"}
     left = {int(match[2]) for match in notes if match[1] == "left"}
     detail = _missing(announced, done, failed, left, _nodes(store, found, announced))
-    return Seen(found, "unfinished", files, detail=detail)
+    return InventoryEntry(found, "unfinished", files, detail=detail)
 
 
 def _nodes(store: ObjectStore, found: Found, announced: Collection[int]) -> int | None:
@@ -279,20 +291,20 @@ def _name_nodes(nodes: Collection[int]) -> str:
 
 
 def select_prunable(
-    survey: Survey, keep: int, every_steps: int | None, steps: Collection[int], *, with_damaged: bool = False
-) -> list[Seen]:
+    inventory: Inventory, keep: int, every_steps: int | None, steps: Collection[int], *, with_damaged: bool = False
+) -> list[InventoryEntry]:
     """What retention would remove, newest first: never the newest complete checkpoint, nor anything after it.
 
     Damaged ones do not count among the `keep`, and stay unless `with_damaged`; foreign ones always stay.
     """
-    good = [one.found for one in survey.seen if one.state == "complete"]
+    good = [one.found for one in inventory.seen if one.state == "complete"]
     if not good:
         return []
     kept = set(to_keep(good, keep, every_steps, steps))
     may_go: Sequence[State] = ("complete", "unfinished", "abandoned", *(("damaged",) if with_damaged else ()))
     return [
         one
-        for one in survey.seen
+        for one in inventory.seen
         if one.state in may_go
         and one.found not in kept
         and one.found.step < max(good).step

@@ -40,7 +40,7 @@ def parse_folder(name: str) -> Found | None:
     return Found(int(match[1]), int(match[2])) if match else None
 
 
-def claimed(names: Sequence[str]) -> list[int]:
+def fenced_generations(names: Sequence[str]) -> list[int]:
     """Generations that some run has claimed."""
     return [int(match[1]) for name in names if (match := re.fullmatch(r"generations/(\d+)\.json", name))]
 
@@ -50,6 +50,6 @@ def plan_name(digest: str) -> str:
     return f"plan-{digest[:32]}.json"
 
 
-def claim_name(generation: int) -> str:
+def fence_name(generation: int) -> str:
     """Name of the blob that says who began a generation, and where."""
     return f"generations/{generation:06d}.json"

@@ -17,10 +17,10 @@ from typing import Any
 from hyperpod_ext.errors import CorruptSnapshotError, UnreachableError
 from hyperpod_ext.runtime.storage.object_store import MIB, Entry, checked_name, checked_prefix, ignore, never
 from hyperpod_ext.runtime.storage.s3_errors import (
-    CutError,
+    NameInUseError,
     ShortError,
     SpoiltError,
-    TakenError,
+    TruncatedError,
     WrongChecksumError,
     item_error,
 )
@@ -98,7 +98,7 @@ class S3Store:
 
         try:
             self._requests.persist("write", attempt, call, also=lambda: True)
-        except TakenError:
+        except NameInUseError:
             # our own, if an earlier try landed and only its answer was lost
             return tries > 1 and self.get(name, cancelled=cancelled) == data
         return True
@@ -180,7 +180,7 @@ class S3Store:
                     call.look()
                     received = body.readinto(part[done : done + PIECE])
                     if not received:
-                        raise CutError()
+                        raise TruncatedError()
                     done += received
                     call.count(received)
 

@@ -8,7 +8,7 @@ from typing import Any
 from hyperpod_ext.errors import HyperpodExtError, NotFoundError, UnreachableError
 
 
-class TakenError(Exception):
+class NameInUseError(Exception):
     """A create-only put found the name in use."""
 
 
@@ -20,7 +20,7 @@ class WrongChecksumError(Exception):
     """The bytes that arrived do not match the checksum that came with them."""
 
 
-class CutError(Exception):
+class TruncatedError(Exception):
     """A body ended before its length."""
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class ShortError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ErrorMeaning:
     """What to raise, and whether another try may go better."""
 
     error: Exception
@@ -47,8 +47,8 @@ class Verdict:
 
 
 MEANINGS: dict[str, type[Exception]] = {
-    "PreconditionFailed": TakenError,
-    "412": TakenError,
+    "PreconditionFailed": NameInUseError,
+    "412": NameInUseError,
     "NoSuchUpload": UploadGoneError,
     "BadDigest": WrongChecksumError,
     "InvalidDigest": WrongChecksumError,
@@ -79,7 +79,7 @@ PASSING_TYPES = {  # names of classes, to import no client
     "CredentialRetrievalError",
     "MetadataRetrievalError",
     "HTTPError",  # urllib3's root
-    "CutError",
+    "TruncatedError",
     "SpoiltError",
     "OSError",
 }
@@ -94,17 +94,17 @@ CREDENTIAL_CODES = {
 }
 
 
-def judge(error: Exception, doing: str, what: str, bucket: str) -> Verdict:
+def judge(error: Exception, doing: str, what: str, bucket: str) -> ErrorMeaning:
     """Sort one failed request. `doing` and `what` name it: "write", "s3://bucket/key"."""
     response = getattr(error, "response", None)
     if isinstance(response, dict) and "Error" in response:
         return _judge_answer(response, doing, what, bucket)
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if not kinds & (PASSING_TYPES | {"BotoCoreError"}):
-        return Verdict(error)  # a mistake in this program, which deserves its traceback
+        return ErrorMeaning(error)  # a mistake in this program, which deserves its traceback
     text = " ".join(str(error).split())
     if kinds & CREDENTIALS:
-        return Verdict(
+        return ErrorMeaning(
             UnreachableError(
                 f"Cannot {doing} {what}: {text}",
                 hint="Give the node a role, or set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
@@ -112,9 +112,9 @@ def judge(error: Exception, doing: str, what: str, bucket: str) -> Verdict:
         )
     if "SSLError" in kinds:
         hint = "Check AWS_CA_BUNDLE and the endpoint's certificate."
-        return Verdict(UnreachableError(f"Cannot {doing} {what}: {text}", hint=hint))
+        return ErrorMeaning(UnreachableError(f"Cannot {doing} {what}: {text}", hint=hint))
     hint = "Check AWS_ENDPOINT_URL_S3, AWS_REGION, the S3 VPC endpoint and the security group."
-    return Verdict(UnreachableError(f"Cannot {doing} {what}: {text}", hint=hint), bool(kinds & PASSING_TYPES))
+    return ErrorMeaning(UnreachableError(f"Cannot {doing} {what}: {text}", hint=hint), bool(kinds & PASSING_TYPES))
 
 
 def item_error(item: dict[str, Any]) -> Exception:
@@ -128,20 +128,22 @@ class _ItemError(Exception):
     response: dict[str, Any]
 
 
-def _judge_answer(response: dict[str, Any], doing: str, what: str, bucket: str) -> Verdict:
+def _judge_answer(response: dict[str, Any], doing: str, what: str, bucket: str) -> ErrorMeaning:
     code, message = str(response["Error"].get("Code", "")), str(response["Error"].get("Message", ""))
     metadata = response.get("ResponseMetadata", {})
     status = metadata.get("HTTPStatusCode", 0)
     if meaning := MEANINGS.get(code):
-        return Verdict(meaning(message))
+        return ErrorMeaning(meaning(message))
     if status == 400 and "checksum" in message and "invalid" in message.lower():
-        return Verdict(WrongChecksumError(message))  # InvalidRequest: Value for x-amz-checksum-... header is invalid
+        return ErrorMeaning(
+            WrongChecksumError(message)
+        )  # InvalidRequest: Value for x-amz-checksum-... header is invalid
     if code in ("NoSuchKey", "404", "NotFound"):
-        return Verdict(NotFoundError(f"There is no {what}"))
+        return ErrorMeaning(NotFoundError(f"There is no {what}"))
     request = f", request {metadata['RequestId']}" if metadata.get("RequestId") else ""
     text = f"Cannot {doing} {what}: {message.rstrip('.') or 'refused'} ({code}{request})"
     passes = code in PASSING_CODES or status in PASSING_STATUS
-    return Verdict(_told(code, status, text, bucket), passes)
+    return ErrorMeaning(_told(code, status, text, bucket), passes)
 
 
 def _told(code: str, status: int, text: str, bucket: str) -> HyperpodExtError:

@@ -41,13 +41,13 @@ class Requests:
                 raise
             except Exception as error:
                 call.look()  # a body that was told to stop looks like a failed request
-                verdict = judge(error, doing, call.what, self.bucket)
-            spoilt = isinstance(verdict.error, WrongChecksumError) and also()
-            if not (verdict.passes or spoilt):
-                raise verdict.error
+                meaning = judge(error, doing, call.what, self.bucket)
+            spoilt = isinstance(meaning.error, WrongChecksumError) and also()
+            if not (meaning.passes or spoilt):
+                raise meaning.error
             if call.seconds_left() <= 0:
                 call.gave_up = True
-                raise _gave_up(verdict.error, call)
+                raise _gave_up(meaning.error, call)
             call.sleep(min(wait_s, call.seconds_left() + 0.01) * random.uniform(0.5, 1.0))
             wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
 

@@ -1,4 +1,4 @@
-"""One transfer of an object store while it runs: its patience, its watchers, and its bytes on their way out."""
+"""State of one running transfer: deadline, cancel and progress callbacks, request body."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from hyperpod_ext.runtime.snapshot.manifest import Manifest, content_of
 from hyperpod_ext.runtime.storage.names import image_of
 
 
-def share_out(records: Mapping[int, Sequence[Manifest]]) -> tuple[dict[int, str], dict[int, list[int]]]:
+def partition_uploads(records: Mapping[int, Sequence[Manifest]]) -> tuple[dict[int, str], dict[int, list[int]]]:
     """File of each rank, and the ranks whose image each node uploads. Equal on every node that computes it.
 
     Ranks that hold bit for bit the same (data parallelism) share one file: it is uploaded once, by the

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from hyperpod_ext.errors import CorruptSnapshotError, NotFoundError
-from hyperpod_ext.runtime.snapshot.dcp_metadata import METADATA_FILE, Part, derive
+from hyperpod_ext.runtime.snapshot.dcp_metadata import METADATA_FILE, RankFile, derive
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest
 from hyperpod_ext.runtime.snapshot.tree import leaf_paths
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
-from hyperpod_ext.runtime.storage.inventory import Finding, Seen, derived, images, plans
+from hyperpod_ext.runtime.storage.inventory import Finding, InventoryEntry, derived, images, plans
 from hyperpod_ext.runtime.storage.mac import Expected, Reading
 from hyperpod_ext.runtime.storage.names import MANIFEST, VALUES
 from hyperpod_ext.runtime.storage.object_store import MIB, ObjectStore, ignore
@@ -48,7 +48,7 @@ def what_is_wrong(
 
 
 def verify(
-    store: ObjectStore, seen: Seen, secret: bytes | None, on_bytes: Callable[[int], None] = ignore
+    store: ObjectStore, seen: InventoryEntry, secret: bytes | None, on_bytes: Callable[[int], None] = ignore
 ) -> list[Finding]:
     """Everything that is wrong with a checkpoint. `on_bytes` hears of bytes read, from several threads.
 
@@ -88,7 +88,7 @@ def verify(
     return [*seen.findings, *found]
 
 
-def read_plans(store: ObjectStore, seen: Seen) -> dict[str, Plan]:
+def read_plans(store: ObjectStore, seen: InventoryEntry) -> dict[str, Plan]:
     """Plans of a checkpoint by digest.
 
     Raises:
@@ -99,7 +99,9 @@ def read_plans(store: ObjectStore, seen: Seen) -> dict[str, Plan]:
     return {digest: checkpoints.read_plan(seen.found.folder, digest) for digest in plans(seen.manifest).values()}
 
 
-def _check_plans(store: ObjectStore, seen: Seen, manifest: Manifest, digests: dict[str, str]) -> Iterator[Finding]:
+def _check_plans(
+    store: ObjectStore, seen: InventoryEntry, manifest: Manifest, digests: dict[str, str]
+) -> Iterator[Finding]:
     checkpoints = Checkpoints(store, job="", secret=b"")
     found: dict[str, Plan] = {}
     for name, digest in digests.items():
@@ -119,12 +121,12 @@ def _check_plans(store: ObjectStore, seen: Seen, manifest: Manifest, digests: di
         if not isinstance(values, list) or len(values) != len(leaf_paths(plan.shape)[1]):
             yield Finding(MANIFEST, f"rank {rank}: its plain values are not those of its plan")
             continue
-        parts.append(Part(int(rank), plan, values, str(manifest["files"][rank])))
+        parts.append(RankFile(int(rank), plan, values, str(manifest["files"][rank])))
     if not derived(manifest) and len(parts) == len(manifest["ranks"]) and not seen.findings:
         yield from _compare_derived(store, seen, parts)
 
 
-def _compare_derived(store: ObjectStore, seen: Seen, parts: list[Part]) -> Iterator[Finding]:
+def _compare_derived(store: ObjectStore, seen: InventoryEntry, parts: list[RankFile]) -> Iterator[Finding]:
     """Of manifests without their checksums: are they what this version would derive?"""
     again = derive(parts, VALUES)
     for name, data in ((METADATA_FILE, again.metadata), (VALUES, again.values_file)):

@@ -29,7 +29,7 @@ from hyperpod_ext.runtime.training.run import Run
 
 Result = TypeVar("Result")
 
-_VERDICT_LEASES = 2.0
+_ANSWER_LEASES = 2.0
 """How many leases a rank whose collective broke waits to hear which rank failed, before it takes the blame: the loss of
 any node, the coordinator's too, is told within one."""
 
@@ -121,7 +121,7 @@ class _Loop:
 
     def until_finished(self, train: Callable[[Run], Result]) -> Result:
         while True:
-            generation = self._session.join(self._member.run.whole() if self._member else None)
+            generation = self._session.join(self._member.run.consistent_step() if self._member else None)
             environment = self._session.environment
             assert environment is not None, "it has joined"
             member = self._move(environment) if generation.moved and self._member else self._become(environment)
@@ -185,7 +185,7 @@ class _Loop:
         # frames of the failed call hold the DDP module, and it the group's sockets and gradient hooks
         _forget_frames(error)
         member.run.leave()
-        self._groups.cut()
+        self._groups.abort()
         self._groups.destroy()
         return True
 
@@ -201,7 +201,7 @@ class _Loop:
         if self._session.wait_aborted(_NEWS_S):
             return True
         self._session.event("collective_broke", rank=member.environment.rank, step=step, cause=one_line(error))
-        return self._session.wait_aborted(_VERDICT_LEASES * lease_s)
+        return self._session.wait_aborted(_ANSWER_LEASES * lease_s)
 
 
 def _forget_frames(error: BaseException | None) -> None:

@@ -13,7 +13,7 @@ from hyperpod_ext.errors import HyperpodExtError, JobFailedError
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.checkpoint.live_transfer import Order, receive_state, refuse_state, send_state
 from hyperpod_ext.runtime.control_plane.agent import ControlPlane
-from hyperpod_ext.runtime.control_plane.stop_at_step import Boundary
+from hyperpod_ext.runtime.control_plane.stop_at_step import StopAtStep
 from hyperpod_ext.runtime.process_group.store import PartitionedStore
 from hyperpod_ext.runtime.snapshot.select import Decision, Source
 from hyperpod_ext.runtime.snapshot.snapshot import Snapshot
@@ -38,7 +38,7 @@ class Restored:
 class Link(Protocol):
     """Restores state and takes reports."""
 
-    boundary: Boundary
+    stop_at_step: StopAtStep
 
     def restore(self, state: TrainingState, extras: Callable[[], dict[str, Any]]) -> Restored: ...
 
@@ -49,7 +49,7 @@ class Link(Protocol):
         """Whether the generation has ended, though the training function may not have noticed."""
 
     @property
-    def unharmed(self) -> bool:
+    def safe_to_commit(self) -> bool:
         """Whether it has, and the step that is being made can still end as any other."""
 
 
@@ -57,7 +57,7 @@ class SoloLink:
     """One process, no agent: starts fresh, reports to nobody."""
 
     def __init__(self) -> None:
-        self.boundary = Boundary()
+        self.stop_at_step = StopAtStep()
 
     def restore(self, state: TrainingState, extras: Callable[[], dict[str, Any]]) -> Restored:
         return Restored(0)
@@ -70,7 +70,7 @@ class SoloLink:
         return False
 
     @property
-    def unharmed(self) -> bool:
+    def safe_to_commit(self) -> bool:
         return False
 
 
@@ -79,7 +79,7 @@ class JobLink:
 
     def __init__(self, session: ControlPlane, rank: int, checkpointer: Checkpointer) -> None:
         self._session, self.rank, self._checkpointer = session, rank, checkpointer
-        self.boundary = session.boundary
+        self.stop_at_step = session.stop_at_step
         self._decision: Decision | None = None
         self._store: PartitionedStore | None = None
         self._peers: Mapping[int, tuple[str, int]] = {}
@@ -98,15 +98,15 @@ class JobLink:
         return self._session.aborted
 
     @property
-    def unharmed(self) -> bool:
-        return self._session.unharmed
+    def safe_to_commit(self) -> bool:
+        return self._session.safe_to_commit
 
     def restore(self, state: TrainingState, extras: Callable[[], dict[str, Any]]) -> Restored:
         assert self._decision is not None, "restore() outside of a generation"
         decision, attempt = self._decision, 1
         if decision.source(self.rank).kind == "fresh":  # then it is so on every rank
             assert self._store is not None
-            check_same_data(self._store, self.rank, len(decision.sources), state.told_of_data())
+            check_same_data(self._store, self.rank, len(decision.sources), state.data_positions())
         while True:
             restored, error = self._try(state, extras, decision, attempt)
             step, following = self._session.restored(attempt, error)
@@ -186,7 +186,7 @@ class JobLink:
 
 
 def _holds(state: TrainingState, mine: Source) -> bool:
-    whole = state.whole()
+    whole = state.consistent_step()
     return whole is not None and whole.save_id == mine.save_id
 
 

@@ -20,7 +20,7 @@ from hyperpod_ext.runtime.snapshot.manifest import save_id_of
 from hyperpod_ext.runtime.state import ddp_buckets as buckets
 from hyperpod_ext.runtime.state import interrupted_fsdp, meshes
 from hyperpod_ext.runtime.state.seeding import seed_of, seed_step
-from hyperpod_ext.runtime.state.training_state import Stateful, Taken, TrainingState, Whole
+from hyperpod_ext.runtime.state.training_state import CapturedState, ConsistentStep, Stateful, TrainingState
 from hyperpod_ext.runtime.training.restore import Link
 from hyperpod_ext.runtime.training.step_guards import Watchdog
 
@@ -36,7 +36,7 @@ class _Kept:
 
     value: Any
     made: meshes.Made
-    world: tuple[int, int]
+    group: tuple[int, int]
     """Rank and world size that it was built for."""
 
     @property
@@ -82,11 +82,11 @@ class Run:
         self._watchdog = Watchdog(config, rank, link, checkpointer)
         self._kept: list[_Kept] = []
         self._cursor = 0
-        self._held: dict[tuple[int, int], list[meshes.Place]] = {}
+        self._held: dict[tuple[int, int], list[meshes.GroupHolder]] = {}
         """Where groups were, by the rank and world size that they were made for."""
         self._state: TrainingState | None = None
         self._restored = False
-        self._taken: tuple[Taken, Whole] | None = None
+        self._captured: tuple[CapturedState, ConsistentStep] | None = None
         self._saved = -1
         """Step of the last snapshot."""
         self._wrapped: list[DistributedDataParallel] = []
@@ -114,10 +114,10 @@ class Run:
         """
         world = self._world
         known = self._kept[self._cursor] if self._cursor < len(self._kept) else None
-        if known is not None and known.world != world and known.is_of_one_world:
+        if known is not None and known.group != world and known.is_of_one_world:
             known.value, known = None, None  # two of them may not fit into memory
             self._held = {world: self._held.get(world, [])}
-            if self._state is not None and self._state.is_cut:
+            if self._state is not None and self._state.is_sharded:
                 self._state.forget()  # its parts come from what was saved
         if known is None or known.made.talked or not interrupted_fsdp.can_be_reset():
             torch.manual_seed(seed_of(self.config.seed, 0, -1))
@@ -126,7 +126,7 @@ class Run:
             self._kept[self._cursor : self._cursor + 1] = [_Kept(value, made, world)]
         else:
             meshes.repeat(known.made)
-            known.value, known.world = meshes.of_now(known.value), world
+            known.value, known.group = meshes.of_now(known.value), world
         self._give_back()
         self._cursor += 1
         return self._kept[self._cursor - 1].value  # type: ignore[no-any-return]  # what build returned
@@ -195,9 +195,9 @@ class Run:
         self._watchdog.begin_steps()
         self._began = self.step
         self._commit(self.step)
-        sharing = self._taken[1].sharing if self._taken is not None else ""
+        sharing = self._captured[1].sharing if self._captured is not None else ""
         self._link.event("begun", rank=self.rank, step=self.step, of=total, sharing=sharing)
-        self._link.boundary.begin(self.step + 1, total)
+        self._link.stop_at_step.begin(self.step + 1, total)
         for step in range(self.step + 1, total + 1):
             began = time.monotonic()
             self._metrics, self._in_step, self._blocked = {}, True, 0.0
@@ -230,8 +230,10 @@ class Run:
 
     def log(self, **metrics: float | torch.Tensor) -> None:
         """Record numbers: of the step being made, or, after the loop, of the whole run. NaN becomes null."""
-        if taken := sorted(_RESERVED & set(metrics)):
-            raise JobFailedError(f"log({taken[0]}=...): that name is the event log's own", hint="Choose another name.")
+        if captured := sorted(_RESERVED & set(metrics)):
+            raise JobFailedError(
+                f"log({captured[0]}=...): that name is the event log's own", hint="Choose another name."
+            )
         values = {name: _number(value) for name, value in metrics.items()}
         if self._in_step:
             self._metrics |= values
@@ -278,9 +280,9 @@ class Run:
         comes back first: the one between may have ended before the training function was called."""
         self._held[self._world] = meshes.give_back(self._held.get(self._world, []))
 
-    def whole(self) -> Whole | None:
+    def consistent_step(self) -> ConsistentStep | None:
         """The live state, if it is whole: what this rank can offer to others."""
-        return self._state.whole() if self._state is not None else None
+        return self._state.consistent_step() if self._state is not None else None
 
     def digest(self) -> str:
         """SHA-256 of the registered state; empty when nothing was registered."""
@@ -305,28 +307,30 @@ class Run:
             for index, wrapped in enumerate(self._wrapped):
                 if index not in self._layouts and (layout := buckets.layout_of(wrapped)) is not None:
                     self._layouts[index] = layout
-        at_once = not self._state.tells_of_changes or not (self._state.told or step == self._began)
-        taken = self._state.take()
-        self._watchdog.compare(step, taken)
-        sharing = taken.sharing()
-        world_size = 0 if sharing == "same" and not taken.is_cut else self.world_size
-        whole = Whole(step, save_id_of(self.generation, step), taken.own_digest(), sharing, world_size)
-        self._state.commit(taken, whole)
-        self.step, self._taken = step, (taken, whole)
-        saved = self._policy.due(step) and self._save(taken, whole, at_once=at_once)
+        at_once = not self._state.tells_of_changes or not (self._state.is_reported or step == self._began)
+        captured = self._state.take()
+        self._watchdog.compare(step, captured)
+        sharing = captured.sharing()
+        world_size = 0 if sharing == "same" and not captured.is_sharded else self.world_size
+        whole = ConsistentStep(step, save_id_of(self.generation, step), captured.own_digest(), sharing, world_size)
+        self._state.commit(captured, whole)
+        self.step, self._captured = step, (captured, whole)
+        saved = self._policy.due(step) and self._save(captured, whole, at_once=at_once)
         if not saved and self._checkpointer is not None and self.config.checkpoint.peer() is not None:
             self._checkpointer.stepped()
 
-    def _save(self, taken: Taken, whole: Whole, *, at_once: bool, when_busy: WhenBusy | None = None) -> bool:
+    def _save(
+        self, captured: CapturedState, whole: ConsistentStep, *, at_once: bool, when_busy: WhenBusy | None = None
+    ) -> bool:
         """Whether there is a snapshot of it now: one may be skipped."""
         if self._checkpointer is None:
             return False
-        own, began = {id(tensor) for tensor in taken.own}, time.monotonic()
+        own, began = {id(tensor) for tensor in captured.own}, time.monotonic()
         saved = self._checkpointer.save(
             whole.step,
             whole.save_id,
             self.generation,
-            taken.parts,
+            captured.parts,
             self._extras() | {"sharing": whole.sharing},
             own_digest=whole.own_digest,
             changing=lambda tensor: id(tensor) in own,
@@ -343,23 +347,33 @@ class Run:
         Raises:
             AbortedError: it does; the training function is called again.
         """
-        boundary = self._link.boundary
-        if not boundary.stops_after(step, whole=self.step == step):
+        stop_at_step = self._link.stop_at_step
+        if not stop_at_step.stops_after(step, whole=self.step == step):
             return
         self._watchdog.leave()
-        if self._checkpointer is not None and self._taken is not None and (boundary.ends or self._taken[1].world_size):
+        if (
+            self._checkpointer is not None
+            and self._captured is not None
+            and (stop_at_step.ends or self._captured[1].world_size)
+        ):
             if self._saved != step:  # others cut their parts from it
-                self._save(*self._taken, at_once=True, when_busy=self._never_skipped if boundary.ends else "wait")
+                self._save(
+                    *self._captured, at_once=True, when_busy=self._never_skipped if stop_at_step.ends else "wait"
+                )
             self._see_saved()
-        boundary.halt(step)
+        stop_at_step.stop(step)
         if self._link.over:
             raise AbortedError(f"generation {self.generation} is over: the job goes on with other nodes")
 
     def _save_last(self) -> None:
         """The last step goes to the durable tiers before the job ends: where none was due, it has a snapshot now."""
         if self._checkpointer is not None and self._state is not None and self._policy.durable():
-            if self._taken is not None and self._saved != self.step and self._state.whole() is self._taken[1]:
-                self._save(*self._taken, at_once=True, when_busy=self._never_skipped)
+            if (
+                self._captured is not None
+                and self._saved != self.step
+                and self._state.consistent_step() is self._captured[1]
+            ):
+                self._save(*self._captured, at_once=True, when_busy=self._never_skipped)
             self._checkpointer.flush()
         self._see_saved()
 
@@ -370,10 +384,10 @@ class Run:
 
     def _see_saved(self) -> None:
         """No save follows soon: wait until the last one is sealed. It is made again where its memory server ends."""
-        if self._checkpointer is None or self._taken is None or self._saved != self.step:
+        if self._checkpointer is None or self._captured is None or self._saved != self.step:
             return
         while not self._checkpointer.flush():
-            self._save(*self._taken, at_once=True, when_busy="wait")
+            self._save(*self._captured, at_once=True, when_busy="wait")
 
     def _wait_staged(self) -> None:
         """The state is about to change: what is still being copied of it must be copied first."""

@@ -1,4 +1,4 @@
-"""What goes along with a run's steps: its pulse, the NaN guard, the comparison of replicas, rehearsed faults.
+"""What goes along with a run's steps: its heartbeat, the NaN guard, the comparison of replicas, rehearsed faults.
 
 All of it in one place, so that `Run` has one thing to tell of each moment.
 """
@@ -21,10 +21,10 @@ from hyperpod_ext.runtime.snapshot.sharing import Sharing
 from hyperpod_ext.runtime.state.nan_guard import NanGuard
 from hyperpod_ext.runtime.state.progress import Progress
 from hyperpod_ext.runtime.state.replica_check import check_replicas, is_due
-from hyperpod_ext.runtime.state.training_state import Taken
+from hyperpod_ext.runtime.state.training_state import CapturedState
 
 
-class Line(Protocol):
+class GuardReports(Protocol):
     """Where reports go."""
 
     @property
@@ -32,7 +32,7 @@ class Line(Protocol):
         """Whether the generation has ended."""
 
     @property
-    def unharmed(self) -> bool:
+    def safe_to_commit(self) -> bool:
         """Whether it has, and the step that is being made can still end as any other."""
 
     def event(self, event: str, **fields: Any) -> None: ...
@@ -47,13 +47,15 @@ def progress_of_this_process() -> Progress:
 class Watchdog:
     """Told of each moment of one rank's run."""
 
-    def __init__(self, config: RuntimeConfig, rank: int, line: Line, checkpointer: Checkpointer | None) -> None:
-        self._config, self._rank, self._line, self._checkpointer = config, rank, line, checkpointer
+    def __init__(
+        self, config: RuntimeConfig, rank: int, reports: GuardReports, checkpointer: Checkpointer | None
+    ) -> None:
+        self._config, self._rank, self._reports, self._checkpointer = config, rank, reports, checkpointer
         self._progress = progress_of_this_process()
-        self._nan = NanGuard(config.restart.nan, rank, line.event)
+        self._nan = NanGuard(config.restart.nan, rank, reports.event)
         self._objects: Mapping[str, object] = {}
         self._generation = 0
-        self._told_in = 0
+        self._reported_in = 0
         self._injector: Injector | None = None
         if checkpointer is not None:  # a job: alone, there is nobody to recover
             self._injector = Injector(armed_faults(config), rank, run_dir_of(), self)
@@ -66,7 +68,7 @@ class Watchdog:
     def close(self) -> None:
         """Let go of the objects; another one takes this one's place."""
         self._nan.close()
-        self._progress.watcher = None
+        self._progress.listener = None
 
     def enter(self, generation: int) -> None:
         """A generation begins."""
@@ -101,12 +103,12 @@ class Watchdog:
 
     def end_step(self) -> None:
         """The loop body of a step has ended; it is about to be committed. Raises like `begin_step`."""
-        if not self._line.unharmed:  # else others may have no other copy of what this rank has made
+        if not self._reports.safe_to_commit:  # else others may have no other copy of what this rank has made
             self._check_over()
         self._nan.end_step()
         self._progress.mark(Phase.CHECKPOINT)
 
-    def compare(self, step: int, taken: Taken) -> None:
+    def compare(self, step: int, captured: CapturedState) -> None:
         """See whether ranks agree on what they hold, when that is due. Collective.
 
         Raises:
@@ -114,9 +116,9 @@ class Watchdog:
         """
         if not is_due(step, self._config.restart.compare_replicas_every):
             return
-        sharing = Sharing.of(taken.sharing())
+        sharing = Sharing.of(captured.sharing())
         if sharing.kind != "shard":
-            check_replicas(step, taken, sharing.ranks)
+            check_replicas(step, captured, sharing.ranks)
 
     def end_steps(self) -> None:
         """The last step is made."""
@@ -132,11 +134,11 @@ class Watchdog:
 
     def _arm(self) -> None:
         """Faults that can be ordered while the job runs need someone to look; where none can, nobody is asked."""
-        if self._injector is None or self._progress.watcher is not None:
+        if self._injector is None or self._progress.listener is not None:
             return
         if self._injector or self._progress.has_orders:
             self._injector.obey(lambda: self._progress.has_orders)
-            self._progress.watcher = self._injector
+            self._progress.listener = self._injector
 
     def _check_over(self, *, between_steps: bool = False) -> None:
         """Stop a training function that has not noticed the end of its generation: what it does now goes nowhere.
@@ -144,15 +146,15 @@ class Watchdog:
         It may have made no collective since, or have caught our exception: nobody can tell here. Between two steps
         there is nothing to be said of it.
         """
-        if not self._line.over:
+        if not self._reports.over:
             return
-        self._progress.watcher = None
+        self._progress.listener = None
         why = f"generation {self._generation} is over"
-        if self._told_in == self._generation:
+        if self._reported_in == self._generation:
             raise SystemExit(why)  # passes through `except Exception`, and the loop takes it for what it is
-        self._told_in = self._generation
+        self._reported_in = self._generation
         if not between_steps:
-            self._line.event("given_up", rank=self._rank, step=self._progress.step)
+            self._reports.event("given_up", rank=self._rank, step=self._progress.step)
             sys.stderr.write(
                 f"hyperpod_ext: step {self._progress.step} of rank {self._rank} is given up, for a fault elsewhere. "
                 "If the training function catches exceptions, let AbortedError and errors of collectives pass.\n"
@@ -162,7 +164,7 @@ class Watchdog:
     # --- what injected faults need ----------------------------------------------------------------
 
     def event(self, event: str, **fields: Any) -> None:
-        self._line.event(event, **fields)
+        self._reports.event(event, **fields)
 
     def snapshots(self) -> tuple[memoryview, int, int] | None:
         if self._checkpointer is None:

@@ -15,7 +15,7 @@ _NAMED = ("name", "mountPath", "key", "containerPort")
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FieldDifference:
     """One field; None: it is not there."""
 
     path: str
@@ -26,7 +26,7 @@ class Change:
         return f"{self.path}: {_shown(self.there)} -> {_shown(self.wanted)}"
 
 
-def differences(wanted: Any, there: Any, path: str = "") -> Iterator[Change]:
+def differences(wanted: Any, there: Any, path: str = "") -> Iterator[FieldDifference]:
     """Every field of `wanted` that `there` lacks or has otherwise."""
     if isinstance(wanted, Mapping) and isinstance(there, Mapping):
         for key, value in wanted.items():
@@ -34,10 +34,10 @@ def differences(wanted: Any, there: Any, path: str = "") -> Iterator[Change]:
     elif isinstance(wanted, list) and isinstance(there, list):
         yield from _of_lists(wanted, there, path)
     elif wanted != there and not (wanted in (None, {}, []) and there in (None, {}, [])):
-        yield Change(path, there, wanted)
+        yield FieldDifference(path, there, wanted)
 
 
-def _of_lists(wanted: list[Any], there: list[Any], path: str) -> Iterator[Change]:
+def _of_lists(wanted: list[Any], there: list[Any], path: str) -> Iterator[FieldDifference]:
     by = next(
         (key for key in _NAMED if all(isinstance(one, Mapping) and key in one for one in [*wanted, *there])), None
     )

@@ -39,7 +39,7 @@ class JobStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class StatusUpdate:
     """What happened since the moment before; the last of a job has a final status."""
 
     status: JobStatus

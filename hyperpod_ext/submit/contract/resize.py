@@ -31,7 +31,7 @@ _INSTEAD = {
 _TICK_S = 0.1
 
 
-class Ordered(Protocol):
+class PendingResize(Protocol):
     """An order that was given."""
 
     @property
@@ -47,7 +47,7 @@ class Resizer(Protocol):
     """What a target's module for resizing can do."""
 
     def order(self, handle: JobHandle, nodes: int) -> Any:
-        """Order the job on `nodes` nodes; returns an `Ordered`."""
+        """Order the job on `nodes` nodes; returns an `PendingResize`."""
 
     def outcome(self, ordered: Any, timeout_s: float | None) -> dict[str, Any]:
         """Wait until the job is as was ordered."""
@@ -67,7 +67,7 @@ def get_resizer(target: str) -> Resizer:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class JobNodes:
     """A job's nodes, as its event log tells."""
 
     size: int
@@ -97,7 +97,7 @@ def refusal(job: JobConfig, nodes: int) -> Problem | None:
     return Problem(message, source="--nodes", hint=f"{job.name} can run on {', '.join(map(str, sizes))}")
 
 
-def world_of(events: Iterable[Mapping[str, Any]]) -> World:
+def nodes_of_job(events: Iterable[Mapping[str, Any]]) -> JobNodes:
     """The job's nodes after these events. Pure."""
     size, members = 0, set[int]()
     for event in events:
@@ -108,7 +108,7 @@ def world_of(events: Iterable[Mapping[str, Any]]) -> World:
                 members.add(int(event["node"]))
             case "node_left" | "node_lost":
                 members.discard(int(event["node"]))
-    return World(size, frozenset(members))
+    return JobNodes(size, frozenset(members))
 
 
 def new_name() -> str:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hyperpod_ext.config.job.job import JobConfig
     from hyperpod_ext.submit.contract.capabilities import Capabilities
     from hyperpod_ext.submit.contract.handle import JobHandle
-    from hyperpod_ext.submit.contract.job_status import JobStatus, Moment
+    from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
     from hyperpod_ext.submit.contract.plan_type import Plan
 
 TARGETS: dict[str, str] = {
@@ -44,7 +44,7 @@ class Target(Protocol):
     def status(self, handle: JobHandle) -> JobStatus:
         """What is known of one job."""
 
-    def watch(self, handle: JobHandle, with_lines: bool = False) -> Iterator[Moment]:
+    def watch(self, handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]:
         """A moment every fraction of a second, until the job has ended."""
 
     def logs(self, handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:

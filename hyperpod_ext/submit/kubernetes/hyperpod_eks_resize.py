@@ -27,7 +27,7 @@ _TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Ordered:
+class PendingResize:
     """Bounds that the operator was given."""
 
     handle: JobHandle
@@ -41,7 +41,7 @@ class Ordered:
     note: str
 
 
-def order(handle: JobHandle, nodes: int) -> Ordered:
+def order(handle: JobHandle, nodes: int) -> PendingResize:
     """Have the operator give the job at most `nodes` nodes.
 
     Raises:
@@ -70,7 +70,7 @@ def order(handle: JobHandle, nodes: int) -> Ordered:
         running = _running(client, handle.name)
         version = str(kept["metadata"].get("resourceVersion", ""))
         note = f"the operator may now take {nodes} nodes at most, and takes them when they are free"
-        return Ordered(handle, client, version, nodes, max(0, running - job.spares), nodes + job.spares, note)
+        return PendingResize(handle, client, version, nodes, max(0, running - job.spares), nodes + job.spares, note)
     raise AssertionError("unreachable")
 
 
@@ -96,7 +96,7 @@ def bounded(found: Mapping[str, Any], job: JobConfig, nodes: int) -> dict[str, A
     return changed
 
 
-def outcome(ordered: Ordered, timeout_s: float | None) -> dict[str, Any]:
+def outcome(ordered: PendingResize, timeout_s: float | None) -> dict[str, Any]:
     """Wait until as many pods run.
 
     Raises:

@@ -13,7 +13,7 @@ from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import ConflictError, HyperpodExtError, NotFoundError
 from hyperpod_ext.submit.contract.handle import JobHandle
-from hyperpod_ext.submit.contract.job_status import JobStatus, Moment
+from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
 from hyperpod_ext.submit.contract.spec_annotation import read_note
 from hyperpod_ext.submit.contract.yaml_text import read_all
 from hyperpod_ext.submit.kubernetes.api.client import Client
@@ -24,7 +24,7 @@ from hyperpod_ext.submit.kubernetes.kinds import Kind, ended_at, reason_of, stat
 from hyperpod_ext.submit.kubernetes.mounts import secret_name
 
 POLL_S = 2.0
-_CANCEL_PATIENCE_S = 120.0
+_CANCEL_TIMEOUT_S = 120.0
 _ORDER = ("NetworkPolicy",)
 """Created before the job itself."""
 
@@ -119,7 +119,7 @@ def live(kind: Kind, job: JobConfig) -> dict[str, Any]:
     return client.get(kind.path(client.access.namespace, job.name))
 
 
-def watch(kind: Kind, handle: JobHandle, with_lines: bool, poll_s: float = POLL_S) -> Iterator[Moment]:
+def watch(kind: Kind, handle: JobHandle, with_lines: bool, poll_s: float = POLL_S) -> Iterator[StatusUpdate]:
     """A moment every `poll_s`, and whenever lines come, until the job has ended."""
     client = client_of(handle)
     logs = _logs_of(kind, client, handle.name, None) if with_lines else None
@@ -127,11 +127,11 @@ def watch(kind: Kind, handle: JobHandle, with_lines: bool, poll_s: float = POLL_
         if logs is not None:
             logs.look_for_pods()
             lines = logs.finish() if now.ended else []
-            yield Moment(now, lines=tuple(lines))
+            yield StatusUpdate(now, lines=tuple(lines))
             for lines in () if now.ended else logs.during(poll_s):
-                yield Moment(now, lines=tuple(lines))
+                yield StatusUpdate(now, lines=tuple(lines))
             continue
-        yield Moment(now)
+        yield StatusUpdate(now)
         if not now.ended:
             time.sleep(poll_s)
 
@@ -187,7 +187,7 @@ def cancel(kind: Kind, handle: JobHandle, poll_s: float = POLL_S) -> JobStatus:
         return before
     client.delete(kind.path(namespace, handle.name))
     pods = _logs_of(kind, client, handle.name, None)
-    deadline = time.monotonic() + _CANCEL_PATIENCE_S
+    deadline = time.monotonic() + _CANCEL_TIMEOUT_S
     while left := pods.pods():
         if time.monotonic() > deadline:
             names = ", ".join(pod["metadata"]["name"] for pod in left)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.submit.contract.capabilities import Capabilities
 from hyperpod_ext.submit.contract.handle import JobHandle
-from hyperpod_ext.submit.contract.job_status import JobStatus, Moment
+from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
 from hyperpod_ext.submit.kubernetes.kinds import PYTORCH, TRAIN, Kind
 from hyperpod_ext.submit.kubernetes.reads import READS
 
@@ -69,7 +69,7 @@ def status(handle: JobHandle) -> JobStatus:
     return jobs.status(_kind_at(handle), handle)
 
 
-def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[Moment]:
+def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]:
     """A moment every two seconds."""
     from hyperpod_ext.submit.kubernetes import jobs
 

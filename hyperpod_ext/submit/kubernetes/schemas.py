@@ -22,20 +22,20 @@ Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
 
 
-class Part(BaseModel):
+class SchemaModel(BaseModel):
     """Unknown fields are errors: the server would drop them without a word."""
 
     model_config = ConfigDict(extra="forbid", strict=True, alias_generator=to_camel)
 
 
-class Metadata(Part):
+class Metadata(SchemaModel):
     name: Name
     namespace: Name | None = None
     labels: dict[str, Annotated[str, Field(max_length=63)]] = {}
     annotations: dict[str, str] = {}
 
 
-class EnvVar(Part):
+class EnvVar(SchemaModel):
     name: Annotated[str, Field(min_length=1)]
     value: str | None = None
     value_from: dict[str, Any] | None = None
@@ -57,12 +57,12 @@ class PodSpec(BaseModel):
     containers: Annotated[list[Container], Field(min_length=1)]
 
 
-class PodTemplate(Part):
+class PodTemplate(SchemaModel):
     metadata: dict[str, Any] = {}
     spec: PodSpec
 
 
-class LogMonitoring(Part):
+class LogMonitoring(SchemaModel):
     name: str
     log_pattern: str
     stop_pattern: str | None = None
@@ -74,7 +74,7 @@ class LogMonitoring(Part):
     fault_on_match: bool | None = None
 
 
-class RestartLimits(Part):
+class RestartLimits(SchemaModel):
     eval_period_seconds: Positive
     num_restart_before_full_job_restart: Count | None = None
     max_full_job_restarts: Count | None = None
@@ -82,7 +82,7 @@ class RestartLimits(Part):
     scale_up_snooze_time_in_seconds: Count | None = None
 
 
-class HyperPodRunPolicy(Part):
+class HyperPodRunPolicy(SchemaModel):
     clean_pod_policy: Literal["All", "OnlyComplete", "None"] | None = None
     job_max_retry_count: Count | None = None
     restart_policy: RestartLimits | None = None
@@ -95,7 +95,7 @@ class HyperPodRunPolicy(Part):
     log_monitoring_configuration: list[LogMonitoring] = []
 
 
-class HyperPodElasticPolicy(Part):
+class HyperPodElasticPolicy(SchemaModel):
     min_replicas: Count
     max_replicas: Positive
     replica_increment_step: Positive | None = None
@@ -105,7 +105,7 @@ class HyperPodElasticPolicy(Part):
     faulty_scale_down_timeout_in_seconds: Count | None = None
 
 
-class HyperPodReplicas(Part):
+class HyperPodReplicas(SchemaModel):
     name: Name
     replicas: Count = 0
     max_replicas: Positive | None = None
@@ -113,21 +113,21 @@ class HyperPodReplicas(Part):
     template: PodTemplate
 
 
-class HyperPodSpec(Part):
+class HyperPodSpec(SchemaModel):
     nproc_per_node: Annotated[str, Field(pattern=r"^(auto|cpu|gpu|[1-9][0-9]*)$")] = "auto"
     replica_specs: Annotated[list[HyperPodReplicas], Field(min_length=1)]
     run_policy: HyperPodRunPolicy | None = None
     elastic_policy: HyperPodElasticPolicy | None = None
 
 
-class HyperPodPyTorchJob(Part):
+class HyperPodPyTorchJob(SchemaModel):
     api_version: Literal["sagemaker.amazonaws.com/v1"]
     kind: Literal["HyperPodPyTorchJob"]
     metadata: Metadata
     spec: HyperPodSpec
 
 
-class KubeflowReplicas(Part):
+class KubeflowReplicas(SchemaModel):
     replicas: Count
     restart_policy: Literal["Always", "OnFailure", "Never", "ExitCode"] | None = None
     template: PodTemplate
@@ -140,7 +140,7 @@ class ReplicaTypes(BaseModel):
     Worker: KubeflowReplicas | None = None
 
 
-class KubeflowRunPolicy(Part):
+class KubeflowRunPolicy(SchemaModel):
     clean_pod_policy: Literal["All", "Running", "None"] | None = None
     ttl_seconds_after_finished: Count | None = None
     active_deadline_seconds: Positive | None = None
@@ -149,34 +149,34 @@ class KubeflowRunPolicy(Part):
     scheduling_policy: dict[str, Any] | None = None
 
 
-class KubeflowElasticPolicy(Part):
+class KubeflowElasticPolicy(SchemaModel):
     min_replicas: Count
     max_replicas: Positive
     max_restarts: Count | None = None
     rdzv_backend: str | None = None
 
 
-class PyTorchJobSpec(Part):
+class PyTorchJobSpec(SchemaModel):
     nproc_per_node: Annotated[str, Field(pattern=r"^(auto|cpu|gpu|[1-9][0-9]*)$")] | None = None
     run_policy: KubeflowRunPolicy | None = None
     elastic_policy: KubeflowElasticPolicy | None = None
     pytorch_replica_specs: ReplicaTypes
 
 
-class PyTorchJob(Part):
+class PyTorchJob(SchemaModel):
     api_version: Literal["kubeflow.org/v1"]
     kind: Literal["PyTorchJob"]
     metadata: Metadata
     spec: PyTorchJobSpec
 
 
-class RuntimeRef(Part):
+class RuntimeRef(SchemaModel):
     name: Name
     api_group: str | None = None
     kind: Literal["ClusterTrainingRuntime", "TrainingRuntime"] | None = None
 
 
-class Trainer(Part):
+class Trainer(SchemaModel):
     image: str | None = None
     command: list[str] = []
     args: list[str] = []
@@ -186,7 +186,7 @@ class Trainer(Part):
     resources_per_node: dict[str, dict[str, str]] | None = None
 
 
-class TrainJobSpec(Part):
+class TrainJobSpec(SchemaModel):
     runtime_ref: RuntimeRef
     trainer: Trainer | None = None
     runtime_patches: list[dict[str, Any]] = []
@@ -195,14 +195,14 @@ class TrainJobSpec(Part):
     active_deadline_seconds: Positive | None = None
 
 
-class TrainJob(Part):
+class TrainJob(SchemaModel):
     api_version: Literal["trainer.kubeflow.org/v1alpha1"]
     kind: Literal["TrainJob"]
     metadata: Metadata
     spec: TrainJobSpec
 
 
-class NetworkPolicy(Part):
+class NetworkPolicy(SchemaModel):
     api_version: Literal["networking.k8s.io/v1"]
     kind: Literal["NetworkPolicy"]
     metadata: Metadata

@@ -24,7 +24,7 @@ from typing import Any
 from hyperpod_ext.files import write_whole
 from hyperpod_ext.ports import free_port
 from hyperpod_ext.processes import become_subreaper, describe_exit, die_with_parent, kill_descendants
-from hyperpod_ext.submit.local.nodes import WANTED, Cancellation, Node, Patience, Wanted, run_nodes
+from hyperpod_ext.submit.local.nodes import WANTED, Cancellation, GracePeriod, Node, Wanted, run_nodes
 from hyperpod_ext.submit.local.result import Report, lost_result, make_result, settle
 from hyperpod_ext.submit.local.store import Submission
 
@@ -37,9 +37,9 @@ def main(arguments: list[str]) -> int:
     """Detach the keeper; whoever waits for this process learns that it runs."""
     submission = Submission(Path(arguments[0]))  # the second argument is the lock, open in all of us
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until there is a handler to take it
-    keeper = os.fork()
-    if keeper:
-        write_whole(submission.pid_file, f"{keeper}\n")
+    supervisor = os.fork()
+    if supervisor:
+        write_whole(submission.pid_file, f"{supervisor}\n")
         return 0
     _keep(submission)
     return 0
@@ -48,17 +48,17 @@ def main(arguments: list[str]) -> int:
 def _keep(submission: Submission) -> None:
     """Wait for the engine, then leave nothing of the job but its folder."""
     become_subreaper()
-    scratch, keeper = _make_scratch(), os.getpid()
+    scratch, supervisor = _make_scratch(), os.getpid()
     try:
         engine = os.fork()
         if engine == 0:  # it has the lock too: the name is free when both have ended
-            _run_and_exit(submission, scratch, keeper)
+            _run_and_exit(submission, scratch, supervisor)
         signal.signal(signal.SIGTERM, lambda _signum, _frame: _ask_to_end(engine))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         _, status = os.waitpid(engine, 0)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     finally:
-        kill_descendants(keeper)
+        kill_descendants(supervisor)
         shutil.rmtree(scratch, ignore_errors=True)
     if not submission.has_ended():
         message = f"the job's engine died: {describe_exit(status)}"
@@ -70,11 +70,11 @@ def _ask_to_end(engine: int) -> None:
         os.kill(engine, signal.SIGTERM)
 
 
-def _run_and_exit(submission: Submission, scratch: Path, keeper: int) -> None:
+def _run_and_exit(submission: Submission, scratch: Path, supervisor: int) -> None:
     code = 1
     try:
         cancellation = Cancellation()
-        die_with_parent(keeper, signal.SIGTERM)
+        die_with_parent(supervisor, signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         become_subreaper()
         _run_job(submission, scratch, cancellation)
@@ -123,21 +123,21 @@ def _run_once(
 
     nodes = [node(number) for number in range(job["nodes"] + job["spares"])]
     wanted = Wanted(run_dir / WANTED, run_dir / "report.json", node) if job.get("elastic") else None
-    exit_codes = run_nodes(nodes, cancellation, _patience(job), wanted)
+    exit_codes = run_nodes(nodes, cancellation, _grace_period(job), wanted)
     kill_descendants(os.getpid())
     failed = next((node for node, code in zip(nodes, exit_codes, strict=True) if code != 0), nodes[0])
     return settle(_read_report(run_dir, len(nodes)), exit_codes, cancellation.requested, _tail(failed.log))
 
 
-def _patience(job: Any) -> Patience:
+def _grace_period(job: Any) -> GracePeriod:
     """A lost node is the agents' business for as long as enough of them are left."""
     restart = job["restart"]
     waits_s = restart["lease_s"] + restart["node_wait_s"] if job["spares"] else 0.0
     restarts = restart["max_node_losses"] if job["nodes"] > 1 else 0
     needed = min(job["nodes"], job["elastic"]["min_nodes"]) if job.get("elastic") else job["nodes"]
-    asking_s = Patience().after_asking_s + (job["checkpoint"]["grace_s"] if _is_durable(job) else 0.0)
+    asking_s = GracePeriod().after_asking_s + (job["checkpoint"]["grace_s"] if _is_durable(job) else 0.0)
     after_failure_s = 10.0 + waits_s
-    return Patience(after_failure_s=after_failure_s, after_asking_s=asking_s, needed=needed, restarts=restarts)
+    return GracePeriod(after_failure_s=after_failure_s, after_asking_s=asking_s, needed=needed, restarts=restarts)
 
 
 def _is_durable(job: Any) -> bool:

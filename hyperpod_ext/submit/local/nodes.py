@@ -35,7 +35,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class GracePeriod:
     """How long the nodes are left alone."""
 
     after_failure_s: float = 10.0
@@ -70,16 +70,16 @@ class Cancellation:
 
 
 def next_action(
-    now: float, failed_at: float | None, asked_at: float | None, cancelled: bool, patience: Patience
+    now: float, failed_at: float | None, asked_at: float | None, cancelled: bool, grace_period: GracePeriod
 ) -> tuple[Action, float | None]:
     """What to do with nodes that still run, and in how many seconds to look again."""
     if asked_at is not None:
-        left = asked_at + patience.after_asking_s - now
+        left = asked_at + grace_period.after_asking_s - now
         return ("wait", left) if left > 0 else ("kill", None)
     if cancelled:
         return "terminate", 0.0
     if failed_at is not None:
-        left = failed_at + patience.after_failure_s - now
+        left = failed_at + grace_period.after_failure_s - now
         return ("wait", left) if left > 0 else ("terminate", 0.0)
     return "wait", None
 
@@ -118,11 +118,11 @@ class Wanted:
 
 
 def run_nodes(
-    nodes: list[Node], cancellation: Cancellation, patience: Patience | None = None, wanted: Wanted | None = None
+    nodes: list[Node], cancellation: Cancellation, grace_period: GracePeriod | None = None, wanted: Wanted | None = None
 ) -> list[int]:
     """Run all nodes to their end; returns their exit codes, negative for a signal, of the last time each was run."""
-    patience = patience or Patience()
-    needed = len(nodes) if patience.needed is None else patience.needed
+    grace_period = grace_period or GracePeriod()
+    needed = len(nodes) if grace_period.needed is None else grace_period.needed
     codes = [0] * len(nodes)
     running: dict[int, tuple[int, subprocess.Popen[bytes]]] = {}
     poll = select.poll()
@@ -138,10 +138,10 @@ def run_nodes(
         start(index)
     failed_at: float | None = None
     asked_at: float | None = None
-    restarts, ended_well, news = patience.restarts, 0, False
+    restarts, ended_well, news = grace_period.restarts, 0, False
     while running:
         now = time.monotonic()
-        action, wait_s = next_action(now, failed_at, asked_at, cancellation.requested, patience)
+        action, wait_s = next_action(now, failed_at, asked_at, cancellation.requested, grace_period)
         if wanted is not None and action == "wait":
             wait_s = min(_LOOK_S, _LOOK_S if wait_s is None else wait_s)
             news |= wanted.look()

@@ -18,7 +18,7 @@ _RUN = "main"
 
 
 @dataclass(frozen=True, slots=True)
-class Ordered:
+class PendingResize:
     """An order that was left for a job."""
 
     submission: local_store.Submission
@@ -27,7 +27,7 @@ class Ordered:
     note: str = ""
 
 
-def order(handle: JobHandle, nodes: int) -> Ordered:
+def order(handle: JobHandle, nodes: int) -> PendingResize:
     """Order the job on `nodes` nodes.
 
     Raises:
@@ -45,10 +45,10 @@ def order(handle: JobHandle, nodes: int) -> Ordered:
         time.sleep(0.05)  # what was there before the job began is none of its orders
     name = resize.new_name()
     resize.leave_order(submission.run_dir(_RUN), name, ResizeOrder(nodes=nodes))
-    return Ordered(submission, handle.name, name)
+    return PendingResize(submission, handle.name, name)
 
 
-def outcome(ordered: Ordered, timeout_s: float | None) -> dict[str, Any]:
+def outcome(ordered: PendingResize, timeout_s: float | None) -> dict[str, Any]:
     """Wait until the job goes on as was ordered; what that took, as the coordinator tells it.
 
     Raises:

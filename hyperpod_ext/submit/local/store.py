@@ -28,7 +28,7 @@ from hyperpod_ext.files import write_whole
 from hyperpod_ext.submit.contract.home import home
 
 _KEPT = 10
-_LOCK_PATIENCE_S = 0.3
+_LOCK_TIMEOUT_S = 0.3
 """Whoever looks whether a lock is held takes it for a moment; a submission waits that out."""
 
 
@@ -151,7 +151,7 @@ def _numbered(folder: Path) -> list[Path]:
 
 
 def _take(descriptor: int) -> bool:
-    deadline = time.monotonic() + _LOCK_PATIENCE_S
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -21,7 +21,7 @@ from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import ConflictError, HyperpodExtError, JobFailedError, NotFoundError
 from hyperpod_ext.submit.contract.capabilities import Capabilities
 from hyperpod_ext.submit.contract.handle import JobHandle
-from hyperpod_ext.submit.contract.job_status import JobStatus, Moment
+from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
 from hyperpod_ext.submit.contract.render import render as fill
 from hyperpod_ext.submit.local import store as local_store
 from hyperpod_ext.submit.local import watch as local_watch
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hyperpod_ext.submit.contract.plan_type import Plan
     from hyperpod_ext.submit.contract.targets import Target
 
-_CANCEL_PATIENCE_S = 60.0
+_CANCEL_TIMEOUT_S = 60.0
 
 
 def capabilities() -> Capabilities:
@@ -79,7 +79,7 @@ def status(handle: JobHandle) -> JobStatus:
     return local_watch.read_job_status(submission, submission.is_running())
 
 
-def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[Moment]:
+def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]:
     """A moment ten times a second."""
     return local_watch.watch(_find(handle), with_lines)
 
@@ -98,7 +98,7 @@ def cancel(handle: JobHandle) -> JobStatus:
     """SIGTERM to the engine, then wait until all it started is gone. An ended job is left as it is."""
     submission = _find(handle)
     grace_s = json.loads(submission.job_file.read_text())["checkpoint"]["grace_s"]
-    deadline = time.monotonic() + _CANCEL_PATIENCE_S + grace_s
+    deadline = time.monotonic() + _CANCEL_TIMEOUT_S + grace_s
     if submission.is_running():
         with contextlib.suppress(ProcessLookupError):  # killed: then the engine is ending the job by itself
             os.kill(int(submission.pid_file.read_text()), signal.SIGTERM)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ext.submit.contract.job_status import JobStatus, Moment
+from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
 from hyperpod_ext.submit.contract.run_files import LogReader, Tail, read_event
 from hyperpod_ext.submit.local.result import lost_result
 from hyperpod_ext.submit.local.store import Submission
@@ -17,14 +17,14 @@ _TICK_S = 0.1
 RUNS = ("main", "undisturbed")
 
 
-def watch(submission: Submission, with_lines: bool) -> Iterator[Moment]:
+def watch(submission: Submission, with_lines: bool) -> Iterator[StatusUpdate]:
     """Moments until the job has ended and nothing of it runs."""
     events = {run: Tail(submission.run_dir(run) / "events.jsonl") for run in RUNS}
     logs = {run: LogReader(submission.run_dir(run)) for run in RUNS}
     while True:
         running = submission.is_running()  # asked first: what was written before it ended is then read below
         status = read_job_status(submission, running)
-        yield Moment(
+        yield StatusUpdate(
             status=status,
             events=tuple(
                 event | {"run": run} for run in RUNS for line in events[run].lines() if (event := read_event(line))

@@ -16,7 +16,7 @@ from hyperpod_ext.errors import ConfigError, ConflictError, HyperpodExtError, No
 from hyperpod_ext.submit.contract import records
 from hyperpod_ext.submit.contract.capabilities import Capabilities
 from hyperpod_ext.submit.contract.handle import JobHandle
-from hyperpod_ext.submit.contract.job_status import JobStatus, Moment
+from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
 from hyperpod_ext.submit.local.result import EMPTY_REPORT
 from hyperpod_ext.submit.sagemaker.by_tag import newest_by_name
 from hyperpod_ext.submit.sagemaker.client import call, client
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 NAME = "sagemaker"
 FILE = "create_training_job.json"
 _ASK_EVERY_S = 5.0
-_CANCEL_PATIENCE_S = 300.0
+_CANCEL_TIMEOUT_S = 300.0
 _STATES = {
     "InProgress": "running",
     "Stopping": "running",
@@ -122,12 +122,12 @@ def status(handle: JobHandle) -> JobStatus:
     return _status(handle, _describe(handle))
 
 
-def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[Moment]:
+def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]:
     """A moment every few seconds."""
     printed = JobLogs(_region(handle), _job_name(handle))
     while True:
         now = status(handle)
-        yield Moment(now, (), tuple(printed.new_lines()) if with_lines else ())
+        yield StatusUpdate(now, (), tuple(printed.new_lines()) if with_lines else ())
         if now.ended:
             return
         time.sleep(_ASK_EVERY_S)
@@ -148,7 +148,7 @@ def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> It
 def cancel(handle: JobHandle) -> JobStatus:
     """StopTrainingJob, then wait until it has stopped. An ended job is left as it is."""
     service, job_name = client("sagemaker", _region(handle)), _job_name(handle)
-    deadline = time.monotonic() + _CANCEL_PATIENCE_S
+    deadline = time.monotonic() + _CANCEL_TIMEOUT_S
     asked = False
     while not (now := status(handle)).ended:
         if not asked:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hyperpod_ext.errors import ConfigError, HyperpodExtError, NotFoundError, Problem, UnreachableError
 
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 _TRIES = 4
 _STATES = {
     "PENDING": "starting",
@@ -208,13 +208,13 @@ def _ask(
     for attempt in range(tries):
         try:
             done = subprocess.run(
-                command, input=text, capture_output=True, text=True, cwd=cwd, env=env, timeout=_PATIENCE_S, check=False
+                command, input=text, capture_output=True, text=True, cwd=cwd, env=env, timeout=_TIMEOUT_S, check=False
             )
         except FileNotFoundError:
             hint = "run this where Slurm is: on the login or controller node of the cluster"
             raise UnreachableError(f"there is no {command[0]} on this machine", hint=hint) from None
         except subprocess.TimeoutExpired:
-            raise UnreachableError(f"{command[0]} did not answer in {_PATIENCE_S:.0f} s") from None
+            raise UnreachableError(f"{command[0]} did not answer in {_TIMEOUT_S:.0f} s") from None
         if done.returncode == 0:
             return done.stdout
         error = explain(command[0], done.stderr or done.stdout)

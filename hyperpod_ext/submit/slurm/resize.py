@@ -37,7 +37,7 @@ _ENDED_BADLY = frozenset({"failed", "cancelled"})
 
 
 @dataclass(frozen=True, slots=True)
-class Ordered:
+class PendingResize:
     """An order that was left for a job, or that the nodes which come for it bring along."""
 
     job: hyperpod_slurm.Submitted
@@ -50,19 +50,21 @@ class Ordered:
     """Nodes that the job has."""
     events: Tail
     """What is told from now on."""
-    coming: str = ""
+    joining: str = ""
     """Id of the array of jobs that brings nodes; empty: no others are needed."""
 
     @property
     def note(self) -> str:
         """That nodes must come from the queue."""
-        if not self.coming:
+        if not self.joining:
             return ""
         count = self.nodes - self.of
-        return f"job {self.coming} of the queue brings {count} more node{'s'[: count > 1]}; the job trains on meanwhile"
+        return (
+            f"job {self.joining} of the queue brings {count} more node{'s'[: count > 1]}; the job trains on meanwhile"
+        )
 
 
-def order(handle: JobHandle, nodes: int) -> Ordered:
+def order(handle: JobHandle, nodes: int) -> PendingResize:
     """Order the job on `nodes` nodes; where that is more than it has, ask Slurm for them.
 
     Raises:
@@ -83,35 +85,35 @@ def order(handle: JobHandle, nodes: int) -> Ordered:
     if not (starts[-1] / "hosts").is_dir():
         hint = "submit it again: jobs that this version writes can be resized"
         raise UnsupportedError([Problem(f"{job.name} was submitted by another version of hp-ext", hint=hint)])
-    if waiting := [one for one in _coming(job) if slurm.task_states(one) & {"starting"}]:
+    if waiting := [one for one in _joining(job) if slurm.task_states(one) & {"starting"}]:
         hint = f"wait for them, or drop them with `scancel {waiting[0]}`"
         raise ConflictError(f"{job.name} waits for nodes already, job {waiting[0]} of the queue", hint=hint)
     events = Tail(starts[-1] / "events.jsonl")
-    world = resize.world_of(read_event(line) for line in events.lines())
-    if nodes == world.size:
+    job_nodes = resize.nodes_of_job(read_event(line) for line in events.lines())
+    if nodes == job_nodes.size:
         raise ConflictError(f"{job.name} has {nodes} nodes already")
     name = resize.new_name()
-    joining = numbers_for(spec, nodes, world)
-    coming = ""
+    joining = numbers_for(spec, nodes, job_nodes)
+    arriving = ""
     if joining:
-        coming = _send_for(job, spec, name, ResizeOrder(nodes=nodes, joining=joining))
+        arriving = _send_for(job, spec, name, ResizeOrder(nodes=nodes, joining=joining))
     else:
         resize.leave_order(starts[-1], name, ResizeOrder(nodes=nodes))
-    return Ordered(job, spec, starts[-1], name, nodes, world.size, events, coming)
+    return PendingResize(job, spec, starts[-1], name, nodes, job_nodes.size, events, arriving)
 
 
-def numbers_for(spec: JobConfig, nodes: int, world: resize.World) -> tuple[int, ...]:
+def numbers_for(spec: JobConfig, nodes: int, job_nodes: resize.JobNodes) -> tuple[int, ...]:
     """Numbers of the nodes that must come before the job can have `nodes`, besides its spares. Pure.
 
     The highest that are free: the lowest are those that a start of the job gives its own nodes.
     """
     most = max(spec.nodes, spec.elastic.max_nodes if spec.elastic else 0) + spec.spares
-    missing = max(0, nodes + spec.spares - len(world.members)) if nodes > world.size else 0
-    free = sorted(set(range(most)) - world.members)
+    missing = max(0, nodes + spec.spares - len(job_nodes.members)) if nodes > job_nodes.size else 0
+    free = sorted(set(range(most)) - job_nodes.members)
     return tuple(free[len(free) - missing :]) if missing else ()
 
 
-def outcome(ordered: Ordered, timeout_s: float | None) -> dict[str, Any]:
+def outcome(ordered: PendingResize, timeout_s: float | None) -> dict[str, Any]:
     """Wait until the job goes on as was ordered, and give back to Slurm what it does not need any more.
 
     Raises:
@@ -126,21 +128,21 @@ def outcome(ordered: Ordered, timeout_s: float | None) -> dict[str, Any]:
             why, asked = _why_not(ordered), time.monotonic()
         return why
 
-    unasked = ordered.nodes if ordered.coming else None
+    unasked = ordered.nodes if ordered.joining else None
     done = resize.outcome(job.name, ordered.events, ordered.name, ended, timeout_s, unasked)
     return done | give_back(ordered, done)
 
 
-def _why_not(ordered: Ordered) -> str:
+def _why_not(ordered: PendingResize) -> str:
     job = ordered.job
     if slurm.find(job.id).our_state != "running":
         return f"{job.name} ended, or was queued again, before it was resized"
-    if ordered.coming and (bad := slurm.task_states(ordered.coming) & _ENDED_BADLY):
-        return f"a node that should come has {min(bad)}: see {job.folder}/{job.name}.nodes-{ordered.coming}_*.out"
+    if ordered.joining and (bad := slurm.task_states(ordered.joining) & _ENDED_BADLY):
+        return f"a node that should come has {min(bad)}: see {job.folder}/{job.name}.nodes-{ordered.joining}_*.out"
     return ""
 
 
-def give_back(ordered: Ordered, done: dict[str, Any]) -> dict[str, Any]:
+def give_back(ordered: PendingResize, done: dict[str, Any]) -> dict[str, Any]:
     """Let Slurm have the nodes of the job's own allocation that have left it.
 
     Returns:
@@ -149,7 +151,7 @@ def give_back(ordered: Ordered, done: dict[str, Any]) -> dict[str, Any]:
     start, job = ordered.start, ordered.job
     hosts = {int(file.name): file.read_text().strip() for file in (start / "hosts").iterdir()}
     if done["nodes"] < done["of"]:
-        _wait_for_leavers(ordered, hosts)
+        _wait_for_departing(ordered, hosts)
     held, first = slurm.nodes_of(job.id)
     left = [hosts[number] for number in sorted(hosts) if (start / LEFT.format(number)).exists()]
     gone = [host for host in left if host in held and host != first]
@@ -165,7 +167,7 @@ def give_back(ordered: Ordered, done: dict[str, Any]) -> dict[str, Any]:
     return result | {"given_back": gone}
 
 
-def _wait_for_leavers(ordered: Ordered, hosts: dict[int, str]) -> None:
+def _wait_for_departing(ordered: PendingResize, hosts: dict[int, str]) -> None:
     """Until those of the job's own nodes that the order sends away have ended, checkpoints and all.
 
     Raises:
@@ -175,8 +177,8 @@ def _wait_for_leavers(ordered: Ordered, hosts: dict[int, str]) -> None:
     begun = [one for one in events if one.get("event") == "resize_begun" and one["order"] == ordered.name]
     leaving = [number for number in (begun[-1]["leaving"] if begun else ()) if number in hosts]
     elastic, grace_s = ordered.spec.elastic, ordered.spec.checkpoint.grace_s
-    patience_s = ((elastic and elastic.graceful_shutdown_s) or grace_s) + grace_s + _LEAVE_S
-    deadline = time.monotonic() + patience_s
+    timeout_s = ((elastic and elastic.graceful_shutdown_s) or grace_s) + grace_s + _LEAVE_S
+    deadline = time.monotonic() + timeout_s
     while late := [number for number in leaving if not (ordered.start / LEFT.format(number)).exists()]:
         if slurm.find(ordered.job.id).our_state != "running":
             return
@@ -191,11 +193,11 @@ def _send_for(job: hyperpod_slurm.Submitted, spec: JobConfig, name: str, order: 
     script = nodes_script(spec, job.id, name, order.joining, order.model_dump_json(), job.folder)
     check_shell("nodes.sbatch", script)
     array, _ = slurm.submit(script, job.folder)
-    write_whole(job.job_dir / hyperpod_slurm.MORE, "".join(f"{one}\n" for one in (*_coming(job), array)))
+    write_whole(job.job_dir / hyperpod_slurm.MORE, "".join(f"{one}\n" for one in (*_joining(job), array)))
     return array
 
 
-def _coming(job: hyperpod_slurm.Submitted) -> Sequence[str]:
+def _joining(job: hyperpod_slurm.Submitted) -> Sequence[str]:
     return hyperpod_slurm.more_jobs(job.job_dir)
 
 

@@ -14,7 +14,7 @@ from hyperpod_ext.errors import ConflictError, HyperpodExtError, NotFoundError, 
 from hyperpod_ext.submit.contract import records
 from hyperpod_ext.submit.contract.capabilities import Capabilities
 from hyperpod_ext.submit.contract.handle import JobHandle
-from hyperpod_ext.submit.contract.job_status import JobStatus, Moment
+from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
 from hyperpod_ext.submit.contract.render import check_shell
 from hyperpod_ext.submit.slurm import client as slurm
 from hyperpod_ext.submit.slurm import queue, runs
@@ -32,7 +32,7 @@ FILE = "job.sbatch"
 _TICK_S = 0.2
 _ASK_EVERY_S = 2.0
 """How often Slurm is asked: its controller serves everybody."""
-_CANCEL_PATIENCE_S = 120.0
+_CANCEL_TIMEOUT_S = 120.0
 MORE = "nodes.jobs"
 """In a job's folder: ids of the jobs of Slurm that bring nodes to it while it runs."""
 
@@ -161,14 +161,14 @@ def status(handle: JobHandle) -> JobStatus:
     )
 
 
-def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[Moment]:
+def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]:
     """Moments several times a second; Slurm itself is asked every two seconds."""
     job = submission(handle)
     reader = runs.JobReader(job.job_dir, job.batch_log)
     now = status(handle)
     asked = time.monotonic()
     while True:
-        yield Moment(now, tuple(reader.events()), tuple(reader.lines()) if with_lines else ())
+        yield StatusUpdate(now, tuple(reader.events()), tuple(reader.lines()) if with_lines else ())
         if now.ended:
             return
         time.sleep(_TICK_S)
@@ -195,7 +195,7 @@ def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> It
 def cancel(handle: JobHandle) -> JobStatus:
     """scancel, then wait until Slurm has ended all of it. An ended job is left as it is."""
     job = submission(handle)
-    deadline = time.monotonic() + _CANCEL_PATIENCE_S
+    deadline = time.monotonic() + _CANCEL_TIMEOUT_S
     asked = False
     while not (now := status(handle)).ended:
         if not asked:

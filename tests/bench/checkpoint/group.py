@@ -127,8 +127,8 @@ class Process:
 class Group:
     """One system at work: `start` its ranks, `ask` all of them, `kill` them, and `start` those that come after."""
 
-    def __init__(self, job: Job, environment: Environment | None, *, patience_s: float = 120.0) -> None:
-        self.job, self._patience = job, patience_s
+    def __init__(self, job: Job, environment: Environment | None, *, timeout_s: float = 120.0) -> None:
+        self.job, self._patience = job, timeout_s
         self._python = str(environment.python) if environment else sys.executable
         self._logs = Path(tempfile.mkdtemp(prefix="bench-"))
         self._folder = Path(tempfile.mkdtemp(prefix="bench-", dir=MEMORY))

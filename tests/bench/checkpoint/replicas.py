@@ -25,7 +25,7 @@ MAX_SLOWDOWN = 0.05
 _COPIES, _MOST_RESTORES = 6, 5
 _STEPS = 2
 """Between saves, and at least with each."""
-_PATIENCE_S = 120.0
+_TIMEOUT_S = 120.0
 
 
 def measure_replicas(bench: Bench) -> None:
@@ -56,13 +56,13 @@ class Pair:
         self._nodes, self._both_ways = nodes, both_ways
         for node in nodes:
             node.ask("port")
-        self._ports = [int(node.answer(time.monotonic() + _PATIENCE_S)["port"]) for node in nodes]
+        self._ports = [int(node.answer(time.monotonic() + _TIMEOUT_S)["port"]) for node in nodes]
 
     def copy(self) -> tuple[float, float]:
         """When the first node's bytes were on the second, and CPU seconds of both."""
         self._nodes[0].ask("copy", port=self._ports[1], take=self._both_ways)
         self._nodes[1].ask("copy", port=self._ports[0] if self._both_ways else None, take=True)
-        answers = [node.answer(time.monotonic() + _PATIENCE_S) for node in self._nodes]
+        answers = [node.answer(time.monotonic() + _TIMEOUT_S) for node in self._nodes]
         return answers[1]["received"], sum(answer["cpu"] for answer in answers)
 
 
@@ -98,7 +98,7 @@ def _windows(bench: Bench, step: int, group: Group) -> list[Row]:
     group.ranks[1].ask("follow", **saves)
     ours = group.job.system.name == OURS  # others copy each of their saves
     told = first(group, "replicate", **saves, steps=_STEPS, tokens=bench.tokens, alone=ours)
-    group.ranks[1].answer(time.monotonic() + _PATIENCE_S)
+    group.ranks[1].answer(time.monotonic() + _TIMEOUT_S)
     cpu = group.ask_host("cpu")["seconds"] - cpu
     wall, adj = told["floor"]["wall"], told["floor"]["adj"]
     rows = []
@@ -131,7 +131,7 @@ def _beside(bench: Bench, group: Group, pair: Pair) -> Row:
             start = time.monotonic()
             received, cpu = pair.copy()
             line.sendall(b"\1")
-        found = group.ranks[0].answer(time.monotonic() + _PATIENCE_S)
+        found = group.ranks[0].answer(time.monotonic() + _TIMEOUT_S)
     after = first(group, "train", **steps)
     floor = found["floor"]["wall"]
     return {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ext.clusters.cdk.changes import Change, find_changes
+from hyperpod_ext.clusters.cdk.changes import ResourceChange, find_changes
 
 GROUP = {"InstanceGroupName": "workers", "InstanceType": "ml.p5.48xlarge", "InstanceCount": 0}
 SUBNET = {"Type": "AWS::EC2::Subnet", "Properties": {"VpcId": {"Ref": "Vpc"}, "CidrBlock": "10.0.0.0/24"}}
@@ -36,7 +36,7 @@ CLUSTER: dict[str, Any] = {
 THERE = {"research-network": NETWORK, "research-cluster": CLUSTER}
 
 
-def changed(edit: Any) -> list[Change]:
+def changed(edit: Any) -> list[ResourceChange]:
     """What differs once `edit` has changed a copy of the templates."""
     wanted = copy.deepcopy(THERE)
     edit(wanted)

@@ -11,7 +11,7 @@ from clusters import GROUP, cluster
 from hyperpod_ext.catalog.instances import instances
 from hyperpod_ext.catalog.prices import lustre_price, machine_price, regions, resource_price, sources
 from hyperpod_ext.clusters.cdk.assembly import Assembly, Stack
-from hyperpod_ext.clusters.cdk.costs import Line, estimate
+from hyperpod_ext.clusters.cdk.costs import CostItem, estimate
 
 P5 = 63.296
 
@@ -22,14 +22,14 @@ def assembly(count: int = 0, **resources: Any) -> Assembly:
     return Assembly(Path(), (Stack("research-cluster", {"Resources": made}),))
 
 
-def line(found: tuple[Line, ...], what: str) -> Line:
+def line(found: tuple[CostItem, ...], what: str) -> CostItem:
     (one,) = (each for each in found if what in each.what)
     return one
 
 
 def test_machines_cost_nothing_until_they_are_there() -> None:
     found = estimate(cluster(), assembly())
-    assert line(found.lines, "workers").price == machine_price("ml.p5.48xlarge", "us-west-2")
+    assert line(found.items, "workers").price == machine_price("ml.p5.48xlarge", "us-west-2")
     assert (found.now, found.scaled) == (0, pytest.approx(4 * P5))
     assert estimate(cluster(), assembly(count=2)).now == pytest.approx(2 * P5)
 

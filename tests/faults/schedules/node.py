@@ -32,7 +32,7 @@ from hyperpod_ext.runtime.snapshot.image import Layout, views
 from hyperpod_ext.runtime.snapshot.manifest import save_id_of
 from hyperpod_ext.runtime.snapshot.select import Decision
 from hyperpod_ext.runtime.snapshot.snapshot import Snapshot
-from hyperpod_ext.runtime.state.training_state import TrainingState, Whole
+from hyperpod_ext.runtime.state.training_state import ConsistentStep, TrainingState
 from hyperpod_ext.runtime.storage.file import FileStore
 from hyperpod_ext.runtime.storage.object_store import Cancelled, Entry
 
@@ -258,7 +258,7 @@ class Worker:
         )
         self.objects = Objects(kind, rank, world_size)
         self.state = TrainingState(self.objects.named())
-        self.whole: Whole | None = None
+        self.whole: ConsistentStep | None = None
         self.moment: Moment | None = None
         """What its state is now, if it is whole."""
         self.generation = 0
@@ -285,7 +285,7 @@ class Worker:
         step = moment.step
         taken = self.state.take()
         self.moment = moment
-        self.whole = Whole(step, save_id_of(self.generation, step), taken.own_digest(), taken.sharing())
+        self.whole = ConsistentStep(step, save_id_of(self.generation, step), taken.own_digest(), taken.sharing())
         if not self.policy.due(step):
             return False
         own = {id(tensor) for tensor in taken.own}

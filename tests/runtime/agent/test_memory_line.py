@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.agent.memory_client import MemoryLine
+from hyperpod_ext.runtime.agent.memory_client import AsyncMemoryClient
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
 
@@ -32,7 +32,7 @@ def test_what_is_asked_of_a_server_that_ends_is_asked_of_the_next_which_knows_wh
     tmp_path: Path,
 ) -> None:
     async def scene() -> None:
-        line, heard, broken_off = MemoryLine(tmp_path / "memory"), list[wire.Message](), asyncio.Event()
+        line, heard, broken_off = AsyncMemoryClient(tmp_path / "memory"), list[wire.Message](), asyncio.Event()
 
         def answer_all_but_one(request: wire.Message) -> wire.Message | None:
             if request["op"] != "status":
@@ -73,7 +73,7 @@ def test_what_is_asked_of_a_server_that_ends_is_asked_of_the_next_which_knows_wh
 
 def test_where_no_other_follows_whoever_asks_is_told_why(tmp_path: Path) -> None:
     async def scene() -> None:
-        line = MemoryLine(tmp_path / "memory")
+        line = AsyncMemoryClient(tmp_path / "memory")
         line.lost("killed by SIGKILL (9)")
         with pytest.raises(JobFailedError, match=r"memory server of this node is gone: killed by SIGKILL \(9\)"):
             await line.ask(r.Held())
@@ -83,7 +83,7 @@ def test_where_no_other_follows_whoever_asks_is_told_why(tmp_path: Path) -> None
 
 def test_a_next_server_that_ends_before_it_knows_everything_is_no_server(tmp_path: Path) -> None:
     async def scene() -> Any:
-        line = MemoryLine(tmp_path / "memory")
+        line = AsyncMemoryClient(tmp_path / "memory")
         server = await serve(tmp_path / "next", lambda request: None)
         answers = await line.succeed(tmp_path / "next")
         server.close()

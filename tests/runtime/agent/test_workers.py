@@ -15,7 +15,7 @@ from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.agent.workers import Workers
 
 
-class Zygote:
+class ForkServer:
     """Forks when it is told to."""
 
     def __init__(self) -> None:
@@ -61,21 +61,21 @@ def test_a_worker_that_is_not_wanted_any_longer_does_not_stay(
 
     async def run() -> list[int]:
         workers = workers_in(tmp_path, events)
-        zygote: Any = Zygote()  # all that is asked of one
+        fork_server: Any = ForkServer()  # all that is asked of one
         start = workers.expect(1)
         if when == "before it is asked for":
             undo(workers)
-            await workers.start(1, start, zygote)
+            await workers.start(1, start, fork_server)
         else:
-            starting = asyncio.create_task(workers.start(1, start, zygote))
-            await zygote.asked.wait()
+            starting = asyncio.create_task(workers.start(1, start, fork_server))
+            await fork_server.asked.wait()
             undo(workers)
-            zygote.may.set()
+            fork_server.may.set()
             await starting
         assert workers.ranks == []
-        while not all(map(is_reaped, zygote.pids)):
+        while not all(map(is_reaped, fork_server.pids)):
             await asyncio.sleep(0.005)
-        return list(zygote.pids)
+        return list(fork_server.pids)
 
     pids = asyncio.run(asyncio.wait_for(run(), 60))
     assert len(pids) == (0 if when == "before it is asked for" else 1)
@@ -87,12 +87,12 @@ def test_a_worker_that_is_wanted_stays(tmp_path: Path) -> None:
 
     async def run() -> None:
         workers = workers_in(tmp_path, events)
-        zygote: Any = Zygote()  # all that is asked of one
-        zygote.may.set()
-        await workers.start(1, workers.expect(1), zygote)
+        fork_server: Any = ForkServer()  # all that is asked of one
+        fork_server.may.set()
+        await workers.start(1, workers.expect(1), fork_server)
         assert workers.ranks == [1]
         workers.kill_all()
-        while not is_reaped(zygote.pids[0]):
+        while not is_reaped(fork_server.pids[0]):
             await asyncio.sleep(0.005)
 
     asyncio.run(asyncio.wait_for(run(), 60))

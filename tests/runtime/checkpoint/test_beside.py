@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from hyperpod_ext.runtime.checkpoint import overlapped_copy as beside
-from hyperpod_ext.runtime.checkpoint.mutation_check import Watch
-from hyperpod_ext.runtime.checkpoint.overlapped_copy import Room, copy_beside
+from hyperpod_ext.runtime.checkpoint.mutation_check import MutationCheck
+from hyperpod_ext.runtime.checkpoint.overlapped_copy import Room, copy_overlapped
 from hyperpod_ext.runtime.snapshot import fast_copy as streamed
 from hyperpod_ext.runtime.snapshot.fast_copy import (
     PIECE,
-    Hurry,
+    Unthrottle,
     bytes_of,
     copier,
     copy,
@@ -68,9 +68,9 @@ class Image:
         self.layout.write_frames(self.bytes)
         self.views = views(self.plan, self.bytes)
 
-    def copy(self, *, copied: frozenset[int] = frozenset(), hurry: Hurry | None = None) -> beside.Copied:
-        hurry = hurry or Hurry()
-        return copy_beside(self.plan, self.layout.locals, self.views, self.bytes, copied=copied, hurry=hurry)
+    def copy(self, *, copied: frozenset[int] = frozenset(), hurry: Unthrottle | None = None) -> beside.Copied:
+        hurry = hurry or Unthrottle()
+        return copy_overlapped(self.plan, self.layout.locals, self.views, self.bytes, copied=copied, unthrottle=hurry)
 
 
 # --- copies past the caches -----------------------------------------------------------------------
@@ -201,7 +201,10 @@ def test_bytes_that_are_only_looked_at_stay_where_they_are() -> None:
     for size in (0, 5, 128, 3 * PIECE + 7):
         source = torch.randint(256, (size,), dtype=torch.uint8)
         before = source.clone()
-        assert copy_pieces_checked([(0, source.data_ptr(), size)], 9, Hurry()) == (size, crc64nvme(bytes_of(before), 9))
+        assert copy_pieces_checked([(0, source.data_ptr(), size)], 9, Unthrottle()) == (
+            size,
+            crc64nvme(bytes_of(before), 9),
+        )
         assert torch.equal(source, before)
 
 
@@ -218,7 +221,10 @@ def test_one_that_is_waited_for_ends_and_tells_how_far_it_came(built: bool, requ
     """Whoever waits says so by writing a number: here the copy itself does, where it has come to it."""
     if not built:
         request.getfixturevalue("nothing_built")
-    image, hurry = Image({"first": torch.rand(PIECE), "flag": torch.tensor([1]).int(), "last": torch.rand(9)}), Hurry()
+    image, hurry = (
+        Image({"first": torch.rand(PIECE), "flag": torch.tensor([1]).int(), "last": torch.rand(9)}),
+        Unthrottle(),
+    )
     image.views[1] = torch.frombuffer(hurry.flag, dtype=torch.int32)
     copied = image.copy(hurry=hurry)
     assert (copied.items, copied.nbytes) == (2, image.plan.items[1].data + 4)
@@ -230,7 +236,7 @@ def test_one_that_is_waited_for_ends_and_tells_how_far_it_came(built: bool, requ
 
 
 def test_a_tensor_that_is_given_other_memory_meanwhile_is_copied_from_its_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The layout has an alias of it, so nobody reads memory that is not there; `Watch` tells that it has changed."""
+    """The layout has an alias of it, so nobody reads freed memory; `MutationCheck` tells that it has changed."""
     tensor, plain = torch.rand(1 << 20), copy_pieces_checked
     image, before = Image({"tensor": tensor}), tensor.clone()
 
@@ -247,7 +253,7 @@ def test_a_tensor_that_is_given_other_memory_meanwhile_is_copied_from_its_old(mo
 def test_it_need_not_come_to_the_end_of_a_tensor(built: bool, request: pytest.FixtureRequest) -> None:
     if not built:
         request.getfixturevalue("nothing_built")
-    hurry, source, target = Hurry(), torch.zeros(PIECE, dtype=torch.int32), (ctypes.c_char * (4 * PIECE))()
+    hurry, source, target = Unthrottle(), torch.zeros(PIECE, dtype=torch.int32), (ctypes.c_char * (4 * PIECE))()
     source[PIECE // 4 + 2] = 1  # in its second piece of four, and the flag lies where that is copied to
     to = ctypes.addressof(target)
     hurry.flag = ctypes.c_int.from_address(to + PIECE + 8)
@@ -287,9 +293,9 @@ def test_one_core_that_takes_longer_than_there_is_time_is_not_asked_again_until_
     room.copied(0.1)
     room.waited(0.8)
     assert room.enough()
-    room.copied_beside(0.01, 1, 100)  # it was waited for at once
+    room.copied_overlapped(0.01, 1, 100)  # it was waited for at once
     assert room.enough()
-    room.copied_beside(0.5, 50, 100)
+    room.copied_overlapped(0.5, 50, 100)
     assert not room.enough()
     for _ in range(4):
         room.waited(1.6)
@@ -300,7 +306,7 @@ def test_one_that_was_slow_once_is_tried_again() -> None:
     room = Room()
     room.copied(0.1)
     room.waited(0.8)
-    room.copied_beside(1.0, 100, 100)
+    room.copied_overlapped(1.0, 100, 100)
     tries = 0
     while not room.enough():
         tries += 1
@@ -320,7 +326,7 @@ def test_a_copy_of_no_length_is_left_as_it_is() -> None:
 
 def test_what_was_changed_is_named_also_where_no_counter_tells() -> None:
     tensors = {f"t{i}": torch.rand(9) for i in range(40)}
-    watch = Watch(list(tensors), list(tensors.values()))
+    watch = MutationCheck(list(tensors), list(tensors.values()))
     seen = watch.look()
     assert watch.changed(seen, elements=True) is None
     tensors["t4"].data[3] = 9.0
@@ -332,12 +338,12 @@ def test_what_was_changed_is_named_also_where_no_counter_tells() -> None:
 
 def test_tensors_that_are_not_plain_memory_can_be_watched() -> None:
     tensors = state()
-    watch = Watch(list(tensors), list(tensors.values()))
+    watch = MutationCheck(list(tensors), list(tensors.values()))
     assert watch.changed(watch.look(), elements=True) is None
 
 
 def test_not_a_number_is_equal_to_itself_and_nothing_is_nothing() -> None:
-    watch = Watch(["nan", "empty"], [torch.full((3,), float("nan")), torch.empty(0)])
+    watch = MutationCheck(["nan", "empty"], [torch.full((3,), float("nan")), torch.empty(0)])
     assert watch.changed(watch.look(), elements=True) is None
-    nothing = Watch([], [])
+    nothing = MutationCheck([], [])
     assert nothing.changed(nothing.look(), elements=True) is None

@@ -371,11 +371,11 @@ def test_a_checksum_taken_on_the_way_is_that_of_a_plain_save(make, server, monke
 
     def count(*args: Any, **options: Any) -> beside.Copied:
         nonlocal taken
-        copied = beside.copy_beside(*args, **options)
+        copied = beside.copy_overlapped(*args, **options)
         taken += copied.nbytes
         return copied
 
-    monkeypatch.setattr("hyperpod_ext.runtime.checkpoint.checkpointer.copy_beside", count)
+    monkeypatch.setattr("hyperpod_ext.runtime.checkpoint.checkpointer.copy_overlapped", count)
     if waited_for == "halfway":
 
         def half(pieces: Any, *rest: Any) -> tuple[int, int]:

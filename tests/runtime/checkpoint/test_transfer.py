@@ -103,7 +103,7 @@ def send_and_receive(rank: int, folder: Path) -> None:
     assert state.digest() == trained(1).digest()
 
 
-def test_a_newcomer_takes_a_part_from_each_of_two(tmp_path):
+def test_a_joining_node_takes_a_part_from_each_of_two(tmp_path):
     run_ranks(send_and_receive, tmp_path)
 
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from hyperpod_ext.runtime.control_plane.stop_at_step import Boundary
+from hyperpod_ext.runtime.control_plane.stop_at_step import StopAtStep
 from hyperpod_ext.runtime.ipc.control_messages import StopAnswer
 from hyperpod_ext.runtime.ipc.declared import encode
 
@@ -17,8 +17,8 @@ def said() -> list[dict]:
 
 
 @pytest.fixture
-def boundary(said: list[dict]) -> Boundary:
-    made = Boundary(lambda report: said.append(encode(report)))
+def boundary(said: list[dict]) -> StopAtStep:
+    made = StopAtStep(lambda report: said.append(encode(report)))
     made.begin(5, 20)
     return made
 
@@ -62,7 +62,7 @@ def test_what_is_past_or_after_the_end_it_cannot(boundary, said, step, can, over
 
 
 def test_before_the_loop_it_cannot_say(said):
-    made = Boundary(lambda report: said.append(encode(report)))
+    made = StopAtStep(lambda report: said.append(encode(report)))
     made.ask(1, 3)
     assert (said[0]["can"], said[0]["at"], said[0]["over"]) == (False, -1, False)
 
@@ -78,7 +78,7 @@ def test_whoever_stands_goes_on_when_the_change_is_dropped_or_the_generation_end
     for withdrawn in (1, None):
         boundary.ask(1, 5)
         boundary.agree(1)
-        standing = threading.Thread(target=boundary.halt, args=(5,))
+        standing = threading.Thread(target=boundary.stop, args=(5,))
         standing.start()
         boundary.withdraw(withdrawn)
         standing.join(5)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ranks import Member, Ranks
 from world_of_one import world_of_one
 
-from hyperpod_ext.runtime.control_plane.elastic_events import ElasticBoundary, ElasticEvent
+from hyperpod_ext.runtime.control_plane.elastic_events import ElasticEvent, StopAtElasticEvent
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def stops(member: Member) -> None:
     """Each rank hears of it at another moment, rank 2 never; each is as slow as it is."""
     while member.join():
         event = ElasticEvent()
-        boundary = ElasticBoundary(event, lambda step: None)
+        boundary = StopAtElasticEvent(event, lambda step: None)
         boundary.begin(1, 100)
         for step in range(1, 100):
             if step == (7, 5, 1000)[member.rank]:
@@ -60,7 +60,7 @@ def test_all_stop_after_the_same_step_and_where_the_state_is_whole():
 def test_nobody_stops_before_the_next_step():
     with world_of_one():
         event = ElasticEvent()
-        boundary = ElasticBoundary(event, lambda step: None)
+        boundary = StopAtElasticEvent(event, lambda step: None)
         boundary.begin(1, 9)
         assert not boundary.stops_after(1, whole=True)
         event.told = True
@@ -71,7 +71,7 @@ def test_nobody_stops_before_the_next_step():
 def test_told_in_the_last_step_all_stop_after_it():
     with world_of_one():
         event = ElasticEvent()
-        boundary = ElasticBoundary(event, lambda step: None)
+        boundary = StopAtElasticEvent(event, lambda step: None)
         boundary.begin(8, 9)
         assert not boundary.stops_after(8, whole=True)
         event.told = True

@@ -15,7 +15,7 @@ from torch.distributed import HashStore
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTier, S3Tier
 from hyperpod_ext.errors import ConfigError, ConflictError, NoCheckpointError, UnreachableError
 from hyperpod_ext.runtime.control_plane.decision import RestoreCoordinator
-from hyperpod_ext.runtime.control_plane.hyperpod_socket import AgentLine
+from hyperpod_ext.runtime.control_plane.hyperpod_socket import HyperpodAgentClient
 from hyperpod_ext.runtime.control_plane.launcher import Launcher, find_launcher
 from hyperpod_ext.runtime.control_plane.save_at_time import TimedTiers
 from hyperpod_ext.runtime.control_plane.settings import name_of, port_base
@@ -46,7 +46,7 @@ def test_with_nothing_anywhere_all_start_fresh_in_generation_1():
     assert restoring.generation == 1
 
 
-def test_survivors_keep_their_state_and_serve_newcomers():
+def test_survivors_keep_their_state_and_serve_joining_node():
     restoring = RestoreCoordinator(NODES)
     survivor = says(live=live(5), committed=5, began={"1": 0}, generation=1)
     decision = restoring.begin([survivor, survivor, says(), says()])
@@ -116,7 +116,7 @@ def test_a_rank_that_is_stopped_at_the_barrier_says_again_that_it_is_there(tmp_p
     faults: list[str] = []
     gone = threading.Event()
     fault = {"on_fault": lambda: faults.append("fault"), "on_gone": gone.set}
-    line = AgentLine(str(tmp_path / "agent"), 1, on_start=lambda message: None, **fault)
+    line = HyperpodAgentClient(str(tmp_path / "agent"), 1, on_start=lambda message: None, **fault)
     agent, _ = listener.accept()
     started: list[wire.Message] = []
     waiting = threading.Thread(target=lambda: started.append(line.barrier()))

@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from world_of_one import world_of_one
 
-from hyperpod_ext.runtime.control_plane.finish_step import Unharmed
+from hyperpod_ext.runtime.control_plane.finish_step import SafeToCommit
 
 
-def looked_from_another_thread(during: Callable[[Callable[[], None]], object]) -> Unharmed:
+def looked_from_another_thread(during: Callable[[Callable[[], None]], object]) -> SafeToCommit:
     """What is found by a thread that looks while the main one is in `during`, which calls what it is given there."""
-    unharmed = Unharmed()
+    unharmed = SafeToCommit()
 
     def look() -> None:
         thread = threading.Thread(target=unharmed.look)
@@ -54,4 +54,4 @@ def test_who_is_in_a_collective_may_not(monkeypatch):
 
 
 def test_nobody_may_before_anybody_has_looked():
-    assert not Unharmed().is_so
+    assert not SafeToCommit().is_so

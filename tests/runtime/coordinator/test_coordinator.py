@@ -18,7 +18,7 @@ from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTie
 from hyperpod_ext.config.elastic import Elastic
 from hyperpod_ext.config.job.job import RestartPolicy
 from hyperpod_ext.config.job.runtime import RuntimeConfig
-from hyperpod_ext.runtime.agent.election import Door
+from hyperpod_ext.runtime.agent.election import ElectionListener
 from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
@@ -44,7 +44,7 @@ class Agent:
         self.beating: asyncio.Task[None] | None = None
 
     @classmethod
-    async def come(cls, door: Door, node: int, **said: Any) -> Agent:
+    async def come(cls, door: ElectionListener, node: int, **said: Any) -> Agent:
         reader, writer = await asyncio.open_connection(*door.address)
         await wire.join_peer(reader, writer, SECRET)
         agent = cls(node, reader, writer)
@@ -98,7 +98,7 @@ async def coordinating(
         restart=RestartPolicy(lease_s=LEASE_S, **policy),
         checkpoint=checkpoint or CheckpointPolicy(),
     )
-    door = Door(SECRET, lambda why: pytest.fail(why))
+    door = ElectionListener(SECRET, lambda why: pytest.fail(why))
     await door.open("127.0.0.1", 0)
     coordinator = Coordinator.first(config, node, tmp_path, 1)
     door.lead_to(coordinator)
@@ -114,7 +114,7 @@ def events(tmp_path: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in found if event["event"] == kind]
 
 
-async def three(door: Door) -> list[Agent]:
+async def three(door: ElectionListener) -> list[Agent]:
     """Nodes 2 (a spare), 1 and 0, all with the first record, 0 and 1 with a worker to start."""
     agents = [await Agent.come(door, node) for node in (2, 1, 0)][::-1]
     for agent in agents:
@@ -205,7 +205,7 @@ def test_a_successor_goes_on_with_what_the_voters_know(tmp_path: Path) -> None:
         async with coordinating(tmp_path) as (door, _):
             two = (await three(door))[2]
         config = RuntimeConfig(name="a", nodes=2, workers_per_node=1, spares=1, restart=RestartPolicy(lease_s=LEASE_S))
-        door = Door(SECRET, lambda why: pytest.fail(why))
+        door = ElectionListener(SECRET, lambda why: pytest.fail(why))
         await door.open("127.0.0.1", 0)
         assert two.record is not None
         known = {"record": two.record, "generation": 4, "committed": 7}
@@ -243,7 +243,7 @@ def test_who_waits_for_a_world_that_its_coordinator_took_with_it_gets_a_number_o
         assert two.record is not None
         members = {**two.record["members"], "3": two.record["members"]["2"] | {"id": "agent 3"}}
         record = two.record | {"members": members, "membership": json.loads(json.dumps(entered.to_json()))}
-        door = Door(SECRET, lambda why: pytest.fail(why))
+        door = ElectionListener(SECRET, lambda why: pytest.fail(why))
         await door.open("127.0.0.1", 0)
         late = {"record": record, "generation": 1, "committed": 7, "moved_in": 0}
         voters = [
@@ -377,7 +377,7 @@ def held_by(node: int) -> tuple[c.HeldSnapshot, ...]:
     return (c.HeldSnapshot(rank=node, sharing="same", **known),) if node < 2 else ()
 
 
-async def all_are_done(door: Door, coordinator: Coordinator) -> list[Agent]:
+async def all_are_done(door: ElectionListener, coordinator: Coordinator) -> list[Agent]:
     """Both ranks have ended well; the agents of both nodes and of the spare are to bring home what they hold."""
     agents = await three(door)
     coordinator.membership.phase = Phase.ENDED

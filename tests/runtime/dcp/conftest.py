@@ -11,20 +11,20 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the modules that the tests share
 
-from dcp_job import Job, Zygote
+from dcp_job import ForkServer, Job
 
 
 @pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
-    found = Zygote()
+def zygote() -> Iterator[ForkServer]:
+    found = ForkServer()
     yield found
     found.close()
 
 
 @pytest.fixture
-def job(zygote: Zygote) -> Iterator[Job]:
+def job(fork_server: ForkServer) -> Iterator[Job]:
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as scratch:  # short, for the paths of sockets
         (Path(scratch) / "sockets").mkdir(mode=0o700)
-        found = Job(zygote, Path(scratch))
+        found = Job(fork_server, Path(scratch))
         yield found
         found.close()

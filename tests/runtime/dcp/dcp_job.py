@@ -20,7 +20,7 @@ from hyperpod_ext.runtime.memory_server.protocol.requests import Hello
 HERE = Path(__file__).parent
 
 
-class Zygote:
+class ForkServer:
     def __init__(self) -> None:
         command = [sys.executable, str(HERE / "dcp_zygote.py")]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -84,8 +84,8 @@ class Running:
 class Job:
     """One job: its files, and the runs of its ranks, one after another."""
 
-    def __init__(self, zygote: Zygote, directory: Path) -> None:
-        self._zygote, self.directory = zygote, directory
+    def __init__(self, fork_server: ForkServer, directory: Path) -> None:
+        self._fork_server, self.directory = fork_server, directory
         self.sockets = directory / "sockets"
         self._runs = 0
         self._running: list[Running] = []
@@ -109,7 +109,7 @@ class Job:
                 "result": str(result),
                 "init": f"file://{self.directory}/init{self._runs}",
             }
-            pids.append(self._zygote.fork(request))
+            pids.append(self._fork_server.fork(request))
             results.append(result)
         running = Running(pids, results)
         self._running.append(running)

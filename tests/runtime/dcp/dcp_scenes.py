@@ -106,7 +106,9 @@ def make_tiers(policy: dict[str, Any] | None = None, **arguments: Any) -> Tiers:
     return Tiers("j", policy, **arguments)
 
 
-def save(kind: str, steps: list[int], policy: Any = None, start_from_newest: bool = False, drain: bool = False) -> Any:
+def save(
+    kind: str, steps: list[int], policy: Any = None, start_from_newest: bool = False, uploader: bool = False
+) -> Any:
     """Train, save at each of the steps; returns the state's digest at each."""
     tiers = make_tiers(policy)
     training, digests = Training(kind, 0), {}
@@ -117,7 +119,7 @@ def save(kind: str, steps: list[int], policy: Any = None, start_from_newest: boo
         training.train(step)
         dcp.save(training.state(), storage_writer=TieredStorageWriter(tiers, step))
         digests[str(step)] = training.digest()
-    if drain:
+    if uploader:
         assert tiers.wait_durable(10)
     tiers.close()
     return digests

@@ -13,7 +13,7 @@ from hyperpod_ext.runtime.dcp.policy import policy_of
 from hyperpod_ext.runtime.dcp.state import contents_of, parts_of
 from hyperpod_ext.runtime.dcp.steps import Entry, History, names_step, step_of
 from hyperpod_ext.runtime.membership.node_map import Nodes
-from hyperpod_ext.runtime.memory_server.client.start import Place, runtime_dir, secret_file_of
+from hyperpod_ext.runtime.memory_server.client.start import ServerFiles, runtime_dir, secret_file_of
 from hyperpod_ext.runtime.snapshot.image import Layout
 from hyperpod_ext.runtime.snapshot.select import Offer
 from hyperpod_ext.runtime.snapshot.tree import put_together
@@ -162,7 +162,7 @@ def test_sockets_lie_where_nobody_else_can_reach_them(tmp_path) -> None:
     with pytest.raises(HyperpodExtError, match="not a directory of this user alone"):
         runtime_dir({"HPX_SOCKET_DIR": str(path)})
     with pytest.raises(HyperpodExtError, match="too long for a socket"):
-        _ = Place(tmp_path / ("x" * 100), "j", 0).socket
+        _ = ServerFiles(tmp_path / ("x" * 100), "j", 0).socket
 
 
 def test_a_secret_is_made_once(tmp_path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from hyperpod_ext.config.detection import HangPolicy
 from hyperpod_ext.runtime.detection.hangs import Sign, StepTimes, find_hung, quantile, silent_too_long
-from hyperpod_ext.runtime.detection.heartbeat import Phase, Pulse
+from hyperpod_ext.runtime.detection.heartbeat import HeartbeatPage, Phase
 from hyperpod_ext.runtime.detection.stacks import line_in_script
 
 POLICY = HangPolicy(floor_s=2.0, factor=10.0, first_step_s=100.0, heartbeat_s=30.0)
@@ -136,20 +136,20 @@ def test_signs_travel_as_json():
     assert Sign.from_json(json.loads(json.dumps(one.to_json()))) == one
 
 
-def test_a_pulse_is_read_by_another_process_and_outlives_its_writer(tmp_path: Path):
-    page = Pulse.create(tmp_path / "rank0.pulse")
+def test_a_heartbeat_is_read_by_another_process_and_outlives_its_writer(tmp_path: Path):
+    page = HeartbeatPage.create(tmp_path / "rank0.heartbeat")
     assert page.read().marks == 0
     script = (
         "import os, sys\n"
-        "from hyperpod_ext.runtime.detection.heartbeat import Phase, Pulse\n"
-        "pulse = Pulse.of(sys.argv[1])\n"
+        "from hyperpod_ext.runtime.detection.heartbeat import Phase, HeartbeatPage\n"
+        "pulse = HeartbeatPage.of(sys.argv[1])\n"
         "pulse.generation, pulse.step = 2, 7\n"
         "pulse.mark(Phase.DATA)\n"
         "pulse.mark(Phase.FORWARD)\n"
         "pulse.beat(5)\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path / "rank0.pulse")], check=False)
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "rank0.heartbeat")], check=False)
     reading = page.read()
     assert (reading.marks, reading.generation, reading.step) == (2, 2, 7)
     assert (reading.phase, reading.collectives) == (Phase.FORWARD, 5)

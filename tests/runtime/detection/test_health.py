@@ -31,12 +31,12 @@ def context(run_dir: Path, **more: Any) -> HealthContext:
 
 def test_this_machine_is_well(tmp_path: Path):
     found = asyncio.run(examine(context(tmp_path)))
-    assert found.ailments == {}
+    assert found.unhealthy == {}
 
 
 def test_a_disk_without_room_is_said_with_the_folder(tmp_path: Path):
     found = asyncio.run(examine(context(tmp_path, disk_mib=1 << 40)))
-    assert f"{tmp_path} has " in found.ailments["disk"]
+    assert f"{tmp_path} has " in found.unhealthy["disk"]
     assert "restart.health.disk_mib" in found.sentence()
 
 
@@ -83,7 +83,7 @@ def test_a_check_of_ones_own_is_called_by_module_and_name(tmp_path: Path, monkey
     module.breaks = breaks  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "own_checks", module)
     found = asyncio.run(examine(context(tmp_path, checks=("own_checks:fans", "own_checks:breaks", "disk"))))
-    assert found.ailments == {
+    assert found.unhealthy == {
         "own_checks:fans": "fans of j stand still",
         "own_checks:breaks": "OSError: no such sensor",
     }
@@ -96,7 +96,7 @@ def test_a_check_that_does_not_come_back_has_failed(tmp_path: Path, monkeypatch:
     monkeypatch.setitem(sys.modules, "slow_checks", module)
     found = asyncio.run(examine(context(tmp_path, checks=("slow_checks:stuck",), timeout_s=0.2)))
     released.set()
-    assert found.ailments == {"slow_checks:stuck": "no answer within 0.2 s"}
+    assert found.unhealthy == {"slow_checks:stuck": "no answer within 0.2 s"}
 
 
 @pytest.mark.parametrize("name", ["disc", "json:no_such_check", "no_such_module:check"])
@@ -156,7 +156,7 @@ def test_a_gpu_that_is_ill(monkeypatch: pytest.MonkeyPatch, gpu: dict[str, Any],
     for cached in (gpu_health._nvml, gpu_health._event_set):
         cached.cache_clear()
     try:
-        assert gpu_health.ailment() == ailment
+        assert gpu_health.unhealthy_reason() == ailment
     finally:
         for cached in (gpu_health._nvml, gpu_health._event_set):
             cached.cache_clear()

@@ -14,31 +14,31 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ext.runtime.detection.death_watch import Lifeline, dying_of
-from hyperpod_ext.runtime.detection.heartbeat import Pulse
+from hyperpod_ext.runtime.detection.death_watch import LivenessLock, dying_of
+from hyperpod_ext.runtime.detection.heartbeat import HeartbeatPage
 
 PATIENCE_S = 20.0
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[str], tuple[Any, Lifeline]]]:
-    """A function that starts a process which holds a lifeline and then does what it is given; it has said so."""
+def start(tmp_path: Path) -> Iterator[Callable[[str], tuple[Any, LivenessLock]]]:
+    """A function that starts a process which holds a liveness lock and then does what it is given; it has said so."""
     path, made = tmp_path / "page", list[Any]()
-    Pulse.create(path)
+    HeartbeatPage.create(path)
 
-    def start_process(does: str) -> tuple[Any, Lifeline]:
-        lifeline = Lifeline(path)
-        lifeline.prepare()
+    def start_process(does: str) -> tuple[Any, LivenessLock]:
+        lock = LivenessLock(path)
+        lock.prepare()
         lines = f"""
             import os, signal, sys, threading, time
             from pathlib import Path
-            from hyperpod_ext.runtime.detection.death_watch import Lifeline
-            Lifeline(Path({str(path)!r})).hold()
+            from hyperpod_ext.runtime.detection.death_watch import LivenessLock
+            LivenessLock(Path({str(path)!r})).hold()
             """
         code = textwrap.dedent(lines) + textwrap.dedent(does)
         made.append(subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE))
         assert made[-1].stdout.readline() == b"ready\n"
-        return made[-1], lifeline
+        return made[-1], lock
 
     yield start_process
     for process in made:
@@ -57,7 +57,7 @@ def has_ended(pid: int, within_s: float) -> bool:
 def test_a_kill_is_known_while_the_memory_of_the_process_is_given_back(start):
     known_before_the_end = False
     for _ in range(5):  # on a busy machine, we may be the last to run
-        process, lifeline = start("""
+        process, lock = start("""
             memory = bytearray(1 << 30)
             memory[:: 4096] = bytes(1 << 18)
             threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
@@ -65,7 +65,7 @@ def test_a_kill_is_known_while_the_memory_of_the_process_is_given_back(start):
             signal.pause()
         """)
         process.kill()
-        assert lifeline.wait()
+        assert lock.wait()
         while (status := dying_of(process.pid)) is None:
             pass  # its other thread is on its way
         known_before_the_end = not has_ended(process.pid, 0)
@@ -78,11 +78,11 @@ def test_a_kill_is_known_while_the_memory_of_the_process_is_given_back(start):
 
 
 def test_a_process_that_exits_by_itself_is_not_said_to_be_killed(start):
-    process, lifeline = start("""
+    process, lock = start("""
         print("ready", flush=True)
         os._exit(3)
     """)
-    assert lifeline.wait()
+    assert lock.wait()
     assert has_ended(process.pid, PATIENCE_S)
     assert dying_of(process.pid) is None, "it has ended, and nobody has asked for its status yet"
     assert process.wait() == 3
@@ -103,8 +103,8 @@ def test_a_process_that_exits_by_itself_is_not_said_to_be_killed(start):
     ids=["another program", "main thread alone"],
 )
 def test_a_process_that_lives_on_is_not_said_to_die(start, does):
-    process, lifeline = start('print("ready", flush=True)\n' + textwrap.dedent(does))
-    assert lifeline.wait()
+    process, lock = start('print("ready", flush=True)\n' + textwrap.dedent(does))
+    assert lock.wait()
     assert dying_of(process.pid) is None
     assert not has_ended(process.pid, 0.2)
     assert dying_of(process.pid) is None

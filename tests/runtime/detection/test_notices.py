@@ -21,12 +21,14 @@ def imds() -> Iterator[InstanceMetadata]:
         yield known
 
 
-def heard(notices: Notices, metadata: n.Metadata | None, seconds: float = 10) -> tuple[n.Notice | None, list[str]]:
+def heard(
+    notices: Notices, metadata: n.Metadata | None, seconds: float = 10
+) -> tuple[n.PreemptionNotice | None, list[str]]:
     """The notice that is taken, the second time that it comes, and what was said to be out of reach."""
-    offered: list[n.Notice] = []
+    offered: list[n.PreemptionNotice] = []
     unheard: list[str] = []
 
-    def take(notice: n.Notice) -> bool:
+    def take(notice: n.PreemptionNotice) -> bool:
         offered.append(notice)
         return len(offered) == 2
 
@@ -78,7 +80,7 @@ def test_a_file_says_so_by_being_there(tmp_path: Path) -> None:
     notices = Notices(ec2=False, file=str(file), every_s=0.01)
     assert heard(notices, None, 0.1) == (None, [])
     file.touch()
-    assert heard(notices, None) == (n.Notice(f"{file} says so"), [])
+    assert heard(notices, None) == (n.PreemptionNotice(f"{file} says so"), [])
 
 
 def test_a_file_that_cannot_be_looked_at_is_not_there() -> None:

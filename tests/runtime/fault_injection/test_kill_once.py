@@ -31,7 +31,7 @@ def test_another_form_is_refused_with_both_forms(text: str) -> None:
         KillFault.parse(text)
 
 
-def test_a_kill_has_one_victim() -> None:
+def test_a_kill_has_one_target() -> None:
     assert KillFault.parse("node=1@step=20") == KillFault(node=1, step=20)
     for victims in ({}, {"rank": 1, "node": 1}):
         with pytest.raises(ValueError, match="either a rank or a node"):

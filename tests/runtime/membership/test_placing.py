@@ -25,7 +25,7 @@ def common(before: list[int], after: list[int]) -> int:
 
 
 def worlds(most: int = 5):
-    """Every world of up to `most` nodes that follows one of up to `most`, with as many newcomers as are needed."""
+    """Every world of up to `most` nodes that follows one of up to `most`, with as many joining nodes as are needed."""
     for count in range(1, most + 1):
         before = list(range(count))
         for size in range(1, most + 1):

@@ -74,7 +74,7 @@ def test_to_shrink_all_stop_after_one_step_and_those_who_stay_keep_their_ranks()
     assert m.Release((2,)) in begin(membership)
 
 
-def test_to_grow_newcomers_are_ready_before_anybody_is_asked_to_stop():
+def test_to_grow_joining_node_are_ready_before_anybody_is_asked_to_stop():
     membership = elastic(2)
     assert kinds(membership.resize(3, "a")) == [m.WantNodes]
     commands = membership.node_came(2)
@@ -195,7 +195,7 @@ def test_a_death_before_the_switch_drops_the_change_and_it_is_tried_again(moment
     assert m.AskStop in kinds(begin(membership))  # still wanted
 
 
-def test_a_newcomer_that_never_starts_leaves_the_job_as_it_is():
+def test_a_joining_node_that_never_starts_leaves_the_job_as_it_is():
     membership = elastic(1, 1)
     membership.resize(2, "a")
     membership.node_came(1)

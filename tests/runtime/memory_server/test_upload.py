@@ -26,7 +26,7 @@ class Place:
     def until(self, cancelled: object) -> Place:
         return self
 
-    def claim(self, generation: int, step: int, run: str) -> None:
+    def fence(self, generation: int, step: int, run: str) -> None:
         pass
 
     def check_not_followed(self, generation: int, run: str) -> None:

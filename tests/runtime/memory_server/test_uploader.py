@@ -23,7 +23,7 @@ from waiting import until
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier
 from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFoundError
-from hyperpod_ext.runtime.agent.memory_client import CopyWatch
+from hyperpod_ext.runtime.agent.memory_client import CopyMonitor
 from hyperpod_ext.runtime.memory_server.protocol.requests import ServerStatus, Status
 from hyperpod_ext.runtime.memory_server.state import NodeMemory
 from hyperpod_ext.runtime.memory_server.uploader import Uploader
@@ -450,7 +450,7 @@ async def _told(statuses: list[dict[str, Any]]) -> list[dict[str, Any]]:
     def broken(why: str, *, code: str = "") -> None:
         told.append({"kind": "broken", "why": why, "code": code})
 
-    watch = CopyWatch(ask, event, broken)
+    watch = CopyMonitor(ask, event, broken)
     while statuses:
         await watch.tell()
     return told
@@ -493,12 +493,12 @@ def test_a_generation_is_claimed_with_the_step_it_began_at(alone, checkpoints):
     alone.ask("fence", generation=4, step=5, run="this run")
     Writer(alone).save(10, generation=4)
     assert idle(alone)
-    assert checkpoints.claim_of(4) == {"generation": 4, "step": 5, "run": "this run"}
+    assert checkpoints.fence_of(4) == {"generation": 4, "step": 5, "run": "this run"}
     assert checkpoints.newest_generation() == 4
 
 
 def test_a_run_that_another_has_followed_writes_nothing(alone, checkpoints):
-    checkpoints.claim(5, 0, "a later run")
+    checkpoints.fence(5, 0, "a later run")
     alone.ask("fence", generation=4, step=0, run="this run")
     Writer(alone).save(10, generation=4)
     assert idle(alone)
@@ -518,7 +518,7 @@ def test_a_generation_that_was_followed_while_its_copy_waited_is_claimed_too(ser
     other.bring(10)
     other.bring(20, generation=2)
     assert idle(server)
-    assert checkpoints.claim_of(2) == {"generation": 2, "step": 15, "run": "r"}
+    assert checkpoints.fence_of(2) == {"generation": 2, "step": 15, "run": "r"}
     assert not copying(server)["taken_over"]
 
 
@@ -527,7 +527,7 @@ def test_a_run_that_another_follows_during_a_copy_does_not_commit_it(serve_two, 
     server.ask("fence", generation=1, step=0, run="this run")
     Writer(server).save(10)
     until(lambda: other.announced(10))
-    checkpoints.claim(2, 0, "a later run")
+    checkpoints.fence(2, 0, "a later run")
     other.bring(10)
     assert idle(server)
     assert steps(checkpoints) == []

@@ -9,7 +9,7 @@ from made_events import made
 
 from hyperpod_ext.config.metrics import Metrics
 from hyperpod_ext.runtime.events.log import checked
-from hyperpod_ext.runtime.metrics.exporter import Shown
+from hyperpod_ext.runtime.metrics.exporter import MetricsExporter
 
 HERE = Metrics(host="127.0.0.1", port=0)
 FAULT = made(1.0, "fault", rank=0, kind="signal", rung="process")
@@ -32,7 +32,7 @@ async def ask(port: int, request: str) -> tuple[str, str]:
     return head.partition("\r\n")[0].partition(" ")[2], body
 
 
-def answers(shown: Shown, events: Events, *requests: str) -> list[tuple[str, str]]:
+def answers(shown: MetricsExporter, events: Events, *requests: str) -> list[tuple[str, str]]:
     """One after another, each on a line of its own."""
 
     async def run() -> list[tuple[str, str]]:
@@ -49,7 +49,7 @@ def answers(shown: Shown, events: Events, *requests: str) -> list[tuple[str, str
 
 def test_counters_go_on_where_the_coordinator_before_left_them() -> None:
     events = Events()
-    shown = Shown(HERE, "tiny", [FAULT], events.write)
+    shown = MetricsExporter(HERE, "tiny", [FAULT], events.write)
     shown.add(FAULT)
     ((status, body),) = answers(shown, events, "GET /metrics?x=1 HTTP/1.1\r\nHost: x\r\n\r\n")
     assert status == "200 OK"
@@ -59,13 +59,13 @@ def test_counters_go_on_where_the_coordinator_before_left_them() -> None:
 def test_what_else_is_asked_for_is_not_there() -> None:
     events = Events()
     asked = ("POST /metrics HTTP/1.1\r\n\r\n", "GET / HTTP/1.1\r\n\r\n")
-    said = answers(Shown(HERE, "tiny", [], events.write), events, *asked)
+    said = answers(MetricsExporter(HERE, "tiny", [], events.write), events, *asked)
     assert [status for status, _ in said] == ["405 Method Not Allowed", "404 Not Found"]
 
 
 def test_an_event_that_cannot_be_counted_ends_the_numbers_and_not_the_job() -> None:
     events = Events()
-    shown = Shown(HERE, "tiny", [], events.write)
+    shown = MetricsExporter(HERE, "tiny", [], events.write)
     for _ in range(3):
         shown.add(checked("step", {"rank": 0, "generation": 1, "step": "first", "began": 0.5})[0])
     (event,) = events

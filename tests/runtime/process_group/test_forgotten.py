@@ -6,12 +6,12 @@ import threading
 import time
 
 from hyperpod_ext.runtime.process_group.gloo_sockets import EventLoop
-from hyperpod_ext.runtime.process_group.gloo_waits import Look, Lost, Sleep
-from hyperpod_ext.runtime.process_group.lost_waits import Forgotten
+from hyperpod_ext.runtime.process_group.gloo_waits import Look, Sleep, StuckWait
+from hyperpod_ext.runtime.process_group.lost_wakeups import LostWakeupMonitor
 
-BUFFER = Lost(Sleep(7, 0x1000, timed=True), buffer=0xF00, in_pair=False)
-PAIR = Lost(Sleep(8, 0x2000, timed=True), buffer=0, in_pair=True)
-EITHER = Lost(Sleep(9, 0x3000, timed=True), buffer=0x2F00, in_pair=True)
+BUFFER = StuckWait(Sleep(7, 0x1000, timed=True), buffer=0xF00, in_pair=False)
+PAIR = StuckWait(Sleep(8, 0x2000, timed=True), buffer=0, in_pair=True)
+EITHER = StuckWait(Sleep(9, 0x3000, timed=True), buffer=0x2F00, in_pair=True)
 LOOP = 5
 """An epoll set."""
 
@@ -21,21 +21,21 @@ class Process:
 
     def __init__(self) -> None:
         self.now = Look([], set(), [])
-        self.ended: list[Lost] = []
+        self.ended: list[StuckWait] = []
 
     def look(self) -> Look:
         return self.now
 
-    def end(self, lost: Lost, why: str) -> None:
+    def end(self, lost: StuckWait, why: str) -> None:
         assert why
         self.ended.append(lost)
 
-    def sees(self, *asleep: Lost, polled: tuple[int, ...] = (LOOP,), running: tuple[int, ...] = ()) -> None:
+    def sees(self, *asleep: StuckWait, polled: tuple[int, ...] = (LOOP,), running: tuple[int, ...] = ()) -> None:
         self.now = Look(list(asleep), set(polled), list(running))
 
 
-def forgotten(process: Process, *loops: EventLoop) -> Forgotten:
-    return Forgotten(process, lambda: loops, 4)  # type: ignore[arg-type]
+def forgotten(process: Process, *loops: EventLoop) -> LostWakeupMonitor:
+    return LostWakeupMonitor(process, lambda: loops, 4)  # type: ignore[arg-type]
 
 
 def run_for(seconds: float) -> None:
@@ -59,7 +59,7 @@ def test_one_that_was_woken_and_sleeps_elsewhere_is_not():
     waits = forgotten(process)
     process.sees(BUFFER)
     waits.look(busy=[])
-    process.sees(Lost(Sleep(7, 0x1008, timed=True), 0xF00, in_pair=False))
+    process.sees(StuckWait(Sleep(7, 0x1008, timed=True), 0xF00, in_pair=False))
     waits.look(busy=[])
     assert process.ended == []
 

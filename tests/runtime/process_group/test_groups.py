@@ -60,15 +60,15 @@ def test_groups_meshes_and_user_groups_work_in_every_generation():
         3: {"world": 10, "pair": 5, "replicate": 4, "shard": 5, "late": 5},
     }
     with Ranks(SIZE, _all_kinds_of_groups) as ranks:
-        for victim in (2, 0, 3):
+        for target in (2, 0, 3):
             ranks.begin()
             told = ranks.hear("sums")
             assert {rank: sums for rank, (sums, _, _) in told.items()} == expected
             assert all(gathered == [0, 1, 2, 3] for _, gathered, _ in told.values())
-            ranks.kill(victim)
-            ranks.abort(victim)
-            ranks.hear("freed", victim)
-            ranks.start(victim)
+            ranks.kill(target)
+            ranks.abort(target)
+            ranks.hear("freed", target)
+            ranks.start(target)
 
 
 def test_no_rank_serves_more_than_twice_its_share_of_the_requests():
@@ -215,7 +215,7 @@ def _leave_with_a_forgotten_sum(member: Member) -> None:
                 os.sched_yield()
         else:
             member._inbox.get()  # the abort, once rank 0 is out: until then its connections stay
-        member.groups.cut()
+        member.groups.abort()
         member.groups.destroy()
         member.send("left")
 
@@ -275,7 +275,7 @@ def test_twenty_aborts_leave_no_thread_descriptor_or_socket():
 
 def test_the_kernel_tells_of_every_name_that_is_used():
     """Where these are missing, groups open eagerly and a lost wait is left to the agent."""
-    from hyperpod_ext.runtime.process_group.gloo_waits import LostWaits
+    from hyperpod_ext.runtime.process_group.gloo_waits import LostWakeups
 
     assert Path("/proc/self/syscall").exists()
-    assert LostWaits.find() is not None
+    assert LostWakeups.find() is not None

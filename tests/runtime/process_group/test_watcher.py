@@ -8,11 +8,11 @@ import time
 from waiting import until
 
 from hyperpod_ext.runtime.process_group import cpu_contention as crowd
-from hyperpod_ext.runtime.process_group.abort_watcher import Over, Watcher
+from hyperpod_ext.runtime.process_group.abort_watcher import AbortWatcher, Over
 
 
 def test_generations_are_looked_after_one_after_the_other_until_they_are_left():
-    watcher = Watcher()
+    watcher = AbortWatcher()
     for _ in range(2):
         looked = threading.Semaphore(0)
         over = Over(looked.release)
@@ -66,7 +66,7 @@ def test_a_look_that_fails_is_not_the_last_one():
         if looks == [0]:
             raise OSError(24, "Too many open files")
 
-    over, watcher = Over(look), Watcher()
+    over, watcher = Over(look), AbortWatcher()
     watcher.look_after(over)
     until(lambda: len(looks) >= 2)
     over.leave()
@@ -78,7 +78,7 @@ def test_the_machine_tells_how_many_threads_want_its_cores():
 
 
 def test_nobody_gives_way_while_there_is_a_core_for_each():
-    assert crowd.turn_s(1.0) == crowd.patience_s(0.5) == 0.0
+    assert crowd.turn_s(1.0) == crowd.timeout_s(0.5) == 0.0
     crowd.give_way(3600.0, lambda: 0.5)
 
 
@@ -87,6 +87,6 @@ def test_a_rank_gives_way_until_the_crowd_is_gone_but_no_longer_than_it_has_pati
     crowd.give_way(3600.0, lambda: next(sizes))
     assert list(sizes) == []
     began = time.monotonic()
-    crowd.give_way(crowd.patience_s(30.0), lambda: 30.0)
+    crowd.give_way(crowd.timeout_s(30.0), lambda: 30.0)
     assert time.monotonic() - began >= 0.03
-    assert crowd.patience_s(10_000.0) <= 0.05
+    assert crowd.timeout_s(10_000.0) <= 0.05

@@ -52,13 +52,13 @@ def test_a_decision_survives_the_wire():
 # --- where each rank gets it ----------------------------------------------------------------------
 
 
-def test_survivors_keep_what_they_have_and_the_newcomer_takes_its_own_snapshot():
+def test_survivors_keep_what_they_have_and_the_joining_node_takes_its_own_snapshot():
     decision = chosen([live(0, 7), live(1, 7), live(3, 7), memory(2, 7), memory(2, 6)])
     assert decision.step == 7
     assert kinds(decision) == {0: "self", 1: "self", 2: "memory", 3: "self"}
 
 
-def test_without_its_own_snapshot_the_newcomer_takes_a_live_peer_on_its_node():
+def test_without_its_own_snapshot_the_joining_node_takes_a_live_peer_on_its_node():
     decision = chosen([live(0, 7), live(1, 7), live(3, 7), memory(2, 6)])
     assert decision.sources[2] == tuple(Source("live", rank, "g1-s7") for rank in (3, 0, 1))
 

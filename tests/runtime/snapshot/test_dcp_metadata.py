@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from hyperpod_ext.runtime.snapshot.dcp_metadata import METADATA_FILE, Part, derive
+from hyperpod_ext.runtime.snapshot.dcp_metadata import METADATA_FILE, RankFile, derive
 from hyperpod_ext.runtime.snapshot.image import Layout, views
 from hyperpod_ext.runtime.snapshot.layout_plan import DTYPE_BYTES, Plan
 from hyperpod_ext.runtime.snapshot.tree import take_apart
@@ -41,7 +41,7 @@ def trained(seed: int) -> dict[str, Any]:
     }
 
 
-def write(folder: Path, rank: int, state: Any) -> Part:
+def write(folder: Path, rank: int, state: Any) -> RankFile:
     """The image of one rank."""
     parts = take_apart(state, torch.Tensor)
     layout = Layout(parts)
@@ -50,10 +50,10 @@ def write(folder: Path, rank: int, state: Any) -> Part:
     for source, destination in zip(layout.locals, views(layout.plan, image), strict=True):
         destination.copy_(source)
     (folder / f"__{rank}_0.distcp").write_bytes(image)
-    return Part(rank, layout.plan, parts.values, f"__{rank}_0.distcp")
+    return RankFile(rank, layout.plan, parts.values, f"__{rank}_0.distcp")
 
 
-def finish(folder: Path, parts: Sequence[Part]) -> Path:
+def finish(folder: Path, parts: Sequence[RankFile]) -> Path:
     derived = derive(parts, "__0_1.distcp")
     (folder / "__0_1.distcp").write_bytes(derived.values_file)
     (folder / METADATA_FILE).write_bytes(derived.metadata)
@@ -130,7 +130,7 @@ def test_a_tensor_of_a_trillion_elements_has_its_numbers(tmp_path):
     for size in sizes:
         parts = take_apart({"t": torch.empty(size, dtype=torch.uint8, device="meta")}, torch.Tensor)
         plan = Layout(parts).plan
-        metadata = pickle.loads(derive([Part(0, plan, [], "__0_0.distcp")], "v").metadata)
+        metadata = pickle.loads(derive([RankFile(0, plan, [], "__0_0.distcp")], "v").metadata)
         described, (stored,) = metadata.state_dict_metadata["t"], metadata.storage_data.values()
         assert described.size == torch.Size([size])
         assert described.chunks[0].sizes == torch.Size([size])
@@ -140,11 +140,11 @@ def test_a_tensor_of_a_trillion_elements_has_its_numbers(tmp_path):
 # --- several ranks --------------------------------------------------------------------------------
 
 
-def shard(part: Part, offsets: tuple[int, ...], shape: tuple[int, ...]) -> Part:
+def shard(part: RankFile, offsets: tuple[int, ...], shape: tuple[int, ...]) -> RankFile:
     """`part` with its first tensor declared to be a shard of a larger one, as a DTensor's is."""
     item, *others = part.plan.items
     plan = Plan(part.plan.shape, (item._replace(offsets=offsets, shape=shape), *others), part.plan.nbytes)
-    return Part(part.rank, plan, part.values, part.file)
+    return RankFile(part.rank, plan, part.values, part.file)
 
 
 def test_shards_of_two_ranks_are_one_tensor_to_any_reader(tmp_path):

@@ -55,7 +55,7 @@ def test_an_optimizer_that_has_made_steps_is_left_alone():
 
 
 @pytest.mark.slow
-def test_what_a_newcomer_waits_for_imports_no_checkpoint_of_torch():
+def test_what_a_joining_node_waits_for_imports_no_checkpoint_of_torch():
     code = (
         "import sys, torch; from hyperpod_ext.runtime.training import loop;"
         "from hyperpod_ext.runtime.state import optimizer_state as sizes;"

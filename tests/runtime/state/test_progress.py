@@ -23,7 +23,7 @@ def test_a_step_tells_its_phases_in_order():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     progress, phases = Progress(), Phases()
-    progress.watcher = phases
+    progress.listener = phases
     progress.follow([model, optimizer])
     progress.begin_step(3)
     loss = model(torch.ones(2, 4)).sum()
@@ -45,7 +45,7 @@ def test_outputs_of_any_shape_tell_their_backward_pass():
             return {"name": "x", "out": (None, [self.linear(x)])}
 
     model, progress, phases = Structured(), Progress(), Phases()
-    progress.watcher = phases
+    progress.listener = phases
     progress.follow([model])
     model(torch.ones(1, 2))["out"][1][0].sum().backward()  # type: ignore[index]
     assert phases.seen == ["forward 0", "backward 0"]
@@ -53,7 +53,7 @@ def test_outputs_of_any_shape_tell_their_backward_pass():
 
 def test_a_module_is_compiled_as_one_graph_all_the_same():
     model, progress, phases = nn.Linear(4, 4), Progress(), Phases()
-    progress.watcher = phases
+    progress.listener = phases
     progress.follow([model])
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     compiled(torch.ones(1, 4)).sum().backward()

@@ -10,10 +10,10 @@ from torch import nn
 from torch.distributed import HashStore
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.control_plane.stop_at_step import Boundary
+from hyperpod_ext.runtime.control_plane.stop_at_step import StopAtStep
 from hyperpod_ext.runtime.data import ElasticBatchSampler
 from hyperpod_ext.runtime.snapshot.select import Decision, start_fresh
-from hyperpod_ext.runtime.state.same_data import Told, check_same_data
+from hyperpod_ext.runtime.state.same_data import DataPositions, check_same_data
 from hyperpod_ext.runtime.state.training_state import TrainingState
 from hyperpod_ext.runtime.training.restore import JobLink
 
@@ -35,12 +35,12 @@ def state_of(rank: int, fingerprint: str = "numbers", seed: int = 0) -> Training
     return TrainingState({"model": model, "optimizer": optimizer, "schedule": schedule, "data": data})
 
 
-def told_by(rank: int, fingerprint: str = "numbers", seed: int = 0) -> Told:
+def told_by(rank: int, fingerprint: str = "numbers", seed: int = 0) -> DataPositions:
     """What it says of these."""
-    return state_of(rank, fingerprint, seed).told_of_data()
+    return state_of(rank, fingerprint, seed).data_positions()
 
 
-def check(*told: Told) -> None:
+def check(*told: DataPositions) -> None:
     """Every rank has its turn, rank 0 last."""
     keys = HashStore()
     for rank in reversed(range(len(told))):
@@ -67,7 +67,7 @@ def test_the_same_data_on_every_rank_is_fine():
         ([told_by(0)] + [told_by(1, "others")] * 20, "on ranks 1, 2, 3, 4, 5, 6, 7, 8 and 12 more"),
     ],
 )
-def test_other_data_is_an_error_that_names_the_ranks(told: list[Told], words: str):
+def test_other_data_is_an_error_that_names_the_ranks(told: list[DataPositions], words: str):
     with pytest.raises(JobFailedError) as error:
         check(*told)
     assert words in str(error.value)
@@ -76,7 +76,7 @@ def test_other_data_is_an_error_that_names_the_ranks(told: list[Told], words: st
 class Agreed:
     """A control plane where all others have restored already."""
 
-    boundary = Boundary()
+    boundary = StopAtStep()
 
     def restored(self, attempt: int, error: str) -> tuple[int | None, Decision | None]:
         assert not error

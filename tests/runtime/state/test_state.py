@@ -10,9 +10,9 @@ from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.snapshot.image import Layout, views
 from hyperpod_ext.runtime.snapshot.snapshot import Snapshot
 from hyperpod_ext.runtime.state.seeding import seed_of, seed_step
-from hyperpod_ext.runtime.state.training_state import TrainingState, Whole
+from hyperpod_ext.runtime.state.training_state import ConsistentStep, TrainingState
 
-WHOLE = Whole(3, "g1-s3", "", "same")
+WHOLE = ConsistentStep(3, "g1-s3", "", "same")
 
 
 class Trained:
@@ -38,13 +38,13 @@ def trained() -> Trained:
 
 
 def test_untouched_state_is_whole(trained):
-    assert trained.state.whole() == WHOLE
+    assert trained.state.consistent_step() == WHOLE
 
 
 def test_gradients_alone_do_not_touch_it(trained):
     trained.model.eval()
     trained.backward()
-    assert trained.state.whole() == WHOLE
+    assert trained.state.consistent_step() == WHOLE
 
 
 @pytest.mark.parametrize("touch", ["a forward with statistics", "an optimizer step", "a schedule step", "a parameter"])
@@ -59,7 +59,7 @@ def test_state_is_no_longer_whole_after(trained, touch):
         case "a parameter":
             with torch.no_grad():
                 next(trained.model.parameters()).add_(1)
-    assert trained.state.whole() is None
+    assert trained.state.consistent_step() is None
 
 
 def test_own_digests_differ_only_by_what_is_each_ranks_own(trained):
@@ -138,7 +138,7 @@ def test_state_on_which_a_restore_began_is_offered_to_nobody(trained):
     following = TrainingState({"model": trained.model}, before=trained.state)
     with pytest.raises(JobFailedError):
         following.load([snapshot_of(narrow)])
-    assert following.whole() is None
+    assert following.consistent_step() is None
 
 
 def test_parts_of_a_rank_that_autograd_does_not_follow_are_no_obstacle():
@@ -147,7 +147,7 @@ def test_parts_of_a_rank_that_autograd_does_not_follow_are_no_obstacle():
         model.register_buffer("seen", torch.ones(2))
     state = TrainingState({"model": model})
     state.commit(state.take(), WHOLE)
-    assert state.whole() == WHOLE
+    assert state.consistent_step() == WHOLE
 
 
 OPTIMIZERS = {
@@ -198,8 +198,8 @@ def test_any_optimizer_goes_on_from_another_ranks_state_bit_for_bit(name):
         step(model, optimizer, number)
         step(newcomer, its_optimizer, number)
     assert its_state.digest() == state.digest()
-    assert state.told
-    assert state.whole() is None
+    assert state.is_reported
+    assert state.consistent_step() is None
 
 
 def test_a_step_that_a_fault_cut_short_is_made_again_with_loss_scaling():
@@ -234,9 +234,9 @@ def test_objects_built_anew_take_over_what_they_replace(trained):
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     objects = {"model": anew.model, "optimizer": optimizer, "schedule": schedule}
     state = TrainingState(objects, before=trained.state)
-    assert state.whole() is None
+    assert state.consistent_step() is None
     state.adopt()
-    assert state.whole() == WHOLE
+    assert state.consistent_step() == WHOLE
     assert state.digest() == digest
 
 
@@ -244,4 +244,4 @@ def test_objects_built_anew_take_over_nothing_that_has_changed(trained):
     trained.optimizer.step()
     state = TrainingState({"model": nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))}, before=trained.state)
     state.adopt()
-    assert state.whole() is None
+    assert state.consistent_step() is None

@@ -30,7 +30,7 @@ from hyperpod_ext.runtime.storage.file import FileStore
 from hyperpod_ext.runtime.storage.names import MANIFEST, Found, folder_of, image_of
 from hyperpod_ext.runtime.storage.open import open_store
 from hyperpod_ext.runtime.storage.retention import to_keep, without_abandoned
-from hyperpod_ext.runtime.storage.upload_split import share_out
+from hyperpod_ext.runtime.storage.upload_split import partition_uploads
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 
@@ -279,21 +279,21 @@ def records_of(ranks: list[Rank], per_node: int) -> dict[int, list[Manifest]]:
 
 def test_equal_images_are_uploaded_once():
     ranks = [Rank(rank, {"t": torch.ones(100)}) for rank in range(4)]
-    files, uploads = share_out(records_of(ranks, per_node=2))
+    files, uploads = partition_uploads(records_of(ranks, per_node=2))
     assert uploads == {0: [0], 1: []}
     assert files == dict.fromkeys(range(4), image_of(0))
 
 
 def test_different_images_are_uploaded_where_they_are():
     ranks = [Rank(rank, {"t": torch.full((100,), float(rank))}) for rank in range(4)]
-    files, uploads = share_out(records_of(ranks, per_node=2))
+    files, uploads = partition_uploads(records_of(ranks, per_node=2))
     assert uploads == {0: [0, 1], 1: [2, 3]}
     assert files == {rank: image_of(rank) for rank in range(4)}
 
 
 def test_equal_bytes_with_different_values_are_different():
     ranks = [Rank(rank, {"t": torch.ones(100), "n": rank}) for rank in range(2)]
-    files, _ = share_out(records_of(ranks, per_node=1))
+    files, _ = partition_uploads(records_of(ranks, per_node=1))
     assert files == {0: image_of(0), 1: image_of(1)}
 
 
@@ -306,13 +306,13 @@ def test_least_to_do_is_counted_in_bytes():
         ]
         for node in (0, 1)
     }
-    assert share_out(records)[1] == {0: [0], 1: [4, 5]}
+    assert partition_uploads(records)[1] == {0: [0], 1: [4, 5]}
 
 
 def test_what_several_nodes_hold_goes_to_the_one_with_least_to_do():
     """Hybrid sharding: nodes 0 and 1 hold the same four shards."""
     ranks = [Rank(rank, {"t": torch.full((100,), float(rank % 4))}) for rank in range(8)]
-    files, uploads = share_out(records_of(ranks, per_node=4))
+    files, uploads = partition_uploads(records_of(ranks, per_node=4))
     assert [len(its) for its in uploads.values()] == [2, 2]
     assert sorted(set(files.values())) == sorted(image_of(rank) for its in uploads.values() for rank in its)
 
@@ -321,9 +321,12 @@ def test_what_several_nodes_hold_goes_to_the_one_with_least_to_do():
 def test_every_rank_has_a_file_that_somebody_who_holds_it_uploads(contents, per_node):
     ranks = [Rank(rank, {"t": torch.full((size,), float(fill))}) for rank, (fill, size) in enumerate(contents)]
     records = records_of(ranks, per_node)
-    files, uploads = share_out(records)
+    files, uploads = partition_uploads(records)
     shuffled = dict(reversed(list(records.items())))
-    assert share_out(shuffled) == (files, {node: uploads[node] for node in shuffled})  # as every node computes it
+    assert partition_uploads(shuffled) == (
+        files,
+        {node: uploads[node] for node in shuffled},
+    )  # as every node computes it
     uploaded = {image_of(rank): (node, ranks[rank]) for node, its in uploads.items() for rank in its}
     for rank, one in enumerate(ranks):
         node, source = uploaded[files[rank]]
@@ -345,7 +348,7 @@ def test_two_nodes_that_finish_at_once_write_one_manifest(tmp_path):
         checkpoints.put_record(folder, number, [mine.manifest])
         while len(checkpoints.progress(folder).announced) < 2:
             pass
-        files, uploads = share_out({node: checkpoints.record(folder, node) for node in (0, 1)})
+        files, uploads = partition_uploads({node: checkpoints.record(folder, node) for node in (0, 1)})
         for rank in uploads[number]:
             crc = mine.manifest["crc64nvme"]
             checkpoints.store.put(f"{folder}/{files[rank]}", memoryview(mine.image), crc)
@@ -394,22 +397,22 @@ def test_a_record_that_is_none_is_an_error_of_ours(checkpoints, tmp_path, text):
 
 def test_a_run_may_claim_its_generations_as_often_as_it_likes(checkpoints):
     for generation in (1, 1, 2, 2, 1):
-        checkpoints.claim(generation, 0, "this run")
+        checkpoints.fence(generation, 0, "this run")
     assert checkpoints.newest_generation() == 2
 
 
 def test_a_generation_of_another_run_is_refused(checkpoints):
-    checkpoints.claim(1, 0, "first run")
+    checkpoints.fence(1, 0, "first run")
     with pytest.raises(StaleGenerationError, match="generation 1 of j belongs to another run"):
-        checkpoints.claim(1, 0, "second run")
+        checkpoints.fence(1, 0, "second run")
 
 
 def test_a_run_that_another_has_followed_is_refused(checkpoints):
     """A node that was cut off for an hour comes back to find that the job was started anew."""
-    checkpoints.claim(1, 0, "first run")
-    checkpoints.claim(2, 50, "second run")
+    checkpoints.fence(1, 0, "first run")
+    checkpoints.fence(2, 50, "second run")
     with pytest.raises(StaleGenerationError, match="generation 2 of another run has followed generation 1"):
-        checkpoints.claim(1, 0, "first run")
+        checkpoints.fence(1, 0, "first run")
 
 
 def test_of_two_runs_that_claim_at_once_one_is_refused(tmp_path):
@@ -417,7 +420,7 @@ def test_of_two_runs_that_claim_at_once_one_is_refused(tmp_path):
 
     def claim(run: str) -> None:
         try:
-            store_at(tmp_path).claim(1, 0, run)
+            store_at(tmp_path).fence(1, 0, run)
         except StaleGenerationError:
             refused.append(run)
 
@@ -432,16 +435,16 @@ def test_of_two_runs_that_claim_at_once_one_is_refused(tmp_path):
 def test_the_newest_generation_is_one_that_wrote_or_one_that_claimed(checkpoints):
     write(checkpoints, 100, generation=3, manifest=False)
     assert checkpoints.newest_generation() == 3
-    checkpoints.claim(5, 0, "run")
+    checkpoints.fence(5, 0, "run")
     assert checkpoints.newest_generation() == 5
 
 
 def test_checkpoints_that_a_later_generation_gave_up_are_not_found(checkpoints):
     for step in (50, 100):
         write(checkpoints, step, generation=1)
-    checkpoints.claim(1, 0, "run")
+    checkpoints.fence(1, 0, "run")
     assert steps(checkpoints) == [100, 50]
-    checkpoints.claim(2, 60, "run")
+    checkpoints.fence(2, 60, "run")
     assert steps(checkpoints) == [100, 50]  # until it has saved something itself
     write(checkpoints, 70, generation=2)
     assert steps(checkpoints) == [70, 50]
@@ -449,10 +452,10 @@ def test_checkpoints_that_a_later_generation_gave_up_are_not_found(checkpoints):
 
 def test_a_run_that_claimed_and_saved_nothing_hides_nothing(checkpoints):
     """It began at step 0 and died; the run before it, or the next, has all that was saved."""
-    checkpoints.claim(1, 0, "A")
+    checkpoints.fence(1, 0, "A")
     for step in (0, 100):
         write(checkpoints, step)
-    checkpoints.claim(2, 0, "B")
+    checkpoints.fence(2, 0, "B")
     for step in (200, 300):
         write(checkpoints, step)
     assert steps(checkpoints) == [300, 200, 100, 0]
@@ -472,9 +475,9 @@ def test_where_there_is_a_checkpoint_one_is_found(saved, starts):
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"generation": 2}', '{"step": "6", "run": "B"}', '{"step": 60}'])
 def test_a_claim_that_is_damaged_is_an_error_where_it_may_matter(checkpoints, tmp_path, text):
     """Taken for none, it would bring back the steps that were given up."""
-    checkpoints.claim(1, 0, "A")
+    checkpoints.fence(1, 0, "A")
     write(checkpoints, 100)
-    checkpoints.claim(2, 60, "B")
+    checkpoints.fence(2, 60, "B")
     (tmp_path / "generations" / "000002.json").write_text(text)
     assert steps(checkpoints) == [100], "generation 2 has saved nothing"
     write(checkpoints, 70, generation=2)
@@ -483,21 +486,21 @@ def test_a_claim_that_is_damaged_is_an_error_where_it_may_matter(checkpoints, tm
     assert "000002.json" in raised.value.message
     assert "backup" in raised.value.hint
     with pytest.raises(StaleGenerationError):
-        checkpoints.claim(2, 0, "C")
+        checkpoints.fence(2, 0, "C")
     (tmp_path / "generations" / "000002.json").unlink()  # as the hint says
     assert steps(checkpoints) == [100, 70]
 
 
 def test_a_claim_that_others_wrote_lets_nothing_be_read_or_written(checkpoints):
-    checkpoints.claim(1, 0, "A")
+    checkpoints.fence(1, 0, "A")
     write(checkpoints, 100)
     write(checkpoints, 70, generation=2)
-    Checkpoints(checkpoints.store, job="j", secret=b"x" * 32).claim(2, 60, "B")
+    Checkpoints(checkpoints.store, job="j", secret=b"x" * 32).fence(2, 60, "B")
     for refused in (checkpoints.found, lambda: checkpoints.prune(1, None, ())):
         with pytest.raises(CorruptSnapshotError, match=r"not signed with this job's secret: it cannot be told"):
             refused()
     with pytest.raises(StaleGenerationError, match="not signed with this job's secret"):
-        checkpoints.claim(1, 0, "A")
+        checkpoints.fence(1, 0, "A")
 
 
 def test_claims_of_the_older_form_count_beside_a_signed_checkpoint_only(checkpoints, tmp_path):
@@ -510,7 +513,7 @@ def test_claims_of_the_older_form_count_beside_a_signed_checkpoint_only(checkpoi
     claim.write_text('{"generation": 2, "step": 60, "run": "B"}')
     assert steps(checkpoints) == [70, 50]
     with pytest.raises(StaleGenerationError, match="it is not signed"):
-        checkpoints.claim(1, 0, "A")
+        checkpoints.fence(1, 0, "A")
     claim.write_text('{"generation": 2, "step": 71, "run": "B"}')  # it has saved a step before it began
     with pytest.raises(CorruptSnapshotError, match="it is not signed: it cannot be told"):
         checkpoints.found()
@@ -520,17 +523,17 @@ def test_claims_of_the_older_form_count_beside_a_signed_checkpoint_only(checkpoi
 
 
 def test_a_claim_is_of_its_own_generation_only(checkpoints, tmp_path):
-    checkpoints.claim(1, 0, "A")
+    checkpoints.fence(1, 0, "A")
     claims = tmp_path / "generations"
     (claims / "000003.json").write_bytes((claims / "000001.json").read_bytes())
-    assert checkpoints.claim_of(3) is None
+    assert checkpoints.fence_of(3) is None
     with pytest.raises(StaleGenerationError, match="it is the claim of generation 1"):
         checkpoints.check_not_followed(2, "A")
 
 
 def test_claims_are_read_only_where_they_may_matter_and_go_with_what_they_were_for(checkpoints, tmp_path, monkeypatch):
     for generation in range(1, 9):
-        checkpoints.claim(generation, generation * 10 - 10, "run")
+        checkpoints.fence(generation, generation * 10 - 10, "run")
         if generation != 6:
             write(checkpoints, generation * 10, generation)
     checkpoints.prune(3, None, ())
@@ -594,7 +597,7 @@ def test_the_newest_step_that_another_generation_is_writing_again_stays(checkpoi
 def test_a_history_that_was_given_up_is_deleted_once_the_new_one_has_passed_it(checkpoints):
     for step in (50, 100):
         write(checkpoints, step, generation=1)
-    checkpoints.claim(2, 60, "run")
+    checkpoints.fence(2, 60, "run")
     write(checkpoints, 90, generation=2)
     assert checkpoints.prune(3, 50, ()) == []
     write(checkpoints, 110, generation=2)

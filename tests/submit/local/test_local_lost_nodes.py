@@ -14,11 +14,11 @@ from hyperpod_ext.submit.local.result import EMPTY_REPORT, settle
 RUN = """
 import json, sys
 from pathlib import Path
-from hyperpod_ext.submit.local.nodes import Cancellation, Node, Patience, run_nodes
+from hyperpod_ext.submit.local.nodes import Cancellation, Node, GracePeriod, run_nodes
 patience, scripts = json.loads(sys.argv[2]), sys.argv[3:]
 nodes = [Node(("sh", "-c", script), {"PATH": "/usr/bin:/bin"}, Path(sys.argv[1]) / f"{n}.log")
          for n, script in enumerate(scripts)]
-print(json.dumps(run_nodes(nodes, Cancellation(), Patience(after_failure_s=0.3, after_asking_s=0.3, **patience))))
+print(json.dumps(run_nodes(nodes, Cancellation(), GracePeriod(after_failure_s=0.3, after_asking_s=0.3, **patience))))
 """
 DIES = "kill -9 $$"
 DIES_ONCE = "[ ${HPX_REJOIN:-no} = 1 ] || kill -9 $$"

@@ -18,7 +18,7 @@ from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.local import nodes as local_nodes
 from hyperpod_ext.submit.local import resize as local_resize
 from hyperpod_ext.submit.local import store as local_store
-from hyperpod_ext.submit.local.nodes import Cancellation, Node, Patience, Wanted, run_nodes
+from hyperpod_ext.submit.local.nodes import Cancellation, GracePeriod, Node, Wanted, run_nodes
 
 
 def job(**fields: Any) -> JobConfig:
@@ -93,6 +93,6 @@ def test_nodes_that_are_wanted_are_started_and_those_that_leave_are_no_failure(
 ) -> None:
     nodes = [node(tmp_path, SCRIPT, number) for number in range(2)]
     wanted = Wanted(tmp_path / "wanted.json", tmp_path / "over", lambda number: node(tmp_path, SCRIPT, number))
-    assert run_nodes(nodes, cancellation, Patience(needed=1), wanted) == [0, 0, 0]
+    assert run_nodes(nodes, cancellation, GracePeriod(needed=1), wanted) == [0, 0, 0]
     assert (tmp_path / "came-1").exists()
     assert (tmp_path / "came-2").exists()

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hyperpod_ext.submit.local.engine import _patience
-from hyperpod_ext.submit.local.nodes import Patience, next_action
+from hyperpod_ext.submit.local.engine import _grace_period
+from hyperpod_ext.submit.local.nodes import GracePeriod, next_action
 from hyperpod_ext.submit.local.result import EMPTY_REPORT, make_result, same, settle
 
 GOOD: dict[str, Any] = EMPTY_REPORT | {
@@ -96,12 +96,14 @@ def test_a_comparison_that_could_not_be_made_fails_the_job() -> None:
 def test_nodes_are_left_alone_then_asked_then_killed(
     now: float, failed_at: float | None, asked_at: float | None, cancelled: bool, wanted: tuple[str, float | None]
 ) -> None:
-    assert next_action(now, failed_at, asked_at, cancelled, Patience()) == wanted
+    assert next_action(now, failed_at, asked_at, cancelled, GracePeriod()) == wanted
 
 
 def test_nodes_that_are_told_to_end_have_their_grace_before_they_are_killed() -> None:
     restart = {"lease_s": 6.0, "node_wait_s": 60.0, "max_node_losses": 3}
     job = {"nodes": 2, "spares": 0, "elastic": None, "restart": restart}
     memory, file = {"kind": "memory"}, {"kind": "file", "path": "/d"}
-    kept = [_patience(job | {"checkpoint": {"grace_s": 25.0, "tiers": tiers}}) for tiers in ([memory], [memory, file])]
+    kept = [
+        _grace_period(job | {"checkpoint": {"grace_s": 25.0, "tiers": tiers}}) for tiers in ([memory], [memory, file])
+    ]
     assert [patience.after_asking_s for patience in kept] == [5.0, 30.0]

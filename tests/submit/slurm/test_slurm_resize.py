@@ -40,8 +40,8 @@ def test_the_nodes_of_a_job_are_known_from_its_events() -> None:
         {"event": "world", "nodes": 2},
         {"event": "node_left", "node": 3},
     )
-    assert resize.world_of(events(0, 1)) == resize.World(2, frozenset({0, 1}))
-    assert resize.world_of(events(0, 1, more=later)) == resize.World(2, frozenset({1}))
+    assert resize.nodes_of_job(events(0, 1)) == resize.JobNodes(2, frozenset({0, 1}))
+    assert resize.nodes_of_job(events(0, 1, more=later)) == resize.JobNodes(2, frozenset({1}))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_nodes_that_come_get_the_highest_free_numbers(
     nodes: int, spares: int, size: int, members: set[int], numbers: tuple[int, ...]
 ) -> None:
     spec = job(spares=spares, **ELASTIC)
-    assert hyperpod_slurm_resize.numbers_for(spec, nodes, resize.World(size, frozenset(members))) == numbers
+    assert hyperpod_slurm_resize.numbers_for(spec, nodes, resize.JobNodes(size, frozenset(members))) == numbers
 
 
 def test_nodes_that_come_are_asked_for_as_those_of_the_job_are_and_bring_the_order(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def order_of(folder: Path) -> dict[str, Any]:
     return found
 
 
-def resized(ordered: hyperpod_slurm_resize.Ordered) -> dict[str, Any]:
+def resized(ordered: hyperpod_slurm_resize.PendingResize) -> dict[str, Any]:
     return {"event": "resized", "order": ordered.name, "nodes": ordered.nodes, "of": ordered.of}
 
 

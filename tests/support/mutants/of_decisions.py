@@ -94,7 +94,7 @@ MUTANTS: list[Mutant] = [
     RESTORING.mutant(
         "restoring.tries_refused_again",
         "A source that a rank has refused is not tried again.",
-        "allowed = [offer for offer in offers if offer.place not in self._refused]",
+        "allowed = [offer for offer in offers if offer.key not in self._refused]",
         "allowed = offers",
     ),
     RESTORING.mutant(

@@ -88,7 +88,7 @@ def drop_from(folder: Path, index: int) -> list[str]:
         ConflictError: it is being written.
     """
     lock = FileLock(folder / LOCK)
-    if not lock.acquire(patience_s=0.5):
+    if not lock.acquire(timeout_s=0.5):
         raise ConflictError(f"{folder} is being written by another process", hint="Wait until it has ended.")
     try:
         gone = [path for path in sorted(folder.glob("seg-*.tokens")) if path.name >= segment_name(index)]

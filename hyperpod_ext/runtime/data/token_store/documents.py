@@ -13,7 +13,7 @@ import numpy.typing as npt
 from hyperpod_ext.runtime.data.token_store.segment import Tokens
 
 
-class Part(Protocol):
+class DocumentRange(Protocol):
     """Some documents, whose tokens lie in a row."""
 
     @property
@@ -27,7 +27,7 @@ class Part(Protocol):
     def windows(self, begins: npt.NDArray[np.int64], length: int) -> Tokens: ...
 
 
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=DocumentRange)
 
 
 class Documents(Generic[P]):

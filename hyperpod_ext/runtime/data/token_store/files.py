@@ -141,9 +141,9 @@ class FileLock:
             raise ValueError(f"{self.path} is not locked")
         return self._descriptor
 
-    def acquire(self, *, wait: bool = False, shared: bool = False, patience_s: float = 0.0) -> bool:
-        """Whether it is ours now, or within `patience_s`; with `wait`, when it is. The folder must be there."""
-        deadline = time.monotonic() + patience_s
+    def acquire(self, *, wait: bool = False, shared: bool = False, timeout_s: float = 0.0) -> bool:
+        """Whether it is ours now, or within `timeout_s`; with `wait`, when it is. The folder must be there."""
+        deadline = time.monotonic() + timeout_s
         how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
         while True:
             with explained(self.path):

@@ -26,7 +26,7 @@ from hyperpod_ext.runtime.data.token_store.segment import SegmentInfo, Tokens, r
 
 MIB = 1 << 20
 SEGMENT_BYTES = 128 * MIB
-_PATIENCE_S = 0.5  # readers look whether the lock is free by taking it for a moment
+_TIMEOUT_S = 0.5  # readers look whether the lock is free by taking it for a moment
 ABOUT, DONE, LOCK, READERS = "about.json", "store.json", "lock", "readers"
 
 
@@ -86,7 +86,7 @@ class StoreWriter:
         make_folder(folder)
         self.folder, self.key = folder, key_of(about)
         self._lock = lock or FileLock(folder / LOCK)
-        if not self._lock.held and not self._lock.acquire(patience_s=_PATIENCE_S):
+        if not self._lock.held and not self._lock.acquire(timeout_s=_TIMEOUT_S):
             raise ConflictError(
                 f"{folder} is being written by another process",
                 hint="Open the store to follow it while it grows, or wait until that one has ended; "

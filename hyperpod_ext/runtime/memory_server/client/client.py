@@ -202,7 +202,7 @@ class MemoryClient:
 
     def _has_answer(self) -> bool:
         try:
-            with self._hearing_of_its_end():
+            with self._naming_its_end():
                 self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
@@ -273,12 +273,12 @@ class MemoryClient:
 
     def _send(self, request: Declared) -> None:
         message = encode(request)
-        with self._speaking, self._hearing_of_its_end():
+        with self._speaking, self._naming_its_end():
             wire.send(self._socket, message if self._greeted else with_version(message))
             self._greeted = True
 
     @contextlib.contextmanager
-    def _hearing_of_its_end(self) -> Iterator[None]:
+    def _naming_its_end(self) -> Iterator[None]:
         try:
             yield
         except ConnectionError as error:
@@ -289,7 +289,7 @@ class MemoryClient:
         return kind("the memory server of this node is gone")
 
     def _answer(self, request: Request[A]) -> tuple[A, list[int]]:
-        with self._hearing_of_its_end():
+        with self._naming_its_end():
             answer, fds = wire.receive_fds(self._socket, max_fds=1)
         if answer is None:
             raise self._gone()

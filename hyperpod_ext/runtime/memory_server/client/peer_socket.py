@@ -17,7 +17,7 @@ CHUNK = 4 << 20
 """Replicas are cut at multiples of this: what is sent between two looks at whether it is still wanted."""
 PIECE = 1 << 20
 """Received at once: still in the cache when its checksum is taken."""
-PATIENCE_S = 30.0
+TIMEOUT_S = 30.0
 """Without a byte from a peer, or taken by it, for this long, it counts as gone."""
 _BUFFERS = 256  # of one receive; the kernel takes 1024
 _SEND_BUFFER = 192 << 10
@@ -28,15 +28,15 @@ _FLOW_BYTES_PER_S = 1.25e9
 _TCP_INFO_RTT = struct.Struct("=68xI")
 
 
-def connect(host: str, port: int, secret: bytes, patience_s: float = PATIENCE_S) -> socket.socket:
+def connect(host: str, port: int, secret: bytes, timeout_s: float = TIMEOUT_S) -> socket.socket:
     """A connection to a peer of the same job.
 
     Raises:
         OSError: it cannot be reached, is not of this job, or does not answer.
     """
-    sock = socket.create_connection((host, port), timeout=patience_s)
+    sock = socket.create_connection((host, port), timeout=timeout_s)
     try:
-        prepare(sock, patience_s)
+        prepare(sock, timeout_s)
         wire.join_peer_blocking(sock, secret)
         wire.send(sock, with_version({}))
     except BaseException:
@@ -45,17 +45,17 @@ def connect(host: str, port: int, secret: bytes, patience_s: float = PATIENCE_S)
     return sock
 
 
-def accept(sock: socket.socket, secret: bytes, patience_s: float) -> None:
+def accept(sock: socket.socket, secret: bytes, timeout_s: float) -> None:
     """The other side of `connect`.
 
     Raises:
         OSError: whoever connected is not of this job, or speaks another version.
     """
-    prepare(sock, patience_s)
+    prepare(sock, timeout_s)
     wire.accept_peer_blocking(sock, secret)
 
 
-def prepare(sock: socket.socket, patience_s: float) -> None:
+def prepare(sock: socket.socket, timeout_s: float) -> None:
     """Blocking, with patience that counts from the last byte that moved: one read may take minutes."""
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -64,7 +64,7 @@ def prepare(sock: socket.socket, patience_s: float) -> None:
     if (buffer := send_buffer(microseconds / 1e6)) is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        set_patience(sock, option, patience_s)
+        set_timeout(sock, option, timeout_s)
 
 
 def send_buffer(rtt_s: float) -> int | None:
@@ -79,7 +79,7 @@ def wait_readable(sock: socket.socket, seconds: float | None = None) -> bool:
     return bool(poll.poll(None if seconds is None else seconds * 1000))
 
 
-def set_patience(sock: socket.socket, option: int, seconds: float) -> None:
+def set_timeout(sock: socket.socket, option: int, seconds: float) -> None:
     whole = int(seconds)
     sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", whole, int((seconds - whole) * 1e6)))
 

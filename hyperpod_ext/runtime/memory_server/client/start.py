@@ -55,7 +55,7 @@ def place_of(directory: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ServerFiles:
     """Files of one node of one job.
 
     `index` tells nodes apart that share a machine, as in a rehearsal; it is 0 where each has its own, whatever
@@ -115,7 +115,9 @@ def locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def start_server(place: Place, config: RuntimeConfig, node: int, secret_file: Path, idle_exit_s: float) -> MemoryClient:
+def start_server(
+    place: ServerFiles, config: RuntimeConfig, node: int, secret_file: Path, idle_exit_s: float
+) -> MemoryClient:
     """A line to the node's memory server, which is started when there is none.
 
     Raises:
@@ -134,7 +136,7 @@ def _connect(path: Path) -> MemoryClient | None:
         return None
 
 
-def _start(place: Place, config: RuntimeConfig, node: int, secret_file: Path, idle_exit_s: float) -> MemoryClient:
+def _start(place: ServerFiles, config: RuntimeConfig, node: int, secret_file: Path, idle_exit_s: float) -> MemoryClient:
     place.socket.unlink(missing_ok=True)  # of one that was killed; the lock says that nobody else is at it
     command = [sys.executable, "-m", "hyperpod_ext.runtime.memory_server", "--socket", str(place.socket)]
     command += ["--node", str(node), "--lock", str(place.lock), "--idle-exit-s", str(idle_exit_s)]

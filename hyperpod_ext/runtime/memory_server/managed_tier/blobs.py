@@ -187,11 +187,11 @@ class Blobs:
         usable = self._usable_bytes() - self._arriving
         room = usable if self._budget is None else min(usable, self._budget - self._taken)
         complete = namespace.newest_complete()
-        victims = []
+        evicted = []
         for step in sorted(s for s in namespace.steps if complete is not None and s < complete):
             if room >= cost:
                 break
-            victims.append(step)
+            evicted.append(step)
             room += sum(blob.cost for blob in namespace.steps[step].values() if blob.users == 1)
         if room < cost:
             limit = "no limit of its own" if self._budget is None else f"a budget of {self._budget / _MIB:.1f} MiB"
@@ -199,4 +199,4 @@ class Blobs:
                 f"no room for {cost / _MIB:.1f} MiB: the memory tier has {limit}, "
                 f"{self._taken / _MIB:.1f} MiB are taken, and the node can spare {usable / _MIB:.1f} MiB"
             )
-        self._give_up(namespace, *victims)
+        self._give_up(namespace, *evicted)

@@ -41,13 +41,13 @@ class PeerOpen(Request[SnapshotHead]):
     save_id: str
 
 
-class Part(Declared):
+class SnapshotPart(Declared):
     """The bytes follow."""
 
     nbytes: Bytes
 
 
-class Read(Request[Part]):
+class Read(Request[SnapshotPart]):
     """A rank restores: a part of an image that it has opened."""
 
     sender = "worker"

@@ -20,7 +20,7 @@ _NICEST = 19
 _STEP = 1.25
 """Of two neighbouring nice values, one gets so many times the other's share of a core."""
 _AUTOGROUP = Path("/proc/self/autogroup")
-_PATIENCE_S = 10.0
+_TIMEOUT_S = 10.0
 _AGAIN_S = 0.11
 """Who is not root may change the group's value ten times a second."""
 _FOR_GOOD = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS}
@@ -48,10 +48,10 @@ class CpuPriority:
 
     def __init__(self, max_slowdown: float, group: Path | None = None) -> None:
         self._niceness, self._group = niceness_for(max_slowdown), group
-        self.patience_s = _PATIENCE_S
+        self.timeout_s = _TIMEOUT_S
         """After so long with copies under way the process gives way no more: where training leaves no core idle,
         they would not be done before the next are due."""
-        self._impatient: threading.Timer | None = None
+        self._timer: threading.Timer | None = None
         self._copies = self._urgent = self._told = self._busy = 0
         self._asking_again = self._late = False
         self._lock = threading.Lock()
@@ -67,7 +67,7 @@ class CpuPriority:
             self._copies += 1
             if self._copies == 1 and self._group is not None:
                 self._busy += 1
-                self._impatient = _later(self.patience_s, functools.partial(self._lose_patience, self._busy))
+                self._timer = _later(self.timeout_s, functools.partial(self._time_out, self._busy))
             self._tell()
 
     def copy_ends(self) -> None:
@@ -75,8 +75,8 @@ class CpuPriority:
             self._copies -= 1
             if self._copies == 0:
                 self._late = False
-                if self._impatient is not None:
-                    self._impatient.cancel()
+                if self._timer is not None:
+                    self._timer.cancel()
             self._tell()
 
     def unthrottle(self) -> None:
@@ -119,7 +119,7 @@ class CpuPriority:
             self._asking_again = False
             self._tell()
 
-    def _lose_patience(self, busy: int) -> None:
+    def _time_out(self, busy: int) -> None:
         with self._lock:
             if busy == self._busy and self._copies:  # else those copies have just ended, and others have begun
                 self._late = True

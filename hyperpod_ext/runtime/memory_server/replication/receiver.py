@@ -47,10 +47,10 @@ class PeerServer:
         cpu_priority: CpuPriority,
         host: str = "",
         port: int = 0,
-        patience_s: float = ps.PATIENCE_S,
+        timeout_s: float = ps.TIMEOUT_S,
     ) -> None:
         self._own, self._replicas, self._plans = own, replicas, plans
-        self._secret, self._job, self._patience_s = secret, job, patience_s
+        self._secret, self._job, self._timeout_s = secret, job, timeout_s
         self._cpu_priority = cpu_priority
         self._incoming = IncomingReplicas(replicas, cpu_priority)
         self._unproven = threading.BoundedSemaphore(_UNPROVEN)
@@ -91,7 +91,7 @@ class PeerServer:
     def _meet(self, connection: socket.socket) -> None:
         with connection, suppress(OSError):
             try:
-                ps.accept(connection, self._secret, self._patience_s)
+                ps.accept(connection, self._secret, self._timeout_s)
             finally:
                 self._unproven.release()
             with self._lock:
@@ -192,10 +192,10 @@ class PeerServer:
         with self._where(owner, save_id).pin(owner, save_id, who, restoring=True) as pin, pin.data as data:
             if start + nbytes > len(data):
                 raise NotFoundError(f"{save_id} of rank {owner} has no {nbytes} bytes at {start}")
-            wire.send(connection, encode(p.Part(nbytes=nbytes)))
+            wire.send(connection, encode(p.SnapshotPart(nbytes=nbytes)))
             with data[start : start + nbytes] as part:
                 connection.sendall(part)
 
     def _where(self, owner: int, save_id: str) -> Regions:
-        held = any(brief["rank"] == owner and brief["save_id"] == save_id for brief in self._own.held())
+        held = any(summary["rank"] == owner and summary["save_id"] == save_id for summary in self._own.held())
         return self._own if held else self._replicas

@@ -77,10 +77,10 @@ class Replicator:
         secret: bytes,
         cpu_priority: CpuPriority,
         when_busy: WhenBusy = "supersede",
-        patience_s: float = ps.PATIENCE_S,
+        timeout_s: float = ps.TIMEOUT_S,
     ) -> None:
         self._regions, self._plan_of, self._tier, self._node = regions, plan_of, tier, node
-        self._secret, self._when_busy, self._patience_s = secret, when_busy, patience_s
+        self._secret, self._when_busy, self._timeout_s = secret, when_busy, timeout_s
         self.rate_limit, self._cpu_priority = RateLimit(tier.max_slowdown), cpu_priority
         self._peers: dict[int, PeerSender] = {}
         self._placement: Placement = {}
@@ -199,7 +199,7 @@ class Replicator:
             streams=self._tier.streams,
             rate_limit=self.rate_limit,
             cpu_priority=self._cpu_priority,
-            patience_s=self._patience_s,
+            timeout_s=self._timeout_s,
         )
 
     def _take(self, owner: int, manifest: Manifest, *, again: bool = False) -> None:
@@ -239,7 +239,7 @@ class Replicator:
         now = time.monotonic()
         if self._latest.nbytes:
             self.rate_limit.finish_within(self._latest.nbytes * len(self._targets), now - self._due_at)
-            self._cpu_priority.patience_s = (now - self._due_at) / 2
+            self._cpu_priority.timeout_s = (now - self._due_at) / 2
         self._latest, self._due_at = step, now
 
     def _remove(self, step: _Step) -> None:

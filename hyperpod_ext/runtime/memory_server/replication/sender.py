@@ -42,10 +42,10 @@ class PeerSender:
         streams: int,
         rate_limit: RateLimit,
         cpu_priority: CpuPriority,
-        patience_s: float = ps.PATIENCE_S,
+        timeout_s: float = ps.TIMEOUT_S,
     ) -> None:
         self.address = (host, port)
-        self._secret, self._streams, self._rate_limit, self._patience_s = secret, streams, rate_limit, patience_s
+        self._secret, self._streams, self._rate_limit, self._timeout_s = secret, streams, rate_limit, timeout_s
         self._cpu_priority = cpu_priority
         self._sockets: list[socket.socket] = []
         self._closed = False
@@ -71,8 +71,8 @@ class PeerSender:
             self._disconnect()  # nothing is due on them, so this is their end: the peer was started anew
         try:
             while len(self._sockets) < self._streams:
-                sock = ps.connect(*self.address, self._secret, self._patience_s)
-                ps.set_patience(sock, socket.SO_SNDTIMEO, _LOOK_S)
+                sock = ps.connect(*self.address, self._secret, self._timeout_s)
+                ps.set_timeout(sock, socket.SO_SNDTIMEO, _LOOK_S)
                 with self._lock:
                     self._sockets.append(sock)
                     if self._closed:
@@ -167,7 +167,7 @@ class PeerSender:
 
     def _push(self, sock: socket.socket, data: memoryview, stop: Stop) -> None:
         """`sendall` that can be given up."""
-        gives_up_at = time.monotonic() + self._patience_s
+        gives_up_at = time.monotonic() + self._timeout_s
         while len(data):
             if stop():
                 raise Superseded
@@ -175,17 +175,17 @@ class PeerSender:
                 data = data[sock.send(data) :]
             except BlockingIOError:
                 if time.monotonic() > gives_up_at:
-                    raise TimeoutError(f"it took no bytes for {self._patience_s:.0f} s") from None
+                    raise TimeoutError(f"it took no bytes for {self._timeout_s:.0f} s") from None
             else:
-                gives_up_at = time.monotonic() + self._patience_s
+                gives_up_at = time.monotonic() + self._timeout_s
 
     def _answer(self, sock: socket.socket, request: Request[A], stop: Stop) -> A:
-        gives_up_at = time.monotonic() + self._patience_s
+        gives_up_at = time.monotonic() + self._timeout_s
         while not ps.wait_readable(sock, _LOOK_S):
             if stop():
                 raise Superseded
             if time.monotonic() > gives_up_at:
-                raise TimeoutError(f"it did not answer for {self._patience_s:.0f} s")
+                raise TimeoutError(f"it did not answer for {self._timeout_s:.0f} s")
         answer = wire.receive(sock)
         if answer is None:
             raise wire.WireError("it closed the connection")

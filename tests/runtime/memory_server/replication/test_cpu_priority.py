@@ -68,10 +68,10 @@ def test_what_the_kernel_refuses_for_now_is_told_later(number):
 def test_a_copy_that_takes_too_long_gives_way_no_more_and_the_next_one_does_again():
     group = Group()
     cpu_priority = CpuPriority(0.05, group)
-    cpu_priority.patience_s = 0.05
+    cpu_priority.timeout_s = 0.05
     cpu_priority.copy_begins()
     until(lambda: group.told == [14, 0])
-    cpu_priority.patience_s = 60.0
+    cpu_priority.timeout_s = 60.0
     cpu_priority.copy_ends()
     cpu_priority.copy_begins()
     assert group.told == [14, 0, 14]
@@ -81,12 +81,12 @@ def test_the_patience_with_copies_that_are_done_is_not_that_with_the_next():
     group = Group()
     cpu_priority = CpuPriority(0.05, group)
     cpu_priority.copy_begins()
-    late = cpu_priority._impatient
+    late = cpu_priority._timer
     cpu_priority.copy_ends()
     cpu_priority.copy_begins()
     late.function()  # it was cancelled when it had just begun
     assert group.told == [14, 0, 14]
-    cpu_priority._impatient.function()
+    cpu_priority._timer.function()
     assert group.told == [14, 0, 14, 0]
 
 

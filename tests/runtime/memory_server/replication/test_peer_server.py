@@ -264,7 +264,7 @@ def test_a_server_that_dies_while_it_is_read_is_unreachable():
 def test_a_server_that_says_nothing_is_given_up():
     listener = socket.create_server(("127.0.0.1", 0))
     with pytest.raises(UnreachableError):
-        PeerClient(*listener.getsockname(), SECRET, patience_s=0.1).held()
+        PeerClient(*listener.getsockname(), SECRET, timeout_s=0.1).held()
 
 
 def test_a_snapshot_that_is_read_is_not_overwritten(node):

@@ -320,7 +320,7 @@ def test_a_peer_that_takes_nothing_does_not_hold_up_saves(make_node):
 
 def test_a_peer_that_takes_nothing_is_given_up(make_node):
     listener, _ = unheard()
-    a = make_node(0, patience_s=1.0)
+    a = make_node(0, timeout_s=1.0)
     a.replicator.set_peers({1: listener.getsockname()})
     a.save(0, 1, content(MIB, 1) * 16)
     assert a.replicator.wait_idle(10)

@@ -9,7 +9,7 @@ from hyperpod_ext.config.clusters.cluster import ClusterConfig
 from hyperpod_ext.config.clusters.infrastructure import Infrastructure
 
 
-class Part(cdk.Stack):
+class StackBase(cdk.Stack):
     """One stack of a cluster, `NAME-part`. Asks AWS nothing while it is synthesised."""
 
     def __init__(self, scope: Construct, config: ClusterConfig, part: str, about: str, *, kept: bool = False) -> None:

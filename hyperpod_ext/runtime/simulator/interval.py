@@ -12,7 +12,7 @@ from hyperpod_ext.runtime.snapshot.manifest import save_id_of
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class SimulatedSnapshot:
     """A snapshot of every rank at one step."""
 
     step: int
@@ -26,7 +26,7 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class FaultFreeInterval:
     """Training from `step` at moment `start` on, in one generation. Seconds."""
 
     start: float
@@ -54,7 +54,7 @@ class Stretch:
         """Seconds that saves took up to the end of step `until`."""
         return self.ends(until) - self.start - (until - self.step) * self.step_s
 
-    def held(self, name: str, moment: float, count: int) -> list[Held]:
+    def held(self, name: str, moment: float, count: int) -> list[SimulatedSnapshot]:
         """The newest snapshots of a tier that are safe at `moment`, newest first."""
         return [held for held, _ in zip(self._back(self.tiers[name], moment), range(count), strict=False)]
 
@@ -64,13 +64,13 @@ class Stretch:
         count = self.newest(moment) // tier.every_steps - self.step // tier.every_steps
         return -(-count // self._stride(tier)) if count > 0 else 0
 
-    def _back(self, tier: Tier, moment: float) -> Iterator[Held]:
+    def _back(self, tier: Tier, moment: float) -> Iterator[SimulatedSnapshot]:
         first, stride = self.step // tier.every_steps + 1, self._stride(tier)
         last = self.newest(moment) // tier.every_steps
         for index in range(last - (last - first) % stride, first - 1, -stride):
             taken = self.ends(index * tier.every_steps)
             if taken + tier.latency <= moment:
-                yield Held(index * tier.every_steps, self.generation, taken, taken + tier.latency)
+                yield SimulatedSnapshot(index * tier.every_steps, self.generation, taken, taken + tier.latency)
 
     def _stride(self, tier: Tier) -> int:
         """Every how many-th that is due is copied: one is not begun before the one before has arrived."""

@@ -1,7 +1,7 @@
 """The part of a job that a fault touches, under the membership that a real coordinator has.
 
-Ranks that no fault touched hold the same as one another, so one of them stands for all. `whole` takes every rank
-instead; that both decide alike is tested.
+Ranks that the fault did not touch hold equal state, so one represents them all. `whole` simulates every rank;
+    a test checks that both decide the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Known:
     spares_used: int = 0
 
 
-class Part:
+class JobModel:
     """One recovery, from the first fault to `Go`."""
 
     def __init__(

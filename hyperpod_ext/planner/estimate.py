@@ -8,13 +8,13 @@ from typing import Any
 
 from hyperpod_ext.planner.intervals import lost_per_failure
 from hyperpod_ext.planner.levels import Level, best_schedule, total_goodput
-from hyperpod_ext.planner.ways import Kind, Way, levels_of, rates_by_tier
+from hyperpod_ext.planner.recovery_tiers import Kind, Way, rates_by_tier, recovery_costs
 
 HOURS_A_MONTH = 730.0
 
 
 @dataclass(frozen=True, slots=True)
-class TierOutlook:
+class TierEstimate:
     """One tier of an outlook. Seconds; rates per second of the whole job."""
 
     kind: Kind
@@ -40,10 +40,10 @@ class TierOutlook:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class GoodputEstimate:
     """What one way to protect a job leaves of its time."""
 
-    tiers: tuple[TierOutlook, ...]
+    tiers: tuple[TierEstimate, ...]
     goodput: float
 
     @property
@@ -74,13 +74,13 @@ class Outlook:
         return found if usd_per_hour is None else found | {"usd_lost": self.dollars(usd_per_hour)}
 
 
-def look_ahead(way: Way, every: Mapping[str, int] | None = None) -> Outlook:
+def look_ahead(way: Way, every: Mapping[str, int] | None = None) -> GoodputEstimate:
     """What to expect with these steps between saves; where none are given, with the best ones.
 
     Raises:
         ValueError: numbers that mean nothing: a step of no time, an interval below one step.
     """
-    levels = levels_of(way)
+    levels = recovery_costs(way)
     most = max(1, int(way.run_s / way.step_s))
     fixed: dict[Kind, float] = {"live": way.step_s, "nothing": way.run_s}
     open_tiers = [kind for kind in levels if kind not in fixed]
@@ -94,7 +94,7 @@ def look_ahead(way: Way, every: Mapping[str, int] | None = None) -> Outlook:
     }
     by_tier = rates_by_tier(way)
     tiers = tuple(
-        TierOutlook(
+        TierEstimate(
             kind,
             steps.get(kind),
             level,
@@ -104,7 +104,7 @@ def look_ahead(way: Way, every: Mapping[str, int] | None = None) -> Outlook:
         )
         for kind, level in levels.items()
     )
-    return Outlook(tiers, total_goodput([*levels.values()], [intervals[kind] for kind in levels]))
+    return GoodputEstimate(tiers, total_goodput([*levels.values()], [intervals[kind] for kind in levels]))
 
 
 def _arriving(interval: float, level: Level) -> float:
@@ -113,7 +113,7 @@ def _arriving(interval: float, level: Level) -> float:
     return interval * max(1, -(-level.latency // period)) if level.latency > period else interval
 
 
-def without_each(way: Way) -> dict[str, Outlook]:
+def without_each(way: Way) -> dict[str, GoodputEstimate]:
     """The same job with its best intervals, and what is left of it without each feature."""
     ways = {"as planned": way}
     if way.in_process:

@@ -100,7 +100,7 @@ def costs_of(way: Way) -> dict[str, TierCost]:
     }
 
 
-def levels_of(way: Way) -> dict[Kind, Level]:
+def recovery_costs(way: Way) -> dict[Kind, Level]:
     """A level for each tier that there is, and for failures that none survives. Nearest first."""
     costs, rates = costs_of(way), rates_by_tier(way)
     levels: dict[Kind, Level] = {}

@@ -16,17 +16,17 @@ from ..output import say
 
 if TYPE_CHECKING:
     from hyperpod_ext.config.checkpoint import CheckpointPolicy, DurableTier
-    from hyperpod_ext.runtime.storage.inventory import Seen, Survey
+    from hyperpod_ext.runtime.storage.inventory import Inventory, InventoryEntry
     from hyperpod_ext.runtime.storage.object_store import ObjectStore
     from hyperpod_ext.submit.local.store import Submission
 
-_PATIENCE_S = 30.0
+_TIMEOUT_S = 30.0
 """A person waits; the job's own tiers try for ten minutes."""
 _MOST_FOLDERS = 50
 
 
 @dataclass(frozen=True)
-class Place:
+class CheckpointLocation:
     """Checkpoints of one job in one durable tier."""
 
     store: ObjectStore
@@ -53,17 +53,17 @@ class Place:
         file = Path(named) if named is not None else self.secret_file
         return None if file is None else read_secret(file)
 
-    def survey(self, secret: bytes | None = None, *, lenient: bool = False) -> Survey:
+    def inventory(self, secret: bytes | None = None, *, lenient: bool = False) -> Inventory:
         """What is there. `lenient`: a damaged claim of a generation is told on stderr, and is no error.
 
         Raises:
             NotFoundError: nothing that looks like a job's checkpoints, with what may have been meant.
             CorruptSnapshotError: a claim is damaged, so it is not known which checkpoints count.
         """
-        from hyperpod_ext.runtime.storage.inventory import survey
+        from hyperpod_ext.runtime.storage.inventory import take_inventory
 
-        found = survey(self.store, job=self.job, secret=secret, lenient=lenient)
-        for error in found.damaged_claims.values():
+        found = take_inventory(self.store, job=self.job, secret=secret, lenient=lenient)
+        for error in found.damaged_fences.values():
             say(f"damaged: {error}")
         if not found.seen and self.job is None:
             _explain_empty(self)
@@ -75,14 +75,16 @@ def shown(url: str) -> str:
     return unquote(urlsplit(url).path) if url.startswith("file:") else url
 
 
-def open_place(url: str) -> Place:
+def open_place(url: str) -> CheckpointLocation:
     """The place at a URL or path."""
     from hyperpod_ext.runtime.storage.open import open_store
 
-    return Place(open_store(url, deadline_s=_PATIENCE_S))
+    return CheckpointLocation(open_store(url, deadline_s=_TIMEOUT_S))
 
 
-def find_places(text: str | None, file: str | None, overrides: Sequence[str]) -> tuple[list[Place], Submission | None]:
+def find_places(
+    text: str | None, file: str | None, overrides: Sequence[str]
+) -> tuple[list[CheckpointLocation], Submission | None]:
     """What PLACE or `-f` stands for: durable tiers, and a local job where it names one.
 
     Raises:
@@ -102,7 +104,7 @@ def find_places(text: str | None, file: str | None, overrides: Sequence[str]) ->
     return [open_place(text)], None
 
 
-def durable_places(text: str | None, file: str | None, overrides: Sequence[str]) -> list[Place]:
+def durable_places(text: str | None, file: str | None, overrides: Sequence[str]) -> list[CheckpointLocation]:
     """`find_places` for commands that need a durable tier.
 
     Raises:
@@ -136,7 +138,7 @@ def _local_job(text: str) -> Submission | None:
     return found
 
 
-def _places_of_local(submission: Submission) -> list[Place]:
+def _places_of_local(submission: Submission) -> list[CheckpointLocation]:
     from hyperpod_ext.config.checkpoint import CheckpointPolicy
 
     job = json.loads(submission.job_file.read_text())
@@ -146,13 +148,13 @@ def _places_of_local(submission: Submission) -> list[Place]:
     return [replace(place, secret_file=secret) for place in places] if secret.exists() else places
 
 
-def _places_of(policy: CheckpointPolicy, job: str) -> list[Place]:
+def _places_of(policy: CheckpointPolicy, job: str) -> list[CheckpointLocation]:
     from hyperpod_ext.runtime.memory_server.uploader import url_of
 
-    return [Place(open_place(url_of(tier, job)).store, job, tier) for tier in policy.durable()]
+    return [CheckpointLocation(open_place(url_of(tier, job)).store, job, tier) for tier in policy.durable()]
 
 
-def _explain_empty(place: Place) -> None:
+def _explain_empty(place: CheckpointLocation) -> None:
     from hyperpod_ext.config.files.nearest import nearest
     from hyperpod_ext.errors import NotFoundError
 
@@ -176,17 +178,17 @@ def _holds_checkpoints(store: ObjectStore, folder: str) -> bool:
     return any(name.startswith("step-") for name in store.folders(folder))
 
 
-def damaged_claims(survey: Survey) -> list[dict[str, Any]]:
+def damaged_claims(inventory: Inventory) -> list[dict[str, Any]]:
     """For scripts: generations of which it cannot be told which steps they gave up."""
-    from hyperpod_ext.runtime.storage.names import claim_name
+    from hyperpod_ext.runtime.storage.names import fence_name
 
     return [
-        {"url": f"{survey.store.url}/{claim_name(number)}", "generation": number, "message": error.message}
-        for number, error in survey.damaged_claims.items()
+        {"url": f"{inventory.store.url}/{fence_name(number)}", "generation": number, "message": error.message}
+        for number, error in inventory.damaged_fences.items()
     ]
 
 
-def choose(survey: Survey, step: int | None) -> Seen:
+def choose(inventory: Inventory, step: int | None) -> InventoryEntry:
     """The checkpoint of one step; by default the newest that counts.
 
     Raises:
@@ -194,21 +196,21 @@ def choose(survey: Survey, step: int | None) -> Seen:
     """
     from hyperpod_ext.errors import NotFoundError
 
-    where = shown(survey.store.url)
+    where = shown(inventory.store.url)
     if step is None:
-        whole = [one for one in survey.seen if one.state in ("complete", "damaged")]
+        whole = [one for one in inventory.seen if one.state in ("complete", "damaged")]
         if not whole:
             raise NotFoundError(f"no checkpoint in {where} is complete", hint="`hp-ext checkpoints list` tells why")
         return whole[0]
-    if found := survey.of_step(step):
+    if found := inventory.of_step(step):
         if found[0].state == "unfinished":
-            raise NotFoundError(f"step {step} in {where} is unfinished: {found[0].detail}", hint=_near(survey, step))
+            raise NotFoundError(f"step {step} in {where} is unfinished: {found[0].detail}", hint=_near(inventory, step))
         return found[0]
-    raise NotFoundError(f"there is no checkpoint of step {step} in {where}", hint=_near(survey, step))
+    raise NotFoundError(f"there is no checkpoint of step {step} in {where}", hint=_near(inventory, step))
 
 
-def _near(survey: Survey, step: int) -> str:
-    steps = {one.found.step for one in survey.seen if one.state in ("complete", "damaged", "uncertain")} - {step}
+def _near(inventory: Inventory, step: int) -> str:
+    steps = {one.found.step for one in inventory.seen if one.state in ("complete", "damaged", "uncertain")} - {step}
     below, above = max((s for s in steps if s < step), default=None), min((s for s in steps if s > step), default=None)
     near = [str(each) for each in (below, above) if each is not None]
     return f"the nearest: {' and '.join(near)}" if near else ""

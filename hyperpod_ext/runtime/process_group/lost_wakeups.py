@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from hyperpod_ext.runtime.process_group.gloo_sockets import EventLoop, answer_for
-from hyperpod_ext.runtime.process_group.gloo_waits import Lost, LostWaits, ran_s
+from hyperpod_ext.runtime.process_group.gloo_waits import LostWakeups, StuckWait, ran_s
 
 _CIRCLES_S = 0.005
 """An event thread that has run so long since its connections ended has been through all of them."""
@@ -15,7 +15,7 @@ _SURELY_S = 0.5
 _WHY = "Connection closed by peer: this generation of the job is over"
 
 
-class Forgotten:
+class LostWakeupMonitor:
     """Looks again and again, and ends what is asleep at two looks when all event threads have done what they had to.
 
     An event thread that has noticed all ends of connections sleeps again. One that has not yet had a core is not
@@ -27,10 +27,10 @@ class Forgotten:
         places: ranks of the largest group.
     """
 
-    def __init__(self, waits: LostWaits, loops: Callable[[], Sequence[EventLoop]], places: int) -> None:
+    def __init__(self, waits: LostWakeups, loops: Callable[[], Sequence[EventLoop]], places: int) -> None:
         self._waits, self._loops, self._places = waits, loops, places
         self._began = time.monotonic()
-        self._before: list[Lost] = []
+        self._before: list[StuckWait] = []
         self._answered: set[tuple[str, int]] = set()
         self._ran: dict[int, float] = {}
 

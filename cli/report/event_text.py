@@ -12,7 +12,7 @@ from hyperpod_ext.runtime.events.reading import read_followed
 _LONGEST_LINE = 160
 
 
-class Story:
+class EventText:
     """Remembers how far each run is, and says what is worth saying."""
 
     def __init__(self, run: str = "main") -> None:
