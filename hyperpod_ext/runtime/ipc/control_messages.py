@@ -26,7 +26,7 @@ from hyperpod_ext.runtime.ipc.declared import (
 
 Number = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 """A number that may be below 0: a rank or a node that is none, a step that has not begun."""
-Moment = Annotated[float, Field(ge=-1e12, le=1e12)]
+MonotonicTime = Annotated[float, Field(ge=-1e12, le=1e12)]
 """Seconds of the sender's monotonic clock."""
 SaveId = Annotated[str, Field(pattern=r"^g\d{1,18}-s\d{1,18}$", examples=["g1-s3", "g7-s120"])]
 """Names a snapshot: its generation and step."""
@@ -176,7 +176,7 @@ class Event(Report):
 
     type: Literal["event"] = "event"
     event: str
-    t: Moment
+    t: MonotonicTime
     """When it was."""
     fields: dict[str, Any]
     """What else there is to say."""
@@ -194,7 +194,7 @@ class Failed(Report):
     hint: str
     place: str
     """What the same fault has in common with this one when it comes again."""
-    t: Moment = 0.0
+    t: MonotonicTime = 0.0
     """When its agent heard of it."""
     kind: FaultKind = "exception"
     """As its agent sees it."""
@@ -251,7 +251,7 @@ class AgentHello(Declared):
     """Exit codes of those that ended when their training was done."""
     leaving: bool = False
     """Whether the node is to leave."""
-    clock: Moment | None = None
+    clock: MonotonicTime | None = None
     record: dict[str, Any] | None
     """What it knows of the job; null: nothing yet."""
 
@@ -261,7 +261,7 @@ class Beat(Report):
 
     sender, reader = "agent", "coordinator"
     type: Literal["beat"] = "beat"
-    clock: Moment | None = None
+    clock: MonotonicTime | None = None
 
 
 class Acknowledged(Report):
@@ -285,7 +285,7 @@ class Died(Report):
     exit_code: Number
     final: bool
     hint: str
-    t: Moment
+    t: MonotonicTime
     code: str = "JobFailedError"
     """Of the error that ends the job with it."""
 
