@@ -32,7 +32,7 @@ class CoordinatorClient:
     """Messages to and from the coordinator, wherever it is.
 
     Args:
-        door: where other agents reach this one.
+        election: where other agents reach this one.
         hello: what a coordinator must be told first; takes the id of this agent, and the record that it has.
         take_over: makes this node's agent the coordinator, from the newest record and what others said.
     """

@@ -44,7 +44,7 @@ class _MonitoredWorker:
     kill_reason: str = ""
     """Why it is being ended by us."""
     kind: FaultKind | None = None
-    """What that is, where the verdict does not say so itself."""
+    """What that is, where the reason does not say so itself."""
     place: tuple[int, str] | None = None
     """Step and phase it was in when that was decided; a process that was stopped runs on for a moment."""
     ending: set[asyncio.Task[None]] = field(default_factory=set)
@@ -55,7 +55,6 @@ class HangMonitor:
 
     Args:
         tell, event: messages and events for the coordinator.
-        last_words: what a process wrote last, for one that exited by itself.
     """
 
     def __init__(

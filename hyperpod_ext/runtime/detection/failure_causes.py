@@ -139,8 +139,8 @@ def decode_exit(status: int, *, kill_reason: str = "", last_log_line: str = "", 
 
     Args:
         status: as the kernel gives it.
-        verdict: why we ended it ourselves, if we did.
-        last_words: last line that it wrote, which for an exception is its type and message.
+        kill_reason: why we ended it ourselves, if we did.
+        last_log_line: last line that it wrote, which for an exception is its type and message.
         oom: the kernel has killed some process here for want of memory, at about that time.
     """
     if kill_reason:

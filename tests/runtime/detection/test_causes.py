@@ -29,11 +29,11 @@ from hyperpod_ext.runtime.detection.failure_causes import (
         (signal.SIGTERM, {"oom": True}, "signal", "killed by SIGTERM (15)"),
         (signal.SIGBUS, {}, "signal", "killed by SIGBUS (7): a mapped file or /dev/shm ran full"),
         (3 << 8, {}, "exit", "exit code 3"),
-        (1 << 8, {"last_words": "ValueError: x (a.py:3)"}, "exit", "ValueError: x (a.py:3) (exit code 1)"),
-        (1 << 8, {"last_words": "torch.OutOfMemoryError: CUDA out of memory"}, "out-of-memory", "torch.OutOfMemory"),
-        (signal.SIGKILL, {"verdict": "hung in data of step 3"}, "hang", "hung in data of step 3"),
-        (signal.SIGKILL, {"verdict": "no heartbeat for 9 s"}, "heartbeat", "no heartbeat for 9 s"),
-        (41, {"verdict": "hung, before its handlers were there"}, "hang", "hung"),
+        (1 << 8, {"last_log_line": "ValueError: x (a.py:3)"}, "exit", "ValueError: x (a.py:3) (exit code 1)"),
+        (1 << 8, {"last_log_line": "torch.OutOfMemoryError: CUDA out of memory"}, "out-of-memory", "torch.OutOfMemory"),
+        (signal.SIGKILL, {"kill_reason": "hung in data of step 3"}, "hang", "hung in data of step 3"),
+        (signal.SIGKILL, {"kill_reason": "no heartbeat for 9 s"}, "heartbeat", "no heartbeat for 9 s"),
+        (41, {"kill_reason": "hung, before its handlers were there"}, "hang", "hung"),
     ],
 )
 def test_an_exit_is_told_in_words(status, more, kind, cause):
