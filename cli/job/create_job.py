@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..command import Command, output_option, spec_options, spec_path
+from ..interrupts import held_back
 from ..output import print_result, say
 
 if TYPE_CHECKING:
@@ -78,10 +79,10 @@ def command(
         rehearse(plan)
         print_result(checked, output, f"{plan.name}: {target} would accept it; nothing was submitted")
         return
-    handle = _submit(plan, cancel_on_interrupt=wait or follow)
     if wait or follow:
-        wait_for_end(handle, output, timeout, follow)
+        _submit_and_wait(plan, output, timeout, follow)
         return
+    handle = _submit(plan)
     result = {"name": handle.name, "target": handle.target, "handle": str(handle)}
     print_result(result, output, handle.name if output == "name" else str(handle))
     known_as = handle.name if handle.target == "local" else f"'{handle}'"
@@ -106,43 +107,49 @@ def _faults(kills: tuple[str, ...]) -> list[Override]:
     return changes
 
 
-def _submit(plan: Plan, cancel_on_interrupt: bool) -> JobHandle:
-    """Submit; Ctrl-C comes through only when the job can be named, so that it can be cancelled."""
-    from hyperpod_ext.submit.contract.targets import get_target
+def _submit(plan: Plan) -> JobHandle:
+    """Submit; Ctrl-C comes through only when the job can be named."""
     from hyperpod_ext.submit.submit import submit
-
-    from ..interrupts import held_back
 
     with held_back() as interrupt:
         handle = submit(plan)
     if interrupt.came:
-        if cancel_on_interrupt:
-            get_target(handle.target).cancel(handle)
         raise KeyboardInterrupt
     return handle
 
 
-def wait_for_end(
-    handle: JobHandle, output: str, timeout: float | None, follow: bool, cancel_on_interrupt: bool = True
-) -> None:
+def _submit_and_wait(plan: Plan, output: str, timeout: float | None, follow: bool) -> None:
+    """Submit, and wait for the end. Ctrl-C cancels the job, whenever it comes."""
+    from hyperpod_ext.errors import UserInterruptError
+    from hyperpod_ext.submit.contract.targets import get_target
+    from hyperpod_ext.submit.submit import submit
+
+    handle = None
+    try:
+        with held_back() as interrupt:
+            handle = submit(plan)
+        if interrupt.came:
+            raise KeyboardInterrupt
+        wait_for_end(handle, output, timeout, follow)
+    except KeyboardInterrupt:
+        if handle is None:
+            raise
+        say(f"\ncancelling {handle.name} ...")
+        get_target(handle.target).cancel(handle)
+        raise UserInterruptError(f"{handle.name} was cancelled; nothing of it is left running") from None
+
+
+def wait_for_end(handle: JobHandle, output: str, timeout: float | None, follow: bool) -> None:
     """Show progress until the job has ended, then its result; a job that failed is an exit code."""
-    from hyperpod_ext.errors import JobFailedError, UserInterruptError
+    from hyperpod_ext.errors import JobFailedError
     from hyperpod_ext.submit.contract.targets import get_target
 
     from ..report.report import describe_result, warn
 
-    target = get_target(handle.target)
     # a CI's or a scheduler's "end now" means the job too, as Ctrl-C does
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        folder = _show_progress(handle, timeout, follow)
-    except KeyboardInterrupt:
-        if not cancel_on_interrupt:
-            raise
-        say(f"\ncancelling {handle.name} ...")
-        target.cancel(handle)
-        raise UserInterruptError(f"{handle.name} was cancelled; nothing of it is left running") from None
-    result = target.result(handle)
+    folder = _show_progress(handle, timeout, follow)
+    result = get_target(handle.target).result(handle)
     text = describe_result(result) if "recoveries" in result else f"{handle.name}: {result['state']}"
     print_result(result, output, handle.name if output == "name" else text)
     warn(result)

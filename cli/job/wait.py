@@ -25,4 +25,4 @@ def command(job: str, target: str, follow: bool, timeout: float | None, output: 
 
     from .create_job import wait_for_end
 
-    wait_for_end(JobHandle.parse(job, target), output, timeout, follow, cancel_on_interrupt=False)
+    wait_for_end(JobHandle.parse(job, target), output, timeout, follow)

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import rich.console
@@ -22,6 +23,7 @@ from made_events import entry
 from stand_in import write_job
 from waiting import until
 
+from hyperpod_ext.submit import submit as submit_module
 from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
 
 
@@ -159,6 +161,23 @@ def test_ctrl_c_cancels_and_leaves_nothing(place: LocalPlace, tmp_path: Path, mo
     assert moment == "at once" or json.loads(stdout)["error"]["exit_code"] == 130
     assert hp_ext("status", "a", "-o", "json").json["state"] == "cancelled"
     assert place.leftovers() == []
+
+
+def test_ctrl_c_before_the_job_is_watched_cancels_it_and_says_so(
+    place: LocalPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = submit_module.submit
+
+    def interrupted(plan: Any) -> Any:
+        handle = submit(plan)
+        os.kill(os.getpid(), signal.SIGINT)
+        return handle
+
+    monkeypatch.setattr(submit_module, "submit", interrupted)
+    done = hp_ext("create-job", "-f", write_job(tmp_path, "sleep"), "--wait", "-o", "json")
+    assert done.code == done.json["error"]["exit_code"] == 130
+    assert "nothing of it is left running" in done.json["error"]["message"]
+    assert hp_ext("status", "a", "-o", "json").json["state"] == "cancelled"
 
 
 def test_kill_replaces_the_faults_of_the_spec_and_no_kill_removes_them(place: LocalPlace, tmp_path: Path) -> None:
