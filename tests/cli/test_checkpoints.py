@@ -357,7 +357,7 @@ def test_a_good_checkpoint_is_good_with_and_without_the_secret(written: Written,
     assert hp_ext("checkpoints", "verify", folder, "--secret-file", secret).code == 1
 
 
-@pytest.mark.parametrize("victim", ["__0_0.distcp", "__1_0.distcp", "__0_1.distcp", ".metadata", "plan"])
+@pytest.mark.parametrize("target", ["__0_0.distcp", "__1_0.distcp", "__0_1.distcp", ".metadata", "plan"])
 @pytest.mark.parametrize("harm", ["flip", "truncate", "empty", "remove"])
 def test_harm_to_any_file_is_found(written: Written, folder: Path, target: str, harm: str) -> None:
     inside = folder / written.save(10)
@@ -386,7 +386,7 @@ def secret_file(tmp_path: Path) -> Path:
     return secret
 
 
-@pytest.mark.parametrize("victim", ["__1_0.distcp", "__0_1.distcp", ".metadata"])
+@pytest.mark.parametrize("target", ["__1_0.distcp", "__0_1.distcp", ".metadata"])
 def test_a_forged_file_with_the_right_crc_is_found_by_who_has_the_secret(
     written: Written, folder: Path, tmp_path: Path, secret_file: Path, target: str
 ) -> None:

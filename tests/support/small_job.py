@@ -91,8 +91,8 @@ class _Line:
     vote: Vote
     rank: int
     aborted = False
-    boundary = StopAtStep()  # nobody asks
-    unharmed = False  # no generation ends while it trains
+    stop_at_step = StopAtStep()  # nobody asks
+    safe_to_commit = False  # no generation ends while it trains
 
     def restored(self, attempt: int, error: str) -> tuple[int | None, Decision | None]:
         return self.vote.restored(self.rank, attempt, error)

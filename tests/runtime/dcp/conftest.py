@@ -15,7 +15,7 @@ from dcp_job import ForkServer, Job
 
 
 @pytest.fixture(scope="session")
-def zygote() -> Iterator[ForkServer]:
+def fork_server() -> Iterator[ForkServer]:
     found = ForkServer()
     yield found
     found.close()

@@ -22,14 +22,14 @@ HERE = Path(__file__).parent
 
 class ForkServer:
     def __init__(self) -> None:
-        command = [sys.executable, str(HERE / "dcp_zygote.py")]
+        command = [sys.executable, str(HERE / "dcp_fork_server.py")]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._read()
 
     def _read(self) -> str:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line, "the zygote died"
+        assert line, "the fork server died"
         return line.strip()
 
     def fork(self, request: dict[str, Any]) -> int:

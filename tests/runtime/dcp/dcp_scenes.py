@@ -107,7 +107,7 @@ def make_tiers(policy: dict[str, Any] | None = None, **arguments: Any) -> Tiers:
 
 
 def save(
-    kind: str, steps: list[int], policy: Any = None, start_from_newest: bool = False, uploader: bool = False
+    kind: str, steps: list[int], policy: Any = None, start_from_newest: bool = False, wait_for_upload: bool = False
 ) -> Any:
     """Train, save at each of the steps; returns the state's digest at each."""
     tiers = make_tiers(policy)
@@ -119,7 +119,7 @@ def save(
         training.train(step)
         dcp.save(training.state(), storage_writer=TieredStorageWriter(tiers, step))
         digests[str(step)] = training.digest()
-    if uploader:
+    if wait_for_upload:
         assert tiers.wait_durable(10)
     tiers.close()
     return digests

@@ -48,7 +48,7 @@ def test_a_flipped_bit_in_memory_sends_all_ranks_to_the_next_tier(job: Job) -> N
 
 def test_a_damaged_file_sends_all_ranks_to_the_older_step(job: Job) -> None:
     policy = {"tiers": [{"kind": "memory"}, {"kind": "file", "path": f"{job.directory}/f", "every_steps": 1}]}
-    digests = job.run("save", 2, kind="fsdp", steps=[1, 2], policy=policy, drain=True)[0]
+    digests = job.run("save", 2, kind="fsdp", steps=[1, 2], policy=policy, wait_for_upload=True)[0]
     job.lose_memory()
     image = next((job.directory / "f" / "j").glob("step-000000002-*/__1_0.distcp"))
     data = bytearray(image.read_bytes())
@@ -61,7 +61,7 @@ def test_a_damaged_file_sends_all_ranks_to_the_older_step(job: Job) -> None:
 
 def test_what_cannot_be_read_is_not_taken_for_nothing(job: Job) -> None:
     policy = {"tiers": [{"kind": "memory"}, {"kind": "file", "path": f"{job.directory}/f", "every_steps": 1}]}
-    job.run("save", 1, kind="plain", steps=[1, 2], policy=policy, drain=True)
+    job.run("save", 1, kind="plain", steps=[1, 2], policy=policy, wait_for_upload=True)
     job.lose_memory()
     secret = job.directory / "state" / "hyperpod_ext" / "secrets" / "j"
     secret.write_text("another secret than that one")

@@ -15,7 +15,7 @@ PEERS = {"tiers": [{"kind": "memory"}, {"kind": "peer", "every_steps": 1}]}
 
 
 def test_a_lost_node_loads_from_the_memory_of_the_other(job: Job) -> None:
-    digests = job.run("save", 4, nodes=2, kind="fsdp", steps=[1, 2], policy=PEERS, drain=True)[0]
+    digests = job.run("save", 4, nodes=2, kind="fsdp", steps=[1, 2], policy=PEERS, wait_for_upload=True)[0]
     assert len(job.servers()) == 2
     job.lose_memory(node=1)
     for loaded in job.run("load", 4, nodes=2, kind="fsdp", policy=PEERS):
@@ -23,7 +23,7 @@ def test_a_lost_node_loads_from_the_memory_of_the_other(job: Job) -> None:
 
 
 def test_another_number_of_ranks_loads_across_nodes(job: Job) -> None:
-    digests = job.run("save", 4, nodes=2, kind="fsdp", steps=[1, 2], policy=PEERS, drain=True)[0]
+    digests = job.run("save", 4, nodes=2, kind="fsdp", steps=[1, 2], policy=PEERS, wait_for_upload=True)[0]
     for loaded in job.run("load", 2, nodes=2, kind="fsdp", policy=PEERS):
         assert loaded == {"latest": 2, "step": 2, "digest": digests["2"]}
 
@@ -83,8 +83,8 @@ def test_ranks_that_are_no_more_give_their_memory_back(job: Job) -> None:
 
 def test_a_run_that_loads_nothing_begins_a_new_history(job: Job) -> None:
     policy = {"tiers": [{"kind": "memory"}, {"kind": "file", "path": f"{job.directory}/f", "every_steps": 1}]}
-    job.run("save", 2, kind="plain", steps=[5, 6], policy=policy, drain=True)
-    digest = job.run("save", 2, kind="plain", steps=[1], policy=policy, drain=True)[0]["1"]
+    job.run("save", 2, kind="plain", steps=[5, 6], policy=policy, wait_for_upload=True)
+    digest = job.run("save", 2, kind="plain", steps=[1], policy=policy, wait_for_upload=True)[0]["1"]
     loaded = {"latest": 1, "step": 1, "digest": digest}
     assert job.run("load", 2, kind="plain", policy=policy) == [loaded] * 2
     job.lose_memory()

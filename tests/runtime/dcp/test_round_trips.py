@@ -31,13 +31,19 @@ def test_trainers_killed_right_after_the_save_lose_nothing(job: Job, tmp_path: P
 @pytest.mark.parametrize("tier", ["memory", "file"])
 def test_another_number_of_ranks_goes_on_from_the_same_state(job: Job, tier: str) -> None:
     policy = file_tier(job) if tier == "file" else None
-    digest, step = job.run("save", 4, kind="fsdp", steps=[2], policy=policy, drain=True)[0]["2"], 2
+    digest, step = job.run("save", 4, kind="fsdp", steps=[2], policy=policy, wait_for_upload=True)[0]["2"], 2
     for ranks in (2, 3):
         if tier == "file":
             job.lose_memory()
         step += 1
         saved = job.run(
-            "save", ranks, kind="fsdp", steps=[step], policy=policy, start_from_newest=True, drain=tier == "file"
+            "save",
+            ranks,
+            kind="fsdp",
+            steps=[step],
+            policy=policy,
+            start_from_newest=True,
+            wait_for_upload=tier == "file",
         )
         assert [each["loaded"] for each in saved] == [digest] * ranks
         digest = saved[0][str(step)]
@@ -66,7 +72,7 @@ def test_step_0_is_a_step_like_any_other(job: Job) -> None:
 
 def test_an_older_step_can_be_asked_for_and_training_goes_on_from_there(job: Job) -> None:
     policy = file_tier(job)
-    saved = job.run("save", 2, kind="plain", steps=[1, 2, 3, 4], policy=policy, drain=True)[0]
+    saved = job.run("save", 2, kind="plain", steps=[1, 2, 3, 4], policy=policy, wait_for_upload=True)[0]
     (first, _) = job.run("load", 2, kind="plain", step=1, policy=policy)
     assert first == {"latest": 4, "step": 1, "digest": saved["1"]}
     (text, _) = job.run("load_error", 2, kind="plain", step=9, policy=policy)

@@ -76,7 +76,7 @@ def test_other_data_is_an_error_that_names_the_ranks(told: list[DataPositions], 
 class Agreed:
     """A control plane where all others have restored already."""
 
-    boundary = StopAtStep()
+    stop_at_step = StopAtStep()
 
     def restored(self, attempt: int, error: str) -> tuple[int | None, Decision | None]:
         assert not error
