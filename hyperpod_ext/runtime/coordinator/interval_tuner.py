@@ -1,6 +1,7 @@
 """How often a tier with `every_steps: auto` gets a copy, in a job that runs: from what it measures of itself.
 
-Fed with the events that agents report; `planner.interval_tuning` decides. Only the coordinator has one, so all nodes agree.
+Fed with the events that agents report; `planner.interval_tuning` decides. Only the coordinator has one, so all nodes
+agree.
 """
 
 from __future__ import annotations
