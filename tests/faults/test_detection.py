@@ -116,8 +116,7 @@ def test_a_rank_whose_connections_end_does_not_stop_the_job(job, undisturbed):
     report = running.wait()
     assert report["state"] == "succeeded", report["error"]
     assert running.until("collective_broke")["step"] == 6
-    lease_s = 6.0  # what the loss of a node may take; nobody is lost here
-    assert report["recoveries"][0]["phases"]["fault_seen"] < lease_s / 2
+    assert report["recoveries"][0]["fault"]["kind"] == "connection", "nobody is lost, so no lease need run out"
     assert report["losses"] == undisturbed["losses"]
     assert report["weights"] == undisturbed["weights"]
 
