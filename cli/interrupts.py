@@ -5,26 +5,21 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-
-
-@dataclass
-class Interrupt:
-    """Whether Ctrl-C was pressed."""
-
-    came: bool = False
 
 
 @contextmanager
-def held_back() -> Iterator[Interrupt]:
-    """Note Ctrl-C instead of raising it. Programs started meanwhile are not affected."""
-    interrupt = Interrupt()
+def held_back() -> Iterator[None]:
+    """Raise Ctrl-C when the block is over instead of in it. Programs started meanwhile are not affected."""
+    came = False
 
     def note(_signum: int, _frame: object) -> None:
-        interrupt.came = True
+        nonlocal came
+        came = True
 
     before = signal.signal(signal.SIGINT, note)
     try:
-        yield interrupt
+        yield
     finally:
         signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt

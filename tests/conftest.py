@@ -58,6 +58,19 @@ def golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
 
 
 @pytest.fixture
+def golden_part(golden: Callable[[Path, str], None]) -> Callable[[str, str, str], None]:
+    """As `golden`, of one part of a page: what stands between `<!-- NAME -->` and the next `<!-- end -->`."""
+
+    def compare(page: str, name: str, text: str) -> None:
+        before, begin, rest = (ROOT / page).read_text().partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition("<!-- end -->")
+        assert end, f"{page} has no place for {name!r}"
+        golden(ROOT / page, before + begin + text + end + after)
+
+    return compare
+
+
+@pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalPlace]:
     """Local jobs of this test are kept apart, and nothing of them may be left when it ends."""
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as scratch:  # short, for the paths of sockets

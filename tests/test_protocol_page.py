@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc.declared import Kinds
@@ -16,22 +17,17 @@ PAGE = "docs/protocol.md"
 CONTROL_MESSAGES = Kinds("control message", "type", [c.AgentHello, *c.AGENT_REPORTS, *c.AGENT_ORDERS])
 
 
-def tables() -> dict[str, str]:
-    """Each table by the name of its place in the page."""
-    return {
-        "requests": table(REQUESTS, answer_of=lambda kind: kind.answer_kind()),
-        "peer requests": table(PEER_REQUESTS, answer_of=lambda kind: kind.answer_kind()),
-        "control messages": table(CONTROL_MESSAGES),
-    }
-
-
-def test_the_page_has_what_is_declared(root: Path, golden: Callable[[Path, str], None]) -> None:
-    page = (root / PAGE).read_text()
-    for name, text in tables().items():
-        place = re.compile(f"(<!-- {name} -->\\n).*?(?=<!-- end -->)", re.DOTALL)
-        page, found = place.subn(lambda begin, text=text: begin[1] + text, page)
-        assert found == 1, f"the page has {found} places for {name!r}"
-    golden(root / PAGE, page)
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ("requests", table(REQUESTS, answer_of=lambda kind: kind.answer_kind())),
+        ("peer requests", table(PEER_REQUESTS, answer_of=lambda kind: kind.answer_kind())),
+        ("control messages", table(CONTROL_MESSAGES)),
+    ],
+    ids=["requests", "peer requests", "control messages"],
+)
+def test_the_page_has_what_is_declared(place: str, text: str, golden_part: Callable[[str, str, str], None]) -> None:
+    golden_part(PAGE, place, text)
 
 
 def test_units_and_meanings_of_fields_are_in_it(root: Path) -> None:

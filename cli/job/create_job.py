@@ -72,9 +72,9 @@ def command(
     if dry_run:
         print_result(plan.to_json(), output, _plan_text(plan))
         return
-    if server_dry_run:
-        from hyperpod_ext.submit.submit import rehearse
+    from hyperpod_ext.submit.submit import rehearse, submit
 
+    if server_dry_run:
         checked = {"name": plan.name, "target": target, "accepted": True}
         rehearse(plan)
         print_result(checked, output, f"{plan.name}: {target} would accept it; nothing was submitted")
@@ -82,7 +82,8 @@ def command(
     if wait or follow:
         _submit_and_wait(plan, output, timeout, follow)
         return
-    handle = _submit(plan)
+    with held_back():  # until the job can be named
+        handle = submit(plan)
     result = {"name": handle.name, "target": handle.target, "handle": str(handle)}
     print_result(result, output, handle.name if output == "name" else str(handle))
     known_as = handle.name if handle.target == "local" else f"'{handle}'"
@@ -107,17 +108,6 @@ def _faults(kills: tuple[str, ...]) -> list[Override]:
     return changes
 
 
-def _submit(plan: Plan) -> JobHandle:
-    """Submit; Ctrl-C comes through only when the job can be named."""
-    from hyperpod_ext.submit.submit import submit
-
-    with held_back() as interrupt:
-        handle = submit(plan)
-    if interrupt.came:
-        raise KeyboardInterrupt
-    return handle
-
-
 def _submit_and_wait(plan: Plan, output: str, timeout: float | None, follow: bool) -> None:
     """Submit, and wait for the end. Ctrl-C cancels the job, whenever it comes."""
     from hyperpod_ext.errors import UserInterruptError
@@ -126,10 +116,8 @@ def _submit_and_wait(plan: Plan, output: str, timeout: float | None, follow: boo
 
     handle = None
     try:
-        with held_back() as interrupt:
+        with held_back():
             handle = submit(plan)
-        if interrupt.came:
-            raise KeyboardInterrupt
         wait_for_end(handle, output, timeout, follow)
     except KeyboardInterrupt:
         if handle is None:
