@@ -295,7 +295,7 @@ class MemoryClient:
             raise self._gone()
         try:
             return read_answer(request, answer), fds
-        except Exception:
+        except Exception:  # whatever it is, the caller is given no descriptor that it could close
             _close(fds)
             raise
 

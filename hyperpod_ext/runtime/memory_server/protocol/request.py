@@ -21,6 +21,7 @@ class Request(Declared, Generic[A_co]):
     @classmethod
     def answer_kind(cls) -> type[A_co]:
         """What answers it."""
+        # pydantic keeps a model's type arguments there, and has no public way to ask for them
         kind: type[A_co] = cls.__mro__[1].__pydantic_generic_metadata__["args"][0]  # type: ignore[attr-defined]
         return kind
 
