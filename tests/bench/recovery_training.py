@@ -65,7 +65,7 @@ def _load_example() -> tuple[Any, Any]:
     stand_in.Run, stand_in.resilient = object, lambda train: train
     sys.modules["hyperpod_ext.runtime"] = stand_in
     example = _load("example", ROOT / "examples" / "01-local" / "train.py")
-    return example, _load("randomness", ROOT / "hyperpod_ext" / "runtime" / "seeding.py")
+    return example, _load("randomness", ROOT / "hyperpod_ext" / "runtime" / "state" / "seeding.py")
 
 
 def _load(name: str, path: Path) -> Any:

@@ -108,7 +108,7 @@ def test_a_node_is_lost_at_a_word_and_the_spare_takes_its_ranks(place: LocalPlac
     stdout, stderr = job.communicate(timeout=110)
     assert job.returncode == 0, stderr
     (recovery,) = hp_ext("report", "tiny-gpt", "-o", "json").json["recoveries"]
-    assert (recovery["rung"], recovery["fault"]["node"], recovery["fault"]["kind"]) == ("node", 1, "lost")
+    assert (recovery["escalation_level"], recovery["fault"]["node"], recovery["fault"]["kind"]) == ("node", 1, "lost")
     assert '"node_replaced", "node": 2' in events.read_text()
     assert re.search(r"weights equal +yes", stdout)
     assert place.leftovers() == []

@@ -282,10 +282,10 @@ def test_while_the_last_step_comes_home_it_is_told_how_far_it_is() -> None:
     left = {"tier": "/d/j", "arrived": False, "newest_step": 10, "left_ranks": [0], "left_bytes": 3 << 20, "error": ""}
     sent, there = left | {"left_ranks": [], "left_bytes": 0}, left | {"arrived": True}
     main = {"run": "main"}
-    way = main | entry(1.0, "draining", node=1, save_id="g1-s13", seconds_left=58.0)
+    way = main | entry(1.0, "uploading", node=1, save_id="g1-s13", seconds_left=58.0)
     story = EventText()
-    assert story.tell(main | entry(0.0, "homecoming", step=13)) == ["step 13 goes to the durable tiers"]
-    assert story.tell(main | entry(0.0, "homecoming", step=None)) == []
+    assert story.tell(main | entry(0.0, "final_save", step=13)) == ["step 13 goes to the durable tiers"]
+    assert story.tell(main | entry(0.0, "final_save", step=None)) == []
     assert story.tell(way | {"tiers": [left, there]}) == [
         "node 1 brings its part to /d/j, for 58 s at most: 3.0 MiB are still to come"
     ]

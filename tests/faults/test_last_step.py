@@ -57,7 +57,7 @@ def test_the_last_step_is_durable_though_nothing_is_due_and_a_job_begun_again_ha
     events = events_in(first.folder / "events.jsonl")
     kinds = [event["event"] for event in events]
     assert kinds[-1] == "job_ended"
-    assert kinds.index("homecoming") < kinds.index("drained") < len(kinds) - 1
+    assert kinds.index("final_save") < kinds.index("uploaded") < len(kinds) - 1
 
     written = sorted(path.name for path in (folder / "tiny").glob("step-*"))
     again = job("again", workers_per_node=1, settings=durable(folder), env=env).start().wait()

@@ -35,7 +35,7 @@ def test_a_kill_is_seen_in_the_numbers_of_the_job_that_goes_on(job: Any) -> None
     run.until("step", step=22, rank=0)
     after = numbers(read(port))
     assert before['hpx_step{hpx_job="tiny"}'] >= 15
-    assert after['hpx_faults_total{hpx_job="tiny",kind="signal",rung="process"}'] == 1
+    assert after['hpx_faults_total{hpx_job="tiny",kind="signal",escalation_level="process"}'] == 1
     assert after['hpx_recoveries_total{hpx_job="tiny"}'] == 1
     assert after['hpx_recovery_seconds_count{hpx_job="tiny"}'] == 1
     assert after['hpx_generation{hpx_job="tiny"}'] == 2

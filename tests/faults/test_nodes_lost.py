@@ -37,7 +37,7 @@ def test_a_spare_takes_the_place_of_a_node_that_is_killed(job, alike, node):
     assert_equal_to(alike, report)
     (recovery,) = report["recoveries"]
     assert recovery["fault"]["node"] == node
-    assert recovery["rung"] == "node"
+    assert recovery["escalation_level"] == "node"
     assert recovery["survivor_pids_kept"]
     assert report["nodes_lost"] == [node]
     assert [(its["node"], its["ranks"]) for its in events(running, "node_replaced")] == [(2, [2 * node, 2 * node + 1])]

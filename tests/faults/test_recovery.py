@@ -143,12 +143,12 @@ def test_other_habits_of_training_loops_are_exact_too(job, variant, place):
 
 def test_a_replacement_that_dies_while_groups_are_opened_is_replaced_again(job, undisturbed):
     running = job(settings={"chaos": {"faults": [{"rank": 1, "step": 4}]}}).start()
-    newcomer = 0
+    joining = 0
     for event in running.events():
         if event["event"] == "worker_started" and event["rank"] == 1:
-            newcomer = event["pid"]
+            joining = event["pid"]
         if event["event"] == "generation" and event["generation"] == 2:
-            os.kill(newcomer, signal.SIGKILL)
+            os.kill(joining, signal.SIGKILL)
             break
     report = running.wait()
     assert_equal_to(undisturbed, report)

@@ -72,13 +72,13 @@ def steps(count: int, took: float = 2.0) -> list[dict[str, Any]]:
 
 def lost(t: float, node: int) -> list[dict[str, Any]]:
     """A lost node is also a fault of each of its ranks."""
-    faults = [entry(t, "fault", rank=2 * node + i, node=node, rung="node") for i in range(2)]
+    faults = [entry(t, "fault", rank=2 * node + i, node=node, escalation_level="node") for i in range(2)]
     return [entry(t, "node_lost", node=node, cause="gone"), *faults]
 
 
 def test_faults_are_counted_by_what_was_lost(tmp_path: Path) -> None:
     events = [STARTED, *steps(1800)]
-    events += [entry(200.0, "fault", rank=1, node=0, rung="process"), entry(203.0, "go")]
+    events += [entry(200.0, "fault", rank=1, node=0, escalation_level="process"), entry(203.0, "go")]
     events += [*lost(900.0, 1), entry(905.0, "go"), *lost(2000.0, 2), *lost(2001.0, 3)]
     history = read_history(write(tmp_path, *events))
     assert (history.process.events, history.node.events, history.correlated.events) == (1, 1, 1)

@@ -249,7 +249,7 @@ class CoordinatorClient:
 
     async def _vote_for(self, record: wire.Message, node: int, deadline: float, reached: set[int]) -> c.ToAgent | None:
         """First word of `node` as coordinator; None when it cannot be reached, or does not become it."""
-        host, port = record["members"][str(node)]["door"]
+        host, port = record["members"][str(node)]["address"]
         try:
             dialled = await self._dial(
                 str(host), int(port), min(self._lease_s / 6, max(0.05, deadline - time.monotonic()))

@@ -15,7 +15,7 @@ from hyperpod_ext.runtime.membership.quorum import may_take_over
 
 
 class Serves(Protocol):
-    """A coordinator, as the door sees it."""
+    """A coordinator, as an `ElectionListener` sees it."""
 
     async def serve(
         self,

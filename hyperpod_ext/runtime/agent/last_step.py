@@ -52,6 +52,6 @@ class LastStep:
             progress = await self._ask(UploadNow(save_id=save_id, timeout_s=max(0.0, min(left_s, _TELL_S))))
             if progress.idle or left_s <= 0:
                 break
-            self._event("draining", save_id=save_id, seconds_left=round(left_s, 1), tiers=progress.tiers)
+            self._event("uploading", save_id=save_id, seconds_left=round(left_s, 1), tiers=progress.tiers)
         fields = {"in_time": progress.idle, "limit_s": limit_s, "tiers": progress.tiers}
-        self._event("drained", save_id=save_id, **fields)
+        self._event("uploaded", save_id=save_id, **fields)

@@ -126,7 +126,7 @@ class Node:
             "node": settings.node,
             "pid": os.getpid(),
             "peer": (address, (await self._memory.ask(r.Listen(host=address))).port),
-            "door": self._election.address,
+            "address": self._election.address,
             "domain": os.environ.get(ENV_FAILURE_DOMAIN, ""),
         }
         self._coordinator_client.send_hello()

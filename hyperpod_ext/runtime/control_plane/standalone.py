@@ -292,9 +292,9 @@ class Members(ABC):
                 self._say(f"node {node} brings its part of step {step}: {left / (1 << 20):.1f} MiB are still to come")
         home = {"step": step if tiers else None, "made": step, "nodes": [node]}
         uploaded = {"node": node, "in_time": progress.idle, "limit_s": limit_s, "tiers": tiers}
-        self.event("homecoming", **home)
-        self.event("drained", **uploaded)
-        for line in left_out(Events([checked("homecoming", home)[0], checked("drained", uploaded)[0]])):
+        self.event("final_save", **home)
+        self.event("uploaded", **uploaded)
+        for line in left_out(Events([checked("final_save", home)[0], checked("uploaded", uploaded)[0]])):
             self._say(f"warning: {line}")
 
     def _ask(self, what: str, value: Any, decide: Any, timeout_s: float | None = None) -> Any:

@@ -310,7 +310,7 @@ class Coordinator:
         for rank in ranks:
             fault = {"rank": rank, "node": node, "step": step, "cause": f"node {node} is lost: {cause}"}
             level = EscalationLevel.NODE.value
-            self._log("fault", t=seen, **fault, died=True, phase="", kind="lost", rung=level)
+            self._log("fault", t=seen, **fault, died=True, phase="", kind="lost", escalation_level=level)
         self.actions.carry_out(actions)
         self._outbox.share_record()
         if not self.ended.done():

@@ -176,7 +176,7 @@ class JobEnd:
         if self.final_save.choose(nodes, len(self._membership.nodes)):
             step, made = self.final_save.step, self._ranks.newest(self._membership.committed)
             save_id = self.final_save.save_id
-            self._events.write("homecoming", save_id=save_id, step=step, made=made, nodes=sorted(nodes))
+            self._events.write("final_save", save_id=save_id, step=step, made=made, nodes=sorted(nodes))
         if self.final_save.save_id is None or nodes - self.final_save.held.keys():
             return
         for node, agent in self._members.agents.items():

@@ -10,7 +10,7 @@ from hyperpod_ext.runtime.ipc.control_messages import AgentHello
 from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.membership.quorum import may_go_on
 
-_KNOWN = frozenset({"id", "pid", "door", "peer", "domain"})
+_KNOWN = frozenset({"id", "pid", "address", "peer", "domain"})
 """What every member is told of each."""
 
 

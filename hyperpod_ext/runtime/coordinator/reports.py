@@ -147,10 +147,10 @@ class Reports:
     def _joining(self, report: c.Join | c.Died | c.Failed) -> None:
         """Of a worker that waits for the next rank assignment."""
         if isinstance(report, c.Join):
-            self._log("newcomer", rank=report.rank, pid=report.pid)
+            self._log("joining_worker_ready", rank=report.rank, pid=report.pid)
             self._actions.carry_out(self._membership.prepared(report.rank))
         else:
-            self._log("newcomer_lost", rank=report.rank, cause=report.cause)
+            self._log("joining_worker_lost", rank=report.rank, cause=report.cause)
             self._actions.carry_out(self._membership.not_prepared(report.rank, report.cause))
 
     def _durable_answered(self, report: c.DurableAnswer) -> None:
@@ -246,8 +246,9 @@ class Reports:
         node, before = membership.nodes[fault.rank], len(membership.faults)
         actions = membership.fault(fault, generation)
         level = membership.faults[-1].level if len(membership.faults) > before else None
+        escalation_level = level.value if level else ""
         fields = {"rank": fault.rank, "node": node, "step": fault.step, "cause": fault.cause, "died": fault.died}
-        self._log("fault", t=seen, **fields, phase=phase, kind=fault.kind, rung=level.value if level else "")
+        self._log("fault", t=seen, **fields, phase=phase, kind=fault.kind, escalation_level=escalation_level)
         self._actions.carry_out(actions)
 
     def _is_under_way(self, generation: int) -> bool:

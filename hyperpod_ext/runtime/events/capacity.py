@@ -18,7 +18,7 @@ from hyperpod_ext.runtime.events.of_training import Generation, Go, JobStarted, 
 
 _PHASES: dict[str, type[Event]] = {
     "nodes_there": ResizeBegun,
-    "newcomers_ready": ResizePrepared,
+    "workers_ready": ResizePrepared,
     "all_stopped": RanksReassigned,
     "groups_open": Generation,
     "state_there": Go,

@@ -53,7 +53,8 @@ class LeftOver(Declared):
 class FinalSave(ByCoordinator):
     """The job ends, and its newest step goes to the durable tiers."""
 
-    event: Literal["homecoming"] = "homecoming"
+    event: Literal["final_save"] = "final_save"
+    was = ("homecoming",)
     save_id: str = ""
     """Name of the snapshots."""
     step: Count | None
@@ -67,7 +68,8 @@ class FinalSave(ByCoordinator):
 class Uploading(ByAgent):
     """A node is still uploading its part of the last step; written every two seconds."""
 
-    event: Literal["draining"] = "draining"
+    event: Literal["uploading"] = "uploading"
+    was = ("draining",)
     save_id: str
     seconds_left: Seconds
     tiers: Listed[LeftOver]
@@ -76,7 +78,8 @@ class Uploading(ByAgent):
 class Uploaded(ByAgent):
     """A node has uploaded its part of the last step, or its time is up."""
 
-    event: Literal["drained"] = "drained"
+    event: Literal["uploaded"] = "uploaded"
+    was = ("drained",)
     save_id: str = ""
     in_time: bool
     limit_s: Seconds

@@ -13,6 +13,7 @@ class Fault(ByCoordinator):
     """A fault was seen, and what it is met with was decided."""
 
     event: Literal["fault"] = "fault"
+    fields_were = {"rung": "escalation_level"}
     rank: Count
     node: Count
     step: Count
@@ -23,7 +24,7 @@ class Fault(ByCoordinator):
     phase: str = ""
     """Where in its step the rank was; empty: it could not tell."""
     kind: FaultKind | Literal[""] = ""
-    rung: str = ""
+    escalation_level: str = ""
     """How far up it was taken: in process, process or node; empty: it ends the job, or another fault was first."""
 
 

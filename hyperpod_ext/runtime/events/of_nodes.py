@@ -179,7 +179,8 @@ class ResizePrepared(ByCoordinator):
 class JoiningWorker(ByCoordinator):
     """A worker of a joining node is ready."""
 
-    event: Literal["newcomer"] = "newcomer"
+    event: Literal["joining_worker_ready"] = "joining_worker_ready"
+    was = ("newcomer",)
     rank: Count
     pid: Count
 
@@ -187,7 +188,8 @@ class JoiningWorker(ByCoordinator):
 class JoiningWorkerLost(ByCoordinator):
     """A worker of a joining node ended before the resize."""
 
-    event: Literal["newcomer_lost"] = "newcomer_lost"
+    event: Literal["joining_worker_lost"] = "joining_worker_lost"
+    was = ("newcomer_lost",)
     rank: Count
     cause: str
 

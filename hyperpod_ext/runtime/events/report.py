@@ -133,7 +133,7 @@ def _recovery(past: Events, leaving: Events, joining: Events, world_size: int) -
         "generation": begins.generation,
         "t": round(began - past.start, 4),
         "fault": _shown(fault),
-        "rung": fault.rung,
+        "escalation_level": fault.escalation_level,
         "silent_s": round(fault.t - max(moved), 4) if moved else None,
         "resumed_step": resumed,
         "steps_lost": lost,

@@ -237,7 +237,7 @@ class AgentHello(Declared):
     pid: Count
     peer: Address
     """Where its memory server serves other nodes."""
-    door: Address
+    address: Address
     """Where other agents reach it."""
     domain: str
     """What fails together with it."""

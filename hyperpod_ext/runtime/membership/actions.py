@@ -67,13 +67,12 @@ class Fault:
         return (self.kind, self.died, mine) == (other.kind, other.died, its)
 
     def to_json(self) -> dict[str, Any]:
-        known = {key: value for key, value in asdict(self).items() if key != "level"}
-        return known | {"rung": self.level.value if self.level is not None else None}
+        return asdict(self) | {"level": self.level.value if self.level is not None else None}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Fault:
-        known = {key: value for key, value in data.items() if key != "rung"}
-        return cls(**known, level=EscalationLevel(data["rung"]) if data["rung"] else None)
+        known = {key: value for key, value in data.items() if key != "level"}
+        return cls(**known, level=EscalationLevel(data["level"]) if data["level"] else None)
 
 
 @dataclass(frozen=True, slots=True)

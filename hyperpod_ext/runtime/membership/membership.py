@@ -476,7 +476,7 @@ class Membership:
             "losses": numbers_json(self.states.losses),
             **self.rescaling.to_json(),
             "departing": sorted(self.states.asked),
-            "settling": sorted(self.states.going.union(leaving)),
+            "retained": sorted(self.states.going.union(leaving)),
             "moves": self.renumbering.to_json(),
             "moved_in": self.renumbering.newest,
             "sharded": self.sharded,
@@ -503,7 +503,7 @@ class Membership:
         nodes = {int(rank): int(node) for rank, node in data["nodes"].items()}
         members = {node for rank, node in nodes.items() if rank not in data["unassigned"]}
         losses = {int(node): int(count) for node, count in data["losses"].items()}
-        retained = set(data["settling"]) - members
+        retained = set(data["retained"]) - members
         membership = cls(
             nodes,
             budgets,

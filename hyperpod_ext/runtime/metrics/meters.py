@@ -95,7 +95,7 @@ class Meters:
             case Step():
                 self._add_step(event)
             case Fault():
-                self.faults[event.kind, event.rung] += 1
+                self.faults[event.kind, event.escalation_level] += 1
                 self._faulty_since = self._faulty_since or event.t
                 self.state = "recovering"
                 for now in self.ranks.values():
@@ -137,7 +137,9 @@ class Meters:
     def families(self, epoch: float) -> list[Family]:
         """All of it for Prometheus. `epoch`: Unix time at 0 of the log's clock, in seconds."""
         last = None if self.last_step_t is None else self.last_step_t + epoch
-        by_fault = {_labels(kind=kind, rung=level): float(count) for (kind, level), count in self.faults.items()}
+        by_fault = {
+            _labels(kind=kind, escalation_level=level): float(count) for (kind, level), count in self.faults.items()
+        }
         by_phase = {_labels(phase=phase): seconds for phase, seconds in self.seconds.items()}
         held = tuple(Sample(step, _labels(tier=tier)) for tier, step in sorted(self.tiers.items()))
         failed = {_labels(tier=tier): float(count) for tier, count in self.tier_failures.items()}

@@ -64,7 +64,7 @@ def trace(events: Events, job: str) -> Traced | None:
 
 
 def _attributes(fault: Fault) -> dict[str, Value]:
-    shown = fault.model_dump(include={"rank", "node", "step", "cause", "kind", "rung"})
+    shown = fault.model_dump(include={"rank", "node", "step", "cause", "kind", "escalation_level"})
     return {f"hpx.{name}": value for name, value in shown.items()}
 
 

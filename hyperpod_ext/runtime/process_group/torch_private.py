@@ -53,6 +53,6 @@ def forget_groups() -> None:
     """Count groups from the start again.
 
     Torch numbers groups in a process, and names their keys by it. An init that failed has counted too, and torch
-    forgets only what it destroyed: survivors would look for a newcomer under another name.
+    forgets only what it destroyed: survivors would look for a new process under another name.
     """
     _c10d._world.group_count = 0

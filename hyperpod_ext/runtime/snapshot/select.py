@@ -18,7 +18,7 @@ OfferKey = tuple[str, int, int, str, str]
 """Tier, rank, node, save id and URL of an offer: what a refused one is known by."""
 
 _AT_ONCE = 4
-"""Live ranks that one newcomer takes parts from at the same time."""
+"""Live ranks that one joining worker takes parts from at the same time."""
 
 
 @dataclass(frozen=True, slots=True)

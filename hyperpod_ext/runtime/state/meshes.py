@@ -4,7 +4,7 @@ A fault ends every process group. What holds one lets go of it first, or gloo's 
 given the group of the same name in the next generation. A device mesh looks its groups up by name each time, so with
 the same names it is whole again; FSDP2's parameter groups keep the objects, and are given the new ones.
 
-Names are numbers in the order in which groups are made. A newcomer makes those of `run.keep` by calling `build`;
+Names are numbers in the order in which groups are made. A new process makes those of `run.keep` by calling `build`;
 survivors make them again without calling it, from what was recorded.
 """
 
@@ -150,7 +150,7 @@ def _take_out(thing: Any) -> list[GroupHolder]:
             places.append(GroupHolder(here, attribute, str(value.group_name)))
             setattr(thing, attribute, _Gone(str(value.group_name)))
     # of a mesh: groups that torch.compile looks for, and flattened meshes, which are made when first needed. What a
-    # newcomer will make, survivors must make, too
+    # new process will make, survivors must make, too
     for attribute in ("_pg_registry", "_flatten_mapping"):
         for key, value in dict(vars(thing).get(attribute) or {}).items():
             name = key if attribute == "_pg_registry" else (getattr(value, "_dim_group_names", None) or [""])[0]

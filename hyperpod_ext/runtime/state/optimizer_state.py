@@ -42,8 +42,8 @@ def _state_per_byte(optimizer: torch.optim.Optimizer) -> float:
 def make_state(optimizer: torch.optim.Optimizer) -> None:
     """Have an optimizer make its state ahead, by a step that changes no parameter: without gradient, at rate 0.
 
-    As `_init_optim_state` of `torch.distributed.checkpoint.state_dict`, whose import takes a newcomer 60 ms, while all
-    others wait for it.
+    As `_init_optim_state` of `torch.distributed.checkpoint.state_dict`, whose import takes a new process 60 ms, while
+    all others wait for it.
     """
     groups = optimizer.param_groups
     parameters = [parameter for group in groups for parameter in group["params"]]

@@ -12,7 +12,7 @@ from hyperpod_ext.runtime.events.durable_steps import durable_steps, left_out
 from hyperpod_ext.runtime.events.event import Event, Events
 from hyperpod_ext.runtime.memory_server.protocol.requests import UploadNow, UploadProgress
 
-HOME = made(1.0, "homecoming", save_id="g1-s13", step=13, made=13, nodes=[0, 1, 2])
+HOME = made(1.0, "final_save", save_id="g1-s13", step=13, made=13, nodes=[0, 1, 2])
 
 
 def part(*, arrived: bool = False, newest: int | None = 10, ranks: tuple[int, ...] = (0, 1), error: str = "") -> Any:
@@ -20,8 +20,8 @@ def part(*, arrived: bool = False, newest: int | None = 10, ranks: tuple[int, ..
     return {"tier": "/d", "arrived": arrived, "newest_step": newest, **left, "error": error}
 
 
-def drained(node: int, *tiers: Any, in_time: bool = True) -> Event:
-    return made(1.0, "drained", node=node, in_time=in_time, limit_s=60.0, tiers=list(tiers))
+def uploaded(node: int, *tiers: Any, in_time: bool = True) -> Event:
+    return made(1.0, "uploaded", node=node, in_time=in_time, limit_s=60.0, tiers=list(tiers))
 
 
 def copied(node: int, step: int | None, tier: str = "/d") -> Event:
@@ -36,19 +36,20 @@ def test_a_tier_has_the_newest_step_that_any_node_has_told_of_and_that_was_not_g
     assert durable_steps(events) == [{"tier": "/d", "newest_step": 10}, {"tier": "/e", "newest_step": None}]
     back = Events([*events, made(2.0, "go", step=7)])
     assert durable_steps(back)[0] == {"tier": "/d", "newest_step": 5}
-    assert durable_steps(Events([*back, drained(0, part(newest=13))]))[0] == {"tier": "/d", "newest_step": 13}
+    assert durable_steps(Events([*back, uploaded(0, part(newest=13))]))[0] == {"tier": "/d", "newest_step": 13}
 
 
 def test_nothing_is_left_out_once_one_node_has_seen_the_step_committed() -> None:
     arrived = part(arrived=True, newest=13, ranks=())
-    assert left_out(Events([HOME, drained(0, arrived), drained(1, part(ranks=(), error="the store went away"))])) == []
+    refused = part(ranks=(), error="the store went away")
+    assert left_out(Events([HOME, uploaded(0, arrived), uploaded(1, refused)])) == []
     assert left_out(Events([])) == []
 
 
 def test_what_is_left_out_is_named_with_step_tier_ranks_bytes_and_why() -> None:
-    late = drained(0, part(), in_time=False)
-    refused = drained(1, part(newest=None, ranks=(2,), error="No space left on device"))
-    waited = drained(2, part(ranks=()), in_time=False)
+    late = uploaded(0, part(), in_time=False)
+    refused = uploaded(1, part(newest=None, ranks=(2,), error="No space left on device"))
+    waited = uploaded(2, part(ranks=()), in_time=False)
     (line,) = left_out(Events([copied(0, 10), HOME, late, refused, waited]))
     assert line == (
         "step 13 is not in /d, and the newest durable step there is 10: node 0 left out 2 shards of ranks 0, 1, "
@@ -63,14 +64,14 @@ def test_what_is_left_out_is_named_with_step_tier_ranks_bytes_and_why() -> None:
 
 
 def test_a_step_that_not_all_ranks_hold_is_told_and_so_are_nodes_that_never_heard_of_it() -> None:
-    (line,) = left_out(Events([HOME.model_copy(update={"step": 10}), drained(0, part(arrived=True))]))
+    (line,) = left_out(Events([HOME.model_copy(update={"step": 10}), uploaded(0, part(arrived=True))]))
     assert line == "step 13 was made last, but the newest snapshot of all ranks is of step 10"
-    (line,) = left_out(Events([HOME.model_copy(update={"step": None}), drained(0)]))
+    (line,) = left_out(Events([HOME.model_copy(update={"step": None}), uploaded(0)]))
     assert "no snapshot that all ranks hold" in line
     assert left_out(Events([HOME.model_copy(update={"step": None, "made": 0})])) == [], (
         "a job that made no step lacks none"
     )
-    (line,) = left_out(Events([drained(0, in_time=False), drained(1, in_time=False)]))
+    (line,) = left_out(Events([uploaded(0, in_time=False), uploaded(1, in_time=False)]))
     assert line == "which step all ranks hold was not known within 60 s, so only what was due is durable"
 
 
@@ -106,9 +107,9 @@ def test_a_node_tells_how_far_its_part_is_until_it_is_there_or_its_time_is_over(
     way = UploadProgress(idle=False, tiers=(part(),))
     there = UploadProgress(idle=True, tiers=(part(arrived=True),))
     asked, leaving = ("upload_now", "g1-s13"), ("leaving", ())
-    assert brought([way, there], 3600.0) == [leaving, asked, ("draining", None), asked, ("drained", True)]
-    assert brought([way], 0.0) == [leaving, asked, ("drained", False)]
+    assert brought([way, there], 3600.0) == [leaving, asked, ("uploading", None), asked, ("uploaded", True)]
+    assert brought([way], 0.0) == [leaving, asked, ("uploaded", False)]
 
 
 def test_a_node_that_never_hears_which_step_it_is_waits_no_longer_than_it_may() -> None:
-    assert brought([UploadProgress(idle=False, tiers=())], 0.0, None)[-1] == ("drained", False)
+    assert brought([UploadProgress(idle=False, tiers=())], 0.0, None)[-1] == ("uploaded", False)

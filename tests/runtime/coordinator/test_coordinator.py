@@ -44,8 +44,8 @@ class Agent:
         self.beating: asyncio.Task[None] | None = None
 
     @classmethod
-    async def come(cls, door: ElectionListener, node: int, **said: Any) -> Agent:
-        reader, writer = await asyncio.open_connection(*door.address)
+    async def come(cls, listener: ElectionListener, node: int, **said: Any) -> Agent:
+        reader, writer = await asyncio.open_connection(*listener.address)
         await wire.join_peer(reader, writer, SECRET)
         agent = cls(node, reader, writer)
         agent.say_raw(with_version(encode(hello_of(node, **said))))
@@ -81,7 +81,7 @@ class Agent:
 
 
 def hello_of(node: int, **said: Any) -> c.AgentHello:
-    known: dict[str, Any] = {"id": f"agent {node}", "pid": 1, "peer": ("", 2), "door": ("", 3), "domain": ""}
+    known: dict[str, Any] = {"id": f"agent {node}", "pid": 1, "peer": ("", 2), "address": ("", 3), "domain": ""}
     state: dict[str, Any] = {"generation": 1, "committed": 0, "workers": {}, "exited": {}, "record": None}
     return c.AgentHello(node=node, **{**known, **state, **said})
 
@@ -98,14 +98,14 @@ async def coordinating(
         restart=RestartPolicy(lease_s=LEASE_S, **policy),
         checkpoint=checkpoint or CheckpointPolicy(),
     )
-    door = ElectionListener(SECRET, lambda why: pytest.fail(why))
-    await door.open("127.0.0.1", 0)
+    listener = ElectionListener(SECRET, lambda why: pytest.fail(why))
+    await listener.open("127.0.0.1", 0)
     coordinator = Coordinator.first(config, node, tmp_path, 1)
-    door.lead_to(coordinator)
+    listener.lead_to(coordinator)
     try:
-        yield door, coordinator
+        yield listener, coordinator
     finally:
-        await door.close()
+        await listener.close()
         coordinator.stop()
 
 
@@ -114,9 +114,9 @@ def events(tmp_path: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in found if event["event"] == kind]
 
 
-async def three(door: ElectionListener) -> list[Agent]:
+async def three(listener: ElectionListener) -> list[Agent]:
     """Nodes 2 (a spare), 1 and 0, all with the first record, 0 and 1 with a worker to start."""
-    agents = [await Agent.come(door, node) for node in (2, 1, 0)][::-1]
+    agents = [await Agent.come(listener, node) for node in (2, 1, 0)][::-1]
     for agent in agents:
         agent.beating = asyncio.create_task(agent.beats())
     for agent in agents[:2]:
@@ -127,8 +127,8 @@ async def three(door: ElectionListener) -> list[Agent]:
 
 def test_when_a_line_ends_the_ranks_go_to_the_spare_and_everybody_hears_of_it(tmp_path: Path) -> None:
     async def run() -> None:
-        async with coordinating(tmp_path) as (door, _):
-            zero, one, two = await three(door)
+        async with coordinating(tmp_path) as (listener, _):
+            zero, one, two = await three(listener)
             one.hang_up()
             assert (await two.hears(c.StartWorker)).rank == 1
             while zero.record is None or zero.record["membership"]["nodes"] != {"0": 0, "1": 2}:
@@ -139,19 +139,19 @@ def test_when_a_line_ends_the_ranks_go_to_the_spare_and_everybody_hears_of_it(tm
     lost = events(tmp_path, "node_lost")[0]  # the others are hung up on when the test ends
     assert (lost["node"], lost["cause"]) == (1, "the connection to its agent closed")
     fault = events(tmp_path, "fault")[0]
-    assert (fault["rank"], fault["rung"], fault["kind"]) == (1, "node", "lost")
+    assert (fault["rank"], fault["escalation_level"], fault["kind"]) == (1, "node", "lost")
 
 
 def test_a_silent_node_is_lost_after_half_of_the_lease_and_told_to_stop_when_it_speaks_again(tmp_path: Path) -> None:
     async def run() -> None:
-        async with coordinating(tmp_path) as (door, _):
-            _, one, two = await three(door)
+        async with coordinating(tmp_path) as (listener, _):
+            _, one, two = await three(listener)
             assert one.beating is not None
             one.beating.cancel()
             await two.hears(c.StartWorker)
             stop = await one.hears(c.StopNode)
             assert "was silent for" in stop.why
-            again = await Agent.come(door, 1, record=one.record)
+            again = await Agent.come(listener, 1, record=one.record)
             assert "was given up" in (await again.hears(c.StopNode)).why
 
     asyncio.run(run())
@@ -161,8 +161,8 @@ def test_a_silent_node_is_lost_after_half_of_the_lease_and_told_to_stop_when_it_
 
 def test_a_coordinator_that_reaches_too_few_has_all_of_them_stop_and_writes_no_report(tmp_path: Path) -> None:
     async def run() -> None:
-        async with coordinating(tmp_path) as (door, coordinator):
-            zero, one, two = await three(door)
+        async with coordinating(tmp_path) as (listener, coordinator):
+            zero, one, two = await three(listener)
             one.hang_up()
             two.hang_up()
             assert "no majority" in (await zero.hears(c.StopNode)).why
@@ -175,8 +175,8 @@ def test_a_coordinator_that_reaches_too_few_has_all_of_them_stop_and_writes_no_r
 
 def test_without_a_spare_the_time_for_another_node_ends_the_job(tmp_path: Path) -> None:
     async def run() -> None:
-        async with coordinating(tmp_path, spares=0, node_wait_s=0.2) as (door, _):
-            zero, one = await Agent.come(door, 0), await Agent.come(door, 1)
+        async with coordinating(tmp_path, spares=0, node_wait_s=0.2) as (listener, _):
+            zero, one = await Agent.come(listener, 0), await Agent.come(listener, 1)
             await zero.hears(c.StartWorker)
             one.hang_up()
             assert (await zero.hears(c.EndJob)).state == "failed"
@@ -192,9 +192,9 @@ def test_without_a_spare_the_time_for_another_node_ends_the_job(tmp_path: Path) 
 )
 def test_who_does_not_belong_is_told_why(tmp_path: Path, said: dict[str, Any], why: str) -> None:
     async def run() -> None:
-        async with coordinating(tmp_path) as (door, _):
-            await three(door)
-            other = await Agent.come(door, said["node"], id="another")
+        async with coordinating(tmp_path) as (listener, _):
+            await three(listener)
+            other = await Agent.come(listener, said["node"], id="another")
             assert why in (await other.hears(c.StopNode)).why
 
     asyncio.run(run())
@@ -202,24 +202,24 @@ def test_who_does_not_belong_is_told_why(tmp_path: Path, said: dict[str, Any], w
 
 def test_a_successor_goes_on_with_what_the_voters_know(tmp_path: Path) -> None:
     async def run() -> None:
-        async with coordinating(tmp_path) as (door, _):
-            two = (await three(door))[2]
+        async with coordinating(tmp_path) as (listener, _):
+            two = (await three(listener))[2]
         config = RuntimeConfig(name="a", nodes=2, workers_per_node=1, spares=1, restart=RestartPolicy(lease_s=LEASE_S))
-        door = ElectionListener(SECRET, lambda why: pytest.fail(why))
-        await door.open("127.0.0.1", 0)
+        listener = ElectionListener(SECRET, lambda why: pytest.fail(why))
+        await listener.open("127.0.0.1", 0)
         assert two.record is not None
         known = {"record": two.record, "generation": 4, "committed": 7}
-        voter = await Agent.come(door, 2, **known)
-        assert await door.wait_for_majority({0, 1, 2}, 1, 5.0)
-        assert not await door.wait_for_majority({0, 1, 2, 3}, 1, 0.05)
+        voter = await Agent.come(listener, 2, **known)
+        assert await listener.wait_for_majority({0, 1, 2}, 1, 5.0)
+        assert not await listener.wait_for_majority({0, 1, 2, 3}, 1, 0.05)
         own = hello_of(1, **known)
-        door.lead_to(Coordinator.successor(config, 1, tmp_path, own, list(door.votes.values())))
-        me = await Agent.come(door, 1, **{**known, "workers": {1: c.RunningWorker(pid=1, step=8)}})
+        listener.lead_to(Coordinator.successor(config, 1, tmp_path, own, list(listener.votes.values())))
+        me = await Agent.come(listener, 1, **{**known, "workers": {1: c.RunningWorker(pid=1, step=8)}})
         for agent in (me, voter):
             assert (await agent.hears(c.AbortGeneration)).generation == 5
         assert (await voter.hears(c.StartWorker)).rank == 0
         assert (me.record or voter.record or {})["term"] == 2
-        await door.close()
+        await listener.close()
 
     asyncio.run(run())
     (took,) = events(tmp_path, "coordinator")
@@ -238,26 +238,26 @@ def test_who_waits_for_a_world_that_its_coordinator_took_with_it_gets_a_number_o
     entered.renumbering = Renumbering({2: {0: 0, 1: 1, 2: 2}})
 
     async def run() -> None:
-        async with coordinating(tmp_path) as (door, _):
-            two = (await three(door))[2]
+        async with coordinating(tmp_path) as (listener, _):
+            two = (await three(listener))[2]
         assert two.record is not None
         members = {**two.record["members"], "3": two.record["members"]["2"] | {"id": "agent 3"}}
         record = two.record | {"members": members, "membership": json.loads(json.dumps(entered.to_json()))}
-        door = ElectionListener(SECRET, lambda why: pytest.fail(why))
-        await door.open("127.0.0.1", 0)
+        listener = ElectionListener(SECRET, lambda why: pytest.fail(why))
+        await listener.open("127.0.0.1", 0)
         late = {"record": record, "generation": 1, "committed": 7, "moved_in": 0}
         voters = [
-            await Agent.come(door, 2, **late | {"workers": {2: c.RunningWorker(pid=1, step=8)}}),
-            await Agent.come(door, 3, **late | {"workers": {3: c.RunningWorker(pid=1, step=0, joining=True)}}),
+            await Agent.come(listener, 2, **late | {"workers": {2: c.RunningWorker(pid=1, step=8)}}),
+            await Agent.come(listener, 3, **late | {"workers": {3: c.RunningWorker(pid=1, step=0, joining=True)}}),
         ]
-        assert await door.wait_for_majority({0, 1, 2, 3}, 1, 5.0)
-        door.lead_to(Coordinator.successor(config, 1, tmp_path, hello_of(1, **late), list(door.votes.values())))
+        assert await listener.wait_for_majority({0, 1, 2, 3}, 1, 5.0)
+        listener.lead_to(Coordinator.successor(config, 1, tmp_path, hello_of(1, **late), list(listener.votes.values())))
         for agent in voters:
             abort = await agent.hears(c.AbortGeneration)
             assert (abort.drop_joining, abort.generation, abort.moved_in) == (True, 4, 4)
             assert abort.moved == {1: 1, 2: 2}
         assert (await voters[1].hears(c.StartWorker)).rank == 0
-        await door.close()
+        await listener.close()
 
     asyncio.run(run())
     assert events(tmp_path, "world")[0]["nodes"] == 3
@@ -265,8 +265,8 @@ def test_who_waits_for_a_world_that_its_coordinator_took_with_it_gets_a_number_o
 
 def test_what_another_machine_reports_is_timed_by_the_clock_of_the_log(tmp_path: Path) -> None:
     async def run() -> None:
-        async with coordinating(tmp_path) as (door, _):
-            zero, one, _two = await three(door)
+        async with coordinating(tmp_path) as (listener, _):
+            zero, one, _two = await three(listener)
             for agent, behind in ((zero, 0.0), (one, 1000.0)):
                 there = time.monotonic() - behind
                 agent.say(c.Beat(clock=there))
@@ -284,8 +284,8 @@ def test_what_another_machine_reports_is_timed_by_the_clock_of_the_log(tmp_path:
 
 def test_a_rank_that_does_not_join_in_time_is_a_fault_of_its_own_kind(tmp_path: Path) -> None:
     async def run() -> None:
-        async with coordinating(tmp_path, form_timeout_s=0.1) as (door, _):
-            agents = await three(door)
+        async with coordinating(tmp_path, form_timeout_s=0.1) as (listener, _):
+            agents = await three(listener)
             agents[0].say(c.Join(rank=0, pid=1, live=None, store_port=1, generation=1))
             assert (await agents[1].hears(c.StartWorker)).rank == 1
 
@@ -296,8 +296,8 @@ def test_a_rank_that_does_not_join_in_time_is_a_fault_of_its_own_kind(tmp_path: 
 
 def test_an_event_is_logged_with_all_that_its_sender_says_and_with_nothing_else(tmp_path: Path) -> None:
     async def run() -> None:
-        async with coordinating(tmp_path) as (door, _):
-            agents = await three(door)
+        async with coordinating(tmp_path) as (listener, _):
+            agents = await three(listener)
             agents[1].say(c.Event(event="worker_started", t=1.0, generation=1, fields={"rank": 1, "pid": 7, "node": 1}))
             agents[1].say(c.Event(event="metric", t=2.0, generation=1, rank=1, fields={"loss": 0.5, "event": "go"}))
             while not events(tmp_path, "metric"):
@@ -325,8 +325,8 @@ BROKE = c.Event(event="collective_broke", t=0.0, rank=1, generation=1, fields={"
 
 def test_a_connection_that_ended_is_a_fault_once_every_agent_says_that_its_ranks_live(tmp_path: Path) -> None:
     async def run() -> None:
-        async with coordinating(tmp_path) as (door, _):
-            agents = await three(door)
+        async with coordinating(tmp_path) as (listener, _):
+            agents = await three(listener)
             await running(agents)
             for _ in range(2):
                 agents[1].say(BROKE)
@@ -340,14 +340,14 @@ def test_a_connection_that_ended_is_a_fault_once_every_agent_says_that_its_ranks
 
     asyncio.run(run())
     fault = events(tmp_path, "fault")[0]
-    assert (fault["rank"], fault["step"], fault["cause"], fault["rung"]) == (1, 3, "EOF", "in process")
+    assert (fault["rank"], fault["step"], fault["cause"], fault["escalation_level"]) == (1, 3, "EOF", "in process")
     assert fault["kind"] == "connection", "no training function has raised"
 
 
 def test_a_death_that_is_told_meanwhile_is_the_only_fault(tmp_path: Path) -> None:
     async def run() -> None:
-        async with coordinating(tmp_path) as (door, _):
-            agents = await three(door)
+        async with coordinating(tmp_path) as (listener, _):
+            agents = await three(listener)
             await running(agents)
             agents[1].say(BROKE)
             for agent in agents:
@@ -377,9 +377,9 @@ def held_by(node: int) -> tuple[c.HeldSnapshot, ...]:
     return (c.HeldSnapshot(rank=node, sharing="same", **known),) if node < 2 else ()
 
 
-async def all_are_done(door: ElectionListener, coordinator: Coordinator) -> list[Agent]:
+async def all_are_done(listener: ElectionListener, coordinator: Coordinator) -> list[Agent]:
     """Both ranks have ended well; the agents of both nodes and of the spare are to bring home what they hold."""
-    agents = await three(door)
+    agents = await three(listener)
     coordinator.membership.phase = Phase.ENDED
     coordinator.membership.step_committed(13)
     for rank in (0, 1):
@@ -391,15 +391,15 @@ async def all_are_done(door: ElectionListener, coordinator: Coordinator) -> list
 
 def tell_of_part(agent: Agent, *tiers: dict[str, Any]) -> None:
     fields = {"node": agent.node, "in_time": True, "limit_s": 60.0, "tiers": tiers}
-    agent.say(c.Event(event="drained", t=0.0, fields=fields))
+    agent.say(c.Event(event="uploaded", t=0.0, fields=fields))
     agent.say(c.Uploaded())
 
 
 def test_a_job_succeeds_once_every_node_has_brought_home_its_part_of_the_last_step(tmp_path: Path) -> None:
     async def run() -> None:
-        async with coordinating(tmp_path, checkpoint=DURABLE) as (door, coordinator):
-            agents = await all_are_done(door, coordinator)
-            late = await Agent.come(door, 3)  # it is none of this job, and holds nobody up
+        async with coordinating(tmp_path, checkpoint=DURABLE) as (listener, coordinator):
+            agents = await all_are_done(listener, coordinator)
+            late = await Agent.come(listener, 3)  # it is none of this job, and holds nobody up
             await late.hears(c.StopNode)
             for agent in agents:
                 agent.say(c.LastSnapshots(held=held_by(agent.node)))
@@ -423,8 +423,8 @@ def test_a_job_succeeds_once_every_node_has_brought_home_its_part_of_the_last_st
 
 def test_a_node_that_is_lost_on_the_way_home_ends_nobodys_job_and_is_named(tmp_path: Path) -> None:
     async def run() -> None:
-        async with coordinating(tmp_path, checkpoint=DURABLE) as (door, coordinator):
-            zero, one, two = await all_are_done(door, coordinator)
+        async with coordinating(tmp_path, checkpoint=DURABLE) as (listener, coordinator):
+            zero, one, two = await all_are_done(listener, coordinator)
             for agent in (zero, one, two):
                 agent.say(c.LastSnapshots(held=held_by(agent.node)))
             await two.hears(c.UploadSnapshot)
@@ -451,8 +451,8 @@ def test_a_node_that_is_lost_on_the_way_home_ends_nobodys_job_and_is_named(tmp_p
 
 def test_a_job_that_is_cancelled_on_its_way_home_has_its_grace(tmp_path: Path) -> None:
     async def run() -> None:
-        async with coordinating(tmp_path, checkpoint=DURABLE) as (door, coordinator):
-            agents = await all_are_done(door, coordinator)
+        async with coordinating(tmp_path, checkpoint=DURABLE) as (listener, coordinator):
+            agents = await all_are_done(listener, coordinator)
             agents[1].say(c.CancelJob())
             for agent in agents:
                 end = await agent.hears(c.EndJob)
@@ -468,8 +468,8 @@ def test_an_agent_of_another_version_is_told_so_and_so_is_the_coordinators_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def run() -> None:
-        async with coordinating(tmp_path) as (door, _):
-            reader, writer = await asyncio.open_connection(*door.address)
+        async with coordinating(tmp_path) as (listener, _):
+            reader, writer = await asyncio.open_connection(*listener.address)
             await wire.join_peer(reader, writer, SECRET)
             other = Agent(0, reader, writer)
             other.say_raw({**encode(hello_of(0)), "protocol": PROTOCOL + 1})
@@ -487,8 +487,8 @@ def test_damaged_messages_are_refused_by_name_and_cost_nobody_its_place(
     random = Random(7)
 
     async def run() -> None:
-        async with coordinating(tmp_path) as (door, _):
-            agents = await three(door)
+        async with coordinating(tmp_path) as (listener, _):
+            agents = await three(listener)
             for kind in list(c.AGENT_REPORTS) * 20:
                 right = json.loads(json.dumps(encode(declared_examples.example(kind, random))))
                 agents[1].say_raw({**right, "extra": 1})

@@ -47,7 +47,7 @@ def test_the_newest_record_of_the_latest_term_is_the_one_to_go_on_with() -> None
 
 
 def hello_of(node: int) -> AgentHello:
-    known: dict[str, Any] = {"id": "", "pid": 1, "peer": ("", 1), "door": ("", 1), "domain": "", "record": None}
+    known: dict[str, Any] = {"id": "", "pid": 1, "peer": ("", 1), "address": ("", 1), "domain": "", "record": None}
     return AgentHello(node=node, generation=1, committed=0, workers={}, exited={}, **known)
 
 

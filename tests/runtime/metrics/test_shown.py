@@ -12,8 +12,8 @@ from hyperpod_ext.runtime.events.log import checked
 from hyperpod_ext.runtime.metrics.exporter import MetricsExporter
 
 HERE = Metrics(host="127.0.0.1", port=0)
-FAULT = made(1.0, "fault", rank=0, kind="signal", rung="process")
-COUNTED = 'hpx_faults_total{hpx_job="tiny",kind="signal",rung="process"}'
+FAULT = made(1.0, "fault", rank=0, kind="signal", escalation_level="process")
+COUNTED = 'hpx_faults_total{hpx_job="tiny",kind="signal",escalation_level="process"}'
 
 
 class Events(list[dict[str, Any]]):

@@ -30,7 +30,7 @@ EVENTS = Events(
             step=2,
             cause="killed",
             kind="signal",
-            rung="process",
+            escalation_level="process",
         ),
         made(4.0, "freed", rank=0),
         made(4.5, "worker_started", rank=1),
@@ -86,7 +86,7 @@ def test_a_recovery_lasts_until_the_slowest_rank_has_made_its_first_step():
     assert root is not None
     assert (root.name, root.began, root.ended, root.attributes["hpx.state"]) == ("job tiny", 0.0, 9.0, "succeeded")
     (recovery,) = root.inside
-    assert (recovery.began, recovery.ended, recovery.attributes["hpx.rung"]) == (3.5, 8.0, "process")
+    assert (recovery.began, recovery.ended, recovery.attributes["hpx.escalation_level"]) == (3.5, 8.0, "process")
     of_rank_0 = [(part.name, part.began, part.ended) for part in recovery.inside if part.attributes["hpx.rank"] == 0]
     assert of_rank_0 == [
         ("abort rank 0", 3.5, 4.0),

@@ -190,13 +190,13 @@ def test_any_optimizer_goes_on_from_another_ranks_state_bit_for_bit(name):
     model, optimizer, state = make()
     for number in range(3):
         step(model, optimizer, number)
-    newcomer, its_optimizer, its_state = make()
+    new_process, its_optimizer, its_state = make()
     its_state.load([snapshot_of(state)])
     assert its_state.digest() == state.digest()
     state.commit(state.take(), WHOLE)
     for number in (3, 4):
         step(model, optimizer, number)
-        step(newcomer, its_optimizer, number)
+        step(new_process, its_optimizer, number)
     assert its_state.digest() == state.digest()
     assert state.is_reported
     assert state.consistent_step() is None
