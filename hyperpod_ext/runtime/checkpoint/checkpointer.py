@@ -26,6 +26,7 @@ from hyperpod_ext.runtime.snapshot.image import Layout, views
 from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, crc_text
 from hyperpod_ext.runtime.snapshot.snapshot import Snapshot, fill
 from hyperpod_ext.runtime.snapshot.tree import Parts
+from hyperpod_ext.runtime.state.device_steps import Device
 from hyperpod_ext.runtime.storage.mac import UNBOUND
 
 Given = ParamSpec("Given")
@@ -92,6 +93,7 @@ class Checkpointer:
         self._peers: dict[tuple[str, int], PeerClient] = {}
         crc64nvme(b"")  # its library is loaded now, not in the middle of a restore
         self._stager = Stager()
+        self._is_good: Callable[[int], bool] = lambda step: True
         self._background = Background("hpx-stage") if overlap else None
         self._lost = False
         """Whether the memory server that had the last save has ended."""
@@ -111,6 +113,15 @@ class Checkpointer:
         self._staged = self._mapping = self._layout = self._live = self._mutation_check = None
         self._views, self._lost = [], True
         self._client.connect()
+
+    def follow(self, device: Device | None, is_good: Callable[[int], bool]) -> None:
+        """What is saved from now on is changed by `device`, behind the caller.
+
+        Args:
+            is_good: whether what was copied of a step is that step; asked once it is copied. If not, it is not sealed.
+        """
+        self.wait_staged()
+        self._stager.device, self._is_good, self._mutation_check = device, is_good, None
 
     # --- saving ---------------------------------------------------------------------------------
 
@@ -189,13 +200,16 @@ class Checkpointer:
         if self._background is None or not self._overlap or at_once:
             self._stager.follow()
             self._stager.copy(layout.locals, destinations)
+            if not self._is_good(step):
+                return False
             self._client.seal(self._rank, slot, record)
             return True
         self._stager.follow()
         self._stager.copy([layout.locals[i] for i in self._now], [destinations[i] for i in self._now])
         if self._mutation_check is None:
             names = [layout.plan.items[i].fqn for i in self._later]
-            self._mutation_check = MutationCheck(names, [layout.locals[i] for i in self._later])
+            later = [layout.locals[i] for i in self._later]
+            self._mutation_check = MutationCheck(names, later, readable=self._stager.device is None)
         self._staged = _Staged(step, save_id, self._mutation_check, self._mutation_check.look())
         self._unthrottle.clear()
         self._background.do(functools.partial(self._stage, self._staged, layout, slot, record))
@@ -205,7 +219,8 @@ class Checkpointer:
     def _stage(self, staged: _Staged, layout: Layout, slot: int, record: dict[str, Any]) -> None:
         """Copy what is copied beside the caller, and have it sealed."""
         sources, destinations, left = layout.locals, self._views[slot], self._later
-        on_way = self._room.enough() and not any(source.is_cuda for source in sources)
+        at_rest = self._stager.device is None and not any(source.is_cuda for source in sources)
+        on_way = self._room.enough() and at_rest
         began = time.monotonic()
         if on_way:
             image, now = self._image(layout, slot), frozenset(self._now)
@@ -216,7 +231,7 @@ class Checkpointer:
         self._stager.copy([sources[i] for i in left], [destinations[i] for i in left])
         if not on_way:
             self._room.copied(time.monotonic() - began)
-        if staged.changed() is None:
+        if staged.changed() is None and self._is_good(staged.step):
             self._client.seal(self._rank, slot, record | {"provisional": True})
             staged.sealed = True
 

@@ -25,11 +25,12 @@ class TensorVersions(NamedTuple):
 class MutationCheck:
     """Looks at the same tensors save after save; what it needs of each is found once."""
 
-    def __init__(self, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, names: Sequence[str], tensors: Sequence[torch.Tensor], *, readable: bool = True) -> None:
+        """`readable`: their memory can be read at any time; no device is still working on it."""
         counted = [(n, tensor) for n, tensor in zip(names, tensors, strict=True) if not tensor.is_inference()]
         self._names, self._counted = [n for n, _ in counted], [tensor for _, tensor in counted]
         every = max(1, -(-len(tensors) // _LOOKED_AT))
-        few = {names[i]: _few(tensors[i]) for i in range(0, len(tensors), every) if is_memory(tensors[i])}
+        few = {names[i]: _few(tensors[i]) for i in range(0, len(tensors), every) if readable and is_memory(tensors[i])}
         self._few_names = [name for name, view in few.items() for _ in range(view.numel())]
         self._few = list(few.values())
 

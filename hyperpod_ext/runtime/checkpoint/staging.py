@@ -12,12 +12,16 @@ import torch
 
 from hyperpod_ext.errors import HyperpodExtError
 from hyperpod_ext.runtime.snapshot.fast_copy import copy
+from hyperpod_ext.runtime.state.device_steps import Device, Marker
 
 
 class Stager:
     """Copies tensors; on CUDA through pinned memory, on a stream of its own."""
 
     def __init__(self) -> None:
+        self.device: Device | None = None
+        """What changes the tensors behind the caller; None: nothing does."""
+        self._after: Marker | None = None
         self._stream: torch.cuda.Stream | None = None
         self._pinned: set[int] = set()
 
@@ -37,6 +41,8 @@ class Stager:
         """Copy, and return when the bytes are there. Frees the GIL."""
         on_gpu = any(source.is_cuda for source in sources)
         if not on_gpu:
+            if self._after is not None:
+                self._after.synchronize()
             for source, destination in zip(sources, destinations, strict=True):
                 copy(destination, source)
             return
@@ -51,7 +57,8 @@ class Stager:
         done.synchronize()
 
     def follow(self) -> None:
-        """Have the copies that come next wait for what the current stream is doing now."""
+        """Have the copies that come next wait for what is queued now."""
+        self._after = self.device.record() if self.device is not None else None
         if _cuda_in_use():
             self._side_stream().wait_stream(torch.cuda.current_stream())
 

@@ -31,7 +31,7 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch.distributed as dist
 
@@ -79,6 +79,8 @@ class ProcessGroups:
         self._watcher: AbortWatcher | None = None
         self._over: Over | None = None
         """The generation that the watcher looks after."""
+        self.before_abort: Callable[[], None] = lambda: None
+        """Called before each abort, from the thread that aborts."""
         self._lock = threading.Lock()
         self._cutting = threading.Lock()
 
@@ -115,6 +117,7 @@ class ProcessGroups:
 
         Until `destroy` is called, a thread looks after operations that come too late to be cut.
         """
+        self.before_abort()
         with self._lock:
             watched, self._aborted, store, known = self._over is not None, True, self._store, self._known
         if watched:  # it has been cut

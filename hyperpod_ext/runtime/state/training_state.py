@@ -89,6 +89,7 @@ class TrainingState:
         self,
         objects: Mapping[str, Stateful],
         before: TrainingState | None = None,
+        may_change: Callable[[], None] = lambda: None,
         before_change: Callable[[], None] = lambda: None,
     ) -> None:
         for name, value in objects.items():
@@ -98,7 +99,7 @@ class TrainingState:
                     hint="Pass modules, optimizers, schedulers, or objects with these two methods.",
                 )
         self._objects = dict(objects)
-        self._before_change = before_change
+        self._may_change, self._before_change = may_change, before_change
         self.is_reported = False
         """Whether an optimizer has said that it changes the state since it was committed last. One that does not,
         because its step is replayed from a graph, leaves no time to copy beside it."""
@@ -134,6 +135,7 @@ class TrainingState:
         return bool(self._hooks)
 
     def _about_to_change(self) -> None:
+        self._may_change()
         self._mark, self.is_reported = None, True
         self._before_change()
 

@@ -155,6 +155,8 @@ class _Loop:
 
     def _enter(self, generation: Generation, member: _Member) -> None:
         rank, store = member.environment.rank, self._session.open_store(generation)
+        member.run.device_steps.enter()
+        self._groups.before_abort = member.run.device_steps.freeze
         self._groups.open(store, rank, member.environment.world_size)
         if self._session.aborted:  # word of it came before there was a group to cut
             raise AbortedError(f"generation {generation.number} is over")
@@ -179,13 +181,14 @@ class _Loop:
             if not stays:
                 return False
             self._session.wait_aborted(timeout_s=None)
+        self._groups.abort()  # what is queued behind a collective, and copies that wait for it, come to an end
         with contextlib.suppress(StaleGenerationError, NotFoundError):  # a save that came too late: it never happened
             member.checkpointer.flush()  # what this rank can offer from memory includes its last save
+        member.run.drop_aborted()
         self._session.event("freed", rank=member.environment.rank, step=member.run.step)
         # frames of the failed call hold the DDP module, and it the group's sockets and gradient hooks
         _forget_frames(error)
         member.run.leave()
-        self._groups.abort()
         self._groups.destroy()
         return True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -19,6 +20,7 @@ from hyperpod_ext.runtime.memory_server.protocol.requests import WhenBusy
 from hyperpod_ext.runtime.snapshot.manifest import save_id_of
 from hyperpod_ext.runtime.state import ddp_buckets as buckets
 from hyperpod_ext.runtime.state import interrupted_fsdp, meshes
+from hyperpod_ext.runtime.state.device_steps import Device, DeviceSteps, device_of
 from hyperpod_ext.runtime.state.seeding import seed_of, seed_step
 from hyperpod_ext.runtime.state.training_state import CapturedState, ConsistentStep, Stateful, TrainingState
 from hyperpod_ext.runtime.training.restore import Link
@@ -86,6 +88,10 @@ class Run:
         """Where groups were, by the rank and world size that they were made for."""
         self._state: TrainingState | None = None
         self._restored = False
+        self.device_steps = DeviceSteps()
+        """What is done of what the loop has called."""
+        self._unreported: deque[tuple[int, dict[str, Any]]] = deque()
+        """Steps that are not known to be done, with what is reported of each once they are."""
         self._captured: tuple[CapturedState, ConsistentStep] | None = None
         self._saved = -1
         """Step of the last snapshot."""
@@ -146,7 +152,7 @@ class Run:
                 hint="Name all objects in one call: restore(model=..., optimizer=..., scheduler=...).",
             )
         self._give_back()
-        state = TrainingState(objects, before=self._state, before_change=self._wait_staged)
+        state = TrainingState(objects, before=self._state, may_change=self._may_change, before_change=self._wait_staged)
         self._state = state  # from here on what was whole before may be half overwritten
         restored = self._link.restore(state, self._extras)
         state.clear_gradients()
@@ -154,6 +160,7 @@ class Run:
         if self._checkpointer is not None:
             self._checkpointer.reserve(state.nbytes())
         self.step, self._restored = restored.step, True
+        self._follow_device(device_of(state.take().parts.tensors))
         self._layouts = {int(index): layout for index, layout in restored.extras.get("ddp_buckets", {}).items()}
         return self.step
 
@@ -219,6 +226,7 @@ class Run:
                 raise
             self._tell(step, total, began)
             self._stop_after(step)
+        self._wait_done()
         self._wait_staged()
         self._watchdog.end_steps()
         self._save_last()
@@ -265,6 +273,14 @@ class Run:
         self._watchdog = Watchdog(self.config, rank, self._link, self._checkpointer)
         meshes.forget_rank()
 
+    def drop_aborted(self) -> None:
+        """The generation's collectives are aborted. Wait for what is queued, which changes the state until it is done;
+        from here on `step` is the newest that counts."""
+        self.device_steps.wait()
+        self._report_done()
+        self._unreported.clear()
+        self.step = min(self.step, self.device_steps.finished())
+
     def leave(self) -> None:
         """A generation is over: let go of its process groups, wherever they are held."""
         self._watchdog.leave()
@@ -282,7 +298,8 @@ class Run:
 
     def consistent_step(self) -> ConsistentStep | None:
         """The live state, if it is whole: what this rank can offer to others."""
-        return self._state.consistent_step() if self._state is not None else None
+        whole = self._state.consistent_step() if self._state is not None else None
+        return whole if whole is not None and whole.step <= self.device_steps.finished() else None
 
     def digest(self) -> str:
         """SHA-256 of the registered state; empty when nothing was registered."""
@@ -297,7 +314,41 @@ class Run:
         }
         if self._saved == step:
             waited["snapshot"] = 1
-        self._link.event("step", rank=self.rank, step=step, of=total, began=began, **waited, **self._metrics)
+        self._unreported.append((step, {"of": total, "began": began, **waited, **self._metrics}))
+        self._report_done()
+
+    def _report_done(self) -> None:
+        """Report those steps that are done: one that is queued may yet be aborted."""
+        steps = self.device_steps
+        while self._unreported and (steps.device is None or self._unreported[0][0] <= steps.finished()):
+            step, fields = self._unreported.popleft()
+            self._link.event("step", rank=self.rank, step=step, **fields)
+
+    def _wait_done(self) -> None:
+        """Wait until the device has done what was called.
+
+        Raises:
+            AbortedError: some of it was aborted.
+        """
+        if not self.device_steps.wait():
+            raise AbortedError(f"generation {self.generation} is over")
+        self._report_done()
+
+    def _may_change(self) -> None:
+        """An optimizer is about to change the state.
+
+        Raises:
+            AbortedError: on garbage, as collectives were aborted.
+        """
+        if not self.device_steps.may_change():
+            raise AbortedError(f"generation {self.generation} is over")
+
+    def _follow_device(self, device: Device | None) -> None:
+        """The state is changed by this device, from here on."""
+        self.device_steps.follow(device, self.step)
+        self._watchdog.runs_ahead = device is not None
+        if self._checkpointer is not None:
+            self._checkpointer.follow(device, self.device_steps.is_good)
 
     def _commit(self, step: int) -> None:
         """Declare `step` whole on this rank, and snapshot it when one is due."""
@@ -309,6 +360,9 @@ class Run:
                     self._layouts[index] = layout
         at_once = not self._state.tells_of_changes or not (self._state.is_reported or step == self._began)
         captured = self._state.take()
+        self.device_steps.queue(step)
+        if captured.own or self._watchdog.compares(step):  # what tensors hold is read
+            self._wait_done()
         self._watchdog.compare(step, captured)
         sharing = captured.sharing()
         world_size = 0 if sharing == "same" and not captured.is_sharded else self.world_size
@@ -350,6 +404,7 @@ class Run:
         stop_at_step = self._link.stop_at_step
         if not stop_at_step.stops_after(step, whole=self.step == step):
             return
+        self._wait_done()
         self._watchdog.leave()
         if (
             self._checkpointer is not None

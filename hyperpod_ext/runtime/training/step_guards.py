@@ -56,6 +56,9 @@ class Watchdog:
         self._objects: Mapping[str, object] = {}
         self._generation = 0
         self._reported_in = 0
+        self.runs_ahead = False
+        """Whether a device works behind the loop: that no collective is being called does not mean that none is under
+        way."""
         self._injector: Injector | None = None
         if checkpointer is not None:  # a job: alone, there is nobody to recover
             self._injector = Injector(armed_faults(config), rank, run_dir_of(), self)
@@ -103,10 +106,16 @@ class Watchdog:
 
     def end_step(self) -> None:
         """The loop body of a step has ended; it is about to be committed. Raises like `begin_step`."""
-        if not self._reports.safe_to_commit:  # else others may have no other copy of what this rank has made
+        if (
+            self.runs_ahead or not self._reports.safe_to_commit
+        ):  # else others may have no other copy of what this rank has made
             self._check_over()
         self._nan.end_step()
         self._progress.mark(Phase.CHECKPOINT)
+
+    def compares(self, step: int) -> bool:
+        """Whether ranks compare what they hold after this step."""
+        return is_due(step, self._config.restart.compare_replicas_every)
 
     def compare(self, step: int, captured: CapturedState) -> None:
         """See whether ranks agree on what they hold, when that is due. Collective.
@@ -114,7 +123,7 @@ class Watchdog:
         Raises:
             ReplicasDifferError: they do not.
         """
-        if not is_due(step, self._config.restart.compare_replicas_every):
+        if not self.compares(step):
             return
         sharing = Sharing.of(captured.sharing())
         if sharing.kind != "shard":

@@ -41,6 +41,8 @@ class Saves:
 
     def reserve(self, nbytes: int) -> None: ...
 
+    def follow(self, *_: Any) -> None: ...
+
     def wait_staged(self) -> bool:
         return True
 

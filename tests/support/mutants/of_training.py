@@ -10,8 +10,27 @@ HANGS = Source("hyperpod_ext.runtime.detection.hangs", ("tests/runtime/detection
 UNHARMED = Source("hyperpod_ext.runtime.control_plane.finish_step", ("tests/runtime/control_plane/test_unharmed.py",))
 NAN_GUARD = Source("hyperpod_ext.runtime.state.nan_guard", ("tests/runtime/state/test_nan_guard.py",))
 ENVIRONMENT = Source("hyperpod_ext.runtime.ipc.environment", ("tests/runtime/detection/test_preflight.py",))
+DEVICE = Source("hyperpod_ext.runtime.state.device_steps", ("tests/runtime/state/test_device_steps.py",))
 
 MUTANTS: list[Mutant] = [
+    DEVICE.mutant(
+        "device.no_query",
+        "A step that a device has in its queue is not done.",
+        "if self._device is None:\n                self._finished = step",
+        "if True:\n                self._finished = step",
+    ),
+    DEVICE.mutant(
+        "device.query_after_abort",
+        "What a device reaches after the abort ran on garbage.",
+        "while self._queued and not self._frozen and",
+        "while self._queued and",
+    ),
+    DEVICE.mutant(
+        "device.changes_after_abort",
+        "Once collectives were aborted, no optimizer may change the state.",
+        "return self._device is None or not self._frozen",
+        "return True",
+    ),
     POSITIONS.mutant(
         "sampler.last_sample_is_lost",
         "An epoch ends when no sample of it is left, not one before.",
