@@ -101,6 +101,10 @@ def test_a_value_that_means_the_same_is_left_alone(name: str, value: str):
     assert variable.name not in nccl_environment("nccl", {name: value})
 
 
+def test_a_debug_level_that_changes_nothing_is_accepted():
+    assert nccl_environment("nccl", {"TORCH_DISTRIBUTED_DEBUG": "info"}) == nccl_environment("nccl", {})
+
+
 def test_of_two_names_the_newer_one_counts():
     given = {"TORCH_NCCL_BLOCKING_WAIT": "0", "NCCL_BLOCKING_WAIT": "1"}  # torch reads it so, too
     assert nccl_environment("nccl", given) == nccl_environment("nccl", {})
