@@ -90,6 +90,8 @@ def _events(nvml: Any) -> list[tuple[int, int]]:
 
 def _context() -> str | None:
     """Whether the CUDA driver starts and sees its GPUs; a context is opened by the workers, one a GPU."""
+    # It may run in the agent, though no child of a process that has initialized CUDA can use a GPU: the agent forks no
+    # worker. The fork server does, a process that is started before the first check; memory servers use no GPU.
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
