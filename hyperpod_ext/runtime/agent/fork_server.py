@@ -4,11 +4,14 @@ Imports are most of a worker's restart. The fork server talks to its agent over 
 line in for each worker wanted, a JSON line out with its process id. Workers are forked twice, so that
 their parent is the agent (a subreaper) and not this process.
 
+A child of a process that has initialized CUDA cannot use a GPU. So a module whose import does that is refused, by name.
+
 Arguments: the agent's process id, the socket's descriptor, and the modules to import.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -16,6 +19,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any, TextIO
 
 from hyperpod_ext.processes import die_with_parent
@@ -25,31 +29,56 @@ _OURS = (
     "hyperpod_ext.runtime.training.loop",  # with everything a worker of ours needs
     "awscrt.checksums",
 )
+_CUDA_DEVICE = "/dev/nvidia-uvm"
+"""Open in a process that has initialized CUDA. `/dev/nvidiactl` and `/dev/nvidia0` prove less: NVML opens them as well,
+and a process that uses it can be forked. Not run on a GPU yet."""
+_NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""With it `torch.cuda.is_available()` asks NVML: modules call that on import, and it would initialize CUDA here."""
 
 
-def main() -> None:
+def main(cuda_device: str = _CUDA_DEVICE) -> None:
     agent_pid, line = int(sys.argv[1]), int(sys.argv[2])
     die_with_parent(agent_pid)
     for signum in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C, and Slurm, which signals every process of a step
         signal.signal(signum, signal.SIG_IGN)  # the agent's business; it stops us
     with os.fdopen(os.dup(line), "r", encoding="utf-8") as requests, os.fdopen(line, "w", encoding="utf-8") as answers:
-        _say(answers, _preload([*sys.argv[3:], *_OURS]))
+        os.environ.setdefault(_NVML_CHECK, "1")  # for workers, too: it is right in them as well
+        _say(answers, _preload([*sys.argv[3:], *_OURS], cuda_device))
         for order in requests:
             _say(answers, {"pid": _fork_twice(json.loads(order), agent_pid)})
 
 
-def _preload(modules: list[str]) -> dict[str, Any]:
+def _preload(modules: list[str], cuda_device: str) -> dict[str, Any]:
     began = time.monotonic()
     for module in modules:
         try:
             importlib.import_module(module)
         except ImportError as error:
             return {"error": f"cannot import {module!r}, which restart.preload asks for: {error}"}
+        if (opened := _opened(cuda_device)) is not None:
+            return {"error": _initialized_cuda(module, opened)}
     importlib.import_module("hyperpod_ext.runtime.process_group.store").rehearse()  # it needs torch
     # shared pages stay shared: no collector writes into what all workers inherit
     gc.collect()
     gc.freeze()
     return {"ready": time.monotonic() - began}
+
+
+def _initialized_cuda(module: str, opened: str) -> str:
+    return (
+        f"the import of {module!r}, which restart.preload asks for, initialized CUDA: it opened {opened}. A worker "
+        "that is forked after that cannot use its GPU. Remove the module from restart.preload, or have it use CUDA no "
+        "earlier than in the training function."
+    )
+
+
+def _opened(device: str) -> str | None:
+    """A file whose path begins with `device` that this process has open."""
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the listing's own
+            if (path := str(descriptor.readlink())).startswith(device):
+                return path
+    return None
 
 
 def _fork_twice(order: dict[str, Any], agent_pid: int) -> int:

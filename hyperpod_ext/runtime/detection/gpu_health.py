@@ -9,10 +9,10 @@ import ctypes
 import functools
 import importlib
 import os
+from collections.abc import Sequence
 from typing import Any
 
-_APPLICATIONS_OWN = frozenset({13, 31, 43, 45, 68})
-"""Xids that a program causes by itself (a bad access, an abort): the GPU is well."""
+from hyperpod_ext.runtime.detection.xid_codes import unhealthy_by
 
 
 def unhealthy_reason() -> str | None:
@@ -20,8 +20,9 @@ def unhealthy_reason() -> str | None:
     nvml = _nvml()
     if nvml is None:
         return None
-    found = [why for index in range(nvml.nvmlDeviceGetCount()) if (why := _of_one(nvml, index))]
-    found += [f"GPU {index}: Xid {xid}" for index, xid in _events(nvml) if xid not in _APPLICATIONS_OWN]
+    xids = _events(nvml)
+    whys = {index: _of_one(nvml, index, xids.get(index, [])) for index in range(nvml.nvmlDeviceGetCount())}
+    found = [f"GPU {index}: {why}" for index, why in whys.items() if why]
     if not found and os.environ.get("CUDA_VISIBLE_DEVICES") != "" and (why := _context()):
         found = [why]
     return "; ".join(found) or None
@@ -41,26 +42,46 @@ def _nvml() -> Any:
     return nvml
 
 
-def _of_one(nvml: Any, index: int) -> str | None:
+def _of_one(nvml: Any, index: int, xids: Sequence[int]) -> str | None:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    try:
+        _corrected, _uncorrected, pending, failed = nvml.nvmlDeviceGetRemappedRows(handle)
+    except nvml.NVMLError as error:
+        if error.value != nvml.NVML_ERROR_NOT_SUPPORTED:
+            return str(error)
+        pending = failed = 0
+    if failed:
+        return "memory rows could not be remapped; it must be replaced"
+    action = _recovery_action(nvml, handle)
+    if action is None and (why := _by_counters(nvml, handle, pending)) is not None:
+        return why
+    return unhealthy_by(action, xids)
+
+
+def _recovery_action(nvml: Any, handle: Any) -> int | None:
+    """What the driver asks for; None where it, or `pynvml`, is older than that."""
+    field = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
+    if field is None:
+        return None
+    try:
+        answer = nvml.nvmlDeviceGetFieldValues(handle, [field])[0]
+    except nvml.NVMLError:
+        return None
+    return int(answer.value.uiVal) if answer.nvmlReturn == nvml.NVML_SUCCESS else None
+
+
+def _by_counters(nvml: Any, handle: Any, pending: int) -> str | None:
+    """Without a recovery action: errors that are contained cannot be told from others, so any one counts."""
     try:
         counter = nvml.NVML_VOLATILE_ECC
         errors = nvml.nvmlDeviceGetTotalEccErrors(handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, counter)
-        if errors:
-            return f"GPU {index}: {errors} uncorrected memory errors (ECC)"
     except nvml.NVMLError as error:
         if error.value != nvml.NVML_ERROR_NOT_SUPPORTED:  # a GPU without ECC
-            return f"GPU {index}: {error}"
-    try:
-        _corrected, _uncorrected, pending, failed = nvml.nvmlDeviceGetRemappedRows(handle)
-        if failed:
-            return f"GPU {index}: memory rows could not be remapped; it must be replaced"
-        if pending:
-            return f"GPU {index}: memory rows wait to be remapped; it must be reset"
-    except nvml.NVMLError as error:
-        if error.value != nvml.NVML_ERROR_NOT_SUPPORTED:
-            return f"GPU {index}: {error}"
-    return None
+            return str(error)
+        errors = 0
+    if errors:
+        return f"{errors} uncorrected memory errors (ECC)"
+    return "memory rows wait to be remapped; it must be reset" if pending else None
 
 
 @functools.cache
@@ -76,20 +97,23 @@ def _event_set(nvml: Any) -> Any:
     return events
 
 
-def _events(nvml: Any) -> list[tuple[int, int]]:
-    """GPU and Xid of what has come since this was asked last."""
-    events, found = _event_set(nvml), []
+def _events(nvml: Any) -> dict[int, list[int]]:
+    """Xids of what has come since this was asked last, by GPU."""
+    events = _event_set(nvml)
+    found: dict[int, list[int]] = {}
     while events is not None:
         try:
             event = nvml.nvmlEventSetWait_v2(events, 0)
         except nvml.NVMLError:  # nothing more
             break
-        found.append((nvml.nvmlDeviceGetIndex(event.device), int(event.eventData)))
+        found.setdefault(nvml.nvmlDeviceGetIndex(event.device), []).append(int(event.eventData))
     return found
 
 
 def _context() -> str | None:
     """Whether the CUDA driver starts and sees its GPUs; a context is opened by the workers, one a GPU."""
+    # It may run in the agent, though no child of a process that has initialized CUDA can use a GPU: the agent forks no
+    # worker. The fork server does, a process that is started before the first check; memory servers use no GPU.
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import sys
 import threading
 import types
@@ -111,11 +112,24 @@ class DriverError(Exception):
         self.value = value
 
 
+class Value(ctypes.Union):
+    """`nvmlValue_t`: the recovery action is its `unsigned int`, whatever the other bytes are."""
+
+    _fields_ = (("dVal", ctypes.c_double), ("uiVal", ctypes.c_uint), ("ullVal", ctypes.c_ulonglong))
+
+
+def field_value(nvml_return: int, action: int) -> Any:
+    """`nvmlFieldValue_t` as `nvmlDeviceGetFieldValues` fills it; of an action that is not asked it leaves the value."""
+    value = Value(ullVal=0xDEADBEEF << 32 | action)
+    return types.SimpleNamespace(fieldId=230, valueType=1, nvmlReturn=nvml_return, value=value)
+
+
 def driver(**gpu: Any) -> types.ModuleType:
     """A stand-in of NVIDIA's library with one GPU."""
     module = types.ModuleType("pynvml")
     module.__dict__.update(
         NVMLError=DriverError,
+        NVML_SUCCESS=0,
         NVML_ERROR_NOT_SUPPORTED=3,
         NVML_VOLATILE_ECC=0,
         NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1,
@@ -129,6 +143,11 @@ def driver(**gpu: Any) -> types.ModuleType:
         nvmlDeviceRegisterEvents=lambda *_: None,
         nvmlDeviceGetIndex=lambda _: 0,
     )
+    if "action" in gpu:  # `pynvml` from 570 on
+        answers = {230: [field_value(*gpu["action"])]}
+        module.__dict__.update(
+            NVML_FI_DEV_GET_GPU_RECOVERY_ACTION=230, nvmlDeviceGetFieldValues=lambda _, fields: answers[fields[0]]
+        )
     xids = list(gpu.get("xids", ()))
 
     def wait(_events: object, _timeout: int) -> Any:
@@ -147,8 +166,20 @@ def driver(**gpu: Any) -> types.ModuleType:
         ({"ecc": 2}, "GPU 0: 2 uncorrected memory errors (ECC)"),
         ({"rows": (1, 0, 1, 0)}, "GPU 0: memory rows wait to be remapped; it must be reset"),
         ({"rows": (1, 0, 0, 1)}, "GPU 0: memory rows could not be remapped; it must be replaced"),
-        ({"xids": [79]}, "GPU 0: Xid 79"),
+        ({"xids": [79]}, "GPU 0: Xid 79: it has fallen off the bus; the node must be rebooted"),
         ({"xids": [13, 43]}, None),  # a program's own fault
+        ({"xids": [94]}, None),
+        ({"xids": [94, 95]}, "GPU 0: Xid 95: memory error (ECC) beyond one process; the GPU must be reset"),
+        ({"xids": [63]}, "GPU 0: Xid 63: a memory row waits to be remapped; this driver does not say what to do"),
+        ({"xids": [149]}, "GPU 0: Xid 149, which is not known here"),
+        ({"action": (0, 0)}, None),
+        ({"action": (0, 0), "xids": [63, 94], "ecc": 1, "rows": (0, 1, 1, 0)}, None),  # contained, says the driver
+        ({"action": (0, 0), "rows": (0, 1, 0, 1)}, "GPU 0: memory rows could not be remapped; it must be replaced"),
+        ({"action": (0, 1), "xids": [13]}, "GPU 0: its driver says: the GPU must be reset"),
+        ({"action": (0, 2)}, "GPU 0: its driver says: the node must be rebooted"),
+        ({"action": (0, 5)}, "GPU 0: its driver says: recovery action 5, which is not known here"),
+        ({"action": (3, 1)}, None),  # a driver that does not know the question leaves what was there
+        ({"action": (3, 0), "ecc": 2}, "GPU 0: 2 uncorrected memory errors (ECC)"),
     ],
 )
 def test_a_gpu_that_is_ill(monkeypatch: pytest.MonkeyPatch, gpu: dict[str, Any], ailment: str | None):

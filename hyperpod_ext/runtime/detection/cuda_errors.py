@@ -1,0 +1,62 @@
+"""Which exceptions say that this process's CUDA context is unusable: every later call fails, and the process must go.
+
+Pure: it is told an exception. Sources: the descriptions of `cudaError_t` in `driver_types.h`, of which those with "the
+process must be terminated and relaunched" are here, and of memory and NVLink errors that cannot be corrected; the texts
+are those of `cudaGetErrorString`, which torch, NCCL and Triton quote. None of it was provoked on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CudaError:
+    """An error after which the context of the process is unusable."""
+
+    code: int
+    name: str
+    text: str
+    """What its message contains."""
+
+
+CUDA_ERRORS = (
+    CudaError(214, "cudaErrorECCUncorrectable", "uncorrectable ECC error encountered"),
+    CudaError(220, "cudaErrorNvlinkUncorrectable", "uncorrectable NVLink error detected during the execution"),
+    CudaError(226, "cudaErrorContained", "Invalid access of peer GPU memory over nvlink or a hardware error"),
+    CudaError(700, "cudaErrorIllegalAddress", "an illegal memory access was encountered"),
+    CudaError(702, "cudaErrorLaunchTimeout", "the launch timed out and was terminated"),
+    CudaError(710, "cudaErrorAssert", "device-side assert triggered"),
+    CudaError(714, "cudaErrorHardwareStackError", "hardware stack error"),
+    CudaError(715, "cudaErrorIllegalInstruction", "an illegal instruction was encountered"),
+    CudaError(716, "cudaErrorMisalignedAddress", "misaligned address"),
+    CudaError(717, "cudaErrorInvalidAddressSpace", "operation not supported on global/shared address space"),
+    CudaError(718, "cudaErrorInvalidPc", "invalid program counter"),
+    CudaError(719, "cudaErrorLaunchFailure", "unspecified launch failure"),
+)
+"""Every such error. Memory that ran out is none of them: nothing was started, and the context is as before."""
+
+
+def unusable_context(error: BaseException) -> CudaError | None:
+    """Why this process cannot use CUDA any more; None where it can be kept.
+
+    Looks at what the exception was raised from, too: a script that catches one and raises its own has the same context.
+    """
+    return next((found for one in _chain(error) if (found := _of_one(one)) is not None), None)
+
+
+def _of_one(error: BaseException) -> CudaError | None:
+    message = str(error)
+    if "cuda" not in message.lower():  # some of the texts are plain words
+        return None
+    return next((known for known in CUDA_ERRORS if known.text in message), None)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """It, and what it came from; each once."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,233 @@
+"""Environment variables of torch and NCCL without which a fault ends processes that recovery keeps.
+
+Pure. Who opens NCCL groups asks `nccl_environment` what to set before the first one: torch reads these variables when a
+group is made. A value of the user's that contradicts the table is an error that names every such variable.
+
+Sources: `c10d/ProcessGroupNCCL.hpp`, `c10d/FlightRecorder.hpp` and `c10d/Utils.hpp` among the headers of torch 2.13 and
+2.15 (names, former names, how values are read), `ProcessGroupNCCL.cpp` of both engines (what they do with them), and
+the usage guide of NVIDIA's resiliency extension for in-process restart (`NCCL_NVLS_ENABLE`). Nothing of it has run on a
+GPU yet.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from hyperpod_ext.errors import ConfigError, Problem
+
+Engine = Literal["nccl", "nccl2"]
+"""`nccl`: torch's first implementation, the default from 2.6 to 2.14. `nccl2`: the default from 2.15 on."""
+
+_LEGACY: tuple[Engine, ...] = ("nccl",)
+_SECOND: tuple[Engine, ...] = ("nccl2",)
+_BOTH: tuple[Engine, ...] = ("nccl", "nccl2")
+
+_FLAGS = {"y": 1, "yes": 1, "1": 1, "t": 1, "true": 1, "n": 0, "no": 0, "0": 0, "f": 0, "false": 0}
+"""What `getCvarBool` takes, in any case; anything else makes it raise."""
+_DEBUG_LEVELS = {"OFF": 0, "INFO": 1, "DETAIL": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One variable, and what recovery needs of it."""
+
+    name: str
+    value: str
+    """What it is to be; where `is_set`, it is set to this for users who have not set it."""
+    why: str
+    engines: tuple[Engine, ...]
+    """Implementations that read it."""
+    kind: Literal["flag", "integer", "debug level"] = "flag"
+    """How its reader takes its text."""
+    former: tuple[str, ...] = ()
+    """Other names that torch reads for it; the first of all that is set counts."""
+    least: int = 0
+    most: int = 0
+    """Values from `least` to `most` are accepted from the user; a flag is 0 or 1."""
+    is_set: bool = True
+    """False: unset is right, and it is left so."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name, *self.former)
+
+    def accepts(self, text: str) -> bool:
+        number = _read(self.kind, text)
+        return number is not None and self.least <= number <= self.most
+
+
+VARIABLES = (
+    # nccl2 goes by it where reconfiguration is off; a group that can be reconfigured is revoked whatever it says
+    # (nccl2/ProcessGroupNCCL.hpp of 2.15.0 on handleWatchdogFailure). Set all the same: a script may make another group
+    Variable(
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "0",
+        "else torch's watchdog ends the process when a peer has died",
+        _BOTH,
+        kind="integer",
+        former=("NCCL_ASYNC_ERROR_HANDLING",),
+    ),
+    Variable(
+        "TORCH_NCCL_DESYNC_DEBUG",
+        "0",
+        "it makes torch raise TORCH_NCCL_ASYNC_ERROR_HANDLING from 0 to 3",
+        _LEGACY,
+        former=("NCCL_DESYNC_DEBUG",),
+        is_set=False,
+    ),
+    Variable(
+        "TORCH_DISTRIBUTED_DEBUG",
+        "INFO",
+        "DETAIL turns TORCH_NCCL_DESYNC_DEBUG on, which raises TORCH_NCCL_ASYNC_ERROR_HANDLING from 0 to 3",
+        _LEGACY,
+        kind="debug level",
+        most=_DEBUG_LEVELS["INFO"],
+        is_set=False,
+    ),
+    Variable(
+        "TORCH_NCCL_RETHROW_CUDA_ERRORS",
+        "0",
+        "else the watchdog rethrows what an abort leads to, and the process ends",
+        _LEGACY,
+    ),
+    Variable(
+        "TORCH_NCCL_TEARDOWN_ON_TIMEOUT",
+        "0",
+        "it ends the process at a timeout although TORCH_NCCL_RETHROW_CUDA_ERRORS is 0",
+        _LEGACY,
+        is_set=False,
+    ),
+    Variable(
+        "TORCH_NCCL_ENABLE_MONITORING",
+        "0",
+        "else the heartbeat monitor ends a process whose watchdog is busy, and asks the store each second",
+        _LEGACY,
+    ),
+    Variable(
+        "TORCH_NCCL_DUMP_ON_TIMEOUT",
+        "0",
+        "else the watchdog signals a dump to all ranks and sleeps",
+        _LEGACY,
+    ),
+    Variable(
+        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
+        "1",
+        "the watchdog sleeps four times this long after a fault, should it dump all the same",
+        _LEGACY,
+        kind="integer",
+        most=100,
+    ),
+    Variable(
+        "TORCH_FR_DUMP_ON_TIMEOUT",
+        "0",
+        "else a flight record is written while a fault waits to be handled",
+        _SECOND,
+        former=("TORCH_NCCL_DUMP_ON_TIMEOUT",),
+    ),
+    Variable(
+        "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC",
+        "1",
+        "a flight record may take this long, should it be written all the same",
+        _SECOND,
+        kind="integer",
+        former=("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",),
+        most=100,
+    ),
+    Variable(
+        "TORCH_NCCL_PROPAGATE_ERROR",
+        "0",
+        "else an error is spread through the store, past the agreement of the ranks on what happened",
+        _LEGACY,
+    ),
+    Variable(
+        "TORCH_NCCL_NONBLOCKING_TIMEOUT",
+        "30",
+        "an abort waits this many seconds for a communicator that is being made; torch's default is 1800",
+        _LEGACY,
+        kind="integer",
+        least=1,
+        most=60,
+    ),
+    Variable(
+        "TORCH_NCCL_BLOCKING_WAIT",
+        "0",
+        "with it there is no watchdog, and ranks wait in a collective until its timeout",
+        _BOTH,
+        former=("NCCL_BLOCKING_WAIT",),
+        is_set=False,
+    ),
+    Variable(
+        "NCCL_NVLS_ENABLE",
+        "0",
+        "NVIDIA's resiliency extension requires it for restarts in the same process",
+        _BOTH,
+        kind="integer",
+    ),
+    Variable(
+        "CUDA_LAUNCH_BLOCKING",
+        "0",
+        "with it the main thread waits in each kernel, one of a broken collective included",
+        _BOTH,
+        kind="integer",
+        is_set=False,
+    ),
+    Variable(
+        "OFI_NCCL_ABORT_ON_ERROR",
+        "0",
+        "with it aws-ofi-nccl ends the process at the first network error",
+        _BOTH,
+        is_set=False,
+    ),
+)
+"""Every variable, for both engines."""
+
+
+def variables_of(engine: Engine) -> Iterator[Variable]:
+    return (variable for variable in VARIABLES if engine in variable.engines)
+
+
+def nccl_environment(engine: Engine, given: Mapping[str, str]) -> dict[str, str]:
+    """What to set before the first NCCL group, beside what `given`, the environment, has already.
+
+    Raises:
+        ConfigError: `given` contradicts the table; each such variable is named.
+    """
+    problems = [
+        _problem(variable, name, given[name])
+        for variable in variables_of(engine)
+        if (name := _name_in(given, variable)) is not None and not variable.accepts(given[name])
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return {
+        variable.name: variable.value
+        for variable in variables_of(engine)
+        if variable.is_set and _name_in(given, variable) is None
+    }
+
+
+def _name_in(given: Mapping[str, str], variable: Variable) -> str | None:
+    """The name under which it is set; an empty value counts as none."""
+    return next((name for name in variable.names if given.get(name)), None)
+
+
+def _problem(variable: Variable, name: str, found: str) -> Problem:
+    return Problem(
+        f"is {found!r}, and recovery with NCCL needs {variable.value}: {variable.why}",
+        path=name,
+        source="the environment",
+        hint=f"Remove {name} from the environment." if not variable.is_set else f"Set {name}={variable.value}.",
+    )
+
+
+def _read(kind: str, text: str) -> int | None:
+    """The number that the variable's reader makes of its text; None where it can make none."""
+    if kind == "flag":
+        return _FLAGS.get(text.lower())
+    if kind == "debug level":
+        return _DEBUG_LEVELS.get(text.upper())
+    number = re.match(r"\s*([+-]?\d+)", text)  # std::stoi and strtoll: what follows the digits is ignored
+    return int(number[1]) if number else None

@@ -1,0 +1,262 @@
+"""Versions of NCCL, torch and aws-ofi-nccl with which recovery is known to fail, and what is installed here.
+
+`judge` is pure; `installed` reads what is there, loads no plugin and needs no GPU. A version that cannot be read is
+reported as unknown. What the table says comes from the sources beside it; none of it has run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from hyperpod_ext.errors import Problem
+
+Version = tuple[int, ...]
+Name = Literal["torch", "NCCL", "aws-ofi-nccl"]
+Severity = Literal["refuse", "warn", "unknown"]
+
+_NCCL = "libnccl.so.2"
+_PLUGIN = "libnccl-net*.so*"
+_PLUGIN_FOLDERS = (Path("/opt/amazon/ofi-nccl/lib"), Path("/opt/amazon/ofi-nccl/lib64"), Path("/opt/aws-ofi-nccl/lib"))
+"""Where the installer of EFA and AWS's images have it."""
+_LONGEST_READ = 64 << 20
+"""Bytes of a plugin in which its version is looked for."""
+_PLUGIN_VERSION = re.compile(rb"aws-ofi-nccl[ -]v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """A library that takes part in recovery."""
+
+    name: Name
+    version: Version | None
+    """None: it is there, and its version could not be read."""
+    place: str = ""
+    """File that it was read from."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownBad:
+    """Versions from `since` to before `before` of one library, perhaps only beside some versions of torch."""
+
+    name: Name
+    since: Version
+    before: Version
+    severity: Severity
+    why: str
+    good: str
+    """What to use instead."""
+    source: str
+    torch: tuple[Version, Version] | None = None
+    """Beside torch from the first to before the second; None: whichever it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is wrong with one library."""
+
+    severity: Severity
+    problem: Problem
+
+
+_ANY: Version = (0,)
+
+KNOWN_BAD = (
+    KnownBad(
+        "NCCL", (2, 25, 1), (2, 26, 2), "refuse", "ncclCommAbort hangs", "2.26.2 or newer", "pytorch/pytorch#149153"
+    ),
+    KnownBad(
+        "NCCL",
+        (2, 28, 0),
+        (2, 28, 9),
+        "refuse",
+        "a process that makes its communicators again ends with a segmentation fault",
+        "2.28.9 or newer",
+        "usage guide of NVIDIA's resiliency extension, in-process restart",
+    ),
+    KnownBad(
+        "NCCL",
+        (2, 31, 2),
+        (2, 31, 3),
+        "warn",
+        "ranks that are not equally many on each node deadlock when a communicator is made",
+        "2.30.7",
+        "NVIDIA/nccl#2385",
+    ),
+    KnownBad(
+        "NCCL",
+        (2, 26),
+        (2, 27),
+        "refuse",
+        "torch makes communicators without waiting for them, which hangs with this NCCL",
+        "torch 2.7.1 or newer",
+        "pytorch/pytorch#153960",
+        torch=((2, 7, 0), (2, 7, 1)),
+    ),
+    KnownBad(
+        "NCCL",
+        _ANY,
+        (2, 28, 9),
+        "refuse",
+        "it lacks ncclCommRevoke, by which torch's nccl2 reconfigures groups",
+        "the NCCL that torch was built with, 2.30.7",
+        "symbols of NVIDIA/nccl's releases; c10d/nccl2/NcclApi.hpp of torch 2.15.0",
+        torch=((2, 15), (3,)),
+    ),
+    KnownBad(
+        "aws-ofi-nccl",
+        _ANY,
+        (1, 16, 0),
+        "refuse",
+        "closing a connection hangs after a communicator was aborted",
+        "1.18.0 or newer",
+        "aws/aws-ofi-nccl, commit 7d67367d of v1.16.0",
+    ),
+    KnownBad(
+        "aws-ofi-nccl",
+        (1, 16, 0),
+        (1, 18, 0),
+        "warn",
+        "communicators that are aborted by several threads at once crash the process now and then",
+        "1.18.0 or newer",
+        "aws/aws-ofi-nccl, commits ab505f3f of v1.17.0 and a50eedbf of v1.18.0",
+    ),
+)
+"""Every version that is known to be bad."""
+
+PINNED: Mapping[Version, Version] = {(2, 13, 0): (2, 29, 7), (2, 14, 1): (2, 30, 7), (2, 15, 0): (2, 30, 7)}
+"""NCCL that a release of torch asks for, by the metadata of its wheel: what to go back to."""
+
+
+def judge(components: Iterable[Component]) -> list[Finding]:
+    """What is wrong with these; a library that is not among them is not missed."""
+    there = {component.name: component for component in components}
+    torch = there["torch"].version if "torch" in there else None
+    found = [_unknown(component) for component in there.values() if component.version is None]
+    found += [
+        Finding(bad.severity, _problem(bad, there[bad.name]))
+        for bad in KNOWN_BAD
+        if bad.name in there and _is_bad(bad, there[bad.name].version, torch)
+    ]
+    return found
+
+
+def _is_bad(bad: KnownBad, version: Version | None, torch: Version | None) -> bool:
+    if version is None or not bad.since <= version < bad.before:
+        return False
+    return bad.torch is None or (torch is not None and bad.torch[0] <= torch < bad.torch[1])
+
+
+def _problem(bad: KnownBad, component: Component) -> Problem:
+    return Problem(
+        f"{written(component.version)}: {bad.why} ({bad.source})",
+        path=component.name,
+        source=component.place,
+        hint=f"Good: {bad.good}.",
+    )
+
+
+def _unknown(component: Component) -> Finding:
+    why = "its version could not be read, so it is not known whether recovery works with it"
+    return Finding("unknown", Problem(why, path=component.name, source=component.place))
+
+
+def written(version: Version | None) -> str:
+    return "unknown" if version is None else ".".join(map(str, version))
+
+
+def version_of_code(code: int) -> Version:
+    """The version in the number of `ncclGetVersion`: 22907 is 2.29.7. Before 2.9 it had a digit less."""
+    major, rest = divmod(code, 10_000 if code >= 10_000 else 1_000)
+    return (major, *divmod(rest, 100))
+
+
+# --- what is installed ----------------------------------------------------------------------------
+
+
+def installed(
+    environ: Mapping[str, str], *, built_in: Version | None = None, folders: Iterable[Path] = _PLUGIN_FOLDERS
+) -> list[Component]:
+    """The libraries that this process loads, or would.
+
+    Args:
+        built_in: `torch.cuda.nccl.version()`, the NCCL that torch was built with. It counts where no library is found:
+            some builds of torch contain theirs.
+        folders: where the plugin may be, beside those that the environment names.
+    """
+    found = [_torch(), _nccl(_nccl_libraries()) or (built_in and Component("NCCL", built_in[:3], "torch"))]
+    found.append(_plugin(_plugin_files(environ, folders)))
+    return [component for component in found if component]
+
+
+def _torch() -> Component | None:
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return None
+    digits = re.match(r"(\d+)\.(\d+)\.(\d+)", version)  # 2.15.0+cu132, 2.16.0.dev20261101
+    return Component("torch", tuple(map(int, digits.groups())) if digits else None)
+
+
+def _nccl_libraries() -> Iterator[tuple[str, int]]:
+    """Where torch finds it, first things first: what is loaded, its RPATH (the wheel), then the system's."""
+    yield _NCCL, os.RTLD_NOW | os.RTLD_NOLOAD
+    spec = find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        yield str(Path(folder, "nccl", "lib", _NCCL)), os.RTLD_NOW
+    yield _NCCL, os.RTLD_NOW
+
+
+def _nccl(libraries: Iterable[tuple[str, int]]) -> Component | None:
+    """NCCL says its version without a GPU."""
+    for path, mode in libraries:
+        try:
+            library = ctypes.CDLL(path, mode=mode)
+        except OSError:
+            continue
+        code = ctypes.c_int()
+        answered = hasattr(library, "ncclGetVersion") and library.ncclGetVersion(ctypes.byref(code)) == 0
+        return Component("NCCL", version_of_code(code.value) if answered else None, path)
+    return None
+
+
+def _plugin_files(environ: Mapping[str, str], folders: Iterable[Path]) -> Iterator[Path]:
+    """Files that may be the network plugin that NCCL loads, in its order."""
+    chosen = environ.get("NCCL_NET_PLUGIN", "")
+    if chosen == "none":
+        return
+    if "/" in chosen:
+        yield Path(chosen)
+    named = [Path(folder) for folder in environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    for folder in (*named, *folders):
+        yield from sorted(folder.glob(_PLUGIN))
+
+
+def _plugin(files: Iterable[Path]) -> Component | None:
+    """AWS's plugin, by what its file contains; another vendor's has the same name."""
+    for path in files:
+        if (text := _aws_text_in(path)) is not None:
+            number = _PLUGIN_VERSION.fullmatch(text)
+            version = tuple(int(part) for part in number.groups(default=b"0")) if number else None
+            return Component("aws-ofi-nccl", version, str(path))
+    return None
+
+
+def _aws_text_in(path: Path) -> bytes | None:
+    """Its name and version as the file has them, its name alone where it has no version; None: it is not AWS's."""
+    try:
+        with path.open("rb") as file:
+            size = min(os.fstat(file.fileno()).st_size, _LONGEST_READ)
+            with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as memory:
+                found = _PLUGIN_VERSION.search(memory) or re.search(rb"aws-ofi-nccl", memory)
+                return found[0] if found else None
+    except (OSError, ValueError):  # it cannot be read, or is empty
+        return None
