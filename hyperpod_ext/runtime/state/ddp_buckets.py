@@ -34,14 +34,20 @@ def layout_of(ddp: DistributedDataParallel) -> Buckets | None:
     are looked for (then the first layout is final, and the same in every DDP of the module).
     """
     anew = ddp.reducer._rebuild_buckets()  # what the next forward would do first
-    logged: Any = ddp._get_ddp_logging_data()
-    if not anew and not logged.get("has_rebuilt_buckets"):
+    if not anew and not ddp._has_rebuilt_buckets and not _says_rebuilt(ddp):
         return None
     # the logged layout is one backward late; the buckets themselves are not
     trained = [parameter for parameter in ddp.module.parameters() if parameter.requires_grad]
     index_of = {id(parameter): index for index, parameter in enumerate(trained)}
     buckets = ddp.reducer._get_zeros_like_grad_buckets()
     return [[index_of[id(parameter)] for parameter in bucket.parameters()] for bucket in buckets]
+
+
+def _says_rebuilt(ddp: DistributedDataParallel) -> bool:
+    """Whether DDP has written down that it has laid out anew. It does so late: not in the step in which a second
+    forward did."""
+    logged: Any = ddp._get_ddp_logging_data()
+    return bool(logged.get("has_rebuilt_buckets"))
 
 
 class _PinnedDDP(DistributedDataParallel):

@@ -97,6 +97,8 @@ class Run:
         """Step of the last snapshot."""
         self._wrapped: list[DistributedDataParallel] = []
         self._layouts: dict[int, buckets.Buckets] = {}
+        self._layouts_since: dict[int, int] = {}
+        """Step that each became known after: where that is made again, so is the layout."""
         self._metrics: dict[str, float | None] = {}
         self._in_step = False
         self._began = 0
@@ -280,6 +282,7 @@ class Run:
         self._report_done()
         self._unreported.clear()
         self.step = min(self.step, self.device_steps.finished())
+        self._layouts = {i: each for i, each in self._layouts.items() if self._layouts_since.get(i, 0) <= self.step}
 
     def leave(self) -> None:
         """A generation is over: let go of its process groups, wherever they are held."""
@@ -357,7 +360,7 @@ class Run:
         if step > 0:
             for index, wrapped in enumerate(self._wrapped):
                 if index not in self._layouts and (layout := buckets.layout_of(wrapped)) is not None:
-                    self._layouts[index] = layout
+                    self._layouts[index], self._layouts_since[index] = layout, step
         at_once = not self._state.tells_of_changes or not (self._state.is_reported or step == self._began)
         captured = self._state.take()
         self.device_steps.queue(step)

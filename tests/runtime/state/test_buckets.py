@@ -34,6 +34,15 @@ def train_step(ddp: nn.Module) -> None:
     ddp(torch.ones(2, 8)).sum().backward()
 
 
+def test_the_layout_is_known_after_a_step_of_two_micro_batches_that_both_reduce():
+    """The second forward lays out anew, in the middle of the step: what follows a fault must do as its end did."""
+    model = Crossed()
+    ddp = buckets.wrap(model, None, bucket_cap_mb=0.0003)
+    train_step(ddp)
+    train_step(ddp)
+    assert buckets.layout_of(ddp) is not None
+
+
 def test_the_layout_is_known_after_one_step_and_holds_from_the_first_step_of_the_next():
     model = Crossed()
     first = buckets.wrap(model, None, bucket_cap_mb=0.0003)
