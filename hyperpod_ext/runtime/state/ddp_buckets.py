@@ -8,6 +8,7 @@ differ in the last bits from those of a run without the fault.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -18,12 +19,17 @@ from hyperpod_ext.errors import JobFailedError
 Buckets = list[list[int]]
 """Indices of the module's trained parameters in each bucket, in the order buckets are reduced."""
 
+_CAN_SKIP_SYNC = "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters
+"""Older torch always sends rank 0's values, which cost time and change nothing where ranks agree on them already."""
+
 
 def wrap(module: torch.nn.Module, layout: Buckets | None, **options: Any) -> DistributedDataParallel:
     """`DistributedDataParallel(module, **options)`; with a `layout`, that is final from the first step on.
 
     Collective. Raises JobFailedError when `layout` is not one of this module.
     """
+    if not _CAN_SKIP_SYNC:
+        options.pop("init_sync", None)
     return DistributedDataParallel(module, **options) if layout is None else _PinnedDDP(module, layout, **options)
 
 
