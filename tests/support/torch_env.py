@@ -55,27 +55,11 @@ def install(version: str) -> Path:
     if _read(torch_is_there) != made_with:
         _pip(python, "--no-deps", f"torch=={version}")
         _pip(python, *_output(python, REQUIREMENTS, *GPU_ONLY).splitlines())
-        _complete_cpu_stream(python)
         torch_is_there.write_text(made_with)
     found = _output(python, VERSION)
     if found != version:
         raise SystemExit(f"torch {found} is in {folder}, not {version}; delete that folder")
     return python
-
-
-CPU_STREAM = "    def wait_stream(self, stream) -> None:\n        pass\n"
-"""Of `torch.cpu.Stream`, which does nothing."""
-
-
-def _complete_cpu_stream(python: Path) -> None:
-    """Torch 2.6 asks a CPU's stream for two methods that 2.8 has, so its FSDP2 would run on GPUs only."""
-    file = Path(_output(python, "import importlib.util; print(importlib.util.find_spec('torch').origin)"))
-    file = file.parent / "cpu" / "__init__.py"
-    text = file.read_text()
-    if CPU_STREAM in text and "def record_event" not in text:
-        more = ("def record_event(self) -> None", "def wait_event(self, event) -> None")
-        methods = "".join(f"\n    {head}:\n        pass\n" for head in more)
-        file.write_text(text.replace(CPU_STREAM, CPU_STREAM + methods))
 
 
 def _read(file: Path) -> str:
