@@ -9,6 +9,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # plain `torch` from PyPI brings gigabytes of CUDA on Linux; name another build here if you want it
 TORCH ?= torch==2.13.0
+# of `make test-torch`: which parts; empty: all
+PARTS ?=
 JOB ?= examples/01-local/job.yaml
 # for `make run`: --kill rank=1@step=20, --no-kill, --set path=value, -o json ...
 ARGS ?=
@@ -87,11 +89,12 @@ test-integrations: $(READY)
 test-mutants: $(READY)
 	@PYTHONPATH=tests/support $(BIN)/python -m mutants $(ARGS)
 
-# another version of torch, in an environment of its own: `make test-torch TORCH=2.15.0` imports the runtime with it, and
-# runs a DDP and an FSDP2 example through a kill -9. Installing takes most of its time, and 4 GB, once a version
+# another version of torch, in an environment of its own: `make test-torch TORCH=2.15.0` imports the runtime with it, runs a
+# DDP and an FSDP2 example through a kill -9, and the fast tests that need torch. Its first run installs 4 GB. PARTS='imports
+# ddp fsdp2' leaves the tests out
 test-torch:
 	$(PYTHON) tests/support/torch_env.py '$(TORCH)'
-	.venv-torch/$(patsubst torch==%,%,$(TORCH))/bin/python -m pytest -q -s -m torch_versions tests/torch_versions
+	.venv-torch/$(patsubst torch==%,%,$(TORCH))/bin/python tests/support/torch_parts.py $(PARTS)
 
 soak: $(READY)
 	$(BIN)/pytest -q -m soak

@@ -16,7 +16,15 @@ ROOT = Path(__file__).resolve().parents[2]
 HOME = ROOT / ".venv-torch"
 GPU_ONLY = ("triton", "cuda-bindings")
 """A gigabyte, which torch imports to compile for a GPU."""
-PACKAGES = ("-e", f"{ROOT}[runtime]", "packaging", "pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.100")
+PACKAGES = (
+    "-e",
+    f"{ROOT}[runtime]",
+    "packaging",
+    "pytest>=8.3",
+    "pytest-timeout>=2.3",
+    "pytest-xdist>=3.6",
+    "hypothesis>=6.100",
+)
 REQUIREMENTS = """
 import importlib.metadata, sys
 from packaging.requirements import Requirement

@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
+import fsdp2
 import pytest
 import torch
 from command import hp_ext
@@ -38,6 +39,8 @@ def test_every_module_of_the_runtime_imports() -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_killed_worker_changes_nothing(root: Path, place: LocalPlace, name: str) -> None:
+    if "FSDP2" in EXAMPLES[name]:
+        fsdp2.skip_without_cpus()
     spec = root / "examples" / name / "job.yaml"
     done = hp_ext(
         *("create-job", "-f", spec, "--target", "local", "--wait", "--kill", "rank=2@step=13", "-o", "json"),

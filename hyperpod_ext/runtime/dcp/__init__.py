@@ -10,6 +10,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from hyperpod_ext.runtime.torch_requirements.private_names import Feature, check
+
 if TYPE_CHECKING:
     from hyperpod_ext.runtime.dcp.reader import TieredStorageReader as TieredStorageReader
     from hyperpod_ext.runtime.dcp.tiers import Tiers as Tiers
@@ -27,4 +29,5 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    check(Feature.DCP)
     return getattr(import_module(_HOMES[name]), name)

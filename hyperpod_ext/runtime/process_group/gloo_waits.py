@@ -79,6 +79,23 @@ def threads(name: str = "") -> list[int]:
     return found
 
 
+def work_threads() -> list[int]:
+    """Threads in which gloo's operations run. Older torch gives them no name: then all that neither are Python's nor
+    wait for events of sockets."""
+    if named := threads("pt_gloo"):
+        return named
+    python = {thread.native_id for thread in threading.enumerate()}
+    return [thread for thread in threads() if thread not in python and not _waits_for_events(thread)]
+
+
+def _waits_for_events(thread: int) -> bool:
+    try:
+        number = read_proc(f"/proc/self/task/{thread}/syscall").split()[0]
+    except OSError:  # it has just ended
+        return True
+    return number.isdecimal() and int(number) in _EPOLL_WAITS
+
+
 @dataclass(frozen=True, slots=True)
 class StuckWait:
     """A thread that sleeps inside of one of gloo's objects."""

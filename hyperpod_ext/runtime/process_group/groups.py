@@ -264,7 +264,7 @@ def _wait_until_idle(limit_s: float = 10.0) -> None:
     for number in itertools.count():
         time.sleep(0.0005)  # gives the GIL to whoever needs it
         if number % _LIST_EVERY == 0:
-            threads = gloo_waits.threads("pt_gloo")
+            threads = gloo_waits.work_threads()
         sleeps = [gloo_waits.sleeping(thread) for thread in threads]
         calm = calm + 1 if all(sleep is not None and not sleep.timed for sleep in sleeps) else 0
         if calm == 2 or time.monotonic() > deadline:

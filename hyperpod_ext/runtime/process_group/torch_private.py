@@ -1,4 +1,5 @@
-"""The few private names of torch that process groups need, in one place, and what is said where one is missing."""
+"""How torch makes and numbers process groups: where we listen, and what we forget. Its names are in
+`torch_requirements/private_names.py`."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from hyperpod_ext.errors import HyperpodExtError
+from hyperpod_ext.runtime.torch_requirements import private_names
 
 GroupObserver = Callable[[str, Sequence[int]], None]
 
@@ -25,14 +27,7 @@ def check() -> None:
         raise HyperpodExtError(f"torch {torch.__version__} is too old", hint="Recovery needs torch 2.6 or newer.")
     if not dist.is_available() or not dist.is_gloo_available():
         raise HyperpodExtError("this build of torch has no torch.distributed with gloo", hint="Use another build.")
-    missing = [name for name in ("_new_process_group_helper", "_world") if not hasattr(_c10d, name)]
-    if not missing and not hasattr(_c10d._world, "group_count"):
-        missing = ["_world.group_count"]
-    if missing:
-        raise HyperpodExtError(
-            f"torch {torch.__version__} has no torch.distributed.distributed_c10d.{missing[0]}",
-            hint="This version of hyperpod_ext knows torch 2.6 to 2.15 and is tested with 2.13 and 2.15: use those.",
-        )
+    private_names.check_loaded()
 
 
 def on_new_group(observer: GroupObserver | None) -> None:

@@ -6,6 +6,7 @@ import torch
 
 from hyperpod_ext.runtime.reproducible.random import seeded
 from hyperpod_ext.runtime.reproducible.wrapped import Reproducible
+from hyperpod_ext.runtime.torch_requirements.private_names import Feature, check
 
 __all__ = ["Reproducible", "reproducible", "seeded"]
 
@@ -18,7 +19,9 @@ def reproducible(module: torch.nn.Module, *, init_sync: bool = True) -> Reproduc
     Raises:
         JobFailedError: the module has parts whose results depend on the number of ranks, or an unknown layout.
     """
+    check(Feature.REPRODUCIBLE_DDP)
     if any(hasattr(part, "_get_fsdp_state") for part in module.modules()):
+        check(Feature.REPRODUCIBLE_FSDP2)
         from hyperpod_ext.runtime.reproducible.sharded import Sharded  # FSDP2 takes a second to import
 
         return Sharded(module)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from torch.distributed.tensor import DTensor
 
 from hyperpod_ext.errors import JobFailedError
@@ -59,10 +58,10 @@ class Sharded(Reproducible):
         return norm_of(shards, first.shards, first.inner.device)
 
 
-class _Group(ReduceScatter):
-    """In the place of the reduce-scatter of one parameter group."""
+class _Group:
+    """In the place of the reduce-scatter of one parameter group, with the methods of FSDP2's `ReduceScatter`."""
 
-    def __init__(self, owner: Sharded, part: FSDPModule, inner: Any) -> None:
+    def __init__(self, owner: Sharded, part: Any, inner: Any) -> None:
         self.inner = inner
         self._owner = owner
         self._sum: Sum | None = None

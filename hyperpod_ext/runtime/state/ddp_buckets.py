@@ -8,6 +8,7 @@ differ in the last bits from those of a run without the fault.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -18,12 +19,17 @@ from hyperpod_ext.errors import JobFailedError
 Buckets = list[list[int]]
 """Indices of the module's trained parameters in each bucket, in the order buckets are reduced."""
 
+_CAN_SKIP_SYNC = "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters
+"""Older torch always sends rank 0's values, which cost time and change nothing where ranks agree on them already."""
+
 
 def wrap(module: torch.nn.Module, layout: Buckets | None, **options: Any) -> DistributedDataParallel:
     """`DistributedDataParallel(module, **options)`; with a `layout`, that is final from the first step on.
 
     Collective. Raises JobFailedError when `layout` is not one of this module.
     """
+    if not _CAN_SKIP_SYNC:
+        options.pop("init_sync", None)
     return DistributedDataParallel(module, **options) if layout is None else _PinnedDDP(module, layout, **options)
 
 
@@ -34,20 +40,12 @@ def layout_of(ddp: DistributedDataParallel) -> Buckets | None:
     are looked for (then the first layout is final, and the same in every DDP of the module).
     """
     anew = ddp.reducer._rebuild_buckets()  # what the next forward would do first
-    if not anew and not ddp._has_rebuilt_buckets and not _says_rebuilt(ddp):
+    if not anew and not ddp._has_rebuilt_buckets:
         return None
-    # the logged layout is one backward late; the buckets themselves are not
     trained = [parameter for parameter in ddp.module.parameters() if parameter.requires_grad]
     index_of = {id(parameter): index for index, parameter in enumerate(trained)}
     buckets = ddp.reducer._get_zeros_like_grad_buckets()
     return [[index_of[id(parameter)] for parameter in bucket.parameters()] for bucket in buckets]
-
-
-def _says_rebuilt(ddp: DistributedDataParallel) -> bool:
-    """Whether DDP has written down that it has laid out anew. It does so late: not in the step in which a second
-    forward did."""
-    logged: Any = ddp._get_ddp_logging_data()
-    return bool(logged.get("has_rebuilt_buckets"))
 
 
 class _PinnedDDP(DistributedDataParallel):

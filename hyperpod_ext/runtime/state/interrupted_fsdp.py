@@ -1,22 +1,20 @@
 """FSDP2 modules that a fault interrupted in a forward or backward pass, made fit for the next one.
 
-Torch has no public function for it. The attributes of its own that are used here are listed in
-tests/runtime/state/test_interrupted_fsdp.py, which says what a version of torch lacks.
+Torch has no public function for it. The attributes of its own that are used here are in
+`torch_requirements/private_names.py`.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-FSDP2 = "torch.distributed.fsdp._fully_shard"
+from hyperpod_ext.runtime.torch_requirements.private_names import Feature, missing
 
 
 def can_be_reset() -> bool:
     """Whether this torch lets an FSDP2 module that was interrupted be used again."""
-    loaded = sys.modules.get(f"{FSDP2}._fsdp_state")
-    return loaded is None or hasattr(loaded.FSDPState, "_reset_iter_state")
+    return not Feature.KEPT_FSDP2.is_loaded or not missing(Feature.KEPT_FSDP2)
 
 
 def reset(states: Sequence[Any]) -> None:

@@ -20,11 +20,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.snapshot.image import is_dtensor
 from hyperpod_ext.runtime.state import interrupted_fsdp
+from hyperpod_ext.runtime.torch_requirements import private_names
+from hyperpod_ext.runtime.torch_requirements.private_names import Feature
 
 _c10d = dist.distributed_c10d
 
@@ -53,7 +56,7 @@ def recording() -> Iterator[Made]:
 
     init = DeviceMesh.__init__
 
-    def count(mesh: DeviceMesh, *arguments: Any, **options: Any) -> None:
+    def count(mesh: DeviceMesh, /, *arguments: Any, **options: Any) -> None:
         made.meshes += 1
         init(mesh, *arguments, **options)
 
@@ -65,6 +68,13 @@ def recording() -> Iterator[Made]:
         _c10d._new_group_with_tag = make
         DeviceMesh.__init__ = init  # type: ignore[method-assign]  # as it was
     made.talked = _words() != before
+    private_names.check_loaded()  # `build` may have imported DTensors or FSDP2
+
+
+def can_be_kept() -> bool:
+    """Whether this torch lets meshes, DTensors and FSDP2 modules be used again after a fault."""
+    meshes_can = not Feature.KEPT_MESHES.is_loaded or not private_names.missing(Feature.KEPT_MESHES)
+    return meshes_can and interrupted_fsdp.can_be_reset()
 
 
 def repeat(made: Made) -> None:
@@ -126,8 +136,19 @@ def let_go() -> list[GroupHolder]:
     kinds = _kinds_of_holders()
     holders = [thing for thing in gc.get_objects() if issubclass(type(thing), kinds)]
     places = [place for thing in holders for place in _take_out(thing)]
-    interrupted_fsdp.reset([thing for thing in holders if hasattr(thing, "_fsdp_param_groups")])
+    if interrupted_fsdp.can_be_reset():
+        interrupted_fsdp.reset([thing for thing in holders if hasattr(thing, "_fsdp_param_groups")])
+    _forget_flattened()
     return places
+
+
+def _forget_flattened() -> None:
+    """Where torch keeps flattened meshes outside of those they were made from, a mesh that is built anew finds them: it
+    equals the former one."""
+    registry = getattr(device_mesh, "_mesh_resources", None)
+    if registry is not None and private_names.missing(Feature.KEPT_MESHES):
+        registry.root_to_flatten_mapping.clear()
+        registry.flatten_name_to_root_dims.clear()
 
 
 def _kinds_of_holders() -> tuple[type, ...]:
@@ -138,7 +159,7 @@ def _kinds_of_holders() -> tuple[type, ...]:
         ("_fsdp_state", ("FSDPState",)),
         ("_fsdp_collectives", ("ProcessGroupAllocMixin", "SymmMemAllocMixin")),
     ):
-        loaded = sys.modules.get(f"{interrupted_fsdp.FSDP2}.{module}")
+        loaded = sys.modules.get(f"{private_names.FSDP2}.{module}")
         kinds += [getattr(loaded, name) for name in names if isinstance(getattr(loaded, name, None), type)]
     return tuple(kinds)
 
@@ -183,9 +204,12 @@ def forget_rank() -> None:
     """
     if "torch.distributed.tensor" not in sys.modules:
         return
-    from torch.distributed.tensor import _redistribute, debug
+    from torch.distributed.tensor import DTensor, _redistribute, debug
 
-    debug._clear_sharding_prop_cache()
+    if hasattr(debug, "_clear_sharding_prop_cache"):
+        debug._clear_sharding_prop_cache()
+    else:
+        DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
     _redistribute._gen_transform_infos.cache_clear()
     if hasattr(_redistribute, "clear_redistribute_planner_cache"):  # older torch has no such cache
         _redistribute.clear_redistribute_planner_cache()

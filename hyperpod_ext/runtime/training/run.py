@@ -19,7 +19,7 @@ from hyperpod_ext.runtime.control_plane.agent import AbortedError
 from hyperpod_ext.runtime.memory_server.protocol.requests import WhenBusy
 from hyperpod_ext.runtime.snapshot.manifest import save_id_of
 from hyperpod_ext.runtime.state import ddp_buckets as buckets
-from hyperpod_ext.runtime.state import interrupted_fsdp, meshes
+from hyperpod_ext.runtime.state import meshes
 from hyperpod_ext.runtime.state.device_steps import Device, DeviceSteps, device_of
 from hyperpod_ext.runtime.state.seeding import seed_of, seed_step
 from hyperpod_ext.runtime.state.training_state import CapturedState, ConsistentStep, Stateful, TrainingState
@@ -127,7 +127,7 @@ class Run:
             self._held = {world: self._held.get(world, [])}
             if self._state is not None and self._state.is_sharded:
                 self._state.forget()  # its parts come from what was saved
-        if known is None or known.made.talked or not interrupted_fsdp.can_be_reset():
+        if known is None or known.made.talked or not meshes.can_be_kept():
             torch.manual_seed(seed_of(self.config.seed, 0, -1))
             with meshes.recording() as made:
                 value = build()

@@ -13,11 +13,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import fsdp2
+
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
 from hyperpod_ext.runtime.memory_server.protocol.requests import Hello
 
 HERE = Path(__file__).parent
+_WITH_FSDP2 = {"save_torn", "save_and_flip", "save_in_background", "save_with_cached_plans", "save_whole"}
+"""Scenes whose model is always sharded."""
 
 
 class ForkServer:
@@ -91,6 +95,8 @@ class Job:
         self._running: list[Running] = []
 
     def start(self, scene: str, ranks: int = 2, nodes: int = 1, **arguments: Any) -> Running:
+        if scene in _WITH_FSDP2 or arguments.get("kind") in ("fsdp", "hsdp"):
+            fsdp2.skip_without_cpus()
         self._runs += 1
         environ = {
             "HPX_SOCKET_DIR": str(self.sockets),

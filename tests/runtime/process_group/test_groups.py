@@ -13,9 +13,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import Member, Ranks
+from waiting import until
+from world_of_one import world_of_one
 
+from hyperpod_ext.runtime.process_group import gloo_waits
 from hyperpod_ext.runtime.process_group.gloo_sockets import event_loops
-from hyperpod_ext.runtime.process_group.gloo_waits import sleeping, threads
+from hyperpod_ext.runtime.process_group.gloo_waits import sleeping, threads, work_threads
 
 SIZE = 4
 
@@ -204,6 +207,19 @@ def test_groups_of_the_process_that_forked_the_ranks_are_left_alone(monkeypatch)
     del ours
 
 
+def test_threads_of_gloo_that_have_no_name_are_found(monkeypatch):
+    """As in torch 2.8; from 2.13 on they have one."""
+    monkeypatch.setattr(gloo_waits, "threads", lambda name="": [] if name else threads())
+    before = set(threads())
+
+    def found() -> set[int]:
+        return set(gloo_waits.work_threads()) - before
+
+    with world_of_one():
+        until(lambda: len(found()) >= 2 and set(threads("pt_gloo")) <= found())
+        assert not {thread.native_id for thread in threading.enumerate()} & set(gloo_waits.work_threads())
+
+
 def _leave_with_a_forgotten_sum(member: Member) -> None:
     """Rank 0 leaves with a sum under way that it does not wait for, and gloo never hears that its connections end."""
     while member.join():
@@ -211,7 +227,7 @@ def _leave_with_a_forgotten_sum(member: Member) -> None:
         if member.rank == 0:
             member.groups._hold = lambda connection: None  # type: ignore[method-assign]
             dist.all_reduce(torch.ones(1 << 18), async_op=True)
-            while not any(sleep and sleep.timed for sleep in map(sleeping, threads("pt_gloo"))):
+            while not any(sleep and sleep.timed for sleep in map(sleeping, work_threads())):
                 os.sched_yield()
         else:
             member._inbox.get()  # the abort, once rank 0 is out: until then its connections stay

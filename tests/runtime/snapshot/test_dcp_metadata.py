@@ -110,10 +110,10 @@ def test_the_metadata_is_what_torch_itself_writes(saved, tmp_path):
     assert ours.state_dict_metadata == theirs.state_dict_metadata
     assert ours.planner_data == theirs.planner_data
     assert set(ours.storage_data) == set(theirs.storage_data)
-    assert ours.version == theirs.version
+    assert getattr(theirs, "version", None) in (None, ours.version)  # older torch writes none
 
 
-@pytest.mark.parametrize("name", DTYPE_BYTES)
+@pytest.mark.parametrize("name", [name for name in DTYPE_BYTES if hasattr(torch, name)])
 def test_every_type_is_described_as_torch_describes_it(tmp_path, name):
     state = {"t": torch.zeros(2, 3).to(getattr(torch, name))}
     folder = finish(tmp_path, [write(tmp_path, 0, state)])

@@ -43,6 +43,12 @@ def test_the_layout_is_known_after_a_step_of_two_micro_batches_that_both_reduce(
     assert buckets.layout_of(ddp) is not None
 
 
+def test_older_torch_is_not_given_what_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "_CAN_SKIP_SYNC", False)
+    monkeypatch.setattr(buckets, "DistributedDataParallel", lambda _module, **options: options)
+    assert buckets.wrap(nn.Linear(1, 1), None, init_sync=False, bucket_cap_mb=1) == {"bucket_cap_mb": 1}
+
+
 def test_the_layout_is_known_after_one_step_and_holds_from_the_first_step_of_the_next():
     model = Crossed()
     first = buckets.wrap(model, None, bucket_cap_mb=0.0003)
