@@ -41,6 +41,9 @@ from hyperpod_ext.runtime.training.run import Run
 MEMORY = {"kind": "memory"}
 PEER = {"kind": "peer", "every_steps": 1}
 
+IDLE_S = 100.0
+"""A request to S3 that is never answered is given up after 30 s, and made again: one is not what this is about."""
+
 State = dict[str, torch.Tensor]
 """Every tensor of the job, put together from its shards."""
 
@@ -325,7 +328,8 @@ class SmallJob:
         for rank in self.ranks.values():
             rank.checkpointer.flush()
         for server in self.servers.values():
-            assert server.ask("wait_idle", timeout_s=30.0)["idle"]
+            idle = server.ask("wait_idle", timeout_s=IDLE_S)["idle"]
+            assert idle, f"still on its way: {server.ask('status')}"
 
     def whole_state(self) -> State:
         """All tensors of the job, copied, put together from every rank's shards."""
