@@ -14,10 +14,15 @@ import pytest
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
 import torch.distributed.tensor
+from world_of_one import world_of_one
 
 from hyperpod_ext.errors import HyperpodExtError
+from hyperpod_ext.runtime import dcp
+from hyperpod_ext.runtime.process_group.groups import ProcessGroups
+from hyperpod_ext.runtime.reproducible import reproducible
+from hyperpod_ext.runtime.state import meshes
 from hyperpod_ext.runtime.torch_requirements import private_names
-from hyperpod_ext.runtime.torch_requirements.private_names import TABLE, Feature, check, check_loaded, missing
+from hyperpod_ext.runtime.torch_requirements.private_names import TABLE, Feature, missing
 
 RUNTIME = Path(private_names.__file__).parents[1]
 PRIVATE = re.compile(r"_(?!Z)[a-zA-Z]\w*")  # _Z: C++, whose names process_group/test_groups.py looks for
@@ -119,21 +124,46 @@ def test_this_torch_has(each: private_names.PrivateName) -> None:
     assert each.exists()
 
 
-def test_a_torch_that_lacks_names_is_refused_with_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def looked_up_anew() -> Iterator[None]:
+    missing.cache_clear()
+    yield
+    missing.cache_clear()
+
+
+@pytest.mark.usefixtures("looked_up_anew")
+def test_a_torch_that_lacks_names_is_refused_when_a_job_starts_with_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delattr(torch.distributed.distributed_c10d, "_new_group_with_tag")
     monkeypatch.delattr(torch.distributed.tensor._redistribute, "_gen_transform_infos")
-    missing.cache_clear()
-    try:
-        with pytest.raises(HyperpodExtError) as error:
-            check_loaded()
-    finally:
-        missing.cache_clear()
-    assert error.value.args[0] == (
+    with pytest.raises(HyperpodExtError) as error:
+        ProcessGroups()
+    assert error.value.message == (
         f"torch {torch.__version__} lacks what recovery needs of process groups, DTensors and device meshes: "
         "torch.distributed.distributed_c10d._new_group_with_tag, "
         "torch.distributed.tensor._redistribute._gen_transform_infos"
     )
     assert error.value.hint == "docs/compatibility.md says which versions of torch can do it."
+
+
+@pytest.mark.usefixtures("looked_up_anew")
+def test_what_run_keep_has_imported_is_checked_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    with world_of_one(), pytest.raises(HyperpodExtError, match="_gen_transform_infos"), meshes.recording():
+        monkeypatch.delattr(torch.distributed.tensor._redistribute, "_gen_transform_infos")
+
+
+@pytest.mark.usefixtures("looked_up_anew")
+def test_features_that_few_jobs_use_are_checked_when_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.distributed.checkpoint._nested_dict, "flatten_state_dict")
+    monkeypatch.delattr(torch.distributed.fsdp.FSDPModule, "set_custom_reduce_scatter", raising=False)
+    ProcessGroups()
+    with pytest.raises(HyperpodExtError, match=r"lacks .* torch.distributed.checkpoint._nested_dict.flatten_state"):
+        _ = dcp.Tiers
+    sharded = torch.nn.Linear(1, 1)
+    sharded.register_module("_get_fsdp_state", None)
+    with pytest.raises(HyperpodExtError, match=r"lacks .*\.FSDPModule\.set_custom_reduce_scatter"):
+        reproducible(sharded)
 
 
 def test_an_attribute_of_instances_is_looked_for_in_the_methods(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,13 +189,3 @@ def test_what_is_not_loaded_is_not_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-
-
-def test_parts_that_are_used_seldom_are_checked_when_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch.distributed.checkpoint._nested_dict, "flatten_state_dict")
-    missing.cache_clear()
-    try:
-        with pytest.raises(HyperpodExtError, match=r"lacks .* torch.distributed.checkpoint._nested_dict.flatten_state"):
-            check(Feature.DCP)
-    finally:
-        missing.cache_clear()
