@@ -14,7 +14,7 @@ import pytest
 import whole_run
 from local_place import LocalPlace
 
-pytest_plugins = ["time_spent"]
+pytest_plugins = ["time_spent", "hang_stacks"]
 # the same examples every time: what fails has been broken by a change. `make test-thorough` looks for new ones
 hypothesis.settings.register_profile("same", derandomize=True, deadline=None, database=None)
 hypothesis.settings.register_profile("new", deadline=None, print_blob=True)

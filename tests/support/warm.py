@@ -22,7 +22,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import whole_run
 
@@ -51,9 +51,12 @@ class Forked:
 
     cpu_s = 0.0
     """What all of them have computed, those that they have waited for included."""
+    running: ClassVar[set[int]] = set()
+    """Process ids of those that have not been seen to end."""
 
     def __init__(self, pid: int, ended: int, args: Sequence[str]) -> None:
         self.pid, self.args = pid, list(args)
+        self.running.add(pid)
         self.returncode: int | None = None
         self._ended = ended
         """Pipe that gets the exit status."""
@@ -89,6 +92,7 @@ class Forked:
             assert told, "the process that forks others ended"
             status, cpu_s = _END.unpack(told)
             Forked.cpu_s += cpu_s
+            self.running.discard(self.pid)
             self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 

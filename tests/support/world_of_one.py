@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from hyperpod_ext.runtime.process_group.groups import _wait_until_idle
+from hyperpod_ext.runtime.process_group.groups import wait_until_idle
 
 
 @contextmanager
@@ -19,5 +19,5 @@ def world_of_one() -> Iterator[dist.ProcessGroup]:
         assert group is not None
         yield group
     finally:
-        _wait_until_idle()  # or torch may hang for good
+        wait_until_idle()  # or torch may hang for good
         dist.destroy_process_group()

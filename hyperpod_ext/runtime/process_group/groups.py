@@ -183,7 +183,7 @@ class ProcessGroups:
             over.rest(timeout_s)
             crowd.give_way(timeout_s)
         if dist.is_initialized():
-            _wait_until_idle()  # while the watcher is there: threads of gloo may sleep in forgotten waits too
+            wait_until_idle()  # while the watcher is there: threads of gloo may sleep in forgotten waits too
         if over is not None:
             over.leave()
             self._over = None
@@ -253,7 +253,7 @@ def _bytes_on_their_way(connection: int) -> bool:
     return False
 
 
-def _wait_until_idle(limit_s: float = 10.0) -> None:
+def wait_until_idle(limit_s: float = 10.0) -> None:
     """Until no thread of gloo has anything left to clean up.
 
     The group's destructor joins them and holds the GIL meanwhile; one that still has to let go of a tensor, or to

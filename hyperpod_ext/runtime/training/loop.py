@@ -22,7 +22,7 @@ from hyperpod_ext.runtime.control_plane.open import open_control_plane
 from hyperpod_ext.runtime.detection.failure_causes import one_line, place_of
 from hyperpod_ext.runtime.ipc.environment import WorkerEnvironment
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
-from hyperpod_ext.runtime.process_group.groups import ProcessGroups
+from hyperpod_ext.runtime.process_group.groups import ProcessGroups, wait_until_idle
 from hyperpod_ext.runtime.state import meshes
 from hyperpod_ext.runtime.training.restore import JobLink, SoloLink
 from hyperpod_ext.runtime.training.run import Run
@@ -226,4 +226,5 @@ def _run_alone(train: Callable[[Run], Result]) -> Result:
         run.enter(1, fresh=True)
         return train(run)
     finally:
+        wait_until_idle()
         dist.destroy_process_group()

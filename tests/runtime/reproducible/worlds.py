@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hyperpod_ext.processes import die_with_parent
 from hyperpod_ext.runtime.data import ElasticDataLoader
+from hyperpod_ext.runtime.process_group.groups import wait_until_idle
 from hyperpod_ext.runtime.reproducible import reproducible, seeded, sharded  # noqa: F401  (before the fork)
 
 STEPS = int(os.environ.get("HPX_TEST_STEPS", "40"))
@@ -105,6 +106,7 @@ def stretch(kind: str, rank: int, world_size: int, until: int, kept: Path, group
     if rank == 0:
         torch.save({"model": weights, "optim": optim, "data": loader.state_dict()}, kept)
     dist.barrier()
+    wait_until_idle()  # or torch may hang for good
     dist.destroy_process_group()
     return digest.hexdigest()
 
