@@ -12,6 +12,7 @@ from hyperpod_ext.config.elastic import Elastic
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.config.resize import allowed_sizes
 from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.ports import free_port
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.coordinator.interval_tuner import by_clock
 from hyperpod_ext.runtime.detection.preflight import check_node
@@ -35,7 +36,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         type=_endpoint,
         default="127.0.0.1:29400",
         metavar="HOST:PORT",
-        help="where node 0 is",
+        help="where node 0 is; with one node, port 0 takes a free one",
     )
     parser.add_argument(
         "--rdzv-timeout", type=float, default=600.0, metavar="SECONDS", help="how long to look for node 0"
@@ -76,12 +77,12 @@ def read_settings(arguments: argparse.Namespace, run_dir: Path, private: Path) -
             f"{ENV_SECRET_FILE} is not set; several nodes, and checkpoints that outlive them, need the job's secret",
             hint="Write at least 16 random bytes to a file of mode 600, the same on every node and at every start.",
         )
-    host, _, port = arguments.rdzv_endpoint.rpartition(":")
+    host, port = _where_node_0_is(arguments)
     return NodeSettings(
         config=config,
         node=arguments.node_rank,
         host=host,
-        port=int(port),
+        port=port,
         argv=[arguments.script, *arguments.script_args],
         run_dir=run_dir,
         socket_dir=private,
@@ -90,6 +91,18 @@ def read_settings(arguments: argparse.Namespace, run_dir: Path, private: Path) -
         chaos=os.environ.get(ENV_CHAOS) != "off",
         join_timeout_s=config.restart.node_wait_s if arguments.rejoin else arguments.rdzv_timeout,
         rejoin=arguments.rejoin,
+    )
+
+
+def _where_node_0_is(arguments: argparse.Namespace) -> tuple[str, int]:
+    host, _, port = arguments.rdzv_endpoint.rpartition(":")
+    if int(port):
+        return host, int(port)
+    if arguments.nnodes == 1 and not arguments.rejoin:  # as with torchrun
+        return host, free_port(host)
+    raise JobFailedError(
+        f"--rdzv-endpoint {arguments.rdzv_endpoint}: nodes cannot find each other without a port",
+        hint="Give every node the same port, one that is free on node 0.",
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME
-from hyperpod_ext.errors import ConfigError
+from hyperpod_ext.errors import ConfigError, JobFailedError
 from hyperpod_ext.runtime.agent.arguments import parse, read_settings
 
 
@@ -35,8 +35,18 @@ def test_an_endpoint_is_host_and_port(endpoint: str, capsys: pytest.CaptureFixtu
 
 def test_a_job_that_fails_is_told_with_its_cause(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("raise ValueError('no such dataset')\n")
-    command = [sys.executable, "-m", "hyperpod_ext.runtime.agent", "--", "train.py"]
+    command = [sys.executable, "-m", "hyperpod_ext.runtime.agent", "--rdzv-endpoint", "127.0.0.1:0", "--", "train.py"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 7
     assert "hyperpod_ext agent, node 0: rank 0 (node 0) at step 0: ValueError: no such dataset" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_several_nodes_need_a_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "secret").touch(mode=0o600)
+    (tmp_path / "secret").write_text("0123456789abcdef")
+    monkeypatch.setenv("HPX_SECRET_FILE", str(tmp_path / "secret"))
+    flags = ["--nnodes", "2", "--rdzv-endpoint", "localhost:0", "--", str(tmp_path / "train.py")]
+    with pytest.raises(JobFailedError, match="localhost:0: nodes cannot find each other without a port"):
+        read_settings(parse(flags), tmp_path, tmp_path)
