@@ -32,7 +32,7 @@ NEED_TORCH = (
         "tests/runtime/data/test_sampler.py",
         "tests/runtime/data/store/test_store.py",
     ),
-    *("tests/planner/test_sizes.py", "tests/cli/test_checkpoints.py"),
+    *("tests/runtime/detection/test_cuda_errors.py", "tests/planner/test_sizes.py", "tests/cli/test_checkpoints.py"),
 )
 """Folders and files of fast tests that import torch, or start processes that do."""
 EXAMPLES = ("-s", "-m", "torch_versions", "tests/torch_versions", "-k")
