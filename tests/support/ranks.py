@@ -97,7 +97,7 @@ class Member:
         if raised:
             self._aborted_at = 0.0
             self.groups.abort()
-            self.groups.destroy()
+            self.groups.leave()
 
     def send(self, kind: str, *what: Any) -> None:
         with self._sending:

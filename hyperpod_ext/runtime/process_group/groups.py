@@ -32,6 +32,7 @@ import termios
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch.distributed as dist
 
@@ -49,10 +50,10 @@ from hyperpod_ext.runtime.process_group.gloo_sockets import (
     event_loops,
     quieten,
 )
+from hyperpod_ext.runtime.process_group.lasting_groups import LAZY, LastingGroups, can_last
 from hyperpod_ext.runtime.process_group.lost_wakeups import LostWakeupMonitor
 from hyperpod_ext.runtime.process_group.store import PartitionedStore
 
-_LAZY = "TORCH_GLOO_LAZY_INIT"
 _LIST_EVERY = 8
 """Looks at the threads of gloo after which it is asked again which ones there are."""
 _QUIET_LOOK_S = 0.02
@@ -76,6 +77,7 @@ class ProcessGroups:
         self._store: PartitionedStore | None = None
         self._world_size = 0
         self._aborted = False
+        self._lasting: LastingGroups | None = None
         self._watcher: AbortWatcher | None = None
         self._over: Over | None = None
         """The generation that the watcher looks after."""
@@ -85,37 +87,46 @@ class ProcessGroups:
         self._cutting = threading.Lock()
 
     def open(self, store: PartitionedStore, rank: int, world_size: int) -> None:
-        """`init_process_group` on `store`. May be cut from another thread meanwhile.
+        """Open the default process group on `store`. May be cut from another thread meanwhile.
 
         Call it once every rank has left the former group.
         """
-        if dist.is_initialized():
+        if self._lasting is not None and self._lasting.place != (rank, world_size):
+            self._end(self._destroy_groups)
+        if dist.is_initialized() and self._lasting is None:
             raise JobFailedError(
                 "a process group is open already; under @resilient the groups are opened for the script",
                 hint="Remove init_process_group (and destroy_process_group) from the script.",
             )
+        if self._lasting is None and can_last(world_size):
+            self._lasting = LastingGroups(rank, world_size)
         if self._waits is not None:  # a connection that the other side never makes can be given up
-            os.environ.setdefault(_LAZY, "1")
+            if self._lasting is None:
+                os.environ.setdefault(LAZY, "1")
             self._watcher = self._watcher or AbortWatcher()
         with self._lock:
             self._store, self._world_size, self._aborted = store, world_size, False
         self._let_go()
-        torch_names.on_new_group(self._route)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+        torch_names.on_new_group(self._make)
+        if self._lasting is not None:
+            self._lasting.open(store)
+        else:
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
         self._known = self._loops()
         if self._aborted:  # it was too early to find all sockets
             self._abort_reading()
 
-    def _route(self, group_name: str, ranks: Sequence[int]) -> None:
-        """Torch is about to make a group of `ranks`, empty for the default one."""
+    def _make(self, name: str, ranks: Sequence[int], make: Callable[..., Any]) -> Any:
+        """Make a group of `ranks`, empty for the default one."""
         self._known = []
         if self._store is not None and ranks:
-            self._store.route(group_name, ranks)
+            self._store.route(name, ranks)
+        return make() if self._lasting is None else self._lasting.make(name, ranks, make)
 
     def abort(self) -> None:
         """Make whatever waits in the groups raise, now. Safe from any thread, at any time, repeatedly.
 
-        Until `destroy` is called, a thread looks after operations that come too late to be cut.
+        Until `leave` is called, a thread looks after operations that come too late to be cut.
         """
         self.before_abort()
         with self._lock:
@@ -172,8 +183,26 @@ class ProcessGroups:
             self._held[connection.inode] = copy
         return copy
 
-    def destroy(self) -> None:
-        """Destroy the groups. Call with no DDP module or work handle of them alive, or their threads stay."""
+    def leave(self) -> None:
+        """A generation is over. Groups keep their objects where torch can do that; else they are destroyed.
+
+        Call it with no DDP module or work handle of destroyed groups alive, or their threads stay.
+        """
+        self._end(self._destroy_groups if self._lasting is None else self._lasting.leave)
+
+    def close(self) -> None:
+        """Destroy the groups when every rank is done with them."""
+        self._end(self._destroy_groups)
+        self._let_go()
+        if self._watcher is not None:
+            self._watcher.end()
+            self._watcher = None
+
+    def asleep(self) -> frozenset[str] | None:
+        """Names of groups that are kept, and are no rank's but this one's for now; None: none are kept."""
+        return None if self._lasting is None else self._lasting.asleep()
+
+    def _end(self, end_groups: Callable[[], None]) -> None:
         torch_names.on_new_group(None)
         with self._lock:  # a cut that comes later finds nothing to look after
             over, store, self._store = self._over, self._store, None
@@ -189,10 +218,15 @@ class ProcessGroups:
             self._over = None
         if dist.is_initialized():
             with self._kept_quiet() if self._aborted and self._any_armed(known) else contextlib.nullcontext():
-                dist.destroy_process_group()
-        torch_names.forget_groups()
+                end_groups()
+        if self._lasting is None:
+            torch_names.forget_groups()
         if store is not None:
             store.close()
+
+    def _destroy_groups(self) -> None:
+        self._lasting = None
+        dist.destroy_process_group()
 
     def _any_armed(self, known: Sequence[EventLoop]) -> bool:
         """Whether gloo still waits for something on a connection, though all have been cut."""
@@ -220,14 +254,6 @@ class ProcessGroups:
         finally:
             over.set()
             thread.join()
-
-    def close(self) -> None:
-        """Destroy the group when every rank is done with it."""
-        self.destroy()
-        self._let_go()
-        if self._watcher is not None:
-            self._watcher.end()
-            self._watcher = None
 
     def _let_go(self) -> None:
         with self._cutting:

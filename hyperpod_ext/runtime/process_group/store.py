@@ -14,8 +14,9 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from datetime import timedelta
+from typing import Any
 
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import HashStore, Store
 
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.process_group.store_server import RankServer
@@ -128,9 +129,19 @@ class PartitionedStore(Store):
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
 
+    @property
+    def generation(self) -> int:
+        return self._generation
+
     def set(self, key: str, value: bytes | str) -> None:
-        data = value.encode() if isinstance(value, str) else bytes(value)
-        self._call(key, {"op": "set", "value": base64.b64encode(data).decode()})
+        self._call(key, {"op": "set", "value": _text(value)})
+
+    def compare_set(self, key: str, expected_value: bytes | str, desired_value: bytes | str) -> bytes:
+        request = {"op": "compare_set", "expected": _text(expected_value), "value": _text(desired_value)}
+        return base64.b64decode(self._call(key, request)["value"])
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        return [self.get(key) for key in keys]
 
     def get(self, key: str) -> bytes:
         return base64.b64decode(self._wait(key, self._timeout)["value"])
@@ -220,6 +231,59 @@ class PartitionedStore(Store):
                 self._busy.discard(line)
 
 
+def _text(value: bytes | str) -> str:
+    return base64.b64encode(value.encode() if isinstance(value, str) else bytes(value)).decode()
+
+
+class LastingStore(Store):
+    """The store of the present generation, behind an object that groups hold on to from one to the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now: Any = HashStore()
+        """Any: torch's types know of no `timeout`, nor that values are bytes."""
+
+    def become(self, store: Store) -> None:
+        self._now = store
+
+    # the names below are torch's
+
+    @property
+    def timeout(self) -> timedelta:
+        found: timedelta = self._now.timeout
+        return found
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._now.set_timeout(timeout)
+
+    def set(self, key: str, value: bytes | str) -> None:
+        self._now.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        return bytes(self._now.get(key))
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        self._now.wait(list(keys), timeout or self._now.timeout)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return bool(self._now.check(list(keys)))
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._now.add(key, amount))
+
+    def compare_set(self, key: str, expected_value: bytes | str, desired_value: bytes | str) -> bytes:
+        return bytes(self._now.compare_set(key, expected_value, desired_value))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        return [self.get(key) for key in keys]
+
+    def has_extended_api(self) -> bool:
+        return False
+
+    def clone(self) -> LastingStore:
+        return self
+
+
 def owner_of(key: str, world_size: int, members: dict[str, list[int]] | None = None) -> int:
     """Rank that keeps `key`: the one it ends in, else one computed from its text.
 
@@ -227,10 +291,15 @@ def owner_of(key: str, world_size: int, members: dict[str, list[int]] | None = N
     """
     prefix, _, last = key.rpartition("/")
     if last.isdecimal() and int(last) < world_size:
-        # of gloo: .../{group}//{device}//{number}/{place in the group}
-        ranks = (members or {}).get(prefix.split("/")[-5]) if prefix.count("/") >= 4 else None
+        ranks = (members or {}).get(_group_in(prefix.split("/")))
         return int(last) if ranks is None else ranks[int(last)]
     return zlib.crc32(key.encode()) % world_size
+
+
+def _group_in(prefix: Sequence[str]) -> str:
+    """Of gloo: .../{group}//{device}//{number}, or .../{group}//{device}//reconfigure/{uuid}/{number}."""
+    place = -7 if len(prefix) >= 7 and prefix[-3] == "reconfigure" else -5
+    return prefix[place] if len(prefix) >= -place else ""
 
 
 class Endpoint:

@@ -35,6 +35,8 @@ class StoreKeys:
                 reply({})
             case "get":
                 self._get(key, float(request["timeout"]), reply)
+            case "compare_set":
+                reply({"value": self._compare_set(key, str(request["expected"]), str(request["value"]))})
             case "check":
                 reply({"found": key in self._values})
             case "add":
@@ -48,6 +50,14 @@ class StoreKeys:
         self._values[key] = value
         for reply in self._waiting.pop(key, {}).values():
             reply({"value": value})
+
+    def _compare_set(self, key: tuple[int, str], expected: str, value: str) -> str:
+        """Set a key that has the expected value, or has none while none is expected; what it has then."""
+        now = self._values.get(key, "")
+        if now == expected:
+            self._set(key, value)
+            return value
+        return now or expected  # as torch's own stores answer for a key that is not there
 
     def _get(self, key: tuple[int, str], timeout_s: float, reply: Reply) -> None:
         if key in self._values:

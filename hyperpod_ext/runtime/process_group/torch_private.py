@@ -13,7 +13,7 @@ import torch.distributed as dist
 from hyperpod_ext.errors import HyperpodExtError
 from hyperpod_ext.runtime.torch_requirements import private_names
 
-GroupObserver = Callable[[str, Sequence[int]], None]
+GroupMaker = Callable[[str, Sequence[int], Callable[..., Any]], Any]
 
 _OLDEST = (2, 6)
 _c10d: Any = getattr(dist, "distributed_c10d", None)
@@ -30,24 +30,35 @@ def check() -> None:
     private_names.check_loaded()
 
 
-def on_new_group(observer: GroupObserver | None) -> None:
-    """Have `observer` told of each group before torch makes it: its name and ranks, no ranks for the default group."""
-    if observer is None:
+def on_new_group(maker: GroupMaker | None) -> None:
+    """Have `maker` make each group: of its name, its ranks, none for the default group, and what torch makes it with.
+    None: torch does."""
+    if maker is None:
         _c10d._new_process_group_helper = _make_group
         return
 
     @functools.wraps(_make_group)
     def make_group(*arguments: Any, **options: Any) -> Any:
-        observer(str(arguments[5]), list(arguments[2]))  # its group_name and global_ranks_in_group
-        return _make_group(*arguments, **options)
+        name, ranks = str(arguments[5]), list(arguments[2])  # its group_name and global_ranks_in_group
+        return maker(name, ranks, functools.partial(_make_group, *arguments, **options))
 
     _c10d._new_process_group_helper = make_group
 
 
-def forget_groups() -> None:
-    """Count groups from the start again.
+def forget_groups(kept: int = 0) -> None:
+    """Count groups from the start again, but for the first `kept`.
 
     Torch numbers groups in a process, and names their keys by it. An init that failed has counted too, and torch
     forgets only what it destroyed: survivors would look for a new process under another name.
     """
-    _c10d._world.group_count = 0
+    _c10d._world.group_count = kept
+
+
+def open_groups() -> dict[str, dist.ProcessGroup]:
+    """Groups that torch knows, by name, in the order in which they were made."""
+    return {str(name): group for group, name in _c10d._world.pg_names.items()}
+
+
+def store_of(group: dist.ProcessGroup) -> Any:
+    """The store that torch keeps with a group."""
+    return _c10d._world.pg_map[group][1]

@@ -1,8 +1,9 @@
 """Objects that hold process groups, kept through a fault: FSDP2 modules, device meshes, DTensors.
 
-A fault ends every process group. What holds one lets go of it first, or gloo's threads and sockets would stay, and is
-given the group of the same name in the next generation. A device mesh looks its groups up by name each time, so with
-the same names it is whole again; FSDP2's parameter groups keep the objects, and are given the new ones.
+A fault ends every process group, but for those whose objects outlive it (`process_group/lasting_groups.py`). What holds
+one lets go of it first, or gloo's threads and sockets would stay, and is given the group of the same name in the next
+generation. A device mesh looks its groups up by name each time, so with the same names it is complete again; FSDP2's
+parameter groups keep the objects, and are given the new ones.
 
 Names are numbers in the order in which groups are made. A new process makes those of `run.keep` by calling `build`;
 survivors make them again without calling it, from what was recorded.
@@ -14,7 +15,7 @@ import contextlib
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,13 +130,16 @@ class GroupHolder:
     """Entry of a mapping, where the attribute is one."""
 
 
-def let_go() -> list[GroupHolder]:
-    """Take the process groups out of everything that holds them, and end what FSDP2 was in the middle of."""
+def let_go(*, groups_last: bool = False) -> list[GroupHolder]:
+    """Take the process groups out of everything that holds them, and end what FSDP2 was in the middle of.
+
+    Where groups outlive the fault, only flattened meshes are taken: a new process makes those when it first needs them.
+    """
     if "torch.distributed.tensor" not in sys.modules:
         return []
     kinds = _kinds_of_holders()
     holders = [thing for thing in gc.get_objects() if issubclass(type(thing), kinds)]
-    places = [place for thing in holders for place in _take_out(thing)]
+    places = [place for thing in holders for place in _take_out(thing, groups_last)]
     if interrupted_fsdp.can_be_reset():
         interrupted_fsdp.reset([thing for thing in holders if hasattr(thing, "_fsdp_param_groups")])
     _forget_flattened()
@@ -164,10 +168,10 @@ def _kinds_of_holders() -> tuple[type, ...]:
     return tuple(kinds)
 
 
-def _take_out(thing: Any) -> list[GroupHolder]:
+def _take_out(thing: Any, groups_last: bool) -> list[GroupHolder]:
     here, places = weakref.ref(thing), []
     for attribute, value in list(vars(thing).items()):
-        if isinstance(value, dist.ProcessGroup):
+        if isinstance(value, dist.ProcessGroup) and not groups_last:
             places.append(GroupHolder(here, attribute, str(value.group_name)))
             setattr(thing, attribute, _Gone(str(value.group_name)))
     # of a mesh: groups that torch.compile looks for, and flattened meshes, which are made when first needed. What a
@@ -182,11 +186,15 @@ def _take_out(thing: Any) -> list[GroupHolder]:
     return places
 
 
-def give_back(places: Sequence[GroupHolder]) -> list[GroupHolder]:
-    """Put the groups of this generation where those of the same names were; returns what has none yet."""
+def give_back(places: Sequence[GroupHolder], asleep: Collection[str] = ()) -> list[GroupHolder]:
+    """Put the groups of this generation where those of the same names were; returns what has none yet.
+
+    Args:
+        asleep: names of groups that are kept, and are not of this generation.
+    """
     missing = []
     for place in places:
-        holder, group = place.holder(), _group_of(place.name)
+        holder, group = place.holder(), None if place.name in asleep else _group_of(place.name)
         if group is None:
             missing.append(place)
         elif holder is not None and place.key:

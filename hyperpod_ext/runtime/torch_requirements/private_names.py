@@ -23,6 +23,7 @@ class Feature(Enum):
     """What needs names: the module without which nothing of it is in use, and what it is called in an error."""
 
     GROUPS = ("torch.distributed", "process groups")
+    LASTING_GROUPS = ("torch.distributed", "process groups whose objects outlive a fault")
     DDP = ("torch.nn.parallel", "DistributedDataParallel")
     TENSORS = ("torch", "tensors and optimizers")
     DTENSOR = ("torch.distributed.tensor", "DTensors and device meshes")
@@ -42,7 +43,8 @@ class Feature(Enum):
 
 
 _NEEDED = (Feature.GROUPS, Feature.DDP, Feature.TENSORS, Feature.DTENSOR)
-"""Without these a job cannot recover. Without `KEPT_MESHES` or `KEPT_FSDP2`, what `run.keep` returned is built anew.
+"""Without these a job cannot recover. Without `KEPT_MESHES` or `KEPT_FSDP2`, what `run.keep` returned is built anew;
+without `LASTING_GROUPS`, groups are made anew.
 The others are checked when they are used."""
 
 
@@ -92,6 +94,11 @@ TABLE = (
     PrivateName(f"{_C10D}:_world", "pg_names", "the group of a name", Feature.GROUPS),
     PrivateName(
         f"{_C}:ProcessGroup", "_get_sequence_number_for_group", "how many collectives have begun", Feature.GROUPS
+    ),
+    PrivateName("torch.distributed", "_supports_reconfigure", "whether a backend can do it", Feature.LASTING_GROUPS),
+    PrivateName("torch.distributed", "_reconfigure", "other ranks for a group that is open", Feature.LASTING_GROUPS),
+    PrivateName(
+        "torch.distributed", "_get_reconfigure_handle", "a rank, to those it meets in a group", Feature.LASTING_GROUPS
     ),
     PrivateName(_DDP, "_has_rebuilt_buckets", "whether gradient buckets have their final layout", Feature.DDP),
     PrivateName(_DDP, "_build_params_for_reducer", "parameters in the order of the former buckets", Feature.DDP),

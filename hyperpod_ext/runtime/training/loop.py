@@ -143,6 +143,7 @@ class _Loop:
         if self._member is None or self._member.environment != environment:
             if self._member is not None:
                 self._member.client.close()
+                self._member.run.let_go()
                 meshes.forget_rank()
             self._member = _Member.of(environment, self._session)
         return self._member
@@ -157,6 +158,7 @@ class _Loop:
         rank, store = member.environment.rank, self._session.open_store(generation)
         member.run.device_steps.enter()
         self._groups.before_abort = member.run.device_steps.freeze
+        member.run.groups_asleep = self._groups.asleep
         self._groups.open(store, rank, member.environment.world_size)
         if self._session.aborted:  # word of it came before there was a group to cut
             raise AbortedError(f"generation {generation.number} is over")
@@ -189,7 +191,7 @@ class _Loop:
         # frames of the failed call hold the DDP module, and it the group's sockets and gradient hooks
         _forget_frames(error)
         member.run.leave()
-        self._groups.destroy()
+        self._groups.leave()
         return True
 
     def _is_someone_elses(self, error: BaseException, member: _Member) -> bool:

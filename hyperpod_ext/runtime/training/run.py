@@ -88,6 +88,8 @@ class Run:
         """Where groups were, by the rank and world size that they were made for."""
         self._state: TrainingState | None = None
         self._restored = False
+        self.groups_asleep: Callable[[], frozenset[str] | None] = lambda: None
+        """Names of groups that are kept from a former generation, and not in use; None: groups do not outlive one."""
         self.device_steps = DeviceSteps()
         """What is done of what the loop has called."""
         self._unreported: deque[tuple[int, dict[str, Any]]] = deque()
@@ -270,6 +272,7 @@ class Run:
 
     def move(self, rank: int, world_size: int) -> None:
         """This process is another rank from now on, or one among another number of ranks."""
+        self.let_go()
         self.rank, self.world_size = rank, world_size
         self._watchdog.close()
         self._watchdog = Watchdog(self.config, rank, self._link, self._checkpointer)
@@ -288,7 +291,15 @@ class Run:
         """A generation is over: let go of its process groups, wherever they are held."""
         self._watchdog.leave()
         self._wrapped = []
-        self._held.setdefault(self._world, []).extend(meshes.let_go())
+        self._let_go(groups_last=self.groups_asleep() is not None)
+
+    def let_go(self) -> None:
+        """Groups that outlived a generation are this rank's no more: let go of them, too."""
+        if self.groups_asleep() is not None:
+            self._let_go(groups_last=False)
+
+    def _let_go(self, *, groups_last: bool) -> None:
+        self._held.setdefault(self._world, []).extend(meshes.let_go(groups_last=groups_last))
 
     @property
     def _world(self) -> tuple[int, int]:
@@ -297,7 +308,8 @@ class Run:
     def _give_back(self) -> None:
         """Groups to what was made for this world. What was made for another one is built anew, unless that other world
         comes back first: the one between may have ended before the training function was called."""
-        self._held[self._world] = meshes.give_back(self._held.get(self._world, []))
+        held = self._held.get(self._world, [])
+        self._held[self._world] = meshes.give_back(held, self.groups_asleep() or ())
 
     def consistent_step(self) -> ConsistentStep | None:
         """The live state, if it is whole: what this rank can offer to others."""

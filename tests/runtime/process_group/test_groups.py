@@ -19,6 +19,7 @@ from world_of_one import world_of_one
 from hyperpod_ext.runtime.process_group import gloo_waits
 from hyperpod_ext.runtime.process_group.gloo_sockets import event_loops
 from hyperpod_ext.runtime.process_group.gloo_waits import sleeping, threads, work_threads
+from hyperpod_ext.runtime.torch_requirements.private_names import Feature, missing
 
 SIZE = 4
 
@@ -72,6 +73,39 @@ def test_groups_meshes_and_user_groups_work_in_every_generation():
             ranks.abort(target)
             ranks.hear("freed", target)
             ranks.start(target)
+
+
+def _hold_on(member: Member) -> None:
+    """What was made in the first generation is used in all."""
+    held: list[dist.ProcessGroup] = []
+    while member.join():
+        with member.faults():
+            now = [dist.group.WORLD, [dist.new_group([0, 1]), dist.new_group([2, 3])][member.rank // 2]]
+            held = held or now
+            same = all(mine is its for mine, its in zip(held, now, strict=True))
+            member.send("sums", same, [_sum(member.rank + 1.0, group) for group in held], dist.get_rank(held[1]))
+            while True:
+                _sum(1.0, held[0])
+
+
+@pytest.mark.skipif(bool(missing(Feature.LASTING_GROUPS)), reason="this torch cannot give an open group other ranks")
+def test_a_group_made_before_a_fault_is_used_after_it():
+    with Ranks(SIZE, _hold_on) as ranks:
+        for target in (2, 0, 3, None):
+            ranks.begin()
+            found = ranks.hear("sums")
+            assert {rank: (sums, place) for rank, (_, sums, place) in found.items()} == {
+                0: ([10, 3], 0),
+                1: ([10, 3], 1),
+                2: ([10, 7], 0),
+                3: ([10, 7], 1),
+            }
+            assert all(same for same, _, _ in found.values())
+            if target is not None:
+                ranks.kill(target)
+                ranks.abort(target)
+                ranks.hear("freed", target)
+                ranks.start(target)
 
 
 def test_no_rank_serves_more_than_twice_its_share_of_the_requests():
@@ -209,13 +243,13 @@ def test_groups_of_the_process_that_forked_the_ranks_are_left_alone(monkeypatch)
 
 def test_threads_of_gloo_that_have_no_name_are_found(monkeypatch):
     """As in torch 2.8; from 2.13 on they have one."""
-    monkeypatch.setattr(gloo_waits, "threads", lambda name="": [] if name else threads())
     before = set(threads())
 
     def found() -> set[int]:
         return set(gloo_waits.work_threads()) - before
 
-    with world_of_one():
+    with world_of_one(), monkeypatch.context() as patch:
+        patch.setattr(gloo_waits, "threads", lambda name="": [] if name else threads())
         until(lambda: len(found()) >= 2 and set(threads("pt_gloo")) <= found())
         assert not {thread.native_id for thread in threading.enumerate()} & set(gloo_waits.work_threads())
 
@@ -232,7 +266,7 @@ def _leave_with_a_forgotten_sum(member: Member) -> None:
         else:
             member._inbox.get()  # the abort, once rank 0 is out: until then its connections stay
         member.groups.abort()
-        member.groups.destroy()
+        member.groups.leave()
         member.send("left")
 
 

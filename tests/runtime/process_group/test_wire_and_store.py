@@ -11,9 +11,17 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from torch._C._distributed_c10d import HashStore, Store
 
 from hyperpod_ext.runtime.ipc import messages as wire
-from hyperpod_ext.runtime.process_group.store import Endpoint, GenerationOverError, PartitionedStore, owner_of, rehearse
+from hyperpod_ext.runtime.process_group.store import (
+    Endpoint,
+    GenerationOverError,
+    LastingStore,
+    PartitionedStore,
+    owner_of,
+    rehearse,
+)
 
 SECRET = b"0123456789abcdef"
 
@@ -91,6 +99,8 @@ def test_keys_of_a_subgroup_live_on_its_members():
     assert owner_of("0//a1b2//cpu//0/0", 16, members) == 7
     assert owner_of("0//cpu//0/11", 16, members) == 11
     assert owner_of("0//4//cpu//0/1", 16, members) == 1
+    assert owner_of("0//3//cpu//reconfigure/1048576/0/1", 16, members) == 9
+    assert owner_of("0//cpu//reconfigure/1048576/0/11", 16, members) == 11
 
 
 def test_lines_to_ranks_that_stay_are_kept(job):
@@ -147,6 +157,38 @@ def test_a_counter_counts_and_reads_as_text(job):
     assert job.store().add("count", 2) == 2
     assert job.store().add("count", 3) == 5
     assert job.store().get("count") == b"5"
+
+
+def sets_if_as_expected(store: Store) -> list[bytes]:
+    """Keys that are not there, that have the expected value, and another; then what each has."""
+    store.set("there", "old")
+    store.set("another", "old")
+    told = [
+        store.compare_set("new", "", "mine"),
+        store.compare_set("new", "", "too late"),
+        store.compare_set("there", "old", "mine"),
+        store.compare_set("another", "not this", "mine"),
+        store.compare_set("nowhere", "not this", "mine"),
+    ]
+    return [*told, *(store.get(key) for key in ("new", "there", "another"))]
+
+
+def test_a_key_is_set_if_it_is_as_expected_as_in_torchs_own_store(job):
+    assert sets_if_as_expected(job.store()) == sets_if_as_expected(HashStore())
+    assert sets_if_as_expected(job.strange(SECRET)) == sets_if_as_expected(HashStore()), "over the wire"
+
+
+def test_groups_that_last_are_in_the_store_of_the_present_generation(job):
+    lasting = LastingStore()
+    lasting.set("alone", b"\x00")
+    for generation in (1, 2):
+        lasting.become(job.store(0, generation))
+        assert not lasting.check(["alone"])
+        assert not lasting.check(["key"])
+        assert lasting.compare_set("key", "", "value") == b"value"
+        assert lasting.multi_get(["key"]) == [job.store(1, generation).get("key")]
+        lasting.wait(["key"])
+        assert lasting.add("count", 2) == 2
 
 
 def test_generations_do_not_see_each_other(job):

@@ -1,0 +1,115 @@
+"""Groups whose objects outlive a fault, where torch can reconfigure them: from 2.15 on.
+
+A DDP module, an FSDP2 module, a device mesh or a variable of the script goes on with the object that it holds. Between
+two generations each group has this rank alone in it, so that its connections are closed. In the next generation it
+gets its ranks back when it would have been made: the default group at once, any other when the script, or `run.keep`
+for it, asks for one of the same name and ranks. A new process makes its own in the same order, and meets them there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from hyperpod_ext.runtime.process_group import torch_private as torch_names
+from hyperpod_ext.runtime.process_group.store import LastingStore, PartitionedStore
+from hyperpod_ext.runtime.torch_requirements.private_names import Feature, missing
+
+_dist: Any = dist
+"""Older torch has no reconfigure, and so no types of it."""
+LAZY = "TORCH_GLOOLAZY_INIT"
+_MOST_RANKS = 128
+"""Each rank connects to every other when a group is reconfigured; more than these connect when they first speak, in
+groups that are made anew."""
+
+_RANK_BITS = 20
+
+
+def can_last(world_size: int) -> bool:
+    """Whether groups of a job of so many ranks are reconfigured; all of its ranks find the same."""
+    # in torch 2.15.0 lazy connections of a group that is reconfigured a second time are never made: gloo has ended the
+    # thread that would
+    return not missing(Feature.LASTING_GROUPS) and world_size <= _MOST_RANKS and os.environ.get(LAZY, "0") == "0"
+
+
+class LastingGroups:
+    """The groups of one process, while its rank and the number of ranks stay the same."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.place = rank, world_size
+        self._store = LastingStore()
+        self._generation = 0
+        self._asleep: set[str] = set()
+        """Names of groups that have this rank alone in them."""
+
+    def open(self, store: PartitionedStore) -> None:
+        """Open the default group in a generation. Every rank must have left the former one."""
+        self._store.become(store)
+        self._generation = store.generation
+        rank, world_size = self.place
+        if not dist.is_initialized():
+            torch_names.forget_groups()
+            _dist.init_process_group(
+                "gloo", store=self._store, rank=rank, world_size=world_size, enable_reconfigure=True
+            )
+        torch_names.forget_groups(kept=1)
+        self._wake(_default(), range(world_size))
+
+    def make(self, name: str, ranks: Sequence[int], make: Callable[..., Any]) -> Any:
+        """As torch's `_new_process_group_helper`: the group that there was, or a new one, and its store."""
+        if not ranks:  # the default group; `open` gives it its ranks
+            return make()
+        known = torch_names.open_groups().get(name)
+        if known is not None and name in self._asleep and dist.get_process_group_ranks(known) == list(ranks):
+            self._wake(known, ranks)
+            return known, torch_names.store_of(known)
+        if known is not None and name in self._asleep:
+            self._forget(known)
+        group, store = make(enable_reconfigure=True)
+        if isinstance(group, dist.ProcessGroup) and _dist._supports_reconfigure(group):
+            self._wake(group, ranks)
+        return group, store
+
+    def leave(self) -> None:
+        """A generation is over: close all connections, and keep the groups' objects."""
+        self._store.become(HashStore())
+        for name, group in torch_names.open_groups().items():
+            if _dist._supports_reconfigure(group):
+                _reconfigure(group, self._uuid(alone=True), [_dist._get_reconfigure_handle(group)])
+                self._asleep.add(name)
+            else:
+                self._forget(group)
+
+    def asleep(self) -> frozenset[str]:
+        """Names of groups that no rank but this one is in: they were not asked for in this generation."""
+        return frozenset(self._asleep)
+
+    def _wake(self, group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
+        """Give a group its ranks; each of them does."""
+        name = str(group.group_name)
+        self._store.set(f"handle/{name}/{self.place[0]}", _dist._get_reconfigure_handle(group))
+        handles = [self._store.get(f"handle/{name}/{rank}").decode() for rank in ranks]
+        _reconfigure(group, self._uuid(), handles)
+        self._asleep.discard(name)
+
+    def _uuid(self, *, alone: bool = False) -> int:
+        """Of what a group becomes. Handles name it, and must differ: so that of a rank alone is its own."""
+        return (self._generation << _RANK_BITS) + (1 + self.place[0] if alone else 0)
+
+    def _forget(self, group: dist.ProcessGroup) -> None:
+        self._asleep.discard(str(group.group_name))
+        dist.destroy_process_group(group)
+
+
+def _default() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None, "it has been opened"
+    return group
+
+
+def _reconfigure(group: dist.ProcessGroup, uuid: int, handles: list[str]) -> None:
+    _dist._reconfigure(uuid=uuid, handles=handles, group=group).wait()
