@@ -36,12 +36,14 @@ WORDS = {
     "roster": "members",
     "rung": "escalation level",
     "rungs": "escalation levels",
+    "said": "what it is: answers, output, ...",
     "settling": "retained",
     "stretch": "interval",
     "strike": "inject",
     "struck": "hit",
     "survey": "inventory",
     "teller": "span builder",
+    "told": "what it is: reported, answer, ...",
     "unharmed": "safe to commit",
     "vacant": "unassigned",
     "verdict": "reason",
@@ -124,6 +126,8 @@ def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
             case ast.Attribute(attr=name, ctx=ast.Store()):
                 yield node.lineno, name
+            case ast.alias(asname=str(name)):
+                yield node.lineno, name
             case ast.Constant(value=str(name)) if TEXT.fullmatch(name):
                 yield node.lineno, name
 
@@ -168,6 +172,8 @@ def test_a_name_that_stays_is_still_there(root: Path) -> None:
         "log('homecoming')",
         "class Line: ...",
         "self._door = 1",
+        "import load as crowd",
+        "from a import load as crowd",
     ],
 )
 def test_a_private_word_is_found(source: str) -> None:

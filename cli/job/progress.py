@@ -45,7 +45,7 @@ class PlainProgress:
 
     def __init__(self) -> None:
         self._event_text = EventText()
-        self._said = (self._event_text.run, 0)
+        self._shown = (self._event_text.run, 0)
 
     def show(self, moment: StatusUpdate) -> None:
         """Say the events, and the step now and then."""
@@ -58,12 +58,12 @@ class PlainProgress:
 
     def _say_step(self) -> None:
         event_text = self._event_text
-        run, step = self._said if self._said[0] == event_text.run else (event_text.run, 0)
+        run, step = self._shown if self._shown[0] == event_text.run else (event_text.run, 0)
         due = step + max((event_text.of or 0) // _LINES_A_RUN, 1)
         if event_text.step >= due or (event_text.step == event_text.of and event_text.step > step):
             say(f"step {event_text.step} of {event_text.of or '?'}{_loss(event_text)}")
             step = event_text.step
-        self._said = (run, step)
+        self._shown = (run, step)
 
 
 class BarProgress:

@@ -131,8 +131,10 @@ class Node:
         }
         self._coordinator_client.send_hello()
         if self._config.elastic is not None:
-            told = self._config.elastic.notices
-            self._spawn(notices.watch(told, notices.metadata_of(told), self._take_notice, self._hears_nothing))
+            preemption = self._config.elastic.notices
+            self._spawn(
+                notices.watch(preemption, notices.metadata_of(preemption), self._take_notice, self._hears_nothing)
+            )
         try:
             return await self._obey()
         finally:

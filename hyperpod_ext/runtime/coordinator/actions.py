@@ -79,7 +79,9 @@ class Actions:
             case m.AskDurable(exclude):
                 self.durable.ask(exclude)
             case m.Restore(_, decision):
-                self._outbox.to_all(c.TryNext(generation=generation, decision=told(decision), run=self._run.name))
+                self._outbox.to_all(
+                    c.TryNext(generation=generation, decision=restore_decision(decision), run=self._run.name)
+                )
             case m.Go(step):
                 self._go(step)
             case m.Abort() if self._end.is_stopping:
@@ -138,7 +140,7 @@ class Actions:
         membership.retention.next_due = self._schedule.policy.next_due
         order = c.BeginGeneration(
             generation=generation,
-            decision=told(decision),
+            decision=restore_decision(decision),
             addresses=addresses,
             peers=self._members.table("peer"),
             run=self._run.name,
@@ -223,7 +225,7 @@ class Actions:
         self._outbox.share_record()
 
 
-def told(decision: Decision) -> c.RestoreDecision:
+def restore_decision(decision: Decision) -> c.RestoreDecision:
     """A decision, as ranks are told of it."""
     sources = {
         rank: tuple(c.RestoreSource(**asdict(source)) for source in several)

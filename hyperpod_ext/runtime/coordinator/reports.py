@@ -169,8 +169,8 @@ class Reports:
         if step is not None and its and event in ("begun", "step"):
             self._stepped(report, step)
         number = {"rank": report.rank} if report.rank >= 0 else {}
-        said = {key: value for key, value in report.fields.items() if key not in _OWN}
-        fields = {"generation": report.generation, **said, **number}
+        reported = {key: value for key, value in report.fields.items() if key not in _OWN}
+        fields = {"generation": report.generation, **reported, **number}
         self._schedule.heard({"event": event, "t": report.t, **fields}, time.monotonic())
         self._log(event, t=report.t, **fields)
         if event == "step" and step is not None:

@@ -65,8 +65,8 @@ class Mixture:
     @property
     def fingerprint(self) -> str:
         """Changes when one of the sources does; not with the weights."""
-        told = [fingerprint_of(source) for source in self.sources]
-        return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+        fingerprints = [fingerprint_of(source) for source in self.sources]
+        return hashlib.sha256("\n".join(fingerprints).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)

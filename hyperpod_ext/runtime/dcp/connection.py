@@ -45,9 +45,9 @@ class Connection:
             )
         directory = self.together("directory", runtime_dir)
         me = {"place": place_of(directory), "node": os.environ.get("GROUP_RANK"), "pid": os.getpid()}
-        said = self.ranks.all_gather("who is where", me)
-        self.nodes = Nodes.of(said)
-        self._pids = [int(each["pid"]) for each in said]
+        ranks = self.ranks.all_gather("who is where", me)
+        self.nodes = Nodes.of(ranks)
+        self._pids = [int(each["pid"]) for each in ranks]
         self.node = self.nodes.node_of[self.ranks.rank]
         self.leads = self.nodes.leader(self.node) == self.ranks.rank
         """Whether this rank speaks for its node."""

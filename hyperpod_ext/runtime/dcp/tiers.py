@@ -139,12 +139,12 @@ class Tiers:
         Raises:
             JobFailedError: the ranks are about to save different steps.
         """
-        said = self._ranks.all_gather("save", [step, self._is_due_by_time()])
-        if len(steps := {int(each[0]) for each in said}) > 1:
+        answers = self._ranks.all_gather("save", [step, self._is_due_by_time()])
+        if len(steps := {int(each[0]) for each in answers}) > 1:
             raise JobFailedError(f"the ranks save different steps at the same time: {sorted(steps)}")
         if self._history.needs_new(step):
             self._enter(step)
-        if said[0][1]:  # by the clock of rank 0; nobody seals before every node knows
+        if answers[0][1]:  # by the clock of rank 0; nobody seals before every node knows
             self._by_time = time.monotonic()
             self._node.for_node("schedule copy", lambda: self._client.ask(r.ScheduleCopy(step=step)))
         return Save(step, self._history.generation)
@@ -254,26 +254,26 @@ class Tiers:
             stored = self._stored()["checkpoints"] if self.rank == 0 else []
             return {"held": self._client.ask(r.Held()).snapshots, "stored": stored}
 
-        said = self._ranks.all_gather("held", self._node.for_node("offers", ask) or {"held": [], "stored": []})
+        answers = self._ranks.all_gather("held", self._node.for_node("offers", ask) or {"held": [], "stored": []})
         if self.rank != 0:
             return []
         of_memory = [
             Offer.of_memory(summary, self.nodes.node_of[rank])
-            for rank, each in enumerate(said)
+            for rank, each in enumerate(answers)
             for summary in each["held"]
         ]
-        return of_memory + [Offer.of_all(summary) for summary in said[0]["stored"]]
+        return of_memory + [Offer.of_all(summary) for summary in answers[0]["stored"]]
 
     def _stored(self) -> dict[str, Any]:
         """What the durable tiers have. By rank 0."""
-        said = encode(self._client.ask(r.Durable()))
-        self._unreadable = [str(problem) for problem in said["problems"]]
-        if said["unreachable"] and not self._history.generation:
+        answer = encode(self._client.ask(r.Durable()))
+        self._unreadable = [str(problem) for problem in answer["problems"]]
+        if answer["unreachable"] and not self._history.generation:
             raise UnreachableError(
-                f"{'; '.join(said['unreachable'])}. It may have a newer checkpoint than memory.",
+                f"{'; '.join(answer['unreachable'])}. It may have a newer checkpoint than memory.",
                 hint="Start again when the tier can be read, or without it in the policy to go on from the rest.",
             )
-        return said
+        return answer
 
     def gather_found(
         self, found: Mapping[int, Any], failures: Sequence[Refused]

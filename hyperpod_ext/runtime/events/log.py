@@ -33,13 +33,13 @@ def checked(event: str, fields: dict[str, Any], t: float | None = None) -> tuple
         return KINDS.decode(entry), _line(entry)
     except WireError as error:
         why = str(error)
-    if event not in _SAID:
-        _SAID.add(event)
+    if event not in _REPORTED:
+        _REPORTED.add(event)
         sys.stderr.write(f"hyperpod_ext: the event log has an event that is not as declared: {why}\n")
     return Other.model_construct(t=entry["t"], name=event, why=why), _line(entry | {NOTE: why})
 
 
-_SAID: set[str] = set()
+_REPORTED: set[str] = set()
 """Kinds of events that were not as declared."""
 
 

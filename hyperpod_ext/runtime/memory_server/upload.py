@@ -51,7 +51,7 @@ class Upload:
         self.entered: dict[int, tuple[int, str]] = {}
         """Of each generation: the step at which it began, and the run."""
         self._claimed: set[int] = set()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         """What others were told not to wait for."""
         self.wake = threading.Event()
         """Something happened that may end a wait for other nodes."""
@@ -72,7 +72,7 @@ class Upload:
             assert plan is not None, "a snapshot is sealed only with a plan that is known"
             checkpoints.put_plan(folder, plan)
         manifests = [pin.manifest for _, pin in sorted(task.pins.items())]
-        if task.save_id in self._told:
+        if task.save_id in self._reported:
             checkpoints.forget_notes(folder, self.node)
         if task.nodes > 1:
             checkpoints.put_record(folder, self.node, manifests)
@@ -104,7 +104,7 @@ class Upload:
         if task.nodes > 1:
             with contextlib.suppress(HyperpodExtError):
                 self._checkpoints.put_failed(folder_of(task.step, task.generation), self.node)
-            self._told.add(task.save_id)
+            self._reported.add(task.save_id)
 
     def tell_left(self, task: UploadTask) -> None:
         """The same, of a step that was given up here because its memory was needed: another node, which has it
@@ -113,7 +113,7 @@ class Upload:
             with contextlib.suppress(HyperpodExtError):
                 self._claim(task.generation, self._checkpoints)
                 self._checkpoints.put_left(folder_of(task.step, task.generation), self.node)
-            self._told.add(task.save_id)
+            self._reported.add(task.save_id)
 
     def _claim(self, generation: int, checkpoints: Checkpoints) -> None:
         """Also for a generation that another one of this run has followed while its checkpoint waited."""

@@ -193,9 +193,9 @@ class Uploader:
     def _note(self, task: UploadTask, error: Exception) -> None:
         self._status["failed"] += 1
         self._status["taken_over"] |= isinstance(error, StaleGenerationError)
-        said = str(error) if isinstance(error, HyperpodExtError) else repr(error)
-        self._status["last_error"] = f"step {task.step}: {said}"
-        self._lost, task.error = task, said
+        message = str(error) if isinstance(error, HyperpodExtError) else repr(error)
+        self._status["last_error"] = f"step {task.step}: {message}"
+        self._lost, task.error = task, message
 
     def _count(self, nbytes: int) -> None:
         self._status["bytes_sent"] += nbytes

@@ -36,8 +36,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch.distributed as dist
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.process_group import cpu_contention as crowd
-from hyperpod_ext.runtime.process_group import gloo_waits
+from hyperpod_ext.runtime.process_group import cpu_contention, gloo_waits
 from hyperpod_ext.runtime.process_group import torch_private as torch_names
 from hyperpod_ext.runtime.process_group.abort_watcher import AbortWatcher, Over
 from hyperpod_ext.runtime.process_group.gloo_sockets import (
@@ -179,9 +178,9 @@ class ProcessGroups:
             over, store, self._store = self._over, self._store, None
             known, self._known = self._known, []
         if over is not None:  # ranks that are not free yet wait for the same cores
-            timeout_s = crowd.timeout_s(crowd.per_core())
+            timeout_s = cpu_contention.timeout_s(cpu_contention.per_core())
             over.rest(timeout_s)
-            crowd.give_way(timeout_s)
+            cpu_contention.yield_cores(timeout_s)
         if dist.is_initialized():
             wait_until_idle()  # while the watcher is there: threads of gloo may sleep in forgotten waits too
         if over is not None:

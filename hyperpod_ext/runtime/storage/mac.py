@@ -116,9 +116,9 @@ class Expected:
         reading = Reading(self, secret, crc=False)
         reading.update(data)
         if reading.wrong() is not None:
-            told = Reading(self, secret)  # once more, to say what it is
-            told.update(data)
-            raise CorruptSnapshotError(f"{where}: {told.wrong()}", hint=_HINT)
+            again = Reading(self, secret)  # once more, to say what it is
+            again.update(data)
+            raise CorruptSnapshotError(f"{where}: {again.wrong()}", hint=_HINT)
 
 
 _HINT = (

@@ -95,8 +95,8 @@ def make_result(job_dir: Path, batch_log: Path, state: str, cause: str) -> Repor
 def reported_state(job_dir: Path) -> str | None:
     """How the newest start ended, if it could tell."""
     folders = starts(job_dir)
-    told = (_report(folders[-1]) or {}).get("state") if folders else None
-    return str(told) if told in FINAL_STATES else None
+    reported = (_report(folders[-1]) or {}).get("state") if folders else None
+    return str(reported) if reported in FINAL_STATES else None
 
 
 def _losses(folder: Path) -> dict[str, Any]:

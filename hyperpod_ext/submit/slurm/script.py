@@ -72,7 +72,7 @@ def nodes_script(job: JobConfig, job_id: str, order: str, numbers: Sequence[int]
     job_dir = runs_dir / job_id
     own = (f"array={','.join(map(str, numbers))}", "nodes=1", "ntasks-per-node=1")
     signal = (f"signal=B:USR1@{_warning_s(job)}",) if job.timeouts.run_s is not None else ()
-    said = ("output=%x-%A_%a.out", f"comment={COMMENT}:{job_id}")
+    outputs = ("output=%x-%A_%a.out", f"comment={COMMENT}:{job_id}")
     return render(
         "hyperpod_slurm/nodes.sbatch.j2",
         job=job,
@@ -90,7 +90,7 @@ def nodes_script(job: JobConfig, job_id: str, order: str, numbers: Sequence[int]
             *_place_options(job),
             *signal,
             "no-requeue",
-            *said,
+            *outputs,
             *_further(job),
         ],
         step_options=[option for option in _step_options(job) if not option.startswith(("nodes=", "ntasks="))],

@@ -26,9 +26,9 @@ def test_who_listened_before_goes_on_hearing():
     heard: list[int] = []
     signal.signal(signal.SIGUSR1, lambda signum, frame: heard.append(signum))
     event = ElasticEvent()
-    assert not event.told
+    assert not event.received
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert event.told
+    assert event.received
     assert heard == [signal.SIGUSR1]
 
 
@@ -63,7 +63,7 @@ def test_nobody_stops_before_the_next_step():
         boundary = StopAtElasticEvent(event, lambda step: None)
         boundary.begin(1, 9)
         assert not boundary.stops_after(1, whole=True)
-        event.told = True
+        event.received = True
         assert not boundary.stops_after(2, whole=True), "others may have read nothing yet"
         assert boundary.stops_after(3, whole=True)
 
@@ -74,5 +74,5 @@ def test_told_in_the_last_step_all_stop_after_it():
         boundary = StopAtElasticEvent(event, lambda step: None)
         boundary.begin(8, 9)
         assert not boundary.stops_after(8, whole=True)
-        event.told = True
+        event.received = True
         assert boundary.stops_after(9, whole=True)

@@ -15,7 +15,7 @@ from hyperpod_ext.errors import ConfigError
 from hyperpod_ext.runtime.events import kinds
 from hyperpod_ext.runtime.events.event import NOTE, VERSION, ByWorker, EventKinds, Other
 from hyperpod_ext.runtime.events.kinds import KINDS
-from hyperpod_ext.runtime.events.log import _SAID, EventLog, append, checked
+from hyperpod_ext.runtime.events.log import _REPORTED, EventLog, append, checked
 from hyperpod_ext.runtime.events.of_training import Go, Step
 from hyperpod_ext.runtime.events.reading import read_events, read_log
 from hyperpod_ext.runtime.ipc.declared import Count, Seconds, name_of
@@ -42,7 +42,7 @@ def lines(*entries: dict[str, object]) -> list[str]:
 def test_an_event_that_is_not_as_declared_is_written_with_a_note_and_said_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], fields: dict[str, object], why: str
 ) -> None:
-    _SAID.clear()
+    _REPORTED.clear()
     log = EventLog(tmp_path, fresh=True)
     for _ in range(2):
         log.write("go", t=1.0, **fields)

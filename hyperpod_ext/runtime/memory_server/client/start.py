@@ -152,8 +152,8 @@ def _start(place: ServerFiles, config: RuntimeConfig, node: int, secret_file: Pa
     while (client := _connect(place.socket)) is None:
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
-            said = place.log.read_text(errors="replace").strip().splitlines()[-5:]
-            raise UnreachableError("the memory server does not start:\n" + "\n".join(said), hint=f"See {place.log}.")
+            output = place.log.read_text(errors="replace").strip().splitlines()[-5:]
+            raise UnreachableError("the memory server does not start:\n" + "\n".join(output), hint=f"See {place.log}.")
         time.sleep(0.02)
     process.returncode = 0  # it is not waited for, and Popen need not warn of that
     return client

@@ -115,7 +115,7 @@ class ManagedTier:
             connection.request("GET", self._blob_path(rank, step))
             response = self._check(connection.getresponse())
             try:
-                algorithm, digest, said = shard_meta.decode(response.headers.get("Shard-Meta", ""))
+                algorithm, digest, meta = shard_meta.decode(response.headers.get("Shard-Meta", ""))
                 checksum = self._algorithms[algorithm]()
             except ValueError as error:
                 raise CorruptSnapshotError(f"rank {rank}'s step {step} in the managed tier: {error}") from None
@@ -129,7 +129,7 @@ class ManagedTier:
             checksum.update(piece)
         if checksum.digest() != digest:
             raise CorruptSnapshotError(f"rank {rank}'s step {step} in the managed tier does not match its {algorithm}")
-        return data, {key: value for key, value in said.items() if key not in ("checksum", "algorithm")}
+        return data, {key: value for key, value in meta.items() if key not in ("checksum", "algorithm")}
 
     def latest(self) -> list[int]:
         """The newest steps that any rank has put, newest first. Whether all ranks have them is not said."""
@@ -182,8 +182,8 @@ class ManagedTier:
     def _check(self, response: http.client.HTTPResponse) -> http.client.HTTPResponse:
         if response.status == 200:
             return response
-        said = response.read(MAX_MESSAGE).decode(errors="replace")
-        message = f"the managed tier at {self._host}:{self._port} answers {response.status}: {said:.500}"
+        body = response.read(MAX_MESSAGE).decode(errors="replace")
+        message = f"the managed tier at {self._host}:{self._port} answers {response.status}: {body:.500}"
         match response.status:
             case 404:
                 raise NotFoundError(message)
