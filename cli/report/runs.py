@@ -84,7 +84,7 @@ def _of_events(path: Path, text: str) -> Mapping[str, Any]:
     from ..output import say
 
     log = read_log(text.splitlines(), str(path))
-    events = Events(sorted(log.whole(), key=lambda event: event.t))
+    events = Events(sorted(log.all_events(), key=lambda event: event.t))
     if not events:
         raise _damaged(path, "holds no event", "the job has not begun, or another file is meant")
     for note in log.notes:

@@ -151,9 +151,9 @@ def _head(now: dict[str, Any]) -> str:
 
 
 def _shares(seconds: dict[str, float]) -> str:
-    whole = sum(seconds.values())
+    total = sum(seconds.values())
     most = sorted(seconds.items(), key=lambda item: -item[1])
-    return ", ".join(f"{phase.replace('_', ' ')} {100 * took / whole:.1f} %" for phase, took in most if took)
+    return ", ".join(f"{phase.replace('_', ' ')} {100 * took / total:.1f} %" for phase, took in most if took)
 
 
 def _left(left_s: float | None) -> str:

@@ -44,7 +44,7 @@ def look_here() -> Iterator[Finding]:
             yield Finding("absent", name, f"needed {purpose}")
         else:
             yield Finding("ok", name, _version(name))
-    yield from _sagemaker_is_whole()
+    yield from _sagemaker_is_complete()
     for program, purpose in _PROGRAMS.items():
         path = shutil.which(program)
         yield Finding("ok", program, path) if path else Finding("absent", program, f"needed {purpose}")
@@ -57,7 +57,7 @@ def _version(name: str) -> str:
         return "without a version"
 
 
-def _sagemaker_is_whole() -> Iterator[Finding]:
+def _sagemaker_is_complete() -> Iterator[Finding]:
     """sagemaker-hyperpod, installed after sagemaker 2, replaces its __init__.py with an empty file."""
     spec = importlib.util.find_spec("sagemaker")
     if spec and spec.origin and _version("sagemaker").startswith("2.") and not Path(spec.origin).read_bytes():
@@ -129,11 +129,11 @@ def _missing(model: type[BaseModel], live: Mapping[str, Any], path: str) -> Iter
         inner = models_in(info.annotation) or [
             m for part in getattr(info.annotation, "__args__", ()) for m in models_in(part)
         ]
-        if inner and not issubclass(inner[0], _taken_whole()):
+        if inner and not issubclass(inner[0], _kubernetes_models()):
             yield from _missing(inner[0], found.get("items") or found, f"{path}.{key}")
 
 
-def _taken_whole() -> tuple[type[BaseModel], ...]:
+def _kubernetes_models() -> tuple[type[BaseModel], ...]:
     """Parts that Kubernetes itself defines, and every operator takes whole."""
     from hyperpod_ext.submit.kubernetes import schemas
 

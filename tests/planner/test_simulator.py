@@ -51,8 +51,8 @@ def test_a_part_of_the_ranks_decides_what_all_of_them_would(kind: str) -> None:
     }[kind]  # type: ignore[assignment]
     for seed in range(3):
         settings = job(24, **more)
-        part, whole = Simulation(settings, seed).run(3), Simulation(settings, seed, whole=True).run(3)
-        assert part == whole
+        part, every_rank = Simulation(settings, seed).run(3), Simulation(settings, seed, every_rank=True).run(3)
+        assert part == every_rank
         assert sum(part.faults.values()) > 40
         assert part.relaunches > 0 if kind in ("no durable tier", "budgets") else part.relaunches == 0
 

@@ -77,7 +77,7 @@ def batch_divides_among_ranks(job: JobConfig, _files: ListFiles | None) -> Itera
     yield Finding(("global_batch_size",), f"`{batch}` does not divide evenly: {ranks}", f"write {values}")
 
 
-def batch_is_whole_micro_batches(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
+def batch_divides_into_micro_batches(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
     if job.elastic is None or job.global_batch_size is None:
         return
     policy, batch = job.elastic.batch, job.global_batch_size
@@ -156,7 +156,7 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         Check((("script",),), script_is_python, "HPX001"),
         Check((("script",),), script_is_beside_the_spec, "HPX002"),
         Check((("global_batch_size",), *_WORLD), batch_divides_among_ranks, "HPX003"),
-        Check((("elastic", "batch"), ("global_batch_size",), ("nodes",)), batch_is_whole_micro_batches, "HPX010"),
+        Check((("elastic", "batch"), ("global_batch_size",), ("nodes",)), batch_divides_into_micro_batches, "HPX010"),
         Check((_TIER_KINDS,), each_tier_once, "HPX004"),
         Check((("checkpoint", "tiers", "*", "replicas"), _TIER_KINDS, ("nodes",)), peer_copies_fit_the_nodes, "HPX005"),
         Check((("chaos", "*", "*", "rank"), *_WORLD), faults_hit_ranks_that_exist, "HPX006"),

@@ -75,9 +75,9 @@ def send_state(
     layout, me = Layout(parts), dist.get_rank()
     plan = layout.plan
     short = {"step": step, "digest": plan.digest}  # one sender says what it all is, the others that they mean the same
-    whole = short | {"plan": plan.to_json(), "values": parts.values, "extras": dict(extras)}
+    full = short | {"plan": plan.to_json(), "values": parts.values, "extras": dict(extras)}
     for order in orders:
-        store.set(_between(key, order.receiver, me), json.dumps(short if order.part else whole))
+        store.set(_between(key, order.receiver, me), json.dumps(short if order.part else full))
     for order in orders:
         if json.loads(store.get(f"{key}/wanted/{order.receiver}")):
             buckets = cut([item.nbytes for item in plan.items], order.part, order.of, _BUCKET_BYTES)
@@ -113,26 +113,26 @@ def receive_state(store: PartitionedStore, key: str, sources: Sequence[int]) -> 
     running = incoming
     while running := [each for each in running if each.take()]:  # a bucket of each in turn, the next ones under way
         pass
-    whole = headers[sources[0]]
+    full = headers[sources[0]]
     for each in incoming:
         if json.loads(store.get(_between(f"{key}/sums", me, each.source))) != each.checksums:
             raise CorruptSnapshotError(
-                f"the state of step {whole['step']} from rank {each.source} does not match its CRC64-NVME"
+                f"the state of step {full['step']} from rank {each.source} does not match its CRC64-NVME"
             )
-    return Snapshot(int(whole["step"]), plan, whole["values"], lambda: memoryview(image), whole["extras"])
+    return Snapshot(int(full["step"]), plan, full["values"], lambda: memoryview(image), full["extras"])
 
 
 def _agreed(headers: Mapping[int, Mapping[str, Any]]) -> Plan:
     """The plan of what all of them have announced."""
     if refused := [f"rank {source}: {header['refused']}" for source, header in headers.items() if "refused" in header]:
         raise CorruptSnapshotError("; ".join(refused))
-    (first, whole), *others = headers.items()
+    (first, full), *others = headers.items()
     for source, header in others:
-        if (header["step"], header["digest"]) != (whole["step"], whole["digest"]):
+        if (header["step"], header["digest"]) != (full["step"], full["digest"]):
             raise CorruptSnapshotError(
                 f"ranks {first} and {source} do not hold the same: their tensors differ in name, type or shape"
             )
-    return read_plan(whole["plan"], whole["digest"])
+    return read_plan(full["plan"], full["digest"])
 
 
 def _between(key: str, receiver: int, sender: int) -> str:

@@ -74,13 +74,13 @@ class StopAtStep:
         with self._changed:
             self._making, self._total = step, total
 
-    def stops_after(self, step: int, *, whole: bool) -> bool:
+    def stops_after(self, step: int, *, consistent: bool) -> bool:
         """Whether this rank stops, now that `step` has been made; otherwise the next one begins.
 
-        `whole`: whether the state is that of this step, and not in the middle of an accumulation.
+        `consistent`: whether the state is that of this step, and not in the middle of an accumulation.
         """
         with self._changed:
-            if whole and self._is_due(step):
+            if consistent and self._is_due(step):
                 self._changed.wait_for(lambda: self._agreed or not self._is_due(step))
                 if self._is_due(step):
                     return True

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from hyperpod_ext.config.resize import LEFT, RESIZES, WANTED, ResizeOrder
-from hyperpod_ext.files import write_whole
+from hyperpod_ext.files import write_atomically
 
 
 def read_orders(run_dir: Path) -> dict[str, ResizeOrder]:
@@ -41,7 +41,7 @@ def orders_due(
 
 def tell_wanted(run_dir: Path, nodes: Collection[int]) -> None:
     """Say which nodes the job would have."""
-    write_whole(run_dir / WANTED, json.dumps({"nodes": sorted(nodes)}) + "\n")
+    write_atomically(run_dir / WANTED, json.dumps({"nodes": sorted(nodes)}) + "\n")
 
 
 def tell_left(run_dir: Path, node: int) -> None:

@@ -35,8 +35,8 @@ def policy_of(job: str, given: Policy | None, environ: Mapping[str, str] = os.en
     try:
         RuntimeConfig(name=job, nodes=1, workers_per_node=1, checkpoint=policy)
     except ValidationError as error:
-        whole = {"name": job, "nodes": 1, "workers_per_node": 1, "checkpoint": policy.model_dump(mode="json")}
-        raise _config_error(RuntimeConfig, whole, error) from None
+        config = {"name": job, "nodes": 1, "workers_per_node": 1, "checkpoint": policy.model_dump(mode="json")}
+        raise _config_error(RuntimeConfig, config, error) from None
     return policy
 
 

@@ -17,7 +17,7 @@ from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.dcp.choice import Choice, Refused, choose
 from hyperpod_ext.runtime.dcp.connection import Connection
 from hyperpod_ext.runtime.dcp.policy import Policy, policy_of
-from hyperpod_ext.runtime.dcp.state import is_whole
+from hyperpod_ext.runtime.dcp.state import is_unsharded
 from hyperpod_ext.runtime.dcp.steps import Entry, History, Save
 from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
@@ -195,7 +195,7 @@ class Tiers:
 
     def copy(self, save: Save, parts: Parts) -> None:
         """Copy this rank's state to shared memory; it is sealed when this returns. By each rank for itself."""
-        extras = {"sharing": "alike" if is_whole(parts) else "shard"}
+        extras = {"sharing": "alike" if is_unsharded(parts) else "shard"}
         self._checkpointer.save(save.step, save.save_id, save.generation, parts, extras)
         self._checkpointer.flush()
 
@@ -210,10 +210,10 @@ class Tiers:
         except HyperpodExtError:
             self._history.saved(save.step, False)
             raise
-        whole = self._history.saved(save.step, True)
+        saves = self._history.saved(save.step, True)
         if not self._node.leads:
             return
-        if whole == 1:
+        if saves == 1:
             self._client.ask(r.Fence(generation=save.generation, step=self._entry.base, run=self._run))
         elif self._node.ours:
             self._client.ask(r.KeepOnly(ranks=tuple(self.nodes.ranks(self._node.node))))

@@ -60,7 +60,7 @@ def read_history(path: Path) -> History:
     except OSError as error:
         raise ConfigError([Problem(f"cannot be read: {error.strerror}", source=str(file))]) from None
     log = read_log(text.splitlines(), str(file))
-    return history_of(log.whole(), str(file), log.notes)
+    return history_of(log.all_events(), str(file), log.notes)
 
 
 def history_of(events: Events, source: str, warnings: Sequence[str] = ()) -> History:

@@ -27,7 +27,7 @@ class LogRead:
     notes: tuple[str, ...]
     """What was left out."""
 
-    def whole(self) -> Events:
+    def all_events(self) -> Events:
         """The events.
 
         Raises:

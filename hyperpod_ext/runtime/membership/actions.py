@@ -48,7 +48,7 @@ class Fault:
     hint: str = ""
     node: int = -1
     """Where it was."""
-    whole_node: bool = False
+    node_lost: bool = False
     """Whether the node is lost with all its ranks."""
     level: EscalationLevel | None = None
     """What it cost."""

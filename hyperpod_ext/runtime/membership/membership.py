@@ -226,7 +226,7 @@ class Membership:
     def _escalate(self, fault: Fault) -> EscalationLevel | Fail:
         """Write the fault down; what it costs, or why the job ends with it."""
         failure, level = give_up(fault, self.faults, self.budgets), level_of(fault, self.faults, self.budgets)
-        if level is EscalationLevel.NODE and not fault.whole_node and not self.states.spares:
+        if level is EscalationLevel.NODE and not fault.node_lost and not self.states.spares:
             level = EscalationLevel.PROCESS  # a node that fails often is better than none
         self.faults.append(replace(fault, level=level))
         return failure or level
@@ -282,7 +282,7 @@ class Membership:
         if not ranks:
             return self._begin_if_complete()
         actions = self.rescaling.drop(self.states)
-        fault = Fault(ranks[0], cause, self.committed + 1, died=True, kind="lost", node=node, whole_node=True)
+        fault = Fault(ranks[0], cause, self.committed + 1, died=True, kind="lost", node=node, node_lost=True)
         met = self._escalate(fault)
         if isinstance(met, Fail):
             return [*actions, self._end(met)]
@@ -305,7 +305,7 @@ class Membership:
         """The time is over in which another node could have taken the place of `node`."""
         if self.phase is Phase.ENDED or not any(self.nodes[rank] == node for rank in self.unassigned):
             return []
-        fault = next(fault for fault in reversed(self.faults) if fault.whole_node and fault.node == node)
+        fault = next(fault for fault in reversed(self.faults) if fault.node_lost and fault.node == node)
         earlier = self.faults[: self.faults.index(fault)]
         return [self._end(no_node(fault, earlier, waited_s, self.spares_used))]
 

@@ -129,10 +129,10 @@ class Meters:
     @property
     def goodput(self) -> float | None:
         """Share of all ranks' time that went into steps which are kept, as far as is known; None before any time."""
-        whole = sum(self.seconds.values())
-        if not whole:
+        total = sum(self.seconds.values())
+        if not total:
             return None
-        return max(0.0, sum(self.seconds[phase] for phase in KEPT) - self._taken_back) / whole
+        return max(0.0, sum(self.seconds[phase] for phase in KEPT) - self._taken_back) / total
 
     def families(self, epoch: float) -> list[Family]:
         """All of it for Prometheus. `epoch`: Unix time at 0 of the log's clock, in seconds."""

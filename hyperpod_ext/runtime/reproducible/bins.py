@@ -54,9 +54,9 @@ def cut(values: torch.Tensor, top: int, into: torch.Tensor) -> None:
     for piece in _pieces(values):
         rest = values[piece].to(torch.float32) * scale  # exact: a power of two
         for row in into[:, piece]:
-            whole = rest.to(torch.int32)
-            row.add_(whole)
-            rest.sub_(whole).mul_(1 << _BITS)
+            digits = rest.to(torch.int32)
+            row.add_(digits)
+            rest.sub_(digits).mul_(1 << _BITS)
 
 
 def _pieces(values: torch.Tensor) -> Iterator[slice]:

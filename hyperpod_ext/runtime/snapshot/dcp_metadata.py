@@ -17,7 +17,7 @@ from typing import Any
 
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.tree import fqn, put_together
-from hyperpod_ext.runtime.snapshot.zip_file import whole
+from hyperpod_ext.runtime.snapshot.zip_file import archive
 
 METADATA_FILE = ".metadata"
 VERSION = "1.0.0"
@@ -56,7 +56,7 @@ def derive(parts: Sequence[RankFile], values_file: str) -> Derived:
         for path, value in _leaves(part):
             name = fqn(path)
             if name not in paths and value is not _TENSOR:
-                blob = whole(pickle.dumps(value, protocol=2))
+                blob = archive(pickle.dumps(value, protocol=2))
                 places[name] = (len(body), len(blob))
                 body += blob
             paths.setdefault(name, path)

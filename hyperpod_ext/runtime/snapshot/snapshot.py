@@ -84,7 +84,7 @@ def fill(live: Parts, snapshots: Sequence[Snapshot], layout: Layout | None = Non
     layout = layout or Layout(live)
     first = snapshots[0]
     if layout.plan.items == first.plan.items:
-        _copy_whole(first, layout)
+        _copy_image(first, layout)
     else:
         used = needed(layout.plan.items, snapshots) if lean else snapshots
         for snapshot in used:
@@ -126,7 +126,7 @@ def _meet(target: Item, source: Item) -> bool:
     )
 
 
-def _copy_whole(snapshot: Snapshot, layout: Layout) -> None:
+def _copy_image(snapshot: Snapshot, layout: Layout) -> None:
     """Verify and copy in one pass, in the order of the image."""
     if snapshot.scatter is not None and snapshot.manifest is not None and all(map(is_memory, layout.locals)):
         places = [(i.data, bytes_of(t)) for i, t in zip(snapshot.plan.items, layout.locals, strict=True) if i.nbytes]
@@ -223,17 +223,17 @@ def _private(parts: _Parts, name: str) -> torch.Tensor:
     if not found:
         raise JobFailedError(f"{name}: no snapshot at hand holds any part of it")
     item = found[0][0]
-    whole = torch.empty(item.shape, dtype=getattr(torch, item.dtype))
+    full = torch.empty(item.shape, dtype=getattr(torch, item.dtype))
     target = item._replace(offsets=(0,) * len(item.shape), sizes=item.shape)
     seen: set[tuple[int, ...]] = set()
     covered = 0
     for source, view in found:
         if source.offsets not in seen:
             seen.add(source.offsets)
-            covered += _copy_overlap(target, whole, source, view)
-    if covered != whole.numel():
+            covered += _copy_overlap(target, full, source, view)
+    if covered != full.numel():
         raise JobFailedError(
             f"{name} is sharded, and this rank has nothing to put its shard into",
             hint="Make one optimizer step (or build its state) before restoring, so that its state exists.",
         )
-    return whole
+    return full

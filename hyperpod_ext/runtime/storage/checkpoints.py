@@ -144,14 +144,14 @@ class Checkpoints:
         """What `commit` wants of each image: proof that the job has written it."""
         return mac_of(self._secret, data, cancelled)
 
-    def check_image(self, folder: str, whole: Manifest, rank: str, image: memoryview) -> None:
+    def check_image(self, folder: str, manifest: Manifest, rank: str, image: memoryview) -> None:
         """Refuse an image that the job has not written, by the verified manifest of its checkpoint.
 
         Raises:
             CorruptSnapshotError: with what is wrong.
         """
-        name = whole["files"][rank]
-        file = Expected.of(whole, name, whole["ranks"][rank])
+        name = manifest["files"][rank]
+        file = Expected.of(manifest, name, manifest["ranks"][rank])
         file.check(image, self._secret, f"{self.store.url}/{folder}/{name}")
 
     def read_plan(self, folder: str, digest: str) -> Plan:

@@ -113,10 +113,10 @@ def take_inventory(
         fenced_generations([entry.name for entry in entries]), with_manifest, damaged if lenient else None
     )
     with ThreadPoolExecutor(_GETS_AT_ONCE) as pool:
-        whole = [found for found, files in folders.items() if MANIFEST in files]
-        read = zip(whole, pool.map(lambda found: _read(store, found), whole), strict=True)
+        committed = [found for found, files in folders.items() if MANIFEST in files]
+        read = zip(committed, pool.map(lambda found: _read(store, found), committed), strict=True)
         manifests = {found: manifest for found, manifest in read if manifest is not None}
-    for found in set(whole) - set(manifests):  # deleted since it was listed, as retention does, manifest first
+    for found in set(committed) - set(manifests):  # deleted since it was listed, as retention does, manifest first
         del folders[found]
     job = job or _guess_job(store.url.rpartition("/")[2], manifests.values())
     alive = set(without_abandoned(list(folders), starts))

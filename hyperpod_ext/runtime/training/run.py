@@ -405,7 +405,7 @@ class Run:
             AbortedError: it does; the training function is called again.
         """
         stop_at_step = self._link.stop_at_step
-        if not stop_at_step.stops_after(step, whole=self.step == step):
+        if not stop_at_step.stops_after(step, consistent=self.step == step):
             return
         self._wait_done()
         self._watchdog.leave()

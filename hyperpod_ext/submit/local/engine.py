@@ -21,7 +21,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ext.files import write_whole
+from hyperpod_ext.files import write_atomically
 from hyperpod_ext.ports import free_port
 from hyperpod_ext.processes import become_subreaper, describe_exit, die_with_parent, kill_descendants
 from hyperpod_ext.submit.local.nodes import WANTED, Cancellation, GracePeriod, Node, Wanted, run_nodes
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until there is a handler to take it
     supervisor = os.fork()
     if supervisor:
-        write_whole(submission.pid_file, f"{supervisor}\n")
+        write_atomically(submission.pid_file, f"{supervisor}\n")
         return 0
     _keep(submission)
     return 0

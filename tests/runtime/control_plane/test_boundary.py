@@ -26,15 +26,15 @@ def boundary(said: list[dict]) -> StopAtStep:
 def test_a_rank_that_can_stops_after_the_step_once_all_can(boundary, said):
     boundary.ask(1, 6)
     assert said == [encode(StopAnswer(number=1, can=True, at=5, over=False))]
-    assert not boundary.stops_after(5, whole=True)
+    assert not boundary.stops_after(5, consistent=True)
     boundary.agree(1)
-    assert boundary.stops_after(6, whole=True)
+    assert boundary.stops_after(6, consistent=True)
 
 
 def test_it_waits_there_for_the_word_of_the_others(boundary):
     boundary.ask(1, 5)
     stops: list[bool] = []
-    rank = threading.Thread(target=lambda: stops.append(boundary.stops_after(5, whole=True)))
+    rank = threading.Thread(target=lambda: stops.append(boundary.stops_after(5, consistent=True)))
     rank.start()
     rank.join(0.05)
     assert rank.is_alive()
@@ -46,7 +46,7 @@ def test_it_waits_there_for_the_word_of_the_others(boundary):
 def test_if_another_cannot_it_goes_on(boundary):
     boundary.ask(1, 5)
     stops: list[bool] = []
-    rank = threading.Thread(target=lambda: stops.append(boundary.stops_after(5, whole=True)))
+    rank = threading.Thread(target=lambda: stops.append(boundary.stops_after(5, consistent=True)))
     rank.start()
     boundary.ask(2, 9)  # the next question takes the first one back
     rank.join()
@@ -70,8 +70,8 @@ def test_before_the_loop_it_cannot_say(said):
 def test_in_the_middle_of_an_accumulation_it_goes_on_to_its_end(boundary):
     boundary.ask(1, 6)
     boundary.agree(1)
-    assert not boundary.stops_after(6, whole=False)
-    assert boundary.stops_after(7, whole=True)
+    assert not boundary.stops_after(6, consistent=False)
+    assert boundary.stops_after(7, consistent=True)
 
 
 def test_whoever_stands_goes_on_when_the_change_is_dropped_or_the_generation_ends(boundary, said):

@@ -42,8 +42,8 @@ def stops(member: Member) -> None:
             if step == (7, 5, 1000)[member.rank]:
                 os.kill(os.getpid(), signal.SIGUSR1)
             time.sleep(0.002 * member.rank)
-            whole = step % 4 == 0  # gradients are accumulated over four
-            if boundary.stops_after(step, whole=whole):
+            consistent = step % 4 == 0  # gradients are accumulated over four
+            if boundary.stops_after(step, consistent=consistent):
                 member.send("stopped", step)
                 break
         dist.barrier()
@@ -62,10 +62,10 @@ def test_nobody_stops_before_the_next_step():
         event = ElasticEvent()
         boundary = StopAtElasticEvent(event, lambda step: None)
         boundary.begin(1, 9)
-        assert not boundary.stops_after(1, whole=True)
+        assert not boundary.stops_after(1, consistent=True)
         event.received = True
-        assert not boundary.stops_after(2, whole=True), "others may have read nothing yet"
-        assert boundary.stops_after(3, whole=True)
+        assert not boundary.stops_after(2, consistent=True), "others may have read nothing yet"
+        assert boundary.stops_after(3, consistent=True)
 
 
 def test_told_in_the_last_step_all_stop_after_it():
@@ -73,6 +73,6 @@ def test_told_in_the_last_step_all_stop_after_it():
         event = ElasticEvent()
         boundary = StopAtElasticEvent(event, lambda step: None)
         boundary.begin(8, 9)
-        assert not boundary.stops_after(8, whole=True)
+        assert not boundary.stops_after(8, consistent=True)
         event.received = True
-        assert boundary.stops_after(9, whole=True)
+        assert boundary.stops_after(9, consistent=True)

@@ -567,7 +567,7 @@ def test_a_lost_node_is_left_by_all_and_its_ranks_go_to_the_lowest_spare():
     abort, take_over, *replaced = membership.node_lost(1, "gone")
     assert isinstance(abort, Abort)
     assert abort == Abort(2, 2)
-    assert (membership.faults[0].step, membership.faults[0].whole_node, membership.faults[0].kind) == (6, True, "lost")
+    assert (membership.faults[0].step, membership.faults[0].node_lost, membership.faults[0].kind) == (6, True, "lost")
     assert take_over == TakeOver(2, (2, 3))
     assert replaced == [Replace(2), Replace(3)]
     assert membership.nodes == {0: 0, 1: 0, 2: 2, 3: 2}
@@ -636,7 +636,7 @@ def test_no_node_ever_has_more_ranks_than_a_node_has(history: list[tuple[str, in
             membership.node_came(node)
         elif what == "given up" and (ranks := membership.ranks_on(node)):
             membership.fault(
-                Fault(ranks[0], f"broken {number}", 1, died=True, kind="signal", whole_node=True), membership.generation
+                Fault(ranks[0], f"broken {number}", 1, died=True, kind="signal", node_lost=True), membership.generation
             )
             present.discard(node)  # it has left the job, and may come again as a new one
             membership.decommissioned(node, [])

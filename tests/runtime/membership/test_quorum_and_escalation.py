@@ -109,7 +109,7 @@ def died(rank: int, step: int, node: int | None = None) -> Fault:
 
 
 def lost(node: int, step: int) -> Fault:
-    return Fault(2 * node, "gone", step, died=True, kind="lost", node=node, whole_node=True)
+    return Fault(2 * node, "gone", step, died=True, kind="lost", node=node, node_lost=True)
 
 
 def test_a_fault_escalates_when_the_budget_of_its_level_is_spent() -> None:

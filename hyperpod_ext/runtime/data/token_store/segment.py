@@ -221,7 +221,7 @@ class Segment:
 
     def _matches(self, block: int) -> bool:
         begin, end = self._range(block)
-        with memoryview(self._map) as whole, whole[begin:end] as part:
+        with memoryview(self._map) as view, view[begin:end] as part:
             return crc64nvme(part) == int(self._crcs[block])
 
     def _range(self, block: int) -> tuple[int, int]:

@@ -204,11 +204,11 @@ def _receive(response: http.client.HTTPResponse, into: memoryview | None) -> mem
     """All of the body, straight into its place. One that ends early is an error."""
     length = response.length
     if length is None:  # chunked: the length shows at the end
-        whole = memoryview(response.read())
+        body = memoryview(response.read())
         if into is None:
-            return whole
-        target = _start_of(into, len(whole))
-        target[:] = whole
+            return body
+        target = _start_of(into, len(body))
+        target[:] = body
         return target
     target = memoryview(bytearray(length)) if into is None else _start_of(into, length)
     received = 0

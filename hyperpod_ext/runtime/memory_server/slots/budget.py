@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from hyperpod_ext.errors import MemoryTierFullError
-from hyperpod_ext.runtime.memory_server.slots.region import Region, whole_pages
+from hyperpod_ext.runtime.memory_server.slots.region import Region, page_aligned
 
 _MIB = 1 << 20
 
@@ -45,7 +45,7 @@ class Budget:
 
     def make(self, name: str, slot_bytes: int, slots: int, what: str) -> Region:
         """A region, its memory reserved: nobody else is promised what it has yet to touch."""
-        needed = slots * whole_pages(slot_bytes)
+        needed = slots * page_aligned(slot_bytes)
         self.take(needed, what)
         try:
             region = Region(name, slot_bytes, slots)
