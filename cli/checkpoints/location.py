@@ -178,7 +178,7 @@ def _holds_checkpoints(store: ObjectStore, folder: str) -> bool:
     return any(name.startswith("step-") for name in store.folders(folder))
 
 
-def damaged_claims(inventory: Inventory) -> list[dict[str, Any]]:
+def damaged_fences(inventory: Inventory) -> list[dict[str, Any]]:
     """For scripts: generations of which it cannot be told which steps they gave up."""
     from hyperpod_ext.runtime.storage.names import fence_name
 

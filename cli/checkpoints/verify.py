@@ -10,7 +10,7 @@ import click
 
 from ..command import Command, output_option
 from ..output import print_result, say
-from .location import choose, damaged_claims, durable_places, shown
+from .location import choose, damaged_fences, durable_places, shown
 from .options import place_options, step_option
 from .table import size
 
@@ -49,11 +49,11 @@ def command(
     if all_steps and step is not None:
         raise click.UsageError("--step and --all exclude each other.")
     need_checksums()
-    found, claims = [], []
+    found, fences = [], []
     for each in durable_places(place, file, overrides):
         secret = each.secret(secret_file)
         inventory = each.inventory(secret, lenient=True)
-        claims += damaged_claims(inventory)
+        fences += damaged_fences(inventory)
         for seen in _all(inventory) if all_steps else [choose(inventory, step)]:
             try:
                 found.append(check(inventory, seen, secret))
@@ -61,10 +61,10 @@ def command(
                 if not all_steps:
                     raise
                 say(f"left out: {error.message}")
-    print_result({"checkpoints": found, "damaged_claims": claims}, output, "\n".join(map(_text, found)))
+    print_result({"checkpoints": found, "damaged_claims": fences}, output, "\n".join(map(_text, found)))
     if output == "table" and any(one["signature"] == "not checked" for one in found):
         say("signatures and MACs not checked, so only damage was looked for: --secret-file names the job's secret")
-    if claims or any(one["state"] == "damaged" for one in found):
+    if fences or any(one["state"] == "damaged" for one in found):
         ctx.exit(CorruptSnapshotError.exit_code)
 
 

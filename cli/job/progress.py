@@ -21,7 +21,7 @@ _LINES_A_RUN = 8
 class Progress(Protocol):
     """Shows moments."""
 
-    def show(self, moment: StatusUpdate) -> None:
+    def show(self, update: StatusUpdate) -> None:
         """Show what is new."""
 
 
@@ -47,11 +47,11 @@ class PlainProgress:
         self._event_text = EventText()
         self._shown = (self._event_text.run, 0)
 
-    def show(self, moment: StatusUpdate) -> None:
+    def show(self, update: StatusUpdate) -> None:
         """Say the events, and the step now and then."""
-        for line in moment.lines:
+        for line in update.lines:
             say(line)
-        for event in moment.events:
+        for event in update.events:
             for line in self._event_text.tell(event):
                 say(line)
             self._say_step()
@@ -74,11 +74,11 @@ class BarProgress:
         self._event_text = EventText()
         self._tasks: dict[str, rich.progress.TaskID] = {}
 
-    def show(self, moment: StatusUpdate) -> None:
+    def show(self, update: StatusUpdate) -> None:
         """Print what is worth a line, and move the bar."""
-        for line in moment.lines:
+        for line in update.lines:
             self._bar.console.print(line, markup=False, highlight=False)
-        for event in moment.events:
+        for event in update.events:
             if event["run"] != self._event_text.run:
                 self._move()  # to where the run before it ended
             for line in self._event_text.tell(event):

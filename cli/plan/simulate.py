@@ -54,13 +54,13 @@ def command(
     from .planning import read_question
 
     question = read_question(options)
-    way = question.way
+    scenario = question.scenario
     every = None if best else question.written
-    estimate = look_ahead(way, every)
+    estimate = look_ahead(scenario, every)
     if spares is None:
-        spares = -(-way.spread.nodes // 50)
+        spares = -(-scenario.spread.nodes // 50)
     settings = simulated(
-        way,
+        scenario,
         estimate.every(),
         spares=spares,
         rack_nodes=rack_nodes,
@@ -70,7 +70,7 @@ def command(
     kept = [outcome.goodput for outcome in outcomes]
     mean, margin = _mean(kept)
     result = {
-        "nodes": way.spread.nodes,
+        "nodes": scenario.spread.nodes,
         "spares": spares,
         "days": options["days"],
         "runs": runs,

@@ -30,13 +30,13 @@ def read_run(run: str) -> dict[str, Any]:
     return EMPTY_REPORT | {"name": run, "faults": []} | _NOT_COMPARED | dict(_read(run))
 
 
-def compare(result: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[str, Any]:
+def compare(result: Mapping[str, Any], undisturbed: Mapping[str, Any]) -> dict[str, Any]:
     """The result with what another run came to, and whether both had the same losses and weights."""
     from hyperpod_ext.submit.local.result import same
 
-    other = {key: beside[key] for key in ("name", "state", "steps", "goodput", "losses")}
-    other["seconds"] = beside["seconds"].get("wall")
-    equal = {"loss_equal": same(result, beside, "losses"), "weights_equal": same(result, beside, "weights")}
+    other = {key: undisturbed[key] for key in ("name", "state", "steps", "goodput", "losses")}
+    other["seconds"] = undisturbed["seconds"].get("wall")
+    equal = {"loss_equal": same(result, undisturbed, "losses"), "weights_equal": same(result, undisturbed, "weights")}
     return {**result, **equal, "undisturbed": other}
 
 

@@ -145,8 +145,8 @@ def _at_least(count: int, tries: int, chance: float) -> float:
     """The chance of so many or more among the tries; `chance` of each, between 0 and 1."""
 
     def exactly(k: int) -> float:  # by logarithms: of many tries the number of ways is more than a float can hold
-        ways = math.lgamma(tries + 1) - math.lgamma(k + 1) - math.lgamma(tries - k + 1)
-        return math.exp(ways + k * math.log(chance) + (tries - k) * math.log1p(-chance))
+        combinations = math.lgamma(tries + 1) - math.lgamma(k + 1) - math.lgamma(tries - k + 1)
+        return math.exp(combinations + k * math.log(chance) + (tries - k) * math.log1p(-chance))
 
     return math.fsum(map(exactly, range(count, tries + 1)))
 

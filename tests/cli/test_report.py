@@ -169,7 +169,7 @@ def test_another_run_is_put_beside(log: Path, tmp_path: Path, loss: float, equal
     assert done.json["loss_equal"] is equal
     assert done.json["undisturbed"]["losses"]["1"] == loss
     assert re.search(f"loss equal to the undisturbed run +{told}", hp_ext("report", log, "--beside", other).stdout)
-    lines = re.findall(r'class="line (?:beside|own)" points="([^"]+)"', page.read_text())
+    lines = re.findall(r'class="line (?:undisturbed|own)" points="([^"]+)"', page.read_text())
     assert (len(lines), lines[0] == lines[1]) == (2, equal)
 
 

@@ -16,7 +16,7 @@ from hyperpod_ext.planner.costs import Speeds, Spread, catalogued, memory_per_no
 from hyperpod_ext.planner.estimate import look_ahead, without_each
 from hyperpod_ext.planner.presets import preset
 from hyperpod_ext.planner.rates import Rates, published
-from hyperpod_ext.planner.recovery_tiers import Recovery, Way, rates_by_tier, recovery_costs, tier_of
+from hyperpod_ext.planner.recovery_tiers import Recovery, Scenario, rates_by_tier, recovery_costs, tier_of
 from hyperpod_ext.planner.state import FORMATS, size_of
 
 ALL = frozenset({"memory", "peer", "durable"})
@@ -28,9 +28,9 @@ def spread(nodes: int = 64, per_copy: int | None = None) -> Spread:
     return Spread(nbytes, nodes, 8, per_copy or nodes * 8)
 
 
-def way(nodes: int = 64, per_copy: int | None = None, tiers: frozenset[str] = ALL) -> Way:
+def way(nodes: int = 64, per_copy: int | None = None, tiers: frozenset[str] = ALL) -> Scenario:
     rates = published("llama3-405b").of_job(nodes)
-    return Way(spread(nodes, per_copy), 5.0, rates, tiers)
+    return Scenario(spread(nodes, per_copy), 5.0, rates, tiers)
 
 
 def test_each_class_of_failure_falls_back_to_the_nearest_tier_that_survives_it() -> None:
@@ -119,7 +119,7 @@ def test_whatever_fails_how_often_the_answer_is_a_number(
     nodes: int, replicated: bool, tiers: set[str], process: float, node: float, step_s: float, here: bool, known: bool
 ) -> None:
     rates = Rates(process, node, node / 10, "given")
-    one = Way(
+    one = Scenario(
         spread(nodes, 8 if replicated else None), step_s, rates, frozenset(tiers), in_process=here, domains=known,
         recovery=Recovery(1.0, 10.0, 100.0),
     )  # fmt: skip

@@ -11,11 +11,11 @@ import pytest
 
 from hyperpod_ext.planner.costs import Spread
 from hyperpod_ext.planner.estimate import look_ahead
-from hyperpod_ext.planner.interval_tuning import Measured, prior_rates, retune
+from hyperpod_ext.planner.interval_tuning import Measured, prior_rates, tune
 from hyperpod_ext.planner.intervals import best_interval, goodput
 from hyperpod_ext.planner.presets import preset
 from hyperpod_ext.planner.rates import Rates, published
-from hyperpod_ext.planner.recovery_tiers import Recovery, Way
+from hyperpod_ext.planner.recovery_tiers import Recovery, Scenario
 from hyperpod_ext.planner.state import FORMATS, size_of
 from hyperpod_ext.runtime.membership.escalation import Budgets
 from hyperpod_ext.runtime.memory_server.replication.placement import place_replicas
@@ -194,10 +194,10 @@ def test_the_best_interval_is_the_simulators_best() -> None:
         assert statistics.mean(gains) > margin(gains)
 
 
-def planned(nodes: int = 64, often: float = 20.0) -> Way:
+def planned(nodes: int = 64, often: float = 20.0) -> Scenario:
     nbytes = size_of(preset("llama3-70b"), FORMATS["mixed"]).nbytes
     rates = LLAMA.of_job(nodes).times(often)
-    return Way(Spread(nbytes, nodes, 8, nodes * 8), 5.0, rates, frozenset({"memory", "peer", "durable"}))
+    return Scenario(Spread(nbytes, nodes, 8, nodes * 8), 5.0, rates, frozenset({"memory", "peer", "durable"}))
 
 
 def test_three_tiers_are_what_the_planner_expects() -> None:
@@ -236,7 +236,7 @@ def test_a_job_that_retunes_itself_comes_to_the_best_interval(often: float) -> N
             1, rates=Rates(rate, 0, 0, ""), tiers={"durable": Tier(max(1, round(interval / 5)), blocked, 4.0)}, spares=0
         )
         seen += sum(Simulation(settings, day).run(1).faults.values())
-        interval = retune(interval, Measured(day * 86400.0, seen, blocked, 4.0), prior_rates(64).total)
+        interval = tune(interval, Measured(day * 86400.0, seen, blocked, 4.0), prior_rates(64).total)
     assert interval == pytest.approx(best, rel=0.25)
     assert goodput(interval, blocked, 1 / rate) > max(
         goodput(factor * best, blocked, 1 / rate) for factor in (0.5, 2.0)

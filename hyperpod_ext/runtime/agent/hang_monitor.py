@@ -64,7 +64,7 @@ class HangMonitor:
         self._run_dir, self._socket_dir, self._node = run_dir, socket_dir, node
         self._tell, self._event = tell, event
         self._times = StepTimes(self._policy)
-        self._pulses: dict[int, HeartbeatPage] = {}
+        self._heartbeats: dict[int, HeartbeatPage] = {}
         self._started = 0
         self._workers: dict[int, _MonitoredWorker] = {}
         self._oom_kills = OomKills()
@@ -77,22 +77,22 @@ class HangMonitor:
         """Variables for a worker that is about to be started, and a fresh page for its heartbeat."""
         self._started += 1  # the page of a rank that has another number by now is still in use
         path = self._socket_dir / f"node{self._node}.{self._started}.heartbeat"
-        self._pulses[rank] = HeartbeatPage.create(path)
+        self._heartbeats[rank] = HeartbeatPage.create(path)
         if read_orders(self._run_dir):
-            self._pulses[rank].order()
+            self._heartbeats[rank].order()
         return {ENV_HEARTBEAT: str(path)}
 
     def started(self, rank: int, pid: int, log: Path) -> None:
-        self._workers[rank] = _MonitoredWorker(pid, log, self._pulses[rank])
+        self._workers[rank] = _MonitoredWorker(pid, log, self._heartbeats[rank])
 
     def forget(self, rank: int) -> None:
         """A worker has been ended that nobody needs to hear of."""
         self._workers.pop(rank, None)
-        self._pulses.pop(rank, None)
+        self._heartbeats.pop(rank, None)
 
     def renumber(self, moved: Mapping[int, int]) -> None:
         """Workers have got other numbers; those that are not named keep theirs."""
-        self._pulses = _renumbered(self._pulses, moved)
+        self._heartbeats = _renumbered(self._heartbeats, moved)
         self._workers = _renumbered(self._workers, moved)
 
     def heard(self, rank: int, report: c.Event) -> None:
@@ -108,7 +108,7 @@ class HangMonitor:
 
     def phase(self, rank: int) -> str:
         """What a rank is doing, or did last; empty when it never told."""
-        heartbeat = self._pulses.get(rank)
+        heartbeat = self._heartbeats.get(rank)
         reading = heartbeat.read() if heartbeat is not None else None
         return reading.phase.word if reading is not None and reading.marks else ""
 

@@ -38,7 +38,7 @@ class Piece(NamedTuple):
 Bucket = list[Piece]
 
 
-def cut(sizes: Sequence[int], part: int, of: int, limit: int) -> list[Bucket]:
+def buckets_of(sizes: Sequence[int], part: int, of: int, limit: int) -> list[Bucket]:
     """The `part`-th of `of` equal parts of tensors of these sizes, one after another, in buckets of at most `limit`
     bytes. Pure: sender and receiver cut alike."""
     total = sum(sizes)
@@ -80,7 +80,7 @@ def send_state(
         store.set(_between(key, order.receiver, me), json.dumps(short if order.part else full))
     for order in orders:
         if json.loads(store.get(f"{key}/wanted/{order.receiver}")):
-            buckets = cut([item.nbytes for item in plan.items], order.part, order.of, _BUCKET_BYTES)
+            buckets = buckets_of([item.nbytes for item in plan.items], order.part, order.of, _BUCKET_BYTES)
             checksums = _send(layout.locals, buckets, order.receiver)
             store.set(_between(f"{key}/sums", order.receiver, me), json.dumps(checksums))
 
@@ -108,8 +108,8 @@ def receive_state(store: PartitionedStore, key: str, sources: Sequence[int]) -> 
     places = [_flat_bytes(view) for view in views(plan, image)]
     sizes = [item.nbytes for item in plan.items]
     store.set(f"{key}/wanted/{me}", "true")
-    cuts = [cut(sizes, part, len(sources), _BUCKET_BYTES) for part in range(len(sources))]
-    incoming = [_Incoming(source, buckets, places) for source, buckets in zip(sources, cuts, strict=True)]
+    split = [buckets_of(sizes, part, len(sources), _BUCKET_BYTES) for part in range(len(sources))]
+    incoming = [_Incoming(source, buckets, places) for source, buckets in zip(sources, split, strict=True)]
     running = incoming
     while running := [each for each in running if each.take()]:  # a bucket of each in turn, the next ones under way
         pass
@@ -142,12 +142,12 @@ def _between(key: str, receiver: int, sender: int) -> str:
 def _send(tensors: Sequence[torch.Tensor], buckets: Sequence[Bucket], receiver: int) -> list[str]:
     """Send buckets through two small buffers, the next one filled while the last one leaves; their checksums."""
     buffers = [torch.empty(_size(bucket), dtype=torch.uint8) for bucket in buckets[:2]]
-    leaving: list[Any] = []
+    sends: list[Any] = []
     checksums: list[str] = []
     known, source = -1, torch.empty(0)
     for number, bucket in enumerate(buckets):
         if number >= 2:
-            leaving[number - 2].wait()
+            sends[number - 2].wait()
         flat, end = buffers[number % 2][: _size(bucket)], 0
         for piece in bucket:
             if piece.item != known:
@@ -156,8 +156,8 @@ def _send(tensors: Sequence[torch.Tensor], buckets: Sequence[Bucket], receiver: 
             flat[end : end + len(part)].copy_(part)
             end += len(part)
         checksums.append(_checksum(flat))
-        leaving.append(dist.isend(flat, receiver, tag=number))
-    for work in leaving[-2:]:
+        sends.append(dist.isend(flat, receiver, tag=number))
+    for work in sends[-2:]:
         work.wait()
     return checksums
 

@@ -30,15 +30,15 @@ _TELLS = 8
 _WINDOWS = 4
 
 
-def has_room(copy_s: float, beside_s: float | None, window_s: float) -> bool:
+def has_room(copy_s: float, overlapped_s: float | None, window_s: float) -> bool:
     """Whether the checksum can be taken on the way.
 
     Args:
         copy_s: how long a copy lasts alone.
-        beside_s: and with its checksum, if one was made.
+        overlapped_s: and with its checksum, if one was made.
         window_s: after so long it is waited for.
     """
-    least = _ROOM * copy_s if beside_s is None else max(_ROOM * copy_s, _MARGIN * beside_s)
+    least = _ROOM * copy_s if overlapped_s is None else max(_ROOM * copy_s, _MARGIN * overlapped_s)
     return copy_s >= _WORTH_S and window_s >= least
 
 

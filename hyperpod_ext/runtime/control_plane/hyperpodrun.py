@@ -132,7 +132,7 @@ class HyperpodMembers(Members):
         if event == "step":
             self._tell_durable()
 
-    def _settled(self) -> None:
+    def _uploads_done(self) -> None:
         self._tell_durable()
 
     def _tell_durable(self) -> None:

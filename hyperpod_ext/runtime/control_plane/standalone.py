@@ -104,7 +104,7 @@ class Members(ABC):
     def _going(self, step: int) -> None:  # noqa: B027  (most launchers need not be told)
         """All ranks go on after `step`."""
 
-    def _settled(self) -> None:  # noqa: B027  (most launchers need not be told)
+    def _uploads_done(self) -> None:  # noqa: B027  (most launchers need not be told)
         """Training is over on every rank, and what is due of this node is in the durable tiers."""
 
     def _comes_again(self) -> bool:
@@ -279,7 +279,7 @@ class Members(ABC):
             self._node.hand_over()
             return
         self._node.wait_uploaded()
-        self._settled()
+        self._uploads_done()
         self._node.end()
 
     def _upload_last(self, memory: NodeMemoryClient) -> None:
@@ -292,11 +292,11 @@ class Members(ABC):
             if not progress.idle:
                 left = sum(int(tier["left_bytes"]) for tier in tiers)
                 self._say(f"node {node} brings its part of step {step}: {left / (1 << 20):.1f} MiB are still to come")
-        home = {"step": step if tiers else None, "made": step, "nodes": [node]}
+        final_save = {"step": step if tiers else None, "made": step, "nodes": [node]}
         uploaded = {"node": node, "in_time": progress.idle, "limit_s": limit_s, "tiers": tiers}
-        self.event("final_save", **home)
+        self.event("final_save", **final_save)
         self.event("uploaded", **uploaded)
-        for line in left_out(Events([checked("final_save", home)[0], checked("uploaded", uploaded)[0]])):
+        for line in left_out(Events([checked("final_save", final_save)[0], checked("uploaded", uploaded)[0]])):
             self._say(f"warning: {line}")
 
     def _ask(self, what: str, value: Any, decide: Any, timeout_s: float | None = None) -> Any:

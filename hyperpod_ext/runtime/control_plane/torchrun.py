@@ -99,7 +99,7 @@ class TorchrunMembers(Members):
         self._ask("elastic-saved", None, lambda answers: None)
         if self._node is not None:
             self._node.hand_over()
-        self._ask("elastic-settled", None, lambda answers: None)
+        self._ask("elastic-uploaded", None, lambda answers: None)
         self.event("stopped", rank=self.rank, step=step)
         if self.rank == 0:
             self._say(f"all ranks have stopped after step {step}, for another number of nodes")

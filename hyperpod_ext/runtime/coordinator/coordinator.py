@@ -26,7 +26,7 @@ from hyperpod_ext.runtime.coordinator.outbox import Outbox, frame_of
 from hyperpod_ext.runtime.coordinator.reports import Reports
 from hyperpod_ext.runtime.coordinator.resize_orders import orders_due, read_orders
 from hyperpod_ext.runtime.coordinator.save_schedule import SaveSchedule
-from hyperpod_ext.runtime.events.capacity import orders_taken
+from hyperpod_ext.runtime.events.capacity import orders_accepted
 from hyperpod_ext.runtime.events.log import EventLog
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
@@ -58,7 +58,7 @@ class Coordinator:
         self.end = end = JobEnd(run, members, membership, outbox, ranks, schedule, self.events)
         self.actions = Actions(run, members, membership, outbox, ranks, schedule, formation, end, log)
         self.reports = Reports(
-            run, members, membership, outbox, ranks, schedule, formation, end, self.actions, log, self._give_way
+            run, members, membership, outbox, ranks, schedule, formation, end, self.actions, log, self._give_up_node
         )
         self._admission = Admission(run, members, membership, outbox, formation, end, self.actions, self.events)
         self._clocks = Clocks()
@@ -76,7 +76,7 @@ class Coordinator:
         membership = Membership(nodes, budgets, durable=durable, scale=_scale(config), reserve=config.spares)
         earlier = set(read_orders(run_dir))  # before there is an event log: who orders waits for that
         run = JobRun(config, node, run_dir, master_port, secrets.token_hex(8))
-        made = cls(run, membership, Members(node, standing=[{node}]))
+        made = cls(run, membership, Members(node, memberships=[{node}]))
         made._start(earlier)
         made._log("job_started", world_size=config.world_size, nodes=config.nodes, spares=config.spares)
         return made
@@ -104,7 +104,7 @@ class Coordinator:
         known = {int(its): member for its, member in record["members"].items()}
         members.succeed(known, lost, time.monotonic() + config.restart.lease_s / 2)
         made = cls(run, membership, members)
-        made._start(made.orders_taken())
+        made._start(made.orders_accepted())
         made._log("coordinator", node=node, before=lost, term=term)
         made.actions.carry_out(actions)
         made.actions.resize_clock.resume(made.events.read())
@@ -112,9 +112,9 @@ class Coordinator:
             made._lose(lost, "its agent, which coordinated the job, is gone")
         return made
 
-    def _start(self, orders_taken: set[str]) -> None:
+    def _start(self, orders_accepted: set[str]) -> None:
         self.membership.retention.next_due = self._run.config.checkpoint.next_due
-        self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._look_for_orders(orders_taken))]
+        self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._look_for_orders(orders_accepted))]
 
     # --- for the agent that it is on ----------------------------------------------------------------
 
@@ -232,7 +232,7 @@ class Coordinator:
 
     # --- another number of nodes ----------------------------------------------------------------
 
-    async def _look_for_orders(self, taken: set[str]) -> None:
+    async def _look_for_orders(self, accepted: set[str]) -> None:
         """Take orders to resize, in the order in which they came; those of an earlier run are none."""
         if self._run.config.elastic is None:
             return
@@ -240,13 +240,13 @@ class Coordinator:
             await asyncio.sleep(_ORDERS_S)
             if self.membership.phase is not Phase.RUNNING:
                 continue
-            for name, order in orders_due(read_orders(self._run.run_dir), taken, self.members.members):
-                taken.add(name)
+            for name, order in orders_due(read_orders(self._run.run_dir), accepted, self.members.members):
+                accepted.add(name)
                 self.actions.carry_out(self.membership.resize(order.nodes, name))
 
-    def orders_taken(self) -> set[str]:
+    def orders_accepted(self) -> set[str]:
         """Orders that a coordinator before this one has taken."""
-        return orders_taken(self.events.read())
+        return orders_accepted(self.events.read())
 
     def _let_go(self) -> None:
         """Nodes that are no members any more may end, once all members know who they are."""
@@ -277,7 +277,7 @@ class Coordinator:
             await asyncio.sleep(every)
             now = time.monotonic()
             if now - before > 2 * every:
-                self.members.stood_still(now, lease_s)
+                self.members.was_paused(now, lease_s)
             for node, cause in self.members.overdue(now, lease_s).items():
                 self._lose(node, cause)
             self.reports.late_ranks(now)
@@ -324,7 +324,7 @@ class Coordinator:
         for node in list(self.members.agents):
             self._tell_stop(node, why, "Look at the network between the nodes; the others may have gone on.")
 
-    def _give_way(self, node: int, cause: str) -> None:
+    def _give_up_node(self, node: int, cause: str) -> None:
         """A node cannot go on, and says so itself; the coordinator's own leaves the job to another coordinator."""
         if node != self._run.node:
             self._lose(node, cause)

@@ -36,7 +36,7 @@ class _OfStep(Declared, extra="ignore"):
 class Reports:
     """Takes reports.
 
-    `give_way`: takes a node that cannot go on, and why.
+    `give_up_node`: takes a node that cannot go on, and why.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class Reports:
         end: JobEnd,
         actions: Actions,
         log: Callable[..., None],
-        give_way: Callable[[int, str], None],
+        give_up_node: Callable[[int, str], None],
     ) -> None:
         self._run, self._members, self._membership, self._outbox = run, members, membership, outbox
         self._ranks, self._schedule, self._formation, self._end = ranks, schedule, formation, end
-        self._actions, self._log, self._give_way = actions, log, give_way
+        self._actions, self._log, self._give_up_node = actions, log, give_up_node
         self._hangs = HangQuery()
         self._liveness: LivenessQuery | None = None
 
@@ -259,7 +259,7 @@ class Reports:
         """A node cannot go on: a spare takes its place, or the job ends."""
         spares = self._run.config.spares
         if report.lost and self._formation.job_has_begun and self._membership.spares_left(spares):
-            self._give_way(node, report.cause)
+            self._give_up_node(node, report.cause)
         else:
             self._end.fail(Fail(report.code, f"node {node}: {report.cause}"))
 

@@ -28,14 +28,14 @@ def read_orders(run_dir: Path) -> dict[str, ResizeOrder]:
 
 
 def orders_due(
-    orders: Mapping[str, ResizeOrder], taken: Collection[str], members: Collection[int]
+    orders: Mapping[str, ResizeOrder], accepted: Collection[str], members: Collection[int]
 ) -> list[tuple[str, ResizeOrder]]:
     """Those that can be carried out now, in the order of `orders`.
 
     One that still waits for its nodes when a later one is taken is overtaken for good: else a job would go back to an
     old size when they come at last.
     """
-    latest = max(taken, default="")
+    latest = max(accepted, default="")
     return [(name, order) for name, order in orders.items() if name > latest and set(order.joining) <= set(members)]
 
 

@@ -80,10 +80,10 @@ def in_processes(
     read: Any = iter(loader)
     try:
         while True:
-            taken: list[Fetched] = []
-            while not given or len(taken) < len(given[0].slots):
+            fetched: list[Fetched] = []
+            while not given or len(fetched) < len(given[0].slots):
                 try:
-                    taken.append(next(read))
+                    fetched.append(next(read))
                 except StopIteration:
                     if not given:
                         return
@@ -93,7 +93,7 @@ def in_processes(
                         f"reading step {given[0].cursor.step + 1}: {str(error).splitlines()[0]}",
                         hint="A worker process was killed: see whether memory or /dev/shm is short.",
                     ) from error
-            yield given.popleft(), taken
+            yield given.popleft(), fetched
     finally:
         if hasattr(read, "_shutdown_workers"):
             read._shutdown_workers()

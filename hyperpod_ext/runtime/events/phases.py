@@ -189,8 +189,8 @@ class SpanBuilder:
 
     def take(self) -> list[Span]:
         """Hand over the spans so far."""
-        taken, self.spans = self.spans, []
-        return taken
+        spans, self.spans = self.spans, []
+        return spans
 
     def close(self) -> None:
         """To the end of the log."""

@@ -113,7 +113,7 @@ class Injector:
             case "oom":
                 _run_out_of_memory()
             case "cut-network":
-                _cut_connections()
+                _shut_connections()
             case "corrupt-memory":
                 self._corrupt_snapshots()
             case "corrupt-weights":
@@ -199,7 +199,7 @@ def _run_out_of_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _cut_connections() -> None:
+def _shut_connections() -> None:
     """End every TCP connection of this process, both ways. Listeners stay."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (names only)
         try:

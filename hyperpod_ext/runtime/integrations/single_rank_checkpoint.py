@@ -142,8 +142,8 @@ class SingleRankCheckpoint:
         return True
 
     def _remove(self, names: list[str]) -> None:
-        claims = {f"generations/{number:06d}.json" for number in fenced_generations(names)}
-        remove(self._store, [name for name in names if name in claims or parse_folder(name) is not None])
+        fences = {f"generations/{number:06d}.json" for number in fenced_generations(names)}
+        remove(self._store, [name for name in names if name in fences or parse_folder(name) is not None])
 
     def _read(self, folder: str, plan: Plan, file: Expected) -> list[torch.Tensor]:
         """The tensors of an image, in memory of their own. Raises CorruptSnapshotError."""

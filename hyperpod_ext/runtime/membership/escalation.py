@@ -128,11 +128,11 @@ def _who(fault: Fault) -> str:
     return f"rank {fault.rank} (node {fault.node}) at step {fault.step}: {fault.cause}"
 
 
-def _streak(fault: Fault, earlier: Sequence[Fault], calm_steps: int, alike: Callable[[Fault], bool]) -> int:
+def _streak(fault: Fault, earlier: Sequence[Fault], calm_steps: int, is_same: Callable[[Fault], bool]) -> int:
     """How many faults in a row, `fault` included, are alike with fewer than `calm_steps` between them."""
     count, step = 1, fault.step
     for other in reversed(earlier):
-        if not alike(other):
+        if not is_same(other):
             continue
         if step - other.step >= calm_steps:
             break

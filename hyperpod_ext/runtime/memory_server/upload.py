@@ -50,7 +50,7 @@ class Upload:
         self.node, self._on_bytes = node, on_bytes
         self.entered: dict[int, tuple[int, str]] = {}
         """Of each generation: the step at which it began, and the run."""
-        self._claimed: set[int] = set()
+        self._fenced: set[int] = set()
         self._reported: set[str] = set()
         """What others were told not to wait for."""
         self.wake = threading.Event()
@@ -66,7 +66,7 @@ class Upload:
         checkpoints, folder = self._checkpoints.until(task.cancelled), folder_of(task.step, task.generation)
         if not all(self._regions.begin_copy(pin) for pin in task.pins.values()):
             raise Cancelled
-        self._claim(task.generation, checkpoints)
+        self._fence(task.generation, checkpoints)
         for digest in {str(pin.manifest["plan"]) for pin in task.pins.values()}:
             plan = self._plan_of(digest)
             assert plan is not None, "a snapshot is sealed only with a plan that is known"
@@ -99,7 +99,7 @@ class Upload:
 
     def tell_failed(self, task: UploadTask) -> None:
         """Let no other node wait for what does not come. Where telling fails, too, they wait in vain."""
-        if task.generation in self.entered and task.generation not in self._claimed:
+        if task.generation in self.entered and task.generation not in self._fenced:
             return  # the folder may be another run's
         if task.nodes > 1:
             with contextlib.suppress(HyperpodExtError):
@@ -111,15 +111,15 @@ class Upload:
         still, has no newer one to go on to before the next is due. What a new generation gave up, all have."""
         if task.nodes > 1 and not task.brought and not task.dropped:
             with contextlib.suppress(HyperpodExtError):
-                self._claim(task.generation, self._checkpoints)
+                self._fence(task.generation, self._checkpoints)
                 self._checkpoints.put_left(folder_of(task.step, task.generation), self.node)
             self._reported.add(task.save_id)
 
-    def _claim(self, generation: int, checkpoints: Checkpoints) -> None:
+    def _fence(self, generation: int, checkpoints: Checkpoints) -> None:
         """Also for a generation that another one of this run has followed while its checkpoint waited."""
-        if generation in self.entered and generation not in self._claimed:
+        if generation in self.entered and generation not in self._fenced:
             checkpoints.fence(generation, *self.entered[generation])
-            self._claimed.add(generation)
+            self._fenced.add(generation)
 
     # --- one step after the other ---------------------------------------------------------------
 

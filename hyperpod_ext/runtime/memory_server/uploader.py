@@ -134,7 +134,7 @@ class Uploader:
                 if not self._queue.has_arrived(step, save_id) and self._queue.on_its_way(save_id) is None:
                     self._take(int(manifest["rank"]), manifest, now=True)
 
-    def way_of(self, manifests: list[Manifest]) -> dict[str, Any]:
+    def progress_of(self, manifests: list[Manifest]) -> dict[str, Any]:
         """How far these snapshots of one commit have come, and what of them is left out."""
         with self._changed:
             one = manifests[0]

@@ -83,7 +83,7 @@ class Meters:
     _phases: LivePhases = field(default_factory=LivePhases)
     _recent: OrderedDict[int, _Made] = field(default_factory=OrderedDict)
     _failed_by: dict[tuple[str, int], int] = field(default_factory=dict)
-    _taken_back: float = 0.0
+    _lost_work: float = 0.0
     _faulty_since: float | None = None
     """When the fault was seen that the job has yet to recover from."""
 
@@ -132,7 +132,7 @@ class Meters:
         total = sum(self.seconds.values())
         if not total:
             return None
-        return max(0.0, sum(self.seconds[phase] for phase in KEPT) - self._taken_back) / total
+        return max(0.0, sum(self.seconds[phase] for phase in KEPT) - self._lost_work) / total
 
     def families(self, epoch: float) -> list[Family]:
         """All of it for Prometheus. `epoch`: Unix time at 0 of the log's clock, in seconds."""
@@ -208,7 +208,7 @@ class Meters:
         again = [made for made in self._recent if made > step]
         everywhere = [made for made in again if self._recent[made].ranks >= (self.world_size or 1)]
         self.steps_lost += max(everywhere, default=step) - step
-        self._taken_back += sum(self._recent.pop(made).seconds for made in again)
+        self._lost_work += sum(self._recent.pop(made).seconds for made in again)
 
     def _add_copy(self, copying: Copying) -> None:
         tier = copying.tier

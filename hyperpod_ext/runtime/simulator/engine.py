@@ -135,9 +135,9 @@ class Simulation:
         settings, traffic = self._settings, self.outcome.traffic
         if "peer" in settings.tiers:
             each = settings.node_bytes * settings.replicas * settings.nodes
-            traffic["to_peers"] = traffic.get("to_peers", 0.0) + interval.taken("peer", moment) * each
+            traffic["to_peers"] = traffic.get("to_peers", 0.0) + interval.captured("peer", moment) * each
         if "durable" in settings.tiers:
-            written = interval.taken("durable", moment) * settings.state_bytes
+            written = interval.captured("durable", moment) * settings.state_bytes
             traffic["to_storage"] = traffic.get("to_storage", 0.0) + written
 
     # --- one recovery -----------------------------------------------------------------------------
@@ -168,8 +168,8 @@ class Simulation:
         ranks = recovery.job.membership.nodes
         counts = where_from(decision, ranks)
         if len(ranks) < self._settings.nodes:
-            alike = decision.sources[recovery.witness][0].kind
-            counts[alike] = counts.get(alike, 0) + self._settings.nodes - len(ranks)
+            kind = decision.sources[recovery.witness][0].kind
+            counts[kind] = counts.get(kind, 0) + self._settings.nodes - len(ranks)
         self._memory.give_up(decision.step)
         resumed = self._resume(decision.step, counts, moment, recovery.ready)
         if moved := recovery.job.moved:

@@ -17,7 +17,7 @@ class SimulatedSnapshot:
 
     step: int
     generation: int
-    taken_at: float
+    captured_at: float
     ready_at: float
 
     @property
@@ -58,7 +58,7 @@ class FaultFreeInterval:
         """The newest snapshots of a tier that are safe at `moment`, newest first."""
         return [held for held, _ in zip(self._back(self.tiers[name], moment), range(count), strict=False)]
 
-    def taken(self, name: str, moment: float) -> int:
+    def captured(self, name: str, moment: float) -> int:
         """How many copies the tier was given up to `moment`."""
         tier = self.tiers[name]
         count = self.newest(moment) // tier.every_steps - self.step // tier.every_steps
@@ -68,9 +68,9 @@ class FaultFreeInterval:
         first, stride = self.step // tier.every_steps + 1, self._stride(tier)
         last = self.newest(moment) // tier.every_steps
         for index in range(last - (last - first) % stride, first - 1, -stride):
-            taken = self.ends(index * tier.every_steps)
-            if taken + tier.latency <= moment:
-                yield SimulatedSnapshot(index * tier.every_steps, self.generation, taken, taken + tier.latency)
+            captured = self.ends(index * tier.every_steps)
+            if captured + tier.latency <= moment:
+                yield SimulatedSnapshot(index * tier.every_steps, self.generation, captured, captured + tier.latency)
 
     def _stride(self, tier: Tier) -> int:
         """Every how many-th that is due is copied: one is not begun before the one before has arrived."""

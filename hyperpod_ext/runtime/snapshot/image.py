@@ -83,8 +83,8 @@ def holders_of(tensors: Sequence[Any]) -> frozenset[int] | None:
         here = mesh.get_coordinate()
         if here is None:
             return frozenset([dist.get_rank()])
-        alike = tuple(slice(None) if p.is_replicate() else at for p, at in zip(placements, here, strict=True))
-        ranks = frozenset(mesh.mesh[alike].flatten().tolist())
+        replicas = tuple(slice(None) if p.is_replicate() else at for p, at in zip(placements, here, strict=True))
+        ranks = frozenset(mesh.mesh[replicas].flatten().tolist())
         held = ranks if held is None else held & ranks
     return held
 

@@ -89,7 +89,7 @@ def fill(live: Parts, snapshots: Sequence[Snapshot], layout: Layout | None = Non
         used = needed(layout.plan.items, snapshots) if lean else snapshots
         for snapshot in used:
             snapshot.check()
-        _cut(layout, used)
+        _reshard(layout, used)
     paths, _ = leaf_paths(live.shape)
     by_name = {fqn(path): tensor for path, tensor in zip(paths, live.tensors, strict=True)}
     saved, _ = leaf_paths(first.plan.shape)
@@ -143,7 +143,7 @@ def _copy_image(snapshot: Snapshot, layout: Layout) -> None:
         check_crc(snapshot.manifest, len(image), checksum)
 
 
-def _cut(layout: Layout, snapshots: Sequence[Snapshot]) -> None:
+def _reshard(layout: Layout, snapshots: Sequence[Snapshot]) -> None:
     sources: dict[str, list[tuple[Item, torch.Tensor]]] = {}
     differing = _differing_values(snapshots)
     for snapshot in snapshots:
@@ -184,8 +184,10 @@ def _differing_values(snapshots: Sequence[Snapshot]) -> list[str]:
     """Names of plain values that are not the same in all snapshots of one shape."""
     first = snapshots[0]
     _, paths = leaf_paths(first.plan.shape)
-    alike = [snapshot for snapshot in snapshots[1:] if snapshot.plan.shape == first.plan.shape]
-    return [fqn(path) for index, path in enumerate(paths) if any(s.values[index] != first.values[index] for s in alike)]
+    others = [snapshot for snapshot in snapshots[1:] if snapshot.plan.shape == first.plan.shape]
+    return [
+        fqn(path) for index, path in enumerate(paths) if any(s.values[index] != first.values[index] for s in others)
+    ]
 
 
 def _copy_overlap(target: Item, destination: torch.Tensor, source: Item, view: torch.Tensor) -> int:

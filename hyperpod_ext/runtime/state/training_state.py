@@ -173,8 +173,8 @@ class TrainingState:
 
     def nbytes(self) -> int:
         """Size of a snapshot, with what the optimizers have yet to make."""
-        coming = [bytes_to_come(value) for value in self._objects.values() if isinstance(value, torch.optim.Optimizer)]
-        return Layout(self.take().parts).plan.nbytes + sum(coming)
+        optimizers = [value for value in self._objects.values() if isinstance(value, torch.optim.Optimizer)]
+        return Layout(self.take().parts).plan.nbytes + sum(map(bytes_to_come, optimizers))
 
     def load(self, snapshots: Sequence[Snapshot], *, lean: bool = False) -> None:
         """Bring the objects to a state taken on another rank or at another time, verified already.

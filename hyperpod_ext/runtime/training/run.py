@@ -43,7 +43,7 @@ class _Kept:
 
     @property
     def is_of_one_world(self) -> bool:
-        return bool(self.made.calls or self.made.meshes) or meshes.is_cut(self.value)
+        return bool(self.made.calls or self.made.meshes) or meshes.is_sharded(self.value)
 
 
 _RESERVED = {

@@ -25,7 +25,7 @@ from hyperpod_ext.files import write_atomically
 from hyperpod_ext.ports import free_port
 from hyperpod_ext.processes import become_subreaper, describe_exit, die_with_parent, kill_descendants
 from hyperpod_ext.submit.local.nodes import WANTED, Cancellation, GracePeriod, Node, Wanted, run_nodes
-from hyperpod_ext.submit.local.result import Report, lost_result, make_result, settle
+from hyperpod_ext.submit.local.result import Report, final_report, lost_result, make_result
 from hyperpod_ext.submit.local.store import Submission
 
 _LONGEST_SCRATCH = 60
@@ -126,7 +126,7 @@ def _run_once(
     exit_codes = run_nodes(nodes, cancellation, _grace_period(job), wanted)
     kill_descendants(os.getpid())
     failed = next((node for node, code in zip(nodes, exit_codes, strict=True) if code != 0), nodes[0])
-    return settle(_read_report(run_dir, len(nodes)), exit_codes, cancellation.requested, _tail(failed.log))
+    return final_report(_read_report(run_dir, len(nodes)), exit_codes, cancellation.requested, _tail(failed.log))
 
 
 def _grace_period(job: Any) -> GracePeriod:

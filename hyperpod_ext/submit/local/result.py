@@ -29,15 +29,15 @@ EMPTY_REPORT: Report = {
 }
 
 
-def settle(report: Report | None, exit_codes: Sequence[int], cancelled: bool, log_tail: str) -> Report:
+def final_report(report: Report | None, exit_codes: Sequence[int], cancelled: bool, log_tail: str) -> Report:
     """The report of a run, also where the agents could not write one or ended otherwise than it says."""
-    settled = EMPTY_REPORT | (report or {})
+    final = EMPTY_REPORT | (report or {})
     if cancelled:
-        return settled | {"state": "cancelled"}
+        return final | {"state": "cancelled"}
     lost = (report or {}).get("nodes_lost", [])  # the agents went on without those
     failed = [(node, code) for node, code in enumerate(exit_codes) if code != 0 and node not in lost]
     if report is not None and (report.get("state") != "succeeded" or not failed):
-        return settled
+        return final
     node, code = failed[0] if failed else (0, 0)
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     before = "after its report" if report is not None else "without a report"
@@ -46,7 +46,7 @@ def settle(report: Report | None, exit_codes: Sequence[int], cancelled: bool, lo
         "message": f"node {node} {how} {before}\n{log_tail}".rstrip(),
         "hint": "its log has the rest",
     }
-    return settled | {"state": "failed", "error": error}
+    return final | {"state": "failed", "error": error}
 
 
 def same(main: Mapping[str, Any], undisturbed: Mapping[str, Any] | None, field: str) -> bool | None:

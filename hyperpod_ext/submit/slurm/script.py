@@ -13,7 +13,7 @@ from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.errors import Problem
 from hyperpod_ext.submit.contract.launcher_text import RANKED_LINES, for_torchrun
 from hyperpod_ext.submit.contract.render import render
-from hyperpod_ext.submit.contract.spec_annotation import brief
+from hyperpod_ext.submit.contract.spec_annotation import without_defaults
 
 NOTE = "# spec: "
 """Before the job's own spec in the file: what `hp-ext import` reads back."""
@@ -44,7 +44,7 @@ def job_script(job: JobConfig) -> str:
     return render(
         "hyperpod_slurm/job.sbatch.j2",
         job=job,
-        note=NOTE + json.dumps(brief(job)),
+        note=NOTE + json.dumps(without_defaults(job)),
         env={**own, **job.env},
         options=list(_batch_options(job)),
         step_options=list(_step_options(job)),

@@ -19,13 +19,13 @@ from torch import nn
 
 from hyperpod_ext.errors import CorruptSnapshotError
 from hyperpod_ext.runtime.checkpoint import live_transfer as transfer
-from hyperpod_ext.runtime.checkpoint.live_transfer import Order, cut, receive_state, refuse_state, send_state
+from hyperpod_ext.runtime.checkpoint.live_transfer import Order, buckets_of, receive_state, refuse_state, send_state
 from hyperpod_ext.runtime.state.training_state import TrainingState
 
 
 @given(st.lists(st.integers(0, 50), max_size=12), st.integers(1, 5), st.integers(1, 20))
 def test_parts_cover_every_byte_once_and_no_bucket_is_too_large(sizes: list[int], of: int, limit: int):
-    parts = [cut(sizes, part, of, limit) for part in range(of)]
+    parts = [buckets_of(sizes, part, of, limit) for part in range(of)]
     seen = [
         (piece.item, byte)
         for buckets in parts

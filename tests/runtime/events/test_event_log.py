@@ -78,7 +78,7 @@ def test_a_damaged_line_is_named_and_the_job_ends_as_it_has(tmp_path: Path, caps
         with (tmp_path / "events.jsonl").open("a") as log:
             log.write(HALF + "\n")
             log.write(json.dumps(entry(4.0, "resized", order="7")) + "\n")
-        assert coordinator.orders_taken() == {"7"}
+        assert coordinator.orders_accepted() == {"7"}
         coordinator.cancel()
         assert await coordinator.ended == "cancelled"
         await coordinator.close()

@@ -52,7 +52,7 @@ def hello_of(node: int) -> AgentHello:
 
 
 def members_of(*nodes: int, me: int = 0) -> Members:
-    made = Members(me, standing=[{me}])
+    made = Members(me, memberships=[{me}])
     for node in nodes:
         agent: Any = Agent(SimpleNamespace(), 0.0)  # type: ignore[arg-type]
         made.enter(node, hello_of(node), agent)
@@ -74,20 +74,20 @@ def test_a_membership_that_everybody_left_knows_of_is_the_new_measure() -> None:
     known.number += 1
     for node in (0, 2):
         known.acknowledged(node, known.number)
-    assert known.standing == [{0, 2}]
+    assert known.memberships == [{0, 2}]
     assert known.leave(2)
 
 
 def test_nothing_is_agreed_while_a_member_may_still_come_that_knows_the_membership_before() -> None:
     known = members_of(0, 1)
     known.expected = {2: 1.0}
-    known.standing.append({0, 1, 2})
+    known.memberships.append({0, 1, 2})
     for node in (0, 1):
         known.acknowledged(node, known.number)
-    assert {0, 1, 2} in known.standing
+    assert {0, 1, 2} in known.memberships
     known.expected = {}
     known.acknowledged(0, known.number)
-    assert known.standing == [{0, 1}]
+    assert known.memberships == [{0, 1}]
 
 
 def test_nodes_that_have_just_come_count_before_everybody_knows_of_them() -> None:

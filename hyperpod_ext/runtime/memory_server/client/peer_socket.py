@@ -84,7 +84,7 @@ def set_timeout(sock: socket.socket, option: int, seconds: float) -> None:
     sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", full_s, int((seconds - full_s) * 1e6)))
 
 
-def cut(sock: socket.socket) -> None:
+def disconnect(sock: socket.socket) -> None:
     """Wake whoever waits on the socket, in this process and on the other side."""
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)

@@ -125,7 +125,7 @@ class IncomingReplicas:
             for token, replica in gone.items():
                 del self._by_token[token]
                 for sock in replica.receiving:
-                    ps.cut(sock)
+                    ps.disconnect(sock)
             self._changed.wait_for(lambda: not any(replica.receiving for replica in gone.values()))
         for _ in gone:
             self._cpu_priority.copy_ends()

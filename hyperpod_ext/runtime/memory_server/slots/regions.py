@@ -224,7 +224,7 @@ class Regions:
     def held(self) -> list[dict[str, Any]]:
         """All whole snapshots, in brief."""
         with self._changed:
-            return [_brief(slot) for owner in self._regions for _, slot in self._sealed(owner)]
+            return [_summary(slot) for owner in self._regions for _, slot in self._sealed(owner)]
 
     def open(self, owner: int, save_id: str) -> tuple[Manifest, int, int]:
         """Manifest, offset and a read-only descriptor of one whole snapshot."""
@@ -303,7 +303,7 @@ class Regions:
         return regions[-1]
 
 
-def _brief(slot: s.Slot) -> dict[str, Any]:
+def _summary(slot: s.Slot) -> dict[str, Any]:
     manifest = slot.manifest
     keys = ("rank", "world_size", "step", "save_id", "nbytes", "crc64nvme", "plan", "own_digest", "saved_at")
     return {
