@@ -11,6 +11,10 @@ import pytest
 
 WORDS = {
     "ailment": "unhealthy",
+    "alike": "replicated, same",
+    "beside": "overlapped, neighbour",
+    "brief": "summary",
+    "claims": "fences",
     "commander": "actions",
     "council": "restore coordinator",
     "courtesy": "CPU priority",
@@ -18,9 +22,14 @@ WORDS = {
     "drained": "uploaded",
     "draining": "uploading",
     "fate": "exit cause",
+    "freed": "aborted",
+    "greeted": "handshake done",
+    "halted": "stopped",
     "hearing": "reports",
+    "hello": "handshake",
     "homecoming": "final upload",
     "hurry": "unthrottle",
+    "ill": "unhealthy",
     "inquest": "hang query",
     "keeper": "supervisor",
     "ladder": "escalation",
@@ -29,15 +38,21 @@ WORDS = {
     "lifeline": "liveness lock",
     "newcomer": "joining node",
     "newcomers": "joining nodes",
+    "noted": "recorded",
     "outlook": "estimate",
     "pace": "rate limit",
     "patience": "timeout",
     "pulse": "heartbeat",
+    "retired": "decommissioned",
+    "retune": "tune",
     "roster": "members",
     "rung": "escalation level",
     "rungs": "escalation levels",
     "said": "what it is: answers, output, ...",
+    "settle": "what it does",
     "settling": "retained",
+    "standing": "memberships",
+    "stood": "stepped down",
     "stretch": "interval",
     "strike": "inject",
     "struck": "hit",
@@ -49,6 +64,7 @@ WORDS = {
     "verdict": "reason",
     "victim": "target",
     "victims": "targets",
+    "ways": "scenarios",
     "zygote": "fork server",
 }
 """Words that no name has as a part, each with the one to use."""
@@ -76,14 +92,25 @@ NAMES = {
     "Taken": "CapturedState",
     "Told": "DataPositions",
     "Watch": "HangMonitor, MutationCheck, ...",
+    "Way": "Scenario",
     "Whole": "ConsistentStep",
     "Work": "UploadTask",
     "World": "JobNodes",
     "Worlds": "Rescaling",
     "_board": "_exchange",
+    "_claim": "_fence",
     "_council": "_restore_coordinator",
+    "_cut": "abort, split, shard",
     "_door": "_election",
+    "_give_way": "yield, step down",
     "_home": "_final_upload",
+    "_signs": "_heartbeats",
+    "_taken": "captured, reserved",
+    "cut": "abort, split, shard",
+    "give_way": "yield",
+    "is_cut": "is_sharded",
+    "taken": "captured, used, accepted",
+    "way": "scenario",
 }
 """Whole names of classes, functions and attributes; their words are common ones, and mean nothing private elsewhere."""
 
@@ -132,13 +159,17 @@ def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
 
 
+def parts(name: str) -> Iterator[str]:
+    """Words of a name, and of those that end in s the singular."""
+    for part in map(str.lower, PARTS.findall(name)):
+        yield from (part, part.removesuffix("s"))
+
+
 def faults(file: str, source: str, stays: dict[str, tuple[str, ...]]) -> Iterator[str]:
     """What of a file has a private word: where, which, and what to say instead."""
     found = [(0, Path(file).stem), *names(ast.parse(source))]
     for line, name in dict.fromkeys(found):
-        instead = NAMES.get(name) or next(
-            (WORDS[part] for part in map(str.lower, PARTS.findall(name)) if part in WORDS), None
-        )
+        instead = NAMES.get(name) or next((WORDS[part] for part in parts(name) if part in WORDS), None)
         if instead and not (name in stays and (not stays[name] or file.startswith(stays[name]))):
             yield f"{file}:{line}: {name}: {instead}"
 

@@ -33,7 +33,7 @@ class CoordinatorClient:
 
     Args:
         election: where other agents reach this one.
-        hello: what a coordinator must be told first; takes the id of this agent, and the record that it has.
+        handshake: what a coordinator must be told first; takes the id of this agent, and the record that it has.
         take_over: makes this node's agent the coordinator, from the newest record and what others said.
     """
 
@@ -41,10 +41,10 @@ class CoordinatorClient:
         self,
         settings: NodeSettings,
         election: ElectionListener,
-        hello: Callable[[str, wire.Message | None], c.AgentHello],
-        take_over: Callable[[c.AgentHello, list[c.AgentHello]], None],
+        handshake: Callable[[str, wire.Message | None], c.AgentHandshake],
+        take_over: Callable[[c.AgentHandshake, list[c.AgentHandshake]], None],
     ) -> None:
-        self._settings, self._election, self._hello, self._take_over = settings, election, hello, take_over
+        self._settings, self._election, self._handshake, self._take_over = settings, election, handshake, take_over
         self._lease_s = settings.config.restart.lease_s
         self._id = secrets.token_hex(8)
         self.record: wire.Message | None = None
@@ -90,10 +90,10 @@ class CoordinatorClient:
         assert self._writer is not None
         return str(self._writer.get_extra_info("sockname")[0])
 
-    def send_hello(self) -> None:
+    def send_handshake(self) -> None:
         """Say who this node is, and what it has to say once more; from here on heartbeats are sent."""
         assert self._writer is not None
-        self._writer.write(_greeting(self._introduction()))
+        self._writer.write(_encoded(self._introduction()))
         self._confirm()
         if self._beating is None:
             self._beating = asyncio.create_task(self._beat())
@@ -149,8 +149,8 @@ class CoordinatorClient:
                 await self._writer.drain()
         self._hang_up()
 
-    def _introduction(self) -> c.AgentHello:
-        return self._hello(self._id, self.record)
+    def _introduction(self) -> c.AgentHandshake:
+        return self._handshake(self._id, self.record)
 
     async def _read(self) -> c.ToAgent | None:
         """Next message; one that is damaged is refused, and the next is read."""
@@ -244,7 +244,7 @@ class CoordinatorClient:
             return None
         self._take_over(self._introduction(), list(self._election.votes.values()))
         self._reader, self._writer = await self._dial(*self._election.address, self._lease_s)
-        self.send_hello()
+        self.send_handshake()
         return await self._read()
 
     async def _vote_for(self, record: wire.Message, node: int, deadline: float, reached: set[int]) -> c.ToAgent | None:
@@ -258,7 +258,7 @@ class CoordinatorClient:
             return None
         self._reader, self._writer = dialled
         reached.add(node)
-        self._writer.write(_greeting(self._introduction()))
+        self._writer.write(_encoded(self._introduction()))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.05, deadline - time.monotonic())):
                 if (word := await self._read()) is not None:
@@ -268,8 +268,8 @@ class CoordinatorClient:
         return None
 
 
-def _greeting(hello: c.AgentHello) -> bytes:
-    return wire.encode(with_version(encode(hello)))
+def _encoded(handshake: c.AgentHandshake) -> bytes:
+    return wire.encode(with_version(encode(handshake)))
 
 
 def _listed(nodes: set[int]) -> str:

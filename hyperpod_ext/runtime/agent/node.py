@@ -129,7 +129,7 @@ class Node:
             "address": self._election.address,
             "domain": os.environ.get(ENV_FAILURE_DOMAIN, ""),
         }
-        self._coordinator_client.send_hello()
+        self._coordinator_client.send_handshake()
         if self._config.elastic is not None:
             preemption = self._config.elastic.notices
             self._spawn(
@@ -164,7 +164,7 @@ class Node:
         first = Coordinator.first(self._config, self._settings.node, self._settings.run_dir, free_port(host))
         self._coordinate(first)
 
-    def _take_over(self, own: c.AgentHello, votes: list[c.AgentHello]) -> None:
+    def _take_over(self, own: c.AgentHandshake, votes: list[c.AgentHandshake]) -> None:
         settings = self._settings
         self._coordinate(Coordinator.successor(self._config, settings.node, settings.run_dir, own, votes))
 
@@ -189,10 +189,10 @@ class Node:
         if self._coordinator is not None:
             self._coordinator.broke(why)
 
-    def _who(self, own_id: str, record: wire.Message | None) -> c.AgentHello:
+    def _who(self, own_id: str, record: wire.Message | None) -> c.AgentHandshake:
         """What a coordinator is told first."""
         known = {**self._known, **self._workers.summary()}
-        return c.AgentHello(id=own_id, leaving=self._reported_once, clock=time.monotonic(), record=record, **known)
+        return c.AgentHandshake(id=own_id, leaving=self._reported_once, clock=time.monotonic(), record=record, **known)
 
     # --- what the coordinator says --------------------------------------------------------------
 
@@ -374,7 +374,7 @@ class Node:
             HealthContext(self._config, self._settings.run_dir, self._coordinator_client.own_address)
         )
         if health.unhealthy:
-            self._event("ill", ailments=health.unhealthy, seconds=health.seconds)
+            self._event("unhealthy", problems=health.unhealthy, seconds=health.seconds)
             self._lose(f"it is not fit for a worker: {health.sentence()}")
             return
         await self._workers.start(rank, start, self._fork_server, next_world, joining=next_world is not None)
@@ -517,7 +517,7 @@ class Node:
         if not self._coordinator_client.connected:
             return False
         if not self._reported_once:
-            self._event("notice", cause=notice.cause, seconds_left=notice.seconds_left)
+            self._event("preemption_notice", cause=notice.cause, seconds_left=notice.seconds_left)
             self._is_asked_to_end()
         return True
 

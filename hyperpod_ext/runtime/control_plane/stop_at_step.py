@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from hyperpod_ext.runtime.ipc.control_messages import Halted, StopAnswer
+from hyperpod_ext.runtime.ipc.control_messages import RankStopped, StopAnswer
 
-Tell = Callable[[StopAnswer | Halted], None]
+Tell = Callable[[StopAnswer | RankStopped], None]
 
 
 class StopAtStep:
@@ -94,6 +94,6 @@ class StopAtStep:
         """Say that this rank stands, and wait until the generation is over, or all go on after all."""
         with self._changed:
             number = self._number
-            self._tell(Halted(number=number, step=step))
+            self._tell(RankStopped(number=number, step=step))
             self._changed.wait_for(lambda: self._stop is None or self._number != number)
             self._making = step + 1

@@ -123,7 +123,7 @@ class Actions:
             case m.WantNodes(count):
                 self._want_nodes(count)
             case m.Decommission(node):
-                self._log("node_retired", node=node)
+                self._log("node_decommissioned", node=node)
                 self._outbox.send(node, c.DecommissionNode())
             case m.Release(nodes):
                 self._release(nodes)

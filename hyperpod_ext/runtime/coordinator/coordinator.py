@@ -83,18 +83,18 @@ class Coordinator:
 
     @classmethod
     def successor(
-        cls, config: RuntimeConfig, node: int, run_dir: Path, own: c.AgentHello, votes: Sequence[c.AgentHello]
+        cls, config: RuntimeConfig, node: int, run_dir: Path, own: c.AgentHandshake, votes: Sequence[c.AgentHandshake]
     ) -> Self:
         """That of a job whose coordinator is lost, from what this agent and those who voted for it know."""
-        hellos = [own, *votes]
-        records = [hello.record for hello in hellos if hello.record is not None]
+        handshakes = [own, *votes]
+        records = [handshake.record for handshake in handshakes if handshake.record is not None]
         record = newest(records)
         membership, actions = Membership.revived(
             record["membership"],
             Budgets.of(config.restart),
             durable=bool(config.checkpoint.durable()),
-            generation=max(hello.generation for hello in hellos),
-            committed=max(hello.committed for hello in hellos),
+            generation=max(handshake.generation for handshake in handshakes),
+            committed=max(handshake.committed for handshake in handshakes),
             scale=_scale(config),
             reserve=config.spares,
         )
@@ -173,21 +173,21 @@ class Coordinator:
 
     async def serve(
         self,
-        hello: c.AgentHello,
+        handshake: c.AgentHandshake,
         reading: asyncio.Task[wire.Message | None],
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        """An agent has come, with `hello`; take what it says until it is gone."""
-        node = hello.node
-        if refusal := self._admission.refusal(node, hello):
+        """An agent has come, with `handshake`; take what it says until it is gone."""
+        node = handshake.node
+        if refusal := self._admission.refusal(node, handshake):
             writer.write(frame_of(c.StopNode(why=refusal, hint="")))
             await writer.drain()
             return
         agent = Agent(writer, time.monotonic())
         try:
-            self._hear_clock(node, hello.clock)
-            self._admission.welcome(node, hello, agent)
+            self._hear_clock(node, handshake.clock)
+            self._admission.welcome(node, handshake, agent)
             message = await reading
             while message is not None:
                 agent.heard_at = time.monotonic()
@@ -334,7 +334,7 @@ class Coordinator:
 
     def _step_down(self, **why: Any) -> None:
         self.members.stepped_down = True
-        self._log("stood_down", node=self._run.node, term=self._run.term, **why)
+        self._log("stepped_down", node=self._run.node, term=self._run.term, **why)
 
     def _tell_stop(self, node: int, why: str, hint: str = "") -> None:
         self._outbox.send(node, c.StopNode(why=why, hint=hint))

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from hyperpod_ext.runtime.ipc.control_messages import AgentHello
+from hyperpod_ext.runtime.ipc.control_messages import AgentHandshake
 from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.membership.quorum import may_go_on
 
@@ -45,9 +45,9 @@ class Members:
     stepped_down: bool = False
     """Whether this coordinator speaks for the job no more."""
 
-    def enter(self, node: int, hello: AgentHello, agent: Agent) -> None:
+    def enter(self, node: int, handshake: AgentHandshake, agent: Agent) -> None:
         """A node is there, for the first time or again."""
-        self.members[node] = {key: value for key, value in encode(hello).items() if key in _KNOWN}
+        self.members[node] = {key: value for key, value in encode(handshake).items() if key in _KNOWN}
         self.agents[node] = agent
         self.expected.pop(node, None)
         self.memberships.append(set(self.members))

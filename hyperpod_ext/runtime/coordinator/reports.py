@@ -12,7 +12,7 @@ from hyperpod_ext.runtime.coordinator.members import Members
 from hyperpod_ext.runtime.coordinator.outbox import Outbox
 from hyperpod_ext.runtime.coordinator.queries import HangQuery, LivenessQuery
 from hyperpod_ext.runtime.coordinator.save_schedule import SaveSchedule
-from hyperpod_ext.runtime.detection.hangs import Hang, Sign
+from hyperpod_ext.runtime.detection.hangs import Hang, Heartbeat
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc.declared import Count, Declared, encode, read
 from hyperpod_ext.runtime.membership.actions import Fail, Fault, Phase
@@ -92,7 +92,7 @@ class Reports:
                 self._end.exited(rank, code)
             case c.StopAnswer():
                 self._stop_answered(report)
-            case c.Halted():
+            case c.RankStopped():
                 self._stopped(report)
 
     def _of_node(self, node: int, report: c.FromAgent) -> None:
@@ -109,7 +109,7 @@ class Reports:
                 if self._hangs.stalled(limit_s):
                     self._outbox.to_all(c.AskHeartbeats())
             case c.Heartbeats(heartbeats=heartbeats):
-                seen = [Sign.from_json(encode(sign)) for sign in heartbeats]
+                seen = [Heartbeat.from_json(encode(heartbeat)) for heartbeat in heartbeats]
                 if (hang := self._hangs.answered(seen, len(membership.nodes))) is not None:
                     self._end_hung(hang)
             case c.ServesPeers(peer=peer):  # its memory server is another one
@@ -272,11 +272,11 @@ class Reports:
         else:
             self._actions.carry_out(self._membership.stop_answered(*answer))
 
-    def _stopped(self, report: c.Halted) -> None:
+    def _stopped(self, report: c.RankStopped) -> None:
         if self._end.is_stopping:
             self._end.stopped(report.rank, report.number)
             return
-        self._log("halted", rank=report.rank, step=report.step)
+        self._log("rank_stopped", rank=report.rank, step=report.step)
         self._actions.carry_out(self._membership.stopped(report.rank, report.number))
 
 

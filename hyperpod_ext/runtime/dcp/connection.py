@@ -130,7 +130,7 @@ class Connection:
             checkpoint=self._policy,
         )
         client = start_server(place, config, self.node, self._secret_file, idle_exit_s)
-        server = client.ask(r.Hello())
+        server = client.ask(r.Handshake())
         if server.config["checkpoint"] == self._policy.model_dump(mode="json"):
             return client
         client.close()

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from hyperpod_ext.runtime.events.event import Event, Events
-from hyperpod_ext.runtime.events.of_faults import Fault, Freed, Injected, Killed
+from hyperpod_ext.runtime.events.of_faults import Aborted, Fault, Injected, Killed
 from hyperpod_ext.runtime.events.of_training import (
     Begun,
     Done,
@@ -97,10 +97,10 @@ _ENDS: dict[type[Event], Phase] = {
     GroupsOpen: "rebuild",
     Restored: "restore",
     Begun: "rebuild",
-    Freed: "abort",
+    Aborted: "abort",
 }
 """What a rank was doing until it came to this event."""
-_OfRank = WorkerStarted | Joined | GroupsOpen | Restored | Begun | Freed | Step | Done
+_OfRank = WorkerStarted | Joined | GroupsOpen | Restored | Begun | Aborted | Step | Done
 """Events that end a span of one rank."""
 _OfAll = Generation | Fault
 """Events that end a span of every rank."""
@@ -200,7 +200,7 @@ class SpanBuilder:
         phase = _ENDS[type(event)]
         if isinstance(event, Joined) and not self._joined:
             phase = "rebuild"  # a new process, until it can be counted on
-        if isinstance(event, Freed) and self._training:  # nothing broke: a step's end that all had agreed on
+        if isinstance(event, Aborted) and self._training:  # nothing broke: a step's end that all had agreed on
             phase = "agree"
         if isinstance(event, WorkerStarted):
             self._joined = False
@@ -208,7 +208,7 @@ class SpanBuilder:
         self._joined = self._joined or isinstance(event, Joined)
         if isinstance(event, Begun):
             self._training, self._first_of_generation = True, self._generation > 1
-        elif isinstance(event, Freed):
+        elif isinstance(event, Aborted):
             self._training = False
 
     def _fault(self, moment: float) -> None:

@@ -25,7 +25,7 @@ from hyperpod_ext.config.fault_injection import InjectedFault, parse_injected
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.detection.heartbeat import Phase
-from hyperpod_ext.runtime.fault_injection.orders import read_orders, take, taken_folder
+from hyperpod_ext.runtime.fault_injection.orders import injected_folder, read_orders, take
 from hyperpod_ext.runtime.ipc.environment import ENV_CHAOS, ENV_RUN_DIR
 
 _COSTS_MONEY = {
@@ -58,7 +58,7 @@ class Injector:
 
     def __init__(self, faults: Iterable[InjectedFault], rank: int, run_dir: Path, target: InjectionTarget) -> None:
         self._rank, self._run_dir, self._target = rank, run_dir, target
-        spent = taken_folder(run_dir)
+        spent = injected_folder(run_dir)
         self._armed = {
             name: fault
             for name, fault in ((_name(index, fault), fault) for index, fault in enumerate(faults))

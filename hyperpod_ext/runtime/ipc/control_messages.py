@@ -103,7 +103,7 @@ class RunningWorker(Declared):
     """Whether it waits for the next rank assignment."""
 
 
-class HeartbeatSign(Declared):
+class RankHeartbeat(Declared):
     """What an agent sees of a rank's heartbeat page."""
 
     rank: Count
@@ -130,11 +130,11 @@ class Report(Declared):
     """Its number now, which its agent adds; -1: the agent's own, or not known yet."""
 
 
-class WorkerHello(Declared):
+class WorkerHandshake(Declared):
     """A worker has been started."""
 
     sender, reader = "worker", "agent"
-    type: Literal["hello"] = "hello"
+    type: Literal["handshake"] = "handshake"
     rank: Count
     pid: Count
     generation: Count = 0
@@ -215,10 +215,10 @@ class StopAnswer(Report):
     """It makes no more steps."""
 
 
-class Halted(Report):
+class RankStopped(Report):
     """A rank has stopped at the step that was agreed on, and has saved what only it holds."""
 
-    type: Literal["halted"] = "halted"
+    type: Literal["rank_stopped"] = "rank_stopped"
     number: Number
     step: Count
 
@@ -226,11 +226,11 @@ class Halted(Report):
 # --- what an agent reports ------------------------------------------------------------------------
 
 
-class AgentHello(Declared):
+class AgentHandshake(Declared):
     """An agent reaches a coordinator, or votes for the agent that is to become it."""
 
     sender, reader = "agent", "coordinator, agent"
-    type: Literal["hello"] = "hello"
+    type: Literal["handshake"] = "handshake"
     node: Number
     id: str
     """Of this agent's process."""
@@ -339,7 +339,7 @@ class Heartbeats(Report):
 
     sender, reader = "agent", "coordinator"
     type: Literal["heartbeats"] = "heartbeats"
-    heartbeats: Listed[HeartbeatSign]
+    heartbeats: Listed[RankHeartbeat]
 
 
 class ServesPeers(Report):
@@ -614,7 +614,7 @@ class WithdrawStop(GenerationOrder):
 
 # --- who takes what -------------------------------------------------------------------------------
 
-FromWorker = Join | Restored | Finished | Event | Failed | StopAnswer | Halted
+FromWorker = Join | Restored | Finished | Event | Failed | StopAnswer | RankStopped
 FromAgent = (
     FromWorker
     | Beat

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hyperpod_ext.runtime.events.event import Event
 from hyperpod_ext.runtime.events.of_checkpoints import Copying
-from hyperpod_ext.runtime.events.of_faults import Fault, Freed
+from hyperpod_ext.runtime.events.of_faults import Aborted, Fault
 from hyperpod_ext.runtime.events.of_nodes import NodeLost, Resized
 from hyperpod_ext.runtime.events.of_training import (
     Begun,
@@ -114,7 +114,7 @@ class Meters:
                 self.steps_skipped += 1
             case Copying():
                 self._add_copy(event)
-            case WorkerStarted() | Joined() | GroupsOpen() | Restored() | Begun() | Freed() | Done():
+            case WorkerStarted() | Joined() | GroupsOpen() | Restored() | Begun() | Aborted() | Done():
                 rank = self._rank(event.rank, event.t)
                 rank.phase, rank.t = _NEXT[type(event)], event.t
                 if isinstance(event, WorkerStarted):
@@ -229,7 +229,7 @@ _NEXT: dict[type[Event], str] = {
     GroupsOpen: "restore",
     Restored: "rebuild",
     Begun: "step",
-    Freed: "agree",
+    Aborted: "agree",
     Done: "idle",
 }
 """What a rank does from this event on."""

@@ -83,4 +83,4 @@ def test_whoever_stands_goes_on_when_the_change_is_dropped_or_the_generation_end
         boundary.withdraw(withdrawn)
         standing.join(5)
         assert not standing.is_alive()
-    assert [word["type"] for word in said].count("halted") == 2
+    assert [word["type"] for word in said].count("rank_stopped") == 2

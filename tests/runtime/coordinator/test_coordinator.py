@@ -48,7 +48,7 @@ class Agent:
         reader, writer = await asyncio.open_connection(*listener.address)
         await wire.join_peer(reader, writer, SECRET)
         agent = cls(node, reader, writer)
-        agent.say_raw(with_version(encode(hello_of(node, **said))))
+        agent.say_raw(with_version(encode(handshake_of(node, **said))))
         return agent
 
     def say(self, report: Declared) -> None:
@@ -80,10 +80,10 @@ class Agent:
             await asyncio.sleep(LEASE_S / 6)
 
 
-def hello_of(node: int, **said: Any) -> c.AgentHello:
+def handshake_of(node: int, **said: Any) -> c.AgentHandshake:
     known: dict[str, Any] = {"id": f"agent {node}", "pid": 1, "peer": ("", 2), "address": ("", 3), "domain": ""}
     state: dict[str, Any] = {"generation": 1, "committed": 0, "workers": {}, "exited": {}, "record": None}
-    return c.AgentHello(node=node, **{**known, **state, **said})
+    return c.AgentHandshake(node=node, **{**known, **state, **said})
 
 
 @contextlib.asynccontextmanager
@@ -169,7 +169,7 @@ def test_a_coordinator_that_reaches_too_few_has_all_of_them_stop_and_writes_no_r
             assert not coordinator.ended.done()
 
     asyncio.run(run())
-    assert events(tmp_path, "stood_down")
+    assert events(tmp_path, "stepped_down")
     assert not (tmp_path / "report.json").exists()
 
 
@@ -212,7 +212,7 @@ def test_a_successor_goes_on_with_what_the_voters_know(tmp_path: Path) -> None:
         voter = await Agent.come(listener, 2, **known)
         assert await listener.wait_for_majority({0, 1, 2}, 1, 5.0)
         assert not await listener.wait_for_majority({0, 1, 2, 3}, 1, 0.05)
-        own = hello_of(1, **known)
+        own = handshake_of(1, **known)
         listener.lead_to(Coordinator.successor(config, 1, tmp_path, own, list(listener.votes.values())))
         me = await Agent.come(listener, 1, **{**known, "workers": {1: c.RunningWorker(pid=1, step=8)}})
         for agent in (me, voter):
@@ -251,7 +251,9 @@ def test_who_waits_for_a_world_that_its_coordinator_took_with_it_gets_a_number_o
             await Agent.come(listener, 3, **late | {"workers": {3: c.RunningWorker(pid=1, step=0, joining=True)}}),
         ]
         assert await listener.wait_for_majority({0, 1, 2, 3}, 1, 5.0)
-        listener.lead_to(Coordinator.successor(config, 1, tmp_path, hello_of(1, **late), list(listener.votes.values())))
+        listener.lead_to(
+            Coordinator.successor(config, 1, tmp_path, handshake_of(1, **late), list(listener.votes.values()))
+        )
         for agent in voters:
             abort = await agent.hears(c.AbortGeneration)
             assert (abort.drop_joining, abort.generation, abort.moved_in) == (True, 4, 4)
@@ -472,7 +474,7 @@ def test_an_agent_of_another_version_is_told_so_and_so_is_the_coordinators_log(
             reader, writer = await asyncio.open_connection(*listener.address)
             await wire.join_peer(reader, writer, SECRET)
             other = Agent(0, reader, writer)
-            other.say_raw({**encode(hello_of(0)), "protocol": PROTOCOL + 1})
+            other.say_raw({**encode(handshake_of(0)), "protocol": PROTOCOL + 1})
             stop = await other.hears(c.StopNode)
             assert f"speaks version {PROTOCOL} of the job's protocol" in stop.why
             assert f"version {PROTOCOL + 1}: start all nodes from one image" in stop.why
@@ -492,7 +494,7 @@ def test_damaged_messages_are_refused_by_name_and_cost_nobody_its_place(
             for kind in list(c.AGENT_REPORTS) * 20:
                 right = json.loads(json.dumps(encode(declared_examples.example(kind, random))))
                 agents[1].say_raw({**right, "extra": 1})
-            agents[1].say(c.Event(event="halted", t=0.0, fields={"rank": 1, "step": 1}))
+            agents[1].say(c.Event(event="rank_stopped", t=0.0, fields={"rank": 1, "step": 1}))
             while not (await agents[1].hears(c.Heard)).heard:
                 pass
             for agent in agents:

@@ -11,7 +11,7 @@ import pytest
 
 from hyperpod_ext.config.job.job import RestartPolicy
 from hyperpod_ext.runtime.coordinator.members import Agent, Members
-from hyperpod_ext.runtime.ipc.control_messages import AgentHello
+from hyperpod_ext.runtime.ipc.control_messages import AgentHandshake
 from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fail, Fault
 from hyperpod_ext.runtime.membership.escalation import Budgets, give_up, level_of, tried
 from hyperpod_ext.runtime.membership.quorum import candidates, may_go_on, may_take_over, newest
@@ -46,16 +46,16 @@ def test_the_newest_record_of_the_latest_term_is_the_one_to_go_on_with() -> None
     assert candidates([2, 0, 1], 0) == [1, 2]
 
 
-def hello_of(node: int) -> AgentHello:
+def handshake_of(node: int) -> AgentHandshake:
     known: dict[str, Any] = {"id": "", "pid": 1, "peer": ("", 1), "address": ("", 1), "domain": "", "record": None}
-    return AgentHello(node=node, generation=1, committed=0, workers={}, exited={}, **known)
+    return AgentHandshake(node=node, generation=1, committed=0, workers={}, exited={}, **known)
 
 
 def members_of(*nodes: int, me: int = 0) -> Members:
     made = Members(me, memberships=[{me}])
     for node in nodes:
         agent: Any = Agent(SimpleNamespace(), 0.0)  # type: ignore[arg-type]
-        made.enter(node, hello_of(node), agent)
+        made.enter(node, handshake_of(node), agent)
         made.number += 1
     for node in nodes:
         made.acknowledged(node, made.number)
@@ -93,7 +93,7 @@ def test_nothing_is_agreed_while_a_member_may_still_come_that_knows_the_membersh
 def test_nodes_that_have_just_come_count_before_everybody_knows_of_them() -> None:
     known = members_of(0)
     for node in (1, 2):
-        known.enter(node, hello_of(node), None)  # type: ignore[arg-type]
+        known.enter(node, handshake_of(node), None)  # type: ignore[arg-type]
     known.leave(1)
     assert not known.leave(2)
 

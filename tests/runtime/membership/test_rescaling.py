@@ -179,14 +179,14 @@ def test_two_nodes_lost_one_after_the_other_make_two_worlds():
     assert membership.generation == 3
 
 
-@pytest.mark.parametrize("moment", ["asked", "agreed", "halted"])
+@pytest.mark.parametrize("moment", ["asked", "agreed", "stopped"])
 def test_a_death_before_the_switch_drops_the_change_and_it_is_tried_again(moment):
     membership = elastic(3, 1)
     (asked,) = [c for c in membership.resize(2, "a") if isinstance(c, m.AskStop)]
     if moment != "asked":
         for rank in membership.nodes:
             membership.stop_answered(rank, asked.number, True, 8, False)
-    if moment == "halted":
+    if moment == "stopped":
         membership.stopped(0, asked.number)
     commands = membership.fault(m.Fault(1, "killed by SIGKILL (9)", 8, died=True, kind="signal"), membership.generation)
     assert kinds(commands) == [m.WithdrawStop, m.Abort, m.Replace]

@@ -52,8 +52,8 @@ MUTANTS: list[Mutant] = [
     HANGS.mutant(
         "hang.blames_who_is_ahead",
         "The rank that is furthest behind holds the others up; those ahead wait for it.",
-        "least = min(sign.position for sign in heartbeats.values())",
-        "least = max(sign.position for sign in heartbeats.values())",
+        "least = min(heartbeat.position for heartbeat in heartbeats.values())",
+        "least = max(heartbeat.position for heartbeat in heartbeats.values())",
     ),
     UNHARMED.mutant(
         "unharmed.after_a_collective",

@@ -96,7 +96,7 @@ class MemoryClient:
                     why = f"the memory server of this node is gone, and no other one came within {_START_S:g} s"
                     raise errors.JobFailedError(why, hint="The log of the node's agent says why.") from error
                 time.sleep(0.01)
-        self._greeted = False
+        self._handshake_done = False
         self._pending: deque[r.Begin | r.Seal | r.Resolve] = deque()
         self._next_slot: int | None = None
 
@@ -274,8 +274,8 @@ class MemoryClient:
     def _send(self, request: Declared) -> None:
         message = encode(request)
         with self._speaking, self._naming_its_end():
-            wire.send(self._socket, message if self._greeted else with_version(message))
-            self._greeted = True
+            wire.send(self._socket, message if self._handshake_done else with_version(message))
+            self._handshake_done = True
 
     @contextlib.contextmanager
     def _naming_its_end(self) -> Iterator[None]:
