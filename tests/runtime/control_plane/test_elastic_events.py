@@ -36,14 +36,14 @@ def stops(member: Member) -> None:
     """Each rank hears of it at another moment, rank 2 never; each is as slow as it is."""
     while member.join():
         event = ElasticEvent()
-        boundary = StopAtElasticEvent(event, lambda step: None)
-        boundary.begin(1, 100)
+        stop_at_step = StopAtElasticEvent(event, lambda step: None)
+        stop_at_step.begin(1, 100)
         for step in range(1, 100):
             if step == (7, 5, 1000)[member.rank]:
                 os.kill(os.getpid(), signal.SIGUSR1)
             time.sleep(0.002 * member.rank)
             consistent = step % 4 == 0  # gradients are accumulated over four
-            if boundary.stops_after(step, consistent=consistent):
+            if stop_at_step.stops_after(step, consistent=consistent):
                 member.send("stopped", step)
                 break
         dist.barrier()
@@ -60,19 +60,19 @@ def test_all_stop_after_the_same_step_and_where_the_state_is_whole():
 def test_nobody_stops_before_the_next_step():
     with world_of_one():
         event = ElasticEvent()
-        boundary = StopAtElasticEvent(event, lambda step: None)
-        boundary.begin(1, 9)
-        assert not boundary.stops_after(1, consistent=True)
+        stop_at_step = StopAtElasticEvent(event, lambda step: None)
+        stop_at_step.begin(1, 9)
+        assert not stop_at_step.stops_after(1, consistent=True)
         event.received = True
-        assert not boundary.stops_after(2, consistent=True), "others may have read nothing yet"
-        assert boundary.stops_after(3, consistent=True)
+        assert not stop_at_step.stops_after(2, consistent=True), "others may have read nothing yet"
+        assert stop_at_step.stops_after(3, consistent=True)
 
 
 def test_told_in_the_last_step_all_stop_after_it():
     with world_of_one():
         event = ElasticEvent()
-        boundary = StopAtElasticEvent(event, lambda step: None)
-        boundary.begin(8, 9)
-        assert not boundary.stops_after(8, consistent=True)
+        stop_at_step = StopAtElasticEvent(event, lambda step: None)
+        stop_at_step.begin(8, 9)
+        assert not stop_at_step.stops_after(8, consistent=True)
         event.received = True
-        assert boundary.stops_after(9, consistent=True)
+        assert stop_at_step.stops_after(9, consistent=True)
