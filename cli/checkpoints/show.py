@@ -52,7 +52,7 @@ def _describe(inventory: Inventory, seen: InventoryEntry, secret: bytes | None) 
 
     manifest = seen.manifest
     if manifest is None or seen.state == "damaged":
-        what = "\n".join(f"{finding.file}: {finding.message}" for finding in seen.findings)
+        what = "\n".join(f"{defect.file}: {defect.message}" for defect in seen.defects)
         raise CorruptSnapshotError(
             f"{shown(inventory.store.url)}/{seen.found.folder} is damaged\n{what}", hint="Show another one with --step."
         )

@@ -98,7 +98,7 @@ def check(inventory: Inventory, seen: InventoryEntry, secret: bytes | None) -> d
     from .progress import transfer
 
     with transfer(f"step {seen.found.step}", seen.nbytes) as on_bytes:
-        findings = verify(inventory.store, seen, secret, on_bytes)
+        defects = verify(inventory.store, seen, secret, on_bytes)
     bound = seen.manifest is not None and is_bound(seen.manifest)
     if seen.state == "complete" and not bound:
         say(f"step {seen.found.step}: {UNBOUND}")
@@ -106,12 +106,12 @@ def check(inventory: Inventory, seen: InventoryEntry, secret: bytes | None) -> d
         "url": f"{inventory.store.url}/{seen.found.folder}",
         "step": seen.found.step,
         "generation": seen.found.generation,
-        "state": "damaged" if findings else "good",
+        "state": "damaged" if defects else "good",
         "signature": "not checked" if secret is None else "checked",
         "macs": "none" if not bound else "not checked" if secret is None else "checked",
         "files": len(seen.files),
         "nbytes": seen.nbytes,
-        "problems": [{"file": finding.file, "message": finding.message} for finding in findings],
+        "problems": [{"file": defect.file, "message": defect.message} for defect in defects],
     }
 
 

@@ -21,10 +21,14 @@ from hyperpod_ext.runtime.membership.escalation import Budgets
 from hyperpod_ext.runtime.memory_server.replication.placement import place_replicas
 from hyperpod_ext.runtime.simulator.engine import Outcome, Simulation, _SimulatedFault
 from hyperpod_ext.runtime.simulator.interval import FaultFreeInterval
-from hyperpod_ext.runtime.simulator.settings import Simulated, Tier, simulated
+from hyperpod_ext.runtime.simulator.settings import Simulated, SimulatedTier, simulated
 
 LLAMA = published("llama3-405b")
-THREE = {"memory": Tier(2, 0.1, 1, 1), "peer": Tier(5, 0.3, 20, 10), "durable": Tier(40, 1, 60, 30)}
+THREE = {
+    "memory": SimulatedTier(2, 0.1, 1, 1),
+    "peer": SimulatedTier(5, 0.3, 20, 10),
+    "durable": SimulatedTier(40, 1, 60, 30),
+}
 
 
 def job(nodes: int = 16, often: float = 300.0, **more: object) -> Simulated:
@@ -165,7 +169,7 @@ def test_what_a_recovery_gives_up_is_held_by_nobody_after_it() -> None:
 @pytest.mark.parametrize("latency", [0.0, 15.0])
 def test_one_tier_is_what_the_closed_form_says(steps: int, latency: float) -> None:
     mtbf, cost = 3600.0, 1.0
-    one = {"durable": Tier(steps, cost, latency, 5.0)}
+    one = {"durable": SimulatedTier(steps, cost, latency, 5.0)}
     settings = job(
         1, rates=Rates(1 / mtbf, 0, 0, "given"), tiers=one, step_s=1.0, recovery=Recovery(30, 30, 100), spares=0
     )
@@ -182,7 +186,7 @@ def test_the_best_interval_is_the_simulators_best() -> None:
     best = round(best_interval(1.0, 1800.0))
 
     def kept(steps: int) -> list[float]:
-        one = {"durable": Tier(steps, 1.0, 0.0, 5.0)}
+        one = {"durable": SimulatedTier(steps, 1.0, 0.0, 5.0)}
         settings = job(
             1, rates=Rates(1 / 1800.0, 0, 0, ""), tiers=one, step_s=1.0, recovery=Recovery(9, 9, 9), spares=0
         )
@@ -233,7 +237,10 @@ def test_a_job_that_retunes_itself_comes_to_the_best_interval(often: float) -> N
     best, interval, seen = best_interval(blocked, 1 / rate), 40.0, 0
     for day in range(1, 31):
         settings = job(
-            1, rates=Rates(rate, 0, 0, ""), tiers={"durable": Tier(max(1, round(interval / 5)), blocked, 4.0)}, spares=0
+            1,
+            rates=Rates(rate, 0, 0, ""),
+            tiers={"durable": SimulatedTier(max(1, round(interval / 5)), blocked, 4.0)},
+            spares=0,
         )
         seen += sum(Simulation(settings, day).run(1).faults.values())
         interval = tune(interval, Measured(day * 86400.0, seen, blocked, 4.0), prior_rates(64).total)
@@ -247,7 +254,7 @@ def test_a_job_that_retunes_itself_comes_to_the_best_interval(often: float) -> N
 
 
 def test_a_stretch_is_what_one_event_a_step_would_give() -> None:
-    tiers = {"memory": Tier(2, 0.25, 1.0), "durable": Tier(6, 1.0, 23.0)}
+    tiers = {"memory": SimulatedTier(2, 0.25, 1.0), "durable": SimulatedTier(6, 1.0, 23.0)}
     stretch = FaultFreeInterval(100.0, 7, 3, 1.5, tiers)
     now, ends, arrived = 100.0, {7: 100.0}, []
     free_at = 0.0
@@ -269,7 +276,7 @@ def test_nothing_to_simulate_is_said() -> None:
         with pytest.raises(ValueError, match="nothing to simulate"):
             replace(job(), **change)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="every_steps must be 1 or more"):
-        Tier(0)
+        SimulatedTier(0)
 
 
 # --- size -------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from hyperpod_ext.runtime.coordinator.members import Agent, Members
 from hyperpod_ext.runtime.coordinator.outbox import Outbox, frame_of
 from hyperpod_ext.runtime.events.log import EventLog
 from hyperpod_ext.runtime.ipc import control_messages as c
-from hyperpod_ext.runtime.membership.actions import Phase, Replace
+from hyperpod_ext.runtime.membership.actions import JobPhase, Replace
 from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.membership.node_states import HAD_RANKS
 
@@ -83,7 +83,7 @@ class Admission:
         self._end.know_exits(handshake.exited)
         membership.step_committed(handshake.committed)
         self._outbox.share_record()
-        if membership.phase is Phase.ENDED:
+        if membership.phase is JobPhase.ENDED:
             self._outbox.send(node, c.FinishTraining(generation=membership.generation))
             self._end.check_exits()
             return

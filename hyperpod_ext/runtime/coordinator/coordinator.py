@@ -31,7 +31,7 @@ from hyperpod_ext.runtime.events.log import EventLog
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.clocks import Clocks
-from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fail, Phase
+from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fail, JobPhase
 from hyperpod_ext.runtime.membership.escalation import Budgets
 from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.membership.quorum import newest
@@ -238,7 +238,7 @@ class Coordinator:
             return
         while not self._is_over:
             await asyncio.sleep(_ORDERS_S)
-            if self.membership.phase is not Phase.RUNNING:
+            if self.membership.phase is not JobPhase.RUNNING:
                 continue
             for name, order in orders_due(read_orders(self._run.run_dir), accepted, self.members.members):
                 accepted.add(name)
@@ -298,7 +298,7 @@ class Coordinator:
                 self.end.fail(Fail("JobFailedError", f"the agent of node {node} is gone before the job began: {cause}"))
         elif not enough:
             self._lose_majority(known)
-        elif self.membership.phase is Phase.ENDED:
+        elif self.membership.phase is JobPhase.ENDED:
             self.end.lost_when_done(node)
         else:
             self._go_on_without(node, cause, seen)

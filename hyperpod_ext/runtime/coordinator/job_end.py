@@ -14,7 +14,7 @@ from hyperpod_ext.runtime.coordinator.outbox import Outbox
 from hyperpod_ext.runtime.coordinator.save_schedule import SaveSchedule
 from hyperpod_ext.runtime.events.log import EventLog, write_report
 from hyperpod_ext.runtime.ipc import control_messages as c
-from hyperpod_ext.runtime.membership.actions import Fail, Phase
+from hyperpod_ext.runtime.membership.actions import Fail, JobPhase
 from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.membership.stop_agreement import Answer, StopAgreement
 
@@ -85,7 +85,7 @@ class JobEnd:
 
     def check_exits(self) -> None:
         """What it means that some processes have ended by themselves: all, or only some."""
-        codes, finished = self._exit_codes, self._membership.phase is Phase.ENDED
+        codes, finished = self._exit_codes, self._membership.phase is JobPhase.ENDED
         if len(codes) == len(self._membership.nodes):
             bad = {rank: code for rank, code in codes.items() if code != 0}
             if not bad:
@@ -105,7 +105,7 @@ class JobEnd:
         if self._last_stop is not None:
             return  # each node's agent may have been told to end, and says so; time is running
         membership, policy = self._membership, self._schedule.policy
-        running = membership.phase is Phase.RUNNING and membership.rescaling.change is None
+        running = membership.phase is JobPhase.RUNNING and membership.rescaling.change is None
         if self.ended.done() or policy.due(1) or not policy.durable() or not running:
             self.end("cancelled")
             return

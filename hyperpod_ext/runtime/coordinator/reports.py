@@ -15,7 +15,7 @@ from hyperpod_ext.runtime.coordinator.save_schedule import SaveSchedule
 from hyperpod_ext.runtime.detection.hangs import Hang, Heartbeat
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc.declared import Count, Declared, encode, read
-from hyperpod_ext.runtime.membership.actions import Fail, Fault, Phase
+from hyperpod_ext.runtime.membership.actions import Fail, Fault, JobPhase
 from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.snapshot.select import Offer
 
@@ -204,7 +204,7 @@ class Reports:
         if rank is None or membership.nodes.get(rank) != node:
             return
         died = isinstance(report, c.Died)
-        if isinstance(report, c.Died) and membership.phase is Phase.ENDED:
+        if isinstance(report, c.Died) and membership.phase is JobPhase.ENDED:
             self._end.exited(rank, report.exit_code or 1)  # after its training was done, but not by itself
             return
         fault = Fault(
@@ -253,7 +253,7 @@ class Reports:
 
     def _is_under_way(self, generation: int) -> bool:
         membership = self._membership
-        return generation == membership.generation and membership.phase in (Phase.RESTORING, Phase.RUNNING)
+        return generation == membership.generation and membership.phase in (JobPhase.RESTORING, JobPhase.RUNNING)
 
     def _broken(self, node: int, report: c.NodeBroken) -> None:
         """A node cannot go on: a spare takes its place, or the job ends."""

@@ -37,7 +37,7 @@ from hyperpod_ext.runtime.events.of_training import (
     WorkerStarted,
 )
 
-Phase = Literal[
+SpanPhase = Literal[
     "startup",
     "data",
     "step",
@@ -51,9 +51,9 @@ Phase = Literal[
     "restore",
     "idle",
 ]
-PHASES: tuple[Phase, ...] = get_args(Phase)
+PHASES: tuple[SpanPhase, ...] = get_args(SpanPhase)
 
-KEPT: tuple[Phase, ...] = ("step", "data", "checkpoint", "first_step")
+KEPT: tuple[SpanPhase, ...] = ("step", "data", "checkpoint", "first_step")
 """What goodput counts."""
 
 _REMEMBERED_STEPS = 4096
@@ -65,7 +65,7 @@ class Span:
     """Time of one rank that went into one phase. Times are seconds of the log's clock."""
 
     rank: int
-    phase: Phase
+    phase: SpanPhase
     began: float
     ended: float
     generation: int
@@ -91,7 +91,7 @@ class Facts:
     """When the first rank began its first step; `end` if none did."""
 
 
-_ENDS: dict[type[Event], Phase] = {
+_ENDS: dict[type[Event], SpanPhase] = {
     WorkerStarted: "rebuild",
     Joined: "agree",
     GroupsOpen: "rebuild",
@@ -134,7 +134,7 @@ def ranks_of(events: Events) -> list[int]:
     return sorted({event.rank for event in events.of(Joined)})
 
 
-def totals(of_rank: Iterable[Span]) -> dict[Phase, float]:
+def totals(of_rank: Iterable[Span]) -> dict[SpanPhase, float]:
     """Seconds of each phase."""
     seconds = dict.fromkeys(PHASES, 0.0)
     for span in of_rank:
@@ -236,7 +236,7 @@ class SpanBuilder:
         self._until(max(self._at, made.t - made.checkpoint_s), "step", made.step)
         self._until(made.t, "checkpoint", made.step)
 
-    def _until(self, moment: float, phase: Phase, step: int | None = None) -> None:
+    def _until(self, moment: float, phase: SpanPhase, step: int | None = None) -> None:
         """Close a span. What two processes' clocks and the order of writing leave behind an earlier event is empty."""
         if moment <= self._at:
             return

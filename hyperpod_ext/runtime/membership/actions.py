@@ -11,7 +11,7 @@ from hyperpod_ext.runtime.detection.failure_causes import FaultKind
 from hyperpod_ext.runtime.snapshot.select import Decision
 
 
-class Phase(Enum):
+class JobPhase(Enum):
     FORMING = "forming"
     RESTORING = "restoring"
     RUNNING = "running"

@@ -23,7 +23,7 @@ from hyperpod_ext.runtime.events.of_training import (
     Step,
     WorkerStarted,
 )
-from hyperpod_ext.runtime.events.phases import KEPT, PHASES, LivePhases, Phase
+from hyperpod_ext.runtime.events.phases import KEPT, PHASES, LivePhases, SpanPhase
 from hyperpod_ext.runtime.metrics.families import Family, Histogram, Labels, Sample, counter, gauge
 
 _STEP_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
@@ -72,7 +72,7 @@ class Meters:
     steps_lost: int = 0
     steps_skipped: int = 0
     nodes_lost: int = 0
-    seconds: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    seconds: dict[SpanPhase, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     """Of all ranks together, as it was told; what turns out to be lost later has counted as a step."""
     tiers: dict[str, int] = field(default_factory=dict)
     """Newest step that each tier has."""

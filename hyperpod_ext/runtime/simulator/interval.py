@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from hyperpod_ext.runtime.simulator.settings import Tier
+from hyperpod_ext.runtime.simulator.settings import SimulatedTier
 from hyperpod_ext.runtime.snapshot.manifest import save_id_of
 
 
@@ -33,7 +33,7 @@ class FaultFreeInterval:
     step: int
     generation: int
     step_s: float
-    tiers: Mapping[str, Tier]
+    tiers: Mapping[str, SimulatedTier]
 
     def ends(self, step: int) -> float:
         """When `step` is done, and its snapshots are taken."""
@@ -64,7 +64,7 @@ class FaultFreeInterval:
         count = self.newest(moment) // tier.every_steps - self.step // tier.every_steps
         return -(-count // self._stride(tier)) if count > 0 else 0
 
-    def _back(self, tier: Tier, moment: float) -> Iterator[SimulatedSnapshot]:
+    def _back(self, tier: SimulatedTier, moment: float) -> Iterator[SimulatedSnapshot]:
         first, stride = self.step // tier.every_steps + 1, self._stride(tier)
         last = self.newest(moment) // tier.every_steps
         for index in range(last - (last - first) % stride, first - 1, -stride):
@@ -72,7 +72,7 @@ class FaultFreeInterval:
             if captured + tier.latency <= moment:
                 yield SimulatedSnapshot(index * tier.every_steps, self.generation, captured, captured + tier.latency)
 
-    def _stride(self, tier: Tier) -> int:
+    def _stride(self, tier: SimulatedTier) -> int:
         """Every how many-th that is due is copied: one is not begun before the one before has arrived."""
         every = tier.every_steps
         period = every * self.step_s + sum(other.blocked * every / other.every_steps for other in self.tiers.values())

@@ -15,7 +15,7 @@ ENOUGH = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Tier:
+class SimulatedTier:
     """How often a tier gets a copy, and what one takes. Seconds."""
 
     every_steps: int
@@ -37,7 +37,7 @@ class Simulated:
 
     nodes: int
     step_s: float
-    tiers: Mapping[str, Tier]
+    tiers: Mapping[str, SimulatedTier]
     """Of `memory`, `peer`, `durable`."""
     rates: Rates
     """Failures per second of one node."""
@@ -73,13 +73,13 @@ class Simulated:
 def simulated(scenario: Scenario, every: Mapping[str, int], **more: Any) -> Simulated:
     """The simulation of what a planner looked at, with these steps between saves."""
     costs = costs_of(scenario)
-    tiers: dict[str, Tier] = {}
+    tiers: dict[str, SimulatedTier] = {}
     for kind in ("memory", "peer", "durable"):
         if kind not in every or (kind == "peer" and (scenario.spread.redundant or scenario.spread.nodes == 1)):
             continue
         cost = costs[kind]
         snapshot = costs["memory"].blocked_s if kind != "memory" and not tiers else 0.0
-        tiers[kind] = Tier(every[kind], cost.blocked_s + snapshot, cost.latency_s, cost.read_s)
+        tiers[kind] = SimulatedTier(every[kind], cost.blocked_s + snapshot, cost.latency_s, cost.read_s)
     return Simulated(
         nodes=scenario.spread.nodes,
         step_s=scenario.step_s,

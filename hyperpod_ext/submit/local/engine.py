@@ -25,7 +25,7 @@ from hyperpod_ext.files import write_atomically
 from hyperpod_ext.ports import free_port
 from hyperpod_ext.processes import become_subreaper, describe_exit, die_with_parent, kill_descendants
 from hyperpod_ext.submit.local.nodes import WANTED, Cancellation, GracePeriod, Node, Wanted, run_nodes
-from hyperpod_ext.submit.local.result import Report, final_report, lost_result, make_result
+from hyperpod_ext.submit.local.result import JobReport, final_report, lost_result, make_result
 from hyperpod_ext.submit.local.store import Submission
 
 _LONGEST_SCRATCH = 60
@@ -105,7 +105,7 @@ def _run_job(submission: Submission, scratch: Path, cancellation: Cancellation) 
 
 def _run_once(
     submission: Submission, run: str, job: Any, secret: Path, scratch: Path, cancellation: Cancellation
-) -> Report:
+) -> JobReport:
     """One run of all nodes: `main`, or `undisturbed` without the faults."""
     run_dir = submission.run_dir(run)
     shared = {
@@ -166,11 +166,11 @@ def _secret_of(submission: Submission) -> Path:
     return file
 
 
-def _read_report(run_dir: Path, nodes: int) -> Report | None:
+def _read_report(run_dir: Path, nodes: int) -> JobReport | None:
     """The job's report; where nobody could write one, what a node that had to stop has left."""
     for name in ("report.json", *(f"report.node{node}.json" for node in range(nodes))):
         try:
-            report: Report = json.loads((run_dir / name).read_text())
+            report: JobReport = json.loads((run_dir / name).read_text())
         except (FileNotFoundError, json.JSONDecodeError):  # none, or cut off
             continue
         return report

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Report = dict[str, Any]
+JobReport = dict[str, Any]
 
-EMPTY_REPORT: Report = {
+EMPTY_REPORT: JobReport = {
     "state": "failed",
     "error": None,
     "world_size": 0,
@@ -29,7 +29,7 @@ EMPTY_REPORT: Report = {
 }
 
 
-def final_report(report: Report | None, exit_codes: Sequence[int], cancelled: bool, log_tail: str) -> Report:
+def final_report(report: JobReport | None, exit_codes: Sequence[int], cancelled: bool, log_tail: str) -> JobReport:
     """The report of a run, also where the agents could not write one or ended otherwise than it says."""
     final = EMPTY_REPORT | (report or {})
     if cancelled:
@@ -56,7 +56,7 @@ def same(main: Mapping[str, Any], undisturbed: Mapping[str, Any] | None, field: 
     return bool(main[field] == undisturbed[field])
 
 
-def make_result(name: str, handle: str, main: Report, undisturbed: Report | None) -> Report:
+def make_result(name: str, handle: str, main: JobReport, undisturbed: JobReport | None) -> JobReport:
     """What `create-job --wait -o json` prints."""
     result = main | {"name": name, "target": "local", "handle": handle}
     result |= {
@@ -81,7 +81,7 @@ def make_result(name: str, handle: str, main: Report, undisturbed: Report | None
     return result
 
 
-def lost_result(name: str, handle: str, message: str, log: str) -> Report:
+def lost_result(name: str, handle: str, message: str, log: str) -> JobReport:
     """The result of a job whose engine died under it."""
     error = {"code": "JobFailedError", "message": message, "hint": f"see {log}"}
     return make_result(name, handle, EMPTY_REPORT | {"error": error}, None)

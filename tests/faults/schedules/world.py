@@ -257,8 +257,8 @@ class World:
 
     def settle_membership(self) -> None:
         """Until everybody trains again."""
-        while self.membership.phase is not m.Phase.RUNNING:
-            if self.membership.phase is m.Phase.FORMING:
+        while self.membership.phase is not m.JobPhase.RUNNING:
+            if self.membership.phase is m.JobPhase.FORMING:
                 if self.interrupt("forming"):
                     continue
                 rank = self.rng.choice(sorted(set(self.workers) - self.joined))

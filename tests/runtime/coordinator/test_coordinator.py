@@ -23,7 +23,7 @@ from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.declared import PROTOCOL, Declared, encode, with_version
-from hyperpod_ext.runtime.membership.actions import Phase
+from hyperpod_ext.runtime.membership.actions import JobPhase
 from hyperpod_ext.runtime.membership.escalation import Budgets
 from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.membership.renumbering import Renumbering
@@ -382,7 +382,7 @@ def held_by(node: int) -> tuple[c.HeldSnapshot, ...]:
 async def all_are_done(listener: ElectionListener, coordinator: Coordinator) -> list[Agent]:
     """Both ranks have ended well; the agents of both nodes and of the spare are to bring home what they hold."""
     agents = await three(listener)
-    coordinator.membership.phase = Phase.ENDED
+    coordinator.membership.phase = JobPhase.ENDED
     coordinator.membership.step_committed(13)
     for rank in (0, 1):
         agents[rank].say(c.Exited(rank=rank, code=0))

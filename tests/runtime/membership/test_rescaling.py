@@ -37,7 +37,7 @@ def begin(membership: Membership, *, live: bool = True) -> list[m.Action]:
         commands += membership.join(rank, offer, [])
     for rank in membership.nodes:
         commands += membership.restore_reported(rank, membership.generation, membership.attempt, "")
-    assert membership.phase is m.Phase.RUNNING
+    assert membership.phase is m.JobPhase.RUNNING
     membership.step_committed(LIVE_STEP)
     return commands
 
@@ -294,7 +294,7 @@ def test_whatever_happens_in_whatever_order_the_ranks_are_those_of_a_world_that_
                         membership.stop_answered(rank, number, True, 1, False)
                     for rank in list(membership.nodes):
                         membership.stopped(rank, number)
-                case _ if membership.phase is m.Phase.FORMING and not membership.unassigned:
+                case _ if membership.phase is m.JobPhase.FORMING and not membership.unassigned:
                     for node in sorted(membership.states.those(NodeState.DECOMMISSIONED)):
                         membership.decommissioned(node, [])
                     begin(membership)
