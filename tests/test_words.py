@@ -167,7 +167,7 @@ def parts(name: str) -> Iterator[str]:
 
 def faults(file: str, source: str, stays: dict[str, tuple[str, ...]]) -> Iterator[str]:
     """What of a file has a private word: where, which, and what to say instead."""
-    found = [(0, Path(file).stem), *names(ast.parse(source))]
+    found = [*((0, part) for part in Path(file).with_suffix("").parts), *names(ast.parse(source))]
     for line, name in dict.fromkeys(found):
         instead = NAMES.get(name) or next((WORDS[part] for part in parts(name) if part in WORDS), None)
         if instead and not (name in stays and (not stays[name] or file.startswith(stays[name]))):
@@ -205,6 +205,7 @@ def test_a_name_that_stays_is_still_there(root: Path) -> None:
         "self._door = 1",
         "import load as crowd",
         "from a import load as crowd",
+        "class Outlooks: ...",
     ],
 )
 def test_a_private_word_is_found(source: str) -> None:
@@ -226,8 +227,14 @@ def test_the_same_letters_mean_something_else(source: str) -> None:
     assert list(faults("hyperpod_ext/a.py", source, {})) == []
 
 
-def test_a_file_has_a_name_too() -> None:
-    assert list(faults("hyperpod_ext/zygote.py", "", {})) == ["hyperpod_ext/zygote.py:0: zygote: fork server"]
+@pytest.mark.parametrize("file", ["hyperpod_ext/zygote.py", "hyperpod_ext/zygotes/start.py"])
+def test_a_file_and_a_folder_have_names_too(file: str) -> None:
+    assert len(list(faults(file, "", {}))) == 1
+
+
+def test_files_of_tests_are_named_in_the_words_of_the_field(root: Path) -> None:
+    files = [str(path.relative_to(root)) for path in (root / "tests").rglob("*.py")]
+    assert [fault for file in files for fault in faults(file, "", {})] == []
 
 
 def test_the_glossary_says_where_a_name_stays() -> None:

@@ -24,7 +24,7 @@ _UNACKNOWLEDGED = 10_000
 """Events that are kept to be told once more."""
 
 
-class CutOffError(JobFailedError):
+class ExcludedError(JobFailedError):
     """This node must stop: others may go on without it, and it cannot know."""
 
 
@@ -116,7 +116,7 @@ class CoordinatorClient:
         """Next order; None when the coordinator is gone before the job began.
 
         Raises:
-            CutOffError: this node has to stop.
+            ExcludedError: this node has to stop.
         """
         while True:
             message = await self._read()
@@ -135,7 +135,7 @@ class CoordinatorClient:
                 case c.EndJob():
                     self._over = True
                 case c.StopNode(why=why, hint=hint):
-                    raise CutOffError(f"node {self._settings.node} stops: {why}", hint=hint)
+                    raise ExcludedError(f"node {self._settings.node} stops: {why}", hint=hint)
                 case c.Record(record=record):
                     self.record = record
                     self.send(c.Acknowledged(number=int(record["number"])))
@@ -230,7 +230,7 @@ class CoordinatorClient:
         reached |= set(self._election.votes)
         self._hang_up()
         lost = record["coordinator"]
-        raise CutOffError(
+        raise ExcludedError(
             f"node {me} stops: the coordinator, node {lost}, is lost, and of the {len(members)} nodes "
             f"({_listed(members)}) it reaches {_listed(reached)} only: no majority, so others may go on without it",
             hint="Three nodes or more, spares among them, survive the loss of any one of them."

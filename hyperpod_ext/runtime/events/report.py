@@ -184,9 +184,9 @@ def _shown(fault: Fault) -> dict[str, Any]:
 
 def _same_pids(past: Events, leaving: Events, world_size: int, seen: float) -> bool:
     """Whether every rank whose process stays joined with the process id that it had before the fault."""
-    world = leaving.last(RanksReassigned)
+    reassigned = leaving.last(RanksReassigned)
     gone = {fault.rank for fault in leaving.of(Fault) if fault.died}
-    stay = {rank: rank for rank in set(range(world_size)) - gone} if world is None else world.moved
+    stay = {rank: rank for rank in set(range(world_size)) - gone} if reassigned is None else reassigned.moved
     before = {event.rank: event.pid for event in past.of(Joined) if event.t < seen}
     now = {event.rank: event.pid for event in leaving.of(Joined) if event.t >= seen}
     return all(before.get(rank) == now.get(moved) for rank, moved in stay.items())
