@@ -87,6 +87,7 @@ NAMES = {
     "Ordered": "PendingResize",
     "Part": "what it is a part of",
     "Place": "what has its place: OfferKey, ShardKey, ...",
+    "Record": "JobState, SaveRecord, ...",
     "Retire": "Decommission",
     "Story": "EventText",
     "Taken": "CapturedState",

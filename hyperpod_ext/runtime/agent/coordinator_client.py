@@ -33,8 +33,8 @@ class CoordinatorClient:
 
     Args:
         election: where other agents reach this one.
-        handshake: what a coordinator must be told first; takes the id of this agent, and the record that it has.
-        take_over: makes this node's agent the coordinator, from the newest record and what others said.
+        handshake: what a coordinator must be told first; takes the id of this agent, and the job state that it has.
+        take_over: makes this node's agent the coordinator, from the newest job state and what others said.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class CoordinatorClient:
         self._settings, self._election, self._handshake, self._take_over = settings, election, handshake, take_over
         self._lease_s = settings.config.restart.lease_s
         self._id = secrets.token_hex(8)
-        self.record: wire.Message | None = None
+        self.job_state: wire.Message | None = None
         """What the coordinator knows, as it told last: enough to take its place."""
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -121,10 +121,10 @@ class CoordinatorClient:
         while True:
             message = await self._read()
             if message is None:
-                if self.record is None or self._over:
+                if self.job_state is None or self._over:
                     return None
                 self._hang_up()
-                message = await self._look_for_another(self.record)
+                message = await self._look_for_another(self.job_state)
             self._heard_at = time.monotonic()
             match message:
                 case c.Heard(heard=heard):
@@ -136,9 +136,9 @@ class CoordinatorClient:
                     self._over = True
                 case c.StopNode(why=why, hint=hint):
                     raise ExcludedError(f"node {self._settings.node} stops: {why}", hint=hint)
-                case c.Record(record=record):
-                    self.record = record
-                    self.send(c.Acknowledged(number=int(record["number"])))
+                case c.JobState(job_state=job_state):
+                    self.job_state = job_state
+                    self.send(c.Acknowledged(number=int(job_state["number"])))
             return message
 
     async def close(self) -> None:
@@ -150,7 +150,7 @@ class CoordinatorClient:
         self._hang_up()
 
     def _introduction(self) -> c.AgentHandshake:
-        return self._handshake(self._id, self.record)
+        return self._handshake(self._id, self.job_state)
 
     async def _read(self) -> c.ToAgent | None:
         """Next message; one that is damaged is refused, and the next is read."""
@@ -206,22 +206,22 @@ class CoordinatorClient:
 
     # --- the coordinator is lost ----------------------------------------------------------------
 
-    async def _look_for_another(self, record: wire.Message) -> c.ToAgent:
+    async def _look_for_another(self, job_state: wire.Message) -> c.ToAgent:
         """First word of the next coordinator, which may be this node.
 
         Everybody goes to the lowest node that it can reach. Whoever so many come to coordinates; a node that
         finds no majority within its lease stops.
         """
-        me, members = self._settings.node, {int(node) for node in record["members"]}
+        me, members = self._settings.node, {int(node) for node in job_state["members"]}
         silent = time.monotonic() - self._heard_at
         deadline = time.monotonic() + max(_SEARCH * self._lease_s - silent, self._lease_s / 4)
         reached: set[int] = {me}
         while (left := deadline - time.monotonic()) > 0:
-            for node in candidates(members, int(record["coordinator"])):
+            for node in candidates(members, int(job_state["coordinator"])):
                 if node == me:
-                    word = await self._offer_myself(record, members, min(left, self._lease_s / 6))
+                    word = await self._offer_myself(job_state, members, min(left, self._lease_s / 6))
                 else:
-                    word = await self._vote_for(record, node, deadline, reached)
+                    word = await self._vote_for(job_state, node, deadline, reached)
                 if word is not None:
                     return word
                 if node == me:
@@ -229,7 +229,7 @@ class CoordinatorClient:
             await asyncio.sleep(0.02)
         reached |= set(self._election.votes)
         self._hang_up()
-        lost = record["coordinator"]
+        lost = job_state["coordinator"]
         raise ExcludedError(
             f"node {me} stops: the coordinator, node {lost}, is lost, and of the {len(members)} nodes "
             f"({_listed(members)}) it reaches {_listed(reached)} only: no majority, so others may go on without it",
@@ -238,7 +238,7 @@ class CoordinatorClient:
             else "Look at the network between the nodes.",
         )
 
-    async def _offer_myself(self, record: wire.Message, members: set[int], wait_s: float) -> c.ToAgent | None:
+    async def _offer_myself(self, job_state: wire.Message, members: set[int], wait_s: float) -> c.ToAgent | None:
         me = self._settings.node
         if me not in members or not await self._election.wait_for_majority(members, me, wait_s):
             return None
@@ -247,9 +247,11 @@ class CoordinatorClient:
         self.send_handshake()
         return await self._read()
 
-    async def _vote_for(self, record: wire.Message, node: int, deadline: float, reached: set[int]) -> c.ToAgent | None:
+    async def _vote_for(
+        self, job_state: wire.Message, node: int, deadline: float, reached: set[int]
+    ) -> c.ToAgent | None:
         """First word of `node` as coordinator; None when it cannot be reached, or does not become it."""
-        host, port = record["members"][str(node)]["address"]
+        host, port = job_state["members"][str(node)]["address"]
         try:
             dialled = await self._dial(
                 str(host), int(port), min(self._lease_s / 6, max(0.05, deadline - time.monotonic()))

@@ -69,7 +69,7 @@ class Actions:
         for action in actions:
             self._do(action)
         if actions and not self._end.ended.done():
-            self._outbox.share_record()
+            self._outbox.share_job_state()
 
     def _do(self, action: m.Action) -> None:
         generation = self._membership.generation
@@ -161,7 +161,7 @@ class Actions:
         membership, renumbering = self._membership, self._membership.renumbering
         if renumbering.newest == membership.generation:
             self._ranks.stores.clear()
-            self._outbox.share_record()  # first: who has new numbers must be able to tell another coordinator
+            self._outbox.share_job_state()  # first: who has new numbers must be able to tell another coordinator
         # an agent that has missed the last renumbering goes by the old numbers still
         moved, moved_in = renumbering.last, renumbering.newest
         generation = membership.generation
@@ -222,7 +222,7 @@ class Actions:
         if self._run.config.elastic is not None:
             tell_wanted(self._run.run_dir, sorted(self._members.members))
         self._outbox.to_all(c.MembersReleased(world_size=len(self._membership.nodes)))
-        self._outbox.share_record()
+        self._outbox.share_job_state()
 
 
 def restore_decision(decision: Decision) -> c.RestoreDecision:

@@ -43,7 +43,7 @@ class Admission:
             return "the coordinator has stood down: it reaches too few of the job's nodes"
         if node in self._members.agents:
             return "another agent says that it is this node, and is there"
-        if handshake.record is not None:
+        if handshake.job_state is not None:
             known = self._members.members.get(node)
             return "" if known and known["id"] == handshake.id else "it was given up, and the others went on without it"
         if self._membership.is_shut_out(node):
@@ -58,13 +58,13 @@ class Admission:
             return
         self._members.enter(node, handshake, agent)
         self._end.agent_came(node)
-        if handshake.record is not None:
+        if handshake.job_state is not None:
             self._take_back(node, handshake)
             return
         self._events.write("node_joined", node=node, pid=handshake.pid)
         if self._formation.job_has_begun:
             actions = self._membership.node_came(node)
-            self._outbox.share_record()
+            self._outbox.share_job_state()
             self._actions.carry_out(actions)
         elif set(range(self._run.config.nodes)) <= self._members.agents.keys():
             self._begin_job()
@@ -74,7 +74,7 @@ class Admission:
         self._formation.begins(time.monotonic())
         self._members.begin()
         self._membership.begin_with_spares({node for node in self._members.members if node >= self._run.config.nodes})
-        self._outbox.share_record()
+        self._outbox.share_job_state()
         self._actions.carry_out([Replace(rank) for rank in self._membership.nodes])
 
     def _take_back(self, node: int, handshake: c.AgentHandshake) -> None:
@@ -82,7 +82,7 @@ class Admission:
         membership = self._membership
         self._end.know_exits(handshake.exited)
         membership.step_committed(handshake.committed)
-        self._outbox.share_record()
+        self._outbox.share_job_state()
         if membership.phase is JobPhase.ENDED:
             self._outbox.send(node, c.FinishTraining(generation=membership.generation))
             self._end.check_exits()

@@ -1,7 +1,7 @@
 """The job's membership over TCP, on one of the agents. Decides nothing itself: `Membership` does.
 
 Hears agents (`reports.py`, `admission.py`), finds nodes that are lost, and has the membership's actions carried out
-(`actions.py`). Every agent is told all that it knows at each change, as a record, so that any of them can take its
+(`actions.py`). Every agent is told all that it knows at each change, as the job state, so that any of them can take its
 place (`agent/coordinator_client.py`).
 """
 
@@ -87,10 +87,10 @@ class Coordinator:
     ) -> Self:
         """That of a job whose coordinator is lost, from what this agent and those who voted for it know."""
         handshakes = [own, *votes]
-        records = [handshake.record for handshake in handshakes if handshake.record is not None]
-        record = newest(records)
+        job_states = [handshake.job_state for handshake in handshakes if handshake.job_state is not None]
+        job_state = newest(job_states)
         membership, actions = Membership.revived(
-            record["membership"],
+            job_state["membership"],
             Budgets.of(config.restart),
             durable=bool(config.checkpoint.durable()),
             generation=max(handshake.generation for handshake in handshakes),
@@ -98,10 +98,10 @@ class Coordinator:
             scale=_scale(config),
             reserve=config.spares,
         )
-        term = max(int(record["term"]) for record in records) + 1
-        run = JobRun(config, node, run_dir, int(record["master_port"]), str(record["run"]), term)
-        members, lost = Members(node), int(record["coordinator"])
-        known = {int(its): member for its, member in record["members"].items()}
+        term = max(int(job_state["term"]) for job_state in job_states) + 1
+        run = JobRun(config, node, run_dir, int(job_state["master_port"]), str(job_state["run"]), term)
+        members, lost = Members(node), int(job_state["coordinator"])
+        known = {int(its): member for its, member in job_state["members"].items()}
         members.succeed(known, lost, time.monotonic() + config.restart.lease_s / 2)
         made = cls(run, membership, members)
         made._start(made.orders_accepted())
@@ -312,7 +312,7 @@ class Coordinator:
             level = EscalationLevel.NODE.value
             self._log("fault", t=seen, **fault, died=True, phase="", kind="lost", escalation_level=level)
         self.actions.carry_out(actions)
-        self._outbox.share_record()
+        self._outbox.share_job_state()
         if not self.ended.done():
             self.actions.durable.node_lost(node)
 

@@ -23,7 +23,7 @@ class Agent:
     events: int = 0
     """How many it has told on this connection."""
     acknowledged: int = 0
-    """Number of the newest record that it has."""
+    """Number of the newest job state that it has."""
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class Members:
     memberships: list[set[int]] = field(default_factory=list)
     """Every membership that some member may go by: what all knew of last, and what was told since."""
     number: int = 0
-    """Of the newest record."""
+    """Of the newest job state."""
     stepped_down: bool = False
     """Whether this coordinator speaks for the job no more."""
 
@@ -88,7 +88,7 @@ class Members:
         return self.memberships == [set(self.members)]
 
     def acknowledged(self, node: int, number: int) -> None:
-        """A node has the record with that number. What all have replaces what stood before."""
+        """A node has the job state with that number. What all have replaces what stood before."""
         if node in self.agents:
             self.agents[node].acknowledged = number
         if not self.expected and all(agent.acknowledged == self.number for agent in self.agents.values()):

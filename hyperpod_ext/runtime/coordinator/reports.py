@@ -115,7 +115,7 @@ class Reports:
             case c.ServesPeers(peer=peer):  # its memory server is another one
                 if (member := self._members.members.get(node)) is not None:
                     member["peer"] = list(peer)
-                    self._outbox.share_record()
+                    self._outbox.share_job_state()
             case c.Leave():
                 carry_out(membership.leave(node))
             case c.CancelJob():

@@ -252,7 +252,7 @@ class AgentHandshake(Declared):
     leaving: bool = False
     """Whether the node is to leave."""
     clock: MonotonicTime | None = None
-    record: dict[str, Any] | None
+    job_state: dict[str, Any] | None
     """What it knows of the job; null: nothing yet."""
 
 
@@ -265,7 +265,7 @@ class Beat(Report):
 
 
 class Acknowledged(Report):
-    """The agent has the record."""
+    """The agent has the job state."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["acknowledged"] = "acknowledged"
@@ -408,11 +408,11 @@ class Heard(Order):
     """Events that it has taken from this agent."""
 
 
-class Record(Order):
+class JobState(Order):
     """What another coordinator needs to go on, after each change."""
 
-    type: Literal["record"] = "record"
-    record: dict[str, Any]
+    type: Literal["job_state"] = "job_state"
+    job_state: dict[str, Any]
 
 
 class StopNode(Order):
@@ -637,7 +637,7 @@ ToWorker = BeginGeneration | TryNext | GoOn | AbortGeneration | FinishTraining |
 ToAgent = (
     ToWorker
     | Heard
-    | Record
+    | JobState
     | StopNode
     | EndJob
     | Released

@@ -40,7 +40,7 @@ class Agent:
 
     def __init__(self, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.node, self._reader, self._writer = node, reader, writer
-        self.record: dict[str, Any] | None = None
+        self.job_state: dict[str, Any] | None = None
         self.beating: asyncio.Task[None] | None = None
 
     @classmethod
@@ -58,13 +58,13 @@ class Agent:
         self._writer.write(wire.encode(message))
 
     async def hears(self, kind: type[Heard]) -> Heard:
-        """Next order of a kind; records are acknowledged, as an agent does."""
+        """Next order of a kind; job states are acknowledged, as an agent does."""
         async with asyncio.timeout(10):
             while (message := await wire.read(self._reader)) is not None:
                 order = c.AGENT_ORDERS.decode(message)
-                if isinstance(order, c.Record):
-                    self.record = order.record
-                    self.say(c.Acknowledged(number=order.record["number"]))
+                if isinstance(order, c.JobState):
+                    self.job_state = order.job_state
+                    self.say(c.Acknowledged(number=order.job_state["number"]))
                 if isinstance(order, kind):
                     return order
         raise AssertionError(f"node {self.node} never heard {kind.__name__}")
@@ -82,7 +82,7 @@ class Agent:
 
 def handshake_of(node: int, **said: Any) -> c.AgentHandshake:
     known: dict[str, Any] = {"id": f"agent {node}", "pid": 1, "peer": ("", 2), "address": ("", 3), "domain": ""}
-    state: dict[str, Any] = {"generation": 1, "committed": 0, "workers": {}, "exited": {}, "record": None}
+    state: dict[str, Any] = {"generation": 1, "committed": 0, "workers": {}, "exited": {}, "job_state": None}
     return c.AgentHandshake(node=node, **{**known, **state, **said})
 
 
@@ -115,13 +115,13 @@ def events(tmp_path: Path, kind: str) -> list[dict[str, Any]]:
 
 
 async def three(listener: ElectionListener) -> list[Agent]:
-    """Nodes 2 (a spare), 1 and 0, all with the first record, 0 and 1 with a worker to start."""
+    """Nodes 2 (a spare), 1 and 0, all with the first job state, 0 and 1 with a worker to start."""
     agents = [await Agent.come(listener, node) for node in (2, 1, 0)][::-1]
     for agent in agents:
         agent.beating = asyncio.create_task(agent.beats())
     for agent in agents[:2]:
         assert (await agent.hears(c.StartWorker)).rank == agent.node
-    await agents[2].hears(c.Record)
+    await agents[2].hears(c.JobState)
     return agents
 
 
@@ -131,9 +131,9 @@ def test_when_a_line_ends_the_ranks_go_to_the_spare_and_everybody_hears_of_it(tm
             zero, one, two = await three(listener)
             one.hang_up()
             assert (await two.hears(c.StartWorker)).rank == 1
-            while zero.record is None or zero.record["membership"]["nodes"] != {"0": 0, "1": 2}:
-                await zero.hears(c.Record)
-            assert set(zero.record["members"]) == {"0", "2"}
+            while zero.job_state is None or zero.job_state["membership"]["nodes"] != {"0": 0, "1": 2}:
+                await zero.hears(c.JobState)
+            assert set(zero.job_state["members"]) == {"0", "2"}
 
     asyncio.run(run())
     lost = events(tmp_path, "node_lost")[0]  # the others are hung up on when the test ends
@@ -151,7 +151,7 @@ def test_a_silent_node_is_lost_after_half_of_the_lease_and_told_to_stop_when_it_
             await two.hears(c.StartWorker)
             stop = await one.hears(c.StopNode)
             assert "was silent for" in stop.why
-            again = await Agent.come(listener, 1, record=one.record)
+            again = await Agent.come(listener, 1, job_state=one.job_state)
             assert "was given up" in (await again.hears(c.StopNode)).why
 
     asyncio.run(run())
@@ -207,8 +207,8 @@ def test_a_successor_goes_on_with_what_the_voters_know(tmp_path: Path) -> None:
         config = RuntimeConfig(name="a", nodes=2, workers_per_node=1, spares=1, restart=RestartPolicy(lease_s=LEASE_S))
         listener = ElectionListener(SECRET, lambda why: pytest.fail(why))
         await listener.open("127.0.0.1", 0)
-        assert two.record is not None
-        known = {"record": two.record, "generation": 4, "committed": 7}
+        assert two.job_state is not None
+        known = {"job_state": two.job_state, "generation": 4, "committed": 7}
         voter = await Agent.come(listener, 2, **known)
         assert await listener.wait_for_majority({0, 1, 2}, 1, 5.0)
         assert not await listener.wait_for_majority({0, 1, 2, 3}, 1, 0.05)
@@ -218,7 +218,7 @@ def test_a_successor_goes_on_with_what_the_voters_know(tmp_path: Path) -> None:
         for agent in (me, voter):
             assert (await agent.hears(c.AbortGeneration)).generation == 5
         assert (await voter.hears(c.StartWorker)).rank == 0
-        assert (me.record or voter.record or {})["term"] == 2
+        assert (me.job_state or voter.job_state or {})["term"] == 2
         await listener.close()
 
     asyncio.run(run())
@@ -240,12 +240,12 @@ def test_who_waits_for_a_world_that_its_coordinator_took_with_it_gets_a_number_o
     async def run() -> None:
         async with coordinating(tmp_path) as (listener, _):
             two = (await three(listener))[2]
-        assert two.record is not None
-        members = {**two.record["members"], "3": two.record["members"]["2"] | {"id": "agent 3"}}
-        record = two.record | {"members": members, "membership": json.loads(json.dumps(entered.to_json()))}
+        assert two.job_state is not None
+        members = {**two.job_state["members"], "3": two.job_state["members"]["2"] | {"id": "agent 3"}}
+        job_state = two.job_state | {"members": members, "membership": json.loads(json.dumps(entered.to_json()))}
         listener = ElectionListener(SECRET, lambda why: pytest.fail(why))
         await listener.open("127.0.0.1", 0)
-        late = {"record": record, "generation": 1, "committed": 7, "moved_in": 0}
+        late = {"job_state": job_state, "generation": 1, "committed": 7, "moved_in": 0}
         voters = [
             await Agent.come(listener, 2, **late | {"workers": {2: c.RunningWorker(pid=1, step=8)}}),
             await Agent.come(listener, 3, **late | {"workers": {3: c.RunningWorker(pid=1, step=0, joining=True)}}),

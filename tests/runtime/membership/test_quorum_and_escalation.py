@@ -41,13 +41,13 @@ def test_a_term_counts_before_a_number_though_that_is_higher() -> None:
 
 
 def test_the_newest_record_of_the_latest_term_is_the_one_to_go_on_with() -> None:
-    records = [{"term": 1, "number": 9}, {"term": 2, "number": 1}, {"term": 2, "number": 3}]
-    assert newest(records) == {"term": 2, "number": 3}
+    job_states = [{"term": 1, "number": 9}, {"term": 2, "number": 1}, {"term": 2, "number": 3}]
+    assert newest(job_states) == {"term": 2, "number": 3}
     assert candidates([2, 0, 1], 0) == [1, 2]
 
 
 def handshake_of(node: int) -> AgentHandshake:
-    known: dict[str, Any] = {"id": "", "pid": 1, "peer": ("", 1), "address": ("", 1), "domain": "", "record": None}
+    known: dict[str, Any] = {"id": "", "pid": 1, "peer": ("", 1), "address": ("", 1), "domain": "", "job_state": None}
     return AgentHandshake(node=node, generation=1, committed=0, workers={}, exited={}, **known)
 
 
