@@ -13,17 +13,25 @@ WORDS = {
     "ailment": "unhealthy",
     "alike": "replicated, same",
     "beside": "overlapped, neighbour",
+    "board": "exchange",
     "brief": "summary",
+    "calm": "quiet, without faults",
     "claims": "fences",
+    "coming": "joining",
     "commander": "actions",
     "council": "restore coordinator",
     "courtesy": "CPU priority",
     "crowd": "load",
+    "cutting": "aborting",
+    "dismiss": "release",
+    "door": "election",
     "drained": "uploaded",
     "draining": "uploading",
     "fate": "exit cause",
+    "forgotten": "lost wake-up",
     "freed": "aborted",
     "greeted": "handshake done",
+    "greeting": "handshake",
     "halted": "stopped",
     "hearing": "reports",
     "hello": "handshake",
@@ -43,6 +51,7 @@ WORDS = {
     "pace": "rate limit",
     "patience": "timeout",
     "pulse": "heartbeat",
+    "retire": "decommission",
     "retired": "decommissioned",
     "retune": "tune",
     "roster": "members",
@@ -50,9 +59,11 @@ WORDS = {
     "rungs": "escalation levels",
     "said": "what it is: answers, output, ...",
     "settle": "what it does",
+    "settled": "what it does",
     "settling": "retained",
     "standing": "memberships",
     "stood": "stepped down",
+    "streamed": "non-temporal",
     "stretch": "interval",
     "strike": "inject",
     "struck": "hit",
@@ -65,6 +76,7 @@ WORDS = {
     "victim": "target",
     "victims": "targets",
     "ways": "scenarios",
+    "whole": "complete, consistent, sealed",
     "zygote": "fork server",
 }
 """Words that no name has as a part, each with the one to use."""
@@ -234,7 +246,7 @@ def test_a_file_and_a_folder_have_names_too(file: str) -> None:
 
 
 def test_files_of_tests_are_named_in_the_words_of_the_field(root: Path) -> None:
-    files = [str(path.relative_to(root)) for path in (root / "tests").rglob("*.py")]
+    files = [str(path.relative_to(root)) for path in (root / "tests").rglob("test_*.py")]
     assert [fault for file in files for fault in faults(file, "", {})] == []
 
 

@@ -81,7 +81,7 @@ class ProcessGroups:
         self.before_abort: Callable[[], None] = lambda: None
         """Called before each abort, from the thread that aborts."""
         self._lock = threading.Lock()
-        self._cutting = threading.Lock()
+        self._aborting = threading.Lock()
 
     def open(self, store: PartitionedStore, rank: int, world_size: int) -> None:
         """`init_process_group` on `store`. May be cut from another thread meanwhile.
@@ -139,7 +139,7 @@ class ProcessGroups:
 
     def _abort_known(self, known: Sequence[EventLoop]) -> bool:
         """Cut what is open on these event threads; whether gloo waited for anything on it."""
-        with self._cutting:
+        with self._aborting:
             found = [connection for loop in known for connection in connections_now(loop)]
             for connection in found:
                 if (copy := self._hold(connection)) is not None:
@@ -148,7 +148,7 @@ class ProcessGroups:
 
     def _abort_reading(self) -> set[int]:
         """Cut what is open; epoll sets in which gloo still has ends of connections to notice."""
-        with self._cutting:
+        with self._aborting:
             loops = self._loops()
             found = [self._hold(connection) for loop in loops for connection in loop.connections.values()]
             copies = [copy for copy in found if copy is not None]
@@ -229,7 +229,7 @@ class ProcessGroups:
             self._watcher = None
 
     def _let_go(self) -> None:
-        with self._cutting:
+        with self._aborting:
             for connection in self._held.values():
                 os.close(connection)
             self._held.clear()
@@ -237,10 +237,10 @@ class ProcessGroups:
 
 def _wait_until_quiet(connections: Sequence[int], limit_s: float = 0.2) -> None:
     """Until no byte has been on its way for three looks, a millisecond apart: survivors wait, traffic ends."""
-    deadline, calm = time.monotonic() + limit_s, 0
-    while connections and calm < 3 and time.monotonic() < deadline:
+    deadline, quiet = time.monotonic() + limit_s, 0
+    while connections and quiet < 3 and time.monotonic() < deadline:
         time.sleep(0.001)
-        calm = 0 if any(_bytes_on_their_way(connection) for connection in connections) else calm + 1
+        quiet = 0 if any(_bytes_on_their_way(connection) for connection in connections) else quiet + 1
 
 
 def _bytes_on_their_way(connection: int) -> bool:
@@ -259,12 +259,12 @@ def wait_until_idle(limit_s: float = 10.0) -> None:
     come back from our store, waits for the GIL. Whoever destroys the group right after its last operation then hangs
     for good. A thread without work sleeps until it is woken, with no time set; whoever waits for the GIL sets one.
     """
-    deadline, calm = time.monotonic() + limit_s, 0
+    deadline, quiet = time.monotonic() + limit_s, 0
     for number in itertools.count():
         time.sleep(0.0005)  # gives the GIL to whoever needs it
         if number % _LIST_EVERY == 0:
             threads = gloo_waits.work_threads()
         sleeps = [gloo_waits.sleeping(thread) for thread in threads]
-        calm = calm + 1 if all(sleep is not None and not sleep.timed for sleep in sleeps) else 0
-        if calm == 2 or time.monotonic() > deadline:
+        quiet = quiet + 1 if all(sleep is not None and not sleep.timed for sleep in sleeps) else 0
+        if quiet == 2 or time.monotonic() > deadline:
             return

@@ -186,8 +186,8 @@ class JobLink:
 
 
 def _holds(state: TrainingState, mine: Source) -> bool:
-    whole = state.consistent_step()
-    return whole is not None and whole.save_id == mine.save_id
+    consistent = state.consistent_step()
+    return consistent is not None and consistent.save_id == mine.save_id
 
 
 def orders_for(rank: int, decision: Decision) -> list[Order]:
