@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _LINES_A_RUN = 8
 
 
-class Progress(Protocol):
+class ProgressDisplay(Protocol):
     """Shows moments."""
 
     def show(self, update: StatusUpdate) -> None:
@@ -26,7 +26,7 @@ class Progress(Protocol):
 
 
 @contextmanager
-def make_progress() -> Iterator[Progress]:
+def make_progress() -> Iterator[ProgressDisplay]:
     """What fits where stderr goes."""
     if not sys.stderr.isatty():
         yield PlainProgress()

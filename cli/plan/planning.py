@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hyperpod_ext.planner.rates import Rates
     from hyperpod_ext.planner.recovery_tiers import Scenario
     from hyperpod_ext.planner.state import StateSize
-    from hyperpod_ext.runtime.events.history import History
+    from hyperpod_ext.runtime.events.history import JobHistory
 
 _STEP_S = 10.0
 _ROOM_GIB = 80.0
@@ -174,7 +174,7 @@ class _Reader:
         self._notes.insert(0, f"{nodes} node{'s' if nodes > 1 else ''}: {why}; give --nodes")
         return nodes
 
-    def _history(self) -> History | None:
+    def _history(self) -> JobHistory | None:
         if self._o["history"] is None:
             return None
         from pathlib import Path
@@ -192,7 +192,7 @@ class _Reader:
             )
         return history
 
-    def _rates(self, history: History | None) -> Rates:
+    def _rates(self, history: JobHistory | None) -> Rates:
         from hyperpod_ext.planner.rates import Rates, published
 
         if history is not None:
@@ -207,7 +207,7 @@ class _Reader:
         self._notes.append(f"failures: {rates.source}")
         return rates
 
-    def _step_s(self, history: History | None) -> float:
+    def _step_s(self, history: JobHistory | None) -> float:
         given: float | None = self._o["step_seconds"]
         if given is not None:
             return given
@@ -225,7 +225,7 @@ class _Reader:
         self._notes.append(f"speeds: {found.source}" if len(changes) < 3 else "speeds: given")
         return replace(found, **changes)
 
-    def _recovery(self, history: History | None) -> Any:
+    def _recovery(self, history: JobHistory | None) -> Any:
         from dataclasses import replace
 
         from hyperpod_ext.planner.recovery_tiers import Recovery

@@ -27,7 +27,7 @@ from hyperpod_ext.runtime.snapshot.tree import Parts
 _BUCKET_BYTES = 8 << 20
 
 
-class Piece(NamedTuple):
+class TensorBytes(NamedTuple):
     """Bytes of one tensor."""
 
     item: int
@@ -35,7 +35,7 @@ class Piece(NamedTuple):
     stop: int
 
 
-Bucket = list[Piece]
+Bucket = list[TensorBytes]
 
 
 def buckets_of(sizes: Sequence[int], part: int, of: int, limit: int) -> list[Bucket]:
@@ -52,7 +52,7 @@ def buckets_of(sizes: Sequence[int], part: int, of: int, limit: int) -> list[Buc
                 buckets.append([])
                 room = limit
             stop = min(end, at + room)
-            buckets[-1].append(Piece(item, at, stop))
+            buckets[-1].append(TensorBytes(item, at, stop))
             room -= stop - at
             at = stop
         before += size
@@ -60,7 +60,7 @@ def buckets_of(sizes: Sequence[int], part: int, of: int, limit: int) -> list[Buc
 
 
 @dataclass(frozen=True)
-class Order:
+class TransferOrder:
     """One part for one receiver."""
 
     receiver: int
@@ -69,7 +69,12 @@ class Order:
 
 
 def send_state(
-    store: PartitionedStore, key: str, orders: Sequence[Order], step: int, parts: Parts, extras: Mapping[str, Any]
+    store: PartitionedStore,
+    key: str,
+    orders: Sequence[TransferOrder],
+    step: int,
+    parts: Parts,
+    extras: Mapping[str, Any],
 ) -> None:
     """Give parts of this rank's state to those who ordered them, one receiver after another."""
     layout, me = Layout(parts), dist.get_rank()
@@ -85,7 +90,7 @@ def send_state(
             store.set(_between(f"{key}/sums", order.receiver, me), json.dumps(checksums))
 
 
-def refuse_state(store: PartitionedStore, key: str, orders: Sequence[Order], why: str) -> None:
+def refuse_state(store: PartitionedStore, key: str, orders: Sequence[TransferOrder], why: str) -> None:
     """Tell the receivers that nothing will come."""
     for order in orders:
         store.set(_between(key, order.receiver, dist.get_rank()), json.dumps({"refused": why}))

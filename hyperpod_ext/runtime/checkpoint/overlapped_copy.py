@@ -71,7 +71,7 @@ class Room:
         return has_room(self._copy_s, self._overlapped_s, min(self._windows))
 
 
-class Copied(NamedTuple):
+class CopyProgress(NamedTuple):
     """How far a copy came."""
 
     items: int
@@ -89,7 +89,7 @@ def copy_overlapped(
     *,
     copied: Collection[int],
     unthrottle: Unthrottle,
-) -> Copied:
+) -> CopyProgress:
     """Copy a state into its image, with the checksum; ends early once `unthrottle` is set.
 
     Args:
@@ -110,4 +110,4 @@ def copy_overlapped(
             pieces.append((0, begin + position, frame + item.nbytes))
         position = item.data + item.nbytes
     nbytes, checksum = copy_pieces_checked(pieces, 0, unthrottle)
-    return Copied(bisect_right([item.data + item.nbytes for item in plan.items], nbytes), nbytes, checksum)
+    return CopyProgress(bisect_right([item.data + item.nbytes for item in plan.items], nbytes), nbytes, checksum)

@@ -19,7 +19,7 @@ from typing import Any, Self
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.runtime.coordinator.actions import Actions
 from hyperpod_ext.runtime.coordinator.admission import Admission
-from hyperpod_ext.runtime.coordinator.job_end import JobEnd, State
+from hyperpod_ext.runtime.coordinator.job_end import FinalState, JobEnd
 from hyperpod_ext.runtime.coordinator.job_run import Formation, JobRun, Ranks
 from hyperpod_ext.runtime.coordinator.members import Agent, Members
 from hyperpod_ext.runtime.coordinator.outbox import Outbox, frame_of
@@ -119,7 +119,7 @@ class Coordinator:
     # --- for the agent that it is on ----------------------------------------------------------------
 
     @property
-    def ended(self) -> asyncio.Future[State]:
+    def ended(self) -> asyncio.Future[FinalState]:
         """Final state of the job: succeeded, failed or cancelled."""
         return self.end.ended
 

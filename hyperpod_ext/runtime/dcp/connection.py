@@ -32,7 +32,7 @@ _QUIET_S = 15.0
 """How long what an earlier process had asked for may take to be done."""
 
 
-class Connection:
+class MemoryConnection:
     """One rank's line to its node's memory server. Every call is for all ranks together, or says otherwise."""
 
     def __init__(self, job: str, policy: CheckpointPolicy, secret_file: Path | None, idle_exit_s: float) -> None:

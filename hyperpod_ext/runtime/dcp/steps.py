@@ -52,7 +52,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class History:
+class SaveHistory:
     """What this run has loaded and saved.
 
     A generation is a history without a break. A new one begins with the first save, after a save that

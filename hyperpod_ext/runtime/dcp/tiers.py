@@ -15,10 +15,10 @@ from torch.distributed.checkpoint.planner import SavePlan
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError, NoCheckpointError, NotFoundError, UnreachableError
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.dcp.choice import Choice, Refused, choose
-from hyperpod_ext.runtime.dcp.connection import Connection
+from hyperpod_ext.runtime.dcp.connection import MemoryConnection
 from hyperpod_ext.runtime.dcp.policy import Policy, policy_of
 from hyperpod_ext.runtime.dcp.state import is_unsharded
-from hyperpod_ext.runtime.dcp.steps import Entry, History, Save
+from hyperpod_ext.runtime.dcp.steps import Entry, Save, SaveHistory
 from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
 from hyperpod_ext.runtime.snapshot.select import Decision, Offer, Source
@@ -50,11 +50,11 @@ class Tiers:
         idle_exit_s: float = 600.0,
     ) -> None:
         self.job, self.policy = job, policy_of(job, policy)
-        self._node = Connection(job, self.policy, None if secret_file is None else Path(secret_file), idle_exit_s)
+        self._node = MemoryConnection(job, self.policy, None if secret_file is None else Path(secret_file), idle_exit_s)
         self._ranks, self._client, self.secret = self._node.ranks, self._node.client, self._node.secret
         self.rank, self.nodes = self._ranks.rank, self._node.nodes
         self._checkpointer = self._node.together("attach", self._attach)
-        self._history, self._entry, self._run = History(), Entry(0, None), ""
+        self._history, self._entry, self._run = SaveHistory(), Entry(0, None), ""
         self._by_time = time.monotonic()
         self._failed: dict[str, int] = {}
         self._offers: list[Offer] = []

@@ -16,7 +16,7 @@ from hyperpod_ext.runtime.memory_server.slots.slots import State
 from hyperpod_ext.runtime.memory_server.upload_queue import UploadQueue, UploadTask
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest
-from hyperpod_ext.runtime.storage.checkpoints import Checkpoints, Progress
+from hyperpod_ext.runtime.storage.checkpoints import CheckpointProgress, Checkpoints
 from hyperpod_ext.runtime.storage.mac import Mac
 from hyperpod_ext.runtime.storage.names import folder_of
 from hyperpod_ext.runtime.storage.object_store import Cancelled
@@ -197,7 +197,7 @@ class Upload:
         )
         return by_us
 
-    def _progress(self, task: UploadTask, folder: str, checkpoints: Checkpoints) -> Progress:
+    def _progress(self, task: UploadTask, folder: str, checkpoints: Checkpoints) -> CheckpointProgress:
         progress = checkpoints.progress(folder)
         if others := progress.failed - {self.node}:
             raise HyperpodExtError(f"node {min(others)} could not bring its part of step {task.step}")

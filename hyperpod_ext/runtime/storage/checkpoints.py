@@ -52,7 +52,7 @@ from hyperpod_ext.runtime.storage.retention import remove, to_keep, without_aban
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class CheckpointProgress:
     """How far the nodes are with a checkpoint."""
 
     announced: frozenset[int]
@@ -284,7 +284,7 @@ class Checkpoints:
         """This node tries once more."""
         self.store.delete([f"{folder}/failed-{node}.json", f"{folder}/left-{node}.json"])
 
-    def progress(self, folder: str) -> Progress:
+    def progress(self, folder: str) -> CheckpointProgress:
         """How far the nodes are, by one listing."""
         names = [entry.name.rpartition("/")[2] for entry in self.store.list(f"{folder}/")]
         notes = [match for name in names if (match := NOTE.fullmatch(name))]
@@ -292,7 +292,7 @@ class Checkpoints:
             kind: frozenset(int(note[2]) for note in notes if note[1] == kind)
             for kind in ("node", "done", "failed", "left")
         }
-        return Progress(nodes["node"], nodes["done"], nodes["failed"], nodes["left"], MANIFEST in names)
+        return CheckpointProgress(nodes["node"], nodes["done"], nodes["failed"], nodes["left"], MANIFEST in names)
 
     def record(self, folder: str, node: int) -> list[Manifest]:
         """What a node has announced, verified."""

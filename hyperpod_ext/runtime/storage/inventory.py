@@ -30,7 +30,7 @@ from hyperpod_ext.runtime.storage.names import (
 from hyperpod_ext.runtime.storage.object_store import ObjectStore
 from hyperpod_ext.runtime.storage.retention import to_keep, without_abandoned
 
-State = Literal["complete", "unfinished", "damaged", "abandoned", "uncertain", "foreign"]
+CheckpointState = Literal["complete", "unfinished", "damaged", "abandoned", "uncertain", "foreign"]
 """Abandoned: a later generation began before this step. Uncertain: one may have, its claim is damaged.
 Foreign: another job's, or a newer version's."""
 
@@ -53,7 +53,7 @@ class InventoryEntry:
     """One checkpoint's folder."""
 
     found: Found
-    state: State
+    state: CheckpointState
     files: Mapping[str, int]
     """Names in the folder, with their sizes."""
     manifest: Manifest | None = None
@@ -301,7 +301,7 @@ def select_prunable(
     if not good:
         return []
     kept = set(to_keep(good, keep, every_steps, steps))
-    may_go: Sequence[State] = ("complete", "unfinished", "abandoned", *(("damaged",) if with_damaged else ()))
+    may_go: Sequence[CheckpointState] = ("complete", "unfinished", "abandoned", *(("damaged",) if with_damaged else ()))
     return [
         one
         for one in inventory.seen

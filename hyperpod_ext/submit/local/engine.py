@@ -24,7 +24,7 @@ from typing import Any
 from hyperpod_ext.files import write_atomically
 from hyperpod_ext.ports import free_port
 from hyperpod_ext.processes import become_subreaper, describe_exit, die_with_parent, kill_descendants
-from hyperpod_ext.submit.local.nodes import WANTED, Cancellation, GracePeriod, Node, Wanted, run_nodes
+from hyperpod_ext.submit.local.nodes import WANTED, Cancellation, GracePeriod, NodeCommand, Wanted, run_nodes
 from hyperpod_ext.submit.local.result import JobReport, final_report, lost_result, make_result
 from hyperpod_ext.submit.local.store import Submission
 
@@ -117,9 +117,9 @@ def _run_once(
     if run == "undisturbed":
         shared["HPX_CHAOS"] = "off"
 
-    def node(number: int) -> Node:
+    def node(number: int) -> NodeCommand:
         env = os.environ | shared | {"HPX_NODE_RANK": str(number)}
-        return Node(("sh", str(submission.script)), env, run_dir / "logs" / f"node{number}.log")
+        return NodeCommand(("sh", str(submission.script)), env, run_dir / "logs" / f"node{number}.log")
 
     nodes = [node(number) for number in range(job["nodes"] + job["spares"])]
     wanted = Wanted(run_dir / WANTED, run_dir / "report.json", node) if job.get("elastic") else None

@@ -14,9 +14,9 @@ from hyperpod_ext.submit.local.result import EMPTY_REPORT, final_report
 RUN = """
 import json, sys
 from pathlib import Path
-from hyperpod_ext.submit.local.nodes import Cancellation, Node, GracePeriod, run_nodes
+from hyperpod_ext.submit.local.nodes import Cancellation, GracePeriod, NodeCommand, run_nodes
 patience, scripts = json.loads(sys.argv[2]), sys.argv[3:]
-nodes = [Node(("sh", "-c", script), {"PATH": "/usr/bin:/bin"}, Path(sys.argv[1]) / f"{n}.log")
+nodes = [NodeCommand(("sh", "-c", script), {"PATH": "/usr/bin:/bin"}, Path(sys.argv[1]) / f"{n}.log")
          for n, script in enumerate(scripts)]
 print(json.dumps(run_nodes(nodes, Cancellation(), GracePeriod(after_failure_s=0.3, after_asking_s=0.3, **patience))))
 """
