@@ -206,22 +206,22 @@ def planned(nodes: int = 64, often: float = 20.0) -> Scenario:
 
 def test_three_tiers_are_what_the_planner_expects() -> None:
     """The planner's product over tiers is exact to first order: within half a percentage point here."""
-    way = planned()
-    outlook = look_ahead(way)
-    found = [Simulation(simulated(way, outlook.every(), spares=8), seed).run(20).goodput for seed in range(8)]
-    assert statistics.mean(found) == pytest.approx(outlook.goodput, abs=0.005 + margin(found))
+    scenario = planned()
+    estimate = look_ahead(scenario)
+    found = [Simulation(simulated(scenario, estimate.every(), spares=8), seed).run(20).goodput for seed in range(8)]
+    assert statistics.mean(found) == pytest.approx(estimate.goodput, abs=0.005 + margin(found))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("often", [15.0, *(pytest.param(often, marks=pytest.mark.thorough) for often in (5.0, 45.0))])
 def test_auto_beats_half_and_double_over_a_month(often: float) -> None:
     """Seeds are shared, so that the same failures strike all three."""
-    way = planned(often=often)
-    best = look_ahead(way).every()
+    scenario = planned(often=often)
+    best = look_ahead(scenario).every()
 
     def kept(factor: float) -> list[float]:
         every = {kind: max(1, round(factor * steps)) for kind, steps in best.items()}
-        return [Simulation(simulated(way, every, spares=8), seed).run(30).goodput for seed in range(10)]
+        return [Simulation(simulated(scenario, every, spares=8), seed).run(30).goodput for seed in range(10)]
 
     auto = kept(1.0)
     for factor in (0.5, 2.0):
