@@ -127,7 +127,7 @@ NAMES = {
 }
 """Whole names of classes, functions and attributes; their words are common ones, and mean nothing private elsewhere."""
 
-FOLDERS = ("hyperpod_ext", "cli", "cdk")
+FOLDERS = ("hyperpod_ext", "cli", "cdk", "examples")
 TEXT = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 KEPT = re.compile(r"^\| `(?P<name>[^`]+)` \| (?P<where>[^|]+) \|", re.MULTILINE)
