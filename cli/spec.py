@@ -124,8 +124,8 @@ class Specs:
     def without_faults(self) -> None:
         """Rehearse nothing; a comparison stays one."""
         if self.job.chaos is not None:
-            calm = self.job.chaos.model_copy(update={"faults": (), "inject": ()})
-            self.job = self.job.model_copy(update={"chaos": calm})
+            without_faults = self.job.chaos.model_copy(update={"faults": (), "inject": ()})
+            self.job = self.job.model_copy(update={"chaos": without_faults})
 
 
 def _known(ignored: Sequence[str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 
-def write_whole(file: Path, text: str) -> None:
+def write_atomically(file: Path, text: str) -> None:
     """Replace `file`: readers see all of the old text or all of the new."""
     partial = file.with_name(f"{file.name}.{os.getpid()}")
     partial.write_text(text, encoding="utf-8")

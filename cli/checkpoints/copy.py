@@ -76,11 +76,11 @@ def _copy(
     inventory: Inventory, seen: InventoryEntry, target: CheckpointLocation, secret: bytes | None
 ) -> dict[str, Any]:
     from hyperpod_ext.runtime.storage.copy import copy
-    from hyperpod_ext.runtime.storage.inventory import take_inventory as look
+    from hyperpod_ext.runtime.storage.inventory import take_inventory
 
     from .progress import transfer
 
-    there = look(target.store, job=inventory.job)
+    there = take_inventory(target.store, job=inventory.job)
     with transfer(f"step {seen.found.step}", seen.nbytes) as on_bytes:
         copied = copy(inventory.store, seen, there, secret, on_bytes)
     return {

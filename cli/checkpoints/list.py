@@ -10,7 +10,7 @@ import click
 
 from ..command import Command, output_option
 from ..output import columns, print_error, print_result, say
-from .location import damaged_claims, find_places, shown
+from .location import damaged_fences, find_places, shown
 from .memory import ask_memory, copying_table, snapshot_rows
 from .options import place_options
 from .table import age, size
@@ -101,7 +101,7 @@ def _describe(place: CheckpointLocation, secret: bytes | None) -> dict[str, Any]
         )
     return _head(place) | {
         "job": inventory.job,
-        "damaged_claims": damaged_claims(inventory),
+        "damaged_claims": damaged_fences(inventory),
         "checkpoints": checkpoints,
     }
 

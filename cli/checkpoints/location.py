@@ -178,7 +178,7 @@ def _holds_checkpoints(store: ObjectStore, folder: str) -> bool:
     return any(name.startswith("step-") for name in store.folders(folder))
 
 
-def damaged_claims(inventory: Inventory) -> list[dict[str, Any]]:
+def damaged_fences(inventory: Inventory) -> list[dict[str, Any]]:
     """For scripts: generations of which it cannot be told which steps they gave up."""
     from hyperpod_ext.runtime.storage.names import fence_name
 
@@ -198,10 +198,10 @@ def choose(inventory: Inventory, step: int | None) -> InventoryEntry:
 
     where = shown(inventory.store.url)
     if step is None:
-        whole = [one for one in inventory.seen if one.state in ("complete", "damaged")]
-        if not whole:
+        complete = [one for one in inventory.seen if one.state in ("complete", "damaged")]
+        if not complete:
             raise NotFoundError(f"no checkpoint in {where} is complete", hint="`hp-ext checkpoints list` tells why")
-        return whole[0]
+        return complete[0]
     if found := inventory.of_step(step):
         if found[0].state == "unfinished":
             raise NotFoundError(f"step {step} in {where} is unfinished: {found[0].detail}", hint=_near(inventory, step))

@@ -52,7 +52,7 @@ def _ask(node: int, scratch: Path) -> dict[str, Any]:
     except HyperpodExtError as error:
         problem = error.message
     else:
-        snapshots = [{key: brief.get(key) for key in _SHOWN} for brief in status.snapshots]
+        snapshots = [{key: snapshot.get(key) for key in _SHOWN} for snapshot in status.snapshots]
         return {"node": node, "error": None, "snapshots": snapshots, "copying": list(status.copying)}
     return {"node": node, "error": problem, "snapshots": [], "copying": []}
 

@@ -32,12 +32,12 @@ def transfer(label: str, total: int) -> Iterator[Callable[[int], None]]:
 class _Lines:
     def __init__(self, label: str, total: int) -> None:
         self._label, self._total = label, total
-        self._done, self._said = 0, time.monotonic()
+        self._done, self._shown_at = 0, time.monotonic()
         self._lock = threading.Lock()
 
     def count(self, nbytes: int) -> None:
         with self._lock:
             self._done += nbytes
-            if time.monotonic() - self._said > _LINE_S:
-                self._said = time.monotonic()
+            if time.monotonic() - self._shown_at > _LINE_S:
+                self._shown_at = time.monotonic()
                 say(f"{self._label}: {size(self._done)} of {size(self._total)}")

@@ -52,7 +52,7 @@ def _describe(inventory: Inventory, seen: InventoryEntry, secret: bytes | None) 
 
     manifest = seen.manifest
     if manifest is None or seen.state == "damaged":
-        what = "\n".join(f"{finding.file}: {finding.message}" for finding in seen.findings)
+        what = "\n".join(f"{defect.file}: {defect.message}" for defect in seen.defects)
         raise CorruptSnapshotError(
             f"{shown(inventory.store.url)}/{seen.found.folder} is damaged\n{what}", hint="Show another one with --step."
         )
@@ -102,7 +102,7 @@ def _text(one: Mapping[str, Any]) -> str:
     written = one["created_at"]
     files = {each["file"] for each in one["ranks"]}
     rows = [
-        ("written", "-" if written is None else f"{_moment(written)}, {age(time.time() - written)} ago"),
+        ("written", "-" if written is None else f"{_date(written)}, {age(time.time() - written)} ago"),
         ("ranks", f"{one['world_size']}, in {count(len(files), 'file')}"),
         ("size", size(one["nbytes"])),
         ("signature", f"{one['signature']}{'' if one['signature'] == 'good' else ': --secret-file names the secret'}"),
@@ -151,5 +151,5 @@ def _how_to_load(one: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _moment(seconds: float) -> str:
+def _date(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(seconds))

@@ -10,7 +10,7 @@ import click
 
 from ..command import Command, output_option
 from ..output import print_result, say
-from .location import choose, damaged_claims, durable_places, shown
+from .location import choose, damaged_fences, durable_places, shown
 from .options import place_options, step_option
 from .table import size
 
@@ -49,11 +49,11 @@ def command(
     if all_steps and step is not None:
         raise click.UsageError("--step and --all exclude each other.")
     need_checksums()
-    found, claims = [], []
+    found, fences = [], []
     for each in durable_places(place, file, overrides):
         secret = each.secret(secret_file)
         inventory = each.inventory(secret, lenient=True)
-        claims += damaged_claims(inventory)
+        fences += damaged_fences(inventory)
         for seen in _all(inventory) if all_steps else [choose(inventory, step)]:
             try:
                 found.append(check(inventory, seen, secret))
@@ -61,10 +61,10 @@ def command(
                 if not all_steps:
                     raise
                 say(f"left out: {error.message}")
-    print_result({"checkpoints": found, "damaged_claims": claims}, output, "\n".join(map(_text, found)))
+    print_result({"checkpoints": found, "damaged_claims": fences}, output, "\n".join(map(_text, found)))
     if output == "table" and any(one["signature"] == "not checked" for one in found):
         say("signatures and MACs not checked, so only damage was looked for: --secret-file names the job's secret")
-    if claims or any(one["state"] == "damaged" for one in found):
+    if fences or any(one["state"] == "damaged" for one in found):
         ctx.exit(CorruptSnapshotError.exit_code)
 
 
@@ -98,7 +98,7 @@ def check(inventory: Inventory, seen: InventoryEntry, secret: bytes | None) -> d
     from .progress import transfer
 
     with transfer(f"step {seen.found.step}", seen.nbytes) as on_bytes:
-        findings = verify(inventory.store, seen, secret, on_bytes)
+        defects = verify(inventory.store, seen, secret, on_bytes)
     bound = seen.manifest is not None and is_bound(seen.manifest)
     if seen.state == "complete" and not bound:
         say(f"step {seen.found.step}: {UNBOUND}")
@@ -106,12 +106,12 @@ def check(inventory: Inventory, seen: InventoryEntry, secret: bytes | None) -> d
         "url": f"{inventory.store.url}/{seen.found.folder}",
         "step": seen.found.step,
         "generation": seen.found.generation,
-        "state": "damaged" if findings else "good",
+        "state": "damaged" if defects else "good",
         "signature": "not checked" if secret is None else "checked",
         "macs": "none" if not bound else "not checked" if secret is None else "checked",
         "files": len(seen.files),
         "nbytes": seen.nbytes,
-        "problems": [{"file": finding.file, "message": finding.message} for finding in findings],
+        "problems": [{"file": defect.file, "message": defect.message} for defect in defects],
     }
 
 

@@ -161,10 +161,10 @@ def _show_progress(handle: JobHandle, timeout: float | None, follow: bool) -> st
     deadline = None if timeout is None else time.monotonic() + timeout
     folder = ""
     with make_progress() as progress:
-        for moment in get_target(handle.target).watch(handle, with_lines=follow):
-            progress.show(moment)
-            folder = moment.status.folder
-            if deadline is not None and time.monotonic() > deadline and not moment.status.ended:
+        for update in get_target(handle.target).watch(handle, with_lines=follow):
+            progress.show(update)
+            folder = update.status.folder
+            if deadline is not None and time.monotonic() > deadline and not update.status.ended:
                 hint = f"it goes on: hp-ext status {handle.name}, hp-ext cancel {handle.name}"
                 raise WaitTimeoutError(f"{handle.name} is still running after {timeout:g} s", hint=hint)
     return folder

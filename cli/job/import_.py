@@ -25,7 +25,7 @@ def command(file: str, output: str) -> None:
     from pathlib import Path
 
     from hyperpod_ext.errors import NotFoundError
-    from hyperpod_ext.submit.contract.spec_annotation import brief
+    from hyperpod_ext.submit.contract.spec_annotation import without_defaults
     from hyperpod_ext.submit.import_any import import_file
 
     if file != "-" and not Path(file).is_file():
@@ -34,5 +34,5 @@ def command(file: str, output: str) -> None:
     found = import_file(text, file)
     for part in found.left_out:
         say(f"not carried over: {part}")
-    result = {"target": found.target, "job": brief(found.job), "left_out": found.left_out}
+    result = {"target": found.target, "job": without_defaults(found.job), "left_out": found.left_out}
     print_result(result, "table" if output == "table" else output, found.to_yaml().rstrip("\n"))

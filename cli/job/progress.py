@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 _LINES_A_RUN = 8
 
 
-class Progress(Protocol):
+class ProgressDisplay(Protocol):
     """Shows moments."""
 
-    def show(self, moment: StatusUpdate) -> None:
+    def show(self, update: StatusUpdate) -> None:
         """Show what is new."""
 
 
 @contextmanager
-def make_progress() -> Iterator[Progress]:
+def make_progress() -> Iterator[ProgressDisplay]:
     """What fits where stderr goes."""
     if not sys.stderr.isatty():
         yield PlainProgress()
@@ -45,25 +45,25 @@ class PlainProgress:
 
     def __init__(self) -> None:
         self._event_text = EventText()
-        self._said = (self._event_text.run, 0)
+        self._shown = (self._event_text.run, 0)
 
-    def show(self, moment: StatusUpdate) -> None:
+    def show(self, update: StatusUpdate) -> None:
         """Say the events, and the step now and then."""
-        for line in moment.lines:
+        for line in update.lines:
             say(line)
-        for event in moment.events:
+        for event in update.events:
             for line in self._event_text.tell(event):
                 say(line)
             self._say_step()
 
     def _say_step(self) -> None:
         event_text = self._event_text
-        run, step = self._said if self._said[0] == event_text.run else (event_text.run, 0)
+        run, step = self._shown if self._shown[0] == event_text.run else (event_text.run, 0)
         due = step + max((event_text.of or 0) // _LINES_A_RUN, 1)
         if event_text.step >= due or (event_text.step == event_text.of and event_text.step > step):
             say(f"step {event_text.step} of {event_text.of or '?'}{_loss(event_text)}")
             step = event_text.step
-        self._said = (run, step)
+        self._shown = (run, step)
 
 
 class BarProgress:
@@ -74,11 +74,11 @@ class BarProgress:
         self._event_text = EventText()
         self._tasks: dict[str, rich.progress.TaskID] = {}
 
-    def show(self, moment: StatusUpdate) -> None:
+    def show(self, update: StatusUpdate) -> None:
         """Print what is worth a line, and move the bar."""
-        for line in moment.lines:
+        for line in update.lines:
             self._bar.console.print(line, markup=False, highlight=False)
-        for event in moment.events:
+        for event in update.events:
             if event["run"] != self._event_text.run:
                 self._move()  # to where the run before it ended
             for line in self._event_text.tell(event):

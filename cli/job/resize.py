@@ -43,12 +43,12 @@ def command(job: str, target: str, nodes: int, wait: bool, timeout: float | None
 
 
 def _sentence(name: str, done: Mapping[str, Any]) -> str:
-    told = [f"{name}: {done['of']} -> {done['nodes']} nodes"]
+    parts = [f"{name}: {done['of']} -> {done['nodes']} nodes"]
     if "step" in done:
-        told[0] += f" after step {done['step']}, {done['pause_s']:.2f} s without a step"
-        told.append("those that stay kept their processes" if done["pids_kept"] else "a process was replaced")
+        parts[0] += f" after step {done['step']}, {done['pause_s']:.2f} s without a step"
+        parts.append("those that stay kept their processes" if done["pids_kept"] else "a process was replaced")
     if done.get("given_back"):
-        told.append(f"{', '.join(done['given_back'])} went back")
+        parts.append(f"{', '.join(done['given_back'])} went back")
     if done.get("kept"):
-        told.append(f"{', '.join(done['kept'])} stays in the allocation: {done['why_kept']}")
-    return "; ".join(told)
+        parts.append(f"{', '.join(done['kept'])} stays in the allocation: {done['why_kept']}")
+    return "; ".join(parts)

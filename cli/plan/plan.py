@@ -35,14 +35,14 @@ def command(plot: str | None, output: str, **options: Any) -> None:
     from .planning import read_question
 
     question = read_question(options)
-    way, usd = question.way, question.usd_per_hour
-    outlooks = without_each(way)
-    written = look_ahead(way, question.written) if question.written is not None else None
-    memory = memory_per_node(way.spread, question.policy)
+    scenario, usd = question.scenario, question.usd_per_hour
+    estimates = without_each(scenario)
+    written = look_ahead(scenario, question.written) if question.written is not None else None
+    memory = memory_per_node(scenario.spread, question.policy)
     if plot is not None:
         from .plot import draw
 
-        draw(plot, way, outlooks)
+        draw(plot, scenario, estimates)
     result = {
         "state": {
             "what": question.describes,
@@ -51,23 +51,23 @@ def command(plot: str | None, output: str, **options: Any) -> None:
             "gb": round(question.size.nbytes / 1e9, 2),
             "gib": round(question.size.nbytes / 2**30, 2),
         },
-        "nodes": way.spread.nodes,
-        "workers_per_node": way.spread.workers_per_node,
-        "step_s": way.step_s,
+        "nodes": scenario.spread.nodes,
+        "workers_per_node": scenario.spread.workers_per_node,
+        "step_s": scenario.step_s,
         "memory_per_node_bytes": round(memory),
-        "failures_a_day": round(way.rates.total * 86400, 6),
-        "plan": outlooks["as planned"].to_json(usd),
+        "failures_a_day": round(scenario.rates.total * 86400, 6),
+        "plan": estimates["as planned"].to_json(usd),
         "as_written": written and written.to_json(usd),
-        "without": {name: one.to_json(usd) for name, one in outlooks.items() if name != "as planned"},
-        "set": _settings(question, outlooks["as planned"]) if options["file"] else [],
-        "notes": [*_advice(outlooks), *question.notes],
+        "without": {name: one.to_json(usd) for name, one in estimates.items() if name != "as planned"},
+        "set": _settings(question, estimates["as planned"]) if options["file"] else [],
+        "notes": [*_advice(estimates), *question.notes],
         "warnings": list(question.warnings),
     }
     for warning in question.warnings:
         say(f"warning: {warning}")
-    table = _describe(question, outlooks, written, memory) if output == "table" else ""
+    table = _describe(question, estimates, written, memory) if output == "table" else ""
     if table and options["file"]:
-        changes = " ".join(f"--set {one}" for one in _settings(question, outlooks["as planned"]))
+        changes = " ".join(f"--set {one}" for one in _settings(question, estimates["as planned"]))
         table += f"\n- to use these intervals: {changes}"
     print_result(result, output, table)
 
@@ -80,29 +80,33 @@ def _settings(question: Question, estimate: GoodputEstimate) -> list[str]:
 
 
 def _describe(
-    question: Question, outlooks: dict[str, GoodputEstimate], written: GoodputEstimate | None, memory: float
+    question: Question, estimates: dict[str, GoodputEstimate], written: GoodputEstimate | None, memory: float
 ) -> str:
-    way, size, best = question.way, question.size, outlooks["as planned"]
+    scenario, size, best = question.scenario, question.size, estimates["as planned"]
+    spread = scenario.spread
     head = columns(
         [
             ("state", f"{size}, {question.describes}"),
-            ("on each node", f"{way.spread.node_bytes / 1e9:,.2f} GB; the memory tier takes {memory / 1e9:,.2f} GB"),
-            ("failures", f"{way.rates.total * 86400:,.3g} a day on {way.spread.nodes:,} nodes"),
+            (
+                "on each node",
+                f"{spread.node_bytes / 1e9:,.2f} GB; the memory tier takes {memory / 1e9:,.2f} GB",
+            ),
+            ("failures", f"{scenario.rates.total * 86400:,.3g} a day on {spread.nodes:,} nodes"),
         ]
     )
-    named = {f"{name}, best intervals": one for name, one in outlooks.items()}
+    named = {f"{name}, best intervals": one for name, one in estimates.items()}
     if written is not None:
         named = {"as the spec says": written} | named
-    parts = [head, _table(_tiers(best, way.step_s)), _table(_compared(named, question.usd_per_hour))]
-    return "\n\n".join([*parts, "\n".join(f"- {note}" for note in (*_advice(outlooks), *question.notes))])
+    parts = [head, _table(_tiers(best, scenario.step_s)), _table(_compared(named, question.usd_per_hour))]
+    return "\n\n".join([*parts, "\n".join(f"- {note}" for note in (*_advice(estimates), *question.notes))])
 
 
-def _advice(outlooks: dict[str, GoodputEstimate]) -> list[str]:
+def _advice(estimates: dict[str, GoodputEstimate]) -> list[str]:
     """Where less would keep more."""
-    planned = outlooks["as planned"].goodput
+    planned = estimates["as planned"].goodput
     return [
         f"{name} keeps more: at these speeds and rates that tier costs more than it saves"
-        for name, one in outlooks.items()
+        for name, one in estimates.items()
         if one.goodput > planned + 1e-6
     ]
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from hyperpod_ext.config.job.job import JobConfig
     from hyperpod_ext.planner.costs import Spread
     from hyperpod_ext.planner.rates import Rates
-    from hyperpod_ext.planner.recovery_tiers import Way
+    from hyperpod_ext.planner.recovery_tiers import Scenario
     from hyperpod_ext.planner.state import StateSize
-    from hyperpod_ext.runtime.events.history import History
+    from hyperpod_ext.runtime.events.history import JobHistory
 
 _STEP_S = 10.0
 _ROOM_GIB = 80.0
@@ -26,7 +26,7 @@ _ROOM_GIB = 80.0
 class Question:
     """What was asked, as the planner wants it."""
 
-    way: Way
+    scenario: Scenario
     size: StateSize
     policy: CheckpointPolicy
     usd_per_hour: float | None
@@ -65,7 +65,7 @@ class _Reader:
     def read(self) -> Question:
         from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier, PeerTier, S3Tier
         from hyperpod_ext.planner.costs import catalogued
-        from hyperpod_ext.planner.recovery_tiers import Way
+        from hyperpod_ext.planner.recovery_tiers import Scenario
 
         job = self._job()
         self._machine = self._find_machine(job)
@@ -76,7 +76,7 @@ class _Reader:
         policy = job.checkpoint if job else CheckpointPolicy(tiers=tiers)
         history = self._history()
         peer = policy.peer()
-        way = Way(
+        scenario = Scenario(
             spread,
             self._step_s(history),
             self._rates(history).of_job(spread.nodes),
@@ -92,7 +92,7 @@ class _Reader:
         )
         self._check_room(spread, policy)
         return Question(
-            way,
+            scenario,
             size,
             policy,
             self._price(spread.nodes),
@@ -131,8 +131,8 @@ class _Reader:
         from hyperpod_ext.planner.presets import preset
         from hyperpod_ext.planner.state import StateSize, size_of, size_of_count, state_format
 
-        ways = [name for name in ("model", "params", "state_gb") if self._o[name] is not None]
-        if len(ways) != 1:
+        given = [name for name in ("model", "params", "state_gb") if self._o[name] is not None]
+        if len(given) != 1:
             raise click.UsageError("How large is the state? Give one of --model, --params and --state-gb")
         if self._o["state_gb"] is not None:
             nbytes = round(self._o["state_gb"] * 1e9)
@@ -174,7 +174,7 @@ class _Reader:
         self._notes.insert(0, f"{nodes} node{'s' if nodes > 1 else ''}: {why}; give --nodes")
         return nodes
 
-    def _history(self) -> History | None:
+    def _history(self) -> JobHistory | None:
         if self._o["history"] is None:
             return None
         from pathlib import Path
@@ -192,7 +192,7 @@ class _Reader:
             )
         return history
 
-    def _rates(self, history: History | None) -> Rates:
+    def _rates(self, history: JobHistory | None) -> Rates:
         from hyperpod_ext.planner.rates import Rates, published
 
         if history is not None:
@@ -207,7 +207,7 @@ class _Reader:
         self._notes.append(f"failures: {rates.source}")
         return rates
 
-    def _step_s(self, history: History | None) -> float:
+    def _step_s(self, history: JobHistory | None) -> float:
         given: float | None = self._o["step_seconds"]
         if given is not None:
             return given
@@ -225,7 +225,7 @@ class _Reader:
         self._notes.append(f"speeds: {found.source}" if len(changes) < 3 else "speeds: given")
         return replace(found, **changes)
 
-    def _recovery(self, history: History | None) -> Any:
+    def _recovery(self, history: JobHistory | None) -> Any:
         from dataclasses import replace
 
         from hyperpod_ext.planner.recovery_tiers import Recovery

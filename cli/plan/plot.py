@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hyperpod_ext.planner.estimate import GoodputEstimate
-    from hyperpod_ext.planner.recovery_tiers import Way
+    from hyperpod_ext.planner.recovery_tiers import Scenario
 
 _POINTS = 200
 
 
-def draw(file: str, way: Way, outlooks: Mapping[str, GoodputEstimate]) -> None:
+def draw(file: str, scenario: Scenario, estimates: Mapping[str, GoodputEstimate]) -> None:
     """Write the picture to `file`, .svg or .png by its name.
 
     Raises:
@@ -30,7 +30,7 @@ def draw(file: str, way: Way, outlooks: Mapping[str, GoodputEstimate]) -> None:
         raise NotFoundError("matplotlib, which draws plots, is not installed", hint=hint) from None
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for tier in outlooks["as planned"].tiers:
+    for tier in estimates["as planned"].tiers:
         if tier.every_steps is None:
             continue
         intervals = [tier.interval_s * 100 ** (2 * i / _POINTS - 1) for i in range(_POINTS + 1)]
@@ -41,10 +41,10 @@ def draw(file: str, way: Way, outlooks: Mapping[str, GoodputEstimate]) -> None:
     left.set(xscale="log", yscale="log", xlabel="seconds between saves", ylabel="% of time lost to this tier")
     if left.get_legend_handles_labels()[0]:
         figure.legend(loc="outside lower left", ncols=3, frameon=False)
-    names = list(outlooks)[::-1]
-    shares = [100 * (1 - outlooks[name].goodput) for name in names]
+    names = list(estimates)[::-1]
+    shares = [100 * (1 - estimates[name].goodput) for name in names]
     bars = right.barh(names, shares)
     right.bar_label(bars, labels=[f"{value:.3g} %" for value in shares], padding=3)
     right.margins(x=0.25)  # room for the labels
-    right.set(xlabel=f"% of time lost on {way.spread.nodes:,} nodes")
+    right.set(xlabel=f"% of time lost on {scenario.spread.nodes:,} nodes")
     figure.savefig(file, metadata={"Date": None} if file.endswith(".svg") else None)

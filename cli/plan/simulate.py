@@ -31,7 +31,9 @@ Examples:
 @click.option("--rack-nodes", type=click.IntRange(min=1), default=4, show_default=True, help="Nodes a rack has.")
 @click.option("--repair-hours", type=Positive(), default=0.5, show_default=True, help="Until a lost node is back.")
 @click.option("--best", is_flag=True, help="The planner's intervals, whatever the spec says.")
-@click.option("--whole", is_flag=True, help="Every rank takes part in every decision: slow, decides the same.")
+@click.option(
+    "--whole", "every_rank", is_flag=True, help="Every rank takes part in every decision: slow, decides the same."
+)
 @output_option()
 def command(
     runs: int,
@@ -40,7 +42,7 @@ def command(
     rack_nodes: int,
     repair_hours: float,
     best: bool,
-    whole: bool,
+    every_rank: bool,
     output: str,
     **options: Any,
 ) -> None:
@@ -52,23 +54,23 @@ def command(
     from .planning import read_question
 
     question = read_question(options)
-    way = question.way
+    scenario = question.scenario
     every = None if best else question.written
-    estimate = look_ahead(way, every)
+    estimate = look_ahead(scenario, every)
     if spares is None:
-        spares = -(-way.spread.nodes // 50)
+        spares = -(-scenario.spread.nodes // 50)
     settings = simulated(
-        way,
+        scenario,
         estimate.every(),
         spares=spares,
         rack_nodes=rack_nodes,
         repair_s=repair_hours * 3600,
     )
-    outcomes = [Simulation(settings, seed + run, whole=whole).run(options["days"]) for run in range(runs)]
+    outcomes = [Simulation(settings, seed + run, every_rank=every_rank).run(options["days"]) for run in range(runs)]
     kept = [outcome.goodput for outcome in outcomes]
     mean, margin = _mean(kept)
     result = {
-        "nodes": way.spread.nodes,
+        "nodes": scenario.spread.nodes,
         "spares": spares,
         "days": options["days"],
         "runs": runs,

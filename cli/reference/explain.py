@@ -56,9 +56,9 @@ def _explain_rule(name: str, rules: dict[str, Rule], output: str) -> None:
         hint = f"did you mean {near}? " if near else ""
         raise NotFoundError(f"there is no rule {name}", hint=f"{hint}`hp-ext explain` lists all")
     rule = rules[name]
-    told = {"id": rule.id, "severity": rule.severity, "title": rule.title, "cause": rule.cause, "fix": rule.fix}
+    explained = {"id": rule.id, "severity": rule.severity, "title": rule.title, "cause": rule.cause, "fix": rule.fix}
     text = f"{rule.id} ({rule.severity}): {rule.title}\n\n{rule.cause}\n\n{rule.fix}"
-    print_result(told, output, text)
+    print_result(explained, output, text)
 
 
 def _explain_field(what: str, output: str) -> None:
@@ -70,15 +70,15 @@ def _explain_field(what: str, output: str) -> None:
     spec, _, path = what.partition(".")
     specs: dict[str, type[Config]] = {"job": JobConfig, "cluster": ClusterConfig}
     model = specs.get(spec)
-    told = explain(model, path) if model else explain(JobConfig, what)
+    explained = explain(model, path) if model else explain(JobConfig, what)
     rows = [
-        (label, str(told[key]))
+        (label, str(explained[key]))
         for label, key in (("type", "type"), ("default", "default"), ("example", "example"))
-        if told[key] is not None
+        if explained[key] is not None
     ]
-    text = f"{told['path']}\n\n{told['description']}\n"
+    text = f"{explained['path']}\n\n{explained['description']}\n"
     if rows:
         text += "\n" + columns(rows) + "\n"
-    if told["fields"]:
-        text += "\nfields: " + ", ".join(told["fields"]) + "\n"
-    print_result(told, output, text.rstrip("\n"))
+    if explained["fields"]:
+        text += "\nfields: " + ", ".join(explained["fields"]) + "\n"
+    print_result(explained, output, text.rstrip("\n"))

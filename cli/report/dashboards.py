@@ -25,9 +25,9 @@ def command(folder: Path) -> None:
     from hyperpod_ext.errors import ConflictError
 
     shipped = files("hyperpod_ext.templates") / "observability"
-    taken = [str(folder / name) for name in _FILES if (folder / name).exists()]
-    if taken:
-        raise ConflictError(f"{taken[0]} is there already", hint="name another folder, or move it away")
+    existing = [str(folder / name) for name in _FILES if (folder / name).exists()]
+    if existing:
+        raise ConflictError(f"{existing[0]} is there already", hint="name another folder, or move it away")
     folder.mkdir(parents=True, exist_ok=True)
     for name in _FILES:
         (folder / name).write_text((shipped / name).read_text(encoding="utf-8"), encoding="utf-8")

@@ -83,10 +83,10 @@ def _timeline(recovery: Mapping[str, Any]) -> str:
 
 def _loss(result: Mapping[str, Any]) -> str:
     series = {"own": _points(result["losses"])}
-    if (beside := result["undisturbed"]) is not None:
+    if (undisturbed := result["undisturbed"]) is not None:
         # of a run whose losses are the same, the report does not keep them twice
-        losses = result["losses"] if result["loss_equal"] else beside.get("losses") or {}
-        series = {"beside": _points(losses), **series}
+        losses = result["losses"] if result["loss_equal"] else undisturbed.get("losses") or {}
+        series = {"undisturbed": _points(losses), **series}
     marks: dict[float, str] = {}
     for fault in result.get("faults") or []:
         text = f"rank {fault['rank']}, step {fault['step']}: {fault['cause']}"

@@ -32,7 +32,7 @@ Examples:
 )
 @click.argument("run", metavar="RUN")
 @click.option("--page", type=click.Path(dir_okay=False), metavar="FILE", help="Write it as one HTML page, too.")
-@click.option("--beside", metavar="RUN", help="Another run to compare with, such as an undisturbed one.")
+@click.option("--beside", "other", metavar="RUN", help="Another run to compare with, such as an undisturbed one.")
 @click.option(
     "--usd-per-hour",
     type=click.FloatRange(min=0, min_open=True),
@@ -40,7 +40,7 @@ Examples:
     help="Price of the whole job: says what advice is worth in money.",
 )
 @output_option()
-def command(run: str, page: str | None, beside: str | None, usd_per_hour: float | None, output: str) -> None:
+def command(run: str, page: str | None, other: str | None, usd_per_hour: float | None, output: str) -> None:
     """Show what happened to a job that has ended: its faults, what they cost, and where the time went.
 
     RUN is a job's name or URL; or, with a slash or a suffix, a folder with its files, or one of them: result.json,
@@ -51,8 +51,8 @@ def command(run: str, page: str | None, beside: str | None, usd_per_hour: float 
     from .runs import compare, read_run
 
     result = read_run(run)
-    if beside is not None:
-        result = compare(result, read_run(beside))
+    if other is not None:
+        result = compare(result, read_run(other))
     advice = advise(result) if "phases" in result else []
     result["advice"] = [one.to_json(usd_per_hour) for one in advice]
     if page is not None:

@@ -30,13 +30,13 @@ def read_run(run: str) -> dict[str, Any]:
     return EMPTY_REPORT | {"name": run, "faults": []} | _NOT_COMPARED | dict(_read(run))
 
 
-def compare(result: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[str, Any]:
+def compare(result: Mapping[str, Any], undisturbed: Mapping[str, Any]) -> dict[str, Any]:
     """The result with what another run came to, and whether both had the same losses and weights."""
     from hyperpod_ext.submit.local.result import same
 
-    other = {key: beside[key] for key in ("name", "state", "steps", "goodput", "losses")}
-    other["seconds"] = beside["seconds"].get("wall")
-    equal = {"loss_equal": same(result, beside, "losses"), "weights_equal": same(result, beside, "weights")}
+    other = {key: undisturbed[key] for key in ("name", "state", "steps", "goodput", "losses")}
+    other["seconds"] = undisturbed["seconds"].get("wall")
+    equal = {"loss_equal": same(result, undisturbed, "losses"), "weights_equal": same(result, undisturbed, "weights")}
     return {**result, **equal, "undisturbed": other}
 
 
@@ -84,7 +84,7 @@ def _of_events(path: Path, text: str) -> Mapping[str, Any]:
     from ..output import say
 
     log = read_log(text.splitlines(), str(path))
-    events = Events(sorted(log.whole(), key=lambda event: event.t))
+    events = Events(sorted(log.all_events(), key=lambda event: event.t))
     if not events:
         raise _damaged(path, "holds no event", "the job has not begun, or another file is meant")
     for note in log.notes:

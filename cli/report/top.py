@@ -39,23 +39,23 @@ def command(job: str, target: str, once: bool, output: str) -> None:
     from hyperpod_ext.submit.contract.targets import get_target
 
     handle = JobHandle.parse(job, target)
-    moments = get_target(handle.target).watch(handle)
+    updates = get_target(handle.target).watch(handle)
     if once or output != "table" or not sys.stdout.isatty():
         followed = Followed()
-        now = followed.take(next(iter(moments)))
+        now = followed.take(next(iter(updates)))
         print_result(now, output, table(now))
         return
-    _follow(moments)
+    _follow(updates)
 
 
-def _follow(moments: Iterable[StatusUpdate]) -> None:
+def _follow(updates: Iterable[StatusUpdate]) -> None:
     from rich.live import Live
     from rich.text import Text
 
     followed = Followed()
     with Live(refresh_per_second=4) as live:
-        for moment in moments:
-            live.update(Text(table(followed.take(moment))))
+        for update in updates:
+            live.update(Text(table(followed.take(update))))
 
 
 class Followed:
@@ -65,20 +65,20 @@ class Followed:
         self._run = ""
         self._meters: Meters | None = None
 
-    def take(self, moment: StatusUpdate) -> dict[str, Any]:
+    def take(self, update: StatusUpdate) -> dict[str, Any]:
         """The job as it stands now."""
         from hyperpod_ext.runtime.events.reading import read_followed
         from hyperpod_ext.runtime.metrics.meters import Meters
 
-        for entry in moment.events:
+        for entry in update.events:
             if self._meters is None or entry["run"] != self._run:
                 self._run, self._meters = entry["run"], Meters()
             if (event := read_followed(entry)) is not None:
                 self._meters.add(event)
-        return standing(moment.status, self._meters or Meters())
+        return job_numbers(update.status, self._meters or Meters())
 
 
-def standing(status: JobStatus, meters: Meters) -> dict[str, Any]:
+def job_numbers(status: JobStatus, meters: Meters) -> dict[str, Any]:
     """One job's numbers, as scripts read them. What is not known yet is null."""
     took = [rank.step_s for rank in meters.ranks.values() if rank.step_s is not None]
     step_s = max(took, default=None)
@@ -151,9 +151,9 @@ def _head(now: dict[str, Any]) -> str:
 
 
 def _shares(seconds: dict[str, float]) -> str:
-    whole = sum(seconds.values())
+    total = sum(seconds.values())
     most = sorted(seconds.items(), key=lambda item: -item[1])
-    return ", ".join(f"{phase.replace('_', ' ')} {100 * took / whole:.1f} %" for phase, took in most if took)
+    return ", ".join(f"{phase.replace('_', ' ')} {100 * took / total:.1f} %" for phase, took in most if took)
 
 
 def _left(left_s: float | None) -> str:

@@ -54,8 +54,8 @@ def read_text() -> tuple[torch.Tensor, torch.Tensor]:
     """Bytes of the standard library: nine tenths to learn from, the rest held out."""
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     text = torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8)
-    cut = len(text) * 9 // 10
-    return text[:cut], text[cut:]
+    split = len(text) * 9 // 10
+    return text[:split], text[split:]
 
 
 def loss_on(model: nn.Module, text: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

@@ -89,16 +89,16 @@ def _existing(cluster: ClusterConfig, network: Network) -> Iterator[Problem]:
 
 def _addresses(cluster: ClusterConfig, made: Infrastructure) -> Iterator[Problem]:
     network = made.network
-    taken = {f"{_AT}.connected_cidrs.{index}": one for index, one in enumerate(network.connected_cidrs)}
+    used = {f"{_AT}.connected_cidrs.{index}": one for index, one in enumerate(network.connected_cidrs)}
     if makes_eks(cluster):
-        taken["infrastructure.eks.service_cidr"] = made.eks.service_cidr
+        used["infrastructure.eks.service_cidr"] = made.eks.service_cidr
     if network.vpc_id is None:
-        taken = {f"{_AT}.cidr": network.cidr} | taken
-    wrong = [problem for path, text in taken.items() for problem in _cidr(text, path)]
+        used = {f"{_AT}.cidr": network.cidr} | used
+    wrong = [problem for path, text in used.items() for problem in _cidr(text, path)]
     yield from wrong
     if wrong:
         return
-    networks = {path: ipaddress.ip_network(text) for path, text in taken.items()}
+    networks = {path: ipaddress.ip_network(text) for path, text in used.items()}
     own = networks.get(f"{_AT}.cidr")
     if own is not None and not _LARGEST <= own.prefixlen <= _SMALLEST:
         hint = f"write 10.192.0.0/{min(max(own.prefixlen, _LARGEST), _SMALLEST)}, or another range"
@@ -113,7 +113,7 @@ def _addresses(cluster: ClusterConfig, made: Infrastructure) -> Iterator[Problem
             if one.startswith(f"{_AT}.connected") and other.startswith(f"{_AT}.connected"):
                 continue  # what they are to each other is their owner's business
             if networks[one].overlaps(networks[other]):
-                message = f"{taken[other]} overlaps {taken[one]} of {one}"
+                message = f"{used[other]} overlaps {used[one]} of {one}"
                 yield Problem(message, path=other, hint="take a range that is free in both networks")
 
 

@@ -80,13 +80,13 @@ def wait(cluster: ClusterConfig, timeout_s: float | None) -> Iterator[str]:
         HyperpodExtError: it has failed.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    said = ""
+    shown = ""
     while True:
         described = describe(cluster)
         status = str(described["ClusterStatus"])
-        if status != said:
+        if status != shown:
             yield status
-            said = status
+            shown = status
         if status == "Failed":
             raise HyperpodExtError(f"{cluster.name}: {described.get('FailureMessage', 'it does not say why')}")
         if status not in _MOVING:

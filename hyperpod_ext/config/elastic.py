@@ -114,10 +114,10 @@ class Elastic(Config):
 
     @model_serializer(mode="wrap")
     def _without_what_is_understood(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        said: dict[str, Any] = dump(self)
+        dumped: dict[str, Any] = dump(self)
         if self.notices == Notices():
-            del said["notices"]  # containers that are older do not know it
-        return said
+            del dumped["notices"]  # containers that are older do not know it
+        return dumped
 
     @model_validator(mode="after")
     def _one_way_to_step(self) -> Self:

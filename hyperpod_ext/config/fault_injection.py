@@ -99,8 +99,8 @@ class InjectedFault(Config):
 
     def __str__(self) -> str:
         """The form that `parse` reads."""
-        said = self.model_dump(exclude_defaults=True, exclude={"kind"})
-        return f"{self.kind}:" + ",".join(f"{name}={value}" for name, value in said.items())
+        given = self.model_dump(exclude_defaults=True, exclude={"kind"})
+        return f"{self.kind}:" + ",".join(f"{name}={value}" for name, value in given.items())
 
 
 def parse_injected(text: str) -> tuple[InjectedFault, ...]:

@@ -7,11 +7,11 @@ would have saved: an estimate, from above where the text says "at most". `advice
 from __future__ import annotations
 
 from hyperpod_ext.planner import advice_faults
-from hyperpod_ext.planner.advice_model import FEW, MATTERS, Advice, Report, seconds_of, wall_of
+from hyperpod_ext.planner.advice_model import FEW, MATTERS, Advice, JobReport, seconds_of, wall_of
 from hyperpod_ext.planner.intervals import best_interval, goodput
 
 
-def advise(report: Report) -> list[Advice]:
+def advise(report: JobReport) -> list[Advice]:
     """All that is to be said of a job, what saves most first."""
     rules = (
         data_wait,
@@ -26,7 +26,7 @@ def advise(report: Report) -> list[Advice]:
     return sorted(found, key=lambda advice: -advice.gain_s)
 
 
-def data_wait(report: Report) -> Advice | None:
+def data_wait(report: JobReport) -> Advice | None:
     """Waiting for samples: 5 % or more."""
     waited, wall = seconds_of(report, "data"), wall_of(report)
     if not wall or waited < 0.05 * wall:
@@ -35,7 +35,7 @@ def data_wait(report: Report) -> Advice | None:
     return Advice("data-wait", text, waited)
 
 
-def checkpoint_wait(report: Report) -> Advice | None:
+def checkpoint_wait(report: JobReport) -> Advice | None:
     """Waiting for snapshots: 1 % or more."""
     waited, wall = seconds_of(report, "checkpoint"), wall_of(report)
     if not wall or waited < 0.01 * wall:
@@ -44,7 +44,7 @@ def checkpoint_wait(report: Report) -> Advice | None:
     return Advice("checkpoint-wait", f"Each rank waited {_share(waited, wall)} for snapshots: {how}.", waited)
 
 
-def startup(report: Report) -> Advice | None:
+def startup(report: JobReport) -> Advice | None:
     """What came before the first step: 20 % or more."""
     waited, wall = seconds_of(report, "startup"), wall_of(report)
     if not wall or waited < 0.2 * wall:
@@ -53,7 +53,7 @@ def startup(report: Report) -> Advice | None:
     return Advice("startup", f"Each rank waited {_share(waited, wall)} {how}.")
 
 
-def snapshot_interval(report: Report) -> Advice | None:
+def snapshot_interval(report: JobReport) -> Advice | None:
     """Snapshots more or less often than the exact minimiser says, for their measured cost and the faults there were."""
     snapshots, wall = report.get("snapshots") or {}, wall_of(report)
     steps, kept = int(report["steps"]), float(report["seconds"].get("steps") or 0.0)
@@ -74,7 +74,7 @@ def snapshot_interval(report: Report) -> Advice | None:
     return Advice("snapshot-interval", text, gain)
 
 
-def failed_copies(report: Report) -> Advice | None:
+def failed_copies(report: JobReport) -> Advice | None:
     """Copies to another tier that failed."""
     failed = [tier for tier in report.get("tiers") or [] if tier["failed"]]
     if not failed:
@@ -85,7 +85,7 @@ def failed_copies(report: Report) -> Advice | None:
     return Advice("failed-copies", text)
 
 
-def copies_left_out(report: Report) -> Advice | None:
+def copies_left_out(report: JobReport) -> Advice | None:
     """Copies that were due and not made, as the one before was still on its way: 5 or more."""
     left_out = {str(tier["tier"]): int(tier["skipped"]) for tier in report.get("tiers") or [] if tier["skipped"]}
     if not left_out or max(left_out.values()) < 5:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from hyperpod_ext.planner.advice_model import FEW, MATTERS, Advice, Report, seconds_of, wall_of
+from hyperpod_ext.planner.advice_model import FEW, MATTERS, Advice, JobReport, seconds_of, wall_of
 from hyperpod_ext.planner.costs import Speeds
 from hyperpod_ext.planner.rates import fit
 
@@ -27,7 +27,7 @@ _CHANCE = 0.01
 """Of faults that strike any node alike: what is less likely than this is laid to the node."""
 
 
-def lost_steps(report: Report) -> Advice | None:
+def lost_steps(report: JobReport) -> Advice | None:
     """Steps that had to be made again."""
     lost, seconds = int(report["steps_lost"]), seconds_of(report, "lost_work")
     made = int((report.get("snapshots") or {}).get("count") or 0) / max(1, int(report["world_size"]))
@@ -37,7 +37,7 @@ def lost_steps(report: Report) -> Advice | None:
     return Advice("lost-steps", text, seconds)
 
 
-def slowest_phase(report: Report) -> Advice | None:
+def slowest_phase(report: JobReport) -> Advice | None:
     """The phase in which recoveries spent most, whatever it is."""
     recoveries = report["recoveries"]
     sums: dict[str, float] = {}
@@ -57,7 +57,7 @@ def slowest_phase(report: Report) -> Advice | None:
     return Advice("slowest-phase", f"{how}: {_SLOW_PHASE.get(worst, 'look at the timelines')}.", sums[worst])
 
 
-def hangs(report: Report) -> Advice | None:
+def hangs(report: JobReport) -> Advice | None:
     """Ranks that hung were found so late that it cost more than all that came after."""
     hung = [each for each in report["recoveries"] if each["fault"].get("kind") in HANGS]
     steps, kept = int(report["steps"]), float(report["seconds"].get("steps") or 0.0)
@@ -71,7 +71,7 @@ def hangs(report: Report) -> Advice | None:
     return Advice("hangs", text + "a lower `restart.hang.floor_s` finds them sooner; at most that is saved.", unseen)
 
 
-def nearer_tier(report: Report) -> Advice | None:
+def nearer_tier(report: JobReport) -> Advice | None:
     """State came from storage, where copies on peers would have had it."""
     slow = [each for each in report["recoveries"] if each["source"] in ("s3", "file")]
     nodes = int((report.get("capacity") or {}).get("nodes") or 0)
@@ -93,7 +93,7 @@ def nearer_tier(report: Report) -> Advice | None:
     return Advice("nearer-tier", f"{what}: {how}. At most that is saved.", gain)
 
 
-def spare_needed(report: Report) -> Advice | None:
+def spare_needed(report: JobReport) -> Advice | None:
     """Nodes were missing for longer than a spare would have stood idle."""
     capacity, wall = report.get("capacity") or {}, wall_of(report)
     missing, nodes = float(capacity.get("missing_node_s") or 0.0), int(capacity.get("nodes") or 0)
@@ -104,7 +104,7 @@ def spare_needed(report: Report) -> Advice | None:
     return Advice("spare-needed", text + "would have cost less than it brought.", gain)
 
 
-def spare_idle(report: Report) -> Advice | None:
+def spare_idle(report: JobReport) -> Advice | None:
     """Spares cost more than the loss of nodes can, even at the greatest rate that what was seen allows."""
     capacity, wall = report.get("capacity") or {}, wall_of(report)
     nodes, spares = int(capacity.get("nodes") or 0), int(capacity.get("spares") or 0)
@@ -123,7 +123,7 @@ def spare_idle(report: Report) -> Advice | None:
     )
 
 
-def bad_node(report: Report) -> Advice | None:
+def bad_node(report: JobReport) -> Advice | None:
     """One node had more faults than chance gives one of so many."""
     faults = report.get("faults") or []
     nodes = int((report.get("capacity") or {}).get("nodes") or 0)
@@ -145,8 +145,8 @@ def _at_least(count: int, tries: int, chance: float) -> float:
     """The chance of so many or more among the tries; `chance` of each, between 0 and 1."""
 
     def exactly(k: int) -> float:  # by logarithms: of many tries the number of ways is more than a float can hold
-        ways = math.lgamma(tries + 1) - math.lgamma(k + 1) - math.lgamma(tries - k + 1)
-        return math.exp(ways + k * math.log(chance) + (tries - k) * math.log1p(-chance))
+        combinations = math.lgamma(tries + 1) - math.lgamma(k + 1) - math.lgamma(tries - k + 1)
+        return math.exp(combinations + k * math.log(chance) + (tries - k) * math.log1p(-chance))
 
     return math.fsum(map(exactly, range(count, tries + 1)))
 

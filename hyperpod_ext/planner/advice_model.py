@@ -11,7 +11,7 @@ MATTERS = 0.001
 FEW = 3
 """Faults: of fewer, no rate is told."""
 
-Report = Mapping[str, Any]
+JobReport = Mapping[str, Any]
 """As `runtime.events.report.make_report` has it."""
 
 
@@ -31,12 +31,12 @@ class Advice:
         return found if usd_per_hour is None else found | {"gain_usd": round(self.gain_s / 3600 * usd_per_hour, 2)}
 
 
-def wall_of(report: Report) -> float:
+def wall_of(report: JobReport) -> float:
     """Seconds from the start of the agents to the end of the job; 0: not known."""
     return float(report["seconds"].get("wall") or 0.0)
 
 
-def seconds_of(report: Report, phase: str) -> float:
+def seconds_of(report: JobReport, phase: str) -> float:
     """Seconds that a rank spent in a phase, on average."""
     ranks = report.get("phases") or {}
     return sum(float(each.get(phase, 0.0)) for each in ranks.values()) / max(1, len(ranks))

@@ -8,7 +8,7 @@ from typing import Any
 
 from hyperpod_ext.planner.intervals import lost_per_failure
 from hyperpod_ext.planner.levels import Level, best_schedule, total_goodput
-from hyperpod_ext.planner.recovery_tiers import Kind, Way, rates_by_tier, recovery_costs
+from hyperpod_ext.planner.recovery_tiers import Kind, Scenario, rates_by_tier, recovery_costs
 
 HOURS_A_MONTH = 730.0
 
@@ -74,25 +74,25 @@ class GoodputEstimate:
         return found if usd_per_hour is None else found | {"usd_lost": self.dollars(usd_per_hour)}
 
 
-def look_ahead(way: Way, every: Mapping[str, int] | None = None) -> GoodputEstimate:
+def look_ahead(scenario: Scenario, every: Mapping[str, int] | None = None) -> GoodputEstimate:
     """What to expect with these steps between saves; where none are given, with the best ones.
 
     Raises:
         ValueError: numbers that mean nothing: a step of no time, an interval below one step.
     """
-    levels = recovery_costs(way)
-    most = max(1, int(way.run_s / way.step_s))
-    fixed: dict[Kind, float] = {"live": way.step_s, "nothing": way.run_s}
+    levels = recovery_costs(scenario)
+    most = max(1, int(scenario.run_s / scenario.step_s))
+    fixed: dict[Kind, float] = {"live": scenario.step_s, "nothing": scenario.run_s}
     open_tiers = [kind for kind in levels if kind not in fixed]
     if every is None and open_tiers:
-        best = best_schedule([levels[kind] for kind in open_tiers], way.step_s, most)
+        best = best_schedule([levels[kind] for kind in open_tiers], scenario.step_s, most)
         every = dict(zip(open_tiers, best.every, strict=True))
     steps = {kind: min(most, (every or {})[kind]) for kind in open_tiers}
     intervals = {
-        kind: fixed[kind] if kind in fixed else _arriving(steps[kind] * way.step_s, level)
+        kind: fixed[kind] if kind in fixed else _arriving(steps[kind] * scenario.step_s, level)
         for kind, level in levels.items()
     }
-    by_tier = rates_by_tier(way)
+    by_tier = rates_by_tier(scenario)
     tiers = tuple(
         TierEstimate(
             kind,
@@ -100,7 +100,7 @@ def look_ahead(way: Way, every: Mapping[str, int] | None = None) -> GoodputEstim
             level,
             intervals[kind],
             by_tier.get(kind, {}),
-            lost_per_failure(intervals[kind], level.cost, level.mtbf, latency=level.latency) / way.step_s,
+            lost_per_failure(intervals[kind], level.cost, level.mtbf, latency=level.latency) / scenario.step_s,
         )
         for kind, level in levels.items()
     )
@@ -113,13 +113,13 @@ def _arriving(interval: float, level: Level) -> float:
     return interval * max(1, -(-level.latency // period)) if level.latency > period else interval
 
 
-def without_each(way: Way) -> dict[str, GoodputEstimate]:
+def without_each(scenario: Scenario) -> dict[str, GoodputEstimate]:
     """The same job with its best intervals, and what is left of it without each feature."""
-    ways = {"as planned": way}
-    if way.in_process:
-        ways["every fault restarts the job"] = replace(way, in_process=False)
-    if "peer" in way.tiers and not way.spread.redundant and way.spread.nodes > 1:
-        ways["without copies on peers"] = replace(way, tiers=way.tiers - {"peer"})
-    if way.tiers & {"memory", "peer"} and "durable" in way.tiers:
-        ways["checkpoints in storage alone"] = replace(way, tiers=frozenset({"durable"}))
-    return {name: look_ahead(one) for name, one in ways.items()}
+    scenarios = {"as planned": scenario}
+    if scenario.in_process:
+        scenarios["every fault restarts the job"] = replace(scenario, in_process=False)
+    if "peer" in scenario.tiers and not scenario.spread.redundant and scenario.spread.nodes > 1:
+        scenarios["without copies on peers"] = replace(scenario, tiers=scenario.tiers - {"peer"})
+    if scenario.tiers & {"memory", "peer"} and "durable" in scenario.tiers:
+        scenarios["checkpoints in storage alone"] = replace(scenario, tiers=frozenset({"durable"}))
+    return {name: look_ahead(one) for name, one in scenarios.items()}

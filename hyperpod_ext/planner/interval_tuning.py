@@ -47,7 +47,7 @@ def believed_rate(failures: int, elapsed: float, prior: float) -> float:
     return (failures + 1) / (elapsed + 1 / prior)
 
 
-def retune(interval: float, measured: Measured, prior: float) -> float:
+def tune(interval: float, measured: Measured, prior: float) -> float:
     """The interval to go on with, in seconds: `interval` itself where another would gain next to nothing.
 
     Args:

@@ -28,7 +28,7 @@ class Recovery:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Scenario:
     """How a job is protected: everything that its goodput follows from."""
 
     spread: Spread
@@ -54,76 +54,76 @@ class Way:
             raise ValueError(f"steps of {self.step_s} s, a run of {self.run_s} s: both must be above 0")
 
 
-def tier_of(failure: FailureClass, way: Way) -> Kind:
+def tier_of(failure: FailureClass, scenario: Scenario) -> Kind:
     """The nearest tier that survives this class of failure."""
-    live = way.spread.redundant and way.in_process
+    live = scenario.spread.redundant and scenario.in_process
     survives: Mapping[FailureClass, tuple[Kind, ...]] = {
         "process": ("live", "memory", "peer", "durable"),
         "node": ("live", "peer", "durable"),
-        "correlated": ("live", "peer", "durable") if way.domains else ("durable",),
+        "correlated": ("live", "peer", "durable") if scenario.domains else ("durable",),
     }
     # a job that is started again begins with empty memory
-    there = {*way.tiers, *(["live"] if live else [])} if way.in_process else {*way.tiers} & {"durable"}
-    if way.spread.nodes == 1:
+    there = {*scenario.tiers, *(["live"] if live else [])} if scenario.in_process else {*scenario.tiers} & {"durable"}
+    if scenario.spread.nodes == 1:
         there.discard("peer")
     return next((kind for kind in survives[failure] if kind in there), "nothing")
 
 
-def rates_by_tier(way: Way) -> dict[Kind, dict[str, float]]:
+def rates_by_tier(scenario: Scenario) -> dict[Kind, dict[str, float]]:
     """Failures per second that fall back to each tier, by class. `second loss` is that of the last copy before it was
     made again."""
     found: dict[Kind, dict[str, float]] = {}
     classes: tuple[FailureClass, ...] = ("process", "node", "correlated")
     for failure in classes:
-        found.setdefault(tier_of(failure, way), {})[failure] = getattr(way.rates, failure)
-    near = tier_of("node", way)
+        found.setdefault(tier_of(failure, scenario), {})[failure] = getattr(scenario.rates, failure)
+    near = tier_of("node", scenario)
     if near in ("live", "peer"):
-        farther: Kind = "durable" if "durable" in way.tiers else "nothing"
-        copies = way.replicas if near == "peer" else 1
-        window = way.recovery.node + (
-            costs_of(way)["peer"].latency_s if near == "peer" else costs_of(way)["live"].read_s
+        farther: Kind = "durable" if "durable" in scenario.tiers else "nothing"
+        copies = scenario.replicas if near == "peer" else 1
+        window = scenario.recovery.node + (
+            costs_of(scenario)["peer"].latency_s if near == "peer" else costs_of(scenario)["live"].read_s
         )
-        each = way.rates.node / way.spread.nodes
-        found.setdefault(farther, {})["second loss"] = way.rates.node * (each * window) ** copies
+        each = scenario.rates.node / scenario.spread.nodes
+        found.setdefault(farther, {})["second loss"] = scenario.rates.node * (each * window) ** copies
     return found
 
 
-def costs_of(way: Way) -> dict[str, TierCost]:
+def costs_of(scenario: Scenario) -> dict[str, TierCost]:
     """What one save to each tier takes."""
-    spread, speeds = way.spread, way.speeds
+    spread, speeds = scenario.spread, scenario.speeds
     return {
         "live": TierCost(0.0, 0.0, spread.node_bytes / speeds.peer),
-        "memory": memory_cost(spread, speeds, overlap=way.overlap),
-        "peer": peer_cost(spread, speeds, way.replicas, way.max_slowdown),
+        "memory": memory_cost(spread, speeds, overlap=scenario.overlap),
+        "peer": peer_cost(spread, speeds, scenario.replicas, scenario.max_slowdown),
         "durable": durable_cost(spread, speeds),
         "nothing": TierCost(0.0, 0.0, 0.0),
     }
 
 
-def recovery_costs(way: Way) -> dict[Kind, Level]:
+def recovery_costs(scenario: Scenario) -> dict[Kind, Level]:
     """A level for each tier that there is, and for failures that none survives. Nearest first."""
-    costs, rates = costs_of(way), rates_by_tier(way)
+    costs, rates = costs_of(scenario), rates_by_tier(scenario)
     levels: dict[Kind, Level] = {}
     for kind in NEAREST_FIRST:
         by_class, cost = rates.get(kind, {}), costs[kind]
-        if kind not in way.tiers and not sum(by_class.values()):
+        if kind not in scenario.tiers and not sum(by_class.values()):
             continue
-        if kind == "peer" and (way.spread.nodes == 1 or way.spread.redundant):
+        if kind == "peer" and (scenario.spread.nodes == 1 or scenario.spread.redundant):
             continue  # nothing is sent
         blocked = cost.blocked_s
-        if kind in way.tiers - {"memory"} and not levels.keys() & way.tiers:
+        if kind in scenario.tiers - {"memory"} and not levels.keys() & scenario.tiers:
             blocked += costs["memory"].blocked_s  # the snapshot itself, which a nearer tier would have taken
-        restart = _restart(way, by_class) + cost.read_s
+        restart = _restart(scenario, by_class) + cost.read_s
         levels[kind] = Level(kind, blocked, sum(by_class.values()), cost.latency_s, restart)
     return levels
 
 
-def _restart(way: Way, by_class: Mapping[str, float]) -> float:
+def _restart(scenario: Scenario, by_class: Mapping[str, float]) -> float:
     """Mean time to go on, over the classes that come here."""
     total = sum(by_class.values())
-    if not way.in_process:
-        return way.recovery.job
-    took = {"process": way.recovery.process, "node": way.recovery.node, "correlated": way.recovery.node}
+    if not scenario.in_process:
+        return scenario.recovery.job
+    took = {"process": scenario.recovery.process, "node": scenario.recovery.node, "correlated": scenario.recovery.node}
     if not total:
-        return way.recovery.node
-    return sum(rate * took.get(failure, way.recovery.job) for failure, rate in by_class.items()) / total
+        return scenario.recovery.node
+    return sum(rate * took.get(failure, scenario.recovery.job) for failure, rate in by_class.items()) / total

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "resilient"]
 
-_HOMES = {"Run": "hyperpod_ext.runtime.training.run", "resilient": "hyperpod_ext.runtime.training.loop"}
+_MODULES = {"Run": "hyperpod_ext.runtime.training.run", "resilient": "hyperpod_ext.runtime.training.loop"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

@@ -52,9 +52,9 @@ def _print_logs(folder: Path, ended: threading.Event) -> None:
             with file.open("rb") as opened:
                 opened.seek(offsets.get(file, 0))
                 grown = opened.read()
-            whole = grown if last else grown[: grown.rfind(b"\n") + 1]
-            offsets[file] = offsets.get(file, 0) + len(whole)
-            for line in whole.decode(errors="replace").splitlines():
+            complete = grown if last else grown[: grown.rfind(b"\n") + 1]
+            offsets[file] = offsets.get(file, 0) + len(complete)
+            for line in complete.decode(errors="replace").splitlines():
                 print(f"{file.stem[:4]} {file.stem[4:]} | {line}", flush=True)  # noqa: T201  (what this is for)
         if last:
             return

@@ -48,7 +48,7 @@ def main() -> None:
 
 def _run(root: Path, arguments: list[str], environ: MutableMapping[str, str]) -> int:
     runtime = join_parts(environ)
-    config = RuntimeConfig.told(runtime)
+    config = RuntimeConfig.from_json(runtime)
     hosts, here = place_of(json.loads((root / "input/config/resourceconfig.json").read_text()))
     if len(hosts) != config.nodes:
         raise HyperpodExtError(f"the job has {len(hosts)} nodes; {ENV_RUNTIME} says {config.nodes}")

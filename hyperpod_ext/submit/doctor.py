@@ -27,7 +27,7 @@ _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Examined:
     """One thing that was looked at."""
 
     state: Literal["ok", "absent", "WRONG"]
@@ -36,18 +36,18 @@ class Finding:
     hint: str = ""
 
 
-def look_here() -> Iterator[Finding]:
+def look_here() -> Iterator[Examined]:
     """Packages and programs of this machine."""
-    yield Finding("ok", "python", platform.python_version())
+    yield Examined("ok", "python", platform.python_version())
     for name, purpose in _PACKAGES.items():
         if importlib.util.find_spec(name) is None:
-            yield Finding("absent", name, f"needed {purpose}")
+            yield Examined("absent", name, f"needed {purpose}")
         else:
-            yield Finding("ok", name, _version(name))
-    yield from _sagemaker_is_whole()
+            yield Examined("ok", name, _version(name))
+    yield from _sagemaker_is_complete()
     for program, purpose in _PROGRAMS.items():
         path = shutil.which(program)
-        yield Finding("ok", program, path) if path else Finding("absent", program, f"needed {purpose}")
+        yield Examined("ok", program, path) if path else Examined("absent", program, f"needed {purpose}")
 
 
 def _version(name: str) -> str:
@@ -57,15 +57,15 @@ def _version(name: str) -> str:
         return "without a version"
 
 
-def _sagemaker_is_whole() -> Iterator[Finding]:
+def _sagemaker_is_complete() -> Iterator[Examined]:
     """sagemaker-hyperpod, installed after sagemaker 2, replaces its __init__.py with an empty file."""
     spec = importlib.util.find_spec("sagemaker")
     if spec and spec.origin and _version("sagemaker").startswith("2.") and not Path(spec.origin).read_bytes():
         hint = "pip uninstall sagemaker-hyperpod, then pip install --force-reinstall 'sagemaker<3'"
-        yield Finding("WRONG", "sagemaker", "its __init__.py is empty: another package wrote over it", hint)
+        yield Examined("WRONG", "sagemaker", "its __init__.py is empty: another package wrote over it", hint)
 
 
-def look_at_cluster(context: str | None) -> Iterator[Finding]:
+def look_at_cluster(context: str | None) -> Iterator[Examined]:
     """The Kubernetes API of the kubeconfig, its operators, and their fields against ours."""
     from hyperpod_ext.submit.kubernetes.api.client import Client
     from hyperpod_ext.submit.kubernetes.api.kubeconfig import load_access
@@ -75,33 +75,33 @@ def look_at_cluster(context: str | None) -> Iterator[Finding]:
         client = Client(load_access(context))
         version = client.get("/version").get("gitVersion", "of an unknown version")
     except HyperpodExtError as error:
-        yield Finding("absent", "kubernetes", error.message, error.hint)
+        yield Examined("absent", "kubernetes", error.message, error.hint)
         return
-    yield Finding("ok", "kubernetes", f"{version} at {client.access.server}, namespace {client.access.namespace}")
+    yield Examined("ok", "kubernetes", f"{version} at {client.access.server}, namespace {client.access.namespace}")
     for kind in (HYPERPOD, PYTORCH, TRAIN):
         try:
             crd = client.get(f"{_CRDS}/{kind.plural}.{kind.group}")
         except NotFoundError:
-            yield Finding("absent", kind.name, f"the cluster does not know it; needed for target {kind.target}")
+            yield Examined("absent", kind.name, f"the cluster does not know it; needed for target {kind.target}")
         except HyperpodExtError as error:
-            yield Finding("absent", kind.name, error.message, error.hint)
+            yield Examined("absent", kind.name, error.message, error.hint)
         else:
             yield from _fields_of(kind.name, kind.version, crd)
     try:
         client.get(f"{_CRDS}/localqueues.kueue.x-k8s.io")
-        yield Finding("ok", "Kueue", "scheduling.queue, topology and spares can be used")
+        yield Examined("ok", "Kueue", "scheduling.queue, topology and spares can be used")
     except HyperpodExtError:
-        yield Finding("absent", "Kueue", "needed for scheduling.queue, topology and spares")
+        yield Examined("absent", "Kueue", "needed for scheduling.queue, topology and spares")
 
 
-def _fields_of(name: str, version: str, crd: Mapping[str, Any]) -> Iterator[Finding]:
+def _fields_of(name: str, version: str, crd: Mapping[str, Any]) -> Iterator[Examined]:
     """Whether the live definition takes every field that is rendered here."""
     from hyperpod_ext.submit.kubernetes import schemas
 
     versions = {one.get("name"): one for one in (crd.get("spec") or {}).get("versions") or []}
     if version not in versions:
         listed = ", ".join(map(str, versions)) or "none"
-        yield Finding("WRONG", name, f"the cluster has {listed}, not {version}", "update the operator, or hp-ext")
+        yield Examined("WRONG", name, f"the cluster has {listed}, not {version}", "update the operator, or hp-ext")
         return
     live = ((versions[version].get("schema") or {}).get("openAPIV3Schema") or {}).get("properties", {}).get(
         "spec"
@@ -110,9 +110,9 @@ def _fields_of(name: str, version: str, crd: Mapping[str, Any]) -> Iterator[Find
     missing = list(_missing(model, live, "spec"))
     if missing:
         hint = "a job that uses them would be refused, or they would be dropped: update the operator"
-        yield Finding("WRONG", name, f"the operator has no {', '.join(missing)}", hint)
+        yield Examined("WRONG", name, f"the operator has no {', '.join(missing)}", hint)
     else:
-        yield Finding("ok", name, f"{version}; takes every field that is rendered here")
+        yield Examined("ok", name, f"{version}; takes every field that is rendered here")
 
 
 def _missing(model: type[BaseModel], live: Mapping[str, Any], path: str) -> Iterator[str]:
@@ -129,11 +129,11 @@ def _missing(model: type[BaseModel], live: Mapping[str, Any], path: str) -> Iter
         inner = models_in(info.annotation) or [
             m for part in getattr(info.annotation, "__args__", ()) for m in models_in(part)
         ]
-        if inner and not issubclass(inner[0], _taken_whole()):
+        if inner and not issubclass(inner[0], _kubernetes_models()):
             yield from _missing(inner[0], found.get("items") or found, f"{path}.{key}")
 
 
-def _taken_whole() -> tuple[type[BaseModel], ...]:
+def _kubernetes_models() -> tuple[type[BaseModel], ...]:
     """Parts that Kubernetes itself defines, and every operator takes whole."""
     from hyperpod_ext.submit.kubernetes import schemas
 

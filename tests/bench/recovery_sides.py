@@ -80,7 +80,7 @@ def measure_ours(setup: Setup, scratch: Path) -> Recovery:
         wait(process, scratch)
     report = json.loads((scratch / "stdout").read_text())
     (events,) = home.glob("local/*/*/main/events.jsonl")
-    steps = kept_steps(read_events(events).whole())
+    steps = kept_steps(read_events(events).all_events())
     return our_recovery(report, steps, setup.kill_step)
 
 

@@ -28,7 +28,7 @@ from typing import Any
 from hyperpod_ext.planner.rates import Rates
 from hyperpod_ext.planner.recovery_tiers import Recovery
 from hyperpod_ext.runtime.simulator.engine import Simulation
-from hyperpod_ext.runtime.simulator.settings import Simulated, Tier
+from hyperpod_ext.runtime.simulator.settings import Simulated, SimulatedTier
 
 ROOT = Path(__file__).resolve().parents[2]
 HP_EXT = Path(sys.executable).with_name("hp-ext")
@@ -97,7 +97,7 @@ def simulate(real: list[Real], nodes: int, most: int, runs: int) -> list[float]:
     settings = Simulated(
         nodes,
         step_s,
-        {"memory": Tier(1)},
+        {"memory": SimulatedTier(1)},
         Rates(1.0, 0.0, 0.0, "only processes are killed"),
         Recovery(process=recovery),
         redundant=True,

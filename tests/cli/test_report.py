@@ -37,7 +37,7 @@ def _run(cause: str = HOSTILE) -> list[Event]:
         entry(104.2, "copying", tier="/d", node=0, newest_step=2, failed=0, skipped=0, last_error=None),
         entry(104.5, "injected", rank=1, kind="exception", step=3),
         entry(104.75, "fault", rank=1, node=0, step=3, cause=cause, died=False, phase="forward"),
-        *(entry(105.25, "freed", rank=rank, step=2) for rank in (0, 1)),
+        *(entry(105.25, "aborted", rank=rank, step=2) for rank in (0, 1)),
         *(entry(105.5, "joined", rank=rank, pid=rank) for rank in (0, 1)),
         entry(105.75, "generation", generation=2, step=2),
         *(entry(106.0, "groups_open", rank=rank) for rank in (0, 1)),
@@ -159,7 +159,7 @@ def test_what_is_not_there_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("loss", "equal", "told"), [(3.0, True, "yes"), (3.5, False, "NO")])
 def test_another_run_is_put_beside(log: Path, tmp_path: Path, loss: float, equal: bool, told: str) -> None:
-    events = [event for event in _run() if event["event"] not in ("injected", "fault", "freed")]
+    events = [event for event in _run() if event["event"] not in ("injected", "fault", "aborted")]
     for event in events:
         if event["event"] == "step" and event["step"] == 1 and event["rank"] == 0:
             event["loss"] = loss
@@ -169,7 +169,7 @@ def test_another_run_is_put_beside(log: Path, tmp_path: Path, loss: float, equal
     assert done.json["loss_equal"] is equal
     assert done.json["undisturbed"]["losses"]["1"] == loss
     assert re.search(f"loss equal to the undisturbed run +{told}", hp_ext("report", log, "--beside", other).stdout)
-    lines = re.findall(r'class="line (?:beside|own)" points="([^"]+)"', page.read_text())
+    lines = re.findall(r'class="line (?:undisturbed|own)" points="([^"]+)"', page.read_text())
     assert (len(lines), lines[0] == lines[1]) == (2, equal)
 
 

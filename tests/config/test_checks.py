@@ -45,16 +45,14 @@ def test_the_script_is_looked_for_in_its_own_folder() -> None:
         asked.append(folder)
         return ["train.py", "job.yaml"]
 
-    assert hints(checks.script_is_beside_the_spec(job(script="src/trian.py"), files)) == [
-        "did you mean `src/train.py`?"
-    ]
-    assert not hints(checks.script_is_beside_the_spec(job(script="src/train.py"), files))
+    assert hints(checks.script_is_in_spec_folder(job(script="src/trian.py"), files)) == ["did you mean `src/train.py`?"]
+    assert not hints(checks.script_is_in_spec_folder(job(script="src/train.py"), files))
     assert asked == ["src", "src"]
 
 
 @pytest.mark.parametrize("script", ["/abs/train.py", "../train.py"])
 def test_a_script_outside_the_folder_is_refused(script: str) -> None:
-    assert "below" in hints(checks.script_is_beside_the_spec(job(script=script), None))[0]
+    assert "below" in hints(checks.script_is_in_spec_folder(job(script=script), None))[0]
 
 
 def test_a_script_that_is_not_python_is_refused() -> None:

@@ -218,11 +218,11 @@ def sharded(job: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="session")
-def unharmed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def undisturbed_sharded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Report of the sharded script with nothing going wrong."""
     options = {"script": SHARDED, "settings": {"restart": {"preload": SHARDED_PRELOAD}}}
-    make = functools.partial(_report_of, tmp_path_factory.mktemp("unharmed"), **options)
-    report: dict[str, Any] = whole_run.once("unharmed", make)
+    make = functools.partial(_report_of, tmp_path_factory.mktemp("undisturbed_sharded"), **options)
+    report: dict[str, Any] = whole_run.once("undisturbed_sharded", make)
     assert len(report["losses"]) == 12
     return report
 

@@ -36,8 +36,8 @@ def flip_in_heap(pid: int, text: bytes) -> int:
 def harm(job: SmallJob, node: int, owner: int, step: int, what: str) -> None:
     """Flip a bit of what a node's memory server says of one snapshot."""
     server = job.servers[node]
-    brief = next(one for one in server.ask("held")["snapshots"] if (one["rank"], one["step"]) == (owner, step))
-    held = server.client().open(owner, brief["save_id"], secret=SECRET, job=JOB)
+    summary = next(one for one in server.ask("held")["snapshots"] if (one["rank"], one["step"]) == (owner, step))
+    held = server.client().open(owner, summary["save_id"], secret=SECRET, job=JOB)
     text = {"checksum": held.manifest["crc64nvme"], "signature": held.manifest["signature"]}[what]
     with stopped(server.pid):
         assert flip_in_heap(server.pid, text.encode()) > 0

@@ -33,11 +33,11 @@ EVERY_DUE_STEP = {"when_busy": "wait"}  # goes to the durable tier, however fast
 STEPS = 12
 
 
-def assert_same_end(unharmed: dict[str, Any], report: dict[str, Any], first: int = 1) -> None:
+def assert_same_end(undisturbed_sharded: dict[str, Any], report: dict[str, Any], first: int = 1) -> None:
     """Bit for bit, from step `first` on."""
     assert report["state"] == "succeeded", report["error"]
-    assert report["losses"] == {s: loss for s, loss in unharmed["losses"].items() if int(s) >= first}
-    assert report["weights"] == unharmed["weights"]
+    assert report["losses"] == {s: loss for s, loss in undisturbed_sharded["losses"].items() if int(s) >= first}
+    assert report["weights"] == undisturbed_sharded["weights"]
 
 
 def digests(job: Any) -> dict[int, float]:
@@ -121,12 +121,12 @@ def until_all_are_at_the_gate(job: Any) -> None:
 
 
 @overlapped_and_not
-def test_a_worker_killed_at_any_moment_of_its_save_costs_no_number(sharded, unharmed, overlap):
+def test_a_worker_killed_at_any_moment_of_its_save_costs_no_number(sharded, undisturbed_sharded, overlap):
     """Before it begins, halfway through the copy, and once the seal was asked for; each time on another rank."""
     moments = [("before begin", 1, 3), ("halfway", 2, 5), ("seal asked", 0, 7), ("halfway", 3, 12)]
     faults = [{"what": what, "rank": rank, "step": step} for what, rank, step in moments]
     report = sharded("job", *faults, policy={"overlap": overlap}).start().wait()
-    assert_same_end(unharmed, report)
+    assert_same_end(undisturbed_sharded, report)
     assert [recovery["fault"]["rank"] for recovery in report["recoveries"]] == [1, 2, 0, 3]
     assert [recovery["fault"]["cause"] for recovery in report["recoveries"]] == ["killed by SIGKILL (9)"] * 4
     # what was not sealed on its rank is restored by nobody; what it had asked to seal is, by all
@@ -136,38 +136,38 @@ def test_a_worker_killed_at_any_moment_of_its_save_costs_no_number(sharded, unha
 def test_a_worker_of_a_replicated_and_sharded_model_is_replaced(sharded):
     """HSDP: its collectives run in groups of their own, which must not keep survivors waiting."""
     env = {"HPX_TEST_REPLICAS": "2"}
-    unharmed = sharded("unharmed", env=env).start().wait()
+    undisturbed_sharded = sharded("undisturbed", env=env).start().wait()
     faults = [{"what": "halfway", "rank": 1, "step": 4}, {"what": "before begin", "rank": 2, "step": 8}]
     running = sharded("job", *faults, env=env).start()
     report = running.wait()
-    assert_same_end(unharmed, report)
+    assert_same_end(undisturbed_sharded, report)
     assert [recovery["fault"]["rank"] for recovery in report["recoveries"]] == [1, 2]
     assert all(recovery["survivor_pids_kept"] for recovery in report["recoveries"])
     assert "stuck" not in {event["event"] for event in running.events()}
 
 
-def test_a_save_that_fails_on_one_rank_is_restored_by_nobody(sharded, unharmed):
+def test_a_save_that_fails_on_one_rank_is_restored_by_nobody(sharded, undisturbed_sharded):
     report = sharded("job", {"what": "raises", "rank": 1, "step": 5}).start().wait()
-    assert_same_end(unharmed, report)
+    assert_same_end(undisturbed_sharded, report)
     (recovery,) = report["recoveries"]
     # 5 where every process had made it before it heard: it lives on there, and comes from nobody's save
     assert recovery["resumed_step"] == 4 or (recovery["resumed_step"], recovery["source"]) == (5, "self")
     assert "step 5 cannot be copied" in recovery["fault"]["cause"]
 
 
-def test_a_save_that_never_ends_on_one_rank_is_restored_by_nobody(sharded, unharmed):
+def test_a_save_that_never_ends_on_one_rank_is_restored_by_nobody(sharded, undisturbed_sharded):
     running = sharded("job", {"what": "hangs", "rank": 1, "step": 5}, tiers=[MEMORY, PEER]).start()
     wait_until((running.folder / "hangs-1").exists, running)
     pid = running.until("joined", rank=1)["pid"]
     running.until("step", step=5, rank=0)
     os.kill(pid, signal.SIGKILL)
     report = running.wait()
-    assert_same_end(unharmed, report)
+    assert_same_end(undisturbed_sharded, report)
     assert report["recoveries"][0]["resumed_step"] == 4
 
 
 def test_a_worker_killed_while_its_snapshot_is_replicated_and_drained_costs_no_number(
-    sharded, unharmed, tmp_path, gate
+    sharded, undisturbed_sharded, tmp_path, gate
 ):
     """The other node's memory server is held up, so that both go on while the worker dies."""
     place = Directory(tmp_path / "checkpoints", "tiny")
@@ -185,13 +185,15 @@ def test_a_worker_killed_while_its_snapshot_is_replicated_and_drained_costs_no_n
         os.kill(running.until("joined", rank=0)["pid"], signal.SIGKILL)
         running.until("fault", rank=0)
     report = running.wait()
-    assert_same_end(unharmed, report)
+    assert_same_end(undisturbed_sharded, report)
     assert len(report["recoveries"]) == 1
     assert f"{folder_of(place, STEPS)}/manifest.json" in place.names()
 
 
 @pytest.mark.parametrize("state", ["replicated", "durable"])
-def test_a_worker_killed_once_its_snapshot_is_safe_elsewhere_costs_no_number(sharded, unharmed, tmp_path, state, gate):
+def test_a_worker_killed_once_its_snapshot_is_safe_elsewhere_costs_no_number(
+    sharded, undisturbed_sharded, tmp_path, state, gate
+):
     """All wait before their next save, so that the last one comes as far as it can."""
     place = Directory(tmp_path / "checkpoints", "tiny")
     tiers = [MEMORY, PEER if state == "replicated" else place.tier(every_steps=1)]
@@ -202,7 +204,7 @@ def test_a_worker_killed_once_its_snapshot_is_safe_elsewhere_costs_no_number(sha
     running.until("fault", rank=0)
     gate.open()
     report = running.wait()
-    assert_same_end(unharmed, report)
+    assert_same_end(undisturbed_sharded, report)
     (recovery,) = report["recoveries"]
     assert recovery["resumed_step"] == 7
 
@@ -211,7 +213,9 @@ def test_a_worker_killed_once_its_snapshot_is_safe_elsewhere_costs_no_number(sha
 
 
 @overlapped_and_not
-def test_a_memory_server_killed_in_a_step_in_a_save_and_in_a_restore_is_started_again(sharded, unharmed, overlap, gate):
+def test_a_memory_server_killed_in_a_step_in_a_save_and_in_a_restore_is_started_again(
+    sharded, undisturbed_sharded, overlap, gate
+):
     """Its ranks keep their processes and their state; what only it held comes from the copy on the other node."""
     faults = [
         {"what": "memory server in step", "rank": 0, "step": 3},
@@ -225,7 +229,7 @@ def test_a_memory_server_killed_in_a_step_in_a_save_and_in_a_restore_is_started_
     wait_until(lambda: all(8 in [one["step"] for one in held_of(running, rank)] for rank in (2, 3)), running)
     gate.open()
     report = running.wait()
-    assert_same_end(unharmed, report)
+    assert_same_end(undisturbed_sharded, report)
     (recovery,) = report["recoveries"]
     assert (recovery["fault"]["rank"], recovery["source"]) == (2, "peer")
     lost = [event for event in running.events() if event["event"] == "memory_lost"]
@@ -236,7 +240,7 @@ def test_a_memory_server_killed_in_a_step_in_a_save_and_in_a_restore_is_started_
 
 @pytest.mark.parametrize("when_busy", ["wait", pytest.param("supersede", marks=pytest.mark.thorough)])
 def test_a_memory_server_killed_in_the_middle_of_a_drain_goes_on_with_the_next_due_step(
-    sharded, unharmed, tmp_path, when_busy, gate
+    sharded, undisturbed_sharded, tmp_path, when_busy, gate
 ):
     place = Directory(tmp_path / "checkpoints", "tiny")
     tiers = [MEMORY, place.tier(every_steps=3)]
@@ -248,12 +252,14 @@ def test_a_memory_server_killed_in_the_middle_of_a_drain_goes_on_with_the_next_d
         wait_until(lambda: unfinished(place), first)
         os.kill(memory_pid(first, 0), signal.SIGKILL)
         first.until("memory_back", node=0)
-    assert_same_end(unharmed, first.wait())
+    assert_same_end(undisturbed_sharded, first.wait())
     whole = [int(name[5:14]) for name in place.names() if name.endswith("/manifest.json")]
     assert max(whole) == STEPS
 
 
-def test_a_memory_server_that_ends_again_and_again_ends_the_job_and_a_relaunch_goes_on(sharded, unharmed, tmp_path):
+def test_a_memory_server_that_ends_again_and_again_ends_the_job_and_a_relaunch_goes_on(
+    sharded, undisturbed_sharded, tmp_path
+):
     place = Directory(tmp_path / "checkpoints", "tiny")
     tiers = [MEMORY, place.tier(every_steps=3)]
     faults = [{"what": "memory server in step", "rank": rank, "step": 6 + rank} for rank in (0, 1)]
@@ -266,33 +272,35 @@ def test_a_memory_server_that_ends_again_and_again_ends_the_job_and_a_relaunch_g
         "the job goes on after 3 (restart.max_on_node)"
     )
     assert first.codes() == [7, 7]
-    assert resumes_whole(sharded, unharmed, first, tiers) % 3 == 0
+    assert resumes_whole(sharded, undisturbed_sharded, first, tiers) % 3 == 0
 
 
-def resumes_whole(sharded: Any, unharmed: dict[str, Any], first: Any, tiers: Any) -> int:
+def resumes_whole(sharded: Any, undisturbed_sharded: dict[str, Any], first: Any, tiers: Any) -> int:
     """Relaunch a job; returns the step it went on from, once it has ended as if nothing had been."""
     second = sharded("second", tiers=tiers).start()
     report = second.wait()
     step, digest = restored(second)
     assert digest == digests(first)[step]
-    assert_same_end(unharmed, report, first=step + 1)
+    assert_same_end(undisturbed_sharded, report, first=step + 1)
     return step
 
 
 # --- the durable tier -----------------------------------------------------------------------------
 
 
-def test_a_relaunch_ends_bit_for_bit_the_same_though_the_newest_step_is_damaged(sharded, unharmed, tmp_path):
+def test_a_relaunch_ends_bit_for_bit_the_same_though_the_newest_step_is_damaged(sharded, undisturbed_sharded, tmp_path):
     place = Directory(tmp_path / "checkpoints", "tiny")
     tiers = [MEMORY, place.tier(every_steps=2)]
     first = sharded("first", tiers=tiers, steps=6, policy=EVERY_DUE_STEP).start()
     assert first.wait()["state"] == "succeeded"
     name = f"{folder_of(place, 6)}/__3_0.distcp"
     place.write(name, flip(len(place.read(name)) // 2)(place.read(name)))
-    assert resumes_whole(sharded, unharmed, first, tiers) == 4
+    assert resumes_whole(sharded, undisturbed_sharded, first, tiers) == 4
 
 
-def test_a_forged_shard_with_the_right_crc_has_a_relaunch_take_the_older_step_and_say_why(sharded, unharmed, tmp_path):
+def test_a_forged_shard_with_the_right_crc_has_a_relaunch_take_the_older_step_and_say_why(
+    sharded, undisturbed_sharded, tmp_path
+):
     place = Directory(tmp_path / "checkpoints", "tiny")
     tiers = [MEMORY, place.tier(every_steps=2)]
     first = sharded("first", tiers=tiers, steps=6, policy=EVERY_DUE_STEP).start()
@@ -303,7 +311,7 @@ def test_a_forged_shard_with_the_right_crc_has_a_relaunch_take_the_older_step_an
     report = second.wait()
     step, digest = restored(second)
     assert (step, digest) == (4, digests(first)[4])
-    assert_same_end(unharmed, report, first=5)
+    assert_same_end(undisturbed_sharded, report, first=5)
     told = [json.dumps(event) for event in second.events()]
     assert any(f"{name}: its CRC64-NVME is right, but not its MAC" in event for event in told), second.logs()
 
@@ -361,19 +369,21 @@ def fill_shared_memory(job: Any) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("small_shared_memory")
-def test_a_dev_shm_that_runs_full_costs_no_snapshot(sharded, unharmed, gate):
+def test_a_dev_shm_that_runs_full_costs_no_snapshot(sharded, undisturbed_sharded, gate):
     """Slots are shared memory of no file system."""
     env = {"HPX_TEST_GATE": str(gate.path)}
     running = sharded("job", *all_at_the_gate(2), tiers=[MEMORY, PEER], env=env, elsewhere={0: SMALL, 1: SMALL}).start()
     until_all_are_at_the_gate(running)
     fill_shared_memory(running)
     gate.open()
-    assert_same_end(unharmed, running.wait())
+    assert_same_end(undisturbed_sharded, running.wait())
 
 
 @pytest.mark.thorough
 @pytest.mark.usefixtures("small_shared_memory")
-def test_a_full_dev_shm_is_said_with_its_node_and_the_last_checkpoint_stays_loadable(sharded, unharmed, tmp_path):
+def test_a_full_dev_shm_is_said_with_its_node_and_the_last_checkpoint_stays_loadable(
+    sharded, undisturbed_sharded, tmp_path
+):
     place = Directory(tmp_path / "checkpoints", "tiny")
     tiers = [MEMORY, place.tier(every_steps=1)]
     first = sharded("first", tiers=tiers, steps=4, elsewhere={0: SMALL, 1: SMALL}).start()
@@ -384,14 +394,14 @@ def test_a_full_dev_shm_is_said_with_its_node_and_the_last_checkpoint_stays_load
     assert report["state"] == "failed"
     assert "it is not fit for a worker: shared-memory: /dev/shm is full" in report["error"]["message"]
     assert (report["steps"], place.names()) == (0, before)
-    assert resumes_whole(sharded, unharmed, first, tiers) == 4
+    assert resumes_whole(sharded, undisturbed_sharded, first, tiers) == 4
 
 
 # --- the end --------------------------------------------------------------------------------------
 
 
 @overlapped_and_not
-def test_a_job_that_is_told_to_end_loses_no_step_that_all_ranks_have(sharded, unharmed, tmp_path, overlap):
+def test_a_job_that_is_told_to_end_loses_no_step_that_all_ranks_have(sharded, undisturbed_sharded, tmp_path, overlap):
     """The regular checkpoints are far apart; one rank is in the middle of its next save when the signal comes."""
     place = Directory(tmp_path / "checkpoints", "tiny")
     tiers = [MEMORY, place.tier(every_steps=100)]
@@ -402,10 +412,10 @@ def test_a_job_that_is_told_to_end_loses_no_step_that_all_ranks_have(sharded, un
     for agent in first.agents:
         agent.send_signal(signal.SIGTERM)
     assert first.wait()["state"] == "cancelled"
-    assert resumes_whole(sharded, unharmed, first, tiers) == 7
+    assert resumes_whole(sharded, undisturbed_sharded, first, tiers) == 7
 
 
-def test_a_job_that_is_told_to_end_while_it_recovers_loses_no_step(sharded, unharmed, tmp_path):
+def test_a_job_that_is_told_to_end_while_it_recovers_loses_no_step(sharded, undisturbed_sharded, tmp_path):
     place = Directory(tmp_path / "checkpoints", "tiny")
     tiers = [MEMORY, place.tier(every_steps=100)]
     fault = {"what": "before begin", "rank": 1, "step": 8}
@@ -414,4 +424,4 @@ def test_a_job_that_is_told_to_end_while_it_recovers_loses_no_step(sharded, unha
     for agent in first.agents:
         agent.send_signal(signal.SIGTERM)
     assert first.wait()["state"] == "cancelled"
-    assert resumes_whole(sharded, unharmed, first, tiers) == 7
+    assert resumes_whole(sharded, undisturbed_sharded, first, tiers) == 7

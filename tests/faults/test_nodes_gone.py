@@ -100,7 +100,7 @@ def test_a_node_whose_processes_die_too_often_is_given_up_and_its_memory_is_read
     assert report["steps_lost"] == 0
     (recovery,) = report["recoveries"]
     assert (recovery["escalation_level"], recovery["source"]) == ("node", "peer")
-    assert [its["node"] for its in events(running, "node_retired")] == [1]
+    assert [its["node"] for its in events(running, "node_decommissioned")] == [1]
     assert running.codes() == [0, 0, 0]
 
 

@@ -140,7 +140,7 @@ def test_a_node_that_is_gone_is_done_without(resizable, undisturbed):
     assert report["nodes_lost"] == [1]
 
 
-MOMENTS = ["resize_begun", "resize_prepared", "halted", "world"]
+MOMENTS = ["resize_begun", "resize_prepared", "rank_stopped", "world"]
 
 
 @pytest.mark.thorough

@@ -24,7 +24,7 @@ def test_a_node_leaves_when_ec2_gives_notice_and_the_others_keep_their_processes
         running = job(nodes=2, **known).start()
         running.until("step", step=3)
         imds.notices["spot"] = NOTICE
-        notice = running.until("notice")
+        notice = running.until("preemption_notice")
         left = running.until("resized")
         assert running.agents[1].wait() == 0
         (running.folder / "hurry").touch()

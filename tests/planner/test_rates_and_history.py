@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from made_events import entry
 
 from hyperpod_ext.errors import ConfigError, NotFoundError
-from hyperpod_ext.planner.interval_tuning import Measured, believed_rate, prior_rates, retune
+from hyperpod_ext.planner.interval_tuning import Measured, believed_rate, prior_rates, tune
 from hyperpod_ext.planner.rates import Rates, fit, published
 from hyperpod_ext.runtime.events.history import read_history
 
@@ -136,7 +136,7 @@ def test_an_interval_goes_towards_the_best_by_at_most_two_times() -> None:
     measured = Measured(elapsed=1e6, failures=100, blocked=1.0, latency=5.0)
     interval, seen = 10.0, []
     for _ in range(8):
-        interval = retune(interval, measured, 1e-4)
+        interval = tune(interval, measured, 1e-4)
         seen.append(interval)
     assert seen[:3] == [20.0, 40.0, 80.0]
     best = math.sqrt(2 * 1e4)
@@ -145,11 +145,11 @@ def test_an_interval_goes_towards_the_best_by_at_most_two_times() -> None:
 
 def test_small_gains_are_left_alone() -> None:
     measured = Measured(elapsed=1e6, failures=100, blocked=1.0, latency=5.0)
-    assert retune(150.0, measured, 1e-4) == 150.0
+    assert tune(150.0, measured, 1e-4) == 150.0
 
 
 def test_copies_that_take_long_are_not_asked_for_sooner() -> None:
-    assert retune(300.0, Measured(1e6, 1000, 0.001, 400.0), 1e-4) == pytest.approx(400.0, rel=1e-3)
+    assert tune(300.0, Measured(1e6, 1000, 0.001, 400.0), 1e-4) == pytest.approx(400.0, rel=1e-3)
 
 
 @given(
@@ -159,12 +159,12 @@ def test_copies_that_take_long_are_not_asked_for_sooner() -> None:
 def test_whatever_was_measured_the_interval_stays_a_number(
     interval: float, elapsed: float, failures: int, blocked: float, latency: float, prior: float
 ) -> None:
-    after = retune(interval, Measured(elapsed, failures, blocked, latency), prior)
+    after = tune(interval, Measured(elapsed, failures, blocked, latency), prior)
     assert interval / 2 <= after <= interval * 2
 
 
 def test_nonsense_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot be improved on"):
-        retune(math.nan, Measured(1, 1, 1, 1), 1.0)
+        tune(math.nan, Measured(1, 1, 1, 1), 1.0)
     with pytest.raises(ValueError, match="cannot follow from these"):
         believed_rate(1, 1.0, 0.0)

@@ -11,20 +11,24 @@ import pytest
 
 from hyperpod_ext.planner.costs import Spread
 from hyperpod_ext.planner.estimate import look_ahead
-from hyperpod_ext.planner.interval_tuning import Measured, prior_rates, retune
+from hyperpod_ext.planner.interval_tuning import Measured, prior_rates, tune
 from hyperpod_ext.planner.intervals import best_interval, goodput
 from hyperpod_ext.planner.presets import preset
 from hyperpod_ext.planner.rates import Rates, published
-from hyperpod_ext.planner.recovery_tiers import Recovery, Way
+from hyperpod_ext.planner.recovery_tiers import Recovery, Scenario
 from hyperpod_ext.planner.state import FORMATS, size_of
 from hyperpod_ext.runtime.membership.escalation import Budgets
 from hyperpod_ext.runtime.memory_server.replication.placement import place_replicas
 from hyperpod_ext.runtime.simulator.engine import Outcome, Simulation, _SimulatedFault
 from hyperpod_ext.runtime.simulator.interval import FaultFreeInterval
-from hyperpod_ext.runtime.simulator.settings import Simulated, Tier, simulated
+from hyperpod_ext.runtime.simulator.settings import Simulated, SimulatedTier, simulated
 
 LLAMA = published("llama3-405b")
-THREE = {"memory": Tier(2, 0.1, 1, 1), "peer": Tier(5, 0.3, 20, 10), "durable": Tier(40, 1, 60, 30)}
+THREE = {
+    "memory": SimulatedTier(2, 0.1, 1, 1),
+    "peer": SimulatedTier(5, 0.3, 20, 10),
+    "durable": SimulatedTier(40, 1, 60, 30),
+}
 
 
 def job(nodes: int = 16, often: float = 300.0, **more: object) -> Simulated:
@@ -51,8 +55,8 @@ def test_a_part_of_the_ranks_decides_what_all_of_them_would(kind: str) -> None:
     }[kind]  # type: ignore[assignment]
     for seed in range(3):
         settings = job(24, **more)
-        part, whole = Simulation(settings, seed).run(3), Simulation(settings, seed, whole=True).run(3)
-        assert part == whole
+        part, every_rank = Simulation(settings, seed).run(3), Simulation(settings, seed, every_rank=True).run(3)
+        assert part == every_rank
         assert sum(part.faults.values()) > 40
         assert part.relaunches > 0 if kind in ("no durable tier", "budgets") else part.relaunches == 0
 
@@ -165,7 +169,7 @@ def test_what_a_recovery_gives_up_is_held_by_nobody_after_it() -> None:
 @pytest.mark.parametrize("latency", [0.0, 15.0])
 def test_one_tier_is_what_the_closed_form_says(steps: int, latency: float) -> None:
     mtbf, cost = 3600.0, 1.0
-    one = {"durable": Tier(steps, cost, latency, 5.0)}
+    one = {"durable": SimulatedTier(steps, cost, latency, 5.0)}
     settings = job(
         1, rates=Rates(1 / mtbf, 0, 0, "given"), tiers=one, step_s=1.0, recovery=Recovery(30, 30, 100), spares=0
     )
@@ -182,7 +186,7 @@ def test_the_best_interval_is_the_simulators_best() -> None:
     best = round(best_interval(1.0, 1800.0))
 
     def kept(steps: int) -> list[float]:
-        one = {"durable": Tier(steps, 1.0, 0.0, 5.0)}
+        one = {"durable": SimulatedTier(steps, 1.0, 0.0, 5.0)}
         settings = job(
             1, rates=Rates(1 / 1800.0, 0, 0, ""), tiers=one, step_s=1.0, recovery=Recovery(9, 9, 9), spares=0
         )
@@ -194,30 +198,30 @@ def test_the_best_interval_is_the_simulators_best() -> None:
         assert statistics.mean(gains) > margin(gains)
 
 
-def planned(nodes: int = 64, often: float = 20.0) -> Way:
+def planned(nodes: int = 64, often: float = 20.0) -> Scenario:
     nbytes = size_of(preset("llama3-70b"), FORMATS["mixed"]).nbytes
     rates = LLAMA.of_job(nodes).times(often)
-    return Way(Spread(nbytes, nodes, 8, nodes * 8), 5.0, rates, frozenset({"memory", "peer", "durable"}))
+    return Scenario(Spread(nbytes, nodes, 8, nodes * 8), 5.0, rates, frozenset({"memory", "peer", "durable"}))
 
 
 def test_three_tiers_are_what_the_planner_expects() -> None:
     """The planner's product over tiers is exact to first order: within half a percentage point here."""
-    way = planned()
-    outlook = look_ahead(way)
-    found = [Simulation(simulated(way, outlook.every(), spares=8), seed).run(20).goodput for seed in range(8)]
-    assert statistics.mean(found) == pytest.approx(outlook.goodput, abs=0.005 + margin(found))
+    scenario = planned()
+    estimate = look_ahead(scenario)
+    found = [Simulation(simulated(scenario, estimate.every(), spares=8), seed).run(20).goodput for seed in range(8)]
+    assert statistics.mean(found) == pytest.approx(estimate.goodput, abs=0.005 + margin(found))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("often", [15.0, *(pytest.param(often, marks=pytest.mark.thorough) for often in (5.0, 45.0))])
 def test_auto_beats_half_and_double_over_a_month(often: float) -> None:
     """Seeds are shared, so that the same failures strike all three."""
-    way = planned(often=often)
-    best = look_ahead(way).every()
+    scenario = planned(often=often)
+    best = look_ahead(scenario).every()
 
     def kept(factor: float) -> list[float]:
         every = {kind: max(1, round(factor * steps)) for kind, steps in best.items()}
-        return [Simulation(simulated(way, every, spares=8), seed).run(30).goodput for seed in range(10)]
+        return [Simulation(simulated(scenario, every, spares=8), seed).run(30).goodput for seed in range(10)]
 
     auto = kept(1.0)
     for factor in (0.5, 2.0):
@@ -233,10 +237,13 @@ def test_a_job_that_retunes_itself_comes_to_the_best_interval(often: float) -> N
     best, interval, seen = best_interval(blocked, 1 / rate), 40.0, 0
     for day in range(1, 31):
         settings = job(
-            1, rates=Rates(rate, 0, 0, ""), tiers={"durable": Tier(max(1, round(interval / 5)), blocked, 4.0)}, spares=0
+            1,
+            rates=Rates(rate, 0, 0, ""),
+            tiers={"durable": SimulatedTier(max(1, round(interval / 5)), blocked, 4.0)},
+            spares=0,
         )
         seen += sum(Simulation(settings, day).run(1).faults.values())
-        interval = retune(interval, Measured(day * 86400.0, seen, blocked, 4.0), prior_rates(64).total)
+        interval = tune(interval, Measured(day * 86400.0, seen, blocked, 4.0), prior_rates(64).total)
     assert interval == pytest.approx(best, rel=0.25)
     assert goodput(interval, blocked, 1 / rate) > max(
         goodput(factor * best, blocked, 1 / rate) for factor in (0.5, 2.0)
@@ -247,7 +254,7 @@ def test_a_job_that_retunes_itself_comes_to_the_best_interval(often: float) -> N
 
 
 def test_a_stretch_is_what_one_event_a_step_would_give() -> None:
-    tiers = {"memory": Tier(2, 0.25, 1.0), "durable": Tier(6, 1.0, 23.0)}
+    tiers = {"memory": SimulatedTier(2, 0.25, 1.0), "durable": SimulatedTier(6, 1.0, 23.0)}
     stretch = FaultFreeInterval(100.0, 7, 3, 1.5, tiers)
     now, ends, arrived = 100.0, {7: 100.0}, []
     free_at = 0.0
@@ -269,7 +276,7 @@ def test_nothing_to_simulate_is_said() -> None:
         with pytest.raises(ValueError, match="nothing to simulate"):
             replace(job(), **change)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="every_steps must be 1 or more"):
-        Tier(0)
+        SimulatedTier(0)
 
 
 # --- size -------------------------------------------------------------------------------------------

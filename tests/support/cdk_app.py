@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.config.clusters.cluster import ClusterConfig
-from hyperpod_ext.files import write_whole
+from hyperpod_ext.files import write_atomically
 
 CDK = Path(__file__).resolve().parents[2] / "cdk"
 CACHE = Path(sys.prefix) / "cdk-cache"
@@ -46,7 +46,7 @@ def synthesise(
     templates = _synthesise(config, folder, scale, validate, plugins)
     if kept is not None:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(kept, json.dumps(templates))
+        write_atomically(kept, json.dumps(templates))
     return templates
 
 

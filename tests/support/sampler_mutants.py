@@ -15,7 +15,7 @@ import numpy as np
 
 from hyperpod_ext.runtime.data import mixing, permutation, sampler
 from hyperpod_ext.runtime.data.mixing import Segment
-from hyperpod_ext.runtime.data.positions import Cursor, Extent, Plan, Slot, extent_at
+from hyperpod_ext.runtime.data.positions import Cursor, Extent, Slot, StepPlan, extent_at
 from hyperpod_ext.runtime.data.sampler import ElasticBatchSampler, MicroBatches
 
 
@@ -64,7 +64,7 @@ class Padded(ElasticBatchSampler):
 class TailDropped(ElasticBatchSampler):
     """Megatron [43 dropped], Grain: what does not fill a batch is never read."""
 
-    def plan(self, cursor: Cursor, available: int | None = None) -> Plan:
+    def plan(self, cursor: Cursor, available: int | None = None) -> StepPlan:
         asked, self.drop_last = self.drop_last, self.drop_last or (self.length or 0) >= self.global_batch_size
         try:
             return super().plan(cursor, available)
@@ -75,7 +75,7 @@ class TailDropped(ElasticBatchSampler):
 class BatchOfWorld(ElasticBatchSampler):
     """torchft [M: 32,023 missing]: the global batch is whatever the ranks of now make together."""
 
-    def plan(self, cursor: Cursor, available: int | None = None) -> Plan:
+    def plan(self, cursor: Cursor, available: int | None = None) -> StepPlan:
         asked = self._batch
         self._batch = (min(self.micro_batch_size * self.world[1], asked[0]), asked[1])
         try:
@@ -89,7 +89,7 @@ class ReadAhead(ElasticBatchSampler):
 
     _furthest: Cursor | None = None
 
-    def plan(self, cursor: Cursor, available: int | None = None) -> Plan:
+    def plan(self, cursor: Cursor, available: int | None = None) -> StepPlan:
         plan = super().plan(cursor, available)
         self._furthest = max(self._furthest or plan.after, plan.after, key=lambda one: (one.epoch, one.place))
         return plan

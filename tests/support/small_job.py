@@ -239,7 +239,7 @@ class SmallJob:
         """What follows once the durable tiers have said what they hold, as often as that is asked."""
         while commands and isinstance(commands[0], m.AskDurable):
             found = self.servers[0].ask("durable", exclude=commands[0].exclude)
-            stored = [Offer.of_all(brief) for brief in found["checkpoints"]]
+            stored = [Offer.of_all(summary) for summary in found["checkpoints"]]
             commands = membership.durable_answered(stored, found["generation"], tuple(found["problems"]))
         return commands
 
@@ -258,7 +258,7 @@ class SmallJob:
         commands: list[m.Action] = []
         for number, node in nodes.items():
             snapshots = self.servers[node].ask("held", owner=number, pid=os.getpid())["snapshots"]
-            commands += membership.join(number, None, [Offer.of_memory(brief, node) for brief in snapshots])
+            commands += membership.join(number, None, [Offer.of_memory(summary, node) for summary in snapshots])
         (command,) = self._answered(membership, commands)
         if isinstance(command, m.Fail):
             raise NoCheckpointError(command.message, hint=command.hint)
@@ -359,12 +359,12 @@ class SmallJob:
     def image(self, node: int, owner: int, step: int, *, replica: bool = False) -> Image:
         """A snapshot in a node's memory, writable."""
         server = self.servers[node]
-        brief = next(
+        summary = next(
             one
             for one in server.ask("held")["snapshots"]
             if (one["rank"], one["step"], one["replica"]) == (owner, step, replica)
         )
-        held = server.client().open(owner, brief["save_id"], secret=SECRET, job=JOB)
+        held = server.client().open(owner, summary["save_id"], secret=SECRET, job=JOB)
         name = f"memfd:hpx-{'replica' if replica else 'own'}-{owner}"
         for link in Path(f"/proc/{server.pid}/fd").iterdir():
             with suppress(FileNotFoundError):
@@ -381,10 +381,10 @@ class SmallJob:
     def images(self, owner: int) -> list[Image]:
         """All that any memory holds of a rank."""
         return [
-            self.image(node, owner, brief["step"], replica=brief["replica"])
+            self.image(node, owner, summary["step"], replica=summary["replica"])
             for node, server in self.servers.items()
-            for brief in server.ask("held")["snapshots"]
-            if brief["rank"] == owner
+            for summary in server.ask("held")["snapshots"]
+            if summary["rank"] == owner
         ]
 
 

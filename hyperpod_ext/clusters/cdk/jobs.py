@@ -18,7 +18,7 @@ from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
 _KUBERNETES = frozenset({"hyperpod-eks", "kubeflow"})
 
 
-def outputs_for(document: Document, beside: Path) -> tuple[ClusterOutputs, bool] | None:
+def outputs_for(document: Document, spec_folder: Path) -> tuple[ClusterOutputs, bool] | None:
     """Outputs of the cluster that a spec names, and whether they were kept from before; None where it names none.
 
     Raises:
@@ -29,7 +29,7 @@ def outputs_for(document: Document, beside: Path) -> tuple[ClusterOutputs, bool]
     name = data.get("cluster") if isinstance(data, dict) else None
     if not isinstance(name, str) or not name:
         return None  # what is no name, the check of the spec tells
-    if (kept := recall(name, beside)) is not None:
+    if (kept := recall(name, spec_folder)) is not None:
         return kept, True
     options = data.get("sagemaker") if isinstance(data, dict) else None
     region = options.get("region") if isinstance(options, dict) else None

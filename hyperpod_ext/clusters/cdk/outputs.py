@@ -15,7 +15,7 @@ from typing import Any
 
 from hyperpod_ext.clusters.cdk import stacks
 from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
-from hyperpod_ext.files import write_whole
+from hyperpod_ext.files import write_atomically
 
 STACKS = ("storage", "cluster")
 """Stacks whose outputs jobs use, by the ends of their names."""
@@ -72,13 +72,13 @@ def keep(found: ClusterOutputs, file: Path | None = None) -> Path:
     """Write them where `recall` looks, or to `file`."""
     file = file or _own(found.name)
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, json.dumps(asdict(found), indent=2) + "\n")
+    write_atomically(file, json.dumps(asdict(found), indent=2) + "\n")
     return file
 
 
-def recall(name: str, beside: Path) -> ClusterOutputs | None:
-    """What was kept, in the folder `beside` or by this machine; None where nothing was."""
-    for file in (beside / ".hyperpod_ext" / "clusters" / f"{name}.json", _own(name)):
+def recall(name: str, spec_folder: Path) -> ClusterOutputs | None:
+    """What was kept, in the folder `spec_folder` or by this machine; None where nothing was."""
+    for file in (spec_folder / ".hyperpod_ext" / "clusters" / f"{name}.json", _own(name)):
         if file.is_file():
             return _read(file, name)
     return None

@@ -87,8 +87,8 @@ def _or_none(doing: str, ask: Any) -> Any:
         try:
             return ask()
         except ClientError as error:
-            said = error.response.get("Error", {})
-            if said.get("Code") == "ValidationError" and "does not exist" in str(said.get("Message")):
+            answer = error.response.get("Error", {})
+            if answer.get("Code") == "ValidationError" and "does not exist" in str(answer.get("Message")):
                 return None
             raise
 

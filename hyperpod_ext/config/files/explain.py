@@ -24,7 +24,7 @@ def explain(model: type[BaseModel], path: str) -> dict[str, Any]:
         NotFoundError: there is no such field; names the nearest.
     """
     holders: list[type[BaseModel]] = [model]
-    told: dict[str, Any] = {
+    explained: dict[str, Any] = {
         "path": model.__name__,
         "description": _words(model.__doc__),
         "type": None,
@@ -41,7 +41,7 @@ def explain(model: type[BaseModel], path: str) -> dict[str, Any]:
         info = holder.model_fields[part]
         walked.append(part)
         default = info.default
-        told = {
+        explained = {
             "path": ".".join(walked),
             "description": _words(description(holder, part)),
             "type": _type_of(info.rebuild_annotation()),
@@ -49,7 +49,7 @@ def explain(model: type[BaseModel], path: str) -> dict[str, Any]:
             "example": _shown(info.examples[0]) if info.examples else None,
         }
         holders = _models_below(info.annotation)
-    return told | {"fields": list(dict.fromkeys(name for holder in holders for name in holder.model_fields))}
+    return explained | {"fields": list(dict.fromkeys(name for holder in holders for name in holder.model_fields))}
 
 
 def _models_below(annotation: Any) -> list[type[BaseModel]]:

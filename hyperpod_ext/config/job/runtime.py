@@ -62,11 +62,11 @@ class RuntimeConfig(Config):
 
     @model_serializer(mode="wrap")
     def _without_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        said: dict[str, Any] = dump(self)
-        return {name: value for name, value in said.items() if value is not None or name not in _LEFT_OUT}
+        dumped: dict[str, Any] = dump(self)
+        return {name: value for name, value in dumped.items() if value is not None or name not in _LEFT_OUT}
 
     @classmethod
-    def told(cls, text: str) -> RuntimeConfig:
+    def from_json(cls, text: str) -> RuntimeConfig:
         """What HPX_RUNTIME says.
 
         Raises:

@@ -15,7 +15,7 @@ from typing import Any
 
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError
 from hyperpod_ext.runtime.agent.arguments import parse, read_settings
-from hyperpod_ext.runtime.agent.coordinator_client import CutOffError
+from hyperpod_ext.runtime.agent.coordinator_client import ExcludedError
 from hyperpod_ext.runtime.agent.node import Node
 from hyperpod_ext.runtime.coordinator.resize_orders import tell_here, tell_left
 from hyperpod_ext.runtime.events.event import Events
@@ -75,7 +75,7 @@ def _report_in(run_dir: Path) -> dict[str, Any]:
 def _report(error: HyperpodExtError, arguments: argparse.Namespace, run_dir: Path) -> None:
     """Leave a report where nobody else will: that of the job from its first node before others know better."""
     world_size = arguments.nnodes * arguments.nproc_per_node
-    if isinstance(error, CutOffError):
+    if isinstance(error, ExcludedError):
         report = report_on(run_dir / "events.jsonl", state="failed", error=error.to_json(), world_size=world_size)
         write_report(run_dir, report, report_of(arguments.node_rank))
     elif arguments.node_rank == 0 and not (run_dir / REPORT).exists():

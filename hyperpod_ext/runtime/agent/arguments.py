@@ -121,7 +121,7 @@ def _config(arguments: argparse.Namespace) -> RuntimeConfig:
     shape = {"nodes": arguments.nnodes, "workers_per_node": arguments.nproc_per_node}
     if ENV_RUNTIME not in os.environ:
         return RuntimeConfig(name="job", **shape)
-    config = by_clock(RuntimeConfig.told(os.environ[ENV_RUNTIME]))
+    config = by_clock(RuntimeConfig.from_json(os.environ[ENV_RUNTIME]))
     if os.environ.get(ENV_CHAOS) == "off":  # the run to compare with: it begins from nothing, and leaves nothing
         passing = tuple(tier for tier in config.checkpoint.tiers if not isinstance(tier, DurableTier))
         config = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"tiers": passing})})

@@ -24,7 +24,7 @@ _UNACKNOWLEDGED = 10_000
 """Events that are kept to be told once more."""
 
 
-class CutOffError(JobFailedError):
+class ExcludedError(JobFailedError):
     """This node must stop: others may go on without it, and it cannot know."""
 
 
@@ -33,21 +33,21 @@ class CoordinatorClient:
 
     Args:
         election: where other agents reach this one.
-        hello: what a coordinator must be told first; takes the id of this agent, and the record that it has.
-        take_over: makes this node's agent the coordinator, from the newest record and what others said.
+        handshake: what a coordinator must be told first; takes the id of this agent, and the job state that it has.
+        take_over: makes this node's agent the coordinator, from the newest job state and what others said.
     """
 
     def __init__(
         self,
         settings: NodeSettings,
         election: ElectionListener,
-        hello: Callable[[str, wire.Message | None], c.AgentHello],
-        take_over: Callable[[c.AgentHello, list[c.AgentHello]], None],
+        handshake: Callable[[str, wire.Message | None], c.AgentHandshake],
+        take_over: Callable[[c.AgentHandshake, list[c.AgentHandshake]], None],
     ) -> None:
-        self._settings, self._election, self._hello, self._take_over = settings, election, hello, take_over
+        self._settings, self._election, self._handshake, self._take_over = settings, election, handshake, take_over
         self._lease_s = settings.config.restart.lease_s
         self._id = secrets.token_hex(8)
-        self.record: wire.Message | None = None
+        self.job_state: wire.Message | None = None
         """What the coordinator knows, as it told last: enough to take its place."""
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -90,10 +90,10 @@ class CoordinatorClient:
         assert self._writer is not None
         return str(self._writer.get_extra_info("sockname")[0])
 
-    def send_hello(self) -> None:
+    def send_handshake(self) -> None:
         """Say who this node is, and what it has to say once more; from here on heartbeats are sent."""
         assert self._writer is not None
-        self._writer.write(_greeting(self._introduction()))
+        self._writer.write(_encoded(self._introduction()))
         self._confirm()
         if self._beating is None:
             self._beating = asyncio.create_task(self._beat())
@@ -116,15 +116,15 @@ class CoordinatorClient:
         """Next order; None when the coordinator is gone before the job began.
 
         Raises:
-            CutOffError: this node has to stop.
+            ExcludedError: this node has to stop.
         """
         while True:
             message = await self._read()
             if message is None:
-                if self.record is None or self._over:
+                if self.job_state is None or self._over:
                     return None
                 self._hang_up()
-                message = await self._look_for_another(self.record)
+                message = await self._look_for_another(self.job_state)
             self._heard_at = time.monotonic()
             match message:
                 case c.Heard(heard=heard):
@@ -135,10 +135,10 @@ class CoordinatorClient:
                 case c.EndJob():
                     self._over = True
                 case c.StopNode(why=why, hint=hint):
-                    raise CutOffError(f"node {self._settings.node} stops: {why}", hint=hint)
-                case c.Record(record=record):
-                    self.record = record
-                    self.send(c.Acknowledged(number=int(record["number"])))
+                    raise ExcludedError(f"node {self._settings.node} stops: {why}", hint=hint)
+                case c.JobState(job_state=job_state):
+                    self.job_state = job_state
+                    self.send(c.Acknowledged(number=int(job_state["number"])))
             return message
 
     async def close(self) -> None:
@@ -149,8 +149,8 @@ class CoordinatorClient:
                 await self._writer.drain()
         self._hang_up()
 
-    def _introduction(self) -> c.AgentHello:
-        return self._hello(self._id, self.record)
+    def _introduction(self) -> c.AgentHandshake:
+        return self._handshake(self._id, self.job_state)
 
     async def _read(self) -> c.ToAgent | None:
         """Next message; one that is damaged is refused, and the next is read."""
@@ -206,22 +206,22 @@ class CoordinatorClient:
 
     # --- the coordinator is lost ----------------------------------------------------------------
 
-    async def _look_for_another(self, record: wire.Message) -> c.ToAgent:
+    async def _look_for_another(self, job_state: wire.Message) -> c.ToAgent:
         """First word of the next coordinator, which may be this node.
 
         Everybody goes to the lowest node that it can reach. Whoever so many come to coordinates; a node that
         finds no majority within its lease stops.
         """
-        me, members = self._settings.node, {int(node) for node in record["members"]}
+        me, members = self._settings.node, {int(node) for node in job_state["members"]}
         silent = time.monotonic() - self._heard_at
         deadline = time.monotonic() + max(_SEARCH * self._lease_s - silent, self._lease_s / 4)
         reached: set[int] = {me}
         while (left := deadline - time.monotonic()) > 0:
-            for node in candidates(members, int(record["coordinator"])):
+            for node in candidates(members, int(job_state["coordinator"])):
                 if node == me:
-                    word = await self._offer_myself(record, members, min(left, self._lease_s / 6))
+                    word = await self._offer_myself(job_state, members, min(left, self._lease_s / 6))
                 else:
-                    word = await self._vote_for(record, node, deadline, reached)
+                    word = await self._vote_for(job_state, node, deadline, reached)
                 if word is not None:
                     return word
                 if node == me:
@@ -229,8 +229,8 @@ class CoordinatorClient:
             await asyncio.sleep(0.02)
         reached |= set(self._election.votes)
         self._hang_up()
-        lost = record["coordinator"]
-        raise CutOffError(
+        lost = job_state["coordinator"]
+        raise ExcludedError(
             f"node {me} stops: the coordinator, node {lost}, is lost, and of the {len(members)} nodes "
             f"({_listed(members)}) it reaches {_listed(reached)} only: no majority, so others may go on without it",
             hint="Three nodes or more, spares among them, survive the loss of any one of them."
@@ -238,18 +238,20 @@ class CoordinatorClient:
             else "Look at the network between the nodes.",
         )
 
-    async def _offer_myself(self, record: wire.Message, members: set[int], wait_s: float) -> c.ToAgent | None:
+    async def _offer_myself(self, job_state: wire.Message, members: set[int], wait_s: float) -> c.ToAgent | None:
         me = self._settings.node
         if me not in members or not await self._election.wait_for_majority(members, me, wait_s):
             return None
         self._take_over(self._introduction(), list(self._election.votes.values()))
         self._reader, self._writer = await self._dial(*self._election.address, self._lease_s)
-        self.send_hello()
+        self.send_handshake()
         return await self._read()
 
-    async def _vote_for(self, record: wire.Message, node: int, deadline: float, reached: set[int]) -> c.ToAgent | None:
+    async def _vote_for(
+        self, job_state: wire.Message, node: int, deadline: float, reached: set[int]
+    ) -> c.ToAgent | None:
         """First word of `node` as coordinator; None when it cannot be reached, or does not become it."""
-        host, port = record["members"][str(node)]["address"]
+        host, port = job_state["members"][str(node)]["address"]
         try:
             dialled = await self._dial(
                 str(host), int(port), min(self._lease_s / 6, max(0.05, deadline - time.monotonic()))
@@ -258,7 +260,7 @@ class CoordinatorClient:
             return None
         self._reader, self._writer = dialled
         reached.add(node)
-        self._writer.write(_greeting(self._introduction()))
+        self._writer.write(_encoded(self._introduction()))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.05, deadline - time.monotonic())):
                 if (word := await self._read()) is not None:
@@ -268,8 +270,8 @@ class CoordinatorClient:
         return None
 
 
-def _greeting(hello: c.AgentHello) -> bytes:
-    return wire.encode(with_version(encode(hello)))
+def _encoded(handshake: c.AgentHandshake) -> bytes:
+    return wire.encode(with_version(encode(handshake)))
 
 
 def _listed(nodes: set[int]) -> str:

@@ -19,7 +19,7 @@ class Serves(Protocol):
 
     async def serve(
         self,
-        hello: c.AgentHello,
+        handshake: c.AgentHandshake,
         reading: asyncio.Task[wire.Message | None],
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
@@ -34,7 +34,7 @@ class ElectionListener:
         self._listener = Listener(self._serve, on_error)
         self._coordinator: Serves | None = None
         self._opened = asyncio.Event()
-        self.votes: dict[int, c.AgentHello] = {}
+        self.votes: dict[int, c.AgentHandshake] = {}
         """What each node said that wants this one to coordinate, and waits."""
         self._voted = asyncio.Condition()
         self.address = ("", 0)
@@ -73,7 +73,9 @@ class ElectionListener:
         if (first := await wire.read(reader)) is None:
             return
         try:
-            hello = read(c.AgentHello, checked_version(first, "this node's agent", "the one that reached it"), "hello")
+            handshake = read(
+                c.AgentHandshake, checked_version(first, "this node's agent", "the one that reached it"), "handshake"
+            )
         except wire.WireError as error:
             sys.stderr.write(f"an agent was refused: {error}\n")
             writer.write(wire.encode(encode(c.StopNode(why=str(error), hint=""))))
@@ -82,22 +84,22 @@ class ElectionListener:
         reading = asyncio.create_task(wire.read(reader))
         try:
             if self._coordinator is None:
-                await self._keep(hello, reading)
+                await self._keep(handshake, reading)
             if self._coordinator is not None:
-                await self._coordinator.serve(hello, reading, reader, writer)
+                await self._coordinator.serve(handshake, reading, reader, writer)
         finally:
             reading.cancel()
 
-    async def _keep(self, hello: c.AgentHello, reading: asyncio.Task[wire.Message | None]) -> None:
+    async def _keep(self, handshake: c.AgentHandshake, reading: asyncio.Task[wire.Message | None]) -> None:
         """Hold a vote until it counts, or is taken back: its node goes, or says more than it should."""
-        node = hello.node
-        await self._change(lambda: self.votes.update({node: hello}))
+        node = handshake.node
+        await self._change(lambda: self.votes.update({node: handshake}))
         opened = asyncio.create_task(self._opened.wait())
         try:
             await asyncio.wait({reading, opened}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             opened.cancel()
-            if self._coordinator is None and self.votes.get(node) is hello:
+            if self._coordinator is None and self.votes.get(node) is handshake:
                 await self._change(lambda: self.votes.pop(node, None))
 
     async def _change(self, change: Callable[[], object]) -> None:

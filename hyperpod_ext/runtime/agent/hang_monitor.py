@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from hyperpod_ext.config.fault_injection import NodeFault
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.runtime.detection.failure_causes import NO_PROGRESS, FaultKind, OomKills, decode_exit
-from hyperpod_ext.runtime.detection.hangs import Sign, StepTimes, silent_too_long
+from hyperpod_ext.runtime.detection.hangs import Heartbeat, StepTimes, silent_too_long
 from hyperpod_ext.runtime.detection.heartbeat import ENV_HEARTBEAT, IN_STEP, HeartbeatPage, Phase
 from hyperpod_ext.runtime.detection.stacks import dump_stacks, line_in_script, state_of
 from hyperpod_ext.runtime.fault_injection.orders import read_orders, take
@@ -64,7 +64,7 @@ class HangMonitor:
         self._run_dir, self._socket_dir, self._node = run_dir, socket_dir, node
         self._tell, self._event = tell, event
         self._times = StepTimes(self._policy)
-        self._pulses: dict[int, HeartbeatPage] = {}
+        self._heartbeats: dict[int, HeartbeatPage] = {}
         self._started = 0
         self._workers: dict[int, _MonitoredWorker] = {}
         self._oom_kills = OomKills()
@@ -77,22 +77,22 @@ class HangMonitor:
         """Variables for a worker that is about to be started, and a fresh page for its heartbeat."""
         self._started += 1  # the page of a rank that has another number by now is still in use
         path = self._socket_dir / f"node{self._node}.{self._started}.heartbeat"
-        self._pulses[rank] = HeartbeatPage.create(path)
+        self._heartbeats[rank] = HeartbeatPage.create(path)
         if read_orders(self._run_dir):
-            self._pulses[rank].order()
+            self._heartbeats[rank].order()
         return {ENV_HEARTBEAT: str(path)}
 
     def started(self, rank: int, pid: int, log: Path) -> None:
-        self._workers[rank] = _MonitoredWorker(pid, log, self._pulses[rank])
+        self._workers[rank] = _MonitoredWorker(pid, log, self._heartbeats[rank])
 
     def forget(self, rank: int) -> None:
         """A worker has been ended that nobody needs to hear of."""
         self._workers.pop(rank, None)
-        self._pulses.pop(rank, None)
+        self._heartbeats.pop(rank, None)
 
     def renumber(self, moved: Mapping[int, int]) -> None:
         """Workers have got other numbers; those that are not named keep theirs."""
-        self._pulses = _renumbered(self._pulses, moved)
+        self._heartbeats = _renumbered(self._heartbeats, moved)
         self._workers = _renumbered(self._workers, moved)
 
     def heard(self, rank: int, report: c.Event) -> None:
@@ -108,7 +108,7 @@ class HangMonitor:
 
     def phase(self, rank: int) -> str:
         """What a rank is doing, or did last; empty when it never told."""
-        heartbeat = self._pulses.get(rank)
+        heartbeat = self._heartbeats.get(rank)
         reading = heartbeat.read() if heartbeat is not None else None
         return reading.phase.word if reading is not None and reading.marks else ""
 
@@ -134,11 +134,11 @@ class HangMonitor:
             if self._policy.enabled:
                 self._look()
 
-    def heartbeats(self) -> list[Sign]:
+    def heartbeats(self) -> list[Heartbeat]:
         """What is known of each worker now."""
-        return [sign for rank in self._workers if (sign := self._sign(rank)) is not None]
+        return [heartbeat for rank in self._workers if (heartbeat := self._heartbeat(rank)) is not None]
 
-    def _sign(self, rank: int) -> Sign | None:
+    def _heartbeat(self, rank: int) -> Heartbeat | None:
         worker, now = self._workers[rank], time.monotonic()
         reading = worker.heartbeat.read()
         if not reading.marks:
@@ -146,24 +146,26 @@ class HangMonitor:
         if reading.collectives != worker.collectives:
             worker.collectives, worker.collectives_at = reading.collectives, reading.beat_at
         since = max(reading.marked_at, worker.collectives_at)
-        return Sign.of(rank, reading, quiet_since=since, stopped=state_of(worker.pid) == "T", now=now)
+        return Heartbeat.of(rank, reading, quiet_since=since, stopped=state_of(worker.pid) == "T", now=now)
 
     def _look(self) -> None:
-        for sign in self.heartbeats():
-            worker = self._workers[sign.rank]
+        for heartbeat in self.heartbeats():
+            worker = self._workers[heartbeat.rank]
             if worker.kill_reason:
                 continue
-            if cause := silent_too_long(sign, self._policy):
-                self.end(sign.rank, cause)
-            elif sign.phase in IN_STEP or sign.phase is Phase.DONE:
-                limit_s = self._times.limit_s(sign.phase, first=worker.steps == 0)
-                if sign.quiet_s > limit_s:
+            if cause := silent_too_long(heartbeat, self._policy):
+                self.end(heartbeat.rank, cause)
+            elif heartbeat.phase in IN_STEP or heartbeat.phase is Phase.DONE:
+                limit_s = self._times.limit_s(heartbeat.phase, first=worker.steps == 0)
+                if heartbeat.quiet_s > limit_s:
                     self._tell(c.Stalled(limit_s=limit_s))
                     return  # one is enough: everybody is asked
 
     def answer(self) -> None:
         """Tell what is known of every worker here; the coordinator has asked all agents."""
-        self._tell(c.Heartbeats(heartbeats=tuple(c.HeartbeatSign(**sign.to_json()) for sign in self.heartbeats())))
+        self._tell(
+            c.Heartbeats(heartbeats=tuple(c.RankHeartbeat(**heartbeat.to_json()) for heartbeat in self.heartbeats()))
+        )
 
     def end(self, rank: int, cause: str, kind: FaultKind | None = None) -> None:
         """End a worker that hangs, its stacks first. Its death is then told like any other, with this cause."""

@@ -13,7 +13,7 @@ from hyperpod_ext.runtime.memory_server.protocol.requests import UploadNow
 _TELL_S = 2.0
 """How often it is told how far the step has come."""
 
-Held = Callable[[], Awaitable[tuple[c.HeldSnapshot, ...]]]
+AskHeld = Callable[[], Awaitable[tuple[c.HeldSnapshot, ...]]]
 
 
 class LastStep:
@@ -33,7 +33,7 @@ class LastStep:
         if not self._named.done():
             self._named.set_result(save_id)
 
-    async def bring(self, held: Held, limit_s: float) -> None:
+    async def bring(self, held: AskHeld, limit_s: float) -> None:
         """Bring this node's part, for `limit_s` at most; what of it is left out then is told.
 
         Raises:

@@ -129,10 +129,12 @@ class Node:
             "address": self._election.address,
             "domain": os.environ.get(ENV_FAILURE_DOMAIN, ""),
         }
-        self._coordinator_client.send_hello()
+        self._coordinator_client.send_handshake()
         if self._config.elastic is not None:
-            told = self._config.elastic.notices
-            self._spawn(notices.watch(told, notices.metadata_of(told), self._take_notice, self._hears_nothing))
+            preemption = self._config.elastic.notices
+            self._spawn(
+                notices.watch(preemption, notices.metadata_of(preemption), self._take_notice, self._hears_nothing)
+            )
         try:
             return await self._obey()
         finally:
@@ -162,7 +164,7 @@ class Node:
         first = Coordinator.first(self._config, self._settings.node, self._settings.run_dir, free_port(host))
         self._coordinate(first)
 
-    def _take_over(self, own: c.AgentHello, votes: list[c.AgentHello]) -> None:
+    def _take_over(self, own: c.AgentHandshake, votes: list[c.AgentHandshake]) -> None:
         settings = self._settings
         self._coordinate(Coordinator.successor(self._config, settings.node, settings.run_dir, own, votes))
 
@@ -187,10 +189,12 @@ class Node:
         if self._coordinator is not None:
             self._coordinator.broke(why)
 
-    def _who(self, own_id: str, record: wire.Message | None) -> c.AgentHello:
+    def _who(self, own_id: str, job_state: wire.Message | None) -> c.AgentHandshake:
         """What a coordinator is told first."""
         known = {**self._known, **self._workers.summary()}
-        return c.AgentHello(id=own_id, leaving=self._reported_once, clock=time.monotonic(), record=record, **known)
+        return c.AgentHandshake(
+            id=own_id, leaving=self._reported_once, clock=time.monotonic(), job_state=job_state, **known
+        )
 
     # --- what the coordinator says --------------------------------------------------------------
 
@@ -265,8 +269,8 @@ class Node:
     async def _follow(self, order: c.ToAgent) -> None:
         """Carry out what the coordinator says; what is for workers is passed on."""
         match order:
-            case c.Record(record=record):
-                await self._take_note(record)
+            case c.JobState(job_state=job_state):
+                await self._take_note(job_state)
             case c.StartWorker(rank=rank):
                 self._start_worker(rank)
             case c.PrepareWorker(rank=rank, world_size=world_size):
@@ -328,22 +332,22 @@ class Node:
         if self._config.elastic is not None:
             await self._memory.ask(r.Rescale(nodes=self._nodes_in_use))
 
-    async def _take_note(self, record: wire.Message) -> None:
+    async def _take_note(self, job_state: wire.Message) -> None:
         """The job has other nodes than before, or this one is in it now."""
         if self._ready is None:
-            self._workers.master_port = int(record["master_port"])
+            self._workers.master_port = int(job_state["master_port"])
             self._ready = asyncio.create_task(self._prepare())
-        membership = record["membership"]
+        membership = job_state["membership"]
         self._workers.learn(membership["faults"])
         self._workers.world_size = len(membership["nodes"])
         if not self._workers.ranks:
             self._workers.moved_in = int(membership["moved_in"])
-        in_use = {str(node) for node in membership["nodes"].values()} & record["members"].keys()
+        in_use = {str(node) for node in membership["nodes"].values()} & job_state["members"].keys()
         self._nodes_in_use = len(in_use)
         self._own_ranks = {int(rank) for rank, its in membership["nodes"].items() if its == self._settings.node}
-        peers = {node: record["members"][node]["peer"] for node in sorted(in_use)}
+        peers = {node: job_state["members"][node]["peer"] for node in sorted(in_use)}
         if str(self._settings.node) in in_use and peers != self._peers:
-            domains = {node: record["members"][node]["domain"] for node in peers}
+            domains = {node: job_state["members"][node]["domain"] for node in peers}
             self._peers = peers
             await self._memory.ask(r.Peers(peers=peers, domains=domains))
 
@@ -361,21 +365,21 @@ class Node:
         if self._config.checkpoint.durable() or self._config.checkpoint.peer():
             self._spawn(self._copies.watch())
 
-    def _start_worker(self, rank: int, next_world: int | None = None) -> None:
-        """`next_world`: ranks of the world that it will be one of, while the others train in this one."""
-        self._spawn(self._start_once_fit(rank, self._workers.expect(rank), next_world))
+    def _start_worker(self, rank: int, next_world_size: int | None = None) -> None:
+        """`next_world_size`: ranks of the world that it will be one of, while the others train in this one."""
+        self._spawn(self._start_once_fit(rank, self._workers.expect(rank), next_world_size))
 
-    async def _start_once_fit(self, rank: int, start: int, next_world: int | None) -> None:
-        assert self._ready is not None, "the first record comes before the first order"
+    async def _start_once_fit(self, rank: int, start: int, next_world_size: int | None) -> None:
+        assert self._ready is not None, "the first job state comes before the first order"
         await asyncio.shield(self._ready)
         health = await examine(
             HealthContext(self._config, self._settings.run_dir, self._coordinator_client.own_address)
         )
         if health.unhealthy:
-            self._event("ill", ailments=health.unhealthy, seconds=health.seconds)
+            self._event("unhealthy", problems=health.unhealthy, seconds=health.seconds)
             self._lose(f"it is not fit for a worker: {health.sentence()}")
             return
-        await self._workers.start(rank, start, self._fork_server, next_world, joining=next_world is not None)
+        await self._workers.start(rank, start, self._fork_server, next_world_size, joining=next_world_size is not None)
 
     async def _decommission(self) -> None:
         """Another node has this one's ranks; what its memory holds may still be needed."""
@@ -424,8 +428,8 @@ class Node:
 
     def _why_no_other_memory(self, step: int) -> str | None:
         """None: another one is started. Else why not, if that is not plain."""
-        restart, record = self._config.restart, self._coordinator_client.record
-        if self._over or (record is not None and record["membership"]["spares"]):
+        restart, job_state = self._config.restart, self._coordinator_client.job_state
+        if self._over or (job_state is not None and job_state["membership"]["spares"]):
             return ""
         if self._workers.save_no_more and self._config.checkpoint.durable():
             return ", and with it what was on its way to a durable tier"
@@ -515,7 +519,7 @@ class Node:
         if not self._coordinator_client.connected:
             return False
         if not self._reported_once:
-            self._event("notice", cause=notice.cause, seconds_left=notice.seconds_left)
+            self._event("preemption_notice", cause=notice.cause, seconds_left=notice.seconds_left)
             self._is_asked_to_end()
         return True
 

@@ -27,7 +27,7 @@ def main(order: dict[str, Any], agent_pid: int) -> NoReturn:
     """
     code = SCRIPT_RAISED
     try:
-        _settle(order, agent_pid)
+        _become_worker(order, agent_pid)
         code = _run_script(order["argv"])
     except BaseException as error:
         traceback.print_exc()
@@ -38,7 +38,7 @@ def main(order: dict[str, Any], agent_pid: int) -> NoReturn:
         os._exit(code)  # no interpreter shutdown: what the fork server registered is not ours to run
 
 
-def _settle(order: dict[str, Any], agent_pid: int) -> None:
+def _become_worker(order: dict[str, Any], agent_pid: int) -> None:
     """Become an ordinary process: own session, log, environment, and the agent as parent."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -71,12 +71,12 @@ def leave_sigterm_to_the_agent() -> None:
     def restore() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before.mask)
 
-    def settle_child() -> None:  # what a script forks, as data loaders do, is ended by SIGTERM
+    def reset_child() -> None:  # what a script forks, as data loaders do, is ended by SIGTERM
         if signal.getsignal(signal.SIGTERM) is _left_to_the_agent:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         restore()
 
-    os.register_at_fork(before=block, after_in_parent=restore, after_in_child=settle_child)
+    os.register_at_fork(before=block, after_in_parent=restore, after_in_child=reset_child)
 
 
 def _left_to_the_agent(_signum: int, _frame: object) -> None:

@@ -118,7 +118,7 @@ class Workers:
         return all_live([worker.pid for worker in self._workers.values()])
 
     def summary(self) -> dict[str, Any]:
-        """What a coordinator that does not know these workers must be told of them: fields of `AgentHello`."""
+        """What a coordinator that does not know these workers must be told of them: fields of `AgentHandshake`."""
         return {
             "generation": self.generation,
             "moved_in": self.moved_in,
@@ -298,11 +298,11 @@ class Workers:
         if (first := await wire.read(reader)) is None:
             return  # it died before its first word; its pidfd tells
         try:
-            hello = read(c.WorkerHello, checked_version(first, "this agent", "its worker"), "hello")
+            handshake = read(c.WorkerHandshake, checked_version(first, "this agent", "its worker"), "handshake")
         except wire.WireError as error:
             sys.stderr.write(f"process {pid} was refused: {error}\n")
             raise
-        worker = await self._worker_of(hello.rank, pid)
+        worker = await self._worker_of(handshake.rank, pid)
         worker.writer = writer
         if worker.liveness_lock is not None:
             given = (worker, worker.liveness_lock, asyncio.get_running_loop())

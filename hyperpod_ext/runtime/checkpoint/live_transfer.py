@@ -27,7 +27,7 @@ from hyperpod_ext.runtime.snapshot.tree import Parts
 _BUCKET_BYTES = 8 << 20
 
 
-class Piece(NamedTuple):
+class TensorBytes(NamedTuple):
     """Bytes of one tensor."""
 
     item: int
@@ -35,10 +35,10 @@ class Piece(NamedTuple):
     stop: int
 
 
-Bucket = list[Piece]
+Bucket = list[TensorBytes]
 
 
-def cut(sizes: Sequence[int], part: int, of: int, limit: int) -> list[Bucket]:
+def buckets_of(sizes: Sequence[int], part: int, of: int, limit: int) -> list[Bucket]:
     """The `part`-th of `of` equal parts of tensors of these sizes, one after another, in buckets of at most `limit`
     bytes. Pure: sender and receiver cut alike."""
     total = sum(sizes)
@@ -52,7 +52,7 @@ def cut(sizes: Sequence[int], part: int, of: int, limit: int) -> list[Bucket]:
                 buckets.append([])
                 room = limit
             stop = min(end, at + room)
-            buckets[-1].append(Piece(item, at, stop))
+            buckets[-1].append(TensorBytes(item, at, stop))
             room -= stop - at
             at = stop
         before += size
@@ -60,7 +60,7 @@ def cut(sizes: Sequence[int], part: int, of: int, limit: int) -> list[Bucket]:
 
 
 @dataclass(frozen=True)
-class Order:
+class TransferOrder:
     """One part for one receiver."""
 
     receiver: int
@@ -69,23 +69,28 @@ class Order:
 
 
 def send_state(
-    store: PartitionedStore, key: str, orders: Sequence[Order], step: int, parts: Parts, extras: Mapping[str, Any]
+    store: PartitionedStore,
+    key: str,
+    orders: Sequence[TransferOrder],
+    step: int,
+    parts: Parts,
+    extras: Mapping[str, Any],
 ) -> None:
     """Give parts of this rank's state to those who ordered them, one receiver after another."""
     layout, me = Layout(parts), dist.get_rank()
     plan = layout.plan
     short = {"step": step, "digest": plan.digest}  # one sender says what it all is, the others that they mean the same
-    whole = short | {"plan": plan.to_json(), "values": parts.values, "extras": dict(extras)}
+    full = short | {"plan": plan.to_json(), "values": parts.values, "extras": dict(extras)}
     for order in orders:
-        store.set(_between(key, order.receiver, me), json.dumps(short if order.part else whole))
+        store.set(_between(key, order.receiver, me), json.dumps(short if order.part else full))
     for order in orders:
         if json.loads(store.get(f"{key}/wanted/{order.receiver}")):
-            buckets = cut([item.nbytes for item in plan.items], order.part, order.of, _BUCKET_BYTES)
+            buckets = buckets_of([item.nbytes for item in plan.items], order.part, order.of, _BUCKET_BYTES)
             checksums = _send(layout.locals, buckets, order.receiver)
             store.set(_between(f"{key}/sums", order.receiver, me), json.dumps(checksums))
 
 
-def refuse_state(store: PartitionedStore, key: str, orders: Sequence[Order], why: str) -> None:
+def refuse_state(store: PartitionedStore, key: str, orders: Sequence[TransferOrder], why: str) -> None:
     """Tell the receivers that nothing will come."""
     for order in orders:
         store.set(_between(key, order.receiver, dist.get_rank()), json.dumps({"refused": why}))
@@ -108,31 +113,31 @@ def receive_state(store: PartitionedStore, key: str, sources: Sequence[int]) -> 
     places = [_flat_bytes(view) for view in views(plan, image)]
     sizes = [item.nbytes for item in plan.items]
     store.set(f"{key}/wanted/{me}", "true")
-    cuts = [cut(sizes, part, len(sources), _BUCKET_BYTES) for part in range(len(sources))]
-    incoming = [_Incoming(source, buckets, places) for source, buckets in zip(sources, cuts, strict=True)]
+    split = [buckets_of(sizes, part, len(sources), _BUCKET_BYTES) for part in range(len(sources))]
+    incoming = [_Incoming(source, buckets, places) for source, buckets in zip(sources, split, strict=True)]
     running = incoming
     while running := [each for each in running if each.take()]:  # a bucket of each in turn, the next ones under way
         pass
-    whole = headers[sources[0]]
+    full = headers[sources[0]]
     for each in incoming:
         if json.loads(store.get(_between(f"{key}/sums", me, each.source))) != each.checksums:
             raise CorruptSnapshotError(
-                f"the state of step {whole['step']} from rank {each.source} does not match its CRC64-NVME"
+                f"the state of step {full['step']} from rank {each.source} does not match its CRC64-NVME"
             )
-    return Snapshot(int(whole["step"]), plan, whole["values"], lambda: memoryview(image), whole["extras"])
+    return Snapshot(int(full["step"]), plan, full["values"], lambda: memoryview(image), full["extras"])
 
 
 def _agreed(headers: Mapping[int, Mapping[str, Any]]) -> Plan:
     """The plan of what all of them have announced."""
     if refused := [f"rank {source}: {header['refused']}" for source, header in headers.items() if "refused" in header]:
         raise CorruptSnapshotError("; ".join(refused))
-    (first, whole), *others = headers.items()
+    (first, full), *others = headers.items()
     for source, header in others:
-        if (header["step"], header["digest"]) != (whole["step"], whole["digest"]):
+        if (header["step"], header["digest"]) != (full["step"], full["digest"]):
             raise CorruptSnapshotError(
                 f"ranks {first} and {source} do not hold the same: their tensors differ in name, type or shape"
             )
-    return read_plan(whole["plan"], whole["digest"])
+    return read_plan(full["plan"], full["digest"])
 
 
 def _between(key: str, receiver: int, sender: int) -> str:
@@ -142,12 +147,12 @@ def _between(key: str, receiver: int, sender: int) -> str:
 def _send(tensors: Sequence[torch.Tensor], buckets: Sequence[Bucket], receiver: int) -> list[str]:
     """Send buckets through two small buffers, the next one filled while the last one leaves; their checksums."""
     buffers = [torch.empty(_size(bucket), dtype=torch.uint8) for bucket in buckets[:2]]
-    leaving: list[Any] = []
+    sends: list[Any] = []
     checksums: list[str] = []
     known, source = -1, torch.empty(0)
     for number, bucket in enumerate(buckets):
         if number >= 2:
-            leaving[number - 2].wait()
+            sends[number - 2].wait()
         flat, end = buffers[number % 2][: _size(bucket)], 0
         for piece in bucket:
             if piece.item != known:
@@ -156,8 +161,8 @@ def _send(tensors: Sequence[torch.Tensor], buckets: Sequence[Bucket], receiver: 
             flat[end : end + len(part)].copy_(part)
             end += len(part)
         checksums.append(_checksum(flat))
-        leaving.append(dist.isend(flat, receiver, tag=number))
-    for work in leaving[-2:]:
+        sends.append(dist.isend(flat, receiver, tag=number))
+    for work in sends[-2:]:
         work.wait()
     return checksums
 

@@ -30,15 +30,15 @@ _TELLS = 8
 _WINDOWS = 4
 
 
-def has_room(copy_s: float, beside_s: float | None, window_s: float) -> bool:
+def has_room(copy_s: float, overlapped_s: float | None, window_s: float) -> bool:
     """Whether the checksum can be taken on the way.
 
     Args:
         copy_s: how long a copy lasts alone.
-        beside_s: and with its checksum, if one was made.
+        overlapped_s: and with its checksum, if one was made.
         window_s: after so long it is waited for.
     """
-    least = _ROOM * copy_s if beside_s is None else max(_ROOM * copy_s, _MARGIN * beside_s)
+    least = _ROOM * copy_s if overlapped_s is None else max(_ROOM * copy_s, _MARGIN * overlapped_s)
     return copy_s >= _WORTH_S and window_s >= least
 
 
@@ -71,7 +71,7 @@ class Room:
         return has_room(self._copy_s, self._overlapped_s, min(self._windows))
 
 
-class Copied(NamedTuple):
+class CopyProgress(NamedTuple):
     """How far a copy came."""
 
     items: int
@@ -89,7 +89,7 @@ def copy_overlapped(
     *,
     copied: Collection[int],
     unthrottle: Unthrottle,
-) -> Copied:
+) -> CopyProgress:
     """Copy a state into its image, with the checksum; ends early once `unthrottle` is set.
 
     Args:
@@ -110,4 +110,4 @@ def copy_overlapped(
             pieces.append((0, begin + position, frame + item.nbytes))
         position = item.data + item.nbytes
     nbytes, checksum = copy_pieces_checked(pieces, 0, unthrottle)
-    return Copied(bisect_right([item.data + item.nbytes for item in plan.items], nbytes), nbytes, checksum)
+    return CopyProgress(bisect_right([item.data + item.nbytes for item in plan.items], nbytes), nbytes, checksum)

@@ -102,8 +102,8 @@ class Session:
         self.generation = 0
         self.stop_at_step = StopAtStep(self._send)
         self._endpoint = Endpoint(environment.rank, environment.secret, _end)
-        hello = c.WorkerHello(rank=environment.rank, pid=os.getpid())
-        wire.send(self._socket, with_version(encode(hello)))
+        handshake = c.WorkerHandshake(rank=environment.rank, pid=os.getpid())
+        wire.send(self._socket, with_version(encode(handshake)))
         threading.Thread(target=self._listen, name="hpx-session", daemon=True).start()
 
     def join(self, live: ConsistentStep | None) -> Generation:

@@ -31,7 +31,7 @@ class RestoreCoordinator:
         self._committed, self._began = 0, dict[int, int]()
         self.generation = 0
 
-    def begin(self, said: Sequence[Mapping[str, Any]]) -> Decision:
+    def begin(self, answers: Sequence[Mapping[str, Any]]) -> Decision:
         """From what every rank says when it joins: `live`, `held` (of its node, by its first rank), `committed`,
         `began`, `generation`, `error`.
 
@@ -40,11 +40,11 @@ class RestoreCoordinator:
             UnreachableError: a tier that may hold a newer one cannot be asked.
             HyperpodExtError: what kept a rank from joining.
         """
-        for one in said:
+        for one in answers:
             if one["error"] is not None:
                 raise error_of(one["error"])
         held: dict[int, list[Offer]] = {}
-        for rank, one in enumerate(said):
+        for rank, one in enumerate(answers):
             node = self._nodes[rank]
             live = one["live"] and Offer("live", rank=rank, node=node, **one["live"])
             self._restoring.join(rank, live)
@@ -53,8 +53,8 @@ class RestoreCoordinator:
             self._began |= {int(generation): int(step) for generation, step in one["began"].items()}
         for node, offers in held.items():
             self._restoring.hold(node, offers)
-        known = [int(one["generation"]) for one in said]
-        known += [int(summary["generation"]) for one in said for summary in one["held"]]
+        known = [int(one["generation"]) for one in answers]
+        known += [int(summary["generation"]) for one in answers for summary in one["held"]]
         decision = self._decide()
         self.generation = max(*known, self.generation) + 1
         return decision

@@ -25,11 +25,11 @@ class ElasticEvent:
     """Whether the agent has told this process. One a process; made in the main thread."""
 
     def __init__(self) -> None:
-        self.told = False
+        self.received = False
         self._before = signal.signal(signal.SIGUSR1, self._hear)
 
     def _hear(self, signum: int, frame: FrameType | None) -> None:
-        self.told = True
+        self.received = True
         if callable(self._before):  # a script that asks AWS's elastic_event_detected() goes on hearing it
             self._before(signum, frame)
 
@@ -52,15 +52,15 @@ class StopAtElasticEvent(StopAtStep):
     def begin(self, step: int, total: int) -> None:
         self._sum, self._due, self._total = None, False, total
 
-    def stops_after(self, step: int, *, whole: bool) -> bool:
+    def stops_after(self, step: int, *, consistent: bool) -> bool:
         self._read()
-        if self._due and whole:
+        if self._due and consistent:
             return True
-        flag = torch.tensor([int(self._event.told)], dtype=torch.int32)  # the default group is gloo's
+        flag = torch.tensor([int(self._event.received)], dtype=torch.int32)  # the default group is gloo's
         self._sum = flag, dist.all_reduce(flag, dist.ReduceOp.MAX, async_op=True)
         if step == self._total:  # there is no next step at whose end it could be read
             self._read()
-        return self._due and whole
+        return self._due and consistent
 
     def _read(self) -> None:
         if self._sum is not None:

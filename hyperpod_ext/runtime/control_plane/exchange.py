@@ -39,9 +39,9 @@ class Exchange:
         return answer["answer"]
 
     def _answer(self, what: str, decide: Decide, limit: timedelta) -> None:
-        said = [self._read(f"hpx-{what}-from-{rank}/0", limit) for rank in range(self._world_size)]
+        answers = [self._read(f"hpx-{what}-from-{rank}/0", limit) for rank in range(self._world_size)]
         try:
-            answer = {"answer": decide(said)}
+            answer = {"answer": decide(answers)}
         except HyperpodExtError as error:
             answer = {"error": error.to_json()}
         for rank in range(self._world_size):

@@ -68,13 +68,13 @@ class HyperpodMembers(Members):
 
     def _next_round(self) -> RendezvousRound:
         message = self._agent.barrier()
-        told: dict[str, str] = message["worker_envs"]
-        os.environ.update(told)  # the process began with others, or none
+        envs: dict[str, str] = message["worker_envs"]
+        os.environ.update(envs)  # the process began with others, or none
         for one in message["aggregate_worker_data"]["rank_ips"] or []:
             self._addresses[int(one["rank"])] = str(one["ip"])
-        nodes = int(told["WORLD_SIZE"]) // self._local_size
+        nodes = int(envs["WORLD_SIZE"]) // self._local_size
         hosts = self._hosts(nodes)
-        node, rank = int(told["GROUP_RANK"]), int(told["RANK"])
+        node, rank = int(envs["GROUP_RANK"]), int(envs["RANK"])
         assert self._keys is not None
         self._keys.start(hosts[node], self._base + self._local_rank)
         addresses: list[Address] = [(host, self._base + local) for host in hosts for local in range(self._local_size)]
@@ -132,7 +132,7 @@ class HyperpodMembers(Members):
         if event == "step":
             self._tell_durable()
 
-    def _settled(self) -> None:
+    def _uploads_done(self) -> None:
         self._tell_durable()
 
     def _tell_durable(self) -> None:

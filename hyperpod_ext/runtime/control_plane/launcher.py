@@ -39,13 +39,13 @@ def find_launcher(environ: Mapping[str, str] = os.environ) -> Launcher | None:
 
 def _restarts_in_process(environ: Mapping[str, str]) -> bool:
     """Whether the agent waits for its workers at a barrier. It tells them in no variable, so its command line does."""
-    told = environ.get(ENV_HYPERPOD_MODE)
-    if told is None:
+    mode = environ.get(ENV_HYPERPOD_MODE)
+    if mode is None:
         return any("inprocess" in flag.replace("-", "").replace("_", "") for flag in _flags_of_ancestors())
-    if told not in ("in-process", "process"):
-        problem = f"{told!r} is no mode of hyperpodrun"
+    if mode not in ("in-process", "process"):
+        problem = f"{mode!r} is no mode of hyperpodrun"
         raise ConfigError([Problem(problem, ENV_HYPERPOD_MODE, hint="valid: in-process, process")])
-    return told == "in-process"
+    return mode == "in-process"
 
 
 def _flags_of_ancestors() -> Iterator[str]:

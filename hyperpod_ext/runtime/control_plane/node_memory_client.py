@@ -54,7 +54,7 @@ class NodeMemoryClient:
             return
         config = self._settings.config
         client = start_server(place, config, node, self._settings.secret_file, _IDLE_EXIT_S)
-        server = client.ask(r.Hello())
+        server = client.ask(r.Handshake())
         if server.config["checkpoint"] != config.checkpoint.model_dump(mode="json"):
             client.close()
             raise ConflictError(

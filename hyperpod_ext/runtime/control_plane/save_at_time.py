@@ -23,7 +23,7 @@ class Keys(Protocol):
     def check(self, keys: list[str]) -> bool: ...
 
 
-_NAMED = "hpx-drain-at/0"
+_NAMED = "hpx-upload-at/0"
 
 
 class TimedTiers:

@@ -35,15 +35,15 @@ class Settings:
         Raises:
             HyperpodExtError: the secret cannot be read, or others can read it.
         """
-        told = environ.get(ENV_RUNTIME)
-        if told is None:
+        text = environ.get(ENV_RUNTIME)
+        if text is None:
             name = name_of(sys.argv[0], suffix)
             config = RuntimeConfig(name=name, nodes=nodes, workers_per_node=workers_per_node)
         else:
-            config = sized(RuntimeConfig.told(told), nodes, workers_per_node)
+            config = sized(RuntimeConfig.from_json(text), nodes, workers_per_node)
         given = environ.get(ENV_SECRET_FILE)
         secret_file = Path(given) if given else secret_file_of(config.name, environ)
-        return cls(config, told is not None, secret_file, read_secret(secret_file))
+        return cls(config, text is not None, secret_file, read_secret(secret_file))
 
 
 def sized(config: RuntimeConfig, nodes: int, workers_per_node: int) -> RuntimeConfig:
@@ -71,7 +71,7 @@ def port_base(environ: Mapping[str, str] = os.environ) -> int:
     Raises:
         ConfigError: HPX_PORT_BASE is no port.
     """
-    told = environ.get(ENV_PORT_BASE, str(_PORT_BASE))
-    if not told.isdecimal() or not 1024 <= int(told) <= 65000:
-        raise ConfigError([Problem(f"{told!r} is no port", ENV_PORT_BASE, hint="a number from 1024 to 65000")])
-    return int(told)
+    base = environ.get(ENV_PORT_BASE, str(_PORT_BASE))
+    if not base.isdecimal() or not 1024 <= int(base) <= 65000:
+        raise ConfigError([Problem(f"{base!r} is no port", ENV_PORT_BASE, hint="a number from 1024 to 65000")])
+    return int(base)

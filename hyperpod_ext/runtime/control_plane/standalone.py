@@ -104,7 +104,7 @@ class Members(ABC):
     def _going(self, step: int) -> None:  # noqa: B027  (most launchers need not be told)
         """All ranks go on after `step`."""
 
-    def _settled(self) -> None:  # noqa: B027  (most launchers need not be told)
+    def _uploads_done(self) -> None:  # noqa: B027  (most launchers need not be told)
         """Training is over on every rank, and what is due of this node is in the durable tiers."""
 
     def _comes_again(self) -> bool:
@@ -152,12 +152,14 @@ class Members(ABC):
         wait_listening(rendezvous.addresses[0], lambda: self.aborted, limit_s)
         self._exchange = exchange = Exchange(store, rendezvous.rank, rendezvous.world_size, limit_s)
         me = {"place": place_of(runtime_dir()), "node": str(rendezvous.node), "pid": os.getpid()}
-        said = exchange.ask("who", me, list)
+        ranks = exchange.ask("who", me, list)
         self._met(rendezvous, store)
-        self._nodes = nodes = Nodes.of(said)
+        self._nodes = nodes = Nodes.of(ranks)
         environment = self._environment(rendezvous, nodes)
         self.event("joined", rank=rendezvous.rank, pid=os.getpid(), live_step=live and live.step)
-        answer = exchange.ask("join", self._offer(live if environment == self.environment else None, said), self._begin)
+        answer = exchange.ask(
+            "join", self._offer(live if environment == self.environment else None, ranks), self._begin
+        )
         self.environment = environment
         self._generation, self._run = int(answer["generation"]), str(answer["run"])
         decision = self._decision = Decision.from_json(answer["decision"])
@@ -184,7 +186,7 @@ class Members(ABC):
             config=sized(settings.config, nodes.count, rendezvous.local_world_size),
         )
 
-    def _offer(self, live: ConsistentStep | None, said: Sequence[Any]) -> dict[str, Any]:
+    def _offer(self, live: ConsistentStep | None, ranks: Sequence[Any]) -> dict[str, Any]:
         """What this rank says when it joins; the first of a node for its memory server, too."""
         mine: dict[str, Any] = {
             "live": None if live is None else asdict(live),
@@ -198,7 +200,7 @@ class Members(ABC):
         assert self._round is not None
         if self._node is not None:
             number = self._nodes.node_of[self._round.rank]
-            pids = [int(said[rank]["pid"]) for rank in self._nodes.ranks(number)]
+            pids = [int(ranks[rank]["pid"]) for rank in self._nodes.ranks(number)]
             try:
                 self._node.connect(self._node.place(self._nodes.index(number)), number)
                 host = self._round.addresses[self._round.rank][0]
@@ -207,14 +209,14 @@ class Members(ABC):
                 mine["error"] = error.to_json()
         return mine
 
-    def _begin(self, said: Sequence[Any]) -> dict[str, Any]:
+    def _begin(self, ranks: Sequence[Any]) -> dict[str, Any]:
         """Rank 0: what all go on from."""
         durable = bool(self.settings.config.checkpoint.durable()) and self._node is not None
         self._restoring = RestoreCoordinator(
             self._nodes.node_of, self._node.durable if durable and self._node else None
         )
-        decision = self._restoring.begin(said)
-        peers = {one["peer"][0]: one["peer"][1:] for one in said if one["peer"] is not None}
+        decision = self._restoring.begin(ranks)
+        peers = {one["peer"][0]: one["peer"][1:] for one in ranks if one["peer"] is not None}
         return {
             "decision": decision.to_json(),
             "generation": self._restoring.generation,
@@ -277,7 +279,7 @@ class Members(ABC):
             self._node.hand_over()
             return
         self._node.wait_uploaded()
-        self._settled()
+        self._uploads_done()
         self._node.end()
 
     def _upload_last(self, memory: NodeMemoryClient) -> None:
@@ -290,11 +292,11 @@ class Members(ABC):
             if not progress.idle:
                 left = sum(int(tier["left_bytes"]) for tier in tiers)
                 self._say(f"node {node} brings its part of step {step}: {left / (1 << 20):.1f} MiB are still to come")
-        home = {"step": step if tiers else None, "made": step, "nodes": [node]}
+        final_save = {"step": step if tiers else None, "made": step, "nodes": [node]}
         uploaded = {"node": node, "in_time": progress.idle, "limit_s": limit_s, "tiers": tiers}
-        self.event("final_save", **home)
+        self.event("final_save", **final_save)
         self.event("uploaded", **uploaded)
-        for line in left_out(Events([checked("final_save", home)[0], checked("uploaded", uploaded)[0]])):
+        for line in left_out(Events([checked("final_save", final_save)[0], checked("uploaded", uploaded)[0]])):
             self._say(f"warning: {line}")
 
     def _ask(self, what: str, value: Any, decide: Any, timeout_s: float | None = None) -> Any:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from hyperpod_ext.runtime.ipc.control_messages import Halted, StopAnswer
+from hyperpod_ext.runtime.ipc.control_messages import RankStopped, StopAnswer
 
-Tell = Callable[[StopAnswer | Halted], None]
+Tell = Callable[[StopAnswer | RankStopped], None]
 
 
 class StopAtStep:
@@ -74,13 +74,13 @@ class StopAtStep:
         with self._changed:
             self._making, self._total = step, total
 
-    def stops_after(self, step: int, *, whole: bool) -> bool:
+    def stops_after(self, step: int, *, consistent: bool) -> bool:
         """Whether this rank stops, now that `step` has been made; otherwise the next one begins.
 
-        `whole`: whether the state is that of this step, and not in the middle of an accumulation.
+        `consistent`: whether the state is that of this step, and not in the middle of an accumulation.
         """
         with self._changed:
-            if whole and self._is_due(step):
+            if consistent and self._is_due(step):
                 self._changed.wait_for(lambda: self._agreed or not self._is_due(step))
                 if self._is_due(step):
                     return True
@@ -94,6 +94,6 @@ class StopAtStep:
         """Say that this rank stands, and wait until the generation is over, or all go on after all."""
         with self._changed:
             number = self._number
-            self._tell(Halted(number=number, step=step))
+            self._tell(RankStopped(number=number, step=step))
             self._changed.wait_for(lambda: self._stop is None or self._number != number)
             self._making = step + 1

@@ -53,8 +53,8 @@ class TorchrunMembers(Members):
         store.set(f"address/{self._me}", json.dumps(mine))
         keys = [f"address/{rank}" for rank in range(self._world_size)]
         store.wait(keys, _MEET)
-        told = [json.loads(store.get(key)) for key in keys]
-        self._addresses: tuple[Address, ...] = tuple((str(host), int(port)) for host, port in told)
+        found = [json.loads(store.get(key)) for key in keys]
+        self._addresses: tuple[Address, ...] = tuple((str(host), int(port)) for host, port in found)
         self._meeting_store = meeting  # where rank 0 hosts it, others may still be reading
         self._last = ("", 0)
         self._faults = 0
@@ -96,16 +96,16 @@ class TorchrunMembers(Members):
 
     def _stop_for_others(self, step: int) -> None:
         """The operator will start the job with other nodes: wait until every node's memory has what it is to have."""
-        self._ask("elastic-saved", None, lambda said: None)
+        self._ask("elastic-saved", None, lambda answers: None)
         if self._node is not None:
             self._node.hand_over()
-        self._ask("elastic-settled", None, lambda said: None)
+        self._ask("elastic-uploaded", None, lambda answers: None)
         self.event("stopped", rank=self.rank, step=step)
         if self.rank == 0:
             self._say(f"all ranks have stopped after step {step}, for another number of nodes")
 
     def _comes_again(self) -> bool:
-        return self._event is not None and self._event.told
+        return self._event is not None and self._event.received
 
     def failed(self, cause: str, step: int, *, final: bool, code: str, hint: str, place: str = "") -> bool:
         """Have all ranks begin anew in their processes; the same exception again is left to the launcher."""

@@ -69,7 +69,7 @@ class Actions:
         for action in actions:
             self._do(action)
         if actions and not self._end.ended.done():
-            self._outbox.share_record()
+            self._outbox.share_job_state()
 
     def _do(self, action: m.Action) -> None:
         generation = self._membership.generation
@@ -79,7 +79,9 @@ class Actions:
             case m.AskDurable(exclude):
                 self.durable.ask(exclude)
             case m.Restore(_, decision):
-                self._outbox.to_all(c.TryNext(generation=generation, decision=told(decision), run=self._run.name))
+                self._outbox.to_all(
+                    c.TryNext(generation=generation, decision=restore_decision(decision), run=self._run.name)
+                )
             case m.Go(step):
                 self._go(step)
             case m.Abort() if self._end.is_stopping:
@@ -121,7 +123,7 @@ class Actions:
             case m.WantNodes(count):
                 self._want_nodes(count)
             case m.Decommission(node):
-                self._log("node_retired", node=node)
+                self._log("node_decommissioned", node=node)
                 self._outbox.send(node, c.DecommissionNode())
             case m.Release(nodes):
                 self._release(nodes)
@@ -138,7 +140,7 @@ class Actions:
         membership.retention.next_due = self._schedule.policy.next_due
         order = c.BeginGeneration(
             generation=generation,
-            decision=told(decision),
+            decision=restore_decision(decision),
             addresses=addresses,
             peers=self._members.table("peer"),
             run=self._run.name,
@@ -159,7 +161,7 @@ class Actions:
         membership, renumbering = self._membership, self._membership.renumbering
         if renumbering.newest == membership.generation:
             self._ranks.stores.clear()
-            self._outbox.share_record()  # first: who has new numbers must be able to tell another coordinator
+            self._outbox.share_job_state()  # first: who has new numbers must be able to tell another coordinator
         # an agent that has missed the last renumbering goes by the old numbers still
         moved, moved_in = renumbering.last, renumbering.newest
         generation = membership.generation
@@ -220,10 +222,10 @@ class Actions:
         if self._run.config.elastic is not None:
             tell_wanted(self._run.run_dir, sorted(self._members.members))
         self._outbox.to_all(c.MembersReleased(world_size=len(self._membership.nodes)))
-        self._outbox.share_record()
+        self._outbox.share_job_state()
 
 
-def told(decision: Decision) -> c.RestoreDecision:
+def restore_decision(decision: Decision) -> c.RestoreDecision:
     """A decision, as ranks are told of it."""
     sources = {
         rank: tuple(c.RestoreSource(**asdict(source)) for source in several)

@@ -11,7 +11,7 @@ from hyperpod_ext.runtime.coordinator.members import Agent, Members
 from hyperpod_ext.runtime.coordinator.outbox import Outbox, frame_of
 from hyperpod_ext.runtime.events.log import EventLog
 from hyperpod_ext.runtime.ipc import control_messages as c
-from hyperpod_ext.runtime.membership.actions import Phase, Replace
+from hyperpod_ext.runtime.membership.actions import JobPhase, Replace
 from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.membership.node_states import HAD_RANKS
 
@@ -33,7 +33,7 @@ class Admission:
         self._run, self._members, self._membership, self._outbox = run, members, membership, outbox
         self._formation, self._end, self._actions, self._events = formation, end, actions, events
 
-    def refusal(self, node: int, hello: c.AgentHello) -> str:
+    def refusal(self, node: int, handshake: c.AgentHandshake) -> str:
         """Why an agent is not let in; empty: it is."""
         config = self._run.config
         if not 0 <= node < config.most_nodes + config.spares:
@@ -43,28 +43,28 @@ class Admission:
             return "the coordinator has stood down: it reaches too few of the job's nodes"
         if node in self._members.agents:
             return "another agent says that it is this node, and is there"
-        if hello.record is not None:
+        if handshake.job_state is not None:
             known = self._members.members.get(node)
-            return "" if known and known["id"] == hello.id else "it was given up, and the others went on without it"
+            return "" if known and known["id"] == handshake.id else "it was given up, and the others went on without it"
         if self._membership.is_shut_out(node):
             return f"it was lost {self._membership.states.losses[node]} times, and is not taken again"
         return ""
 
-    def welcome(self, node: int, hello: c.AgentHello, agent: Agent) -> None:
+    def welcome(self, node: int, handshake: c.AgentHandshake, agent: Agent) -> None:
         """An agent is let in."""
         if self._end.ended.done():  # somebody cancelled before the first node was there
             agent.writer.write(frame_of(self._end.order()))
             self._members.agents[node] = agent
             return
-        self._members.enter(node, hello, agent)
+        self._members.enter(node, handshake, agent)
         self._end.agent_came(node)
-        if hello.record is not None:
-            self._take_back(node, hello)
+        if handshake.job_state is not None:
+            self._take_back(node, handshake)
             return
-        self._events.write("node_joined", node=node, pid=hello.pid)
+        self._events.write("node_joined", node=node, pid=handshake.pid)
         if self._formation.job_has_begun:
             actions = self._membership.node_came(node)
-            self._outbox.share_record()
+            self._outbox.share_job_state()
             self._actions.carry_out(actions)
         elif set(range(self._run.config.nodes)) <= self._members.agents.keys():
             self._begin_job()
@@ -74,21 +74,21 @@ class Admission:
         self._formation.begins(time.monotonic())
         self._members.begin()
         self._membership.begin_with_spares({node for node in self._members.members if node >= self._run.config.nodes})
-        self._outbox.share_record()
+        self._outbox.share_job_state()
         self._actions.carry_out([Replace(rank) for rank in self._membership.nodes])
 
-    def _take_back(self, node: int, hello: c.AgentHello) -> None:
+    def _take_back(self, node: int, handshake: c.AgentHandshake) -> None:
         """A node that knows another coordinator, or has lost this one for a moment, goes on where it was."""
         membership = self._membership
-        self._end.know_exits(hello.exited)
-        membership.step_committed(hello.committed)
-        self._outbox.share_record()
-        if membership.phase is Phase.ENDED:
+        self._end.know_exits(handshake.exited)
+        membership.step_committed(handshake.committed)
+        self._outbox.share_job_state()
+        if membership.phase is JobPhase.ENDED:
             self._outbox.send(node, c.FinishTraining(generation=membership.generation))
             self._end.check_exits()
             return
-        moved = membership.renumbering.since(hello.moved_in)
-        if hello.generation < membership.generation:
+        moved = membership.renumbering.since(handshake.moved_in)
+        if handshake.generation < membership.generation:
             moved_in = 0 if moved is None else membership.renumbering.newest
             generation, numbers = membership.generation, moved or {}
             abort = c.AbortGeneration(
@@ -96,12 +96,12 @@ class Admission:
             )
             self._outbox.send(node, abort)
         here = set(membership.ranks_on(node))
-        staying = [rank for rank, worker in hello.workers.items() if not worker.joining]
+        staying = [rank for rank, worker in handshake.workers.items() if not worker.joining]
         there = {rank if moved is None else moved.get(rank) for rank in staying}
         for rank in sorted(here - there):
             self._outbox.send(node, c.StartWorker(rank=rank))
-        if hello.leaving and node not in membership.states.asked:
+        if handshake.leaving and node not in membership.states.asked:
             self._actions.carry_out(membership.leave(node))
-        if not here and hello.workers:  # of a resize that has come to nothing, or it has given up its ranks
+        if not here and handshake.workers:  # of a resize that has come to nothing, or it has given up its ranks
             gave_up = membership.states[node] in HAD_RANKS
             self._outbox.send(node, c.DecommissionNode() if gave_up else c.EndWorkers())

@@ -1,7 +1,7 @@
 """The job's membership over TCP, on one of the agents. Decides nothing itself: `Membership` does.
 
 Hears agents (`reports.py`, `admission.py`), finds nodes that are lost, and has the membership's actions carried out
-(`actions.py`). Every agent is told all that it knows at each change, as a record, so that any of them can take its
+(`actions.py`). Every agent is told all that it knows at each change, as the job state, so that any of them can take its
 place (`agent/coordinator_client.py`).
 """
 
@@ -19,19 +19,19 @@ from typing import Any, Self
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.runtime.coordinator.actions import Actions
 from hyperpod_ext.runtime.coordinator.admission import Admission
-from hyperpod_ext.runtime.coordinator.job_end import JobEnd, State
+from hyperpod_ext.runtime.coordinator.job_end import FinalState, JobEnd
 from hyperpod_ext.runtime.coordinator.job_run import Formation, JobRun, Ranks
 from hyperpod_ext.runtime.coordinator.members import Agent, Members
 from hyperpod_ext.runtime.coordinator.outbox import Outbox, frame_of
 from hyperpod_ext.runtime.coordinator.reports import Reports
 from hyperpod_ext.runtime.coordinator.resize_orders import orders_due, read_orders
 from hyperpod_ext.runtime.coordinator.save_schedule import SaveSchedule
-from hyperpod_ext.runtime.events.capacity import orders_taken
+from hyperpod_ext.runtime.events.capacity import orders_accepted
 from hyperpod_ext.runtime.events.log import EventLog
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.clocks import Clocks
-from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fail, Phase
+from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fail, JobPhase
 from hyperpod_ext.runtime.membership.escalation import Budgets
 from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.membership.quorum import newest
@@ -58,7 +58,7 @@ class Coordinator:
         self.end = end = JobEnd(run, members, membership, outbox, ranks, schedule, self.events)
         self.actions = Actions(run, members, membership, outbox, ranks, schedule, formation, end, log)
         self.reports = Reports(
-            run, members, membership, outbox, ranks, schedule, formation, end, self.actions, log, self._give_way
+            run, members, membership, outbox, ranks, schedule, formation, end, self.actions, log, self._give_up_node
         )
         self._admission = Admission(run, members, membership, outbox, formation, end, self.actions, self.events)
         self._clocks = Clocks()
@@ -76,35 +76,35 @@ class Coordinator:
         membership = Membership(nodes, budgets, durable=durable, scale=_scale(config), reserve=config.spares)
         earlier = set(read_orders(run_dir))  # before there is an event log: who orders waits for that
         run = JobRun(config, node, run_dir, master_port, secrets.token_hex(8))
-        made = cls(run, membership, Members(node, standing=[{node}]))
+        made = cls(run, membership, Members(node, memberships=[{node}]))
         made._start(earlier)
         made._log("job_started", world_size=config.world_size, nodes=config.nodes, spares=config.spares)
         return made
 
     @classmethod
     def successor(
-        cls, config: RuntimeConfig, node: int, run_dir: Path, own: c.AgentHello, votes: Sequence[c.AgentHello]
+        cls, config: RuntimeConfig, node: int, run_dir: Path, own: c.AgentHandshake, votes: Sequence[c.AgentHandshake]
     ) -> Self:
         """That of a job whose coordinator is lost, from what this agent and those who voted for it know."""
-        hellos = [own, *votes]
-        records = [hello.record for hello in hellos if hello.record is not None]
-        record = newest(records)
+        handshakes = [own, *votes]
+        job_states = [handshake.job_state for handshake in handshakes if handshake.job_state is not None]
+        job_state = newest(job_states)
         membership, actions = Membership.revived(
-            record["membership"],
+            job_state["membership"],
             Budgets.of(config.restart),
             durable=bool(config.checkpoint.durable()),
-            generation=max(hello.generation for hello in hellos),
-            committed=max(hello.committed for hello in hellos),
+            generation=max(handshake.generation for handshake in handshakes),
+            committed=max(handshake.committed for handshake in handshakes),
             scale=_scale(config),
             reserve=config.spares,
         )
-        term = max(int(record["term"]) for record in records) + 1
-        run = JobRun(config, node, run_dir, int(record["master_port"]), str(record["run"]), term)
-        members, lost = Members(node), int(record["coordinator"])
-        known = {int(its): member for its, member in record["members"].items()}
+        term = max(int(job_state["term"]) for job_state in job_states) + 1
+        run = JobRun(config, node, run_dir, int(job_state["master_port"]), str(job_state["run"]), term)
+        members, lost = Members(node), int(job_state["coordinator"])
+        known = {int(its): member for its, member in job_state["members"].items()}
         members.succeed(known, lost, time.monotonic() + config.restart.lease_s / 2)
         made = cls(run, membership, members)
-        made._start(made.orders_taken())
+        made._start(made.orders_accepted())
         made._log("coordinator", node=node, before=lost, term=term)
         made.actions.carry_out(actions)
         made.actions.resize_clock.resume(made.events.read())
@@ -112,14 +112,14 @@ class Coordinator:
             made._lose(lost, "its agent, which coordinated the job, is gone")
         return made
 
-    def _start(self, orders_taken: set[str]) -> None:
+    def _start(self, orders_accepted: set[str]) -> None:
         self.membership.retention.next_due = self._run.config.checkpoint.next_due
-        self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._look_for_orders(orders_taken))]
+        self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._look_for_orders(orders_accepted))]
 
     # --- for the agent that it is on ----------------------------------------------------------------
 
     @property
-    def ended(self) -> asyncio.Future[State]:
+    def ended(self) -> asyncio.Future[FinalState]:
         """Final state of the job: succeeded, failed or cancelled."""
         return self.end.ended
 
@@ -173,21 +173,21 @@ class Coordinator:
 
     async def serve(
         self,
-        hello: c.AgentHello,
+        handshake: c.AgentHandshake,
         reading: asyncio.Task[wire.Message | None],
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        """An agent has come, with `hello`; take what it says until it is gone."""
-        node = hello.node
-        if refusal := self._admission.refusal(node, hello):
+        """An agent has come, with `handshake`; take what it says until it is gone."""
+        node = handshake.node
+        if refusal := self._admission.refusal(node, handshake):
             writer.write(frame_of(c.StopNode(why=refusal, hint="")))
             await writer.drain()
             return
         agent = Agent(writer, time.monotonic())
         try:
-            self._hear_clock(node, hello.clock)
-            self._admission.welcome(node, hello, agent)
+            self._hear_clock(node, handshake.clock)
+            self._admission.welcome(node, handshake, agent)
             message = await reading
             while message is not None:
                 agent.heard_at = time.monotonic()
@@ -232,21 +232,21 @@ class Coordinator:
 
     # --- another number of nodes ----------------------------------------------------------------
 
-    async def _look_for_orders(self, taken: set[str]) -> None:
+    async def _look_for_orders(self, accepted: set[str]) -> None:
         """Take orders to resize, in the order in which they came; those of an earlier run are none."""
         if self._run.config.elastic is None:
             return
         while not self._is_over:
             await asyncio.sleep(_ORDERS_S)
-            if self.membership.phase is not Phase.RUNNING:
+            if self.membership.phase is not JobPhase.RUNNING:
                 continue
-            for name, order in orders_due(read_orders(self._run.run_dir), taken, self.members.members):
-                taken.add(name)
+            for name, order in orders_due(read_orders(self._run.run_dir), accepted, self.members.members):
+                accepted.add(name)
                 self.actions.carry_out(self.membership.resize(order.nodes, name))
 
-    def orders_taken(self) -> set[str]:
+    def orders_accepted(self) -> set[str]:
         """Orders that a coordinator before this one has taken."""
-        return orders_taken(self.events.read())
+        return orders_accepted(self.events.read())
 
     def _let_go(self) -> None:
         """Nodes that are no members any more may end, once all members know who they are."""
@@ -277,7 +277,7 @@ class Coordinator:
             await asyncio.sleep(every)
             now = time.monotonic()
             if now - before > 2 * every:
-                self.members.stood_still(now, lease_s)
+                self.members.was_paused(now, lease_s)
             for node, cause in self.members.overdue(now, lease_s).items():
                 self._lose(node, cause)
             self.reports.late_ranks(now)
@@ -298,7 +298,7 @@ class Coordinator:
                 self.end.fail(Fail("JobFailedError", f"the agent of node {node} is gone before the job began: {cause}"))
         elif not enough:
             self._lose_majority(known)
-        elif self.membership.phase is Phase.ENDED:
+        elif self.membership.phase is JobPhase.ENDED:
             self.end.lost_when_done(node)
         else:
             self._go_on_without(node, cause, seen)
@@ -312,7 +312,7 @@ class Coordinator:
             level = EscalationLevel.NODE.value
             self._log("fault", t=seen, **fault, died=True, phase="", kind="lost", escalation_level=level)
         self.actions.carry_out(actions)
-        self._outbox.share_record()
+        self._outbox.share_job_state()
         if not self.ended.done():
             self.actions.durable.node_lost(node)
 
@@ -324,7 +324,7 @@ class Coordinator:
         for node in list(self.members.agents):
             self._tell_stop(node, why, "Look at the network between the nodes; the others may have gone on.")
 
-    def _give_way(self, node: int, cause: str) -> None:
+    def _give_up_node(self, node: int, cause: str) -> None:
         """A node cannot go on, and says so itself; the coordinator's own leaves the job to another coordinator."""
         if node != self._run.node:
             self._lose(node, cause)
@@ -334,7 +334,7 @@ class Coordinator:
 
     def _step_down(self, **why: Any) -> None:
         self.members.stepped_down = True
-        self._log("stood_down", node=self._run.node, term=self._run.term, **why)
+        self._log("stepped_down", node=self._run.node, term=self._run.term, **why)
 
     def _tell_stop(self, node: int, why: str, hint: str = "") -> None:
         self._outbox.send(node, c.StopNode(why=why, hint=hint))

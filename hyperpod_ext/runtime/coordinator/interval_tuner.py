@@ -14,7 +14,7 @@ from typing import Any
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, S3Tier, Tier
 from hyperpod_ext.config.job.runtime import RuntimeConfig
-from hyperpod_ext.planner.interval_tuning import Measured, prior_rates, retune
+from hyperpod_ext.planner.interval_tuning import Measured, prior_rates, tune
 from hyperpod_ext.runtime.membership.membership import Membership
 
 START_S = 60.0
@@ -110,7 +110,7 @@ class Tuner:
         step_s, waited = median(self._took), sum(sorted(seconds for seconds, _ in self._waited)[:-1]) / made
         measured = Measured(now - self._started, self._fell_back["memory"], waited, latency=0.0)
         if step_s > 0:
-            best = retune(self._memory_every * step_s, measured, self._memory_prior)
+            best = tune(self._memory_every * step_s, measured, self._memory_prior)
             self._memory_every = max(1, round(best / step_s))
         return self._memory_every
 
@@ -129,18 +129,18 @@ class Tuner:
             kind = _kind(str(event["tier"]))
             its = self._tiers.get(kind)
             if its is not None and its.arrived(int(event["newest_step"]), now):
-                return self._retune(kind, its, now)
+                return self._tune(kind, its, now)
         return {}
 
-    def _retune(self, kind: str, tuned: _Tuned, now: float) -> dict[str, float]:
+    def _tune(self, kind: str, tuned: _Tuned, now: float) -> dict[str, float]:
         if len(self._idle) < _ENOUGH or not tuned.latencies:
             return {}
         usual = median(self._idle)
         latency = median(tuned.latencies)
-        blocked = max(_LEAST * latency, median(sum(took - usual for took in beside) for beside in tuned.beside))
+        blocked = max(_LEAST * latency, median(sum(took - usual for took in steps) for steps in tuned.overlapped))
         failures = self._fell_back["peer" if kind == "peer" else "durable"]
         measured = Measured(now - self._started, failures, blocked, latency)
-        before, tuned.interval = tuned.interval, retune(tuned.interval, measured, tuned.prior)
+        before, tuned.interval = tuned.interval, tune(tuned.interval, measured, tuned.prior)
         return {kind: tuned.interval} if tuned.interval != before else {}
 
 
@@ -155,7 +155,7 @@ class _Tuned:
     def __init__(self, interval: float, prior: float) -> None:
         self.interval, self.prior = interval, prior
         self.latencies: deque[float] = deque(maxlen=8)
-        self.beside: deque[list[float]] = deque(maxlen=8)
+        self.overlapped: deque[list[float]] = deque(maxlen=8)
         """How long the steps took that were made while each was copied."""
         self._expected: int | None = None
         self._since: float | None = None
@@ -188,7 +188,7 @@ class _Tuned:
         if self._since is None or self._expected is None or step < self._expected:
             return False
         self.latencies.append(now - self._since)
-        self.beside.append(self._steps)
+        self.overlapped.append(self._steps)
         self._forget(None)
         return True
 

@@ -14,11 +14,11 @@ from hyperpod_ext.runtime.coordinator.outbox import Outbox
 from hyperpod_ext.runtime.coordinator.save_schedule import SaveSchedule
 from hyperpod_ext.runtime.events.log import EventLog, write_report
 from hyperpod_ext.runtime.ipc import control_messages as c
-from hyperpod_ext.runtime.membership.actions import Fail, Phase
+from hyperpod_ext.runtime.membership.actions import Fail, JobPhase
 from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.membership.stop_agreement import Answer, StopAgreement
 
-State = Literal["succeeded", "failed", "cancelled"]
+FinalState = Literal["succeeded", "failed", "cancelled"]
 """How a job has ended."""
 _STOP_SHARE = 0.5
 """Of the grace of a job that is to end: how long ranks may take to come to the end of a step and save it."""
@@ -58,7 +58,7 @@ class JobEnd:
         self._exit_codes: dict[int, int] = {}
         self._last_stop: _LastStop | None = None
         self._error: dict[str, str] | None = None
-        self.ended: asyncio.Future[State] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[FinalState] = asyncio.get_running_loop().create_future()
         """Final state: succeeded, failed or cancelled."""
 
     @property
@@ -85,7 +85,7 @@ class JobEnd:
 
     def check_exits(self) -> None:
         """What it means that some processes have ended by themselves: all, or only some."""
-        codes, finished = self._exit_codes, self._membership.phase is Phase.ENDED
+        codes, finished = self._exit_codes, self._membership.phase is JobPhase.ENDED
         if len(codes) == len(self._membership.nodes):
             bad = {rank: code for rank, code in codes.items() if code != 0}
             if not bad:
@@ -105,7 +105,7 @@ class JobEnd:
         if self._last_stop is not None:
             return  # each node's agent may have been told to end, and says so; time is running
         membership, policy = self._membership, self._schedule.policy
-        running = membership.phase is Phase.RUNNING and membership.rescaling.change is None
+        running = membership.phase is JobPhase.RUNNING and membership.rescaling.change is None
         if self.ended.done() or policy.due(1) or not policy.durable() or not running:
             self.end("cancelled")
             return
@@ -198,7 +198,7 @@ class JobEnd:
     def fail(self, failure: Fail) -> None:
         self.end("failed", {"code": failure.code, "message": failure.message, "hint": failure.hint})
 
-    def end(self, state: State, error: dict[str, str] | None = None) -> None:
+    def end(self, state: FinalState, error: dict[str, str] | None = None) -> None:
         if self.ended.done():
             return
         self._events.write("job_ended", state=state)
@@ -218,6 +218,6 @@ class JobEnd:
         if self.final_save.held and self.ended.done() and self.ended.result() != "succeeded":
             self._report(self.ended.result())
 
-    def _report(self, state: State) -> None:
+    def _report(self, state: FinalState) -> None:
         world_size = len(self._membership.nodes)
         write_report(self._run.run_dir, self._events.report(state=state, error=self._error, world_size=world_size))

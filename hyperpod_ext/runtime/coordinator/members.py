@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from hyperpod_ext.runtime.ipc.control_messages import AgentHello
+from hyperpod_ext.runtime.ipc.control_messages import AgentHandshake
 from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.membership.quorum import may_go_on
 
@@ -23,7 +23,7 @@ class Agent:
     events: int = 0
     """How many it has told on this connection."""
     acknowledged: int = 0
-    """Number of the newest record that it has."""
+    """Number of the newest job state that it has."""
 
 
 @dataclass(slots=True)
@@ -38,35 +38,35 @@ class Members:
     """Connections that are open."""
     expected: dict[int, float] = field(default_factory=dict)
     """Members of an earlier coordinator that have not come to this one yet, and until when they may."""
-    standing: list[set[int]] = field(default_factory=list)
+    memberships: list[set[int]] = field(default_factory=list)
     """Every membership that some member may go by: what all knew of last, and what was told since."""
     number: int = 0
-    """Of the newest record."""
+    """Of the newest job state."""
     stepped_down: bool = False
     """Whether this coordinator speaks for the job no more."""
 
-    def enter(self, node: int, hello: AgentHello, agent: Agent) -> None:
+    def enter(self, node: int, handshake: AgentHandshake, agent: Agent) -> None:
         """A node is there, for the first time or again."""
-        self.members[node] = {key: value for key, value in encode(hello).items() if key in _KNOWN}
+        self.members[node] = {key: value for key, value in encode(handshake).items() if key in _KNOWN}
         self.agents[node] = agent
         self.expected.pop(node, None)
-        self.standing.append(set(self.members))
+        self.memberships.append(set(self.members))
 
     def leave(self, node: int) -> bool:
         """A node is lost; whether the others are enough to go on without it."""
         self.agents.pop(node, None)
         self.expected.pop(node, None)
         reached = {*self.agents, *self.expected, self.node}
-        enough = all(may_go_on(members, reached, self.node) for members in self.standing)
+        enough = all(may_go_on(members, reached, self.node) for members in self.memberships)
         self.members.pop(node, None)
-        self.standing.append(set(self.members))
+        self.memberships.append(set(self.members))
         return enough
 
     def forget(self, node: int) -> None:
         """A node is no member any more, though it is there still: it leaves once all others know."""
         self.members.pop(node, None)
         self.expected.pop(node, None)
-        self.standing.append(set(self.members))
+        self.memberships.append(set(self.members))
 
     def released(self) -> set[int]:
         """Nodes that are there and no members any more, once every member knows."""
@@ -74,25 +74,25 @@ class Members:
 
     def begin(self) -> None:
         """The job begins with the members that there are: nobody was told of those who were there before the rest."""
-        self.standing = [set(self.members)]
+        self.memberships = [set(self.members)]
 
     def succeed(self, members: dict[int, dict[str, Any]], lost: int, until: float) -> None:
         """Go on with the members of a coordinator that is lost; all but that one have until then to come."""
-        self.members, self.standing = members, [set(members)]
+        self.members, self.memberships = members, [set(members)]
         # who voted is as good as there; the others get their time
         self.expected = {node: until for node in members if node not in (self.node, lost)}
 
     @property
     def is_agreed(self) -> bool:
         """Whether every member goes by the same membership."""
-        return self.standing == [set(self.members)]
+        return self.memberships == [set(self.members)]
 
     def acknowledged(self, node: int, number: int) -> None:
-        """A node has the record with that number. What all have replaces what stood before."""
+        """A node has the job state with that number. What all have replaces what stood before."""
         if node in self.agents:
             self.agents[node].acknowledged = number
         if not self.expected and all(agent.acknowledged == self.number for agent in self.agents.values()):
-            self.standing = [set(self.members)]
+            self.memberships = [set(self.members)]
 
     def overdue(self, now: float, lease_s: float) -> dict[int, str]:
         """Members that must be given up, and why."""
@@ -102,8 +102,8 @@ class Members:
                 late[node] = f"its agent was silent for {now - agent.heard_at:.1f} s"
         return late
 
-    def stood_still(self, now: float, lease_s: float) -> None:
-        """This process did: what came meanwhile has not been read yet."""
+    def was_paused(self, now: float, lease_s: float) -> None:
+        """This process did not run: what came meanwhile has not been read yet."""
         for agent in self.agents.values():
             agent.heard_at = max(agent.heard_at, now - lease_s / 4)
 

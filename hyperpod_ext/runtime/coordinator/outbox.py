@@ -27,10 +27,10 @@ class Outbox:
         for agent in self._members.agents.values():
             agent.writer.write(frame)
 
-    def share_record(self) -> None:
+    def share_job_state(self) -> None:
         """To every agent: all that another coordinator needs."""
         self._members.number += 1
-        record = {
+        job_state = {
             "term": self._run.term,
             "number": self._members.number,
             "coordinator": self._run.node,
@@ -39,7 +39,7 @@ class Outbox:
             "run": self._run.name,
             "membership": self._membership.to_json(),
         }
-        self.to_all(c.Record(record=record))
+        self.to_all(c.JobState(job_state=job_state))
 
 
 def frame_of(order: c.ToAgent) -> bytes:

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hyperpod_ext.runtime.detection.hangs import Hang, Sign, find_hung
+from hyperpod_ext.runtime.detection.hangs import Hang, Heartbeat, find_hung
 from hyperpod_ext.runtime.membership.actions import Fault
 
 _AGAIN_S = 0.5
@@ -24,7 +24,7 @@ class HangQuery:
     """Gathers the heartbeats of all ranks, and judges once they are together."""
 
     def __init__(self) -> None:
-        self._signs: dict[int, Sign] = {}
+        self._heartbeats: dict[int, Heartbeat] = {}
         self._limit_s, self._asked_at = 0.0, 0.0
 
     def stalled(self, limit_s: float) -> bool:
@@ -32,15 +32,15 @@ class HangQuery:
         now = time.monotonic()
         if now - self._asked_at < _AGAIN_S:
             return False
-        self._asked_at, self._limit_s, self._signs = now, limit_s, {}
+        self._asked_at, self._limit_s, self._heartbeats = now, limit_s, {}
         return True
 
-    def answered(self, heartbeats: Collection[Sign], world_size: int) -> Hang | None:
+    def answered(self, heartbeats: Collection[Heartbeat], world_size: int) -> Hang | None:
         """One agent's answer. Returns who hangs, once the last one has come."""
-        self._signs |= {sign.rank: sign for sign in heartbeats}
-        if len(self._signs) < world_size:
+        self._heartbeats |= {heartbeat.rank: heartbeat for heartbeat in heartbeats}
+        if len(self._heartbeats) < world_size:
             return None
-        complete, self._signs = self._signs, {}
+        complete, self._heartbeats = self._heartbeats, {}
         return find_hung(complete, world_size, self._limit_s)
 
 

@@ -12,10 +12,10 @@ from hyperpod_ext.runtime.coordinator.members import Members
 from hyperpod_ext.runtime.coordinator.outbox import Outbox
 from hyperpod_ext.runtime.coordinator.queries import HangQuery, LivenessQuery
 from hyperpod_ext.runtime.coordinator.save_schedule import SaveSchedule
-from hyperpod_ext.runtime.detection.hangs import Hang, Sign
+from hyperpod_ext.runtime.detection.hangs import Hang, Heartbeat
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc.declared import Count, Declared, encode, read
-from hyperpod_ext.runtime.membership.actions import Fail, Fault, Phase
+from hyperpod_ext.runtime.membership.actions import Fail, Fault, JobPhase
 from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.snapshot.select import Offer
 
@@ -36,7 +36,7 @@ class _OfStep(Declared, extra="ignore"):
 class Reports:
     """Takes reports.
 
-    `give_way`: takes a node that cannot go on, and why.
+    `give_up_node`: takes a node that cannot go on, and why.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class Reports:
         end: JobEnd,
         actions: Actions,
         log: Callable[..., None],
-        give_way: Callable[[int, str], None],
+        give_up_node: Callable[[int, str], None],
     ) -> None:
         self._run, self._members, self._membership, self._outbox = run, members, membership, outbox
         self._ranks, self._schedule, self._formation, self._end = ranks, schedule, formation, end
-        self._actions, self._log, self._give_way = actions, log, give_way
+        self._actions, self._log, self._give_up_node = actions, log, give_up_node
         self._hangs = HangQuery()
         self._liveness: LivenessQuery | None = None
 
@@ -92,7 +92,7 @@ class Reports:
                 self._end.exited(rank, code)
             case c.StopAnswer():
                 self._stop_answered(report)
-            case c.Halted():
+            case c.RankStopped():
                 self._stopped(report)
 
     def _of_node(self, node: int, report: c.FromAgent) -> None:
@@ -109,13 +109,13 @@ class Reports:
                 if self._hangs.stalled(limit_s):
                     self._outbox.to_all(c.AskHeartbeats())
             case c.Heartbeats(heartbeats=heartbeats):
-                seen = [Sign.from_json(encode(sign)) for sign in heartbeats]
+                seen = [Heartbeat.from_json(encode(heartbeat)) for heartbeat in heartbeats]
                 if (hang := self._hangs.answered(seen, len(membership.nodes))) is not None:
                     self._end_hung(hang)
             case c.ServesPeers(peer=peer):  # its memory server is another one
                 if (member := self._members.members.get(node)) is not None:
                     member["peer"] = list(peer)
-                    self._outbox.share_record()
+                    self._outbox.share_job_state()
             case c.Leave():
                 carry_out(membership.leave(node))
             case c.CancelJob():
@@ -169,8 +169,8 @@ class Reports:
         if step is not None and its and event in ("begun", "step"):
             self._stepped(report, step)
         number = {"rank": report.rank} if report.rank >= 0 else {}
-        said = {key: value for key, value in report.fields.items() if key not in _OWN}
-        fields = {"generation": report.generation, **said, **number}
+        reported = {key: value for key, value in report.fields.items() if key not in _OWN}
+        fields = {"generation": report.generation, **reported, **number}
         self._schedule.heard({"event": event, "t": report.t, **fields}, time.monotonic())
         self._log(event, t=report.t, **fields)
         if event == "step" and step is not None:
@@ -204,7 +204,7 @@ class Reports:
         if rank is None or membership.nodes.get(rank) != node:
             return
         died = isinstance(report, c.Died)
-        if isinstance(report, c.Died) and membership.phase is Phase.ENDED:
+        if isinstance(report, c.Died) and membership.phase is JobPhase.ENDED:
             self._end.exited(rank, report.exit_code or 1)  # after its training was done, but not by itself
             return
         fault = Fault(
@@ -253,13 +253,13 @@ class Reports:
 
     def _is_under_way(self, generation: int) -> bool:
         membership = self._membership
-        return generation == membership.generation and membership.phase in (Phase.RESTORING, Phase.RUNNING)
+        return generation == membership.generation and membership.phase in (JobPhase.RESTORING, JobPhase.RUNNING)
 
     def _broken(self, node: int, report: c.NodeBroken) -> None:
         """A node cannot go on: a spare takes its place, or the job ends."""
         spares = self._run.config.spares
         if report.lost and self._formation.job_has_begun and self._membership.spares_left(spares):
-            self._give_way(node, report.cause)
+            self._give_up_node(node, report.cause)
         else:
             self._end.fail(Fail(report.code, f"node {node}: {report.cause}"))
 
@@ -272,11 +272,11 @@ class Reports:
         else:
             self._actions.carry_out(self._membership.stop_answered(*answer))
 
-    def _stopped(self, report: c.Halted) -> None:
+    def _stopped(self, report: c.RankStopped) -> None:
         if self._end.is_stopping:
             self._end.stopped(report.rank, report.number)
             return
-        self._log("halted", rank=report.rank, step=report.step)
+        self._log("rank_stopped", rank=report.rank, step=report.step)
         self._actions.carry_out(self._membership.stopped(report.rank, report.number))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from hyperpod_ext.config.resize import LEFT, RESIZES, WANTED, ResizeOrder
-from hyperpod_ext.files import write_whole
+from hyperpod_ext.files import write_atomically
 
 
 def read_orders(run_dir: Path) -> dict[str, ResizeOrder]:
@@ -28,20 +28,20 @@ def read_orders(run_dir: Path) -> dict[str, ResizeOrder]:
 
 
 def orders_due(
-    orders: Mapping[str, ResizeOrder], taken: Collection[str], members: Collection[int]
+    orders: Mapping[str, ResizeOrder], accepted: Collection[str], members: Collection[int]
 ) -> list[tuple[str, ResizeOrder]]:
     """Those that can be carried out now, in the order of `orders`.
 
     One that still waits for its nodes when a later one is taken is overtaken for good: else a job would go back to an
     old size when they come at last.
     """
-    latest = max(taken, default="")
+    latest = max(accepted, default="")
     return [(name, order) for name, order in orders.items() if name > latest and set(order.joining) <= set(members)]
 
 
 def tell_wanted(run_dir: Path, nodes: Collection[int]) -> None:
     """Say which nodes the job would have."""
-    write_whole(run_dir / WANTED, json.dumps({"nodes": sorted(nodes)}) + "\n")
+    write_atomically(run_dir / WANTED, json.dumps({"nodes": sorted(nodes)}) + "\n")
 
 
 def tell_left(run_dir: Path, node: int) -> None:

@@ -10,7 +10,7 @@ from hyperpod_ext.runtime.coordinator.interval_tuner import Tuner
 from hyperpod_ext.runtime.coordinator.job_run import Ranks
 from hyperpod_ext.runtime.membership.membership import Membership
 
-Copied = Literal["peer", "file", "s3"]
+CopyTier = Literal["peer", "file", "s3"]
 """Kinds of tiers that snapshots are copied to."""
 _AHEAD = 2  # steps, of durable tiers: a checkpoint that a node hears of too late leaves the one before as it is
 
@@ -52,9 +52,9 @@ class SaveSchedule:
         for kind, seconds in self.tuner.heard(event, now).items():
             self._log("tuned", tier=kind, every_seconds=round(seconds, 3))
 
-    def due(self, ranks: Ranks, membership: Membership, now: float) -> list[tuple[Copied, int]]:
+    def due(self, ranks: Ranks, membership: Membership, now: float) -> list[tuple[CopyTier, int]]:
         """Tiers that are due, each with the step that it gets."""
-        named: list[tuple[Copied, int]] = []
+        named: list[tuple[CopyTier, int]] = []
         for tier in self._tiers:
             every = self.tuner.seconds(tier)
             if tier.kind == "memory" or every is None or now - self._named_at.get(tier.kind, self._began) < every:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hyperpod_ext.runtime.data.sources import Shards as Shards
     from hyperpod_ext.runtime.data.sources import Stream as Stream
 
-_HOMES = {
+_MODULES = {
     "BlockShuffle": f"{__name__}.shuffle",
     "ElasticBatchSampler": f"{__name__}.sampler",
     "ElasticDataLoader": f"{__name__}.loader",
@@ -37,10 +37,10 @@ _HOMES = {
     "plan_scales": "hyperpod_ext.config.scales",
 }
 
-__all__ = sorted(_HOMES)
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

@@ -21,7 +21,7 @@ class Task:
     step: int
     slot: int
     ids: list[int]
-    whole: bool = True
+    counts: bool = True
     """Whether it counts; a ghost does not, and what it meets is told by the rank that reads the real one."""
 
 
@@ -64,7 +64,7 @@ class Fetch:
             batch = (self._collate or default_collate())(samples)
         except Exception as error:  # whatever the user's function raises is told with its place
             return Fetched(failure=f"collate: {_text(error)}")
-        return Fetched(batch, len(samples), tuple(skipped) if task.whole else ())
+        return Fetched(batch, len(samples), tuple(skipped) if task.counts else ())
 
     def seeded(self, task: Task) -> Fetched:
         """Read `task` with Python's, numpy's and torch's generators set for it; for a process of its own."""

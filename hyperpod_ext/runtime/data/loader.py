@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.data.fetching import Collate, Fetch, Fetched, OnError, Skipped, default_collate
-from hyperpod_ext.runtime.data.positions import Cursor, Plan, Slot
+from hyperpod_ext.runtime.data.positions import Cursor, Slot, StepPlan
 from hyperpod_ext.runtime.data.sampler import ElasticBatchSampler, Uneven
 from hyperpod_ext.runtime.data.shuffle import Shuffle
 from hyperpod_ext.runtime.data.sources import Stream
@@ -183,7 +183,7 @@ class ElasticDataLoader:
             return in_threads(self._fetch, plans, self._workers, self._prefetch)
         return in_processes(self._fetch, plans, self._workers, self._prefetch, self._start_method)
 
-    def _plans(self, epochs: int | None) -> Iterator[Plan]:
+    def _plans(self, epochs: int | None) -> Iterator[StepPlan]:
         cursor = self.sampler.cursor
         while True:
             plan = self.sampler.plan(cursor)
@@ -223,7 +223,7 @@ class ElasticDataLoader:
     def _collated(self, samples: list[Any]) -> Fetched:
         return Fetched((self._collate or default_collate())(samples), len(samples))
 
-    def _step(self, plan: Plan, fetched: list[Fetched]) -> Step:
+    def _step(self, plan: StepPlan, fetched: list[Fetched]) -> Step:
         number = plan.cursor.step + 1
         rank = self.sampler.world[0]
         for slot, one in zip(plan.slots, fetched, strict=True):

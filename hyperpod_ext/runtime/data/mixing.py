@@ -21,7 +21,7 @@ import numpy as np
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.data.permutation import Permutation, Places, key_of
-from hyperpod_ext.runtime.data.shuffle import Order, ids_at
+from hyperpod_ext.runtime.data.shuffle import ShuffleOrder, ids_at
 from hyperpod_ext.runtime.data.sources import fingerprint_of, length_of
 
 BLOCK = 4096
@@ -65,8 +65,8 @@ class Mixture:
     @property
     def fingerprint(self) -> str:
         """Changes when one of the sources does; not with the weights."""
-        told = [fingerprint_of(source) for source in self.sources]
-        return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+        fingerprints = [fingerprint_of(source) for source in self.sources]
+        return hashlib.sha256("\n".join(fingerprints).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def quotas_of(weights: tuple[float, ...]) -> tuple[int, ...]:
     return tuple(quotas)
 
 
-def ids_of_mixture(places: Places, segment: Segment, lengths: Sequence[int], order: Order, seed: int) -> Places:
+def ids_of_mixture(places: Places, segment: Segment, lengths: Sequence[int], order: ShuffleOrder, seed: int) -> Places:
     """Ids, counted through all sources, of the samples at these places, none of them before the segment."""
     sources, draws = _locate(places, segment, seed)
     ids = np.empty_like(places)
@@ -155,7 +155,7 @@ def _block(segment: Segment, block: int, seed: int) -> tuple[Places, Places]:
     return sources, nth
 
 
-def _ids_of_draws(draws: Places, length: int, order: Order, seed: int, source: int) -> Places:
+def _ids_of_draws(draws: Places, length: int, order: ShuffleOrder, seed: int, source: int) -> Places:
     """Ids inside of a source of its k-th samples, counted over all of its epochs."""
     epochs, places = np.divmod(draws, length)
     ids = np.empty_like(draws)

@@ -19,8 +19,8 @@ from hyperpod_ext.runtime.data.positions import (
     GHOST,
     Cursor,
     Extent,
-    Plan,
     Slot,
+    StepPlan,
     after,
     extent_at,
     most_owned,
@@ -120,7 +120,7 @@ class ElasticBatchSampler:
         """This rank's slots of the step to be made next: the same ones until it is acknowledged."""
         return self.plan(self.cursor).slots
 
-    def plan(self, cursor: Cursor, available: int | None = None) -> Plan:
+    def plan(self, cursor: Cursor, available: int | None = None) -> StepPlan:
         """The step at `cursor`, or at the beginning of the next epoch where this one is over.
 
         available: samples that a stream still has, when that is less than a batch.
@@ -131,7 +131,7 @@ class ElasticBatchSampler:
             length = cursor.place + available
         cursor, extent = extent_at(cursor, length, batch, self.drop_last)
         then = after(cursor, extent, length, batch, self.drop_last)
-        return Plan(cursor, then, extent, self._slots(cursor.epoch, extent), self.version)
+        return StepPlan(cursor, then, extent, self._slots(cursor.epoch, extent), self.version)
 
     def _slots(self, epoch: int, extent: Extent) -> list[Slot]:
         rank, world_size = self.world

@@ -29,10 +29,10 @@ class BlockShuffle:
 
 
 Shuffle = BlockShuffle | Literal["global", "block", False]
-Order = BlockShuffle | Literal["global"] | None
+ShuffleOrder = BlockShuffle | Literal["global"] | None
 
 
-def order_of(shuffle: Shuffle) -> Order:
+def order_of(shuffle: Shuffle) -> ShuffleOrder:
     """`shuffle` as the functions here take it.
 
     Raises:
@@ -47,14 +47,14 @@ def order_of(shuffle: Shuffle) -> Order:
     raise JobFailedError(f"shuffle={shuffle!r}", hint='Give "global", "block", BlockShuffle(...) or False.')
 
 
-def name_of(order: Order) -> str:
+def name_of(order: ShuffleOrder) -> str:
     """The order's name in saved state: another name is another order."""
     if order is None:
         return "1/sequential"
     return f"1/block/{order.block}/{order.window}" if isinstance(order, BlockShuffle) else "1/global"
 
 
-def ids_at(places: Places, n: int, order: Order, *key: int | str) -> Places:
+def ids_at(places: Places, n: int, order: ShuffleOrder, *key: int | str) -> Places:
     """Ids of the samples at these places of range(n), in the order that `key` chooses."""
     if order is None:
         return places

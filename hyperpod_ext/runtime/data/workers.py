@@ -15,21 +15,21 @@ from typing import Any
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.processes import die_with_parent
 from hyperpod_ext.runtime.data.fetching import Fetch, Fetched, Task
-from hyperpod_ext.runtime.data.positions import GHOST, Plan
+from hyperpod_ext.runtime.data.positions import GHOST, StepPlan
 
-Read = tuple[Plan, list[Fetched]]
+Read = tuple[StepPlan, list[Fetched]]
 
 
-def in_this_thread(fetch: Fetch, plans: Iterator[Plan]) -> Generator[Read]:
+def in_this_thread(fetch: Fetch, plans: Iterator[StepPlan]) -> Generator[Read]:
     """Read each step when it is asked for."""
     for plan in plans:
         yield plan, fetch.aside(_tasks(plan))
 
 
-def in_threads(fetch: Fetch, plans: Iterator[Plan], workers: int, prefetch: int) -> Generator[Read]:
+def in_threads(fetch: Fetch, plans: Iterator[StepPlan], workers: int, prefetch: int) -> Generator[Read]:
     """Read up to `prefetch` steps ahead. Threads share one random state, so none is set for them."""
     pool = ThreadPoolExecutor(workers, thread_name_prefix="hpx-data")
-    ahead: deque[tuple[Plan, list[Future[Fetched]]]] = deque()
+    ahead: deque[tuple[StepPlan, list[Future[Fetched]]]] = deque()
     try:
         while True:
             for plan in itertools.islice(plans, prefetch + 1 - len(ahead)):
@@ -43,7 +43,7 @@ def in_threads(fetch: Fetch, plans: Iterator[Plan], workers: int, prefetch: int)
 
 
 def in_processes(
-    fetch: Fetch, plans: Iterator[Plan], workers: int, prefetch: int, start_method: str | None
+    fetch: Fetch, plans: Iterator[StepPlan], workers: int, prefetch: int, start_method: str | None
 ) -> Generator[Read]:
     """Read up to `prefetch` steps ahead in processes of torch's DataLoader.
 
@@ -56,7 +56,7 @@ def in_processes(
     first = next(plans, None)
     if first is None:
         return
-    given: deque[Plan] = deque()
+    given: deque[StepPlan] = deque()
 
     def tasks() -> Iterator[Task]:
         for plan in itertools.chain([first], plans):
@@ -80,10 +80,10 @@ def in_processes(
     read: Any = iter(loader)
     try:
         while True:
-            taken: list[Fetched] = []
-            while not given or len(taken) < len(given[0].slots):
+            fetched: list[Fetched] = []
+            while not given or len(fetched) < len(given[0].slots):
                 try:
-                    taken.append(next(read))
+                    fetched.append(next(read))
                 except StopIteration:
                     if not given:
                         return
@@ -93,7 +93,7 @@ def in_processes(
                         f"reading step {given[0].cursor.step + 1}: {str(error).splitlines()[0]}",
                         hint="A worker process was killed: see whether memory or /dev/shm is short.",
                     ) from error
-            yield given.popleft(), taken
+            yield given.popleft(), fetched
     finally:
         if hasattr(read, "_shutdown_workers"):
             read._shutdown_workers()
@@ -125,6 +125,6 @@ def _as_it_is(fetched: Fetched) -> Fetched:
     return fetched
 
 
-def _tasks(plan: Plan) -> list[Task]:
+def _tasks(plan: StepPlan) -> list[Task]:
     number = plan.cursor.step + 1
     return [Task(number, slot.index, slot.ids, slot.index != GHOST) for slot in plan.slots]

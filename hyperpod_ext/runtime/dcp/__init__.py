@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TieredStorageReader", "TieredStorageWriter", "Tiers"]
 
-_HOMES = {
+_MODULES = {
     "TieredStorageReader": "hyperpod_ext.runtime.dcp.reader",
     "TieredStorageWriter": "hyperpod_ext.runtime.dcp.writer",
     "Tiers": "hyperpod_ext.runtime.dcp.tiers",
@@ -27,7 +27,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     check(Feature.DCP)
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

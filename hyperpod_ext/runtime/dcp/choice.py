@@ -176,12 +176,12 @@ def explain(
     """Why there is none, and what there is."""
     wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
     lines = [f"No {wanted} that all {len(nodes)} ranks can load."]
-    whole, left = [], list(usable)
+    complete, left = [], list(usable)
     while left and (decision := choose_step(left, nodes)) is not None:
-        whole.append(decision.step)
+        complete.append(decision.step)
         left = [offer for offer in left if offer.step < decision.step]
-    lines.append("Whole ones: " + (", ".join(map(str, whole)) if whole else "none") + ".")
-    for at in sorted({offer.step for offer in offers} - set(whole), reverse=True):
+    lines.append("Whole ones: " + (", ".join(map(str, complete)) if complete else "none") + ".")
+    for at in sorted({offer.step for offer in offers} - set(complete), reverse=True):
         ranks = {offer.rank for offer in offers if offer.step == at}
         size = max(offer.world_size for offer in offers if offer.step == at)
         lines.append(f"Step {at}: held of {len(ranks - {-1})} of {size} ranks.")

@@ -58,9 +58,9 @@ class Ranks:
             size = self._sizes(what, len(data))[0]
             if self._group is None:
                 return json.loads(data)
-            said = _padded(data, size)
-            dist.broadcast(said, src=0, group=self._group)
-        return _read(said, size)
+            padded = _padded(data, size)
+            dist.broadcast(padded, src=0, group=self._group)
+        return _read(padded, size)
 
     def vote(self, what: str, error: Exception | None) -> None:
         """Go on together or fail together.

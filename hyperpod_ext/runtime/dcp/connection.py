@@ -32,7 +32,7 @@ _QUIET_S = 15.0
 """How long what an earlier process had asked for may take to be done."""
 
 
-class Connection:
+class MemoryConnection:
     """One rank's line to its node's memory server. Every call is for all ranks together, or says otherwise."""
 
     def __init__(self, job: str, policy: CheckpointPolicy, secret_file: Path | None, idle_exit_s: float) -> None:
@@ -45,9 +45,9 @@ class Connection:
             )
         directory = self.together("directory", runtime_dir)
         me = {"place": place_of(directory), "node": os.environ.get("GROUP_RANK"), "pid": os.getpid()}
-        said = self.ranks.all_gather("who is where", me)
-        self.nodes = Nodes.of(said)
-        self._pids = [int(each["pid"]) for each in said]
+        ranks = self.ranks.all_gather("who is where", me)
+        self.nodes = Nodes.of(ranks)
+        self._pids = [int(each["pid"]) for each in ranks]
         self.node = self.nodes.node_of[self.ranks.rank]
         self.leads = self.nodes.leader(self.node) == self.ranks.rank
         """Whether this rank speaks for its node."""
@@ -130,7 +130,7 @@ class Connection:
             checkpoint=self._policy,
         )
         client = start_server(place, config, self.node, self._secret_file, idle_exit_s)
-        server = client.ask(r.Hello())
+        server = client.ask(r.Handshake())
         if server.config["checkpoint"] == self._policy.model_dump(mode="json"):
             return client
         client.close()

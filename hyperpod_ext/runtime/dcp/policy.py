@@ -31,12 +31,12 @@ def policy_of(job: str, given: Policy | None, environ: Mapping[str, str] = os.en
     try:
         policy = _read(given, environ)
     except ValidationError as error:
-        raise _told(CheckpointPolicy, given, error) from None
+        raise _config_error(CheckpointPolicy, given, error) from None
     try:
         RuntimeConfig(name=job, nodes=1, workers_per_node=1, checkpoint=policy)
     except ValidationError as error:
-        whole = {"name": job, "nodes": 1, "workers_per_node": 1, "checkpoint": policy.model_dump(mode="json")}
-        raise _told(RuntimeConfig, whole, error) from None
+        config = {"name": job, "nodes": 1, "workers_per_node": 1, "checkpoint": policy.model_dump(mode="json")}
+        raise _config_error(RuntimeConfig, config, error) from None
     return policy
 
 
@@ -45,8 +45,8 @@ def _read(given: Policy | None, environ: Mapping[str, str]) -> CheckpointPolicy:
         case CheckpointPolicy():
             return given
         case None:
-            told = environ.get(ENV_RUNTIME)
-            return RuntimeConfig.told(told).checkpoint if told else CheckpointPolicy()
+            text = environ.get(ENV_RUNTIME)
+            return RuntimeConfig.from_json(text).checkpoint if text else CheckpointPolicy()
         case Mapping():
             return CheckpointPolicy.model_validate_json(_text(given))  # as in a file: lists are tuples
     if not isinstance(given, str | os.PathLike):
@@ -62,7 +62,7 @@ def _text(given: object) -> str:
     return json.dumps(given, default=os.fspath)
 
 
-def _told(model: type[Config], given: object, error: ValidationError) -> ConfigError:
+def _config_error(model: type[Config], given: object, error: ValidationError) -> ConfigError:
     """The mistakes in the words that a file's are told in."""
     try:
         import_module("hyperpod_ext.config.files.load").load_text(model, _text(given), "Tiers")

@@ -50,7 +50,7 @@ def parts_of(items: Iterable[WriteItem], planner: SavePlanner, paths: Mapping[st
     return take_apart(tree, Chunk)
 
 
-def is_whole(parts: Parts) -> bool:
+def is_unsharded(parts: Parts) -> bool:
     """Whether every tensor is here in full, as data parallelism has it."""
     return all(tuple(chunk.local.shape) == chunk.shape for chunk in parts.tensors)
 
@@ -122,8 +122,8 @@ def contents_of(parts: Mapping[int, tuple[Plan, Sequence[Any]]]) -> Contents:
         for index, item in enumerate(plan.items):
             known = holders.setdefault((item.fqn, item.offsets), [])
             if not known:
-                whole = tensors.setdefault(item.fqn, _tensor(item.dtype, item.shape))
-                whole.chunks.append(ChunkStorageMetadata(torch.Size(item.offsets), torch.Size(item.sizes)))
+                metadata = tensors.setdefault(item.fqn, _tensor(item.dtype, item.shape))
+                metadata.chunks.append(ChunkStorageMetadata(torch.Size(item.offsets), torch.Size(item.sizes)))
             known.append((rank, index))
     plain_names = {name for each in values.values() for name in each}
     described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {

@@ -52,7 +52,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class History:
+class SaveHistory:
     """What this run has loaded and saved.
 
     A generation is a history without a break. A new one begins with the first save, after a save that
@@ -66,7 +66,7 @@ class History:
     """Newest step that all ranks have saved."""
     torn: bool = False
     """The last save failed: some ranks may hold it, so its step must not be mistaken for the newest."""
-    whole: int = 0
+    saves: int = 0
     """Saves of this generation that all ranks have made."""
 
     def needs_new(self, step: int) -> bool:
@@ -74,22 +74,22 @@ class History:
 
     def entry(self, step: int) -> Entry:
         """How to enter a new generation whose first save is of `step`."""
-        whole = self.complete if self.complete is not None else self.restored
-        if whole is None:
+        base = self.complete if self.complete is not None else self.restored
+        if base is None:
             return Entry(min(0, step - 1), None)
-        return Entry(min(whole, step - 1), whole if whole < step else None)
+        return Entry(min(base, step - 1), base if base < step else None)
 
     def enter(self, generation: int) -> None:
-        self.generation, self.torn, self.whole = generation, False, 0
+        self.generation, self.torn, self.saves = generation, False, 0
 
     def loaded(self, step: int) -> None:
         """The state is that of `step` now; the next save begins a generation from there."""
-        self.generation, self.restored, self.complete, self.torn, self.whole = 0, step, None, False, 0
+        self.generation, self.restored, self.complete, self.torn, self.saves = 0, step, None, False, 0
 
-    def saved(self, step: int, whole: bool) -> int:
-        """A save has ended. Returns how many of its generation are whole by now."""
-        self.torn = not whole
-        if whole:
+    def saved(self, step: int, complete: bool) -> int:
+        """A save has ended. Returns how many of its generation are complete by now."""
+        self.torn = not complete
+        if complete:
             self.complete = step
-            self.whole += 1
-        return self.whole
+            self.saves += 1
+        return self.saves

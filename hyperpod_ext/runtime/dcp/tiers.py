@@ -15,10 +15,10 @@ from torch.distributed.checkpoint.planner import SavePlan
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError, NoCheckpointError, NotFoundError, UnreachableError
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.dcp.choice import Choice, Refused, choose
-from hyperpod_ext.runtime.dcp.connection import Connection
+from hyperpod_ext.runtime.dcp.connection import MemoryConnection
 from hyperpod_ext.runtime.dcp.policy import Policy, policy_of
-from hyperpod_ext.runtime.dcp.state import is_whole
-from hyperpod_ext.runtime.dcp.steps import Entry, History, Save
+from hyperpod_ext.runtime.dcp.state import is_unsharded
+from hyperpod_ext.runtime.dcp.steps import Entry, Save, SaveHistory
 from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
 from hyperpod_ext.runtime.snapshot.select import Decision, Offer, Source
@@ -50,11 +50,11 @@ class Tiers:
         idle_exit_s: float = 600.0,
     ) -> None:
         self.job, self.policy = job, policy_of(job, policy)
-        self._node = Connection(job, self.policy, None if secret_file is None else Path(secret_file), idle_exit_s)
+        self._node = MemoryConnection(job, self.policy, None if secret_file is None else Path(secret_file), idle_exit_s)
         self._ranks, self._client, self.secret = self._node.ranks, self._node.client, self._node.secret
         self.rank, self.nodes = self._ranks.rank, self._node.nodes
         self._checkpointer = self._node.together("attach", self._attach)
-        self._history, self._entry, self._run = History(), Entry(0, None), ""
+        self._history, self._entry, self._run = SaveHistory(), Entry(0, None), ""
         self._by_time = time.monotonic()
         self._failed: dict[str, int] = {}
         self._offers: list[Offer] = []
@@ -139,12 +139,12 @@ class Tiers:
         Raises:
             JobFailedError: the ranks are about to save different steps.
         """
-        said = self._ranks.all_gather("save", [step, self._is_due_by_time()])
-        if len(steps := {int(each[0]) for each in said}) > 1:
+        answers = self._ranks.all_gather("save", [step, self._is_due_by_time()])
+        if len(steps := {int(each[0]) for each in answers}) > 1:
             raise JobFailedError(f"the ranks save different steps at the same time: {sorted(steps)}")
         if self._history.needs_new(step):
             self._enter(step)
-        if said[0][1]:  # by the clock of rank 0; nobody seals before every node knows
+        if answers[0][1]:  # by the clock of rank 0; nobody seals before every node knows
             self._by_time = time.monotonic()
             self._node.for_node("schedule copy", lambda: self._client.ask(r.ScheduleCopy(step=step)))
         return Save(step, self._history.generation)
@@ -195,7 +195,7 @@ class Tiers:
 
     def copy(self, save: Save, parts: Parts) -> None:
         """Copy this rank's state to shared memory; it is sealed when this returns. By each rank for itself."""
-        extras = {"sharing": "alike" if is_whole(parts) else "shard"}
+        extras = {"sharing": "alike" if is_unsharded(parts) else "shard"}
         self._checkpointer.save(save.step, save.save_id, save.generation, parts, extras)
         self._checkpointer.flush()
 
@@ -210,10 +210,10 @@ class Tiers:
         except HyperpodExtError:
             self._history.saved(save.step, False)
             raise
-        whole = self._history.saved(save.step, True)
+        saves = self._history.saved(save.step, True)
         if not self._node.leads:
             return
-        if whole == 1:
+        if saves == 1:
             self._client.ask(r.Fence(generation=save.generation, step=self._entry.base, run=self._run))
         elif self._node.ours:
             self._client.ask(r.KeepOnly(ranks=tuple(self.nodes.ranks(self._node.node))))
@@ -254,26 +254,26 @@ class Tiers:
             stored = self._stored()["checkpoints"] if self.rank == 0 else []
             return {"held": self._client.ask(r.Held()).snapshots, "stored": stored}
 
-        said = self._ranks.all_gather("held", self._node.for_node("offers", ask) or {"held": [], "stored": []})
+        answers = self._ranks.all_gather("held", self._node.for_node("offers", ask) or {"held": [], "stored": []})
         if self.rank != 0:
             return []
         of_memory = [
             Offer.of_memory(summary, self.nodes.node_of[rank])
-            for rank, each in enumerate(said)
+            for rank, each in enumerate(answers)
             for summary in each["held"]
         ]
-        return of_memory + [Offer.of_all(summary) for summary in said[0]["stored"]]
+        return of_memory + [Offer.of_all(summary) for summary in answers[0]["stored"]]
 
     def _stored(self) -> dict[str, Any]:
         """What the durable tiers have. By rank 0."""
-        said = encode(self._client.ask(r.Durable()))
-        self._unreadable = [str(problem) for problem in said["problems"]]
-        if said["unreachable"] and not self._history.generation:
+        answer = encode(self._client.ask(r.Durable()))
+        self._unreadable = [str(problem) for problem in answer["problems"]]
+        if answer["unreachable"] and not self._history.generation:
             raise UnreachableError(
-                f"{'; '.join(said['unreachable'])}. It may have a newer checkpoint than memory.",
+                f"{'; '.join(answer['unreachable'])}. It may have a newer checkpoint than memory.",
                 hint="Start again when the tier can be read, or without it in the policy to go on from the rest.",
             )
-        return said
+        return answer
 
     def gather_found(
         self, found: Mapping[int, Any], failures: Sequence[Refused]

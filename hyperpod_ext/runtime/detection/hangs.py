@@ -53,7 +53,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class Heartbeat:
     """What is known of one rank at one moment. Times are ages in seconds, so that they travel between machines."""
 
     rank: int
@@ -69,7 +69,7 @@ class Sign:
     """Whether the kernel has stopped the process: SIGSTOP, a debugger."""
 
     @classmethod
-    def of(cls, rank: int, reading: Reading, *, quiet_since: float, stopped: bool, now: float) -> Sign:
+    def of(cls, rank: int, reading: Reading, *, quiet_since: float, stopped: bool, now: float) -> Heartbeat:
         return cls(
             rank=rank,
             generation=reading.generation,
@@ -85,7 +85,7 @@ class Sign:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Sign:
+    def from_json(cls, fields: Mapping[str, Any]) -> Heartbeat:
         return cls(**{**fields, "phase": Phase(fields["phase"])})
 
     @property
@@ -104,53 +104,53 @@ class Hang:
 
     ranks: tuple[int, ...]
     cause: str
-    first: Sign
+    first: Heartbeat
     """Of the first rank that makes no progress."""
 
 
-def silent_too_long(sign: Sign, policy: HangPolicy) -> str:
+def silent_too_long(heartbeat: Heartbeat, policy: HangPolicy) -> str:
     """Why this rank is to be ended whatever the others do; empty: it is not."""
-    if sign.silent_s < policy.heartbeat_s:
+    if heartbeat.silent_s < policy.heartbeat_s:
         return ""
-    what = "stopped by a signal" if sign.stopped else "alive, but runs no Python code"
-    return f"no heartbeat for {sign.silent_s:.1f} s {sign.place}: the process is {what}"
+    what = "stopped by a signal" if heartbeat.stopped else "alive, but runs no Python code"
+    return f"no heartbeat for {heartbeat.silent_s:.1f} s {heartbeat.place}: the process is {what}"
 
 
-def find_hung(heartbeats: Mapping[int, Sign], world_size: int, limit_s: float) -> Hang | None:
+def find_hung(heartbeats: Mapping[int, Heartbeat], world_size: int, limit_s: float) -> Hang | None:
     """Who holds everybody up, when some rank has made no progress for `limit_s`. None: no one can say, or nobody does.
 
     `heartbeats`: of every rank, from the same moment or nearly so.
     """
-    if len(heartbeats) < world_size or len({sign.generation for sign in heartbeats.values()}) != 1:
+    if len(heartbeats) < world_size or len({heartbeat.generation for heartbeat in heartbeats.values()}) != 1:
         return None  # some rank is away, and what ails it is known or will be
-    quiet = {rank: sign for rank, sign in heartbeats.items() if sign.quiet_s >= limit_s / 2}
-    if not any(sign.quiet_s >= limit_s for sign in quiet.values()):
+    quiet = {rank: heartbeat for rank, heartbeat in heartbeats.items() if heartbeat.quiet_s >= limit_s / 2}
+    if not any(heartbeat.quiet_s >= limit_s for heartbeat in quiet.values()):
         return None
-    frozen = [rank for rank, sign in quiet.items() if sign.stopped or sign.silent_s > _SILENT_S]
+    frozen = [rank for rank, heartbeat in quiet.items() if heartbeat.stopped or heartbeat.silent_s > _SILENT_S]
     if frozen:  # it cannot wait for anyone; the others wait for it
         return Hang(tuple(sorted(frozen)), _why(heartbeats[frozen[0]]), heartbeats[frozen[0]])
-    least = min(sign.position for sign in heartbeats.values())
-    behind = sorted(rank for rank, sign in heartbeats.items() if sign.position == least)
+    least = min(heartbeat.position for heartbeat in heartbeats.values())
+    behind = sorted(rank for rank, heartbeat in heartbeats.items() if heartbeat.position == least)
     if 2 * len(behind) > world_size > 1:
         return _nobody(heartbeats, behind)
     hung = [rank for rank in behind if rank in quiet]
-    if not hung and max(sign.quiet_s for sign in quiet.values()) >= _LIVELY * limit_s:
+    if not hung and max(heartbeat.quiet_s for heartbeat in quiet.values()) >= _LIVELY * limit_s:
         hung = behind
     return Hang(tuple(hung), _why(heartbeats[hung[0]]), heartbeats[hung[0]]) if hung else None
 
 
-def _why(sign: Sign) -> str:
-    if sign.stopped:
+def _why(heartbeat: Heartbeat) -> str:
+    if heartbeat.stopped:
         how = ": the process is stopped by a signal"
-    elif sign.silent_s > _SILENT_S:
+    elif heartbeat.silent_s > _SILENT_S:
         how = ": the process runs no Python code"
     else:
         how = ""
-    return f"hung {sign.place}, no progress for {sign.quiet_s:.1f} s{how}"
+    return f"hung {heartbeat.place}, no progress for {heartbeat.quiet_s:.1f} s{how}"
 
 
-def _nobody(heartbeats: Mapping[int, Sign], behind: Sequence[int]) -> Hang:
-    first, quiet_s = heartbeats[behind[0]], max(sign.quiet_s for sign in heartbeats.values())
+def _nobody(heartbeats: Mapping[int, Heartbeat], behind: Sequence[int]) -> Hang:
+    first, quiet_s = heartbeats[behind[0]], max(heartbeat.quiet_s for heartbeat in heartbeats.values())
     ranks = ", ".join(map(str, behind))
     cause = f"ranks {ranks} make no progress for {quiet_s:.1f} s {first.place}, and none is behind the others"
     return Hang((), cause, first)

@@ -162,7 +162,7 @@ async def _ask(check: HealthCheck, context: HealthContext, limit_s: float) -> st
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[str | None] = loop.create_future()
 
-    def settle(found: str | None) -> None:
+    def set_answer(found: str | None) -> None:
         if not answer.done():
             answer.set_result(found)
 
@@ -172,7 +172,7 @@ async def _ask(check: HealthCheck, context: HealthContext, limit_s: float) -> st
         except Exception as error:  # somebody else's code: what it meets is what it found
             found = f"{type(error).__name__}: {error}"
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(settle, found)
+            loop.call_soon_threadsafe(set_answer, found)
 
     threading.Thread(target=work, name="hpx-health", daemon=True).start()
     try:

@@ -79,8 +79,8 @@ def read_action(text: str, now: datetime) -> PreemptionNotice:
     What cannot be read is a notice all the same: EC2 says nothing there unless it has to.
     """
     try:
-        told = json.loads(text)
-        action, at = str(told["action"]), datetime.fromisoformat(str(told["time"]))
+        action_json = json.loads(text)
+        action, at = str(action_json["action"]), datetime.fromisoformat(str(action_json["time"]))
         return PreemptionNotice(f"EC2 will {action} this Spot instance"[:80], round((at - now).total_seconds(), 1))
     except (ValueError, KeyError, TypeError):
         return PreemptionNotice("EC2 gives notice of an interruption")
@@ -122,8 +122,8 @@ async def watch(
         notice = PreemptionNotice(f"{file} says so") if there else None
         if metadata is not None and notice is None and time.monotonic() >= again_at:
             try:
-                told = await asyncio.to_thread(metadata.spot_action)
-                notice = None if told is None else read_action(told, datetime.now(UTC))
+                answer = await asyncio.to_thread(metadata.spot_action)
+                notice = None if answer is None else read_action(answer, datetime.now(UTC))
                 failures = 0
             except OSError as error:
                 failures += 1

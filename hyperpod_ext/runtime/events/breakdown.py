@@ -70,9 +70,9 @@ class OverTime:
         """`part_s`, the seconds of one part, and shares from 0 to 1 of those phases that there were."""
         if not self._ranks or self._part <= 0:
             return {"part_s": 0.0, "shares": {}}
-        whole = self._part * self._ranks
+        total = self._part * self._ranks
         shares = {
-            phase: [round(seconds / whole, 5) for seconds in sums] for phase, sums in self._seconds.items() if any(sums)
+            phase: [round(seconds / total, 5) for seconds in sums] for phase, sums in self._seconds.items() if any(sums)
         }
         return {"part_s": round(self._part, 6), "shares": shares}
 

@@ -62,7 +62,7 @@ def unfinished_resize(events: Events) -> dict[str, Any] | None:
     return last.model_dump(exclude={"t", "event", "moved"}) if isinstance(last, RanksReassigned) else None
 
 
-def orders_taken(events: Events) -> set[str]:
+def orders_accepted(events: Events) -> set[str]:
     """Names of the orders to resize that a coordinator has taken."""
     return {event.order for event in events if isinstance(event, Resizing) and event.order}
 

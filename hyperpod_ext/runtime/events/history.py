@@ -20,7 +20,7 @@ _CORRELATED_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class JobHistory:
     """A job's own numbers. Seconds."""
 
     nodes: int
@@ -44,7 +44,7 @@ class History:
         return Rates(self.process.rate, self.node.rate, self.correlated.rate, source)
 
 
-def read_history(path: Path) -> History:
+def read_history(path: Path) -> JobHistory:
     """The history in `path`: an events.jsonl, or the run directory it is in.
 
     Raises:
@@ -60,10 +60,10 @@ def read_history(path: Path) -> History:
     except OSError as error:
         raise ConfigError([Problem(f"cannot be read: {error.strerror}", source=str(file))]) from None
     log = read_log(text.splitlines(), str(file))
-    return history_of(log.whole(), str(file), log.notes)
+    return history_of(log.all_events(), str(file), log.notes)
 
 
-def history_of(events: Events, source: str, warnings: Sequence[str] = ()) -> History:
+def history_of(events: Events, source: str, warnings: Sequence[str] = ()) -> JobHistory:
     """The numbers behind a job's events.
 
     Raises:
@@ -80,7 +80,7 @@ def history_of(events: Events, source: str, warnings: Sequence[str] = ()) -> His
     of_nodes = {(event.node, event.t) for event in lost}
     died = sum((fault.node, fault.t) not in of_nodes for fault in events.of(Fault))
     exposure = wall_s * nodes
-    return History(
+    return JobHistory(
         nodes=nodes,
         wall_s=wall_s,
         step_s=median(took) if (took := [step.took for step in events.of(Step)]) else None,

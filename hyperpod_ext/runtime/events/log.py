@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.errors import ConfigError
-from hyperpod_ext.files import write_whole
+from hyperpod_ext.files import write_atomically
 from hyperpod_ext.runtime.events.event import NOTE, VERSION, Event, Events, Other
 from hyperpod_ext.runtime.events.kinds import KINDS
 from hyperpod_ext.runtime.events.reading import read_events
@@ -33,13 +33,13 @@ def checked(event: str, fields: dict[str, Any], t: float | None = None) -> tuple
         return KINDS.decode(entry), _line(entry)
     except WireError as error:
         why = str(error)
-    if event not in _SAID:
-        _SAID.add(event)
+    if event not in _REPORTED:
+        _REPORTED.add(event)
         sys.stderr.write(f"hyperpod_ext: the event log has an event that is not as declared: {why}\n")
     return Other.model_construct(t=entry["t"], name=event, why=why), _line(entry | {NOTE: why})
 
 
-_SAID: set[str] = set()
+_REPORTED: set[str] = set()
 """Kinds of events that were not as declared."""
 
 
@@ -144,7 +144,7 @@ def _unfinished(path: Path) -> int:
 
 def write_report(run_dir: Path, report: dict[str, Any], name: str = REPORT) -> None:
     """Write a report so that readers see all of it or none of it."""
-    write_whole(run_dir / name, json.dumps(report, indent=2) + "\n")
+    write_atomically(run_dir / name, json.dumps(report, indent=2) + "\n")
 
 
 def report_of(node: int | str) -> str:

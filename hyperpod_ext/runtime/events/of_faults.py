@@ -28,10 +28,11 @@ class Fault(ByCoordinator):
     """How far up it was taken: in process, process or node; empty: it ends the job, or another fault was first."""
 
 
-class Freed(ByWorker):
+class Aborted(ByWorker):
     """A rank has left the generation that is over."""
 
-    event: Literal["freed"] = "freed"
+    event: Literal["aborted"] = "aborted"
+    was = ("freed",)
     step: Count
     """The newest step that it has made."""
 

@@ -24,10 +24,11 @@ class Coordinator(OfNode):
     """Coordinators so far."""
 
 
-class StoodDown(OfNode):
+class SteppedDown(OfNode):
     """The coordinator on `node` stops: it reaches no majority, or its node leaves."""
 
-    event: Literal["stood_down"] = "stood_down"
+    event: Literal["stepped_down"] = "stepped_down"
+    was = ("stood_down",)
     term: Count
     reached: Listed[Count] = ()
     """Nodes that it still reached."""
@@ -71,10 +72,11 @@ class NodeLeaves(OfNode):
     event: Literal["node_leaves"] = "node_leaves"
 
 
-class NodeRetired(OfNode):
+class NodeDecommissioned(OfNode):
     """A node's workers end: others have its ranks."""
 
-    event: Literal["node_retired"] = "node_retired"
+    event: Literal["node_decommissioned"] = "node_decommissioned"
+    was = ("node_retired",)
 
 
 class NodeLeft(OfNode):
@@ -91,11 +93,13 @@ class NodesWanted(ByCoordinator):
     """Every node that it would have."""
 
 
-class Unfit(ByAgent):
+class Unhealthy(ByAgent):
     """A node has failed a health check; no worker is started on it."""
 
-    event: Literal["ill"] = "ill"
-    ailments: dict[str, str]
+    event: Literal["unhealthy"] = "unhealthy"
+    was = ("ill",)
+    fields_were = {"ailments": "problems"}
+    problems: dict[str, str]
     """What is wrong, by check."""
     seconds: Seconds
     """What the checks took."""
@@ -104,7 +108,8 @@ class Unfit(ByAgent):
 class PreemptionNotice(ByAgent):
     """The provider will take the node away."""
 
-    event: Literal["notice"] = "notice"
+    event: Literal["preemption_notice"] = "preemption_notice"
+    was = ("notice",)
     cause: str
     seconds_left: float | None = None
 
@@ -194,10 +199,11 @@ class JoiningWorkerLost(ByCoordinator):
     cause: str
 
 
-class Halted(ByCoordinator):
+class RankStopped(ByCoordinator):
     """A rank has stopped at the agreed step."""
 
-    event: Literal["halted"] = "halted"
+    event: Literal["rank_stopped"] = "rank_stopped"
+    was = ("halted",)
     rank: Count
     step: Count
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from hyperpod_ext.runtime.events.event import Event, Events
-from hyperpod_ext.runtime.events.of_faults import Fault, Freed, Injected, Killed
+from hyperpod_ext.runtime.events.of_faults import Aborted, Fault, Injected, Killed
 from hyperpod_ext.runtime.events.of_training import (
     Begun,
     Done,
@@ -37,7 +37,7 @@ from hyperpod_ext.runtime.events.of_training import (
     WorkerStarted,
 )
 
-Phase = Literal[
+SpanPhase = Literal[
     "startup",
     "data",
     "step",
@@ -51,9 +51,9 @@ Phase = Literal[
     "restore",
     "idle",
 ]
-PHASES: tuple[Phase, ...] = get_args(Phase)
+PHASES: tuple[SpanPhase, ...] = get_args(SpanPhase)
 
-KEPT: tuple[Phase, ...] = ("step", "data", "checkpoint", "first_step")
+KEPT: tuple[SpanPhase, ...] = ("step", "data", "checkpoint", "first_step")
 """What goodput counts."""
 
 _REMEMBERED_STEPS = 4096
@@ -65,7 +65,7 @@ class Span:
     """Time of one rank that went into one phase. Times are seconds of the log's clock."""
 
     rank: int
-    phase: Phase
+    phase: SpanPhase
     began: float
     ended: float
     generation: int
@@ -91,16 +91,16 @@ class Facts:
     """When the first rank began its first step; `end` if none did."""
 
 
-_ENDS: dict[type[Event], Phase] = {
+_ENDS: dict[type[Event], SpanPhase] = {
     WorkerStarted: "rebuild",
     Joined: "agree",
     GroupsOpen: "rebuild",
     Restored: "restore",
     Begun: "rebuild",
-    Freed: "abort",
+    Aborted: "abort",
 }
 """What a rank was doing until it came to this event."""
-_OfRank = WorkerStarted | Joined | GroupsOpen | Restored | Begun | Freed | Step | Done
+_OfRank = WorkerStarted | Joined | GroupsOpen | Restored | Begun | Aborted | Step | Done
 """Events that end a span of one rank."""
 _OfAll = Generation | Fault
 """Events that end a span of every rank."""
@@ -134,7 +134,7 @@ def ranks_of(events: Events) -> list[int]:
     return sorted({event.rank for event in events.of(Joined)})
 
 
-def totals(of_rank: Iterable[Span]) -> dict[Phase, float]:
+def totals(of_rank: Iterable[Span]) -> dict[SpanPhase, float]:
     """Seconds of each phase."""
     seconds = dict.fromkeys(PHASES, 0.0)
     for span in of_rank:
@@ -189,8 +189,8 @@ class SpanBuilder:
 
     def take(self) -> list[Span]:
         """Hand over the spans so far."""
-        taken, self.spans = self.spans, []
-        return taken
+        spans, self.spans = self.spans, []
+        return spans
 
     def close(self) -> None:
         """To the end of the log."""
@@ -200,7 +200,7 @@ class SpanBuilder:
         phase = _ENDS[type(event)]
         if isinstance(event, Joined) and not self._joined:
             phase = "rebuild"  # a new process, until it can be counted on
-        if isinstance(event, Freed) and self._training:  # nothing broke: a step's end that all had agreed on
+        if isinstance(event, Aborted) and self._training:  # nothing broke: a step's end that all had agreed on
             phase = "agree"
         if isinstance(event, WorkerStarted):
             self._joined = False
@@ -208,7 +208,7 @@ class SpanBuilder:
         self._joined = self._joined or isinstance(event, Joined)
         if isinstance(event, Begun):
             self._training, self._first_of_generation = True, self._generation > 1
-        elif isinstance(event, Freed):
+        elif isinstance(event, Aborted):
             self._training = False
 
     def _fault(self, moment: float) -> None:
@@ -236,7 +236,7 @@ class SpanBuilder:
         self._until(max(self._at, made.t - made.checkpoint_s), "step", made.step)
         self._until(made.t, "checkpoint", made.step)
 
-    def _until(self, moment: float, phase: Phase, step: int | None = None) -> None:
+    def _until(self, moment: float, phase: SpanPhase, step: int | None = None) -> None:
         """Close a span. What two processes' clocks and the order of writing leave behind an earlier event is empty."""
         if moment <= self._at:
             return

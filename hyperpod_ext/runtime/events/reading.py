@@ -27,7 +27,7 @@ class LogRead:
     notes: tuple[str, ...]
     """What was left out."""
 
-    def whole(self) -> Events:
+    def all_events(self) -> Events:
         """The events.
 
         Raises:
@@ -42,16 +42,16 @@ def read_log(lines: Iterable[str], source: str) -> LogRead:
     """The events of a log's lines; `source` names it in what is said. A last line that was cut off is left out."""
     events, notes = Events(), list[str]()
     damaged: Problem | None = None
-    cut: int | None = None
+    truncated: int | None = None
     for number, line in enumerate(lines, 1):
-        if cut is not None:
-            damaged = damaged or Problem("is not an event", source=source, line=cut, hint=_REMOVE)
-            cut = None
+        if truncated is not None:
+            damaged = damaged or Problem("is not an event", source=source, line=truncated, hint=_REMOVE)
+            truncated = None
         if not line.strip():
             continue
         entry = parse_line(line)
         if entry is None:
-            cut = number
+            truncated = number
             continue
         try:
             event = KINDS.read(entry)
@@ -64,8 +64,8 @@ def read_log(lines: Iterable[str], source: str) -> LogRead:
         events.append(event)
         if isinstance(event, Other) and event.why:
             notes.append(f"{source}:{number}: {event.why}; the event was left out")
-    if cut is not None:
-        notes.append(f"{source}:{cut}: the last line is cut off; it was left out")
+    if truncated is not None:
+        notes.append(f"{source}:{truncated}: the last line is cut off; it was left out")
     return LogRead(events, damaged, tuple(notes))
 
 

@@ -13,7 +13,7 @@ from hyperpod_ext.runtime.events.breakdown import breakdown
 from hyperpod_ext.runtime.events.capacity import capacity_of, find_resizes
 from hyperpod_ext.runtime.events.durable_steps import durable_steps, left_out
 from hyperpod_ext.runtime.events.event import Events
-from hyperpod_ext.runtime.events.of_faults import Fault, Freed, Injected, Killed
+from hyperpod_ext.runtime.events.of_faults import Aborted, Fault, Injected, Killed
 from hyperpod_ext.runtime.events.of_nodes import NodeLost, RanksReassigned
 from hyperpod_ext.runtime.events.of_training import (
     Begun,
@@ -156,7 +156,7 @@ def _phases(
     """Seconds of each phase, in their order, and of all of them; None: it was not come to."""
     milestones = {
         "fault_seen": seen,
-        "survivors_freed": _last(event.t for event in leaving.of(Freed) if event.t >= seen),
+        "survivors_freed": _last(event.t for event in leaving.of(Aborted) if event.t >= seen),
         "new_member": _last(event.t for event in leaving.of(Joined) if event.t >= seen),
         "groups_back": _last(event.t for event in joining.of(GroupsOpen)),
         "state_back": _last(event.t for event in joining.of(Go)),
@@ -184,9 +184,9 @@ def _shown(fault: Fault) -> dict[str, Any]:
 
 def _same_pids(past: Events, leaving: Events, world_size: int, seen: float) -> bool:
     """Whether every rank whose process stays joined with the process id that it had before the fault."""
-    world = leaving.last(RanksReassigned)
+    reassigned = leaving.last(RanksReassigned)
     gone = {fault.rank for fault in leaving.of(Fault) if fault.died}
-    stay = {rank: rank for rank in set(range(world_size)) - gone} if world is None else world.moved
+    stay = {rank: rank for rank in set(range(world_size)) - gone} if reassigned is None else reassigned.moved
     before = {event.rank: event.pid for event in past.of(Joined) if event.t < seen}
     now = {event.rank: event.pid for event in leaving.of(Joined) if event.t >= seen}
     return all(before.get(rank) == now.get(moved) for rank, moved in stay.items())

@@ -25,7 +25,7 @@ from hyperpod_ext.config.fault_injection import InjectedFault, parse_injected
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.detection.heartbeat import Phase
-from hyperpod_ext.runtime.fault_injection.orders import read_orders, take, taken_folder
+from hyperpod_ext.runtime.fault_injection.orders import injected_folder, read_orders, take
 from hyperpod_ext.runtime.ipc.environment import ENV_CHAOS, ENV_RUN_DIR
 
 _COSTS_MONEY = {
@@ -58,7 +58,7 @@ class Injector:
 
     def __init__(self, faults: Iterable[InjectedFault], rank: int, run_dir: Path, target: InjectionTarget) -> None:
         self._rank, self._run_dir, self._target = rank, run_dir, target
-        spent = taken_folder(run_dir)
+        spent = injected_folder(run_dir)
         self._armed = {
             name: fault
             for name, fault in ((_name(index, fault), fault) for index, fault in enumerate(faults))
@@ -113,7 +113,7 @@ class Injector:
             case "oom":
                 _run_out_of_memory()
             case "cut-network":
-                _cut_connections()
+                _shut_connections()
             case "corrupt-memory":
                 self._corrupt_snapshots()
             case "corrupt-weights":
@@ -199,7 +199,7 @@ def _run_out_of_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def _cut_connections() -> None:
+def _shut_connections() -> None:
     """End every TCP connection of this process, both ways. Listeners stay."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (names only)
         try:

@@ -1,7 +1,7 @@
 """Faults that are ordered while a job runs: files in its run folder, which agents and workers look for.
 
 RUN_DIR/chaos/orders/NAME.json    one order, written whole
-RUN_DIR/chaos/taken/NAME          it has struck, or is about to: each strikes once
+RUN_DIR/chaos/injected/NAME       it has struck, or is about to: each strikes once
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ def orders_folder(run_dir: Path) -> Path:
     return run_dir / ORDERS
 
 
-def taken_folder(run_dir: Path) -> Path:
-    return run_dir / "chaos" / "taken"
+def injected_folder(run_dir: Path) -> Path:
+    return run_dir / "chaos" / "injected"
 
 
 def read_orders(run_dir: Path) -> dict[str, InjectedFault | NodeFault]:
@@ -26,7 +26,7 @@ def read_orders(run_dir: Path) -> dict[str, InjectedFault | NodeFault]:
         return {}
     found = {}
     for file in sorted(folder.glob("*.json")):
-        if (taken_folder(run_dir) / file.stem).exists():
+        if (injected_folder(run_dir) / file.stem).exists():
             continue
         try:
             found[file.stem] = ChaosOrder.model_validate_json(file.read_bytes()).fault
@@ -37,7 +37,7 @@ def read_orders(run_dir: Path) -> dict[str, InjectedFault | NodeFault]:
 
 def take(run_dir: Path, name: str) -> bool:
     """Whether it falls to the caller to carry out fault `name`: true once in a job."""
-    folder = taken_folder(run_dir)
+    folder = injected_folder(run_dir)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         (folder / name).touch(exist_ok=False)

@@ -89,7 +89,7 @@ class ResilientAccelerator(Accelerator):
         return self._run.data_parallel(prepared, **options)
 
 
-def _name(thing: Any, taken: dict[str, Any]) -> str:
+def _name(thing: Any, used: dict[str, Any]) -> str:
     """`model`, `optimizer`, `scheduler` or the type's name, and its number from the second on."""
     if isinstance(thing, torch.nn.Module):
         name = "model"
@@ -99,5 +99,5 @@ def _name(thing: Any, taken: dict[str, Any]) -> str:
         name = "scheduler"
     else:
         name = type(thing).__name__
-    count = sum(known.rstrip("0123456789") == name for known in taken)
+    count = sum(known.rstrip("0123456789") == name for known in used)
     return name if not count else f"{name}{count}"

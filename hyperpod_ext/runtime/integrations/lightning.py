@@ -31,9 +31,9 @@ class ResilientTrainer(Trainer):
 
     def __init__(self, run: Run, **options: Any) -> None:
         gc.collect()  # the trainer of the call before, and what it holds of the process group before
-        taken = sorted({"strategy", "devices", "num_nodes", "use_distributed_sampler"} & options.keys())
-        if taken:
-            raise JobFailedError(f"ResilientTrainer: {taken[0]} is the job's", hint=f"Leave {taken[0]} out.")
+        reserved = sorted({"strategy", "devices", "num_nodes", "use_distributed_sampler"} & options.keys())
+        if reserved:
+            raise JobFailedError(f"ResilientTrainer: {reserved[0]} is the job's", hint=f"Leave {reserved[0]} out.")
         self._run_of_job, self._follow = run, _Follow(run)
         per_node = run.config.workers_per_node
         super().__init__(

@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch.plugins.io import CheckpointIO
 
 from hyperpod_ext.errors import Problem, UnsupportedError
-from hyperpod_ext.runtime.integrations.whole import WholeCheckpoint
+from hyperpod_ext.runtime.integrations.single_rank_checkpoint import SingleRankCheckpoint
 from hyperpod_ext.runtime.ipc.environment import ENV_SECRET_FILE, read_secret
 from hyperpod_ext.runtime.memory_server.client.start import secret_file_of
 
@@ -73,8 +73,8 @@ class HyperpodCheckpointIO(CheckpointIO):
         """See CheckpointIO."""
         self._at(path).remove()
 
-    def _at(self, path: str | os.PathLike[str]) -> WholeCheckpoint:
-        return WholeCheckpoint(os.fspath(path), job=self._job, secret=self._secret())
+    def _at(self, path: str | os.PathLike[str]) -> SingleRankCheckpoint:
+        return SingleRankCheckpoint(os.fspath(path), job=self._job, secret=self._secret())
 
     def _secret(self) -> bytes:
         named = os.environ.get(ENV_SECRET_FILE)

@@ -103,7 +103,7 @@ class RunningWorker(Declared):
     """Whether it waits for the next rank assignment."""
 
 
-class HeartbeatSign(Declared):
+class RankHeartbeat(Declared):
     """What an agent sees of a rank's heartbeat page."""
 
     rank: Count
@@ -130,11 +130,11 @@ class Report(Declared):
     """Its number now, which its agent adds; -1: the agent's own, or not known yet."""
 
 
-class WorkerHello(Declared):
+class WorkerHandshake(Declared):
     """A worker has been started."""
 
     sender, reader = "worker", "agent"
-    type: Literal["hello"] = "hello"
+    type: Literal["handshake"] = "handshake"
     rank: Count
     pid: Count
     generation: Count = 0
@@ -215,10 +215,10 @@ class StopAnswer(Report):
     """It makes no more steps."""
 
 
-class Halted(Report):
+class RankStopped(Report):
     """A rank has stopped at the step that was agreed on, and has saved what only it holds."""
 
-    type: Literal["halted"] = "halted"
+    type: Literal["rank_stopped"] = "rank_stopped"
     number: Number
     step: Count
 
@@ -226,11 +226,11 @@ class Halted(Report):
 # --- what an agent reports ------------------------------------------------------------------------
 
 
-class AgentHello(Declared):
+class AgentHandshake(Declared):
     """An agent reaches a coordinator, or votes for the agent that is to become it."""
 
     sender, reader = "agent", "coordinator, agent"
-    type: Literal["hello"] = "hello"
+    type: Literal["handshake"] = "handshake"
     node: Number
     id: str
     """Of this agent's process."""
@@ -252,7 +252,7 @@ class AgentHello(Declared):
     leaving: bool = False
     """Whether the node is to leave."""
     clock: MonotonicTime | None = None
-    record: dict[str, Any] | None
+    job_state: dict[str, Any] | None
     """What it knows of the job; null: nothing yet."""
 
 
@@ -265,7 +265,7 @@ class Beat(Report):
 
 
 class Acknowledged(Report):
-    """The agent has the record."""
+    """The agent has the job state."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["acknowledged"] = "acknowledged"
@@ -339,7 +339,7 @@ class Heartbeats(Report):
 
     sender, reader = "agent", "coordinator"
     type: Literal["heartbeats"] = "heartbeats"
-    heartbeats: Listed[HeartbeatSign]
+    heartbeats: Listed[RankHeartbeat]
 
 
 class ServesPeers(Report):
@@ -408,11 +408,11 @@ class Heard(Order):
     """Events that it has taken from this agent."""
 
 
-class Record(Order):
+class JobState(Order):
     """What another coordinator needs to go on, after each change."""
 
-    type: Literal["record"] = "record"
-    record: dict[str, Any]
+    type: Literal["job_state"] = "job_state"
+    job_state: dict[str, Any]
 
 
 class StopNode(Order):
@@ -614,7 +614,7 @@ class WithdrawStop(GenerationOrder):
 
 # --- who takes what -------------------------------------------------------------------------------
 
-FromWorker = Join | Restored | Finished | Event | Failed | StopAnswer | Halted
+FromWorker = Join | Restored | Finished | Event | Failed | StopAnswer | RankStopped
 FromAgent = (
     FromWorker
     | Beat
@@ -637,7 +637,7 @@ ToWorker = BeginGeneration | TryNext | GoOn | AbortGeneration | FinishTraining |
 ToAgent = (
     ToWorker
     | Heard
-    | Record
+    | JobState
     | StopNode
     | EndJob
     | Released

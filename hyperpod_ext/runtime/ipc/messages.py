@@ -128,8 +128,8 @@ _HANDSHAKE_S = 10.0
 _HANDSHAKE_BYTES = 1024  # whoever has not proved anything yet may not make us read more
 
 
-def _equal(said: object, expected: str) -> bool:
-    return hmac.compare_digest(str(said).encode(errors="replace"), expected.encode())
+def _equal(given: object, expected: str) -> bool:
+    return hmac.compare_digest(str(given).encode(errors="replace"), expected.encode())
 
 
 def _proof(secret: bytes, role: str, first: str, second: str) -> str:

@@ -11,7 +11,7 @@ from hyperpod_ext.runtime.detection.failure_causes import FaultKind
 from hyperpod_ext.runtime.snapshot.select import Decision
 
 
-class Phase(Enum):
+class JobPhase(Enum):
     FORMING = "forming"
     RESTORING = "restoring"
     RUNNING = "running"
@@ -48,7 +48,7 @@ class Fault:
     hint: str = ""
     node: int = -1
     """Where it was."""
-    whole_node: bool = False
+    node_lost: bool = False
     """Whether the node is lost with all its ranks."""
     level: EscalationLevel | None = None
     """What it cost."""

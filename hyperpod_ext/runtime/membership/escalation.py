@@ -40,7 +40,7 @@ class Budgets:
 
 def level_of(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> EscalationLevel:
     """The level at which `fault` is handled; `earlier` are those before it, oldest first."""
-    if fault.whole_node:
+    if fault.node_lost:
         return EscalationLevel.NODE
     if fault.follows:
         return EscalationLevel.PROCESS
@@ -65,13 +65,13 @@ def give_up(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> Fail | 
         return None
     everything, earlier = earlier, [other for other in earlier if not other.follows]
     same, most = _same(fault, earlier, budgets)
-    if not fault.whole_node and same >= most:
+    if not fault.node_lost and same >= most:
         hint = "It happens each time, so restarting cannot help; the rank's log has the whole story."
         left = next((f" Rank {other.rank} {other.cause}." for other in reversed(everything) if other.follows), "")
         after = left if fault.kind == "stalled" else ""  # nobody was ended for it, so only this tells the line
         return Fail(fault.code, f"{who}; {same} times in a row{'.' if after else ''}{after}", fault.hint or hint)
-    losses = sum(other.whole_node for other in earlier) + fault.whole_node
-    if fault.whole_node and losses > budgets.max_node_losses:
+    losses = sum(other.node_lost for other in earlier) + fault.node_lost
+    if fault.node_lost and losses > budgets.max_node_losses:
         hint = "Raise restart.max_node_losses, or find out why nodes fail. " + _AGAIN
         message = f"{who}; this was node loss {losses}, the job goes on after {budgets.max_node_losses}. "
         return Fail(fault.code, message + tried(everything), hint)
@@ -123,16 +123,16 @@ def tried(faults: Iterable[Fault]) -> str:
 
 
 def _who(fault: Fault) -> str:
-    if fault.whole_node:
+    if fault.node_lost:
         return f"node {fault.node} is lost at step {fault.step}: {fault.cause}"
     return f"rank {fault.rank} (node {fault.node}) at step {fault.step}: {fault.cause}"
 
 
-def _streak(fault: Fault, earlier: Sequence[Fault], calm_steps: int, alike: Callable[[Fault], bool]) -> int:
+def _streak(fault: Fault, earlier: Sequence[Fault], calm_steps: int, is_same: Callable[[Fault], bool]) -> int:
     """How many faults in a row, `fault` included, are alike with fewer than `calm_steps` between them."""
     count, step = 1, fault.step
     for other in reversed(earlier):
-        if not alike(other):
+        if not is_same(other):
             continue
         if step - other.step >= calm_steps:
             break

@@ -28,8 +28,8 @@ from hyperpod_ext.runtime.membership.actions import (
     Fault,
     Finish,
     Go,
+    JobPhase,
     Log,
-    Phase,
     Release,
     Replace,
     Restore,
@@ -66,7 +66,7 @@ class Membership:
         reserve: int = 0,
         states: NodeStates | None = None,
         generation: int = 1,
-        phase: Phase = Phase.FORMING,
+        phase: JobPhase = JobPhase.FORMING,
         committed: int = 0,
         began: Mapping[int, int] | None = None,
         faults: Collection[Fault] = (),
@@ -113,7 +113,7 @@ class Membership:
 
     def missing(self) -> list[int]:
         """Ranks with a node that the forming generation waits for."""
-        forming = self.phase is Phase.FORMING
+        forming = self.phase is JobPhase.FORMING
         return sorted(self.nodes.keys() - self.restoring.joined.keys() - self.unassigned) if forming else []
 
     def ranks_on(self, node: int) -> list[int]:
@@ -133,7 +133,7 @@ class Membership:
 
     def join(self, rank: int, live: Offer | None, held: list[Offer]) -> list[Action]:
         """`rank` waits for a generation; `held` is what its node's memory server has."""
-        if self.phase is not Phase.FORMING:
+        if self.phase is not JobPhase.FORMING:
             return []
         self.restoring.join(rank, live)
         self.restoring.hold(self.nodes[rank], held)
@@ -141,7 +141,7 @@ class Membership:
 
     def _begin_if_complete(self) -> list[Action]:
         """Once all ranks wait for the generation, and all is known that can be restored."""
-        complete = self.phase is Phase.FORMING and len(self.restoring.joined) == len(self.nodes)
+        complete = self.phase is JobPhase.FORMING and len(self.restoring.joined) == len(self.nodes)
         return self._decide() if complete and not self.states.those(NodeState.DECOMMISSIONED) else []
 
     def _decide(self) -> list[Action]:
@@ -151,9 +151,9 @@ class Membership:
             return [decided]
         if isinstance(decided, Fail):
             return [self._end(decided)]
-        if self.phase is Phase.RESTORING:
+        if self.phase is JobPhase.RESTORING:
             return [Restore(self.attempt, decided)]
-        self.phase = Phase.RESTORING
+        self.phase = JobPhase.RESTORING
         return [Begin(self.generation, decided)]
 
     def durable_answered(
@@ -166,13 +166,13 @@ class Membership:
         if not self.began:
             self.generation = max(self.generation, generation + 1)  # writers of earlier runs are older than this one
         self.restoring.durable_answered(stored, problems, unreachable)
-        if self.phase is Phase.RESTORING and self.restoring.is_asking:
+        if self.phase is JobPhase.RESTORING and self.restoring.is_asking:
             return self._decide()
         return self._begin_if_complete()
 
     def restore_reported(self, rank: int, generation: int, attempt: int, error: str) -> list[Action]:
         """`rank` has restored and verified (empty `error`), or could not."""
-        if generation != self.generation or attempt != self.attempt or self.phase is not Phase.RESTORING:
+        if generation != self.generation or attempt != self.attempt or self.phase is not JobPhase.RESTORING:
             return []
         if not error:
             return self._go() if self.restoring.all_restored(rank) else []
@@ -182,7 +182,7 @@ class Membership:
 
     def _go(self) -> list[Action]:
         assert self.decision is not None
-        step, self.phase = self.decision.step, Phase.RUNNING
+        step, self.phase = self.decision.step, JobPhase.RUNNING
         self.began[self.generation] = step  # not before: an attempt that failed gives up no steps
         self.committed = step  # what was made after it is given up
         self.retention.went_on(step, sharded=self.sharded)
@@ -193,12 +193,12 @@ class Membership:
 
     def finished(self, rank: int, generation: int, digest: str) -> list[Action]:
         """`rank` has returned from its training function."""
-        if generation != self.generation or self.phase is not Phase.RUNNING:
+        if generation != self.generation or self.phase is not JobPhase.RUNNING:
             return []
         self.done[rank] = digest
         if len(self.done) < len(self.nodes):
             return []
-        self.phase = Phase.ENDED
+        self.phase = JobPhase.ENDED
         return [Finish()]
 
     # --- faults ---------------------------------------------------------------------------------
@@ -206,13 +206,13 @@ class Membership:
     def fault(self, fault: Fault, generation: int) -> list[Action]:
         """A process died, or a rank's training function raised, in `generation`."""
         left_already = generation < self.generation
-        if self.phase is Phase.ENDED or (left_already and not fault.died):
+        if self.phase is JobPhase.ENDED or (left_already and not fault.died):
             return []  # what a rank met on its way out of an older generation is no news
         actions, node = self.rescaling.drop(self.states), self.nodes[fault.rank]
         met = self._escalate(replace(fault, node=node))
         if isinstance(met, Fail):
             return [*actions, self._end(met)]
-        if not left_already and self.phase is not Phase.FORMING:
+        if not left_already and self.phase is not JobPhase.FORMING:
             actions.append(self._leave(fault.rank))
         # else nobody trains, so there is nothing to abort: the others go on waiting for this rank
         self.restoring.forget_ranks([fault.rank])
@@ -226,18 +226,18 @@ class Membership:
     def _escalate(self, fault: Fault) -> EscalationLevel | Fail:
         """Write the fault down; what it costs, or why the job ends with it."""
         failure, level = give_up(fault, self.faults, self.budgets), level_of(fault, self.faults, self.budgets)
-        if level is EscalationLevel.NODE and not fault.whole_node and not self.states.spares:
+        if level is EscalationLevel.NODE and not fault.node_lost and not self.states.spares:
             level = EscalationLevel.PROCESS  # a node that fails often is better than none
         self.faults.append(replace(fault, level=level))
         return failure or level
 
     def _leave(self, rank: int = -1) -> Abort:
         self.generation += 1
-        self.phase, self.done, self.restoring = Phase.FORMING, {}, RestoreNegotiation(self.durable)
+        self.phase, self.done, self.restoring = JobPhase.FORMING, {}, RestoreNegotiation(self.durable)
         return Abort(self.generation, rank)
 
     def _end(self, failure: Fail) -> Fail:
-        self.phase = Phase.ENDED
+        self.phase = JobPhase.ENDED
         return failure
 
     # --- nodes come and go ----------------------------------------------------------------------
@@ -251,7 +251,7 @@ class Membership:
         """A node is there that has no rank: it takes those that have none, or waits as a spare."""
         gone = self.states[node] in (NodeState.ABSENT, NodeState.RELEASED)
         lost = [] if gone else self.node_lost(node, "its agent has begun anew")
-        if self.phase is Phase.ENDED:
+        if self.phase is JobPhase.ENDED:
             return lost
         waiting = {self.nodes[rank] for rank in self.unassigned}
         self.states.set_state(node, NodeState.SPARE)
@@ -275,21 +275,21 @@ class Membership:
         ranks, others_wait = self.ranks_on(node), bool(self.unassigned)
         was = self.states.lose(node)
         self.restoring.forget_node(node)
-        if self.phase is Phase.ENDED:
+        if self.phase is JobPhase.ENDED:
             return []
         if was is NodeState.JOINING:
             return self._joining_lost(f"node {node} was lost on its way in: {cause}")
         if not ranks:
             return self._begin_if_complete()
         actions = self.rescaling.drop(self.states)
-        fault = Fault(ranks[0], cause, self.committed + 1, died=True, kind="lost", node=node, whole_node=True)
+        fault = Fault(ranks[0], cause, self.committed + 1, died=True, kind="lost", node=node, node_lost=True)
         met = self._escalate(fault)
         if isinstance(met, Fail):
             return [*actions, self._end(met)]
         staying = None if others_wait else self.rescaling.staying_without(node, self.nodes, self.states)
         if staying is not None:
             return [*actions, *self._go_on_without(node, staying)]
-        if self.phase is not Phase.FORMING:
+        if self.phase is not JobPhase.FORMING:
             actions.append(self._leave(fault.rank))
         return [*actions, *self._move(node, ranks)]
 
@@ -303,9 +303,9 @@ class Membership:
 
     def no_node_came(self, node: int, waited_s: float) -> list[Action]:
         """The time is over in which another node could have taken the place of `node`."""
-        if self.phase is Phase.ENDED or not any(self.nodes[rank] == node for rank in self.unassigned):
+        if self.phase is JobPhase.ENDED or not any(self.nodes[rank] == node for rank in self.unassigned):
             return []
-        fault = next(fault for fault in reversed(self.faults) if fault.whole_node and fault.node == node)
+        fault = next(fault for fault in reversed(self.faults) if fault.node_lost and fault.node == node)
         earlier = self.faults[: self.faults.index(fault)]
         return [self._end(no_node(fault, earlier, waited_s, self.spares_used))]
 
@@ -326,7 +326,7 @@ class Membership:
 
     def release_retained(self, step: int, *, late: bool = False) -> list[Action]:
         """Every rank has committed `step`. `late`: or the time is over in which it should have."""
-        if self.phase is not Phase.RUNNING or not (late or self.retention.is_over(step)):
+        if self.phase is not JobPhase.RUNNING or not (late or self.retention.is_over(step)):
             return []
         gone = []
         for node in sorted(self.states.going):
@@ -341,7 +341,7 @@ class Membership:
         """Somebody wants the job on `nodes` nodes."""
         rescaling = self.rescaling
         why = rescaling.refusal(nodes)
-        if not why and self.phase is Phase.ENDED:
+        if not why and self.phase is JobPhase.ENDED:
             why = "the job is over"
         if not why and nodes == self.size == rescaling.wanted and rescaling.change is None:
             why = f"the job has {nodes} nodes already"
@@ -353,7 +353,7 @@ class Membership:
 
     def leave(self, node: int) -> list[Action]:
         """A node has been told to end: it goes as soon as it is not needed any more."""
-        if self.phase is Phase.ENDED:
+        if self.phase is JobPhase.ENDED:
             return []
         if self.states[node] is NodeState.MEMBER:
             return self._depart(node)
@@ -390,7 +390,7 @@ class Membership:
 
     def reconcile(self) -> list[Action]:
         """What brings the job nearer to the number of nodes that is wanted."""
-        if self.phase is not Phase.RUNNING or self.unassigned:
+        if self.phase is not JobPhase.RUNNING or self.unassigned:
             return []
         return self.rescaling.reconcile(self.nodes, self.states, self.committed, sharded=self.sharded)
 
@@ -466,7 +466,7 @@ class Membership:
         return {
             "nodes": numbers_json(self.nodes),
             "generation": self.generation,
-            "ended": self.phase is Phase.ENDED,
+            "ended": self.phase is JobPhase.ENDED,
             "committed": self.committed,
             "began": {str(generation): step for generation, step in self.began.items()},
             "faults": [fault.to_json() for fault in self.faults],
@@ -512,7 +512,7 @@ class Membership:
             reserve=reserve,
             states=NodeStates.known(members, data["spares"], retained, data["departing"], losses),
             generation=max(generation, int(data["generation"])),
-            phase=Phase.ENDED if data["ended"] else Phase.FORMING,
+            phase=JobPhase.ENDED if data["ended"] else JobPhase.FORMING,
             faults=[Fault.from_json(fault) for fault in data["faults"]],
             committed=max(committed, int(data["committed"])),
             began={int(its): int(step) for its, step in data["began"].items()},

@@ -17,11 +17,12 @@ class Nodes:
     """Machine of each node."""
 
     @classmethod
-    def of(cls, said: Sequence[Mapping[str, Any]]) -> Nodes:
+    def of(cls, ranks: Sequence[Mapping[str, Any]]) -> Nodes:
         """From what each rank says of itself: its `place`, and the `node` that torchrun has put it on."""
         numbers: dict[tuple[str, str | None], int] = {}
         node_of = {
-            rank: numbers.setdefault((str(each["place"]), each["node"]), len(numbers)) for rank, each in enumerate(said)
+            rank: numbers.setdefault((str(each["place"]), each["node"]), len(numbers))
+            for rank, each in enumerate(ranks)
         }
         return cls(node_of, tuple(place for place, _ in numbers))
 

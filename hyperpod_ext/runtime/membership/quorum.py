@@ -25,6 +25,6 @@ def candidates(members: Collection[int], lost: int) -> list[int]:
     return sorted(set(members) - {lost})
 
 
-def newest(records: Collection[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The record to go on with: of the latest term, the last one."""
-    return max(records, key=lambda record: (int(record["term"]), int(record["number"])))
+def newest(job_states: Collection[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The job state to go on with: of the latest term, the last one."""
+    return max(job_states, key=lambda job_state: (int(job_state["term"]), int(job_state["number"])))

@@ -11,7 +11,7 @@ from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFound
 from hyperpod_ext.runtime.memory_server.plans import Plans
 from hyperpod_ext.runtime.memory_server.protocol.requests import DurableCheckpoints
 from hyperpod_ext.runtime.memory_server.slots.budget import Budget
-from hyperpod_ext.runtime.memory_server.slots.region import Region, whole_pages
+from hyperpod_ext.runtime.memory_server.slots.region import Region, page_aligned
 from hyperpod_ext.runtime.memory_server.uploader import Uploader
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, save_id_of
@@ -81,27 +81,27 @@ class RestoreCache:
         if uploader is None:
             raise NotFoundError(f"{url} is no tier of this job")
         step, _, generation = folder.removeprefix("step-").partition("-g")
-        whole = uploader.checkpoints.read(Found(int(step), int(generation)))
-        manifest, name = whole["ranks"][str(rank)], whole["files"][str(rank)]
+        checkpoint = uploader.checkpoints.read(Found(int(step), int(generation)))
+        manifest, name = checkpoint["ranks"][str(rank)], checkpoint["files"][str(rank)]
         plan = self._plans.get(manifest["plan"]) or uploader.checkpoints.read_plan(folder, manifest["plan"])
         self.forget(but=(url, folder))  # another was refused
         with self._fetching:
             region = self._fetched.get((url, folder, name))
             if region is None:
                 nbytes = int(manifest["nbytes"])
-                self._budget.take(whole_pages(nbytes), f"restoring {folder} from {url}")
+                self._budget.take(page_aligned(nbytes), f"restoring {folder} from {url}")
                 region = Region(f"hpx-fetched-{rank}", nbytes, 1)
                 try:
                     with region.view(0, nbytes) as view:
                         uploader.checkpoints.store.read_into(f"{folder}/{name}", view)
-                        uploader.checkpoints.check_image(folder, whole, str(rank), view)
+                        uploader.checkpoints.check_image(folder, checkpoint, str(rank), view)
                 except BaseException:
                     region.close()
                     self._budget.give_back(region.nbytes)
                     raise
                 self._fetched[url, folder, name] = region
             fd = os.open(f"/proc/self/fd/{region.fd}", os.O_RDONLY | os.O_CLOEXEC)
-        return manifest, plan, 0, fd, is_bound(whole)
+        return manifest, plan, 0, fd, is_bound(checkpoint)
 
     def forget(self, but: tuple[str, str] = ("", "")) -> bool:
         """Training goes on from what was fetched, so its memory is needed no more, but for that of `but`: URL and

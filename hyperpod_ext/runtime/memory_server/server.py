@@ -36,7 +36,7 @@ class _Connection:
 
     socket: socket.socket
     pid: int = 0
-    greeted: bool = False
+    handshake_done: bool = False
     writers: set[tuple[int, int]] = field(default_factory=set)
     """Ranks that save over it, each with the process id."""
 
@@ -91,9 +91,9 @@ class Server:
         """Do what a message asks, and answer, but for a step: that one is told and not waited for."""
         descriptor = None
         try:
-            if not connection.greeted:
+            if not connection.handshake_done:
                 message = checked_version(message, "the memory server of this node", f"process {connection.pid}")
-                connection.greeted = True
+                connection.handshake_done = True
             request = r.REQUESTS.decode(message)
             if isinstance(request, r.Stepped):
                 self._memory.stepped(request.owner)
@@ -156,7 +156,7 @@ class Server:
                 return r.FreeSlot(next_slot=self._memory.own.next_slot(request.owner, request.when_busy)), None
             case r.Seal():
                 return self._seal(request), None
-            case r.Hello():
+            case r.Handshake():
                 return r.ServerProcess(pid=os.getpid(), config=self._config.model_dump(mode="json")), None
             case r.Held():
                 if request.owner is not None:

@@ -284,7 +284,7 @@ class NodeMemory:
         for uploader in self.uploaders:
             uploader.take_now(manifests)
         idle = self._wait_uploaded(time.monotonic() + timeout_s)
-        tiers = [uploader.way_of(manifests) for uploader in self.uploaders if manifests]
+        tiers = [uploader.progress_of(manifests) for uploader in self.uploaders if manifests]
         return UploadProgress(idle=idle, tiers=tuple(tiers))
 
     def wait_idle(self, timeout_s: float) -> bool:

@@ -16,7 +16,7 @@ from hyperpod_ext.runtime.memory_server.slots.slots import State
 from hyperpod_ext.runtime.memory_server.upload_queue import UploadQueue, UploadTask
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest
-from hyperpod_ext.runtime.storage.checkpoints import Checkpoints, Progress
+from hyperpod_ext.runtime.storage.checkpoints import CheckpointProgress, Checkpoints
 from hyperpod_ext.runtime.storage.mac import Mac
 from hyperpod_ext.runtime.storage.names import folder_of
 from hyperpod_ext.runtime.storage.object_store import Cancelled
@@ -50,8 +50,8 @@ class Upload:
         self.node, self._on_bytes = node, on_bytes
         self.entered: dict[int, tuple[int, str]] = {}
         """Of each generation: the step at which it began, and the run."""
-        self._claimed: set[int] = set()
-        self._told: set[str] = set()
+        self._fenced: set[int] = set()
+        self._reported: set[str] = set()
         """What others were told not to wait for."""
         self.wake = threading.Event()
         """Something happened that may end a wait for other nodes."""
@@ -66,13 +66,13 @@ class Upload:
         checkpoints, folder = self._checkpoints.until(task.cancelled), folder_of(task.step, task.generation)
         if not all(self._regions.begin_copy(pin) for pin in task.pins.values()):
             raise Cancelled
-        self._claim(task.generation, checkpoints)
+        self._fence(task.generation, checkpoints)
         for digest in {str(pin.manifest["plan"]) for pin in task.pins.values()}:
             plan = self._plan_of(digest)
             assert plan is not None, "a snapshot is sealed only with a plan that is known"
             checkpoints.put_plan(folder, plan)
         manifests = [pin.manifest for _, pin in sorted(task.pins.items())]
-        if task.save_id in self._told:
+        if task.save_id in self._reported:
             checkpoints.forget_notes(folder, self.node)
         if task.nodes > 1:
             checkpoints.put_record(folder, self.node, manifests)
@@ -99,27 +99,27 @@ class Upload:
 
     def tell_failed(self, task: UploadTask) -> None:
         """Let no other node wait for what does not come. Where telling fails, too, they wait in vain."""
-        if task.generation in self.entered and task.generation not in self._claimed:
+        if task.generation in self.entered and task.generation not in self._fenced:
             return  # the folder may be another run's
         if task.nodes > 1:
             with contextlib.suppress(HyperpodExtError):
                 self._checkpoints.put_failed(folder_of(task.step, task.generation), self.node)
-            self._told.add(task.save_id)
+            self._reported.add(task.save_id)
 
     def tell_left(self, task: UploadTask) -> None:
         """The same, of a step that was given up here because its memory was needed: another node, which has it
         still, has no newer one to go on to before the next is due. What a new generation gave up, all have."""
         if task.nodes > 1 and not task.brought and not task.dropped:
             with contextlib.suppress(HyperpodExtError):
-                self._claim(task.generation, self._checkpoints)
+                self._fence(task.generation, self._checkpoints)
                 self._checkpoints.put_left(folder_of(task.step, task.generation), self.node)
-            self._told.add(task.save_id)
+            self._reported.add(task.save_id)
 
-    def _claim(self, generation: int, checkpoints: Checkpoints) -> None:
+    def _fence(self, generation: int, checkpoints: Checkpoints) -> None:
         """Also for a generation that another one of this run has followed while its checkpoint waited."""
-        if generation in self.entered and generation not in self._claimed:
+        if generation in self.entered and generation not in self._fenced:
             checkpoints.fence(generation, *self.entered[generation])
-            self._claimed.add(generation)
+            self._fenced.add(generation)
 
     # --- one step after the other ---------------------------------------------------------------
 
@@ -197,7 +197,7 @@ class Upload:
         )
         return by_us
 
-    def _progress(self, task: UploadTask, folder: str, checkpoints: Checkpoints) -> Progress:
+    def _progress(self, task: UploadTask, folder: str, checkpoints: Checkpoints) -> CheckpointProgress:
         progress = checkpoints.progress(folder)
         if others := progress.failed - {self.node}:
             raise HyperpodExtError(f"node {min(others)} could not bring its part of step {task.step}")

@@ -134,7 +134,7 @@ class Uploader:
                 if not self._queue.has_arrived(step, save_id) and self._queue.on_its_way(save_id) is None:
                     self._take(int(manifest["rank"]), manifest, now=True)
 
-    def way_of(self, manifests: list[Manifest]) -> dict[str, Any]:
+    def progress_of(self, manifests: list[Manifest]) -> dict[str, Any]:
         """How far these snapshots of one commit have come, and what of them is left out."""
         with self._changed:
             one = manifests[0]
@@ -193,9 +193,9 @@ class Uploader:
     def _note(self, task: UploadTask, error: Exception) -> None:
         self._status["failed"] += 1
         self._status["taken_over"] |= isinstance(error, StaleGenerationError)
-        said = str(error) if isinstance(error, HyperpodExtError) else repr(error)
-        self._status["last_error"] = f"step {task.step}: {said}"
-        self._lost, task.error = task, said
+        message = str(error) if isinstance(error, HyperpodExtError) else repr(error)
+        self._status["last_error"] = f"step {task.step}: {message}"
+        self._lost, task.error = task, message
 
     def _count(self, nbytes: int) -> None:
         self._status["bytes_sent"] += nbytes

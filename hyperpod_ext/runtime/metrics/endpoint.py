@@ -13,7 +13,7 @@ _TIMEOUT_S = 5.0
 _LONGEST_HEAD = 8192
 
 
-class Endpoint:
+class MetricsEndpoint:
     """Serves one text, made anew for each request.
 
     Args:

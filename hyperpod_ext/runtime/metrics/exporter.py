@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from hyperpod_ext.config.metrics import Metrics
 from hyperpod_ext.runtime.events.event import Event, Other
-from hyperpod_ext.runtime.metrics.endpoint import Endpoint
+from hyperpod_ext.runtime.metrics.endpoint import MetricsEndpoint
 from hyperpod_ext.runtime.metrics.families import render
 from hyperpod_ext.runtime.metrics.meters import Meters
 
@@ -29,7 +29,7 @@ class MetricsExporter:
         self._labels = (("hpx_job", job),)
         self._epoch = time.time() - time.monotonic()
         self._meters: Meters | None = Meters()
-        self._endpoint = Endpoint(self.text, self._failed)
+        self._endpoint = MetricsEndpoint(self.text, self._failed)
         self._opening: asyncio.Task[None] | None = None
         for known in past:
             self.add(known)

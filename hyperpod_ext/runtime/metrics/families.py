@@ -82,8 +82,8 @@ def render(families: Iterable[Family], labels: Labels = ()) -> str:
             continue
         lines += [f"# HELP {family.name} {_escaped(family.help)}", f"# TYPE {family.name} {family.kind}"]
         for sample in samples:
-            said = ",".join(f'{name}="{_quoted(value)}"' for name, value in (*labels, *sample.labels))
-            lines.append(f"{family.name}{sample.suffix}{{{said}}} {_number(sample.value)}")
+            labelled = ",".join(f'{name}="{_quoted(value)}"' for name, value in (*labels, *sample.labels))
+            lines.append(f"{family.name}{sample.suffix}{{{labelled}}} {_number(sample.value)}")
     return "\n".join([*lines, ""])
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hyperpod_ext.runtime.events.event import Event
 from hyperpod_ext.runtime.events.of_checkpoints import Copying
-from hyperpod_ext.runtime.events.of_faults import Fault, Freed
+from hyperpod_ext.runtime.events.of_faults import Aborted, Fault
 from hyperpod_ext.runtime.events.of_nodes import NodeLost, Resized
 from hyperpod_ext.runtime.events.of_training import (
     Begun,
@@ -23,7 +23,7 @@ from hyperpod_ext.runtime.events.of_training import (
     Step,
     WorkerStarted,
 )
-from hyperpod_ext.runtime.events.phases import KEPT, PHASES, LivePhases, Phase
+from hyperpod_ext.runtime.events.phases import KEPT, PHASES, LivePhases, SpanPhase
 from hyperpod_ext.runtime.metrics.families import Family, Histogram, Labels, Sample, counter, gauge
 
 _STEP_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
@@ -72,7 +72,7 @@ class Meters:
     steps_lost: int = 0
     steps_skipped: int = 0
     nodes_lost: int = 0
-    seconds: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    seconds: dict[SpanPhase, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     """Of all ranks together, as it was told; what turns out to be lost later has counted as a step."""
     tiers: dict[str, int] = field(default_factory=dict)
     """Newest step that each tier has."""
@@ -83,7 +83,7 @@ class Meters:
     _phases: LivePhases = field(default_factory=LivePhases)
     _recent: OrderedDict[int, _Made] = field(default_factory=OrderedDict)
     _failed_by: dict[tuple[str, int], int] = field(default_factory=dict)
-    _taken_back: float = 0.0
+    _lost_work: float = 0.0
     _faulty_since: float | None = None
     """When the fault was seen that the job has yet to recover from."""
 
@@ -114,7 +114,7 @@ class Meters:
                 self.steps_skipped += 1
             case Copying():
                 self._add_copy(event)
-            case WorkerStarted() | Joined() | GroupsOpen() | Restored() | Begun() | Freed() | Done():
+            case WorkerStarted() | Joined() | GroupsOpen() | Restored() | Begun() | Aborted() | Done():
                 rank = self._rank(event.rank, event.t)
                 rank.phase, rank.t = _NEXT[type(event)], event.t
                 if isinstance(event, WorkerStarted):
@@ -129,10 +129,10 @@ class Meters:
     @property
     def goodput(self) -> float | None:
         """Share of all ranks' time that went into steps which are kept, as far as is known; None before any time."""
-        whole = sum(self.seconds.values())
-        if not whole:
+        total = sum(self.seconds.values())
+        if not total:
             return None
-        return max(0.0, sum(self.seconds[phase] for phase in KEPT) - self._taken_back) / whole
+        return max(0.0, sum(self.seconds[phase] for phase in KEPT) - self._lost_work) / total
 
     def families(self, epoch: float) -> list[Family]:
         """All of it for Prometheus. `epoch`: Unix time at 0 of the log's clock, in seconds."""
@@ -208,7 +208,7 @@ class Meters:
         again = [made for made in self._recent if made > step]
         everywhere = [made for made in again if self._recent[made].ranks >= (self.world_size or 1)]
         self.steps_lost += max(everywhere, default=step) - step
-        self._taken_back += sum(self._recent.pop(made).seconds for made in again)
+        self._lost_work += sum(self._recent.pop(made).seconds for made in again)
 
     def _add_copy(self, copying: Copying) -> None:
         tier = copying.tier
@@ -229,7 +229,7 @@ _NEXT: dict[type[Event], str] = {
     GroupsOpen: "restore",
     Restored: "rebuild",
     Begun: "step",
-    Freed: "agree",
+    Aborted: "agree",
     Done: "idle",
 }
 """What a rank does from this event on."""

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from hyperpod_ext.runtime.process_group import cpu_contention as crowd
+from hyperpod_ext.runtime.process_group import cpu_contention
 
 _LOOK_S, _SLOWER, _SLOWEST_LOOK_S = 0.005, 1.2, 0.05
 """How often it is looked, once a generation is over."""
@@ -43,7 +43,9 @@ class Over:
         """Returns when the rank has left."""
         if self._left.wait(_LOOK_S):
             return
-        pause_s = crowd.turn_s(crowd.per_core())  # most ranks are woken in the ordinary way, if they get a core
+        pause_s = cpu_contention.turn_s(
+            cpu_contention.per_core()
+        )  # most ranks are woken in the ordinary way, if they get a core
         every_s = _LOOK_S
         while not self._left.wait(max(pause_s, self._rest_until - time.monotonic())):
             if time.monotonic() < self._rest_until:  # it began to leave meanwhile

@@ -37,7 +37,7 @@ def timeout_s(load: float) -> float:
     return min(_TURNS * turn_s(load), _LONGEST_S)
 
 
-def give_way(timeout_s: float, load: Callable[[], float] = per_core) -> None:
+def yield_cores(timeout_s: float, load: Callable[[], float] = per_core) -> None:
     """Sleep while others want the cores; for `timeout_s` seconds at most."""
     deadline = time.monotonic() + timeout_s
     while (left := deadline - time.monotonic()) > 0 and (pause := turn_s(load())):

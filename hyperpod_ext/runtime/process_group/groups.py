@@ -37,8 +37,7 @@ from typing import Any
 import torch.distributed as dist
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.process_group import cpu_contention as crowd
-from hyperpod_ext.runtime.process_group import gloo_waits
+from hyperpod_ext.runtime.process_group import cpu_contention, gloo_waits
 from hyperpod_ext.runtime.process_group import torch_private as torch_names
 from hyperpod_ext.runtime.process_group.abort_watcher import AbortWatcher, Over
 from hyperpod_ext.runtime.process_group.gloo_sockets import (
@@ -84,7 +83,7 @@ class ProcessGroups:
         self.before_abort: Callable[[], None] = lambda: None
         """Called before each abort, from the thread that aborts."""
         self._lock = threading.Lock()
-        self._cutting = threading.Lock()
+        self._aborting = threading.Lock()
 
     def open(self, store: PartitionedStore, rank: int, world_size: int) -> None:
         """Open the default process group on `store`. May be cut from another thread meanwhile.
@@ -151,7 +150,7 @@ class ProcessGroups:
 
     def _abort_known(self, known: Sequence[EventLoop]) -> bool:
         """Cut what is open on these event threads; whether gloo waited for anything on it."""
-        with self._cutting:
+        with self._aborting:
             found = [connection for loop in known for connection in connections_now(loop)]
             for connection in found:
                 if (copy := self._hold(connection)) is not None:
@@ -160,7 +159,7 @@ class ProcessGroups:
 
     def _abort_reading(self) -> set[int]:
         """Cut what is open; epoll sets in which gloo still has ends of connections to notice."""
-        with self._cutting:
+        with self._aborting:
             loops = self._loops()
             found = [self._hold(connection) for loop in loops for connection in loop.connections.values()]
             copies = [copy for copy in found if copy is not None]
@@ -208,9 +207,9 @@ class ProcessGroups:
             over, store, self._store = self._over, self._store, None
             known, self._known = self._known, []
         if over is not None:  # ranks that are not free yet wait for the same cores
-            timeout_s = crowd.timeout_s(crowd.per_core())
+            timeout_s = cpu_contention.timeout_s(cpu_contention.per_core())
             over.rest(timeout_s)
-            crowd.give_way(timeout_s)
+            cpu_contention.yield_cores(timeout_s)
         if dist.is_initialized():
             wait_until_idle()  # while the watcher is there: threads of gloo may sleep in forgotten waits too
         if over is not None:
@@ -256,7 +255,7 @@ class ProcessGroups:
             thread.join()
 
     def _let_go(self) -> None:
-        with self._cutting:
+        with self._aborting:
             for connection in self._held.values():
                 os.close(connection)
             self._held.clear()
@@ -264,10 +263,10 @@ class ProcessGroups:
 
 def _wait_until_quiet(connections: Sequence[int], limit_s: float = 0.2) -> None:
     """Until no byte has been on its way for three looks, a millisecond apart: survivors wait, traffic ends."""
-    deadline, calm = time.monotonic() + limit_s, 0
-    while connections and calm < 3 and time.monotonic() < deadline:
+    deadline, quiet = time.monotonic() + limit_s, 0
+    while connections and quiet < 3 and time.monotonic() < deadline:
         time.sleep(0.001)
-        calm = 0 if any(_bytes_on_their_way(connection) for connection in connections) else calm + 1
+        quiet = 0 if any(_bytes_on_their_way(connection) for connection in connections) else quiet + 1
 
 
 def _bytes_on_their_way(connection: int) -> bool:
@@ -286,12 +285,12 @@ def wait_until_idle(limit_s: float = 10.0) -> None:
     come back from our store, waits for the GIL. Whoever destroys the group right after its last operation then hangs
     for good. A thread without work sleeps until it is woken, with no time set; whoever waits for the GIL sets one.
     """
-    deadline, calm = time.monotonic() + limit_s, 0
+    deadline, quiet = time.monotonic() + limit_s, 0
     for number in itertools.count():
         time.sleep(0.0005)  # gives the GIL to whoever needs it
         if number % _LIST_EVERY == 0:
             threads = gloo_waits.work_threads()
         sleeps = [gloo_waits.sleeping(thread) for thread in threads]
-        calm = calm + 1 if all(sleep is not None and not sleep.timed for sleep in sleeps) else 0
-        if calm == 2 or time.monotonic() > deadline:
+        quiet = quiet + 1 if all(sleep is not None and not sleep.timed for sleep in sleeps) else 0
+        if quiet == 2 or time.monotonic() > deadline:
             return

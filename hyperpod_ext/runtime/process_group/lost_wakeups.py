@@ -37,8 +37,8 @@ class LostWakeupMonitor:
     def look(self, busy: Collection[int]) -> None:
         """`busy`: epoll sets of the event threads that have ends of connections to notice, or had a moment ago."""
         seen = self._waits.look()
-        settled = seen.polled.issuperset(busy) or self._in_circles(seen.running)
-        before, self._before = self._before, seen.asleep if settled else []
+        quiet = seen.polled.issuperset(busy) or self._in_circles(seen.running)
+        before, self._before = self._before, seen.asleep if quiet else []
         again = [lost for lost in self._before if lost in before]
         answered = self._answer() if any(lost.in_pair for lost in again) else False
         for lost in again:

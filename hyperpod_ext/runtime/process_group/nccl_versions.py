@@ -60,7 +60,7 @@ class KnownBad:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LibraryProblem:
     """What is wrong with one library."""
 
     severity: Severity
@@ -136,13 +136,13 @@ PINNED: Mapping[Version, Version] = {(2, 13, 0): (2, 29, 7), (2, 14, 1): (2, 30,
 """NCCL that a release of torch asks for, by the metadata of its wheel: what to go back to."""
 
 
-def judge(components: Iterable[Component]) -> list[Finding]:
+def judge(components: Iterable[Component]) -> list[LibraryProblem]:
     """What is wrong with these; a library that is not among them is not missed."""
     there = {component.name: component for component in components}
     torch = there["torch"].version if "torch" in there else None
     found = [_unknown(component) for component in there.values() if component.version is None]
     found += [
-        Finding(bad.severity, _problem(bad, there[bad.name]))
+        LibraryProblem(bad.severity, _problem(bad, there[bad.name]))
         for bad in KNOWN_BAD
         if bad.name in there and _is_bad(bad, there[bad.name].version, torch)
     ]
@@ -164,9 +164,9 @@ def _problem(bad: KnownBad, component: Component) -> Problem:
     )
 
 
-def _unknown(component: Component) -> Finding:
+def _unknown(component: Component) -> LibraryProblem:
     why = "its version could not be read, so it is not known whether recovery works with it"
-    return Finding("unknown", Problem(why, path=component.name, source=component.place))
+    return LibraryProblem("unknown", Problem(why, path=component.name, source=component.place))
 
 
 def written(version: Version | None) -> str:

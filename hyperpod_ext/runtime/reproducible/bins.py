@@ -45,7 +45,7 @@ def largest_of(tensors: Sequence[torch.Tensor]) -> list[float]:
     return [next(found) if tensor.numel() else 0.0 for tensor in tensors]
 
 
-def cut(values: torch.Tensor, top: int, into: torch.Tensor) -> None:
+def add_bins(values: torch.Tensor, top: int, into: torch.Tensor) -> None:
     """Add the bins `top`, `top` - 1 and `top` - 2 of float `values` to the rows of int32 `into`, highest first.
 
     Shapes: `values` (n), `into` (3, n). No value may reach above bin `top`. Bits below are dropped, towards zero.
@@ -54,9 +54,9 @@ def cut(values: torch.Tensor, top: int, into: torch.Tensor) -> None:
     for piece in _pieces(values):
         rest = values[piece].to(torch.float32) * scale  # exact: a power of two
         for row in into[:, piece]:
-            whole = rest.to(torch.int32)
-            row.add_(whole)
-            rest.sub_(whole).mul_(1 << _BITS)
+            digits = rest.to(torch.int32)
+            row.add_(digits)
+            rest.sub_(digits).mul_(1 << _BITS)
 
 
 def _pieces(values: torch.Tensor) -> Iterator[slice]:
@@ -75,7 +75,7 @@ class Sum:
         """Add `values`, whose largest magnitude is in bin `top`."""
         self.raise_to(top)
         if self.top != BAD:
-            cut(values.reshape(-1), self.top, self.bins)
+            add_bins(values.reshape(-1), self.top, self.bins)
 
     def raise_to(self, top: int) -> None:
         """Move the window up to `top`, unless it is there already."""

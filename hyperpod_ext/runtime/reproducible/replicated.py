@@ -119,19 +119,19 @@ class Replicated(Reproducible):
     def _packed(self, part: list[int], tops: list[int]) -> torch.Tensor:
         numel = sum(self._trained[i].numel() for i in part)
         packed = torch.empty(numel, dtype=torch.int64, device=self._device())
-        for i, own in zip(part, self._cut_up(packed, part), strict=True):
+        for i, own in zip(part, self._split(packed, part), strict=True):
             held = self._sums[i]
             assert held is not None
             held.raise_to(tops[i])
             held.pack(own)
         return packed
 
-    def _cut_up(self, numbers: torch.Tensor, part: list[int]) -> tuple[torch.Tensor, ...]:
+    def _split(self, numbers: torch.Tensor, part: list[int]) -> tuple[torch.Tensor, ...]:
         return torch.split(numbers, [self._trained[i].numel() for i in part])
 
     def _give(self, part: list[int], sums: torch.Tensor, work: Any, tops: list[int]) -> None:
         work.wait()
-        for i, own in zip(part, self._cut_up(sums, part), strict=True):
+        for i, own in zip(part, self._split(sums, part), strict=True):
             parameter = self._trained[i]
             self._set(i, value_of(own, tops[i]).to(parameter.dtype).view_as(parameter))
 

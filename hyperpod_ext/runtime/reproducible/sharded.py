@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.reproducible.bins import BAD, Sum, bin_of, cut, largest_of, value_of
+from hyperpod_ext.runtime.reproducible.bins import BAD, Sum, add_bins, bin_of, largest_of, value_of
 from hyperpod_ext.runtime.reproducible.norm import norm_of
 from hyperpod_ext.runtime.reproducible.wrapped import Reproducible, local_of, stale
 
@@ -142,7 +142,7 @@ class _Group:
         parts = groups[0].size() if groups else 1
         bins = torch.zeros(parts, *self._sum.bins.shape, dtype=torch.int32, device=gradients.device)
         for own, part in zip(bins, gradients.view(parts, -1), strict=True):
-            cut(part, self._sum.top, own)
+            add_bins(part, self._sum.top, own)
         if not groups:
             return bins[0]
         mine = torch.empty_like(bins[0])

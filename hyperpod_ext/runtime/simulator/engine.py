@@ -80,17 +80,17 @@ class Simulation:
     """One job, from its start to `days`. The same seed gives the same job.
 
     Args:
-        whole: every rank takes part in every decision; slow, and decides the same.
+        every_rank: every rank takes part in every decision; slow, and decides the same.
     """
 
-    def __init__(self, settings: Simulated, seed: int, *, whole: bool = False) -> None:
-        self._settings, self._random, self._whole = settings, random.Random(seed), whole
+    def __init__(self, settings: Simulated, seed: int, *, every_rank: bool = False) -> None:
+        self._settings, self._random, self._every_rank = settings, random.Random(seed), every_rank
         nodes = {rank: rank for rank in range(settings.nodes)}
         self._known = Known(nodes, set(range(settings.nodes, settings.nodes + settings.spares)))
         self._rank_on = {node: rank for rank, node in nodes.items()}
         self._known_committed = 0
         self._upcoming = 0.0
-        self._memory = Memory(settings, settings.nodes if whole else BLOCK)
+        self._memory = Memory(settings, settings.nodes if every_rank else BLOCK)
         self._memory.place(nodes, 0.0)
         self._down: list[tuple[float, int]] = []
         """When nodes that were lost are there again."""
@@ -135,9 +135,9 @@ class Simulation:
         settings, traffic = self._settings, self.outcome.traffic
         if "peer" in settings.tiers:
             each = settings.node_bytes * settings.replicas * settings.nodes
-            traffic["to_peers"] = traffic.get("to_peers", 0.0) + interval.taken("peer", moment) * each
+            traffic["to_peers"] = traffic.get("to_peers", 0.0) + interval.captured("peer", moment) * each
         if "durable" in settings.tiers:
-            written = interval.taken("durable", moment) * settings.state_bytes
+            written = interval.captured("durable", moment) * settings.state_bytes
             traffic["to_storage"] = traffic.get("to_storage", 0.0) + written
 
     # --- one recovery -----------------------------------------------------------------------------
@@ -168,8 +168,8 @@ class Simulation:
         ranks = recovery.job.membership.nodes
         counts = where_from(decision, ranks)
         if len(ranks) < self._settings.nodes:
-            alike = decision.sources[recovery.witness][0].kind
-            counts[alike] = counts.get(alike, 0) + self._settings.nodes - len(ranks)
+            kind = decision.sources[recovery.witness][0].kind
+            counts[kind] = counts.get(kind, 0) + self._settings.nodes - len(ranks)
         self._memory.give_up(decision.step)
         resumed = self._resume(decision.step, counts, moment, recovery.ready)
         if moved := recovery.job.moved:
@@ -235,7 +235,7 @@ class Simulation:
     def _ranks_of(self, touched: set[int]) -> tuple[list[int], int]:
         """Ranks that differ from the rest, or hold something of them; and one that stands for the others."""
         nodes = self._known.nodes
-        if self._whole:
+        if self._every_rank:
             return list(nodes), 0
         differ = touched | {self._rank_on[node] for node in self._memory.joining() if node in self._rank_on}
         holders = {holder for rank in differ for holder in self._memory.holders(nodes[rank], rank)}
@@ -281,7 +281,7 @@ class Simulation:
         self._known = Known(nodes, set(there[settings.nodes :]), generation=known.generation + 1)
         self._rank_on = {node: rank for rank, node in nodes.items()}
         self._memory.place(nodes, ready)
-        job = JobModel(settings, self._known, self._memory, list(nodes) if self._whole else [0], None)
+        job = JobModel(settings, self._known, self._memory, list(nodes) if self._every_rank else [0], None)
         decision = job.decide(ready)
         assert decision is not None, job.failed
         kind = decision.sources[0][0].kind

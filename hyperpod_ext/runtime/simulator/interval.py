@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from hyperpod_ext.runtime.simulator.settings import Tier
+from hyperpod_ext.runtime.simulator.settings import SimulatedTier
 from hyperpod_ext.runtime.snapshot.manifest import save_id_of
 
 
@@ -17,7 +17,7 @@ class SimulatedSnapshot:
 
     step: int
     generation: int
-    taken_at: float
+    captured_at: float
     ready_at: float
 
     @property
@@ -33,7 +33,7 @@ class FaultFreeInterval:
     step: int
     generation: int
     step_s: float
-    tiers: Mapping[str, Tier]
+    tiers: Mapping[str, SimulatedTier]
 
     def ends(self, step: int) -> float:
         """When `step` is done, and its snapshots are taken."""
@@ -58,21 +58,21 @@ class FaultFreeInterval:
         """The newest snapshots of a tier that are safe at `moment`, newest first."""
         return [held for held, _ in zip(self._back(self.tiers[name], moment), range(count), strict=False)]
 
-    def taken(self, name: str, moment: float) -> int:
+    def captured(self, name: str, moment: float) -> int:
         """How many copies the tier was given up to `moment`."""
         tier = self.tiers[name]
         count = self.newest(moment) // tier.every_steps - self.step // tier.every_steps
         return -(-count // self._stride(tier)) if count > 0 else 0
 
-    def _back(self, tier: Tier, moment: float) -> Iterator[SimulatedSnapshot]:
+    def _back(self, tier: SimulatedTier, moment: float) -> Iterator[SimulatedSnapshot]:
         first, stride = self.step // tier.every_steps + 1, self._stride(tier)
         last = self.newest(moment) // tier.every_steps
         for index in range(last - (last - first) % stride, first - 1, -stride):
-            taken = self.ends(index * tier.every_steps)
-            if taken + tier.latency <= moment:
-                yield SimulatedSnapshot(index * tier.every_steps, self.generation, taken, taken + tier.latency)
+            captured = self.ends(index * tier.every_steps)
+            if captured + tier.latency <= moment:
+                yield SimulatedSnapshot(index * tier.every_steps, self.generation, captured, captured + tier.latency)
 
-    def _stride(self, tier: Tier) -> int:
+    def _stride(self, tier: SimulatedTier) -> int:
         """Every how many-th that is due is copied: one is not begun before the one before has arrived."""
         every = tier.every_steps
         period = every * self.step_s + sum(other.blocked * every / other.every_steps for other in self.tiers.values())

@@ -52,7 +52,7 @@ class JobModel:
             durable="durable" in settings.tiers,
             states=NodeStates(self._was.values(), known.spares, known.losses),
             generation=known.generation,
-            phase=m.Phase.RUNNING if running else m.Phase.FORMING,
+            phase=m.JobPhase.RUNNING if running else m.JobPhase.FORMING,
             faults=known.faults,
             committed=known.committed,
             began=known.began,

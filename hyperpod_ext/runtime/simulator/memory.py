@@ -62,11 +62,11 @@ class Memory:
 
     def _again(self, moment: float) -> SimulatedSnapshot | None:
         """What is copied at once where a copy's holder is gone: the owner's newest snapshot."""
-        newest = max(self._log.get("memory", ()), key=lambda held: held.taken_at, default=None)
+        newest = max(self._log.get("memory", ()), key=lambda held: held.captured_at, default=None)
         if newest is None:
             return None
         latency = self._settings.tiers["peer"].latency
-        return SimulatedSnapshot(newest.step, newest.generation, newest.taken_at, moment + latency)
+        return SimulatedSnapshot(newest.step, newest.generation, newest.captured_at, moment + latency)
 
     def train(self, interval: FaultFreeInterval, until: float) -> None:
         """Remember what was saved in a stretch that ends now."""
@@ -75,7 +75,7 @@ class Memory:
             found = interval.held(name, until, keep)
             self._log[name] = (found + log)[:keep]
         near = [log for name, log in self._log.items() if name != "durable"]
-        oldest = min((held.taken_at for log in near for held in log), default=until)
+        oldest = min((held.captured_at for log in near for held in log), default=until)
         self._born = {node: born for node, born in self._born.items() if born > oldest}
         self._paired = {pair: its for pair, its in self._paired.items() if its[0] > oldest}
 
@@ -99,17 +99,17 @@ class Memory:
         """What the node's memory has of its own rank: its newest snapshots, and those that have copies."""
         logs = (*self._log.get("memory", ()), *self._log.get("peer", ()))
         born = self._born.get(node, -1.0)
-        return [self._offer(held, node, rank) for held in dict.fromkeys(logs) if held.taken_at > born]
+        return [self._offer(held, node, rank) for held in dict.fromkeys(logs) if held.captured_at > born]
 
     def copies(self, owner: int, holder: int, rank: int, moment: float) -> list[Offer]:
         """What `holder` has of the snapshots of `rank`, whose node was `owner`."""
         log, born = self._log.get("peer", ()), self._born.get(owner, -1.0)
         held: list[SimulatedSnapshot] = []
         if owner in self._born and holder in self._left.get(rank, ()):  # of the node before this one
-            held += [one for one in log if self._born.get(holder, -1.0) < one.taken_at <= born]
+            held += [one for one in log if self._born.get(holder, -1.0) < one.captured_at <= born]
         if holder in self._placed[rank // self._block].get(owner, ()):
             since, again = self._paired.get((owner, holder), (-1.0, None))
-            held += [one for one in log if one.taken_at > max(since, born)]
+            held += [one for one in log if one.captured_at > max(since, born)]
             if again is not None and again.ready_at <= moment:
                 held.append(again)
         return [self._offer(one, holder, rank) for one in held]

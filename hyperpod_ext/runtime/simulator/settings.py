@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hyperpod_ext.planner.rates import Rates
-from hyperpod_ext.planner.recovery_tiers import Recovery, Way, costs_of
+from hyperpod_ext.planner.recovery_tiers import Recovery, Scenario, costs_of
 from hyperpod_ext.runtime.membership.escalation import Budgets
 
 ENOUGH = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Tier:
+class SimulatedTier:
     """How often a tier gets a copy, and what one takes. Seconds."""
 
     every_steps: int
@@ -37,7 +37,7 @@ class Simulated:
 
     nodes: int
     step_s: float
-    tiers: Mapping[str, Tier]
+    tiers: Mapping[str, SimulatedTier]
     """Of `memory`, `peer`, `durable`."""
     rates: Rates
     """Failures per second of one node."""
@@ -70,27 +70,27 @@ class Simulated:
             )
 
 
-def simulated(way: Way, every: Mapping[str, int], **more: Any) -> Simulated:
+def simulated(scenario: Scenario, every: Mapping[str, int], **more: Any) -> Simulated:
     """The simulation of what a planner looked at, with these steps between saves."""
-    costs = costs_of(way)
-    tiers: dict[str, Tier] = {}
+    costs = costs_of(scenario)
+    tiers: dict[str, SimulatedTier] = {}
     for kind in ("memory", "peer", "durable"):
-        if kind not in every or (kind == "peer" and (way.spread.redundant or way.spread.nodes == 1)):
+        if kind not in every or (kind == "peer" and (scenario.spread.redundant or scenario.spread.nodes == 1)):
             continue
         cost = costs[kind]
         snapshot = costs["memory"].blocked_s if kind != "memory" and not tiers else 0.0
-        tiers[kind] = Tier(every[kind], cost.blocked_s + snapshot, cost.latency_s, cost.read_s)
+        tiers[kind] = SimulatedTier(every[kind], cost.blocked_s + snapshot, cost.latency_s, cost.read_s)
     return Simulated(
-        nodes=way.spread.nodes,
-        step_s=way.step_s,
+        nodes=scenario.spread.nodes,
+        step_s=scenario.step_s,
         tiers=tiers,
-        rates=way.rates.times(1 / way.spread.nodes),
-        recovery=way.recovery,
-        redundant=way.spread.redundant,
-        replicas=way.replicas,
-        domains=way.domains,
-        node_bytes=way.spread.node_bytes,
-        state_bytes=way.spread.state_bytes,
+        rates=scenario.rates.times(1 / scenario.spread.nodes),
+        recovery=scenario.recovery,
+        redundant=scenario.spread.redundant,
+        replicas=scenario.replicas,
+        domains=scenario.domains,
+        node_bytes=scenario.spread.node_bytes,
+        state_bytes=scenario.spread.state_bytes,
         live_read_s=costs["live"].read_s,
         **more,
     )

@@ -17,7 +17,7 @@ from typing import Any
 
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.tree import fqn, put_together
-from hyperpod_ext.runtime.snapshot.zip_file import whole
+from hyperpod_ext.runtime.snapshot.zip_file import archive
 
 METADATA_FILE = ".metadata"
 VERSION = "1.0.0"
@@ -56,7 +56,7 @@ def derive(parts: Sequence[RankFile], values_file: str) -> Derived:
         for path, value in _leaves(part):
             name = fqn(path)
             if name not in paths and value is not _TENSOR:
-                blob = whole(pickle.dumps(value, protocol=2))
+                blob = archive(pickle.dumps(value, protocol=2))
                 places[name] = (len(body), len(blob))
                 body += blob
             paths.setdefault(name, path)
@@ -118,7 +118,7 @@ class _TensorEntry:
     chunks: dict[tuple[int, ...], _ShardExtent]
 
 
-_HOME = "torch.distributed.checkpoint.metadata"
+_MODULE = "torch.distributed.checkpoint.metadata"
 
 
 def _metadata(
@@ -128,7 +128,7 @@ def _metadata(
     values_file: str,
 ) -> bytes:
     described = [(_text(name), _tensor_metadata(entry)) for name, entry in tensors.items()]
-    described += [(_text(name), _object(_HOME, "BytesStorageMetadata", _dict([]))) for name in values]
+    described += [(_text(name), _object(_MODULE, "BytesStorageMetadata", _dict([]))) for name in values]
     stored = [
         (_index(name, offsets), _storage(place.file, place.start, place.length))
         for name, entry in tensors.items()
@@ -146,35 +146,35 @@ def _metadata(
             (_text("version"), _text(VERSION)),
         ]
     )
-    return b"\x80\x02" + _object(_HOME, "Metadata", state) + b"."
+    return b"\x80\x02" + _object(_MODULE, "Metadata", state) + b"."
 
 
 def _tensor_metadata(entry: _TensorEntry) -> bytes:
     layout = _call("torch.serialization", "_get_layout", [_text("torch.strided")])
-    memory_format = _call(_HOME, "_MEM_FORMAT_ENCODING", [_integer(0)])
+    memory_format = _call(_MODULE, "_MEM_FORMAT_ENCODING", [_integer(0)])
     state = _tuple([_global("torch", entry.dtype), layout, _FALSE, memory_format, _FALSE])
-    properties = _object(_HOME, "TensorProperties", state)
+    properties = _object(_MODULE, "TensorProperties", state)
     chunks = [
         _object(
-            _HOME,
+            _MODULE,
             "ChunkStorageMetadata",
             _dict([(_text("offsets"), _size(offsets)), (_text("sizes"), _size(place.sizes))]),
         )
         for offsets, place in entry.chunks.items()
     ]
     fields = [("properties", properties), ("size", _size(entry.shape)), ("chunks", _list(chunks))]
-    return _object(_HOME, "TensorStorageMetadata", _dict([(_text(name), value) for name, value in fields]))
+    return _object(_MODULE, "TensorStorageMetadata", _dict([(_text(name), value) for name, value in fields]))
 
 
 def _index(name: str, offsets: tuple[int, ...] | None) -> bytes:
     state = [("fqn", _text(name)), ("index", _NONE), ("offset", _NONE if offsets is None else _size(offsets))]
-    return _object(_HOME, "MetadataIndex", _dict([(_text(key), value) for key, value in state]))
+    return _object(_MODULE, "MetadataIndex", _dict([(_text(key), value) for key, value in state]))
 
 
 def _storage(file: str, start: int, length: int) -> bytes:
     state = [("relative_path", _text(file)), ("offset", _integer(start)), ("length", _integer(length))]
-    home = "torch.distributed.checkpoint.filesystem"
-    return _object(home, "_StorageInfo", _dict([(_text(key), value) for key, value in state]))
+    module = "torch.distributed.checkpoint.filesystem"
+    return _object(module, "_StorageInfo", _dict([(_text(key), value) for key, value in state]))
 
 
 _NONE, _FALSE = b"N", b"\x89"

@@ -134,8 +134,8 @@ def copy_pieces_checked(
 
 
 def _is_plain(destination: torch.Tensor, source: torch.Tensor) -> bool:
-    alike = destination.shape == source.shape and destination.dtype == source.dtype
-    return alike and is_memory(source) and is_memory(destination)
+    matches = destination.shape == source.shape and destination.dtype == source.dtype
+    return matches and is_memory(source) and is_memory(destination)
 
 
 def is_memory(tensor: torch.Tensor) -> bool:

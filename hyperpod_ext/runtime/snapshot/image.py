@@ -83,8 +83,8 @@ def holders_of(tensors: Sequence[Any]) -> frozenset[int] | None:
         here = mesh.get_coordinate()
         if here is None:
             return frozenset([dist.get_rank()])
-        alike = tuple(slice(None) if p.is_replicate() else at for p, at in zip(placements, here, strict=True))
-        ranks = frozenset(mesh.mesh[alike].flatten().tolist())
+        replicas = tuple(slice(None) if p.is_replicate() else at for p, at in zip(placements, here, strict=True))
+        ranks = frozenset(mesh.mesh[replicas].flatten().tolist())
         held = ranks if held is None else held & ranks
     return held
 
@@ -142,15 +142,15 @@ class Layout:
 
 def views(plan: Plan, buffer: Any, start: int = 0) -> list[torch.Tensor]:
     """A tensor for each item over `buffer`, whose image begins at byte `start`. They share its memory."""
-    whole = torch.frombuffer(buffer, dtype=torch.uint8, count=plan.nbytes, offset=start)
-    return [_view(whole, item) for item in plan.items]
+    image = torch.frombuffer(buffer, dtype=torch.uint8, count=plan.nbytes, offset=start)
+    return [_view(image, item) for item in plan.items]
 
 
-def _view(whole: torch.Tensor, item: Item) -> torch.Tensor:
+def _view(image: torch.Tensor, item: Item) -> torch.Tensor:
     dtype = getattr(torch, item.dtype)
     if item.nbytes == 0:
         return torch.empty(item.sizes, dtype=dtype)
-    return whole[item.data : item.data + item.nbytes].view(dtype).view(item.sizes)
+    return image[item.data : item.data + item.nbytes].view(dtype).view(item.sizes)
 
 
 # --- the pickle inside each archive ---------------------------------------------------------------

@@ -108,8 +108,8 @@ def _check(item: Item, nbytes: int) -> None:
         elements *= size
     in_bounds = 0 <= item.start <= item.data and item.data + item.nbytes <= item.end <= nbytes
     inside = len(item.shape) == len(item.offsets) == len(item.sizes) and all(
-        offset >= 0 and size >= 0 and offset + size <= whole
-        for whole, offset, size in zip(item.shape, item.offsets, item.sizes, strict=True)
+        offset >= 0 and size >= 0 and offset + size <= full
+        for full, offset, size in zip(item.shape, item.offsets, item.sizes, strict=True)
     )
     if item.dtype not in DTYPE_BYTES:
         raise CorruptSnapshotError(f"{item.fqn}: its type {item.dtype!r} is not known here")

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from hyperpod_ext.runtime.snapshot.manifest import generation_of
 from hyperpod_ext.runtime.snapshot.sharing import Sharing
 
-Tier = Literal["live", "memory", "file", "s3"]
+OfferTier = Literal["live", "memory", "file", "s3"]
 OfferKey = tuple[str, int, int, str, str]
 """Tier, rank, node, save id and URL of an offer: what a refused one is known by."""
 
@@ -25,7 +25,7 @@ _AT_ONCE = 4
 class Offer:
     """State that can be had at `step`."""
 
-    tier: Tier
+    tier: OfferTier
     """`live`: in a training process now. `memory`: whole in a node's memory server, that node's own or a
     replica. `file`, `s3`: a checkpoint of all ranks that has its manifest."""
     step: int

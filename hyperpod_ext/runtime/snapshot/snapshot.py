@@ -84,12 +84,12 @@ def fill(live: Parts, snapshots: Sequence[Snapshot], layout: Layout | None = Non
     layout = layout or Layout(live)
     first = snapshots[0]
     if layout.plan.items == first.plan.items:
-        _copy_whole(first, layout)
+        _copy_image(first, layout)
     else:
         used = needed(layout.plan.items, snapshots) if lean else snapshots
         for snapshot in used:
             snapshot.check()
-        _cut(layout, used)
+        _reshard(layout, used)
     paths, _ = leaf_paths(live.shape)
     by_name = {fqn(path): tensor for path, tensor in zip(paths, live.tensors, strict=True)}
     saved, _ = leaf_paths(first.plan.shape)
@@ -126,7 +126,7 @@ def _meet(target: Item, source: Item) -> bool:
     )
 
 
-def _copy_whole(snapshot: Snapshot, layout: Layout) -> None:
+def _copy_image(snapshot: Snapshot, layout: Layout) -> None:
     """Verify and copy in one pass, in the order of the image."""
     if snapshot.scatter is not None and snapshot.manifest is not None and all(map(is_memory, layout.locals)):
         places = [(i.data, bytes_of(t)) for i, t in zip(snapshot.plan.items, layout.locals, strict=True) if i.nbytes]
@@ -143,7 +143,7 @@ def _copy_whole(snapshot: Snapshot, layout: Layout) -> None:
         check_crc(snapshot.manifest, len(image), checksum)
 
 
-def _cut(layout: Layout, snapshots: Sequence[Snapshot]) -> None:
+def _reshard(layout: Layout, snapshots: Sequence[Snapshot]) -> None:
     sources: dict[str, list[tuple[Item, torch.Tensor]]] = {}
     differing = _differing_values(snapshots)
     for snapshot in snapshots:
@@ -184,8 +184,10 @@ def _differing_values(snapshots: Sequence[Snapshot]) -> list[str]:
     """Names of plain values that are not the same in all snapshots of one shape."""
     first = snapshots[0]
     _, paths = leaf_paths(first.plan.shape)
-    alike = [snapshot for snapshot in snapshots[1:] if snapshot.plan.shape == first.plan.shape]
-    return [fqn(path) for index, path in enumerate(paths) if any(s.values[index] != first.values[index] for s in alike)]
+    others = [snapshot for snapshot in snapshots[1:] if snapshot.plan.shape == first.plan.shape]
+    return [
+        fqn(path) for index, path in enumerate(paths) if any(s.values[index] != first.values[index] for s in others)
+    ]
 
 
 def _copy_overlap(target: Item, destination: torch.Tensor, source: Item, view: torch.Tensor) -> int:
@@ -223,17 +225,17 @@ def _private(parts: _Parts, name: str) -> torch.Tensor:
     if not found:
         raise JobFailedError(f"{name}: no snapshot at hand holds any part of it")
     item = found[0][0]
-    whole = torch.empty(item.shape, dtype=getattr(torch, item.dtype))
+    full = torch.empty(item.shape, dtype=getattr(torch, item.dtype))
     target = item._replace(offsets=(0,) * len(item.shape), sizes=item.shape)
     seen: set[tuple[int, ...]] = set()
     covered = 0
     for source, view in found:
         if source.offsets not in seen:
             seen.add(source.offsets)
-            covered += _copy_overlap(target, whole, source, view)
-    if covered != whole.numel():
+            covered += _copy_overlap(target, full, source, view)
+    if covered != full.numel():
         raise JobFailedError(
             f"{name} is sharded, and this rank has nothing to put its shard into",
             hint="Make one optimizer step (or build its state) before restoring, so that its state exists.",
         )
-    return whole
+    return full

@@ -49,7 +49,7 @@ def frame(data_pickle: bytes, nbytes: int) -> Frame:
     return Frame(prefix, _directory(records, len(prefix) + nbytes))
 
 
-def whole(data_pickle: bytes) -> bytes:
+def archive(data_pickle: bytes) -> bytes:
     """A complete archive of an object without tensors."""
     records: list[_Record] = []
     body = _small_records(data_pickle, records)

@@ -236,16 +236,16 @@ def of_now(value: Any) -> Any:
     return value
 
 
-def is_cut(value: Any) -> bool:
+def is_sharded(value: Any) -> bool:
     """Whether `value` holds shards, in modules and optimizers, lists, tuples and dicts: they are of one world alone."""
     if isinstance(value, torch.nn.Module):
         return any(is_dtensor(tensor) for tensor in (*value.parameters(), *value.buffers()))
     if isinstance(value, torch.optim.Optimizer):
         return any(is_dtensor(parameter) for group in value.param_groups for parameter in group["params"])
     if isinstance(value, list | tuple):
-        return any(is_cut(each) for each in value)
+        return any(is_sharded(each) for each in value)
     if isinstance(value, dict):
-        return any(is_cut(each) for each in value.values())
+        return any(is_sharded(each) for each in value.values())
     return isinstance(value, DeviceMesh | dist.ProcessGroup) or is_dtensor(value)
 
 

@@ -20,14 +20,14 @@ class _Hook(Protocol):
     def remove(self) -> None: ...
 
 
-class Report(Protocol):
+class LogEvent(Protocol):
     def __call__(self, event: str, **fields: Any) -> None: ...
 
 
 class NanGuard:
     """Watches the optimizers of one rank."""
 
-    def __init__(self, policy: NanPolicy, rank: int, report: Report) -> None:
+    def __init__(self, policy: NanPolicy, rank: int, report: LogEvent) -> None:
         self._policy, self._rank, self._report = policy, rank, report
         self._hooks: list[_Hook] = []
         self._names: dict[int, str] = {}

@@ -37,8 +37,8 @@ def check_replicas(step: int, captured: CapturedState, among: Collection[int] | 
     own = {id(tensor) for tensor in captured.own}
     shared = [tensor for tensor in captured.parts.tensors if id(tensor) not in own]
     sums = [checksum(tensor) for tensor in shared]
-    whole = crc64nvme(b"".join(value.to_bytes(8, "little") for value in sums))
-    everywhere = _gather([whole], shared)
+    combined = crc64nvme(b"".join(value.to_bytes(8, "little") for value in sums))
+    everywhere = _gather([combined], shared)
     groups = group_by({rank: sums for rank, sums in enumerate(everywhere) if among is None or rank in among})
     if len(groups) == 1:
         return

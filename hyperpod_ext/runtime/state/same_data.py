@@ -67,8 +67,10 @@ def difference(positions: Sequence[DataPositions]) -> str:
             for rank, one in enumerate(positions):
                 ranks[repr(one[name][key]) if name in one else "none"].append(rank)
             if len(ranks) > 1:
-                said = [f"{value} on {_listed(its)}" for value, its in sorted(ranks.items(), key=lambda item: item[1])]
-                return f"restore({name}=...) has another {key} of the data from rank to rank: {', '.join(said)}"
+                groups = [
+                    f"{value} on {_listed(its)}" for value, its in sorted(ranks.items(), key=lambda item: item[1])
+                ]
+                return f"restore({name}=...) has another {key} of the data from rank to rank: {', '.join(groups)}"
     return ""
 
 

@@ -173,8 +173,8 @@ class TrainingState:
 
     def nbytes(self) -> int:
         """Size of a snapshot, with what the optimizers have yet to make."""
-        coming = [bytes_to_come(value) for value in self._objects.values() if isinstance(value, torch.optim.Optimizer)]
-        return Layout(self.take().parts).plan.nbytes + sum(coming)
+        optimizers = [value for value in self._objects.values() if isinstance(value, torch.optim.Optimizer)]
+        return Layout(self.take().parts).plan.nbytes + sum(map(bytes_to_come, optimizers))
 
     def load(self, snapshots: Sequence[Snapshot], *, lean: bool = False) -> None:
         """Bring the objects to a state taken on another rank or at another time, verified already.
@@ -242,15 +242,15 @@ class TrainingState:
             elif not value.state and any(is_dtensor(p) for group in value.param_groups for p in group["params"]):
                 make_state(value)
 
-    def commit(self, captured: CapturedState, whole: ConsistentStep) -> None:
-        """What the objects hold now is all of `whole.step`."""
-        self._mark, self.is_reported = (captured, captured.versions(), whole), False
+    def commit(self, captured: CapturedState, consistent: ConsistentStep) -> None:
+        """What the objects hold now is all of `consistent.step`."""
+        self._mark, self.is_reported = (captured, captured.versions(), consistent), False
 
     def consistent_step(self) -> ConsistentStep | None:
         """What was committed last, or None when anything may have changed since."""
         if self._mark is None:
             return None
-        committed, versions, whole = self._mark
+        committed, versions, consistent = self._mark
         now = self.take()
         same = (
             now.parts.shape == committed.parts.shape
@@ -258,7 +258,7 @@ class TrainingState:
             and committed.versions() == versions
             and _places(now) == _places(committed)
         )
-        return whole if same else None
+        return consistent if same else None
 
     def digest(self) -> str:
         """SHA-256 over every value: two ranks, or two runs, with equal digests are bit for bit equal."""

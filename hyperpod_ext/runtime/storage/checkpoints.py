@@ -52,7 +52,7 @@ from hyperpod_ext.runtime.storage.retention import remove, to_keep, without_aban
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class CheckpointProgress:
     """How far the nodes are with a checkpoint."""
 
     announced: frozenset[int]
@@ -111,14 +111,14 @@ class Checkpoints:
             except NotFoundError:
                 continue  # deleted since it was listed
             except CorruptSnapshotError as error:
-                told = CorruptSnapshotError(
+                corrupt = CorruptSnapshotError(
                     f"{error.message}: it cannot be told which steps generation {number} gave up",
                     hint="Put that file back from a backup, or use the secret that it was signed with. Once it is "
                     "deleted, what was saved before that generation counts again, the newest step first.",
                 )
                 if damaged is None:
-                    raise told from error
-                damaged[number] = told
+                    raise corrupt from error
+                damaged[number] = corrupt
         return starts
 
     def read(self, found: Found) -> Manifest:
@@ -144,14 +144,14 @@ class Checkpoints:
         """What `commit` wants of each image: proof that the job has written it."""
         return mac_of(self._secret, data, cancelled)
 
-    def check_image(self, folder: str, whole: Manifest, rank: str, image: memoryview) -> None:
+    def check_image(self, folder: str, manifest: Manifest, rank: str, image: memoryview) -> None:
         """Refuse an image that the job has not written, by the verified manifest of its checkpoint.
 
         Raises:
             CorruptSnapshotError: with what is wrong.
         """
-        name = whole["files"][rank]
-        file = Expected.of(whole, name, whole["ranks"][rank])
+        name = manifest["files"][rank]
+        file = Expected.of(manifest, name, manifest["ranks"][rank])
         file.check(image, self._secret, f"{self.store.url}/{folder}/{name}")
 
     def read_plan(self, folder: str, digest: str) -> Plan:
@@ -254,8 +254,8 @@ class Checkpoints:
 
     def put_done(self, folder: str, node: int, macs: Mapping[str, Mac]) -> None:
         """Tell the other nodes that this one's files are there, and their MACs."""
-        said = {"format": FORMAT, "job": self._job, "folder": folder, "node": node, "macs": dict(macs)}
-        self.store.put_new(f"{folder}/done-{node}.json", json.dumps(sign(said, self._secret)).encode())
+        note = {"format": FORMAT, "job": self._job, "folder": folder, "node": node, "macs": dict(macs)}
+        self.store.put_new(f"{folder}/done-{node}.json", json.dumps(sign(note, self._secret)).encode())
 
     def macs(self, folder: str, node: int) -> dict[str, Mac]:
         """MACs of the files that a node has brought, verified.
@@ -266,13 +266,13 @@ class Checkpoints:
         """
         name = f"{folder}/done-{node}.json"
         where = f"{self.store.url}/{name}"
-        said = read_document(self.store.get(name), where)
-        if "signature" not in said:
+        note = read_document(self.store.get(name), where)
+        if "signature" not in note:
             raise CorruptSnapshotError(f"{where}: it is not signed")
-        check_manifest(said, self._secret, job=self._job, where=where)
-        if (said.get("folder"), said.get("node")) != (folder, node) or not isinstance(said.get("macs"), dict):
+        check_manifest(note, self._secret, job=self._job, where=where)
+        if (note.get("folder"), note.get("node")) != (folder, node) or not isinstance(note.get("macs"), dict):
             raise CorruptSnapshotError(f"{where}: it is not what node {node} has said of {folder}")
-        return dict(said["macs"])
+        return dict(note["macs"])
 
     def put_failed(self, folder: str, node: int) -> None:
         self.store.put_new(f"{folder}/failed-{node}.json", b"{}")
@@ -284,7 +284,7 @@ class Checkpoints:
         """This node tries once more."""
         self.store.delete([f"{folder}/failed-{node}.json", f"{folder}/left-{node}.json"])
 
-    def progress(self, folder: str) -> Progress:
+    def progress(self, folder: str) -> CheckpointProgress:
         """How far the nodes are, by one listing."""
         names = [entry.name.rpartition("/")[2] for entry in self.store.list(f"{folder}/")]
         notes = [match for name in names if (match := NOTE.fullmatch(name))]
@@ -292,7 +292,7 @@ class Checkpoints:
             kind: frozenset(int(note[2]) for note in notes if note[1] == kind)
             for kind in ("node", "done", "failed", "left")
         }
-        return Progress(nodes["node"], nodes["done"], nodes["failed"], nodes["left"], MANIFEST in names)
+        return CheckpointProgress(nodes["node"], nodes["done"], nodes["failed"], nodes["left"], MANIFEST in names)
 
     def record(self, folder: str, node: int) -> list[Manifest]:
         """What a node has announced, verified."""

@@ -143,8 +143,8 @@ def _room(nbytes: int) -> Iterator[memoryview]:
                 ) from error
         memory = mmap.mmap(descriptor, max(nbytes, 1))
         stack.callback(_close, memory)
-        whole = stack.enter_context(memoryview(memory))
-        yield stack.enter_context(whole[:nbytes])
+        view = stack.enter_context(memoryview(memory))
+        yield stack.enter_context(view[:nbytes])
 
 
 def _close(memory: mmap.mmap) -> None:

@@ -158,8 +158,8 @@ class FileStore:
                     if time.time() - path.stat().st_mtime > ABANDONED_S:
                         path.unlink()
         try:
-            whole = self.put_new(probe, b"probe") and self.get(probe) == b"probe"
-            if not whole or probe not in {entry.name for entry in self.list(probe)}:
+            works = self.put_new(probe, b"probe") and self.get(probe) == b"probe"
+            if not works or probe not in {entry.name for entry in self.list(probe)}:
                 raise UnreachableError(f"{self.url} does not give back what was written to it")
         finally:
             self.delete([probe])

@@ -30,7 +30,7 @@ from hyperpod_ext.runtime.storage.names import (
 from hyperpod_ext.runtime.storage.object_store import ObjectStore
 from hyperpod_ext.runtime.storage.retention import to_keep, without_abandoned
 
-State = Literal["complete", "unfinished", "damaged", "abandoned", "uncertain", "foreign"]
+CheckpointState = Literal["complete", "unfinished", "damaged", "abandoned", "uncertain", "foreign"]
 """Abandoned: a later generation began before this step. Uncertain: one may have, its claim is damaged.
 Foreign: another job's, or a newer version's."""
 
@@ -40,7 +40,7 @@ _UNSIGNED = b"any secret"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Defect:
     """One thing wrong with a checkpoint."""
 
     file: str
@@ -53,11 +53,11 @@ class InventoryEntry:
     """One checkpoint's folder."""
 
     found: Found
-    state: State
+    state: CheckpointState
     files: Mapping[str, int]
     """Names in the folder, with their sizes."""
     manifest: Manifest | None = None
-    findings: tuple[Finding, ...] = ()
+    defects: tuple[Defect, ...] = ()
     """What the listing and the manifest show."""
     detail: str = ""
     """Why it is in this state, in a few words."""
@@ -113,10 +113,10 @@ def take_inventory(
         fenced_generations([entry.name for entry in entries]), with_manifest, damaged if lenient else None
     )
     with ThreadPoolExecutor(_GETS_AT_ONCE) as pool:
-        whole = [found for found, files in folders.items() if MANIFEST in files]
-        read = zip(whole, pool.map(lambda found: _read(store, found), whole), strict=True)
+        committed = [found for found, files in folders.items() if MANIFEST in files]
+        read = zip(committed, pool.map(lambda found: _read(store, found), committed), strict=True)
         manifests = {found: manifest for found, manifest in read if manifest is not None}
-    for found in set(whole) - set(manifests):  # deleted since it was listed, as retention does, manifest first
+    for found in set(committed) - set(manifests):  # deleted since it was listed, as retention does, manifest first
         del folders[found]
     job = job or _guess_job(store.url.rpartition("/")[2], manifests.values())
     alive = set(without_abandoned(list(folders), starts))
@@ -147,19 +147,19 @@ def _judge(
     found: Found, files: Mapping[str, int], manifest: Manifest | str, job: str | None, secret: bytes | None, alive: bool
 ) -> InventoryEntry:
     if isinstance(manifest, str):
-        return InventoryEntry(found, "damaged", files, None, (Finding(MANIFEST, manifest),), f"{MANIFEST}: {manifest}")
+        return InventoryEntry(found, "damaged", files, None, (Defect(MANIFEST, manifest),), f"{MANIFEST}: {manifest}")
     number = manifest.get("format")
     if isinstance(number, int) and number > FORMAT:
         detail = f"format {number} is newer than {FORMAT}, the newest this version reads"
-        return InventoryEntry(found, "foreign", files, None, (Finding(MANIFEST, detail),), detail)
+        return InventoryEntry(found, "foreign", files, None, (Defect(MANIFEST, detail),), detail)
     if manifest.get("job") != job:
         detail = f"belongs to job {manifest.get('job')!r}, not to {job!r}"
-        return InventoryEntry(found, "foreign", files, manifest, (Finding(MANIFEST, detail),), detail)
-    findings = tuple(examine(manifest, found, files, secret))
-    if findings:
-        more = f", and {len(findings) - 1} more" if len(findings) > 1 else ""
-        detail = f"{findings[0].file}: {findings[0].message}{more}"
-        return InventoryEntry(found, "damaged", files, manifest, findings, detail)
+        return InventoryEntry(found, "foreign", files, manifest, (Defect(MANIFEST, detail),), detail)
+    defects = tuple(examine(manifest, found, files, secret))
+    if defects:
+        more = f", and {len(defects) - 1} more" if len(defects) > 1 else ""
+        detail = f"{defects[0].file}: {defects[0].message}{more}"
+        return InventoryEntry(found, "damaged", files, manifest, defects, detail)
     if not alive:
         return InventoryEntry(found, "abandoned", files, manifest, (), "a later generation began before this step")
     detail = "" if is_bound(manifest) else "no MAC of its files: written by an earlier version"
@@ -174,37 +174,37 @@ def _doubt(seen: InventoryEntry, damaged: Collection[int]) -> InventoryEntry:
     return replace(seen, state="uncertain", detail=detail)
 
 
-def examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret: bytes | None) -> Iterator[Finding]:
+def examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret: bytes | None) -> Iterator[Defect]:
     """Everything that is wrong with a manifest, by itself and beside the names and sizes in its folder."""
     try:
         yield from _examine(manifest, found, files, secret)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        yield Finding(MANIFEST, f"it is not in the form of a manifest: {error!r}")
+        yield Defect(MANIFEST, f"it is not in the form of a manifest: {error!r}")
 
 
-def _examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret: bytes | None) -> Iterator[Finding]:
+def _examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret: bytes | None) -> Iterator[Defect]:
     yield from _check_signed(manifest, secret, str(manifest["job"]), "")
     if (manifest["step"], manifest["generation"]) != (found.step, found.generation):
-        yield Finding(MANIFEST, f"it is the manifest of {manifest['save_id']}")
+        yield Defect(MANIFEST, f"it is the manifest of {manifest['save_id']}")
     if not isinstance(manifest["created_at"], int | float):
-        yield Finding(MANIFEST, f"created_at is {manifest['created_at']!r}")
+        yield Defect(MANIFEST, f"created_at is {manifest['created_at']!r}")
     world_size = int(manifest["world_size"])
     ranks = {str(rank) for rank in range(world_size)}
     if set(manifest["ranks"]) != ranks or set(manifest["files"]) != ranks:
-        yield Finding(MANIFEST, f"it does not name each of its {world_size} ranks")
+        yield Defect(MANIFEST, f"it does not name each of its {world_size} ranks")
     for rank, snapshot in manifest["ranks"].items():
         yield from _check_signed(snapshot, secret, str(manifest["job"]), f"rank {rank}: ")
         if not isinstance(snapshot["values"], list):
-            yield Finding(MANIFEST, f"rank {rank}: it has no plain values")
+            yield Defect(MANIFEST, f"rank {rank}: it has no plain values")
         same = all(snapshot[key] == manifest[key] for key in ("generation", "step", "save_id", "world_size"))
         if not same or str(snapshot["rank"]) != rank:
-            yield Finding(MANIFEST, f"rank {rank}: its snapshot is of rank {snapshot['rank']}, {snapshot['save_id']}")
+            yield Defect(MANIFEST, f"rank {rank}: its snapshot is of rank {snapshot['rank']}, {snapshot['save_id']}")
         if any(images(manifest)[manifest["files"][rank]][key] != snapshot[key] for key in ("nbytes", "crc64nvme")):
-            yield Finding(MANIFEST, f"rank {rank}: it shares {manifest['files'][rank]} with a rank of another content")
+            yield Defect(MANIFEST, f"rank {rank}: it shares {manifest['files'][rank]} with a rank of another content")
     for name, snapshot in images(manifest).items():
         yield from _check_size(files, name, int(snapshot["nbytes"]))
         if not _IMAGE.fullmatch(name):
-            yield Finding(MANIFEST, f"{name!r} is no name of an image")
+            yield Defect(MANIFEST, f"{name!r} is no name of an image")
     for name in sorted(plans(manifest)):
         yield from _check_size(files, name, None)
     known = derived(manifest)
@@ -212,25 +212,25 @@ def _examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret:
         try:
             read_mac(manifest["macs"].get(name))
         except (KeyError, ValueError) as error:
-            yield Finding(MANIFEST, f"what it says of {name} is {error}")
+            yield Defect(MANIFEST, f"what it says of {name} is {error}")
     for name in (VALUES, METADATA_FILE):
         yield from _check_size(files, name, int(known[name]["nbytes"]) if name in known else None)
 
 
-def _check_signed(manifest: Manifest, secret: bytes | None, job: str, whose: str) -> Iterator[Finding]:
+def _check_signed(manifest: Manifest, secret: bytes | None, job: str, whose: str) -> Iterator[Defect]:
     if secret is None:  # sign it ourselves, so that all but the signature is checked
         manifest, secret = sign(manifest, _UNSIGNED), _UNSIGNED
     try:
         check_manifest(manifest, secret, job=job, where=MANIFEST)
     except CorruptSnapshotError as error:
-        yield Finding(MANIFEST, whose + error.message.removeprefix(f"{MANIFEST}: "))
+        yield Defect(MANIFEST, whose + error.message.removeprefix(f"{MANIFEST}: "))
 
 
-def _check_size(files: Mapping[str, int], name: str, nbytes: int | None) -> Iterator[Finding]:
+def _check_size(files: Mapping[str, int], name: str, nbytes: int | None) -> Iterator[Defect]:
     if name not in files:
-        yield Finding(name, "it is missing")
+        yield Defect(name, "it is missing")
     elif nbytes is not None and files[name] != nbytes:
-        yield Finding(name, f"it is {files[name]} bytes long, the manifest says {nbytes}")
+        yield Defect(name, f"it is {files[name]} bytes long, the manifest says {nbytes}")
 
 
 def images(manifest: Manifest) -> dict[str, Manifest]:
@@ -301,7 +301,7 @@ def select_prunable(
     if not good:
         return []
     kept = set(to_keep(good, keep, every_steps, steps))
-    may_go: Sequence[State] = ("complete", "unfinished", "abandoned", *(("damaged",) if with_damaged else ()))
+    may_go: Sequence[CheckpointState] = ("complete", "unfinished", "abandoned", *(("damaged",) if with_damaged else ()))
     return [
         one
         for one in inventory.seen

@@ -100,9 +100,9 @@ class Expected:
     """None: an earlier version wrote it."""
 
     @classmethod
-    def of(cls, whole: Manifest, name: str, known: Mapping[str, Any]) -> Expected:
-        """`known`: what the manifest `whole` of a checkpoint says of the file's length and CRC."""
-        mac = whole["macs"][name] if is_bound(whole) else None
+    def of(cls, manifest: Manifest, name: str, known: Mapping[str, Any]) -> Expected:
+        """`known`: what the manifest of a checkpoint says of the file's length and CRC."""
+        mac = manifest["macs"][name] if is_bound(manifest) else None
         return cls(name, int(known["nbytes"]), str(known["crc64nvme"]), mac)
 
     def check(self, data: memoryview, secret: bytes, where: str) -> None:
@@ -116,9 +116,9 @@ class Expected:
         reading = Reading(self, secret, crc=False)
         reading.update(data)
         if reading.wrong() is not None:
-            told = Reading(self, secret)  # once more, to say what it is
-            told.update(data)
-            raise CorruptSnapshotError(f"{where}: {told.wrong()}", hint=_HINT)
+            again = Reading(self, secret)  # once more, to say what it is
+            again.update(data)
+            raise CorruptSnapshotError(f"{where}: {again.wrong()}", hint=_HINT)
 
 
 _HINT = (
@@ -161,6 +161,6 @@ class Reading:
         return None
 
 
-def is_bound(whole: Manifest) -> bool:
+def is_bound(manifest: Manifest) -> bool:
     """Whether a checkpoint's manifest has the MACs of its files; those of earlier versions do not."""
-    return "macs" in whole
+    return "macs" in manifest

@@ -143,10 +143,10 @@ def _judge_answer(response: dict[str, Any], doing: str, what: str, bucket: str) 
     request = f", request {metadata['RequestId']}" if metadata.get("RequestId") else ""
     text = f"Cannot {doing} {what}: {message.rstrip('.') or 'refused'} ({code}{request})"
     passes = code in PASSING_CODES or status in PASSING_STATUS
-    return ErrorMeaning(_told(code, status, text, bucket), passes)
+    return ErrorMeaning(_error(code, status, text, bucket), passes)
 
 
-def _told(code: str, status: int, text: str, bucket: str) -> HyperpodExtError:
+def _error(code: str, status: int, text: str, bucket: str) -> HyperpodExtError:
     if code == "NoSuchBucket":
         return UnreachableError(text, hint=f"Create bucket {bucket!r}, or correct the checkpoint URL.")
     if code in CREDENTIAL_CODES:

@@ -27,7 +27,7 @@ class Multipart:
         self._client, self._bucket = requests.client, requests.bucket
         self._abort_s = min(_ABORT_S, deadline_s)
         self._lock = threading.Lock()
-        self._left: dict[tuple[str, str, int], Upload] = {}
+        self._left: dict[tuple[str, str, int], MultipartUpload] = {}
         """Uploads of puts that gave up, for the next put of the same name, checksum and size."""
 
     def put(self, key: str, data: memoryview, crc: str, call: Call) -> None:
@@ -50,12 +50,12 @@ class Multipart:
                     self._abort(upload)
                 raise
 
-    def _finish(self, upload: Upload, data: memoryview, call: Call) -> None:
+    def _finish(self, upload: MultipartUpload, data: memoryview, call: Call) -> None:
         missing = [number for number in upload.numbers() if number not in upload.done]
         call.in_streams(lambda number: self._put_part(upload, number, data, call), missing, self._streams)
         self._complete(upload, call)
 
-    def _begin(self, key: str, data: memoryview, crc: str, call: Call) -> Upload:
+    def _begin(self, key: str, data: memoryview, crc: str, call: Call) -> MultipartUpload:
         """The upload that an earlier put of the same bytes left, or a new one."""
         with self._lock:
             left = self._left.pop((key, crc, len(data)), None)
@@ -71,9 +71,9 @@ class Multipart:
             ),
             call,
         )
-        return Upload(key, crc, len(data), answer["UploadId"], part_bytes)
+        return MultipartUpload(key, crc, len(data), answer["UploadId"], part_bytes)
 
-    def _put_part(self, upload: Upload, number: int, data: memoryview, call: Call) -> None:
+    def _put_part(self, upload: MultipartUpload, number: int, data: memoryview, call: Call) -> None:
         first = (number - 1) * upload.part_bytes
         part = data[first : first + upload.part_bytes]
 
@@ -92,7 +92,7 @@ class Multipart:
         upload.done[number] = answer["ETag"]
         upload.touched = time.monotonic()
 
-    def _complete(self, upload: Upload, call: Call) -> None:
+    def _complete(self, upload: MultipartUpload, call: Call) -> None:
         call.look()
         parts = [{"PartNumber": number, "ETag": upload.done[number]} for number in upload.numbers()]
         try:
@@ -112,7 +112,7 @@ class Multipart:
             if not self._is_there(upload, call):  # a completion whose answer was lost has made it
                 raise
 
-    def _is_there(self, upload: Upload, call: Call) -> bool:
+    def _is_there(self, upload: MultipartUpload, call: Call) -> bool:
         try:
             head = self._requests.persist(
                 "read",
@@ -123,7 +123,7 @@ class Multipart:
             return False
         return bool(head["ContentLength"] == upload.nbytes and head.get("ChecksumCRC64NVME") == base64_of(upload.crc))
 
-    def _abort(self, upload: Upload) -> None:
+    def _abort(self, upload: MultipartUpload) -> None:
         """Best effort: what stays is the bucket's lifecycle rule to remove."""
         call = Call(self._abort_s, f"s3://{self._bucket}/{upload.key}")
         try:
@@ -135,7 +135,7 @@ class Multipart:
         except (HyperpodExtError, UploadGoneError):
             return
 
-    def take_back(self, unwanted: Callable[[Upload], bool]) -> None:
+    def take_back(self, unwanted: Callable[[MultipartUpload], bool]) -> None:
         """Have S3 forget what puts that gave up have left, where it is not wanted any more."""
         with self._lock:
             gone = [self._left.pop(identity) for identity, upload in [*self._left.items()] if unwanted(upload)]
@@ -144,7 +144,7 @@ class Multipart:
 
 
 @dataclass
-class Upload:
+class MultipartUpload:
     """A multipart upload and the parts of it that S3 has."""
 
     key: str

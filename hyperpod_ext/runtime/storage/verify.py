@@ -12,7 +12,7 @@ from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest
 from hyperpod_ext.runtime.snapshot.tree import leaf_paths
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
-from hyperpod_ext.runtime.storage.inventory import Finding, InventoryEntry, derived, images, plans
+from hyperpod_ext.runtime.storage.inventory import Defect, InventoryEntry, derived, images, plans
 from hyperpod_ext.runtime.storage.mac import Expected, Reading
 from hyperpod_ext.runtime.storage.names import MANIFEST, VALUES
 from hyperpod_ext.runtime.storage.object_store import MIB, ObjectStore, ignore
@@ -49,7 +49,7 @@ def what_is_wrong(
 
 def verify(
     store: ObjectStore, seen: InventoryEntry, secret: bytes | None, on_bytes: Callable[[int], None] = ignore
-) -> list[Finding]:
+) -> list[Defect]:
     """Everything that is wrong with a checkpoint. `on_bytes` hears of bytes read, from several threads.
 
     Without the job's `secret` damage is found, and not what somebody has made up.
@@ -60,24 +60,24 @@ def verify(
     """
     manifest = seen.manifest
     if manifest is None or seen.state == "foreign":
-        return [*seen.findings]
+        return [*seen.defects]
     try:
         files = [file for file in expected(manifest) if seen.files.get(file.name) == file.nbytes]
         digests = plans(manifest)
     except (KeyError, TypeError, ValueError, AttributeError):
-        return [*seen.findings]  # they say that its form is wrong
+        return [*seen.defects]  # they say that its form is wrong
     stop = threading.Event()
 
-    def check(file: Expected) -> Finding | None:
+    def check(file: Expected) -> Defect | None:
         try:
             wrong = what_is_wrong(store, seen.found.folder, file, secret, on_bytes, stop.is_set)
         except (CorruptSnapshotError, NotFoundError) as error:  # changed since it was listed
-            return Finding(file.name, error.message)
-        return Finding(file.name, wrong) if wrong is not None else None
+            return Defect(file.name, error.message)
+        return Defect(file.name, wrong) if wrong is not None else None
 
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         try:
-            found = [finding for finding in pool.map(check, files) if finding is not None]
+            found = [defect for defect in pool.map(check, files) if defect is not None]
         except BaseException:
             stop.set()
             pool.shutdown(cancel_futures=True)
@@ -85,7 +85,7 @@ def verify(
     found += _check_plans(store, seen, manifest, digests)
     if found and not store.list(f"{seen.found.folder}/{MANIFEST}"):
         raise NotFoundError(f"{store.url}/{seen.found.folder} was deleted while it was read")
-    return [*seen.findings, *found]
+    return [*seen.defects, *found]
 
 
 def read_plans(store: ObjectStore, seen: InventoryEntry) -> dict[str, Plan]:
@@ -101,7 +101,7 @@ def read_plans(store: ObjectStore, seen: InventoryEntry) -> dict[str, Plan]:
 
 def _check_plans(
     store: ObjectStore, seen: InventoryEntry, manifest: Manifest, digests: dict[str, str]
-) -> Iterator[Finding]:
+) -> Iterator[Defect]:
     checkpoints = Checkpoints(store, job="", secret=b"")
     found: dict[str, Plan] = {}
     for name, digest in digests.items():
@@ -110,25 +110,25 @@ def _check_plans(
         try:
             found[digest] = checkpoints.read_plan(seen.found.folder, digest)
         except (CorruptSnapshotError, NotFoundError) as error:
-            yield Finding(name, error.message)
+            yield Defect(name, error.message)
     parts = []
     for rank, snapshot in manifest["ranks"].items():
         if (plan := found.get(str(snapshot["plan"]))) is None:
             continue
         if plan.nbytes != snapshot["nbytes"]:
-            yield Finding(str(manifest["files"][rank]), f"the plan of rank {rank} is for {plan.nbytes} bytes")
+            yield Defect(str(manifest["files"][rank]), f"the plan of rank {rank} is for {plan.nbytes} bytes")
         values = snapshot.get("values")
         if not isinstance(values, list) or len(values) != len(leaf_paths(plan.shape)[1]):
-            yield Finding(MANIFEST, f"rank {rank}: its plain values are not those of its plan")
+            yield Defect(MANIFEST, f"rank {rank}: its plain values are not those of its plan")
             continue
         parts.append(RankFile(int(rank), plan, values, str(manifest["files"][rank])))
-    if not derived(manifest) and len(parts) == len(manifest["ranks"]) and not seen.findings:
+    if not derived(manifest) and len(parts) == len(manifest["ranks"]) and not seen.defects:
         yield from _compare_derived(store, seen, parts)
 
 
-def _compare_derived(store: ObjectStore, seen: InventoryEntry, parts: list[RankFile]) -> Iterator[Finding]:
+def _compare_derived(store: ObjectStore, seen: InventoryEntry, parts: list[RankFile]) -> Iterator[Defect]:
     """Of manifests without their checksums: are they what this version would derive?"""
     again = derive(parts, VALUES)
     for name, data in ((METADATA_FILE, again.metadata), (VALUES, again.values_file)):
         if store.get(f"{seen.found.folder}/{name}") != data:
-            yield Finding(name, "it is not what the manifest stands for; training restores without it, dcp.load cannot")
+            yield Defect(name, "it is not what the manifest stands for; training restores without it, dcp.load cannot")

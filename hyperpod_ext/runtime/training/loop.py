@@ -187,7 +187,7 @@ class _Loop:
         with contextlib.suppress(StaleGenerationError, NotFoundError):  # a save that came too late: it never happened
             member.checkpointer.flush()  # what this rank can offer from memory includes its last save
         member.run.drop_aborted()
-        self._session.event("freed", rank=member.environment.rank, step=member.run.step)
+        self._session.event("aborted", rank=member.environment.rank, step=member.run.step)
         # frames of the failed call hold the DDP module, and it the group's sockets and gradient hooks
         _forget_frames(error)
         member.run.leave()

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError
 from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
-from hyperpod_ext.runtime.checkpoint.live_transfer import Order, receive_state, refuse_state, send_state
+from hyperpod_ext.runtime.checkpoint.live_transfer import TransferOrder, receive_state, refuse_state, send_state
 from hyperpod_ext.runtime.control_plane.agent import ControlPlane
 from hyperpod_ext.runtime.control_plane.stop_at_step import StopAtStep
 from hyperpod_ext.runtime.process_group.store import PartitionedStore
@@ -160,7 +160,7 @@ class JobLink:
             found.append(snapshot)
         return found
 
-    def _check_own(self, state: TrainingState, mine: Source, key: str, orders: Sequence[Order]) -> None:
+    def _check_own(self, state: TrainingState, mine: Source, key: str, orders: Sequence[TransferOrder]) -> None:
         """Refuse to go on from objects that are not what this rank spoke of when it joined, and cannot be made so."""
         why = ""
         if not _holds(state, mine):
@@ -186,14 +186,14 @@ class JobLink:
 
 
 def _holds(state: TrainingState, mine: Source) -> bool:
-    whole = state.consistent_step()
-    return whole is not None and whole.save_id == mine.save_id
+    consistent = state.consistent_step()
+    return consistent is not None and consistent.save_id == mine.save_id
 
 
-def orders_for(rank: int, decision: Decision) -> list[Order]:
+def orders_for(rank: int, decision: Decision) -> list[TransferOrder]:
     """Which parts of its live state `rank` sends to whom."""
     return [
-        Order(receiver, part, len(sources))
+        TransferOrder(receiver, part, len(sources))
         for receiver, sources in decision.sources.items()
         for part, source in enumerate(sources)
         if source.kind == "live" and source.rank == rank

@@ -43,7 +43,7 @@ class _Kept:
 
     @property
     def is_of_one_world(self) -> bool:
-        return bool(self.made.calls or self.made.meshes) or meshes.is_cut(self.value)
+        return bool(self.made.calls or self.made.meshes) or meshes.is_sharded(self.value)
 
 
 _RESERVED = {
@@ -313,8 +313,8 @@ class Run:
 
     def consistent_step(self) -> ConsistentStep | None:
         """The live state, if it is whole: what this rank can offer to others."""
-        whole = self._state.consistent_step() if self._state is not None else None
-        return whole if whole is not None and whole.step <= self.device_steps.finished() else None
+        consistent = self._state.consistent_step() if self._state is not None else None
+        return consistent if consistent is not None and consistent.step <= self.device_steps.finished() else None
 
     def digest(self) -> str:
         """SHA-256 of the registered state; empty when nothing was registered."""
@@ -381,33 +381,33 @@ class Run:
         self._watchdog.compare(step, captured)
         sharing = captured.sharing()
         world_size = 0 if sharing == "same" and not captured.is_sharded else self.world_size
-        whole = ConsistentStep(step, save_id_of(self.generation, step), captured.own_digest(), sharing, world_size)
-        self._state.commit(captured, whole)
-        self.step, self._captured = step, (captured, whole)
-        saved = self._policy.due(step) and self._save(captured, whole, at_once=at_once)
+        consistent = ConsistentStep(step, save_id_of(self.generation, step), captured.own_digest(), sharing, world_size)
+        self._state.commit(captured, consistent)
+        self.step, self._captured = step, (captured, consistent)
+        saved = self._policy.due(step) and self._save(captured, consistent, at_once=at_once)
         if not saved and self._checkpointer is not None and self.config.checkpoint.peer() is not None:
             self._checkpointer.stepped()
 
     def _save(
-        self, captured: CapturedState, whole: ConsistentStep, *, at_once: bool, when_busy: WhenBusy | None = None
+        self, captured: CapturedState, consistent: ConsistentStep, *, at_once: bool, when_busy: WhenBusy | None = None
     ) -> bool:
         """Whether there is a snapshot of it now: one may be skipped."""
         if self._checkpointer is None:
             return False
         own, began = {id(tensor) for tensor in captured.own}, time.monotonic()
         saved = self._checkpointer.save(
-            whole.step,
-            whole.save_id,
+            consistent.step,
+            consistent.save_id,
             self.generation,
             captured.parts,
-            self._extras() | {"sharing": whole.sharing},
-            own_digest=whole.own_digest,
+            self._extras() | {"sharing": consistent.sharing},
+            own_digest=consistent.own_digest,
             changing=lambda tensor: id(tensor) in own,
             at_once=at_once,
             when_busy=when_busy,
         )
         self._blocked += time.monotonic() - began
-        self._saved = whole.step if saved else self._saved
+        self._saved = consistent.step if saved else self._saved
         return saved
 
     def _stop_after(self, step: int) -> None:
@@ -417,7 +417,7 @@ class Run:
             AbortedError: it does; the training function is called again.
         """
         stop_at_step = self._link.stop_at_step
-        if not stop_at_step.stops_after(step, whole=self.step == step):
+        if not stop_at_step.stops_after(step, consistent=self.step == step):
             return
         self._wait_done()
         self._watchdog.leave()

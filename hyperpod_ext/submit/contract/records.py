@@ -12,7 +12,7 @@ from typing import Any
 
 from hyperpod_ext.config.files.nearest import suggest
 from hyperpod_ext.errors import NotFoundError
-from hyperpod_ext.files import write_whole
+from hyperpod_ext.files import write_atomically
 from hyperpod_ext.submit.contract.home import home
 
 
@@ -20,7 +20,7 @@ def remember(target: str, name: str, record: dict[str, Any]) -> None:
     """Keep `record` as the newest submission of `name`."""
     folder = _folder(target)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_whole(folder / f"{name}.json", json.dumps(record, indent=2) + os.linesep)
+    write_atomically(folder / f"{name}.json", json.dumps(record, indent=2) + os.linesep)
 
 
 def recall(target: str, name: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.resize import RESIZES, ResizeOrder, allowed_sizes
 from hyperpod_ext.errors import ConflictError, Problem, UnsupportedError, WaitTimeoutError
-from hyperpod_ext.files import write_whole
+from hyperpod_ext.files import write_atomically
 from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.contract.run_files import Tail, read_event
 from hyperpod_ext.submit.contract.targets import get_target
@@ -120,7 +120,7 @@ def leave_order(run_dir: Path, name: str, order: ResizeOrder) -> None:
     """Put an order where the job's coordinator looks for it."""
     folder = run_dir / RESIZES
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / f"{name}.json", order.model_dump_json(exclude_defaults=True) + "\n")
+    write_atomically(folder / f"{name}.json", order.model_dump_json(exclude_defaults=True) + "\n")
 
 
 def outcome(

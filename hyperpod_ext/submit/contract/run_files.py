@@ -21,9 +21,9 @@ class Tail:
                 grown = opened.read()
         except FileNotFoundError:
             return []  # not yet
-        whole = grown[: grown.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return whole.decode(errors="replace").splitlines()
+        complete = grown[: grown.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return complete.decode(errors="replace").splitlines()
 
 
 class LogReader:

@@ -16,10 +16,10 @@ ANNOTATION = "hyperpod-ext/spec"
 
 def note_of(job: JobConfig) -> dict[str, str]:
     """The annotation for `job`: only what differs from the defaults."""
-    return {ANNOTATION: json.dumps(brief(job))}
+    return {ANNOTATION: json.dumps(without_defaults(job))}
 
 
-def brief(config: Config) -> dict[str, Any]:
+def without_defaults(config: Config) -> dict[str, Any]:
     """What of `config` differs from the defaults, as JSON; `kind` is always said, for it tells models apart."""
     found: dict[str, Any] = {}
     for name, info in type(config).model_fields.items():
@@ -31,7 +31,7 @@ def brief(config: Config) -> dict[str, Any]:
 
 def _plain(value: object) -> Any:
     if isinstance(value, Config):
-        return brief(value)
+        return without_defaults(value)
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     if isinstance(value, dict):

@@ -78,8 +78,8 @@ def node_share(job: JobConfig, group: NodeGroup | None = None) -> NodeShare:
         resource = "nvidia.com/gpu"
     efa = asked.efa
     if efa is None:
-        whole = machine is not None and 0 < there <= accelerators
-        efa = (machine.efa or 0) if machine and whole and spans_nodes(job) else 0
+        full_node = machine is not None and 0 < there <= accelerators
+        efa = (machine.efa or 0) if machine and full_node and spans_nodes(job) else 0
     hugepages = asked.hugepages_mib
     if hugepages is None and efa and machine:
         hugepages = _HUGEPAGES_MIB

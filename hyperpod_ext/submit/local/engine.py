@@ -21,11 +21,11 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ext.files import write_whole
+from hyperpod_ext.files import write_atomically
 from hyperpod_ext.ports import free_port
 from hyperpod_ext.processes import become_subreaper, describe_exit, die_with_parent, kill_descendants
-from hyperpod_ext.submit.local.nodes import WANTED, Cancellation, GracePeriod, Node, Wanted, run_nodes
-from hyperpod_ext.submit.local.result import Report, lost_result, make_result, settle
+from hyperpod_ext.submit.local.nodes import WANTED, Cancellation, GracePeriod, NodeCommand, Wanted, run_nodes
+from hyperpod_ext.submit.local.result import JobReport, final_report, lost_result, make_result
 from hyperpod_ext.submit.local.store import Submission
 
 _LONGEST_SCRATCH = 60
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until there is a handler to take it
     supervisor = os.fork()
     if supervisor:
-        write_whole(submission.pid_file, f"{supervisor}\n")
+        write_atomically(submission.pid_file, f"{supervisor}\n")
         return 0
     _keep(submission)
     return 0
@@ -105,7 +105,7 @@ def _run_job(submission: Submission, scratch: Path, cancellation: Cancellation) 
 
 def _run_once(
     submission: Submission, run: str, job: Any, secret: Path, scratch: Path, cancellation: Cancellation
-) -> Report:
+) -> JobReport:
     """One run of all nodes: `main`, or `undisturbed` without the faults."""
     run_dir = submission.run_dir(run)
     shared = {
@@ -117,16 +117,16 @@ def _run_once(
     if run == "undisturbed":
         shared["HPX_CHAOS"] = "off"
 
-    def node(number: int) -> Node:
+    def node(number: int) -> NodeCommand:
         env = os.environ | shared | {"HPX_NODE_RANK": str(number)}
-        return Node(("sh", str(submission.script)), env, run_dir / "logs" / f"node{number}.log")
+        return NodeCommand(("sh", str(submission.script)), env, run_dir / "logs" / f"node{number}.log")
 
     nodes = [node(number) for number in range(job["nodes"] + job["spares"])]
     wanted = Wanted(run_dir / WANTED, run_dir / "report.json", node) if job.get("elastic") else None
     exit_codes = run_nodes(nodes, cancellation, _grace_period(job), wanted)
     kill_descendants(os.getpid())
     failed = next((node for node, code in zip(nodes, exit_codes, strict=True) if code != 0), nodes[0])
-    return settle(_read_report(run_dir, len(nodes)), exit_codes, cancellation.requested, _tail(failed.log))
+    return final_report(_read_report(run_dir, len(nodes)), exit_codes, cancellation.requested, _tail(failed.log))
 
 
 def _grace_period(job: Any) -> GracePeriod:
@@ -166,11 +166,11 @@ def _secret_of(submission: Submission) -> Path:
     return file
 
 
-def _read_report(run_dir: Path, nodes: int) -> Report | None:
+def _read_report(run_dir: Path, nodes: int) -> JobReport | None:
     """The job's report; where nobody could write one, what a node that had to stop has left."""
     for name in ("report.json", *(f"report.node{node}.json" for node in range(nodes))):
         try:
-            report: Report = json.loads((run_dir / name).read_text())
+            report: JobReport = json.loads((run_dir / name).read_text())
         except (FileNotFoundError, json.JSONDecodeError):  # none, or cut off
             continue
         return report

@@ -7,7 +7,7 @@ import secrets
 
 from hyperpod_ext.config.fault_injection import ORDERS, ChaosOrder, InjectedFault, NodeFault
 from hyperpod_ext.errors import ConfigError, ConflictError, NotFoundError, Problem
-from hyperpod_ext.files import write_whole
+from hyperpod_ext.files import write_atomically
 from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.local import store as local_store
 
@@ -35,5 +35,5 @@ def order(handle: JobHandle, fault: InjectedFault | NodeFault) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     earlier = len(list(folder.glob("*.json")))
     name = f"{earlier:03d}-{fault.kind}-{secrets.token_hex(3)}"
-    write_whole(folder / f"{name}.json", ChaosOrder(fault=fault).model_dump_json() + "\n")
+    write_atomically(folder / f"{name}.json", ChaosOrder(fault=fault).model_dump_json() + "\n")
     return name

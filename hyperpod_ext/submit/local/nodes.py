@@ -26,7 +26,7 @@ _LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeCommand:
     """What one node runs."""
 
     command: tuple[str, ...]
@@ -93,7 +93,7 @@ class Wanted:
         make: what a node of this number runs.
     """
 
-    def __init__(self, file: Path, report: Path, make: Callable[[int], Node]) -> None:
+    def __init__(self, file: Path, report: Path, make: Callable[[int], NodeCommand]) -> None:
         self._file, self._report, self.make = file, report, make
         self._seen: tuple[int, int] | None = None
         self.nodes: frozenset[int] | None = None
@@ -118,7 +118,10 @@ class Wanted:
 
 
 def run_nodes(
-    nodes: list[Node], cancellation: Cancellation, grace_period: GracePeriod | None = None, wanted: Wanted | None = None
+    nodes: list[NodeCommand],
+    cancellation: Cancellation,
+    grace_period: GracePeriod | None = None,
+    wanted: Wanted | None = None,
 ) -> list[int]:
     """Run all nodes to their end; returns their exit codes, negative for a signal, of the last time each was run."""
     grace_period = grace_period or GracePeriod()
@@ -179,7 +182,7 @@ def run_nodes(
     return codes
 
 
-def _start(node: Node, *, again: bool) -> subprocess.Popen[bytes]:
+def _start(node: NodeCommand, *, again: bool) -> subprocess.Popen[bytes]:
     node.log.parent.mkdir(parents=True, exist_ok=True)
     parent = os.getpid()
     with node.log.open("ab") as log:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-Report = dict[str, Any]
+JobReport = dict[str, Any]
 
-EMPTY_REPORT: Report = {
+EMPTY_REPORT: JobReport = {
     "state": "failed",
     "error": None,
     "world_size": 0,
@@ -29,15 +29,15 @@ EMPTY_REPORT: Report = {
 }
 
 
-def settle(report: Report | None, exit_codes: Sequence[int], cancelled: bool, log_tail: str) -> Report:
+def final_report(report: JobReport | None, exit_codes: Sequence[int], cancelled: bool, log_tail: str) -> JobReport:
     """The report of a run, also where the agents could not write one or ended otherwise than it says."""
-    settled = EMPTY_REPORT | (report or {})
+    final = EMPTY_REPORT | (report or {})
     if cancelled:
-        return settled | {"state": "cancelled"}
+        return final | {"state": "cancelled"}
     lost = (report or {}).get("nodes_lost", [])  # the agents went on without those
     failed = [(node, code) for node, code in enumerate(exit_codes) if code != 0 and node not in lost]
     if report is not None and (report.get("state") != "succeeded" or not failed):
-        return settled
+        return final
     node, code = failed[0] if failed else (0, 0)
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     before = "after its report" if report is not None else "without a report"
@@ -46,7 +46,7 @@ def settle(report: Report | None, exit_codes: Sequence[int], cancelled: bool, lo
         "message": f"node {node} {how} {before}\n{log_tail}".rstrip(),
         "hint": "its log has the rest",
     }
-    return settled | {"state": "failed", "error": error}
+    return final | {"state": "failed", "error": error}
 
 
 def same(main: Mapping[str, Any], undisturbed: Mapping[str, Any] | None, field: str) -> bool | None:
@@ -56,7 +56,7 @@ def same(main: Mapping[str, Any], undisturbed: Mapping[str, Any] | None, field: 
     return bool(main[field] == undisturbed[field])
 
 
-def make_result(name: str, handle: str, main: Report, undisturbed: Report | None) -> Report:
+def make_result(name: str, handle: str, main: JobReport, undisturbed: JobReport | None) -> JobReport:
     """What `create-job --wait -o json` prints."""
     result = main | {"name": name, "target": "local", "handle": handle}
     result |= {
@@ -81,7 +81,7 @@ def make_result(name: str, handle: str, main: Report, undisturbed: Report | None
     return result
 
 
-def lost_result(name: str, handle: str, message: str, log: str) -> Report:
+def lost_result(name: str, handle: str, message: str, log: str) -> JobReport:
     """The result of a job whose engine died under it."""
     error = {"code": "JobFailedError", "message": message, "hint": f"see {log}"}
     return make_result(name, handle, EMPTY_REPORT | {"error": error}, None)

@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hyperpod_ext.files import write_whole
+from hyperpod_ext.files import write_atomically
 from hyperpod_ext.submit.contract.home import home
 
 _KEPT = 10
@@ -83,11 +83,11 @@ class Submission:
 
     def write_status(self, **changes: object) -> None:
         """Change some of the status."""
-        write_whole(self.status_file, json.dumps(self.read_status() | changes, indent=2) + "\n")
+        write_atomically(self.status_file, json.dumps(self.read_status() | changes, indent=2) + "\n")
 
     def end(self, result: Mapping[str, Any]) -> None:
         """Write how it ended: the result first, so that whoever sees the status finds it."""
-        write_whole(self.result_file, json.dumps(result, indent=2) + "\n")
+        write_atomically(self.result_file, json.dumps(result, indent=2) + "\n")
         self.write_status(state=result["state"], error=result["error"], ended_at=now())
 
     def has_ended(self) -> bool:
@@ -136,7 +136,7 @@ def create(name: str) -> Submission:
     draft = Submission(folder / "draft")
     shutil.rmtree(draft.folder, ignore_errors=True)
     draft.folder.mkdir()
-    write_whole(
+    write_atomically(
         draft.status_file, json.dumps({"name": name, "state": "starting", "submitted_at": now(), "error": None})
     )
     draft.folder.rename(submission.folder)  # whoever lists submissions sees it with its status

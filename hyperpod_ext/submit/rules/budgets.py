@@ -36,7 +36,7 @@ def budgets_are_in_order(context: Context) -> Iterator[Finding]:
     "Write both, and put the number of the pattern in parentheses.",
     reads=("log_rules",),
 )
-def log_rules_are_whole(context: Context) -> Iterator[Finding]:
+def log_rules_are_complete(context: Context) -> Iterator[Finding]:
     for index, one in enumerate(context.job.log_rules):
         path = ("log_rules", index)
         for name in ("pattern", "stop_pattern"):

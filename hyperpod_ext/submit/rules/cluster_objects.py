@@ -158,7 +158,7 @@ def annotations_fit(context: Context) -> Iterator[Finding]:
     "Correct the toleration.",
     reads=("scheduling.tolerations",),
 )
-def tolerations_are_whole(context: Context) -> Iterator[Finding]:
+def tolerations_are_complete(context: Context) -> Iterator[Finding]:
     for index, one in enumerate(context.job.scheduling.tolerations):
         path = ("scheduling", "tolerations", index)
         if one.operator == "Exists" and one.value is not None:

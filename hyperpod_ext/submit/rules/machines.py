@@ -95,8 +95,8 @@ def efa_is_used(context: Context) -> Iterator[Finding]:
         yield Finding(("resources", "efa"), "a job of one node does not use EFA", "leave it out")
         return
     for _path, machine, share in _machines(context):
-        whole = 0 < machine.accelerators <= share.accelerators and spans_nodes(job)
-        if whole and machine.efa is not None and asked < machine.efa:
+        full_node = 0 < machine.accelerators <= share.accelerators and spans_nodes(job)
+        if full_node and machine.efa is not None and asked < machine.efa:
             message = f"{asked} of the {machine.efa} EFA interfaces of {machine.name}, but all of its accelerators"
             yield Finding(("resources", "efa"), message, f"write {machine.efa}, or leave it out")
             return

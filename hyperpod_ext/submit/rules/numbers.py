@@ -16,7 +16,7 @@ from hyperpod_ext.submit.rules import Context, rule
     "Change nodes, workers_per_node or parallelism.",
     reads=("nodes", "workers_per_node", "parallelism"),
 )
-def copies_are_whole(context: Context) -> Iterator[Finding]:
+def copies_are_complete(context: Context) -> Iterator[Finding]:
     job, each = context.job, context.job.parallelism.ranks_per_copy
     if job.world_size % each:
         message = f"{job.world_size} ranks are not a multiple of the {each} that one copy of the model takes"

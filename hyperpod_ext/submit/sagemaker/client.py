@@ -87,18 +87,18 @@ def call(doing: str, attempt: Callable[[], T], sleep: Callable[[float], None] = 
 def explain(doing: str, response: Any) -> HyperpodExtError:
     """The error that an answer of the service means."""
     code = str(response.get("Error", {}).get("Code", ""))
-    said = str(response.get("Error", {}).get("Message", "")) or code
+    text = str(response.get("Error", {}).get("Message", "")) or code
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    message = f"{doing}: {said}"
+    message = f"{doing}: {text}"
     if code in _EXPIRED:
         return UnreachableError(message, hint="the AWS credentials have expired: sign in again")
     if code in _DENIED or status in (401, 403):
         return UnreachableError(message, hint="`aws sts get-caller-identity` shows who you are; that identity may not")
     if code in ("ResourceInUse", "ConflictException", "ResourceExistsException"):
         return ConflictError(message, hint="use another name")
-    if code in ("ResourceNotFound", "ResourceNotFoundException") or status == 404 or "not found" in said.lower():
+    if code in ("ResourceNotFound", "ResourceNotFoundException") or status == 404 or "not found" in text.lower():
         return NotFoundError(message, hint="look at region and name")
-    if code == "ValidationException" and "could not find" in said.lower():
+    if code == "ValidationException" and "could not find" in text.lower():
         return NotFoundError(message, hint="look at region and name")
     if code == "ResourceLimitExceeded":
         return UnreachableError(message, hint="ask for a higher quota in Service Quotas, or use fewer instances")

@@ -9,7 +9,7 @@ from typing import Any
 
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig, split_variable
-from hyperpod_ext.submit.contract.spec_annotation import brief
+from hyperpod_ext.submit.contract.spec_annotation import without_defaults
 
 ENV_SECRET_ID = "HPX_SECRET_ID"
 ENV_SPEC = "HPX_SPEC"
@@ -30,7 +30,7 @@ def environment_of(job: JobConfig) -> dict[str, str]:
     )
     secret = {ENV_SECRET_ID: secret_id(job)} if needs_secret(job) else {}
     needed = {**job.env, **runtime, **secret}
-    note = split_variable(ENV_SPEC, json.dumps(brief(job)), LONGEST_VARIABLE)
+    note = split_variable(ENV_SPEC, json.dumps(without_defaults(job)), LONGEST_VARIABLE)
     return needed | note if len(needed) + len(note) <= MOST_VARIABLES else needed
 
 

@@ -38,9 +38,9 @@ def import_request(request: Mapping[str, Any], source: str) -> tuple[JobConfig, 
     """
     rest = copy.deepcopy(dict(request))
     note = take_variable(rest.get("Environment", {}), ENV_SPEC)
-    noted = parse_note(note) if note is not None else None
-    if noted is not None and training_job_request(noted, str(request["TrainingJobName"])) == request:
-        return noted, []
+    recorded = parse_note(note) if note is not None else None
+    if recorded is not None and training_job_request(recorded, str(request["TrainingJobName"])) == request:
+        return recorded, []
     options: Document = {}
     document: Document = {"name": _TIME.sub("", str(rest.pop("TrainingJobName"))).lower(), "sagemaker": options}
     document |= _environment(rest, options)

@@ -220,8 +220,8 @@ def _resources(job: JobConfig) -> Request:
         }
         for group in job.node_groups
     ]
-    alike = {} if groups else {"InstanceType": job.resources.instance_type, "InstanceCount": job.nodes}
-    return alike | _given(
+    instances = {} if groups else {"InstanceType": job.resources.instance_type, "InstanceCount": job.nodes}
+    return instances | _given(
         InstanceGroups=groups or None,
         VolumeSizeInGB=options.volume_gib or 30,
         VolumeKmsKeyId=options.volume_kms_key,

@@ -193,8 +193,8 @@ def _status(handle: JobHandle, described: Mapping[str, Any]) -> JobStatus:
         name=handle.name,
         handle=str(handle),
         state=state,
-        submitted_at=_moment(described.get("CreationTime")) or "",
-        ended_at=_moment(described.get("TrainingEndTime")),
+        submitted_at=_iso_time(described.get("CreationTime")) or "",
+        ended_at=_iso_time(described.get("TrainingEndTime")),
         error=error,
         folder=described.get("OutputDataConfig", {}).get("S3OutputPath", ""),
     )
@@ -261,7 +261,7 @@ def _put_code(plan: Plan, uri: str, region: str | None) -> None:
     call(f"PutObject {uri}", lambda: client("s3", region).put_object(Bucket=bucket, Key=key, Body=body))
 
 
-def _moment(at: datetime | None) -> str | None:
+def _iso_time(at: datetime | None) -> str | None:
     return at.astimezone(UTC).isoformat(timespec="seconds") if at else None
 
 

@@ -93,10 +93,10 @@ class Queued:
 def submit(script: str, folder: Path) -> tuple[str, str]:
     """Send `script` as it is, from `folder`; returns the job's id and the cluster's name."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("HPX_", "SBATCH_", "SLURM_JOB"))}
-    said = _ask(
+    output = _ask(
         ["sbatch", "--parsable"], cwd=folder, text=script, env=clean, tries=1
     )  # a second try may be a second job
-    return said.strip().splitlines()[-1].partition(";")[0], cluster_name()
+    return output.strip().splitlines()[-1].partition(";")[0], cluster_name()
 
 
 def cluster_name() -> str:
@@ -107,8 +107,8 @@ def cluster_name() -> str:
 
 def active_job(name: str) -> str | None:
     """Id of a job of this user under `name` that has not ended."""
-    said = _ask(["squeue", "--noheader", "--me", f"--name={name}", "--format=%i"])
-    return next(iter(said.split()), None)
+    output = _ask(["squeue", "--noheader", "--me", f"--name={name}", "--format=%i"])
+    return next(iter(output.split()), None)
 
 
 def queued() -> list[Queued]:
@@ -131,8 +131,8 @@ def find(job_id: str) -> SlurmJob:
     """
     layout = "%i|%T|%V|%e|%r"
     try:
-        if said := _ask(["squeue", "--noheader", "--states=all", f"--jobs={job_id}", f"--format={layout}"]).strip():
-            return parse_queue(said.splitlines()[0])
+        if output := _ask(["squeue", "--noheader", "--states=all", f"--jobs={job_id}", f"--format={layout}"]).strip():
+            return parse_queue(output.splitlines()[0])
     except NotFoundError:
         pass  # it has left the queue
     command = ["sacct", "-n", "-P", "-X", "-D", "-j", job_id, "-o", "JobID,State,Submit,End"]
@@ -169,10 +169,10 @@ def cancel(job_id: str) -> None:
 def task_states(array: str) -> frozenset[str]:
     """States of an array's tasks, in the words of `JobStatus`; empty: Slurm has forgotten it."""
     try:
-        said = _ask(["squeue", "--noheader", "--states=all", f"--jobs={array}", "--format=%T"])
+        output = _ask(["squeue", "--noheader", "--states=all", f"--jobs={array}", "--format=%T"])
     except NotFoundError:
         return frozenset()
-    return frozenset(_STATES.get(word, "running") for word in said.split())
+    return frozenset(_STATES.get(word, "running") for word in output.split())
 
 
 def nodes_of(job_id: str) -> tuple[list[str], str]:
@@ -225,18 +225,18 @@ def _ask(
     raise AssertionError("unreachable")
 
 
-def explain(command: str, said: str) -> HyperpodExtError:
+def explain(command: str, output: str) -> HyperpodExtError:
     """The error that Slurm's words mean."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     last = lines[-1] if lines else "it said nothing"
-    if "Invalid job id" in said:
+    if "Invalid job id" in output:
         return NotFoundError("Slurm does not know the job", hint="`hp-ext status` lists jobs submitted from here")
-    if "configuration source" in said:
+    if "configuration source" in output:
         hint = "run this where Slurm is: on the login or controller node of the cluster, or set SLURM_CONF"
         return UnreachableError(f"{command} is here, but knows of no cluster", hint=hint)
-    if any(words in said for words in _AWAY):
+    if any(words in output for words in _AWAY):
         return UnreachableError(f"{command}: {last}", hint="is the controller up? `scontrol ping` asks it")
     for words, path, hint in _REFUSALS:
-        if words.lower() in said.lower():
+        if words.lower() in output.lower():
             return ConfigError([Problem(f"Slurm refuses it: {' '.join(lines)}", path=path, hint=hint)])
     return HyperpodExtError(f"{command}: {' '.join(lines) or last}")

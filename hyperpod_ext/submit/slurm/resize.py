@@ -19,7 +19,7 @@ from typing import Any
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.resize import LEFT, ResizeOrder
 from hyperpod_ext.errors import ConfigError, ConflictError, HyperpodExtError, NotFoundError, Problem, UnsupportedError
-from hyperpod_ext.files import write_whole
+from hyperpod_ext.files import write_atomically
 from hyperpod_ext.submit.contract import resize
 from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.contract.render import check_shell
@@ -193,7 +193,7 @@ def _send_for(job: hyperpod_slurm.Submitted, spec: JobConfig, name: str, order: 
     script = nodes_script(spec, job.id, name, order.joining, order.model_dump_json(), job.folder)
     check_shell("nodes.sbatch", script)
     array, _ = slurm.submit(script, job.folder)
-    write_whole(job.job_dir / hyperpod_slurm.MORE, "".join(f"{one}\n" for one in (*_joining(job), array)))
+    write_atomically(job.job_dir / hyperpod_slurm.MORE, "".join(f"{one}\n" for one in (*_joining(job), array)))
     return array
 
 

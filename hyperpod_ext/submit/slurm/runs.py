@@ -16,7 +16,7 @@ from typing import Any
 
 from hyperpod_ext.submit.contract.job_status import FINAL_STATES
 from hyperpod_ext.submit.contract.run_files import LogReader, Tail, read_event
-from hyperpod_ext.submit.local.result import EMPTY_REPORT, Report
+from hyperpod_ext.submit.local.result import EMPTY_REPORT, JobReport
 
 _START = re.compile(r"(\d+)\.(\d+)")
 _TAIL_LINES = 20
@@ -70,7 +70,7 @@ def last_step(job_dir: Path) -> dict[str, Any]:
     return {}
 
 
-def make_result(job_dir: Path, batch_log: Path, state: str, cause: str) -> Report:
+def make_result(job_dir: Path, batch_log: Path, state: str, cause: str) -> JobReport:
     """The report of the last start, with the losses of all; `state` and `cause` are Slurm's."""
     folders = starts(job_dir)
     reports = [_report(folder) for folder in folders]
@@ -95,8 +95,8 @@ def make_result(job_dir: Path, batch_log: Path, state: str, cause: str) -> Repor
 def reported_state(job_dir: Path) -> str | None:
     """How the newest start ended, if it could tell."""
     folders = starts(job_dir)
-    told = (_report(folders[-1]) or {}).get("state") if folders else None
-    return str(told) if told in FINAL_STATES else None
+    reported = (_report(folders[-1]) or {}).get("state") if folders else None
+    return str(reported) if reported in FINAL_STATES else None
 
 
 def _losses(folder: Path) -> dict[str, Any]:
@@ -108,9 +108,9 @@ def _events(folder: Path) -> list[dict[str, Any]]:
     return [event for line in Tail(folder / "events.jsonl").lines() if (event := read_event(line))]
 
 
-def _report(folder: Path) -> Report | None:
+def _report(folder: Path) -> JobReport | None:
     try:
-        report: Report = json.loads((folder / "report.json").read_text())
+        report: JobReport = json.loads((folder / "report.json").read_text())
     except (FileNotFoundError, json.JSONDecodeError):
         return None
     return report

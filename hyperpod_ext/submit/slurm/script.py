@@ -13,7 +13,7 @@ from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.errors import Problem
 from hyperpod_ext.submit.contract.launcher_text import RANKED_LINES, for_torchrun
 from hyperpod_ext.submit.contract.render import render
-from hyperpod_ext.submit.contract.spec_annotation import brief
+from hyperpod_ext.submit.contract.spec_annotation import without_defaults
 
 NOTE = "# spec: "
 """Before the job's own spec in the file: what `hp-ext import` reads back."""
@@ -44,7 +44,7 @@ def job_script(job: JobConfig) -> str:
     return render(
         "hyperpod_slurm/job.sbatch.j2",
         job=job,
-        note=NOTE + json.dumps(brief(job)),
+        note=NOTE + json.dumps(without_defaults(job)),
         env={**own, **job.env},
         options=list(_batch_options(job)),
         step_options=list(_step_options(job)),
@@ -72,7 +72,7 @@ def nodes_script(job: JobConfig, job_id: str, order: str, numbers: Sequence[int]
     job_dir = runs_dir / job_id
     own = (f"array={','.join(map(str, numbers))}", "nodes=1", "ntasks-per-node=1")
     signal = (f"signal=B:USR1@{_warning_s(job)}",) if job.timeouts.run_s is not None else ()
-    said = ("output=%x-%A_%a.out", f"comment={COMMENT}:{job_id}")
+    outputs = ("output=%x-%A_%a.out", f"comment={COMMENT}:{job_id}")
     return render(
         "hyperpod_slurm/nodes.sbatch.j2",
         job=job,
@@ -90,7 +90,7 @@ def nodes_script(job: JobConfig, job_id: str, order: str, numbers: Sequence[int]
             *_place_options(job),
             *signal,
             "no-requeue",
-            *said,
+            *outputs,
             *_further(job),
         ],
         step_options=[option for option in _step_options(job) if not option.startswith(("nodes=", "ntasks="))],

@@ -203,7 +203,7 @@ def a_bit_flips(world: World) -> None:
             for owner, each in regions._regions.items():
                 for region in each:
                     for index, slot in enumerate(region.slots):
-                        if slot.whole:
+                        if slot.sealed:
                             found.append((node, name, owner, region, index, slot))
     for node, name, owner, region, index, slot in world.rng.sample(found, min(len(found), world.rng.randint(1, 2))):
         # what is around a tensor's bytes, its rank writes once: there a flip would stay for later snapshots

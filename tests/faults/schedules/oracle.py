@@ -225,7 +225,7 @@ def raw_slots(node: Node) -> Iterator[tuple[str, int, Slot, bytes]]:
             for owner, each in regions._regions.items():
                 for region in each:
                     for index, slot in enumerate(region.slots):
-                        if slot.whole:
+                        if slot.sealed:
                             start = index * region.slot_bytes
                             data = bytes(region.memory[start : start + int(slot.manifest["nbytes"])])
                             yield name, owner, slot, data

@@ -249,7 +249,7 @@ class World:
 
     def _ask_durable(self, besides: Sequence[tuple[str, str]]) -> None:
         found = self.nodes[0].agent.ask(r.Durable(exclude=tuple(besides)))
-        stored = [Offer.of_all(brief) for brief in found.checkpoints]
+        stored = [Offer.of_all(summary) for summary in found.checkpoints]
         problems = tuple(map(str, found.problems))
         self.say(f"durable: {[offer.save_id for offer in stored]} {problems}")
         unreachable = tuple(found.unreachable)
@@ -257,8 +257,8 @@ class World:
 
     def settle_membership(self) -> None:
         """Until everybody trains again."""
-        while self.membership.phase is not m.Phase.RUNNING:
-            if self.membership.phase is m.Phase.FORMING:
+        while self.membership.phase is not m.JobPhase.RUNNING:
+            if self.membership.phase is m.JobPhase.FORMING:
                 if self.interrupt("forming"):
                     continue
                 rank = self.rng.choice(sorted(set(self.workers) - self.joined))
@@ -277,7 +277,7 @@ class World:
             "live", whole.step, rank, worker.node.number, whole.save_id, whole.own_digest, whole.sharing
         )
         node = rank // self.per_node
-        held = [Offer.of_memory(brief, node) for brief in self._held_of(rank, pid=os.getpid())]
+        held = [Offer.of_memory(summary, node) for summary in self._held_of(rank, pid=os.getpid())]
         self.joined.add(rank)
         self.carry_out(self.membership.join(rank, live, held))
 

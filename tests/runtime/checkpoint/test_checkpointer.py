@@ -369,7 +369,7 @@ def test_a_checksum_taken_on_the_way_is_that_of_a_plain_save(make, server, monke
     saving, plain, taken = make(overlap=True), make(1), 0
     copy_pieces = beside.copy_pieces_checked
 
-    def count(*args: Any, **options: Any) -> beside.Copied:
+    def count(*args: Any, **options: Any) -> beside.CopyProgress:
         nonlocal taken
         copied = beside.copy_overlapped(*args, **options)
         taken += copied.nbytes

@@ -19,13 +19,19 @@ from torch import nn
 
 from hyperpod_ext.errors import CorruptSnapshotError
 from hyperpod_ext.runtime.checkpoint import live_transfer as transfer
-from hyperpod_ext.runtime.checkpoint.live_transfer import Order, cut, receive_state, refuse_state, send_state
+from hyperpod_ext.runtime.checkpoint.live_transfer import (
+    TransferOrder,
+    buckets_of,
+    receive_state,
+    refuse_state,
+    send_state,
+)
 from hyperpod_ext.runtime.state.training_state import TrainingState
 
 
 @given(st.lists(st.integers(0, 50), max_size=12), st.integers(1, 5), st.integers(1, 20))
 def test_parts_cover_every_byte_once_and_no_bucket_is_too_large(sizes: list[int], of: int, limit: int):
-    parts = [cut(sizes, part, of, limit) for part in range(of)]
+    parts = [buckets_of(sizes, part, of, limit) for part in range(of)]
     seen = [
         (piece.item, byte)
         for buckets in parts
@@ -94,7 +100,7 @@ def send_and_receive(rank: int, folder: Path) -> None:
     transfer._BUCKET_BYTES = 1000
     store, state = Store(folder / "store"), trained(rank)
     if rank:
-        orders = [Order(0, rank - 1, 2)]
+        orders = [TransferOrder(0, rank - 1, 2)]
         send_state(store, "state-1", orders, 7, state.take().parts, {"buckets": 1})
         return
     snapshot = receive_state(store, "state-1", [1, 2])
@@ -118,7 +124,7 @@ def change_in_flight(rank: int, folder: Path) -> None:
 
         dist.isend = flip
     if rank:
-        return send_state(store, "state-1", [Order(0, rank - 1, 2)], 7, state.take().parts, {})
+        return send_state(store, "state-1", [TransferOrder(0, rank - 1, 2)], 7, state.take().parts, {})
     with pytest.raises(CorruptSnapshotError, match="from rank 1 does not match its CRC64-NVME"):
         receive_state(store, "state-1", [1, 2])
     return None
@@ -131,9 +137,9 @@ def test_a_bit_that_changes_on_its_way_is_noticed(tmp_path):
 def one_refuses(rank: int, folder: Path) -> None:
     store, state = Store(folder / "store"), trained(rank)
     if rank == 1:
-        refuse_state(store, "state-1", [Order(0, 0, 2)], "built anew")
+        refuse_state(store, "state-1", [TransferOrder(0, 0, 2)], "built anew")
     elif rank == 2:  # and does not wait for ever for somebody to take its part
-        send_state(store, "state-1", [Order(0, 1, 2)], 7, state.take().parts, {})
+        send_state(store, "state-1", [TransferOrder(0, 1, 2)], 7, state.take().parts, {})
     else:
         with pytest.raises(CorruptSnapshotError, match="rank 1: built anew"):
             receive_state(store, "state-1", [1, 2])
@@ -147,7 +153,7 @@ def another_model(rank: int, folder: Path) -> None:
     store = Store(folder / "store")
     if rank:
         state = TrainingState({"model": nn.Linear(rank, 2)})
-        return send_state(store, "state-1", [Order(0, rank - 1, 2)], 7, state.take().parts, {})
+        return send_state(store, "state-1", [TransferOrder(0, rank - 1, 2)], 7, state.take().parts, {})
     with pytest.raises(CorruptSnapshotError, match="ranks 1 and 2 do not hold the same"):
         receive_state(store, "state-1", [1, 2])
     return None

@@ -26,9 +26,9 @@ def test_who_listened_before_goes_on_hearing():
     heard: list[int] = []
     signal.signal(signal.SIGUSR1, lambda signum, frame: heard.append(signum))
     event = ElasticEvent()
-    assert not event.told
+    assert not event.received
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert event.told
+    assert event.received
     assert heard == [signal.SIGUSR1]
 
 
@@ -36,14 +36,14 @@ def stops(member: Member) -> None:
     """Each rank hears of it at another moment, rank 2 never; each is as slow as it is."""
     while member.join():
         event = ElasticEvent()
-        boundary = StopAtElasticEvent(event, lambda step: None)
-        boundary.begin(1, 100)
+        stop_at_step = StopAtElasticEvent(event, lambda step: None)
+        stop_at_step.begin(1, 100)
         for step in range(1, 100):
             if step == (7, 5, 1000)[member.rank]:
                 os.kill(os.getpid(), signal.SIGUSR1)
             time.sleep(0.002 * member.rank)
-            whole = step % 4 == 0  # gradients are accumulated over four
-            if boundary.stops_after(step, whole=whole):
+            consistent = step % 4 == 0  # gradients are accumulated over four
+            if stop_at_step.stops_after(step, consistent=consistent):
                 member.send("stopped", step)
                 break
         dist.barrier()
@@ -60,19 +60,19 @@ def test_all_stop_after_the_same_step_and_where_the_state_is_whole():
 def test_nobody_stops_before_the_next_step():
     with world_of_one():
         event = ElasticEvent()
-        boundary = StopAtElasticEvent(event, lambda step: None)
-        boundary.begin(1, 9)
-        assert not boundary.stops_after(1, whole=True)
-        event.told = True
-        assert not boundary.stops_after(2, whole=True), "others may have read nothing yet"
-        assert boundary.stops_after(3, whole=True)
+        stop_at_step = StopAtElasticEvent(event, lambda step: None)
+        stop_at_step.begin(1, 9)
+        assert not stop_at_step.stops_after(1, consistent=True)
+        event.received = True
+        assert not stop_at_step.stops_after(2, consistent=True), "others may have read nothing yet"
+        assert stop_at_step.stops_after(3, consistent=True)
 
 
 def test_told_in_the_last_step_all_stop_after_it():
     with world_of_one():
         event = ElasticEvent()
-        boundary = StopAtElasticEvent(event, lambda step: None)
-        boundary.begin(8, 9)
-        assert not boundary.stops_after(8, whole=True)
-        event.told = True
-        assert boundary.stops_after(9, whole=True)
+        stop_at_step = StopAtElasticEvent(event, lambda step: None)
+        stop_at_step.begin(8, 9)
+        assert not stop_at_step.stops_after(8, consistent=True)
+        event.received = True
+        assert stop_at_step.stops_after(9, consistent=True)

@@ -23,7 +23,7 @@ from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.declared import PROTOCOL, Declared, encode, with_version
-from hyperpod_ext.runtime.membership.actions import Phase
+from hyperpod_ext.runtime.membership.actions import JobPhase
 from hyperpod_ext.runtime.membership.escalation import Budgets
 from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.membership.renumbering import Renumbering
@@ -40,7 +40,7 @@ class Agent:
 
     def __init__(self, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.node, self._reader, self._writer = node, reader, writer
-        self.record: dict[str, Any] | None = None
+        self.job_state: dict[str, Any] | None = None
         self.beating: asyncio.Task[None] | None = None
 
     @classmethod
@@ -48,7 +48,7 @@ class Agent:
         reader, writer = await asyncio.open_connection(*listener.address)
         await wire.join_peer(reader, writer, SECRET)
         agent = cls(node, reader, writer)
-        agent.say_raw(with_version(encode(hello_of(node, **said))))
+        agent.say_raw(with_version(encode(handshake_of(node, **said))))
         return agent
 
     def say(self, report: Declared) -> None:
@@ -58,13 +58,13 @@ class Agent:
         self._writer.write(wire.encode(message))
 
     async def hears(self, kind: type[Heard]) -> Heard:
-        """Next order of a kind; records are acknowledged, as an agent does."""
+        """Next order of a kind; job states are acknowledged, as an agent does."""
         async with asyncio.timeout(10):
             while (message := await wire.read(self._reader)) is not None:
                 order = c.AGENT_ORDERS.decode(message)
-                if isinstance(order, c.Record):
-                    self.record = order.record
-                    self.say(c.Acknowledged(number=order.record["number"]))
+                if isinstance(order, c.JobState):
+                    self.job_state = order.job_state
+                    self.say(c.Acknowledged(number=order.job_state["number"]))
                 if isinstance(order, kind):
                     return order
         raise AssertionError(f"node {self.node} never heard {kind.__name__}")
@@ -80,10 +80,10 @@ class Agent:
             await asyncio.sleep(LEASE_S / 6)
 
 
-def hello_of(node: int, **said: Any) -> c.AgentHello:
+def handshake_of(node: int, **said: Any) -> c.AgentHandshake:
     known: dict[str, Any] = {"id": f"agent {node}", "pid": 1, "peer": ("", 2), "address": ("", 3), "domain": ""}
-    state: dict[str, Any] = {"generation": 1, "committed": 0, "workers": {}, "exited": {}, "record": None}
-    return c.AgentHello(node=node, **{**known, **state, **said})
+    state: dict[str, Any] = {"generation": 1, "committed": 0, "workers": {}, "exited": {}, "job_state": None}
+    return c.AgentHandshake(node=node, **{**known, **state, **said})
 
 
 @contextlib.asynccontextmanager
@@ -115,13 +115,13 @@ def events(tmp_path: Path, kind: str) -> list[dict[str, Any]]:
 
 
 async def three(listener: ElectionListener) -> list[Agent]:
-    """Nodes 2 (a spare), 1 and 0, all with the first record, 0 and 1 with a worker to start."""
+    """Nodes 2 (a spare), 1 and 0, all with the first job state, 0 and 1 with a worker to start."""
     agents = [await Agent.come(listener, node) for node in (2, 1, 0)][::-1]
     for agent in agents:
         agent.beating = asyncio.create_task(agent.beats())
     for agent in agents[:2]:
         assert (await agent.hears(c.StartWorker)).rank == agent.node
-    await agents[2].hears(c.Record)
+    await agents[2].hears(c.JobState)
     return agents
 
 
@@ -131,9 +131,9 @@ def test_when_a_line_ends_the_ranks_go_to_the_spare_and_everybody_hears_of_it(tm
             zero, one, two = await three(listener)
             one.hang_up()
             assert (await two.hears(c.StartWorker)).rank == 1
-            while zero.record is None or zero.record["membership"]["nodes"] != {"0": 0, "1": 2}:
-                await zero.hears(c.Record)
-            assert set(zero.record["members"]) == {"0", "2"}
+            while zero.job_state is None or zero.job_state["membership"]["nodes"] != {"0": 0, "1": 2}:
+                await zero.hears(c.JobState)
+            assert set(zero.job_state["members"]) == {"0", "2"}
 
     asyncio.run(run())
     lost = events(tmp_path, "node_lost")[0]  # the others are hung up on when the test ends
@@ -151,7 +151,7 @@ def test_a_silent_node_is_lost_after_half_of_the_lease_and_told_to_stop_when_it_
             await two.hears(c.StartWorker)
             stop = await one.hears(c.StopNode)
             assert "was silent for" in stop.why
-            again = await Agent.come(listener, 1, record=one.record)
+            again = await Agent.come(listener, 1, job_state=one.job_state)
             assert "was given up" in (await again.hears(c.StopNode)).why
 
     asyncio.run(run())
@@ -169,7 +169,7 @@ def test_a_coordinator_that_reaches_too_few_has_all_of_them_stop_and_writes_no_r
             assert not coordinator.ended.done()
 
     asyncio.run(run())
-    assert events(tmp_path, "stood_down")
+    assert events(tmp_path, "stepped_down")
     assert not (tmp_path / "report.json").exists()
 
 
@@ -207,18 +207,18 @@ def test_a_successor_goes_on_with_what_the_voters_know(tmp_path: Path) -> None:
         config = RuntimeConfig(name="a", nodes=2, workers_per_node=1, spares=1, restart=RestartPolicy(lease_s=LEASE_S))
         listener = ElectionListener(SECRET, lambda why: pytest.fail(why))
         await listener.open("127.0.0.1", 0)
-        assert two.record is not None
-        known = {"record": two.record, "generation": 4, "committed": 7}
+        assert two.job_state is not None
+        known = {"job_state": two.job_state, "generation": 4, "committed": 7}
         voter = await Agent.come(listener, 2, **known)
         assert await listener.wait_for_majority({0, 1, 2}, 1, 5.0)
         assert not await listener.wait_for_majority({0, 1, 2, 3}, 1, 0.05)
-        own = hello_of(1, **known)
+        own = handshake_of(1, **known)
         listener.lead_to(Coordinator.successor(config, 1, tmp_path, own, list(listener.votes.values())))
         me = await Agent.come(listener, 1, **{**known, "workers": {1: c.RunningWorker(pid=1, step=8)}})
         for agent in (me, voter):
             assert (await agent.hears(c.AbortGeneration)).generation == 5
         assert (await voter.hears(c.StartWorker)).rank == 0
-        assert (me.record or voter.record or {})["term"] == 2
+        assert (me.job_state or voter.job_state or {})["term"] == 2
         await listener.close()
 
     asyncio.run(run())
@@ -240,18 +240,20 @@ def test_who_waits_for_a_world_that_its_coordinator_took_with_it_gets_a_number_o
     async def run() -> None:
         async with coordinating(tmp_path) as (listener, _):
             two = (await three(listener))[2]
-        assert two.record is not None
-        members = {**two.record["members"], "3": two.record["members"]["2"] | {"id": "agent 3"}}
-        record = two.record | {"members": members, "membership": json.loads(json.dumps(entered.to_json()))}
+        assert two.job_state is not None
+        members = {**two.job_state["members"], "3": two.job_state["members"]["2"] | {"id": "agent 3"}}
+        job_state = two.job_state | {"members": members, "membership": json.loads(json.dumps(entered.to_json()))}
         listener = ElectionListener(SECRET, lambda why: pytest.fail(why))
         await listener.open("127.0.0.1", 0)
-        late = {"record": record, "generation": 1, "committed": 7, "moved_in": 0}
+        late = {"job_state": job_state, "generation": 1, "committed": 7, "moved_in": 0}
         voters = [
             await Agent.come(listener, 2, **late | {"workers": {2: c.RunningWorker(pid=1, step=8)}}),
             await Agent.come(listener, 3, **late | {"workers": {3: c.RunningWorker(pid=1, step=0, joining=True)}}),
         ]
         assert await listener.wait_for_majority({0, 1, 2, 3}, 1, 5.0)
-        listener.lead_to(Coordinator.successor(config, 1, tmp_path, hello_of(1, **late), list(listener.votes.values())))
+        listener.lead_to(
+            Coordinator.successor(config, 1, tmp_path, handshake_of(1, **late), list(listener.votes.values()))
+        )
         for agent in voters:
             abort = await agent.hears(c.AbortGeneration)
             assert (abort.drop_joining, abort.generation, abort.moved_in) == (True, 4, 4)
@@ -380,7 +382,7 @@ def held_by(node: int) -> tuple[c.HeldSnapshot, ...]:
 async def all_are_done(listener: ElectionListener, coordinator: Coordinator) -> list[Agent]:
     """Both ranks have ended well; the agents of both nodes and of the spare are to bring home what they hold."""
     agents = await three(listener)
-    coordinator.membership.phase = Phase.ENDED
+    coordinator.membership.phase = JobPhase.ENDED
     coordinator.membership.step_committed(13)
     for rank in (0, 1):
         agents[rank].say(c.Exited(rank=rank, code=0))
@@ -472,7 +474,7 @@ def test_an_agent_of_another_version_is_told_so_and_so_is_the_coordinators_log(
             reader, writer = await asyncio.open_connection(*listener.address)
             await wire.join_peer(reader, writer, SECRET)
             other = Agent(0, reader, writer)
-            other.say_raw({**encode(hello_of(0)), "protocol": PROTOCOL + 1})
+            other.say_raw({**encode(handshake_of(0)), "protocol": PROTOCOL + 1})
             stop = await other.hears(c.StopNode)
             assert f"speaks version {PROTOCOL} of the job's protocol" in stop.why
             assert f"version {PROTOCOL + 1}: start all nodes from one image" in stop.why
@@ -492,7 +494,7 @@ def test_damaged_messages_are_refused_by_name_and_cost_nobody_its_place(
             for kind in list(c.AGENT_REPORTS) * 20:
                 right = json.loads(json.dumps(encode(declared_examples.example(kind, random))))
                 agents[1].say_raw({**right, "extra": 1})
-            agents[1].say(c.Event(event="halted", t=0.0, fields={"rank": 1, "step": 1}))
+            agents[1].say(c.Event(event="rank_stopped", t=0.0, fields={"rank": 1, "step": 1}))
             while not (await agents[1].hears(c.Heard)).heard:
                 pass
             for agent in agents:

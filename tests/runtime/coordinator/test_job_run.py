@@ -31,12 +31,12 @@ def test_members_that_are_silent_or_never_came_are_overdue() -> None:
         members.agents[node] = Agent(None, heard_at)  # type: ignore[arg-type]
     assert set(members.overdue(46.0, lease_s=10.0)) == {1}, "the coordinator's own node is not"
     assert set(members.overdue(51.0, lease_s=10.0)) == {1, 2, 3}
-    members.stood_still(51.0, lease_s=10.0)
+    members.was_paused(51.0, lease_s=10.0)
     assert set(members.overdue(51.0, lease_s=10.0)) == {3}
 
 
 def test_a_node_is_released_once_every_member_knows_that_it_is_none() -> None:
-    members = Members(0, standing=[{0, 1}], members={0: {}, 1: {}}, number=1)
+    members = Members(0, memberships=[{0, 1}], members={0: {}, 1: {}}, number=1)
     for node in (0, 1):
         members.agents[node] = Agent(None, 0.0, acknowledged=1)  # type: ignore[arg-type]
     members.forget(1)

@@ -17,7 +17,7 @@ import fsdp2
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
-from hyperpod_ext.runtime.memory_server.protocol.requests import Hello
+from hyperpod_ext.runtime.memory_server.protocol.requests import Handshake
 
 HERE = Path(__file__).parent
 _WITH_FSDP2 = {"save_torn", "save_and_flip", "save_in_background", "save_with_cached_plans", "save_whole"}
@@ -134,7 +134,7 @@ class Job:
         for path in sorted(self.sockets.glob("*.socket")):
             with contextlib.suppress(OSError, JobFailedError):  # it has ended, or ends this moment
                 client = MemoryClient(str(path))
-                found.append(client.ask(Hello()).pid)
+                found.append(client.ask(Handshake()).pid)
                 client.close()
         return found
 

@@ -307,7 +307,7 @@ def save_whole(policy: Any, path: str) -> None:
 def held() -> list[int]:
     """Ranks that the memory server holds snapshots of."""
     tiers = make_tiers()
-    return sorted({int(brief["rank"]) for brief in tiers._client.ask(Held()).snapshots})
+    return sorted({int(summary["rank"]) for summary in tiers._client.ask(Held()).snapshots})
 
 
 def save_dtensors(two_dimensions: bool) -> None:

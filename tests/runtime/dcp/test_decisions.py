@@ -11,7 +11,7 @@ from hyperpod_ext.errors import ConfigError, HyperpodExtError, JobFailedError
 from hyperpod_ext.runtime.dcp.choice import Refused, choose
 from hyperpod_ext.runtime.dcp.policy import policy_of
 from hyperpod_ext.runtime.dcp.state import contents_of, parts_of
-from hyperpod_ext.runtime.dcp.steps import Entry, History, names_step, step_of
+from hyperpod_ext.runtime.dcp.steps import Entry, SaveHistory, names_step, step_of
 from hyperpod_ext.runtime.membership.node_map import Nodes
 from hyperpod_ext.runtime.memory_server.client.start import ServerFiles, runtime_dir, secret_file_of
 from hyperpod_ext.runtime.snapshot.image import Layout
@@ -33,7 +33,7 @@ def test_a_checkpoint_id_without_a_step_is_refused(name: str) -> None:
 
 
 def test_a_run_that_saves_on_is_one_generation() -> None:
-    history = History()
+    history = SaveHistory()
     assert history.needs_new(10)
     assert history.entry(10) == Entry(0, None)
     history.enter(1)
@@ -42,7 +42,7 @@ def test_a_run_that_saves_on_is_one_generation() -> None:
 
 
 def test_after_a_save_that_failed_its_step_is_given_up() -> None:
-    history = History()
+    history = SaveHistory()
     history.enter(1)
     history.saved(10, True)
     history.saved(20, False)
@@ -51,14 +51,14 @@ def test_after_a_save_that_failed_its_step_is_given_up() -> None:
 
 
 def test_what_follows_a_load_begins_where_the_load_was() -> None:
-    history = History()
+    history = SaveHistory()
     history.loaded(50)
     assert history.needs_new(60)
     assert history.entry(60) == Entry(50, 50)
 
 
 def test_a_step_saved_again_does_not_drop_the_first_before_it_is_whole() -> None:
-    history = History()
+    history = SaveHistory()
     history.enter(1)
     history.saved(10, True)
     assert history.needs_new(10)

@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ext.config.detection import HangPolicy
-from hyperpod_ext.runtime.detection.hangs import Sign, StepTimes, find_hung, quantile, silent_too_long
+from hyperpod_ext.runtime.detection.hangs import Heartbeat, StepTimes, find_hung, quantile, silent_too_long
 from hyperpod_ext.runtime.detection.heartbeat import HeartbeatPage, Phase
 from hyperpod_ext.runtime.detection.stacks import line_in_script
 
 POLICY = HangPolicy(floor_s=2.0, factor=10.0, first_step_s=100.0, heartbeat_s=30.0)
 
 
-def sign(rank: int, phase: Phase = Phase.BACKWARD, **more: object) -> Sign:
+def sign(rank: int, phase: Phase = Phase.BACKWARD, **more: object) -> Heartbeat:
     fields = {"generation": 1, "step": 5, "collectives": 7, "quiet_s": 9.0, "silent_s": 0.1, **more}
-    return Sign(rank=rank, phase=phase, **fields)  # type: ignore[arg-type]
+    return Heartbeat(rank=rank, phase=phase, **fields)  # type: ignore[arg-type]
 
 
-def world(*signs: Sign) -> dict[int, Sign]:
+def world(*signs: Heartbeat) -> dict[int, Heartbeat]:
     return {one.rank: one for one in signs}
 
 
@@ -133,7 +133,7 @@ def test_silence_alone_is_enough_after_the_heartbeat_limit():
 
 def test_signs_travel_as_json():
     one = sign(3, Phase.OPTIMIZER, stopped=True)
-    assert Sign.from_json(json.loads(json.dumps(one.to_json()))) == one
+    assert Heartbeat.from_json(json.loads(json.dumps(one.to_json()))) == one
 
 
 def test_a_heartbeat_is_read_by_another_process_and_outlives_its_writer(tmp_path: Path):

@@ -32,7 +32,7 @@ def _killed() -> list[Entry]:
         entry(104.5, "killed", rank=1),
         entry(104.75, "fault", rank=1, node=0, step=3, cause="killed by SIGKILL (9)", died=True),
         entry(105.0, "worker_started", rank=1),
-        entry(105.25, "freed", rank=0, step=2),
+        entry(105.25, "aborted", rank=0, step=2),
         entry(105.5, "joined", rank=0, pid=0),
         entry(105.5, "joined", rank=1, pid=2),
         entry(105.75, "generation", generation=2, step=2),

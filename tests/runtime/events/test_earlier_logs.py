@@ -30,7 +30,7 @@ def test_a_report_of_an_earlier_log_has_the_figures_of_its_time(folder: Path) ->
     log = read_events(folder / "events.jsonl")
     expected = json.loads(_with_new_names((folder / "report.json").read_text()))
     known = {key: expected[key] for key in ("state", "error", "world_size")}
-    found = json.loads(json.dumps(make_report(log.whole(), **known)))
+    found = json.loads(json.dumps(make_report(log.all_events(), **known)))
     assert {key: found[key] for key in expected} == expected
     assert (len(found["recoveries"]), len(found["resizes"]), found["steps"]) == (1, 2, 45)
 
@@ -49,7 +49,7 @@ def test_every_line_of_an_earlier_log_is_an_event_of_a_known_kind(folder: Path) 
 
 
 def test_meters_trace_and_history_of_an_earlier_log_agree_with_its_report(folder: Path) -> None:
-    events, report = read_events(folder / "events.jsonl").whole(), json.loads((folder / "report.json").read_text())
+    events, report = read_events(folder / "events.jsonl").all_events(), json.loads((folder / "report.json").read_text())
     meters = Meters()
     for event in events:
         meters.add(event)

@@ -15,7 +15,7 @@ from hyperpod_ext.errors import ConfigError
 from hyperpod_ext.runtime.events import kinds
 from hyperpod_ext.runtime.events.event import NOTE, VERSION, ByWorker, EventKinds, Other
 from hyperpod_ext.runtime.events.kinds import KINDS
-from hyperpod_ext.runtime.events.log import _SAID, EventLog, append, checked
+from hyperpod_ext.runtime.events.log import _REPORTED, EventLog, append, checked
 from hyperpod_ext.runtime.events.of_training import Go, Step
 from hyperpod_ext.runtime.events.reading import read_events, read_log
 from hyperpod_ext.runtime.ipc.declared import Count, Seconds, name_of
@@ -42,7 +42,7 @@ def lines(*entries: dict[str, object]) -> list[str]:
 def test_an_event_that_is_not_as_declared_is_written_with_a_note_and_said_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], fields: dict[str, object], why: str
 ) -> None:
-    _SAID.clear()
+    _REPORTED.clear()
     log = EventLog(tmp_path, fresh=True)
     for _ in range(2):
         log.write("go", t=1.0, **fields)
@@ -51,7 +51,7 @@ def test_an_event_that_is_not_as_declared_is_written_with_a_note_and_said_once(
     written = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert written[1] == {"t": 1.0, "event": "go", **fields, NOTE: why}
     found = read_events(tmp_path / "events.jsonl")
-    assert found.whole().of(Go) == [Go(t=1.0, step=3)]
+    assert found.all_events().of(Go) == [Go(t=1.0, step=3)]
     assert [other.why for other in found.events.of(Other)] == [why] * 2
     assert found.notes[0] == f"{tmp_path / 'events.jsonl'}:2: {why}; the event was left out"
 
@@ -69,7 +69,7 @@ def test_who_follows_the_log_gets_what_is_written(tmp_path: Path) -> None:
 
 
 def test_numbers_that_a_script_logs_stand_beside_the_fields_of_a_step() -> None:
-    (step,) = read_log(lines(entry(1.0, "step", loss=0.5, tokens=None)), "log").whole().of(Step)
+    (step,) = read_log(lines(entry(1.0, "step", loss=0.5, tokens=None)), "log").all_events().of(Step)
     assert step.logged == {"loss": 0.5, "tokens": None}
     assert isinstance(checked("step", {"rank": 0, "generation": 1, "step": 1, "began": 0.5, "loss": "nan"})[0], Other)
 
@@ -89,19 +89,19 @@ def test_a_log_of_a_newer_version_is_refused_by_file_and_version() -> None:
     log = read_log(lines({"t": 0.5, "event": "log", "version": VERSION + 1}, GO), "run/events.jsonl")
     message = rf"run/events.jsonl:1: is of version {VERSION + 1} of the event log, .* reads up to {VERSION}"
     with pytest.raises(ConfigError, match=message):
-        log.whole()
+        log.all_events()
 
 
 def test_of_another_version_unknown_kinds_and_fields_are_left_out() -> None:
     log = read_log(lines(GO | {"since": 7}, {"t": 9.0, "event": "renamed_since", "rank": 1}), "log")
-    assert log.whole() == [Go(t=1.0, step=3), Other(t=9.0, name="renamed_since")]
+    assert log.all_events() == [Go(t=1.0, step=3), Other(t=9.0, name="renamed_since")]
     assert (log.events.end, log.notes) == (9.0, ())
 
 
 def test_a_line_whose_field_is_wrong_is_damage_that_is_named() -> None:
     log = read_log(lines(GO, GO | {"step": "three"}, GO), "log")
     with pytest.raises(ConfigError, match=r"log:2: is not an event: go: field `step` should be a valid integer"):
-        log.whole()
+        log.all_events()
     assert len(log.events) == 2
 
 

@@ -38,7 +38,7 @@ def names(events: Events) -> list[str]:
 def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = log_of(tmp_path, "job_started", "go", tail=HALF)
     log = read_events(file)
-    assert (names(log.whole()), capsys.readouterr().err) == (["job_started", "go"], "")
+    assert (names(log.all_events()), capsys.readouterr().err) == (["job_started", "go"], "")
     assert log.notes == (f"{file}:4: the last line is cut off; it was left out",)
 
 
@@ -78,7 +78,7 @@ def test_a_damaged_line_is_named_and_the_job_ends_as_it_has(tmp_path: Path, caps
         with (tmp_path / "events.jsonl").open("a") as log:
             log.write(HALF + "\n")
             log.write(json.dumps(entry(4.0, "resized", order="7")) + "\n")
-        assert coordinator.orders_taken() == {"7"}
+        assert coordinator.orders_accepted() == {"7"}
         coordinator.cancel()
         assert await coordinator.ended == "cancelled"
         await coordinator.close()

@@ -30,7 +30,7 @@ def story() -> list[Entry]:
         *[step(12.0, 2, rank) for rank in (0, 1)],
         entry(13.5, "killed", rank=1, step=3),
         entry(13.6, "fault", rank=1, node=0, step=3, cause="killed by SIGKILL (9)", died=True),
-        entry(13.7, "freed", rank=0, step=2),
+        entry(13.7, "aborted", rank=0, step=2),
         entry(13.75, "joined", rank=0, pid=100),
         entry(14.0, "joined", rank=1, pid=102),
         entry(14.0, "generation", generation=2, step=2),

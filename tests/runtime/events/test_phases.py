@@ -30,7 +30,7 @@ KILLED = [
     entry(4.5, "killed", rank=1),
     entry(4.75, "fault", rank=1, died=True),
     entry(5.0, "worker_started", rank=1),
-    entry(5.25, "freed", rank=0, step=1),
+    entry(5.25, "aborted", rank=0, step=1),
     entry(5.5, "joined", rank=0, pid=0),
     entry(5.5, "joined", rank=1, pid=2),
     entry(5.75, "generation", generation=2, step=1),
@@ -83,7 +83,7 @@ def test_nothing_is_told_of_a_log_without_events():
     assert spans(events_of([entry(3.0, "job_started")])) == {}
 
 
-_KINDS = ("worker_started", "joined", "groups_open", "restored", "begun", "freed", "done", "killed", "fault", "step")
+_KINDS = ("worker_started", "joined", "groups_open", "restored", "begun", "aborted", "done", "killed", "fault", "step")
 
 
 @st.composite

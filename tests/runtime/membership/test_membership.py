@@ -23,7 +23,7 @@ from hyperpod_ext.runtime.membership.actions import (
     Fault,
     Finish,
     Go,
-    Phase,
+    JobPhase,
     Replace,
     Restore,
     TakeOver,
@@ -68,7 +68,7 @@ def start(membership: Membership, step: int | None = None) -> None:
         membership.join(rank, None if step is None else offer(rank, step), [])
     for rank in NODES:
         membership.restore_reported(rank, membership.generation, membership.attempt, "")
-    assert membership.phase is Phase.RUNNING
+    assert membership.phase is JobPhase.RUNNING
 
 
 def kinds(commands: list[Action]) -> list[type]:
@@ -269,7 +269,7 @@ def join_all(membership: Membership, live_step: int | None = None, held: tuple[i
 def restore_all(membership: Membership) -> None:
     for rank in NODES:
         membership.restore_reported(rank, membership.generation, membership.attempt, "")
-    assert membership.phase is Phase.RUNNING
+    assert membership.phase is JobPhase.RUNNING
 
 
 def after_a_death(committed: int | None = None, *found: Offer) -> Membership:
@@ -293,7 +293,7 @@ def begun(commands: list[Action]) -> Begin:
 def test_at_the_start_the_durable_tiers_are_asked_before_anything_is_decided():
     membership = with_durable()
     assert join_all(membership) == [AskDurable()]
-    assert membership.phase is Phase.FORMING
+    assert membership.phase is JobPhase.FORMING
     begin = begun(membership.durable_answered([], 0, ()))
     assert {source.kind for (source,) in begin.decision.sources.values()} == {"fresh"}
 
@@ -340,7 +340,7 @@ def test_a_place_that_cannot_be_read_is_never_answered_with_a_fresh_start(proble
     assert failure.code == "NoCheckpointError"
     assert problem in failure.message
     assert "another name" in failure.hint
-    assert membership.phase is Phase.ENDED
+    assert membership.phase is JobPhase.ENDED
 
 
 def test_a_place_that_cannot_be_read_is_no_matter_when_another_has_a_checkpoint():
@@ -436,7 +436,7 @@ def test_an_answer_that_comes_after_the_next_fault_is_no_decision():
     membership.restore_reported(0, 2, 1, "CRC64-NVME is wrong")
     assert kinds(membership.fault(died(3), 2)) == [Abort, Replace]
     assert membership.durable_answered([stored(100)], 1, ()) == []
-    assert membership.phase is Phase.FORMING
+    assert membership.phase is JobPhase.FORMING
 
 
 def test_when_nothing_is_left_anywhere_the_job_fails_with_the_last_try():
@@ -567,7 +567,7 @@ def test_a_lost_node_is_left_by_all_and_its_ranks_go_to_the_lowest_spare():
     abort, take_over, *replaced = membership.node_lost(1, "gone")
     assert isinstance(abort, Abort)
     assert abort == Abort(2, 2)
-    assert (membership.faults[0].step, membership.faults[0].whole_node, membership.faults[0].kind) == (6, True, "lost")
+    assert (membership.faults[0].step, membership.faults[0].node_lost, membership.faults[0].kind) == (6, True, "lost")
     assert take_over == TakeOver(2, (2, 3))
     assert replaced == [Replace(2), Replace(3)]
     assert membership.nodes == {0: 0, 1: 0, 2: 2, 3: 2}
@@ -636,7 +636,7 @@ def test_no_node_ever_has_more_ranks_than_a_node_has(history: list[tuple[str, in
             membership.node_came(node)
         elif what == "given up" and (ranks := membership.ranks_on(node)):
             membership.fault(
-                Fault(ranks[0], f"broken {number}", 1, died=True, kind="signal", whole_node=True), membership.generation
+                Fault(ranks[0], f"broken {number}", 1, died=True, kind="signal", node_lost=True), membership.generation
             )
             present.discard(node)  # it has left the job, and may come again as a new one
             membership.decommissioned(node, [])
@@ -644,7 +644,7 @@ def test_no_node_ever_has_more_ranks_than_a_node_has(history: list[tuple[str, in
             data = json.loads(json.dumps(membership.to_json()))
             membership, _ = Membership.revived(data, budgets, durable=False, generation=1, committed=0)
         has = Counter(its for rank, its in membership.nodes.items() if rank not in membership.unassigned)
-        assert membership.phase is not Phase.ENDED
+        assert membership.phase is not JobPhase.ENDED
         assert set(has) <= present
         assert set(has.values()) <= {2}
         assert not membership.unassigned or not membership.states.spares
@@ -653,7 +653,7 @@ def test_no_node_ever_has_more_ranks_than_a_node_has(history: list[tuple[str, in
 def test_a_lost_spare_is_nobodys_fault():
     membership = with_spares(2)
     assert membership.node_lost(2, "gone") == []
-    assert (membership.states.spares, membership.phase, membership.faults) == (set(), Phase.RUNNING, [])
+    assert (membership.states.spares, membership.phase, membership.faults) == (set(), JobPhase.RUNNING, [])
 
 
 def test_a_node_whose_processes_die_again_and_again_is_given_up_for_a_spare_and_its_memory_still_counts():
@@ -706,7 +706,7 @@ def test_another_coordinator_begins_a_generation_above_all_that_anybody_has_hear
     again, (abort,) = revived(membership, generation=7, committed=9)
     assert isinstance(abort, Abort)
     assert (abort.generation, again.generation, again.committed) == (8, 8, 9)
-    assert (again.phase, again.nodes, again.states.spares, again.began) == (Phase.FORMING, NODES, {2}, {1: 0})
+    assert (again.phase, again.nodes, again.states.spares, again.began) == (JobPhase.FORMING, NODES, {2}, {1: 0})
     assert again.faults == membership.faults
     assert kinds(again.node_lost(0, "gone")) == [TakeOver, Replace, Replace]
     assert again.nodes == {0: 2, 1: 2, 2: 1, 3: 1}
@@ -726,7 +726,7 @@ def test_a_job_that_was_done_stays_done_under_another_coordinator():
     for rank in NODES:
         membership.finished(rank, 1, "")
     again, commands = revived(membership)
-    assert (again.phase, commands) == (Phase.ENDED, [])
+    assert (again.phase, commands) == (JobPhase.ENDED, [])
     assert again.node_lost(0, "gone") == []
 
 
@@ -757,7 +757,7 @@ def test_nodes_and_ranks_that_fail_in_any_order_leave_nobody_behind():
             )
             assert (
                 not (membership.unassigned & membership.restoring.joined.keys())
-                or membership.phase is not Phase.FORMING
+                or membership.phase is not JobPhase.FORMING
             )
             if membership.unassigned:
                 assert not membership.states.spares

@@ -11,7 +11,7 @@ import pytest
 
 from hyperpod_ext.config.job.job import RestartPolicy
 from hyperpod_ext.runtime.coordinator.members import Agent, Members
-from hyperpod_ext.runtime.ipc.control_messages import AgentHello
+from hyperpod_ext.runtime.ipc.control_messages import AgentHandshake
 from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fail, Fault
 from hyperpod_ext.runtime.membership.escalation import Budgets, give_up, level_of, tried
 from hyperpod_ext.runtime.membership.quorum import candidates, may_go_on, may_take_over, newest
@@ -41,21 +41,21 @@ def test_a_term_counts_before_a_number_though_that_is_higher() -> None:
 
 
 def test_the_newest_record_of_the_latest_term_is_the_one_to_go_on_with() -> None:
-    records = [{"term": 1, "number": 9}, {"term": 2, "number": 1}, {"term": 2, "number": 3}]
-    assert newest(records) == {"term": 2, "number": 3}
+    job_states = [{"term": 1, "number": 9}, {"term": 2, "number": 1}, {"term": 2, "number": 3}]
+    assert newest(job_states) == {"term": 2, "number": 3}
     assert candidates([2, 0, 1], 0) == [1, 2]
 
 
-def hello_of(node: int) -> AgentHello:
-    known: dict[str, Any] = {"id": "", "pid": 1, "peer": ("", 1), "address": ("", 1), "domain": "", "record": None}
-    return AgentHello(node=node, generation=1, committed=0, workers={}, exited={}, **known)
+def handshake_of(node: int) -> AgentHandshake:
+    known: dict[str, Any] = {"id": "", "pid": 1, "peer": ("", 1), "address": ("", 1), "domain": "", "job_state": None}
+    return AgentHandshake(node=node, generation=1, committed=0, workers={}, exited={}, **known)
 
 
 def members_of(*nodes: int, me: int = 0) -> Members:
-    made = Members(me, standing=[{me}])
+    made = Members(me, memberships=[{me}])
     for node in nodes:
         agent: Any = Agent(SimpleNamespace(), 0.0)  # type: ignore[arg-type]
-        made.enter(node, hello_of(node), agent)
+        made.enter(node, handshake_of(node), agent)
         made.number += 1
     for node in nodes:
         made.acknowledged(node, made.number)
@@ -74,26 +74,26 @@ def test_a_membership_that_everybody_left_knows_of_is_the_new_measure() -> None:
     known.number += 1
     for node in (0, 2):
         known.acknowledged(node, known.number)
-    assert known.standing == [{0, 2}]
+    assert known.memberships == [{0, 2}]
     assert known.leave(2)
 
 
 def test_nothing_is_agreed_while_a_member_may_still_come_that_knows_the_membership_before() -> None:
     known = members_of(0, 1)
     known.expected = {2: 1.0}
-    known.standing.append({0, 1, 2})
+    known.memberships.append({0, 1, 2})
     for node in (0, 1):
         known.acknowledged(node, known.number)
-    assert {0, 1, 2} in known.standing
+    assert {0, 1, 2} in known.memberships
     known.expected = {}
     known.acknowledged(0, known.number)
-    assert known.standing == [{0, 1}]
+    assert known.memberships == [{0, 1}]
 
 
 def test_nodes_that_have_just_come_count_before_everybody_knows_of_them() -> None:
     known = members_of(0)
     for node in (1, 2):
-        known.enter(node, hello_of(node), None)  # type: ignore[arg-type]
+        known.enter(node, handshake_of(node), None)  # type: ignore[arg-type]
     known.leave(1)
     assert not known.leave(2)
 
@@ -109,7 +109,7 @@ def died(rank: int, step: int, node: int | None = None) -> Fault:
 
 
 def lost(node: int, step: int) -> Fault:
-    return Fault(2 * node, "gone", step, died=True, kind="lost", node=node, whole_node=True)
+    return Fault(2 * node, "gone", step, died=True, kind="lost", node=node, node_lost=True)
 
 
 def test_a_fault_escalates_when_the_budget_of_its_level_is_spent() -> None:

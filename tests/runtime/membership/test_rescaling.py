@@ -37,7 +37,7 @@ def begin(membership: Membership, *, live: bool = True) -> list[m.Action]:
         commands += membership.join(rank, offer, [])
     for rank in membership.nodes:
         commands += membership.restore_reported(rank, membership.generation, membership.attempt, "")
-    assert membership.phase is m.Phase.RUNNING
+    assert membership.phase is m.JobPhase.RUNNING
     membership.step_committed(LIVE_STEP)
     return commands
 
@@ -179,14 +179,14 @@ def test_two_nodes_lost_one_after_the_other_make_two_worlds():
     assert membership.generation == 3
 
 
-@pytest.mark.parametrize("moment", ["asked", "agreed", "halted"])
+@pytest.mark.parametrize("moment", ["asked", "agreed", "stopped"])
 def test_a_death_before_the_switch_drops_the_change_and_it_is_tried_again(moment):
     membership = elastic(3, 1)
     (asked,) = [c for c in membership.resize(2, "a") if isinstance(c, m.AskStop)]
     if moment != "asked":
         for rank in membership.nodes:
             membership.stop_answered(rank, asked.number, True, 8, False)
-    if moment == "halted":
+    if moment == "stopped":
         membership.stopped(0, asked.number)
     commands = membership.fault(m.Fault(1, "killed by SIGKILL (9)", 8, died=True, kind="signal"), membership.generation)
     assert kinds(commands) == [m.WithdrawStop, m.Abort, m.Replace]
@@ -294,7 +294,7 @@ def test_whatever_happens_in_whatever_order_the_ranks_are_those_of_a_world_that_
                         membership.stop_answered(rank, number, True, 1, False)
                     for rank in list(membership.nodes):
                         membership.stopped(rank, number)
-                case _ if membership.phase is m.Phase.FORMING and not membership.unassigned:
+                case _ if membership.phase is m.JobPhase.FORMING and not membership.unassigned:
                     for node in sorted(membership.states.those(NodeState.DECOMMISSIONED)):
                         membership.decommissioned(node, [])
                     begin(membership)

@@ -10,7 +10,7 @@ import pytest
 from hyperpod_ext.errors import StaleGenerationError
 from hyperpod_ext.runtime.memory_server.upload import Upload
 from hyperpod_ext.runtime.memory_server.upload_queue import UploadTask
-from hyperpod_ext.runtime.storage.checkpoints import Progress
+from hyperpod_ext.runtime.storage.checkpoints import CheckpointProgress
 from hyperpod_ext.runtime.storage.object_store import Cancelled
 
 
@@ -45,14 +45,14 @@ class Place:
     def macs(self, folder: str, node: int) -> dict[str, Any]:
         return {}
 
-    def progress(self, folder: str) -> Progress:
+    def progress(self, folder: str) -> CheckpointProgress:
         """One look at the folder; after the last one the step is given up."""
         done = frozenset(self._mine)
         if self._mine:
             others = self._others_done.pop(0)
             done |= {1} if others else set()
             self._work.dropped = not self._others_done
-        return Progress(frozenset({0, 1}), done, frozenset(), frozenset(), complete=False)
+        return CheckpointProgress(frozenset({0, 1}), done, frozenset(), frozenset(), complete=False)
 
     def commit(self, *_: object) -> bool:
         self.committed += 1

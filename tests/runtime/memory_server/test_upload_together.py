@@ -141,7 +141,7 @@ def test_a_step_that_was_left_can_be_brought_after_all(nodes):
     """When the job ends, what is newest is brought, whatever was said of it before."""
     one, other = nodes
     one.uploader.checkpoints.put_left(folder_of(10, 1), 1)
-    other.uploader._upload._told.add(save_id_of(1, 10))  # as if this node had said so
+    other.uploader._upload._reported.add(save_id_of(1, 10))  # as if this node had said so
     other.save(10)
     until(lambda: other.announced(10))
     one.save(10)

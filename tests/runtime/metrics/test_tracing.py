@@ -32,7 +32,7 @@ EVENTS = Events(
             kind="signal",
             escalation_level="process",
         ),
-        made(4.0, "freed", rank=0),
+        made(4.0, "aborted", rank=0),
         made(4.5, "worker_started", rank=1),
         *(made(5.0, "joined", rank=rank) for rank in (0, 1)),
         made(5.0, "generation", generation=2, step=1, world_size=2),

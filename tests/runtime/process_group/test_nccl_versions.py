@@ -9,10 +9,17 @@ from pathlib import Path
 import pytest
 
 from hyperpod_ext.runtime.process_group import nccl_versions
-from hyperpod_ext.runtime.process_group.nccl_versions import PINNED, Component, Finding, Version, installed, judge
+from hyperpod_ext.runtime.process_group.nccl_versions import (
+    PINNED,
+    Component,
+    LibraryProblem,
+    Version,
+    installed,
+    judge,
+)
 
 
-def found(nccl: Version, torch: Version = (2, 13, 0)) -> list[Finding]:
+def found(nccl: Version, torch: Version = (2, 13, 0)) -> list[LibraryProblem]:
     return judge([Component("torch", torch), Component("NCCL", nccl, "libnccl.so.2")])
 
 

@@ -79,14 +79,14 @@ def test_the_machine_tells_how_many_threads_want_its_cores():
 
 def test_nobody_gives_way_while_there_is_a_core_for_each():
     assert crowd.turn_s(1.0) == crowd.timeout_s(0.5) == 0.0
-    crowd.give_way(3600.0, lambda: 0.5)
+    crowd.yield_cores(3600.0, lambda: 0.5)
 
 
 def test_a_rank_gives_way_until_the_crowd_is_gone_but_no_longer_than_it_has_patience():
     sizes = iter([30.0, 15.0, 1.0])
-    crowd.give_way(3600.0, lambda: next(sizes))
+    crowd.yield_cores(3600.0, lambda: next(sizes))
     assert list(sizes) == []
     began = time.monotonic()
-    crowd.give_way(crowd.timeout_s(30.0), lambda: 30.0)
+    crowd.yield_cores(crowd.timeout_s(30.0), lambda: 30.0)
     assert time.monotonic() - began >= 0.03
     assert crowd.timeout_s(10_000.0) <= 0.05

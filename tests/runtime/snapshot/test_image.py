@@ -22,7 +22,7 @@ from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.snapshot.image import Layout, views
 from hyperpod_ext.runtime.snapshot.layout_plan import DTYPE_BYTES, read_plan
 from hyperpod_ext.runtime.snapshot.tree import take_apart
-from hyperpod_ext.runtime.snapshot.zip_file import ALIGNMENT, frame, whole
+from hyperpod_ext.runtime.snapshot.zip_file import ALIGNMENT, archive, frame
 
 
 def image_of(tensors: list[torch.Tensor], filled: bytes = b"\0") -> tuple[Layout, bytearray]:
@@ -114,7 +114,7 @@ def test_an_archive_beyond_4_gib_is_one_that_unzips(tmp_path, nbytes):
 
 
 def test_an_object_without_tensors_is_an_archive_that_torch_reads():
-    blob = whole(b"\x80\x02K\x07.")  # the pickle of 7
+    blob = archive(b"\x80\x02K\x07.")  # the pickle of 7
     assert torch.load(io.BytesIO(blob), weights_only=True) == 7
     assert zipfile.ZipFile(io.BytesIO(blob)).testzip() is None
 

@@ -15,7 +15,7 @@ from peer_node import Node
 from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, StaleGenerationError
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
-from hyperpod_ext.runtime.memory_server.client.client import Held
+from hyperpod_ext.runtime.memory_server.client.client import MappedSnapshot
 from hyperpod_ext.runtime.memory_server.client.peer_client import PeerClient
 from hyperpod_ext.runtime.snapshot.manifest import check_bytes, save_id_of
 
@@ -213,7 +213,7 @@ class Peer:
         self.there.close()
 
 
-def _bytes_of(held: Held) -> bytes:
+def _bytes_of(held: MappedSnapshot) -> bytes:
     check_bytes(held.manifest, held.image)
     return bytes(held.image)
 

@@ -220,9 +220,9 @@ def test_a_result_that_is_not_there_yet_says_so(place: LocalPlace) -> None:
 NODES = """\
 import sys
 from pathlib import Path
-from hyperpod_ext.submit.local.nodes import Cancellation, Node, GracePeriod, run_nodes
+from hyperpod_ext.submit.local.nodes import Cancellation, GracePeriod, NodeCommand, run_nodes
 scripts = sys.argv[2:]
-nodes = [Node(("sh", "-c", script), {"PATH": "/usr/bin:/bin"}, Path(sys.argv[1]) / f"{n}.log")
+nodes = [NodeCommand(("sh", "-c", script), {"PATH": "/usr/bin:/bin"}, Path(sys.argv[1]) / f"{n}.log")
          for n, script in enumerate(scripts)]
 print(run_nodes(nodes, Cancellation(), GracePeriod(after_failure_s=0.3, after_asking_s=0.3)))
 """

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ext.submit.local.result import EMPTY_REPORT, settle
+from hyperpod_ext.submit.local.result import EMPTY_REPORT, final_report
 
 RUN = """
 import json, sys
 from pathlib import Path
-from hyperpod_ext.submit.local.nodes import Cancellation, Node, GracePeriod, run_nodes
+from hyperpod_ext.submit.local.nodes import Cancellation, GracePeriod, NodeCommand, run_nodes
 patience, scripts = json.loads(sys.argv[2]), sys.argv[3:]
-nodes = [Node(("sh", "-c", script), {"PATH": "/usr/bin:/bin"}, Path(sys.argv[1]) / f"{n}.log")
+nodes = [NodeCommand(("sh", "-c", script), {"PATH": "/usr/bin:/bin"}, Path(sys.argv[1]) / f"{n}.log")
          for n, script in enumerate(scripts)]
 print(json.dumps(run_nodes(nodes, Cancellation(), GracePeriod(after_failure_s=0.3, after_asking_s=0.3, **patience))))
 """
@@ -45,5 +45,5 @@ def test_lost_nodes_are_started_again_where_too_few_are_left(
 
 def test_a_success_without_a_node_that_the_agents_know_is_lost_is_one() -> None:
     report = EMPTY_REPORT | {"state": "succeeded", "nodes_lost": [1]}
-    assert settle(report, [0, -9, 0], False, "")["state"] == "succeeded"
-    assert settle(report, [0, -9, -9], False, "")["state"] == "failed"
+    assert final_report(report, [0, -9, 0], False, "")["state"] == "succeeded"
+    assert final_report(report, [0, -9, -9], False, "")["state"] == "failed"

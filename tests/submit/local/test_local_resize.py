@@ -18,7 +18,7 @@ from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.local import nodes as local_nodes
 from hyperpod_ext.submit.local import resize as local_resize
 from hyperpod_ext.submit.local import store as local_store
-from hyperpod_ext.submit.local.nodes import Cancellation, GracePeriod, Node, Wanted, run_nodes
+from hyperpod_ext.submit.local.nodes import Cancellation, GracePeriod, NodeCommand, Wanted, run_nodes
 
 
 def job(**fields: Any) -> JobConfig:
@@ -61,9 +61,9 @@ def test_the_engine_and_the_agents_mean_the_same_file() -> None:
     assert local_nodes.WANTED == WANTED
 
 
-def node(tmp_path: Path, script: str, number: int) -> Node:
+def node(tmp_path: Path, script: str, number: int) -> NodeCommand:
     env = os.environ | {"NODE": str(number), "HERE": str(tmp_path)}
-    return Node(("sh", "-c", script), env, tmp_path / f"node{number}.log")
+    return NodeCommand(("sh", "-c", script), env, tmp_path / f"node{number}.log")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from hyperpod_ext.submit.local.engine import _grace_period
 from hyperpod_ext.submit.local.nodes import GracePeriod, next_action
-from hyperpod_ext.submit.local.result import EMPTY_REPORT, make_result, same, settle
+from hyperpod_ext.submit.local.result import EMPTY_REPORT, final_report, make_result, same
 
 GOOD: dict[str, Any] = EMPTY_REPORT | {
     "state": "succeeded",
@@ -21,17 +21,17 @@ GOOD: dict[str, Any] = EMPTY_REPORT | {
 
 
 def test_a_report_and_clean_exits_stand_as_they_are() -> None:
-    assert settle(GOOD, [0, 0], False, "") == GOOD
+    assert final_report(GOOD, [0, 0], False, "") == GOOD
 
 
 def test_no_report_is_a_failure_that_shows_the_log() -> None:
-    settled = settle(None, [0, 1], False, "Traceback: boom")
+    settled = final_report(None, [0, 1], False, "Traceback: boom")
     assert settled["state"] == "failed"
     assert settled["error"]["message"] == "node 1 ended with exit code 1 without a report\nTraceback: boom"
 
 
 def test_success_with_a_dead_node_is_no_success() -> None:
-    settled = settle(GOOD, [0, -9], False, "")
+    settled = final_report(GOOD, [0, -9], False, "")
     assert (settled["state"], settled["error"]["message"]) == (
         "failed",
         "node 1 was killed by signal 9 after its report",
@@ -40,12 +40,12 @@ def test_success_with_a_dead_node_is_no_success() -> None:
 
 def test_a_failure_keeps_the_error_of_its_report() -> None:
     report = GOOD | {"state": "failed", "error": {"code": "X", "message": "why", "hint": ""}}
-    assert settle(report, [7, 7], False, "log")["error"]["message"] == "why"
+    assert final_report(report, [7, 7], False, "log")["error"]["message"] == "why"
 
 
 @pytest.mark.parametrize("report", [GOOD, None])
 def test_a_cancelled_run_is_cancelled_whatever_else_it_says(report: dict[str, Any] | None) -> None:
-    assert settle(report, [130, -9], True, "")["state"] == "cancelled"
+    assert final_report(report, [130, -9], True, "")["state"] == "cancelled"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_the_result_has_both_runs() -> None:
 
 
 def test_a_comparison_that_could_not_be_made_fails_the_job() -> None:
-    undisturbed = settle(None, [1], False, "boom")
+    undisturbed = final_report(None, [1], False, "boom")
     result = make_result("a", "local://localhost/a", GOOD, undisturbed)
     assert result["state"] == "failed"
     assert "undisturbed run" in result["error"]["message"]

@@ -112,8 +112,8 @@ MUTANTS: list[Mutant] = [
     MEMBERSHIP.mutant(
         "membership.forgets_late_deaths",
         "A process that dies on its way out of an older generation is replaced like any other.",
-        "if self.phase is Phase.ENDED or (left_already and not fault.died):",
-        "if self.phase is Phase.ENDED or left_already:",
+        "if self.phase is JobPhase.ENDED or (left_already and not fault.died):",
+        "if self.phase is JobPhase.ENDED or left_already:",
     ),
     MEMBERSHIP.mutant(
         "membership.spare_takes_all_ranks",
@@ -130,8 +130,8 @@ MUTANTS: list[Mutant] = [
     MEMBERSHIP.mutant(
         "membership.finished_in_another_generation",
         "A rank that finished in a generation that was left has not finished the job.",
-        "if generation != self.generation or self.phase is not Phase.RUNNING:",
-        "if self.phase is not Phase.RUNNING:",
+        "if generation != self.generation or self.phase is not JobPhase.RUNNING:",
+        "if self.phase is not JobPhase.RUNNING:",
     ),
     PLACING.mutant(
         "placing.size_that_is_not_allowed",

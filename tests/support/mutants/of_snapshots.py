@@ -107,8 +107,8 @@ MUTANTS: list[Mutant] = [
     INCOMING.mutant(
         "peers.bytes_are_not_checked",
         "A copy exists on another node only once its bytes are those of the manifest.",
-        '            check_crc(replica.manifest, *_whole(replica), where=f"replica of rank {owner}")\n',
-        "            _whole(replica)\n",
+        '            check_crc(replica.manifest, *_received(replica), where=f"replica of rank {owner}")\n',
+        "            _received(replica)\n",
     ),
     REPLICATE.mutant(
         "peers.one_rank_is_ahead",

@@ -7,7 +7,9 @@ from mutants.table import Mutant, Source
 POSITIONS = Source("hyperpod_ext.runtime.data.positions", ("tests/runtime/data/test_positions.py",))
 SAVED = Source("hyperpod_ext.runtime.data.saved", ("tests/runtime/data/test_sampler.py",))
 HANGS = Source("hyperpod_ext.runtime.detection.hangs", ("tests/runtime/detection/test_hangs.py",))
-UNHARMED = Source("hyperpod_ext.runtime.control_plane.finish_step", ("tests/runtime/control_plane/test_unharmed.py",))
+FINISH_STEP = Source(
+    "hyperpod_ext.runtime.control_plane.finish_step", ("tests/runtime/control_plane/test_finish_step.py",)
+)
 NAN_GUARD = Source("hyperpod_ext.runtime.state.nan_guard", ("tests/runtime/state/test_nan_guard.py",))
 ENVIRONMENT = Source("hyperpod_ext.runtime.ipc.environment", ("tests/runtime/detection/test_preflight.py",))
 DEVICE = Source("hyperpod_ext.runtime.state.device_steps", ("tests/runtime/state/test_device_steps.py",))
@@ -52,11 +54,11 @@ MUTANTS: list[Mutant] = [
     HANGS.mutant(
         "hang.blames_who_is_ahead",
         "The rank that is furthest behind holds the others up; those ahead wait for it.",
-        "least = min(sign.position for sign in heartbeats.values())",
-        "least = max(sign.position for sign in heartbeats.values())",
+        "least = min(heartbeat.position for heartbeat in heartbeats.values())",
+        "least = max(heartbeat.position for heartbeat in heartbeats.values())",
     ),
-    UNHARMED.mutant(
-        "unharmed.after_a_collective",
+    FINISH_STEP.mutant(
+        "finish_step.after_a_collective",
         "A step in which a collective was begun after the end was heard of does not count.",
         "return self._begun is not None and self._begun == collectives_begun()",
         "return self._begun is not None",

@@ -150,9 +150,9 @@ class Conversion:
             orders.write(json.dumps(order).encode())
             orders.close()
             for line in answers:
-                told = json.loads(line)
-                self._on_bytes(int(told.get("nbytes", 0)))
-                failure = told.get("error", failure)
+                reported = json.loads(line)
+                self._on_bytes(int(reported.get("nbytes", 0)))
+                failure = reported.get("error", failure)
         if failure is not None:
             raise JobFailedError(str(failure["message"]), hint=str(failure["hint"]))
         if process.returncode and not self._stopped:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hyperpod_ext.runtime.data.token_store.ring import ReadyRing as ReadyRing
     from hyperpod_ext.runtime.data.token_store.tensors import TensorSource as TensorSource
 
-_HOMES = {
+_MODULES = {
     "ArrowStore": "..token_store.arrow",
     "Conversion": "..convert.background",
     "MegatronStore": "..token_store.megatron",
@@ -51,6 +51,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name], __name__), name)
+    return getattr(import_module(_MODULES[name], __name__), name)

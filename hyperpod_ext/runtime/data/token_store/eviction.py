@@ -17,7 +17,7 @@ _EVICTED = ".evicted-"
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class CachedStore:
     """A store in a place, as eviction sees it."""
 
     folder: Path
@@ -26,7 +26,7 @@ class Held:
     """When it was last opened, Unix seconds."""
 
 
-def choose_evictions(stores: Iterable[Held], budget_bytes: int, keep: Iterable[Path] = ()) -> list[Path]:
+def choose_evictions(stores: Iterable[CachedStore], budget_bytes: int, keep: Iterable[Path] = ()) -> list[Path]:
     """Whom to evict, in this order, so that what is left fits the budget; all but `keep` if it never does. Pure."""
     stores, kept = list(stores), set(keep)
     over = sum(store.nbytes for store in stores) - budget_bytes
@@ -40,7 +40,7 @@ def choose_evictions(stores: Iterable[Held], budget_bytes: int, keep: Iterable[P
     return chosen
 
 
-def stores_in(place: Path) -> list[Held]:
+def stores_in(place: Path) -> list[CachedStore]:
     """The stores of a place, by name."""
     found = []
     for about in sorted(place.glob(f"[!.]*/{ABOUT}")):
@@ -48,7 +48,7 @@ def stores_in(place: Path) -> list[Held]:
             folder = about.parent
             mark = folder / READERS
             used = (mark if mark.exists() else about).stat().st_mtime
-            found.append(Held(folder, nbytes_of(folder), used))
+            found.append(CachedStore(folder, nbytes_of(folder), used))
     return found
 
 

@@ -50,7 +50,7 @@ class MappedFile:
     def identity(self) -> list[int]:
         """Its size, and checksums of both ends: tells it from others without reading it whole."""
         end = self._size
-        with memoryview(self.map) as whole, whole[:_ENDS] as head, whole[max(end - _ENDS, 0) :] as tail:
+        with memoryview(self.map) as view, view[:_ENDS] as head, view[max(end - _ENDS, 0) :] as tail:
             return [end, crc64nvme(head), crc64nvme(tail)]
 
     def _changed(self, why: str) -> DatasetChangedError:

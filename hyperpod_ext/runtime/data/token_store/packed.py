@@ -58,7 +58,7 @@ class Packed:
         self.sequence_length, self.documents, self.pad = sequence_length, documents, pad
         text = f"{store.fingerprint} {sequence_length} {documents} {pad if documents == 'whole' else ''}"
         self.fingerprint = hashlib.sha256(text.encode()).hexdigest()[:32]
-        self._begins = self._whole_begins() if documents == "whole" else None
+        self._begins = self._unsplit_begins() if documents == "whole" else None
         self._count = max(store.tokens - 1, 0) // sequence_length if self._begins is None else len(self._begins) - 1
         if not self._count:
             raise ConfigError(
@@ -85,7 +85,7 @@ class Packed:
 
         dtype: None leaves them as they are stored, which is less to write and to send, and can be cast on the device.
         """
-        rows = self._split_batch(numbers) if self._begins is None else self._whole_batch(numbers)
+        rows = self._split_batch(numbers) if self._begins is None else self._unsplit_batch(numbers)
         return rows if dtype is None else rows.astype(dtype, copy=False)
 
     def _split_batch(self, numbers: Sequence[int]) -> Tokens:
@@ -98,7 +98,7 @@ class Packed:
         known = [self._number(number) for number in numbers]
         return self._store.windows(np.array(known or [0], np.int64) * length, length + 1)[: len(known)]
 
-    def _whole_batch(self, numbers: Sequence[int]) -> Tokens:
+    def _unsplit_batch(self, numbers: Sequence[int]) -> Tokens:
         parts = [self._store.read(*self._range(number)) for number in numbers]
         kind = self._padded_type(*parts)
         out = np.full((len(parts), self.sequence_length + 1), self.pad, kind)
@@ -138,13 +138,13 @@ class Packed:
             self._starts = np.concatenate([np.zeros(0, np.int64), *self._store.document_starts()])
         return self._starts
 
-    def _whole_begins(self) -> npt.NDArray[np.int64]:
+    def _unsplit_begins(self) -> npt.NDArray[np.int64]:
         """The index array: computed by whoever comes first, and mapped by all after."""
         folder = getattr(self._store, "folder", None)
         path = None if folder is None else Path(folder) / INDEXES / f"{self.fingerprint}.i64"
         if path is not None and path.exists():
             return _read_index(path)
-        begins = whole_begins(self._document_starts(), self._store.tokens, self.sequence_length + 1)
+        begins = unsplit_begins(self._document_starts(), self._store.tokens, self.sequence_length + 1)
         if path is not None:
             with suppress(HyperpodExtError, OSError):  # a place that only can be read, or is full: it is computed again
                 path.parent.mkdir(exist_ok=True)
@@ -152,7 +152,7 @@ class Packed:
         return begins
 
 
-def whole_begins(starts: npt.NDArray[np.int64], tokens: int, size: int) -> npt.NDArray[np.int64]:
+def unsplit_begins(starts: npt.NDArray[np.int64], tokens: int, size: int) -> npt.NDArray[np.int64]:
     """Where samples of whole documents begin, i64 of shape [samples + 1]; the last is `tokens`. Pure.
 
     Sample i has tokens begins[i] to begins[i + 1], at most `size` of them. `starts`: where documents begin.

@@ -104,12 +104,12 @@ class ReadyRing:
         parts: list[bytes | bytearray | memoryview] = []
         entries, at = [], 0
         for name, array in arrays.items():
-            whole = np.asarray(array, order="C")
-            if whole.dtype.hasobject:
+            contiguous = np.asarray(array, order="C")
+            if contiguous.dtype.hasobject:
                 raise TypeError(f"{name}: arrays of objects are not kept; nothing here is pickled")
-            entries.append({"name": name, "dtype": whole.dtype.str, "shape": whole.shape, "at": at})
-            parts += [whole.reshape(-1).view(np.uint8).data, bytes(-whole.nbytes % _ALIGN)]
-            at += whole.nbytes + -whole.nbytes % _ALIGN
+            entries.append({"name": name, "dtype": contiguous.dtype.str, "shape": contiguous.shape, "at": at})
+            parts += [contiguous.reshape(-1).view(np.uint8).data, bytes(-contiguous.nbytes % _ALIGN)]
+            at += contiguous.nbytes + -contiguous.nbytes % _ALIGN
         checksum = 0
         for part in parts:
             checksum = crc64nvme(part, checksum) if len(part) else checksum

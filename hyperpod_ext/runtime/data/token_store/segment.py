@@ -207,26 +207,28 @@ class Segment:
 
     def damage(self) -> list[str]:
         """What is wrong with the blocks, with their places; reads every byte."""
-        return [self._told(block) for block in range(self.info.blocks) if not self._matches(block)]
+        return [self._problem(block) for block in range(self.info.blocks) if not self._matches(block)]
 
     def _see(self, first: int, last: int) -> None:
         for block in range(first, last + 1):
             if not self._seen[block]:
                 if not self._matches(block):
-                    raise CorruptSegmentError(f"{self.path}: {self._told(block)}", hint=rebuild_hint(self.path.parent))
+                    raise CorruptSegmentError(
+                        f"{self.path}: {self._problem(block)}", hint=rebuild_hint(self.path.parent)
+                    )
                 self._seen[block] = 1
         self._all_seen = 0 not in self._seen
 
     def _matches(self, block: int) -> bool:
         begin, end = self._range(block)
-        with memoryview(self._map) as whole, whole[begin:end] as part:
+        with memoryview(self._map) as view, view[begin:end] as part:
             return crc64nvme(part) == int(self._crcs[block])
 
     def _range(self, block: int) -> tuple[int, int]:
         begin = HEADER_BYTES + block * BLOCK_BYTES
         return begin, min(begin + BLOCK_BYTES, self.info.crcs_at)
 
-    def _told(self, block: int) -> str:
+    def _problem(self, block: int) -> str:
         begin, end = self._range(block)
         return f"bytes {begin} to {end} do not match their checksum"
 

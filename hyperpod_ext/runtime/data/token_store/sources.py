@@ -128,7 +128,7 @@ def _of_file(path: Path, start: Position, field: str, split: str) -> Iterator[tu
                     yield Position(start.file, record + 1), value, 0
             elif kind == "text" and split == "file":
                 if start.record == 0:
-                    yield Position(start.file, 1), _decoded(_whole(path, text)), raw.tell()
+                    yield Position(start.file, 1), _decoded(_read_all(path, text)), raw.tell()
             else:
                 text.seek(start.offset)
                 pieces = _paragraphs(text) if kind == "text" and split == "paragraphs" else iter(text)
@@ -182,14 +182,14 @@ def _array_of(path: Path, text: IO[bytes]) -> list[Any] | None:
     if not head.startswith(b"["):
         return None
     try:
-        found = json.loads(_whole(path, text))
+        found = json.loads(_read_all(path, text))
     except (ValueError, RecursionError) as error:
         raise ConfigError([Problem(f"not JSON: {error}", source=str(path))]) from None
     assert isinstance(found, list)
     return found
 
 
-def _whole(path: Path, text: IO[bytes]) -> bytes:
+def _read_all(path: Path, text: IO[bytes]) -> bytes:
     data = text.read(_TEXT_LIMIT + 1)
     if len(data) > _TEXT_LIMIT:
         hint = "write it as JSONL" if kind_of(path) == "json" else "choose --split lines or paragraphs"

@@ -42,7 +42,7 @@ class Mapping:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class MappedSnapshot:
     """A snapshot as it lies in this node's memory: its manifest is verified, its bytes are not yet."""
 
     manifest: Manifest
@@ -96,7 +96,7 @@ class MemoryClient:
                     why = f"the memory server of this node is gone, and no other one came within {_START_S:g} s"
                     raise errors.JobFailedError(why, hint="The log of the node's agent says why.") from error
                 time.sleep(0.01)
-        self._greeted = False
+        self._handshake_done = False
         self._pending: deque[r.Begin | r.Seal | r.Resolve] = deque()
         self._next_slot: int | None = None
 
@@ -217,7 +217,7 @@ class MemoryClient:
         job: str,
         mapped: Mapping | None = None,
         plan: Plan | None = None,
-    ) -> Held:
+    ) -> MappedSnapshot:
         """A whole snapshot on this node, own or replica, its manifest and plan verified.
 
         It is read through `mapped` where that is the memory it lies in: its pages are at hand already. `plan`
@@ -233,7 +233,7 @@ class MemoryClient:
             raise errors.CorruptSnapshotError(f"another snapshot came than {save_id} of rank {owner}")
         return held
 
-    def fetch(self, url: str, folder: str, rank: int, *, secret: bytes, job: str) -> Held:
+    def fetch(self, url: str, folder: str, rank: int, *, secret: bytes, job: str) -> MappedSnapshot:
         """A snapshot of a durable checkpoint, brought into this node's memory first."""
         return self._map_image(r.Fetch(url=url, folder=folder, rank=rank), secret, job)
 
@@ -244,7 +244,7 @@ class MemoryClient:
         job: str,
         mapped: Mapping | None = None,
         plan: Plan | None = None,
-    ) -> Held:
+    ) -> MappedSnapshot:
         answer, fds = self._call(request)
         manifest = answer.manifest
         try:
@@ -259,7 +259,7 @@ class MemoryClient:
             plan = read_plan(answer.plan or {}, manifest["plan"])
         if plan.nbytes != manifest["nbytes"]:
             raise errors.CorruptSnapshotError(f"the plan of {manifest['save_id']} is for {plan.nbytes} bytes")
-        return Held(manifest, plan, memory, answer.offset, answer.bound)
+        return MappedSnapshot(manifest, plan, memory, answer.offset, answer.bound)
 
     def ask(self, request: Request[A]) -> A:
         """The answer to a request that no descriptor comes with."""
@@ -274,8 +274,8 @@ class MemoryClient:
     def _send(self, request: Declared) -> None:
         message = encode(request)
         with self._speaking, self._naming_its_end():
-            wire.send(self._socket, message if self._greeted else with_version(message))
-            self._greeted = True
+            wire.send(self._socket, message if self._handshake_done else with_version(message))
+            self._handshake_done = True
 
     @contextlib.contextmanager
     def _naming_its_end(self) -> Iterator[None]:

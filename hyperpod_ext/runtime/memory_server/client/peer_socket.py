@@ -80,11 +80,11 @@ def wait_readable(sock: socket.socket, seconds: float | None = None) -> bool:
 
 
 def set_timeout(sock: socket.socket, option: int, seconds: float) -> None:
-    whole = int(seconds)
-    sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", whole, int((seconds - whole) * 1e6)))
+    full_s = int(seconds)
+    sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", full_s, int((seconds - full_s) * 1e6)))
 
 
-def cut(sock: socket.socket) -> None:
+def disconnect(sock: socket.socket) -> None:
     """Wake whoever waits on the socket, in this process and on the other side."""
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
@@ -137,10 +137,10 @@ def join_checksums(parts: Sequence[tuple[int, int]]) -> int:
     """CRC64-NVME over parts that follow each other, from the checksum and the length of each."""
     from awscrt import checksums
 
-    whole = 0
+    combined = 0
     for checksum, nbytes in parts:
-        whole = int(checksums.combine_crc64nvme(whole, checksum, nbytes))
-    return whole
+        combined = int(checksums.combine_crc64nvme(combined, checksum, nbytes))
+    return combined
 
 
 def in_threads(work: Callable[[int], None], count: int, name: str) -> list[BaseException]:

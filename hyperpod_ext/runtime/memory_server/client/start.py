@@ -22,7 +22,7 @@ from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.errors import HyperpodExtError, UnreachableError
 from hyperpod_ext.runtime.ipc.environment import ENV_SECRET_FILE, ENV_SOCKET_DIR
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
-from hyperpod_ext.runtime.memory_server.protocol.requests import Hello
+from hyperpod_ext.runtime.memory_server.protocol.requests import Handshake
 
 _START_S = 60.0
 _LONGEST_SOCKET = 107  # what the kernel takes
@@ -125,7 +125,7 @@ def start_server(
     """
     with locked(place.lock):  # held until the server knows of us: else it might be ending this moment
         client = _connect(place.socket) or _start(place, config, node, secret_file, idle_exit_s)
-        client.ask(Hello())
+        client.ask(Handshake())
         return client
 
 
@@ -152,8 +152,8 @@ def _start(place: ServerFiles, config: RuntimeConfig, node: int, secret_file: Pa
     while (client := _connect(place.socket)) is None:
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
-            said = place.log.read_text(errors="replace").strip().splitlines()[-5:]
-            raise UnreachableError("the memory server does not start:\n" + "\n".join(said), hint=f"See {place.log}.")
+            output = place.log.read_text(errors="replace").strip().splitlines()[-5:]
+            raise UnreachableError("the memory server does not start:\n" + "\n".join(output), hint=f"See {place.log}.")
         time.sleep(0.02)
     process.returncode = 0  # it is not waited for, and Popen need not warn of that
     return client

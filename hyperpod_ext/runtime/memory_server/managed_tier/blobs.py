@@ -55,14 +55,14 @@ class Blobs:
     def __init__(self, *, budget: int | None, usable_bytes: Callable[[], int]) -> None:
         self._budget, self._usable_bytes = budget, usable_bytes
         self._namespaces: dict[str, Namespace] = {}
-        self._taken = 0
+        self._reserved = 0
         self._arriving = 0  # reserved and perhaps not yet written: the system still counts it as free
         self._lock = threading.Lock()
 
     @property
-    def taken_bytes(self) -> int:
+    def reserved_bytes(self) -> int:
         """Memory of all blobs: those held, those arriving, and those given up while someone reads them."""
-        return self._taken
+        return self._reserved
 
     def create(self, name: str, num_ranks: int, steps_retained: int) -> None:
         with self._lock:
@@ -111,7 +111,7 @@ class Blobs:
             with suppress(OSError):  # a kernel without them
                 pages.madvise(mmap.MADV_HUGEPAGE)  # halves the time of a put: most of it is page faults
             blob = Blob(memoryview(pages)[:nbytes], cost, namespace)
-            self._taken += cost
+            self._reserved += cost
             self._arriving += cost
         try:
             yield blob
@@ -179,13 +179,13 @@ class Blobs:
     def _let_go(self, blob: Blob) -> None:
         blob.users -= 1
         if blob.users == 0:
-            self._taken -= blob.cost
+            self._reserved -= blob.cost
             blob.memory = memoryview(b"")  # the last reference: its pages are unmapped here
 
     def _make_room(self, namespace: Namespace, cost: int) -> None:
         """Give up steps older than the newest complete one, as many as are needed, or none if they do not suffice."""
         usable = self._usable_bytes() - self._arriving
-        room = usable if self._budget is None else min(usable, self._budget - self._taken)
+        room = usable if self._budget is None else min(usable, self._budget - self._reserved)
         complete = namespace.newest_complete()
         evicted = []
         for step in sorted(s for s in namespace.steps if complete is not None and s < complete):
@@ -197,6 +197,6 @@ class Blobs:
             limit = "no limit of its own" if self._budget is None else f"a budget of {self._budget / _MIB:.1f} MiB"
             raise MemoryTierFullError(
                 f"no room for {cost / _MIB:.1f} MiB: the memory tier has {limit}, "
-                f"{self._taken / _MIB:.1f} MiB are taken, and the node can spare {usable / _MIB:.1f} MiB"
+                f"{self._reserved / _MIB:.1f} MiB are taken, and the node can spare {usable / _MIB:.1f} MiB"
             )
         self._give_up(namespace, *evicted)

@@ -66,11 +66,11 @@ def decode(header: str) -> tuple[str, bytes, dict[str, Any]]:
         ValueError: it is not what AWS's client writes.
     """
     try:
-        said = json.loads(header)
-        digest = base64.b64decode(said["checksum"], validate=True)
-        algorithm = said.get("algorithm", XXH3)
+        meta = json.loads(header)
+        digest = base64.b64decode(meta["checksum"], validate=True)
+        algorithm = meta.get("algorithm", XXH3)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise ValueError(f"Shard-Meta is not a JSON object with a base64 `checksum`: {error!r}") from None
     if not isinstance(algorithm, str):
         raise ValueError("Shard-Meta's `algorithm` is not a string")
-    return algorithm, digest, said
+    return algorithm, digest, meta

@@ -115,7 +115,7 @@ class ManagedTier:
             connection.request("GET", self._blob_path(rank, step))
             response = self._check(connection.getresponse())
             try:
-                algorithm, digest, said = shard_meta.decode(response.headers.get("Shard-Meta", ""))
+                algorithm, digest, meta = shard_meta.decode(response.headers.get("Shard-Meta", ""))
                 checksum = self._algorithms[algorithm]()
             except ValueError as error:
                 raise CorruptSnapshotError(f"rank {rank}'s step {step} in the managed tier: {error}") from None
@@ -129,7 +129,7 @@ class ManagedTier:
             checksum.update(piece)
         if checksum.digest() != digest:
             raise CorruptSnapshotError(f"rank {rank}'s step {step} in the managed tier does not match its {algorithm}")
-        return data, {key: value for key, value in said.items() if key not in ("checksum", "algorithm")}
+        return data, {key: value for key, value in meta.items() if key not in ("checksum", "algorithm")}
 
     def latest(self) -> list[int]:
         """The newest steps that any rank has put, newest first. Whether all ranks have them is not said."""
@@ -182,8 +182,8 @@ class ManagedTier:
     def _check(self, response: http.client.HTTPResponse) -> http.client.HTTPResponse:
         if response.status == 200:
             return response
-        said = response.read(MAX_MESSAGE).decode(errors="replace")
-        message = f"the managed tier at {self._host}:{self._port} answers {response.status}: {said:.500}"
+        body = response.read(MAX_MESSAGE).decode(errors="replace")
+        message = f"the managed tier at {self._host}:{self._port} answers {response.status}: {body:.500}"
         match response.status:
             case 404:
                 raise NotFoundError(message)
@@ -204,11 +204,11 @@ def _receive(response: http.client.HTTPResponse, into: memoryview | None) -> mem
     """All of the body, straight into its place. One that ends early is an error."""
     length = response.length
     if length is None:  # chunked: the length shows at the end
-        whole = memoryview(response.read())
+        body = memoryview(response.read())
         if into is None:
-            return whole
-        target = _start_of(into, len(whole))
-        target[:] = whole
+            return body
+        target = _start_of(into, len(body))
+        target[:] = body
         return target
     target = memoryview(bytearray(length)) if into is None else _start_of(into, length)
     received = 0

@@ -44,8 +44,8 @@ def read_answer(request: Request[A], answer: Mapping[str, Any]) -> A:
 
 def refusal(error: Exception) -> Message:
     """What a server answers in place of what was asked for."""
-    told = error if isinstance(error, errors.HyperpodExtError) else errors.HyperpodExtError(str(error) or repr(error))
-    return {"error": told.to_json()}
+    known = error if isinstance(error, errors.HyperpodExtError) else errors.HyperpodExtError(str(error) or repr(error))
+    return {"error": known.to_json()}
 
 
 def error_of(described: Mapping[str, Any]) -> errors.HyperpodExtError:

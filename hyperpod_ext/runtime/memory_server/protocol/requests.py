@@ -439,11 +439,11 @@ class ServerProcess(Declared):
     """With which it was started."""
 
 
-class Hello(Request[ServerProcess]):
+class Handshake(Request[ServerProcess]):
     """A script's rank has found a memory server, or started one."""
 
     sender = "rank 0 of a node"
-    op: Literal["hello"] = "hello"
+    op: Literal["handshake"] = "handshake"
 
 
 # fmt: off
@@ -454,7 +454,7 @@ AnyOrder = (
 """Answered by `Done`."""
 AnyQuestion = (
     Map | NextSlot | Seal | Open | Fetch | Held | Durable | Listen | WaitOthers | UploadNow | WaitIdle | WaitState
-    | Status | Hello
+    | Status | Handshake
 )
 # fmt: on
 AnyRequest = AnyOrder | AnyQuestion

@@ -52,7 +52,7 @@ class CpuPriority:
         """After so long with copies under way the process gives way no more: where training leaves no core idle,
         they would not be done before the next are due."""
         self._timer: threading.Timer | None = None
-        self._copies = self._urgent = self._told = self._busy = 0
+        self._copies = self._urgent = self._written = self._busy = 0
         self._asking_again = self._late = False
         self._lock = threading.Lock()
 
@@ -101,7 +101,7 @@ class CpuPriority:
 
     def _tell(self) -> None:
         wanted = self._niceness if self._copies and not self._urgent and not self._late else 0
-        if self._group is None or wanted == self._told or self._asking_again:
+        if self._group is None or wanted == self._written or self._asking_again:
             return
         try:
             self._group.write_text(str(wanted))
@@ -112,7 +112,7 @@ class CpuPriority:
             self._asking_again = True  # too soon after the last time, say; the value may not stay as it is
             _later(_AGAIN_S, self._tell_again)
         else:
-            self._told = wanted
+            self._written = wanted
 
     def _tell_again(self) -> None:
         with self._lock:

@@ -103,7 +103,7 @@ class IncomingReplicas:
                     raise NotFoundError(f"{replica.manifest['save_id']} of rank {owner} is still being received")
                 del self._by_token[token]
             self._cpu_priority.copy_ends()
-            check_crc(replica.manifest, *_whole(replica), where=f"replica of rank {owner}")
+            check_crc(replica.manifest, *_received(replica), where=f"replica of rank {owner}")
             self._replicas.adopt(owner, replica.index, replica.manifest)
 
     def lost(self, sock: socket.socket) -> None:
@@ -125,13 +125,13 @@ class IncomingReplicas:
             for token, replica in gone.items():
                 del self._by_token[token]
                 for sock in replica.receiving:
-                    ps.cut(sock)
+                    ps.disconnect(sock)
             self._changed.wait_for(lambda: not any(replica.receiving for replica in gone.values()))
         for _ in gone:
             self._cpu_priority.copy_ends()
 
 
-def _whole(replica: Incoming) -> tuple[int, int]:
+def _received(replica: Incoming) -> tuple[int, int]:
     """How many bytes came without a gap, and their checksum."""
     nbytes, parts = len(replica.data), []
     for start in range(0, nbytes, ps.CHUNK):

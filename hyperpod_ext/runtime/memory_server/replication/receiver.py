@@ -68,11 +68,11 @@ class PeerServer:
 
     def close(self) -> None:
         """Answer nobody any more."""
-        ps.cut(self._listener)
+        ps.disconnect(self._listener)
         self._listener.close()
         with self._lock:
             for connection in self._connections:
-                ps.cut(connection)
+                ps.disconnect(connection)
         self._incoming.close()
 
     def _accept(self) -> None:

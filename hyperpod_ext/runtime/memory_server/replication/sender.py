@@ -57,7 +57,7 @@ class PeerSender:
         with self._lock:
             self._closed = True
             for sock in self._sockets:
-                ps.cut(sock)
+                ps.disconnect(sock)
 
     def connect(self) -> None:
         """Make sure of the connections, while no snapshot is held for it.

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 from hyperpod_ext.errors import MemoryTierFullError
-from hyperpod_ext.runtime.memory_server.slots.region import Region, whole_pages
+from hyperpod_ext.runtime.memory_server.slots.region import Region, page_aligned
 
 _MIB = 1 << 20
 
@@ -16,7 +16,7 @@ class Budget:
 
     def __init__(self, limit: int | None, usable_bytes: Callable[[], int]) -> None:
         self._limit, self._usable_bytes = limit, usable_bytes
-        self._taken = 0
+        self._reserved = 0
         self._filling: list[Region] = []
         self._lock = threading.Lock()
 
@@ -29,10 +29,10 @@ class Budget:
         with self._lock:
             self._filling = [region for region in self._filling if region.untouched]
             usable = self._usable_bytes() - sum(region.untouched for region in self._filling)
-            if self._limit is not None and self._taken + needed > self._limit:
+            if self._limit is not None and self._reserved + needed > self._limit:
                 raise MemoryTierFullError(
                     f"{what} needs {needed / _MIB:.1f} MiB in the memory tier; its budget is "
-                    f"{self._limit / _MIB:.0f} MiB a node, of which {self._taken / _MIB:.1f} MiB are taken",
+                    f"{self._limit / _MIB:.0f} MiB a node, of which {self._reserved / _MIB:.1f} MiB are taken",
                     hint="Raise budget_mib of the memory tier, or run fewer workers on a node.",
                 )
             if needed > usable:
@@ -41,11 +41,11 @@ class Budget:
                     f"the node can spare {usable / _MIB:.1f} MiB",
                     hint="Use machines or containers with more memory, or run fewer workers on a node.",
                 )
-            self._taken += needed
+            self._reserved += needed
 
     def make(self, name: str, slot_bytes: int, slots: int, what: str) -> Region:
         """A region, its memory reserved: nobody else is promised what it has yet to touch."""
-        needed = slots * whole_pages(slot_bytes)
+        needed = slots * page_aligned(slot_bytes)
         self.take(needed, what)
         try:
             region = Region(name, slot_bytes, slots)
@@ -58,4 +58,4 @@ class Budget:
 
     def give_back(self, nbytes: int) -> None:
         with self._lock:
-            self._taken -= nbytes
+            self._reserved -= nbytes

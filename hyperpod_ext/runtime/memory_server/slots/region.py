@@ -17,7 +17,7 @@ _STRIDE = 16 << 20
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def whole_pages(nbytes: int) -> int:
+def page_aligned(nbytes: int) -> int:
     """What memory for `nbytes` really takes."""
     return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
@@ -26,7 +26,7 @@ class Region:
     """Shared memory cut into slots. Its pages are touched in the background, so that the first save finds them."""
 
     def __init__(self, name: str, slot_bytes: int, slots: int) -> None:
-        self.slot_bytes = whole_pages(slot_bytes)
+        self.slot_bytes = page_aligned(slot_bytes)
         self.slots = [Slot() for _ in range(slots)]
         self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:

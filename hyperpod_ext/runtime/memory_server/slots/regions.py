@@ -84,7 +84,7 @@ class Regions:
 
         Returns whether its slot is free at once."""
         slots = self._newest_region(owner).slots
-        newest = s.newest_whole(slots)
+        newest = s.newest_sealed(slots)
         holds = {pin.who: pin.hold for pin in self._pins}
         pinned = [slot for index, slot in enumerate(slots) if slot.pins and index != newest]
         given_up = min(pinned, key=lambda slot: (max(holds[who] for who in slot.pins), slot.sequence), default=None)
@@ -166,7 +166,7 @@ class Regions:
             if slot.state is not s.State.WRITING or slot.save_id != manifest["save_id"]:
                 raise StaleGenerationError(f"{manifest['save_id']} of rank {owner} was given up while it was written")
             slot.manifest, slot.state = manifest, s.State.SEALED
-            if sum(slot.whole for slot in region.slots) >= s.MIN_SLOTS:
+            if sum(slot.sealed for slot in region.slots) >= s.MIN_SLOTS:
                 self._close_older(owner)
             self._changed.notify_all()
 
@@ -180,7 +180,7 @@ class Regions:
     def take_back(self, owner: int, save_id: str) -> None:
         """A snapshot is not what it should be: it does not exist any more."""
         with self._changed:
-            for region, slot in self._whole(owner):
+            for region, slot in self._sealed(owner):
                 if slot.save_id == save_id:
                     slot.state, slot.manifest = s.State.EMPTY, {}
                     for other in region.slots:  # another one is the newest now, and which is next is asked anew
@@ -216,7 +216,7 @@ class Regions:
     def mark(self, owner: int, save_id: str, state: s.State) -> None:
         """A snapshot has come further; one that is gone by now is nobody's loss."""
         with self._changed:
-            for _, slot in self._whole(owner):
+            for _, slot in self._sealed(owner):
                 if slot.save_id == save_id and slot.state < state:
                     slot.state = state
             self._changed.notify_all()
@@ -224,7 +224,7 @@ class Regions:
     def held(self) -> list[dict[str, Any]]:
         """All whole snapshots, in brief."""
         with self._changed:
-            return [_brief(slot) for owner in self._regions for _, slot in self._whole(owner)]
+            return [_summary(slot) for owner in self._regions for _, slot in self._sealed(owner)]
 
     def open(self, owner: int, save_id: str) -> tuple[Manifest, int, int]:
         """Manifest, offset and a read-only descriptor of one whole snapshot."""
@@ -274,25 +274,25 @@ class Regions:
     def newest(self, owner: int) -> Manifest | None:
         """Manifest of the newest whole snapshot."""
         with self._changed:
-            found = [slot for _, slot in self._whole(owner)]
+            found = [slot for _, slot in self._sealed(owner)]
             return max(found, key=lambda slot: slot.sequence).manifest if found else None
 
     def wait_state(self, owner: int, save_id: str, state: s.State, timeout_s: float) -> bool:
         """Until a snapshot has come as far as `state`; False when it has not after `timeout_s`."""
 
         def reached() -> bool:
-            return any(slot.save_id == save_id and slot.state >= state for _, slot in self._whole(owner))
+            return any(slot.save_id == save_id and slot.state >= state for _, slot in self._sealed(owner))
 
         with self._changed:
             return self._changed.wait_for(reached, timeout_s)
 
-    def _whole(self, owner: int) -> list[tuple[Region, s.Slot]]:
-        return [(region, slot) for region in self._regions.get(owner, []) for slot in region.slots if slot.whole]
+    def _sealed(self, owner: int) -> list[tuple[Region, s.Slot]]:
+        return [(region, slot) for region in self._regions.get(owner, []) for slot in region.slots if slot.sealed]
 
     def _find(self, owner: int, save_id: str) -> tuple[Region, int, s.Slot]:
         for region in self._regions.get(owner, []):
             for index, slot in enumerate(region.slots):
-                if slot.whole and slot.save_id == save_id:
+                if slot.sealed and slot.save_id == save_id:
                     return region, index, slot
         raise NotFoundError(f"no whole snapshot {save_id!r} of rank {owner} among the {self._kind} snapshots here")
 
@@ -303,7 +303,7 @@ class Regions:
         return regions[-1]
 
 
-def _brief(slot: s.Slot) -> dict[str, Any]:
+def _summary(slot: s.Slot) -> dict[str, Any]:
     manifest = slot.manifest
     keys = ("rank", "world_size", "step", "save_id", "nbytes", "crc64nvme", "plan", "own_digest", "saved_at")
     return {

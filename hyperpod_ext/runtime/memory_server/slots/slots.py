@@ -43,26 +43,26 @@ class Slot:
     """Its owner was told to write it next, and may begin any moment: too late to copy from it."""
 
     @property
-    def whole(self) -> bool:
+    def sealed(self) -> bool:
         return self.state >= State.SEALED
 
 
 def pick_slot(slots: Sequence[Slot]) -> int | None:
     """Index of the slot to overwrite, unfinished ones first, then the oldest; None when all are in use."""
-    newest = newest_whole(slots)
+    newest = newest_sealed(slots)
     free = [index for index, slot in enumerate(slots) if index != newest and not slot.pins]
-    return min(free, key=lambda index: (slots[index].whole, slots[index].sequence), default=None)
+    return min(free, key=lambda index: (slots[index].sealed, slots[index].sequence), default=None)
 
 
 def may_write(slots: Sequence[Slot], index: int) -> bool:
     """Whether overwriting the slot costs neither the newest whole snapshot nor one that is being copied."""
-    return 0 <= index < len(slots) and index != newest_whole(slots) and not slots[index].pins
+    return 0 <= index < len(slots) and index != newest_sealed(slots) and not slots[index].pins
 
 
-def newest_whole(slots: Sequence[Slot]) -> int | None:
+def newest_sealed(slots: Sequence[Slot]) -> int | None:
     """Index of the slot sealed last, or None."""
-    whole = [index for index, slot in enumerate(slots) if slot.whole]
-    return max(whole, key=lambda index: slots[index].sequence, default=None)
+    sealed = [index for index, slot in enumerate(slots) if slot.sealed]
+    return max(sealed, key=lambda index: slots[index].sequence, default=None)
 
 
 def forget_newer(slots: Sequence[Slot], step: int, generation: int) -> None:

@@ -52,34 +52,34 @@ class Answer:
     def message(self) -> str:
         """What the server said of itself, in one line."""
         try:
-            said = self.json().get("message")
+            message = self.json().get("message")
         except UnreachableError:
-            said = None
-        return str(said or self.body.decode(errors="replace").strip()[:200] or self.stream.reason)
+            message = None
+        return str(message or self.body.decode(errors="replace").strip()[:200] or self.stream.reason)
 
 
 def describe(problem: Answer | Exception, method: str, path: str, access: Access) -> HyperpodExtError:
     """The error for a refusal, or for a server that cannot be reached."""
     if isinstance(problem, Exception):
         return _unreachable(problem, access)
-    said, where = problem.message(), f"context {access.context}"
+    text, where = problem.message(), f"context {access.context}"
     match problem.status:
         case 401:
             hint = "sign in again, for example with `aws sso login`, then `aws eks update-kubeconfig --name CLUSTER`"
-            return UnreachableError(f"{access.server} does not accept our credentials ({where}): {said}", hint=hint)
+            return UnreachableError(f"{access.server} does not accept our credentials ({where}): {text}", hint=hint)
         case 403:
             hint = "ask for the right, or name another namespace or context; `kubectl auth can-i` tells what you may"
-            return UnreachableError(f"not allowed in {where}: {said}", hint=hint)
+            return UnreachableError(f"not allowed in {where}: {text}", hint=hint)
         case 404:
-            return _not_found(problem, path, access, said)
+            return _not_found(problem, path, access, text)
         case 409:
-            return ConflictError(said, hint="choose another name, or end what has it")
+            return ConflictError(text, hint="choose another name, or end what has it")
         case 400 | 422:
-            return ConfigError(list(_causes(problem)) or [Problem(said)])
+            return ConfigError(list(_causes(problem)) or [Problem(text)])
         case 429:
-            return UnreachableError(f"{access.server} has too much to do: {said}", hint="try again later")
+            return UnreachableError(f"{access.server} has too much to do: {text}", hint="try again later")
     doubt = "; it may have been done all the same: look with `hp-ext list`" if method == "POST" else ""
-    return UnreachableError(f"{access.server} failed with HTTP {problem.status}: {said}{doubt}", hint="try again later")
+    return UnreachableError(f"{access.server} failed with HTTP {problem.status}: {text}{doubt}", hint="try again later")
 
 
 def _unreachable(error: Exception, access: Access) -> UnreachableError:
@@ -95,11 +95,11 @@ def _unreachable(error: Exception, access: Access) -> UnreachableError:
     return UnreachableError(f"cannot reach {access.server}: {reason}", hint=hint)
 
 
-def _not_found(answer: Answer, path: str, access: Access, said: str) -> NotFoundError:
+def _not_found(answer: Answer, path: str, access: Access, text: str) -> NotFoundError:
     details = _details(answer)
     if details.get("name"):
         return NotFoundError(
-            said, hint=f"`hp-ext list` shows what there is in {access.context}, namespace {access.namespace}"
+            text, hint=f"`hp-ext list` shows what there is in {access.context}, namespace {access.namespace}"
         )
     kind = path.rstrip("/").rpartition("/")[2]
     hint = "is its operator installed? `hp-ext doctor` looks; and is the namespace right?"

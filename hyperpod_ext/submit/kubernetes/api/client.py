@@ -79,7 +79,7 @@ class Client:
 
     def lines(self, path: str, **query: str) -> Iterator[str]:
         """Text that grows, line by line; ends when the server ends it, or the connection breaks."""
-        answer, connection = self._send("GET", path, query, None, patient="follow" in query)
+        answer, connection = self._send("GET", path, query, None, endless="follow" in query)
         with closing(connection):
             if answer.status >= 400:
                 raise describe(answer.read(), "GET", path, self.access)
@@ -110,9 +110,9 @@ class Client:
         raise HyperpodExtError(f"{method} {path} was tried {_TRIES} times")
 
     def _send(
-        self, method: str, path: str, query: Mapping[str, str], body: Any, patient: bool = False
+        self, method: str, path: str, query: Mapping[str, str], body: Any, endless: bool = False
     ) -> tuple[Answer, http.client.HTTPConnection]:
-        connection = self._connect(None if patient else _TIMEOUT_S)
+        connection = self._connect(None if endless else _TIMEOUT_S)
         if query:
             path = f"{path}?{urllib.parse.urlencode(query)}"
         content = None if body is None else json.dumps(body).encode()

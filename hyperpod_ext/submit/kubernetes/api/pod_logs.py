@@ -64,17 +64,17 @@ class PodLogs:
 
     def take(self, wait_s: float = 0.0) -> list[str]:
         """Lines that came; waits `wait_s` for the first."""
-        taken: list[str] = []
+        lines: list[str] = []
         try:
             found = self._lines.get(timeout=wait_s) if wait_s else self._lines.get_nowait()
             while not isinstance(found, BaseException):
-                taken.append(found)
+                lines.append(found)
                 found = self._lines.get_nowait()
         except queue.Empty:
-            return taken
-        if taken:
+            return lines
+        if lines:
             self._lines.put(found)  # what came before the error is shown first
-            return taken
+            return lines
         raise found
 
     def finish(self, wait_s: float = 10.0) -> list[str]:

@@ -96,15 +96,15 @@ def _resources(rest: dict[str, Any], document: dict[str, Any], left: list[str]) 
 
 def _workers(rest: dict[str, Any], document: dict[str, Any], left: list[str]) -> None:
     """hyp's `auto` and `gpu`: one for each accelerator of the node."""
-    said = str(rest.pop("tasks_per_node", "auto"))
+    tasks = str(rest.pop("tasks_per_node", "auto"))
     asked = document.get("resources", {})
     machine = instance(asked.get("instance_type") or "")
-    if said.isdecimal():
-        document["workers_per_node"] = int(said)
-    elif said != "cpu" and (found := asked.get("accelerators") or (machine.accelerators if machine else 0)):
+    if tasks.isdecimal():
+        document["workers_per_node"] = int(tasks)
+    elif tasks != "cpu" and (found := asked.get("accelerators") or (machine.accelerators if machine else 0)):
         document["workers_per_node"] = found
     elif "workers_per_node" not in document:
-        left.append(f"tasks_per_node: {said}, which depends on the node; workers_per_node is 1")
+        left.append(f"tasks_per_node: {tasks}, which depends on the node; workers_per_node is 1")
 
 
 def _volume(one: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.files.document import dotted
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import ConfigError, Problem
-from hyperpod_ext.submit.contract.spec_annotation import ANNOTATION, brief, read_note
+from hyperpod_ext.submit.contract.spec_annotation import ANNOTATION, read_note, without_defaults
 from hyperpod_ext.submit.contract.yaml_text import read_all
 from hyperpod_ext.submit.kubernetes.imports.import_pod import read_pod
 
@@ -32,7 +32,7 @@ class Imported:
 
     def to_yaml(self) -> str:
         """The spec as people write it: only what differs from the defaults."""
-        return yaml.safe_dump(brief(self.job), sort_keys=False, allow_unicode=True, width=100)
+        return yaml.safe_dump(without_defaults(self.job), sort_keys=False, allow_unicode=True, width=100)
 
 
 def import_job(text: str, source: str) -> Imported:
@@ -52,12 +52,12 @@ def import_job(text: str, source: str) -> Imported:
         raise ConfigError([Problem(f"holds no training job, but {kinds}", source=source, hint=hint)])
     found = jobs[0]
     target = _TARGETS[found["kind"]]
-    noted = read_note(found.get("metadata") or {})
-    if noted is not None and _still_says(noted, target, found):
-        return Imported(noted, target)
+    recorded = read_note(found.get("metadata") or {})
+    if recorded is not None and _still_says(recorded, target, found):
+        return Imported(recorded, target)
     reader = _Reader(source)
     document = reader.read(found)
-    if noted is not None:
+    if recorded is not None:
         reader.left_out.append("the spec in the annotations: the file was changed after it was written")
     try:
         job = JobConfig.model_validate(document, strict=False)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hyperpod_ext.errors import ConfigError, CorruptSegmentError, UnknownLengthError
 from hyperpod_ext.runtime.data.store import Packed, TensorSource, TokenStore
-from hyperpod_ext.runtime.data.token_store.packed import whole_begins
+from hyperpod_ext.runtime.data.token_store.packed import unsplit_begins
 from hyperpod_ext.runtime.data.token_store.writer import StoreWriter
 
 ABOUT: dict[str, Any] = {"source": []}
@@ -64,7 +64,7 @@ def test_whole_documents_are_cut_only_where_they_must(lengths: list[int], size: 
                 begins.append(at)
                 filled = 0
             filled, at = filled + piece, at + piece
-    assert whole_begins(starts, sum(lengths), size).tolist() == [*begins, sum(lengths)]
+    assert unsplit_begins(starts, sum(lengths), size).tolist() == [*begins, sum(lengths)]
 
 
 def test_whole_documents_are_padded_and_the_index_is_made_once(tmp_path: Path) -> None:

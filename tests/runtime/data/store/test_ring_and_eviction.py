@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hyperpod_ext.errors import NotFoundError
 from hyperpod_ext.runtime.data.store import ReadyRing, TokenStore, build, evict
-from hyperpod_ext.runtime.data.token_store.eviction import Held, choose_evictions
+from hyperpod_ext.runtime.data.token_store.eviction import CachedStore, choose_evictions
 from hyperpod_ext.runtime.data.token_store.files import FileLock
 from hyperpod_ext.runtime.data.token_store.ring import Arrays
 
@@ -102,7 +102,7 @@ class TestRing:
     keep=st.sets(st.integers(0, 7)),
 )
 def test_no_more_is_evicted_than_must_be(stores: list[tuple[int, int]], budget: int, keep: set[int]) -> None:
-    held = [Held(Path(str(n)), nbytes, used) for n, (nbytes, used) in enumerate(stores)]
+    held = [CachedStore(Path(str(n)), nbytes, used) for n, (nbytes, used) in enumerate(stores)]
     kept = [Path(str(n)) for n in keep]
     gone = choose_evictions(held, budget, kept)
     assert not set(gone) & set(kept)

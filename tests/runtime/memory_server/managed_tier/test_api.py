@@ -65,7 +65,7 @@ def test_a_checkpoint_comes_back_with_its_header_on_the_same_connection(call: An
     assert call("GET", f"{CHECKPOINTS}/job/1/40")[0] == 404
     assert call("GET", f"{CHECKPOINTS}/job/latest") == (200, [])
     assert call.connection.sock is kept
-    assert call.blobs.taken_bytes == 0
+    assert call.blobs.reserved_bytes == 0
 
 
 def test_an_empty_checkpoint_and_one_without_a_header_are_kept(call: Any) -> None:
@@ -98,13 +98,13 @@ def test_a_checksum_that_cannot_be_computed_here_is_returned_unchecked(call: Any
 
 def test_half_a_post_is_never_seen_and_its_memory_comes_back(call: Any, server: ApiServer) -> None:
     call("POST", f"{CHECKPOINTS}/job/0/1", b"whole")
-    taken = call.blobs.taken_bytes
+    taken = call.blobs.reserved_bytes
     address = ("127.0.0.1", int(server.server_address[1]))
     with socket.create_connection(address) as dying:
         dying.sendall(b"POST /v1/cp/checkpoints/job/0/1 HTTP/1.1\r\nContent-Length: 4194304\r\n\r\n" + b"x" * MIB)
-        until(lambda: call.blobs.taken_bytes > taken)
+        until(lambda: call.blobs.reserved_bytes > taken)
         assert call("GET", f"{CHECKPOINTS}/job/0/1") == (200, b"whole")
-    until(lambda: call.blobs.taken_bytes == taken)
+    until(lambda: call.blobs.reserved_bytes == taken)
     assert call("GET", f"{CHECKPOINTS}/job/0/1") == (200, b"whole")
 
 
@@ -155,7 +155,7 @@ def test_a_reset_needs_the_token_of_the_secret(call: Any) -> None:
     token = hmac.new(SECRET, b"cluster/reset", hashlib.sha256).hexdigest()
     assert call("POST", RESET, Authorization=f"Bearer {token}") == (200, {"status": "reset"})
     assert call("GET", f"{NAMESPACES}/job")[0] == 404
-    assert call.blobs.taken_bytes == 0
+    assert call.blobs.reserved_bytes == 0
 
 
 @pytest.mark.parametrize(

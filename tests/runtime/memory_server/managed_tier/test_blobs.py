@@ -49,7 +49,7 @@ def test_a_blob_comes_back_as_it_was_put_and_the_last_one_counts() -> None:
     put(blobs, 1, 5, b"second")
     put(blobs, 0, 5, b"")
     assert (get(blobs, 1, 5), get(blobs, 0, 5)) == (b"second", b"")
-    assert blobs.taken_bytes == 2 * PAGE
+    assert blobs.reserved_bytes == 2 * PAGE
 
 
 def test_a_rank_keeps_its_newest_steps() -> None:
@@ -57,7 +57,7 @@ def test_a_rank_keeps_its_newest_steps() -> None:
     for step in (10, 20, 30, 40):
         put_step(blobs, step)
     assert steps(blobs, 0) == steps(blobs, 1) == [20, 30, 40]
-    assert blobs.taken_bytes == 6 * PAGE
+    assert blobs.reserved_bytes == 6 * PAGE
 
 
 def test_the_newest_complete_step_outlives_newer_incomplete_ones() -> None:
@@ -70,7 +70,7 @@ def test_the_newest_complete_step_outlives_newer_incomplete_ones() -> None:
     assert blobs.latest("job", 3) == [40, 10]
     put(blobs, 1, 40)
     assert blobs.latest("job", 3) == [40]
-    assert blobs.taken_bytes == 2 * PAGE
+    assert blobs.reserved_bytes == 2 * PAGE
 
 
 def test_a_step_that_lost_one_rank_to_retention_is_given_up_by_all() -> None:
@@ -107,7 +107,7 @@ def test_what_was_not_kept_was_never_there() -> None:
     with pytest.raises(ConnectionError), blobs.arriving("job", 0, 100):
         raise ConnectionError
     assert get(blobs, 0, 1) == b"old"
-    assert blobs.taken_bytes == PAGE
+    assert blobs.reserved_bytes == PAGE
 
 
 def test_a_namespace_deleted_or_made_anew_takes_nothing_of_before() -> None:
@@ -117,7 +117,7 @@ def test_a_namespace_deleted_or_made_anew_takes_nothing_of_before() -> None:
         blobs.create("job", 2, 3)
         with pytest.raises(NotFoundError, match="deleted meanwhile"):
             blobs.keep("job", 0, 1, blob, "")
-    assert blobs.taken_bytes == 0
+    assert blobs.reserved_bytes == 0
 
 
 def test_what_is_being_read_stays_until_it_is_read() -> None:
@@ -126,9 +126,9 @@ def test_what_is_being_read_stays_until_it_is_read() -> None:
     with blobs.reading("job", 0, 1) as blob:
         put_step(blobs, 2)
         assert bytes(blob.memory) == b"0@1"
-        assert blobs.taken_bytes == 3 * PAGE
+        assert blobs.reserved_bytes == 3 * PAGE
     assert get(blobs, 0, 1) is None
-    assert blobs.taken_bytes == 2 * PAGE
+    assert blobs.reserved_bytes == 2 * PAGE
 
 
 def test_deleting_frees() -> None:
@@ -140,7 +140,7 @@ def test_deleting_frees() -> None:
     with pytest.raises(NotFoundError, match="rank 0 has no step 1"):
         blobs.delete("job", 0, 1)
     blobs.delete_namespace("job")
-    assert blobs.taken_bytes == 0
+    assert blobs.reserved_bytes == 0
     with pytest.raises(NotFoundError, match="no namespace"):
         blobs.delete_namespace("job")
 

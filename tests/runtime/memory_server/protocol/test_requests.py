@@ -153,7 +153,7 @@ def test_ten_thousand_random_requests_leave_a_server_that_serves(tmp_path: Path,
             assert len(answers) > AT_ONCE // 2  # only steps are not answered
         client = MemoryClient(str(server.path))
         try:
-            assert client.ask(r.Hello()).pid == server.pid
+            assert client.ask(r.Handshake()).pid == server.pid
             assert client.ask(r.Status()).copying
             assert client.map(1 << 40, 1000).slots > 0
         finally:

@@ -30,14 +30,14 @@ class Group:
     """Stands for /proc/self/autogroup; refuses as the kernel does, for as many times as it is told to."""
 
     def __init__(self, refusals: int = 0, number: int = errno.EAGAIN) -> None:
-        self.told: list[int] = []
+        self.written: list[int] = []
         self.refusals, self.refusal = refusals, OSError(number, os.strerror(number))
 
     def write_text(self, text: str) -> None:
         if self.refusals:
             self.refusals -= 1
             raise self.refusal
-        self.told.append(int(text))
+        self.written.append(int(text))
 
 
 def test_the_group_gives_way_while_something_is_copied_and_nothing_is_sealed():
@@ -47,11 +47,11 @@ def test_the_group_gives_way_while_something_is_copied_and_nothing_is_sealed():
     cpu_priority.copy_begins()
     cpu_priority.copy_ends()
     with cpu_priority.urgent():
-        assert group.told == [14, 0]
+        assert group.written == [14, 0]
     cpu_priority.copy_ends()
     with cpu_priority.urgent():
         pass
-    assert group.told == [14, 0, 14, 0]
+    assert group.written == [14, 0, 14, 0]
 
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.EMFILE])
@@ -59,10 +59,10 @@ def test_what_the_kernel_refuses_for_now_is_told_later(number):
     group = Group(2, number)
     cpu_priority = CpuPriority(0.05, group)
     cpu_priority.copy_begins()
-    until(lambda: group.told == [14])
+    until(lambda: group.written == [14])
     group.refusals = 1
     cpu_priority.copy_ends()
-    until(lambda: group.told == [14, 0])
+    until(lambda: group.written == [14, 0])
 
 
 def test_a_copy_that_takes_too_long_gives_way_no_more_and_the_next_one_does_again():
@@ -70,11 +70,11 @@ def test_a_copy_that_takes_too_long_gives_way_no_more_and_the_next_one_does_agai
     cpu_priority = CpuPriority(0.05, group)
     cpu_priority.timeout_s = 0.05
     cpu_priority.copy_begins()
-    until(lambda: group.told == [14, 0])
+    until(lambda: group.written == [14, 0])
     cpu_priority.timeout_s = 60.0
     cpu_priority.copy_ends()
     cpu_priority.copy_begins()
-    assert group.told == [14, 0, 14]
+    assert group.written == [14, 0, 14]
 
 
 def test_the_patience_with_copies_that_are_done_is_not_that_with_the_next():
@@ -85,9 +85,9 @@ def test_the_patience_with_copies_that_are_done_is_not_that_with_the_next():
     cpu_priority.copy_ends()
     cpu_priority.copy_begins()
     late.function()  # it was cancelled when it had just begun
-    assert group.told == [14, 0, 14]
+    assert group.written == [14, 0, 14]
     cpu_priority._timer.function()
-    assert group.told == [14, 0, 14, 0]
+    assert group.written == [14, 0, 14, 0]
 
 
 def test_unthrottled_copies_keep_the_priority_of_the_process_until_they_are_done():
@@ -96,11 +96,11 @@ def test_unthrottled_copies_keep_the_priority_of_the_process_until_they_are_done
     cpu_priority.copy_begins()
     cpu_priority.unthrottle()
     cpu_priority.copy_begins()
-    assert group.told == [14, 0]
+    assert group.written == [14, 0]
     for _ in range(2):
         cpu_priority.copy_ends()
     cpu_priority.copy_begins()
-    assert group.told == [14, 0, 14]
+    assert group.written == [14, 0, 14]
 
 
 def test_a_kernel_without_groups_is_asked_once(tmp_path: Path):
@@ -133,7 +133,7 @@ group = own_group()
 cpu_priority = CpuPriority(0.05, group)
 cpu_priority.copy_begins()
 until = time.monotonic() + 20
-while group and cpu_priority._told != 14 and time.monotonic() < until:
+while group and cpu_priority._written != 14 and time.monotonic() < until:
     time.sleep(0.01)  # without CAP_SYS_ADMIN the kernel takes one such word in 0.1 s, from anybody
 print(group and group.read_text().split()[-1])
 """

@@ -47,7 +47,7 @@ def test_a_snapshot_arrives_bit_for_bit(pair, nbytes):
     assert state(a, 0, 1) == "replicated"
     assert read(b.client(), "g1-s1") == data
     own, replicas = b.client().held()
-    assert (own, [brief["state"] for brief in replicas]) == ([], ["sealed"])
+    assert (own, [summary["state"] for summary in replicas]) == ([], ["sealed"])
 
 
 def test_only_the_steps_that_are_due_are_copied(make_node):
@@ -154,7 +154,7 @@ def test_a_rank_that_died_in_its_save_is_waited_for_until_the_next_generation_sa
     assert a.replicator.wait_idle(0.2) is False
     a.save(0, 2, content(MIB), generation=2)
     assert a.replicator.wait_idle(20)
-    assert "g2-s2" in [brief["save_id"] for brief in b.replicas.held()]
+    assert "g2-s2" in [summary["save_id"] for summary in b.replicas.held()]
 
 
 def test_a_rank_that_takes_its_save_back_holds_nobody_up(make_node):

@@ -14,24 +14,24 @@ from hyperpod_ext.runtime.control_plane.finish_step import SafeToCommit
 
 def looked_from_another_thread(during: Callable[[Callable[[], None]], object]) -> SafeToCommit:
     """What is found by a thread that looks while the main one is in `during`, which calls what it is given there."""
-    unharmed = SafeToCommit()
+    safe = SafeToCommit()
 
     def look() -> None:
-        thread = threading.Thread(target=unharmed.look)
+        thread = threading.Thread(target=safe.look)
         thread.start()
         thread.join()
 
     during(look)
-    return unharmed
+    return safe
 
 
 def test_who_trains_by_itself_may_end_the_step():
     with world_of_one():
         dist.all_reduce(torch.ones(3))
-        unharmed = looked_from_another_thread(lambda look: look())
-        assert unharmed.is_so
+        safe = looked_from_another_thread(lambda look: look())
+        assert safe.is_so
         dist.all_reduce(torch.ones(3))
-        assert not unharmed.is_so, "that one may have broken"
+        assert not safe.is_so, "that one may have broken"
 
 
 def test_who_is_in_a_backward_pass_may_not():

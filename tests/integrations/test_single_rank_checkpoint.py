@@ -21,16 +21,16 @@ from hyperpod_ext.errors import (
     StaleGenerationError,
     UnreachableError,
 )
-from hyperpod_ext.runtime.integrations import whole
-from hyperpod_ext.runtime.integrations.whole import WholeCheckpoint
+from hyperpod_ext.runtime.integrations import single_rank_checkpoint
+from hyperpod_ext.runtime.integrations.single_rank_checkpoint import SingleRankCheckpoint
 from hyperpod_ext.runtime.snapshot.manifest import sign
 from hyperpod_ext.runtime.storage.file import FileStore
 
 SECRET = b"0123456789abcdef"
 
 
-def at(path: Path, job: str = "job", secret: bytes = SECRET) -> WholeCheckpoint:
-    return WholeCheckpoint(str(path), job=job, secret=secret)
+def at(path: Path, job: str = "job", secret: bytes = SECRET) -> SingleRankCheckpoint:
+    return SingleRankCheckpoint(str(path), job=job, secret=secret)
 
 
 def tree(value: float = 1.0) -> dict[str, Any]:
@@ -53,9 +53,11 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
-@pytest.mark.parametrize("chunk", [whole._CHUNK, 61])
+@pytest.mark.parametrize("chunk", [single_rank_checkpoint._CHUNK, 61])
 def test_what_was_saved_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    monkeypatch.setattr(whole, "_CHUNK", chunk)  # pieces that end within tensors, and within what is around them
+    monkeypatch.setattr(
+        single_rank_checkpoint, "_CHUNK", chunk
+    )  # pieces that end within tensors, and within what is around them
     at(tmp_path / "a").save(tree(), 5)
     loaded = at(tmp_path / "a").load()
     assert same(tree(), loaded)
@@ -106,7 +108,7 @@ def test_a_save_that_is_broken_off_leaves_what_was_there(tmp_path: Path, monkeyp
         dying = Dying(place)
         dying.left = writes
         with monkeypatch.context() as patched:
-            patched.setattr(whole, "open_store", lambda url, store=dying: store)
+            patched.setattr(single_rank_checkpoint, "open_store", lambda url, store=dying: store)
             broken = at(place)
         try:
             broken.save(tree(writes + 1), 4)
@@ -169,7 +171,7 @@ def test_where_nothing_is_and_where_a_file_is(tmp_path: Path) -> None:
     torch.save({"a": 1}, tmp_path / "old.ckpt")
     for url in (tmp_path / "old.ckpt", (tmp_path / "old.ckpt").as_uri()):
         with pytest.raises(ConflictError, match="is a file, and no checkpoint of ours") as raised:
-            WholeCheckpoint(str(url), job="job", secret=SECRET)
+            SingleRankCheckpoint(str(url), job="job", secret=SECRET)
         assert "pickle" in raised.value.hint
 
 
@@ -213,8 +215,8 @@ def test_on_s3_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     url = f"s3://{s3_server.new_bucket(server)}/runs/epoch=0-step=5.ckpt"
     for number in range(2):
-        WholeCheckpoint(url, job="job", secret=SECRET).save(tree(number), 5)
-    here = WholeCheckpoint(url, job="job", secret=SECRET)
+        SingleRankCheckpoint(url, job="job", secret=SECRET).save(tree(number), 5)
+    here = SingleRankCheckpoint(url, job="job", secret=SECRET)
     assert same(tree(1), here.load())
     here.remove()
     with pytest.raises(NotFoundError, match="no whole checkpoint in s3://"):

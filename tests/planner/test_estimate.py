@@ -16,7 +16,7 @@ from hyperpod_ext.planner.costs import Speeds, Spread, catalogued, memory_per_no
 from hyperpod_ext.planner.estimate import look_ahead, without_each
 from hyperpod_ext.planner.presets import preset
 from hyperpod_ext.planner.rates import Rates, published
-from hyperpod_ext.planner.recovery_tiers import Recovery, Way, rates_by_tier, recovery_costs, tier_of
+from hyperpod_ext.planner.recovery_tiers import Recovery, Scenario, rates_by_tier, recovery_costs, tier_of
 from hyperpod_ext.planner.state import FORMATS, size_of
 
 ALL = frozenset({"memory", "peer", "durable"})
@@ -28,26 +28,26 @@ def spread(nodes: int = 64, per_copy: int | None = None) -> Spread:
     return Spread(nbytes, nodes, 8, per_copy or nodes * 8)
 
 
-def way(nodes: int = 64, per_copy: int | None = None, tiers: frozenset[str] = ALL) -> Way:
+def scenario(nodes: int = 64, per_copy: int | None = None, tiers: frozenset[str] = ALL) -> Scenario:
     rates = published("llama3-405b").of_job(nodes)
-    return Way(spread(nodes, per_copy), 5.0, rates, tiers)
+    return Scenario(spread(nodes, per_copy), 5.0, rates, tiers)
 
 
 def test_each_class_of_failure_falls_back_to_the_nearest_tier_that_survives_it() -> None:
-    sharded, replicated = way(), way(per_copy=64)
+    sharded, replicated = scenario(), scenario(per_copy=64)
     assert [tier_of(one, sharded) for one in ("process", "node", "correlated")] == ["memory", "peer", "durable"]
     assert [tier_of(one, replicated) for one in ("process", "node", "correlated")] == ["live", "live", "durable"]
     known = replace(sharded, domains=True)
     assert tier_of("correlated", known) == "peer"
     assert tier_of("node", replace(sharded, tiers=frozenset({"memory"}))) == "nothing"
     assert tier_of("process", replace(replicated, in_process=False)) == "durable"
-    assert tier_of("node", way(nodes=1)) == "durable"
+    assert tier_of("node", scenario(nodes=1)) == "durable"
 
 
 def test_the_rates_of_all_tiers_add_up_to_those_of_the_job() -> None:
-    by_tier = rates_by_tier(way())
+    by_tier = rates_by_tier(scenario())
     classes = {name: rate for rates in by_tier.values() for name, rate in rates.items() if name != "second loss"}
-    assert sum(classes.values()) == pytest.approx(way().rates.total)
+    assert sum(classes.values()) == pytest.approx(scenario().rates.total)
     assert 0 < by_tier["durable"]["second loss"] < 1e-3 * classes["node"]
 
 
@@ -63,45 +63,45 @@ def test_memory_of_a_node_is_slots_and_replicas() -> None:
 
 
 def test_what_is_protected_better_keeps_more_of_its_time() -> None:
-    kept = {name: one.goodput for name, one in without_each(way(2048)).items()}
+    kept = {name: one.goodput for name, one in without_each(scenario(2048)).items()}
     assert max(kept, key=kept.__getitem__) == "as planned"
     assert kept["every fault restarts the job"] < kept["checkpoints in storage alone"] < kept["as planned"]
     assert kept["without copies on peers"] < kept["as planned"]
 
 
 def test_the_best_intervals_are_better_than_others() -> None:
-    best = look_ahead(way())
+    best = look_ahead(scenario())
     assert list(best.every()) == ["memory", "peer", "durable"]
     for factor in (0.5, 2.0):
         other = {kind: max(1, int(factor * steps)) for kind, steps in best.every().items()}
-        assert look_ahead(way(), other).goodput < best.goodput
+        assert look_ahead(scenario(), other).goodput < best.goodput
 
 
 def test_dollars_are_those_of_the_time_that_is_lost() -> None:
-    outlook = look_ahead(way())
-    dollars = outlook.dollars(100.0)
-    assert dollars["a_month"] == pytest.approx((1 - outlook.goodput) * 73_000, abs=0.01)
-    assert dollars["a_failure"] * outlook.failures_a_month == pytest.approx(dollars["a_month"], rel=1e-3)
-    assert outlook.to_json(100.0)["usd_lost"] == dollars
+    estimate = look_ahead(scenario())
+    dollars = estimate.dollars(100.0)
+    assert dollars["a_month"] == pytest.approx((1 - estimate.goodput) * 73_000, abs=0.01)
+    assert dollars["a_failure"] * estimate.failures_a_month == pytest.approx(dollars["a_month"], rel=1e-3)
+    assert estimate.to_json(100.0)["usd_lost"] == dollars
 
 
 def test_nothing_that_fails_costs_nothing_and_needs_no_save() -> None:
-    calm = replace(way(), rates=Rates(0.0, 0.0, 0.0, "given"))
-    outlook = look_ahead(calm)
+    calm = replace(scenario(), rates=Rates(0.0, 0.0, 0.0, "given"))
+    estimate = look_ahead(calm)
     run = calm.run_s / calm.step_s
-    assert {round(run / steps) for steps in outlook.every().values()} == {1}  # one, at the end
-    assert outlook.dollars(100.0)["a_failure"] == 0.0
-    assert outlook.goodput == pytest.approx(1.0, abs=1e-3)
+    assert {round(run / steps) for steps in estimate.every().values()} == {1}  # one, at the end
+    assert estimate.dollars(100.0)["a_failure"] == 0.0
+    assert estimate.goodput == pytest.approx(1.0, abs=1e-3)
 
 
 def test_an_interval_longer_than_the_run_is_the_run() -> None:
-    short = replace(way(), run_s=500.0)
+    short = replace(scenario(), run_s=500.0)
     assert look_ahead(short, {"memory": 10**9, "peer": 10**9, "durable": 10**9}).every() == dict.fromkeys(ALL, 100)
     assert max(look_ahead(short).every().values()) <= 100
 
 
 def test_without_any_tier_the_run_must_survive_as_a_whole() -> None:
-    bare = look_ahead(way(tiers=frozenset()))
+    bare = look_ahead(scenario(tiers=frozenset()))
     assert [tier.kind for tier in bare.tiers] == ["nothing"]
     assert bare.goodput < 0.01
 
@@ -119,16 +119,16 @@ def test_whatever_fails_how_often_the_answer_is_a_number(
     nodes: int, replicated: bool, tiers: set[str], process: float, node: float, step_s: float, here: bool, known: bool
 ) -> None:
     rates = Rates(process, node, node / 10, "given")
-    one = Way(
+    one = Scenario(
         spread(nodes, 8 if replicated else None), step_s, rates, frozenset(tiers), in_process=here, domains=known,
         recovery=Recovery(1.0, 10.0, 100.0),
     )  # fmt: skip
-    outlook = look_ahead(one)
-    assert 0 <= outlook.goodput <= 1
-    assert all(math.isfinite(tier.lost_steps) for tier in outlook.tiers)
-    every = [tier.every_steps for tier in outlook.tiers if tier.every_steps is not None]
+    estimate = look_ahead(one)
+    assert 0 <= estimate.goodput <= 1
+    assert all(math.isfinite(tier.lost_steps) for tier in estimate.tiers)
+    every = [tier.every_steps for tier in estimate.tiers if tier.every_steps is not None]
     assert all(far % near == 0 for near, far in itertools.pairwise(every))
-    assert set(recovery_costs(one)) == {tier.kind for tier in outlook.tiers}
+    assert set(recovery_costs(one)) == {tier.kind for tier in estimate.tiers}
 
 
 def test_speeds_follow_from_the_machine_and_say_so() -> None:
@@ -142,7 +142,7 @@ def test_speeds_follow_from_the_machine_and_say_so() -> None:
 
 def test_numbers_that_mean_nothing_are_refused() -> None:
     with pytest.raises(ValueError, match="must be above 0"):
-        replace(way(), step_s=0.0)
+        replace(scenario(), step_s=0.0)
     with pytest.raises(ValueError, match="durable: 0"):
         Speeds(durable=0.0)
     with pytest.raises(ValueError, match="does not fit a world of 512"):

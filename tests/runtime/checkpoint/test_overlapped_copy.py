@@ -68,7 +68,7 @@ class Image:
         self.layout.write_frames(self.bytes)
         self.views = views(self.plan, self.bytes)
 
-    def copy(self, *, copied: frozenset[int] = frozenset(), hurry: Unthrottle | None = None) -> beside.Copied:
+    def copy(self, *, copied: frozenset[int] = frozenset(), hurry: Unthrottle | None = None) -> beside.CopyProgress:
         hurry = hurry or Unthrottle()
         return copy_overlapped(self.plan, self.layout.locals, self.views, self.bytes, copied=copied, unthrottle=hurry)
 

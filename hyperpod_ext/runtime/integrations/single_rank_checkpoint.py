@@ -33,7 +33,7 @@ _CHUNK = 256 * MIB
 """Bytes that are read, verified and handed out at a time: beside the tensors, no more memory is needed."""
 
 
-class WholeCheckpoint:
+class SingleRankCheckpoint:
     """The checkpoint at `url`: s3://bucket/prefix, file:///path or a path.
 
     Args:
@@ -107,15 +107,15 @@ class WholeCheckpoint:
         if not found:
             raise NotFoundError(f"there is no whole checkpoint in {self._store.url}")
         newest = found[0]
-        whole = self._checkpoints.read(newest)
-        if int(whole["world_size"]) != 1 or "0" not in whole["ranks"]:
+        checkpoint = self._checkpoints.read(newest)
+        if int(checkpoint["world_size"]) != 1 or "0" not in checkpoint["ranks"]:
             raise CorruptSnapshotError(
-                f"{self._store.url}: it was saved by {whole['world_size']} ranks, each its part",
+                f"{self._store.url}: it was saved by {checkpoint['world_size']} ranks, each its part",
                 hint="Read it by dcp.load, or by the job that saved it.",
             )
-        manifest = whole["ranks"]["0"]
+        manifest = checkpoint["ranks"]["0"]
         plan = self._checkpoints.read_plan(newest.folder, str(manifest["plan"]))
-        file = Expected.of(whole, image_of(0), manifest)
+        file = Expected.of(checkpoint, image_of(0), manifest)
         if file.mac is None:
             warnings.warn(f"{self._store.url}/{newest.folder}: {UNBOUND}", RuntimeWarning, stacklevel=2)
         tensors = self._read(newest.folder, plan, file)
@@ -142,8 +142,8 @@ class WholeCheckpoint:
         return True
 
     def _remove(self, names: list[str]) -> None:
-        claims = {f"generations/{number:06d}.json" for number in fenced_generations(names)}
-        remove(self._store, [name for name in names if name in claims or parse_folder(name) is not None])
+        fences = {f"generations/{number:06d}.json" for number in fenced_generations(names)}
+        remove(self._store, [name for name in names if name in fences or parse_folder(name) is not None])
 
     def _read(self, folder: str, plan: Plan, file: Expected) -> list[torch.Tensor]:
         """The tensors of an image, in memory of their own. Raises CorruptSnapshotError."""
