@@ -82,6 +82,22 @@ def test_an_exception_on_one_rank_is_recovered_in_process(job, undisturbed):
     assert recovery["survivor_pids_kept"]
 
 
+def test_a_process_that_cannot_use_its_gpu_any_more_is_replaced(job, undisturbed):
+    """As after any CUDA error that its context does not outlive; here only the exception is one."""
+    running = job(fault={"what": "illegal access", "rank": 2, "step": 5}).start()
+    before = running.until("joined", rank=2)["pid"]
+    report = running.wait()
+    assert_equal_to(undisturbed, report)
+    (recovery,) = report["recoveries"]
+    assert recovery["fault"]["cause"].startswith("RuntimeError: CUDA error: an illegal memory access was encountered")
+    assert recovery["survivor_pids_kept"]
+    (fault,) = (entry for entry in running.events() if entry["event"] == "fault")
+    assert (fault["kind"], fault["died"], fault["escalation_level"]) == ("exception", True, "process")
+    joined = [entry["pid"] for entry in running.events() if entry["event"] == "joined" and entry["rank"] == 2]
+    assert before in joined
+    assert len(set(joined)) == 2
+
+
 def test_state_torn_on_every_rank_comes_back_from_memory(job, undisturbed):
     """All ranks fail between the optimizer and the schedule: nobody's live state is whole."""
     report = job(fault={"what": "torn", "rank": -1, "ranks": [0, 1, 2, 3], "step": 6}).start().wait()

@@ -71,6 +71,8 @@ def train(run: Run) -> None:
     for step in run.steps(STEPS):
         if due("exception", run, step):
             raise ValueError(f"bad sample at step {step}")
+        if due("illegal access", run, step):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
         if due("sleeps", run, step) or [run.generation, run.rank, step] in HOLD:
             time.sleep(600)  # a rank that hangs outside of any collective: nothing wakes it but its end
         if (

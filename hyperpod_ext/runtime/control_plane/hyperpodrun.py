@@ -107,7 +107,17 @@ class HyperpodMembers(Members):
 
     # --- to the agent -------------------------------------------------------------------------------
 
-    def failed(self, cause: str, step: int, *, final: bool, code: str, hint: str, place: str = "") -> bool:
+    def failed(
+        self,
+        cause: str,
+        step: int,
+        *,
+        final: bool,
+        code: str,
+        hint: str,
+        place: str = "",
+        process_unusable: bool = False,
+    ) -> bool:
         """Ask the operator for a restart, of a higher kind when the last one has not helped."""
         self._tell_fault(step, cause)
         if final:
@@ -117,7 +127,8 @@ class HyperpodMembers(Members):
         known, at, times = self._same
         self._same = (place or cause, step, times + 1 if (known, at) == (place or cause, step) else 0)
         over_budget = self._faults > self.settings.config.restart.max_restarts
-        mode = _ESCALATION[-1] if over_budget else _ESCALATION[min(self._same[2], len(_ESCALATION) - 1)]
+        level = max(self._same[2], _ESCALATION.index("process_level_restart") if process_unusable else 0)
+        mode = _ESCALATION[-1] if over_budget else _ESCALATION[min(level, len(_ESCALATION) - 1)]
         self._say(f"rank {self.rank}, step {step}: {cause}; asks for {mode.replace('_', ' ')}")
         self._agent.fault(self.rank, mode, code, f"rank {self.rank}, step {step}: {cause}")
         return True

@@ -95,7 +95,17 @@ class Members(ABC):
         """Wait until the launcher has all ranks begin anew. Sets `_settings` and `_keys` the first time."""
 
     @abstractmethod
-    def failed(self, cause: str, step: int, *, final: bool, code: str, hint: str, place: str = "") -> bool:
+    def failed(
+        self,
+        cause: str,
+        step: int,
+        *,
+        final: bool,
+        code: str,
+        hint: str,
+        place: str = "",
+        process_unusable: bool = False,
+    ) -> bool:
         """Report that the training function raised; False when the process has to end of it."""
 
     def _met(self, rendezvous: RendezvousRound, store: PartitionedStore) -> None:  # noqa: B027  (most launchers need nothing here)

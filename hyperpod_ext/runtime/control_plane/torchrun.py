@@ -107,15 +107,31 @@ class TorchrunMembers(Members):
     def _comes_again(self) -> bool:
         return self._event is not None and self._event.received
 
-    def failed(self, cause: str, step: int, *, final: bool, code: str, hint: str, place: str = "") -> bool:
+    def failed(
+        self,
+        cause: str,
+        step: int,
+        *,
+        final: bool,
+        code: str,
+        hint: str,
+        place: str = "",
+        process_unusable: bool = False,
+    ) -> bool:
         """Have all ranks begin anew in their processes; the same exception again is left to the launcher."""
         self._tell_fault(step, cause)
         self._faults += 1
         again = (place or cause, step) == self._last
         self._last = (place or cause, step)
-        if final or again or self._faults > self.settings.config.restart.max_restarts:
+        if final or process_unusable or again or self._faults > self.settings.config.restart.max_restarts:
             what = (
-                "trying again cannot help" if final else "it happens each time" if again else "max_restarts is used up"
+                "trying again cannot help"
+                if final
+                else "this process cannot go on"
+                if process_unusable
+                else "it happens each time"
+                if again
+                else "max_restarts is used up"
             )
             self._say(f"rank {self.rank}, step {step}: {cause}; {what}, so {self._launcher.value} hears of it")
             return False

@@ -203,7 +203,7 @@ class Reports:
         rank = membership.renumbering.rank_now(report.rank, report.generation)
         if rank is None or membership.nodes.get(rank) != node:
             return
-        died = isinstance(report, c.Died)
+        died = isinstance(report, c.Died) or report.process_unusable
         if isinstance(report, c.Died) and membership.phase is JobPhase.ENDED:
             self._end.exited(rank, report.exit_code or 1)  # after its training was done, but not by itself
             return

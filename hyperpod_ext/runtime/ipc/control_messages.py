@@ -194,6 +194,8 @@ class Failed(Report):
     hint: str
     place: str
     """What the same fault has in common with this one when it comes again."""
+    process_unusable: bool = False
+    """Whether the process must be replaced, though it lives: its CUDA context is unusable."""
     t: MonotonicTime = 0.0
     """When its agent heard of it."""
     kind: FaultKind = "exception"

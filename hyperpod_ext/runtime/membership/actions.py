@@ -40,7 +40,7 @@ class Fault:
     step: int
     """Step it was making."""
     died: bool
-    """Whether its process is gone and needs a replacement."""
+    """Whether its process is gone, or cannot be used any more, and needs a replacement."""
     kind: FaultKind
     final: bool = False
     """Whether trying again cannot help: a wrong configuration, a script that does not start."""

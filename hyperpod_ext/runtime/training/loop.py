@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.control_plane.agent import AbortedError, ControlPlane, Generation
 from hyperpod_ext.runtime.control_plane.launcher import Launcher, find_launcher
 from hyperpod_ext.runtime.control_plane.open import open_control_plane
+from hyperpod_ext.runtime.detection.cuda_errors import CudaError, unusable_context
 from hyperpod_ext.runtime.detection.failure_causes import one_line, place_of
 from hyperpod_ext.runtime.ipc.environment import WorkerEnvironment
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
@@ -170,18 +172,22 @@ class _Loop:
     def _leave(self, error: Exception | SystemExit, member: _Member) -> bool:
         """Find out whose fault it was, say so if it was ours, and let go of the generation. False: this process must
         end of it."""
-        if not self._is_someone_elses(error, member):
+        cuda_error = unusable_context(error)
+        if cuda_error is not None or not self._is_someone_elses(error, member):
             traceback.print_exception(error)
             stays = self._session.failed(
                 one_line(error),
                 member.run.step + 1,
                 final=isinstance(error, HyperpodExtError),
                 code=type(error).__name__ if isinstance(error, HyperpodExtError) else "JobFailedError",
-                hint=error.hint if isinstance(error, HyperpodExtError) else "",
+                hint=_hint(error, cuda_error),
                 place=place_of(error),
+                process_unusable=cuda_error is not None,
             )
             if not stays:
                 return False
+            if cuda_error is not None:
+                threading.Event().wait()  # until this process is killed: it can do nothing more for its rank
             self._session.wait_aborted(timeout_s=None)
         self._groups.abort()  # what is queued behind a collective, and copies that wait for it, come to an end
         with contextlib.suppress(StaleGenerationError, NotFoundError):  # a save that came too late: it never happened
@@ -207,6 +213,12 @@ class _Loop:
             return True
         self._session.event("collective_broke", rank=member.environment.rank, step=step, cause=one_line(error))
         return self._session.wait_aborted(_ANSWER_LEASES * lease_s)
+
+
+def _hint(error: BaseException, cuda_error: CudaError | None) -> str:
+    if cuda_error is not None:
+        return f"{cuda_error.name}: a process that met it cannot use its GPU any more, so another one takes its place."
+    return error.hint if isinstance(error, HyperpodExtError) else ""
 
 
 def _forget_frames(error: BaseException | None) -> None:
