@@ -67,6 +67,15 @@ def test_an_exception_is_met_in_process_at_the_operators_word(run, undisturbed):
     assert [one["progress"]["tiny"]["progressCount"] for one in operator.last.values()] == [12, 12]
 
 
+def test_for_a_process_that_cannot_use_its_gpu_any_more_a_new_one_is_asked_for(run, undisturbed):
+    job, operator = run("--inprocess-restart", fault={"what": "illegal access", "rank": 2, "step": 5})
+    launched.assert_equal(job, undisturbed)
+    assert job.went_on_from() == [0, 4]
+    (fault,) = operator.faults
+    assert fault["mode"] == "process_level_restart"
+    assert len(set(job.pids(2))) == 2
+
+
 def test_a_killed_rank_costs_its_node_the_processes_and_nobody_a_step(run, undisturbed):
     job, operator = run("--inprocess-restart", fault={"what": "before backward", "rank": 2, "step": 5})
     launched.assert_equal(job, undisturbed)

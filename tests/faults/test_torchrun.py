@@ -34,6 +34,16 @@ def test_the_same_exception_again_is_left_to_torchrun(tmp_path):
     assert job.went_on_from() == [0, 4]
 
 
+@pytest.mark.thorough
+def test_a_process_that_cannot_use_its_gpu_any_more_ends(tmp_path, undisturbed):
+    job = launched.Launched(tmp_path / "job", {"what": "illegal access", "rank": 1, "step": 6})
+    ended = job.torchrun("--max-restarts", "1")
+    assert ended.returncode == 0, ended.stderr
+    launched.assert_equal(job, undisturbed)
+    assert "this process cannot go on, so torchrun hears of it" in ended.stderr
+    assert job.went_on_from() == [0, 5]
+
+
 @pytest.mark.soak
 def test_a_death_is_torchruns_and_state_comes_from_the_nodes_memory(tmp_path, undisturbed):
     job = launched.Launched(tmp_path / "job", {"what": "before backward", "rank": 1, "step": 6})
