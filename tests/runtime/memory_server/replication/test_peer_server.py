@@ -7,6 +7,7 @@ import struct
 import threading
 from typing import Any
 
+import damaged
 import pytest
 from peer_node import JOB, MIB, SECRET, content, plan_of, steps
 from waiting import until
@@ -15,6 +16,7 @@ from hyperpod_ext.errors import CorruptSnapshotError, NotFoundError, Unreachable
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
 from hyperpod_ext.runtime.memory_server.client.peer_client import PeerClient
+from hyperpod_ext.runtime.memory_server.protocol.peer_requests import PEER_REQUESTS
 from hyperpod_ext.runtime.snapshot.manifest import FORMAT, Manifest, crc64nvme, crc_text, save_id_of, sign
 
 DATA = content(2 * ps.CHUNK + 1000)
@@ -71,6 +73,13 @@ def node(make_node):
 @pytest.fixture
 def talker(node):
     return Talker(node.address)
+
+
+def test_damaged_requests_are_refused_by_name_and_cost_the_server_nothing(node):
+    for message in damaged.messages(PEER_REQUESTS, 300, "op"):
+        answer = Talker(node.address).ask(message)  # and it hangs up: bytes of an image may follow
+        assert answer["error"]["message"], message
+    assert Talker(node.address).replicate(1) == {}
 
 
 def test_a_byte_flipped_on_the_way_is_found_and_the_older_replica_stays(node, talker):
