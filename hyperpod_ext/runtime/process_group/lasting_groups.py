@@ -1,4 +1,4 @@
-"""Groups whose objects outlive a fault, where torch can reconfigure them: from 2.15 on.
+"""Groups whose objects outlive a fault, where torch can reconfigure them: from 2.14 on.
 
 A DDP module, an FSDP2 module, a device mesh or a variable of the script goes on with the object that it holds. Between
 two generations each group has this rank alone in it, so that its connections are closed. In the next generation it

@@ -250,7 +250,7 @@ def test_threads_of_gloo_that_have_no_name_are_found(monkeypatch):
 
     with world_of_one(), monkeypatch.context() as patch:
         patch.setattr(gloo_waits, "threads", lambda name="": [] if name else threads())
-        until(lambda: len(found()) >= 2 and set(threads("pt_gloo")) <= found())
+        until(lambda: len(found()) >= 2 and set(threads("pt_gloo")) - before <= found())
         assert not {thread.native_id for thread in threading.enumerate()} & set(gloo_waits.work_threads())
 
 
