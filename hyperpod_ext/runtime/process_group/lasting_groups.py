@@ -21,7 +21,7 @@ from hyperpod_ext.runtime.torch_requirements.private_names import Feature, missi
 
 _dist: Any = dist
 """Older torch has no reconfigure, and so no types of it."""
-LAZY = "TORCH_GLOOLAZY_INIT"
+LAZY = "TORCH_GLOO_LAZY_INIT"
 _MOST_RANKS = 128
 """Each rank connects to every other when a group is reconfigured; more than these connect when they first speak, in
 groups that are made anew."""

@@ -16,7 +16,7 @@ from ranks import Member, Ranks
 from waiting import until
 from world_of_one import world_of_one
 
-from hyperpod_ext.runtime.process_group import gloo_waits
+from hyperpod_ext.runtime.process_group import gloo_waits, groups
 from hyperpod_ext.runtime.process_group.gloo_sockets import event_loops
 from hyperpod_ext.runtime.process_group.gloo_waits import sleeping, threads, work_threads
 from hyperpod_ext.runtime.torch_requirements.private_names import Feature, missing
@@ -114,6 +114,26 @@ def test_no_rank_serves_more_than_twice_its_share_of_the_requests():
         requests = [count for _, _, count in ranks.hear("sums").values()]
     assert sum(requests) >= 4 * SIZE
     assert max(requests) <= 2 * sum(requests) / SIZE, requests
+
+
+def _say_who_is_connected(member: Member) -> None:
+    while member.join():
+        member.send("open", sum(len(loop.connections) for loop in member.groups._loops()))
+        member._inbox.get()  # nobody speaks before all have counted
+        _sum(1.0)
+        member.send("spoken", sum(len(loop.connections) for loop in member.groups._loops()))
+        member._inbox.get()  # nor closes
+
+
+def test_ranks_of_groups_that_are_made_anew_connect_when_they_first_speak(monkeypatch):
+    """Of many ranks few speak with each other: a connection for each pair would be made at each fault."""
+    monkeypatch.setattr(groups, "can_last", lambda world_size: False)
+    with Ranks(SIZE, _say_who_is_connected) as ranks:
+        ranks.begin()
+        assert {connections for (connections,) in ranks.hear("open").values()} == {0}
+        ranks.tell("speak")
+        assert all(connections for (connections,) in ranks.hear("spoken").values())
+        ranks.abort()
 
 
 # --- freed --------------------------------------------------------------------------------------
