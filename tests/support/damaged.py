@@ -21,7 +21,7 @@ def messages(kinds: Kinds[Any], count: int, tag: str = "type") -> list[dict[str,
     random, found = Random(20261124), []
     while len(found) < count:
         right = encode(declared_examples.example(random.choice(list(kinds)), random))
-        wrong = json.loads(json.dumps(declared_examples.spoiled(json.loads(json.dumps(right)), tag, random)))
+        wrong = json.loads(json.dumps(declared_examples.spoiled(right, tag, random)))
         try:
             kinds.decode(wrong)
         except wire.WireError:

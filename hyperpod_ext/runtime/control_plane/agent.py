@@ -80,23 +80,9 @@ class ControlPlane(Protocol):
     def event(self, event: str, **fields: Any) -> None:
         """Tell the event log."""
 
-    def failed(
-        self,
-        cause: str,
-        step: int,
-        *,
-        final: bool,
-        code: str,
-        hint: str,
-        place: str = "",
-        process_unusable: bool = False,
-    ) -> bool:
-        """Report that the training function raised; False when the process has to end of it.
-
-        Args:
-            place: what the same exception has in common with this one when it comes again.
-            process_unusable: the process must be replaced. True is returned where it is ended from outside.
-        """
+    def failed(self, failure: c.Failed) -> bool:
+        """Report that the training function raised; False when the process has to end of it. One that is unusable is
+        ended from outside where this is True."""
 
     def wait_aborted(self, timeout_s: float | None) -> bool:
         """Wait until the generation is over (None: for ever); False when it still is not after `timeout_s`."""
@@ -165,29 +151,9 @@ class Session:
         """Tell the job's event log."""
         self._send(c.Event(event=event, t=time.monotonic(), fields=fields))
 
-    def failed(
-        self,
-        cause: str,
-        step: int,
-        *,
-        final: bool,
-        code: str,
-        hint: str,
-        place: str = "",
-        process_unusable: bool = False,
-    ) -> bool:
+    def failed(self, failure: c.Failed) -> bool:
         """Report that the training function raised. The agent ends this process where it has to end."""
-        self._send(
-            c.Failed(
-                cause=cause,
-                step=step,
-                final=final,
-                code=code,
-                hint=hint,
-                place=place,
-                process_unusable=process_unusable,
-            )
-        )
+        self._send(failure)
         return True
 
     @property

@@ -20,6 +20,7 @@ from hyperpod_ext.runtime.control_plane.launcher import ENV_HYPERPOD_SOCKET
 from hyperpod_ext.runtime.control_plane.own_store import OwnStore
 from hyperpod_ext.runtime.control_plane.settings import Settings, port_base
 from hyperpod_ext.runtime.control_plane.standalone import Members, RendezvousRound
+from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.process_group.groups import ProcessGroups
 from hyperpod_ext.runtime.process_group.store import Address
@@ -107,30 +108,22 @@ class HyperpodMembers(Members):
 
     # --- to the agent -------------------------------------------------------------------------------
 
-    def failed(
-        self,
-        cause: str,
-        step: int,
-        *,
-        final: bool,
-        code: str,
-        hint: str,
-        place: str = "",
-        process_unusable: bool = False,
-    ) -> bool:
+    def failed(self, failure: c.Failed) -> bool:
         """Ask the operator for a restart, of a higher kind when the last one has not helped."""
-        self._tell_fault(step, cause)
-        if final:
-            self._agent.fault(self.rank, _ESCALATION[-1], code, f"rank {self.rank}, step {step}: {cause}")
+        what = f"rank {self.rank}, step {failure.step}: {failure.cause}"
+        self._tell_fault(failure.step, failure.cause)
+        if failure.final:
+            self._agent.fault(self.rank, _ESCALATION[-1], failure.code, what)
             return False
         self._faults += 1
         known, at, times = self._same
-        self._same = (place or cause, step, times + 1 if (known, at) == (place or cause, step) else 0)
+        same = failure.place or failure.cause
+        self._same = (same, failure.step, times + 1 if (known, at) == (same, failure.step) else 0)
         over_budget = self._faults > self.settings.config.restart.max_restarts
-        level = max(self._same[2], _ESCALATION.index("process_level_restart") if process_unusable else 0)
+        level = max(self._same[2], _ESCALATION.index("process_level_restart") if failure.process_unusable else 0)
         mode = _ESCALATION[-1] if over_budget else _ESCALATION[min(level, len(_ESCALATION) - 1)]
-        self._say(f"rank {self.rank}, step {step}: {cause}; asks for {mode.replace('_', ' ')}")
-        self._agent.fault(self.rank, mode, code, f"rank {self.rank}, step {step}: {cause}")
+        self._say(f"{what}; asks for {mode.replace('_', ' ')}")
+        self._agent.fault(self.rank, mode, failure.code, what)
         return True
 
     def _going(self, step: int) -> None:

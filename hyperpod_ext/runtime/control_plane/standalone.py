@@ -29,6 +29,7 @@ from hyperpod_ext.runtime.control_plane.stop_at_step import StopAtStep
 from hyperpod_ext.runtime.events.durable_steps import left_out
 from hyperpod_ext.runtime.events.event import Events
 from hyperpod_ext.runtime.events.log import append, checked
+from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc.environment import ENV_RUN_DIR, WorkerEnvironment
 from hyperpod_ext.runtime.ipc.messages import WireError
 from hyperpod_ext.runtime.membership.node_map import Nodes
@@ -95,17 +96,7 @@ class Members(ABC):
         """Wait until the launcher has all ranks begin anew. Sets `_settings` and `_keys` the first time."""
 
     @abstractmethod
-    def failed(
-        self,
-        cause: str,
-        step: int,
-        *,
-        final: bool,
-        code: str,
-        hint: str,
-        place: str = "",
-        process_unusable: bool = False,
-    ) -> bool:
+    def failed(self, failure: c.Failed) -> bool:
         """Report that the training function raised; False when the process has to end of it."""
 
     def _met(self, rendezvous: RendezvousRound, store: PartitionedStore) -> None:  # noqa: B027  (most launchers need nothing here)

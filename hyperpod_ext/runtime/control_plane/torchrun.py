@@ -21,6 +21,7 @@ from hyperpod_ext.runtime.control_plane.launcher import Launcher
 from hyperpod_ext.runtime.control_plane.own_store import OwnStore
 from hyperpod_ext.runtime.control_plane.settings import Settings
 from hyperpod_ext.runtime.control_plane.standalone import Members, RendezvousRound
+from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.process_group.groups import ProcessGroups
 from hyperpod_ext.runtime.process_group.store import Address, PartitionedStore
 
@@ -107,43 +108,35 @@ class TorchrunMembers(Members):
     def _comes_again(self) -> bool:
         return self._event is not None and self._event.received
 
-    def failed(
-        self,
-        cause: str,
-        step: int,
-        *,
-        final: bool,
-        code: str,
-        hint: str,
-        place: str = "",
-        process_unusable: bool = False,
-    ) -> bool:
+    def failed(self, failure: c.Failed) -> bool:
         """Have all ranks begin anew in their processes; the same exception again is left to the launcher."""
-        self._tell_fault(step, cause)
+        self._tell_fault(failure.step, failure.cause)
         self._faults += 1
-        again = (place or cause, step) == self._last
-        self._last = (place or cause, step)
-        if final or process_unusable or again or self._faults > self.settings.config.restart.max_restarts:
-            what = (
-                "trying again cannot help"
-                if final
-                else "this process cannot go on"
-                if process_unusable
-                else "it happens each time"
-                if again
-                else "max_restarts is used up"
-            )
-            self._say(f"rank {self.rank}, step {step}: {cause}; {what}, so {self._launcher.value} hears of it")
+        same = failure.place or failure.cause, failure.step
+        again, self._last = same == self._last, same
+        what = f"rank {self.rank}, step {failure.step}: {failure.cause}"
+        if why := self._why_to_end(failure, again):
+            self._say(f"{what}; {why}, so {self._launcher.value} hears of it")
             return False
-        self._say(f"rank {self.rank}, step {step}: {cause}; all ranks begin anew in their processes")
+        self._say(f"{what}; all ranks begin anew in their processes")
         assert self._store is not None
         assert self._round is not None
         try:
-            self._store.set(_FAULT, json.dumps({"rank": self.rank, "cause": cause}))
+            self._store.set(_FAULT, json.dumps({"rank": self.rank, "cause": failure.cause}))
         except ConnectionError:
             return self.aborted  # somebody else's exception came first, or its death
         self._abort(self._round.number)
         return True
+
+    def _why_to_end(self, failure: c.Failed, again: bool) -> str:
+        """Why this process ends of it; empty: it stays."""
+        if failure.final:
+            return "trying again cannot help"
+        if failure.process_unusable:
+            return "this process cannot go on"
+        if again:
+            return "it happens each time"
+        return "max_restarts is used up" if self._faults > self.settings.config.restart.max_restarts else ""
 
 
 def _promise(launcher: Launcher) -> str:

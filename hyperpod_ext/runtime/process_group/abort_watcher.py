@@ -43,9 +43,8 @@ class Over:
         """Returns when the rank has left."""
         if self._left.wait(_LOOK_S):
             return
-        pause_s = cpu_contention.turn_s(
-            cpu_contention.per_core()
-        )  # most ranks are woken in the ordinary way, if they get a core
+        # most ranks are woken in the ordinary way, if they get a core
+        pause_s = cpu_contention.turn_s(cpu_contention.per_core())
         every_s = _LOOK_S
         while not self._left.wait(max(pause_s, self._rest_until - time.monotonic())):
             if time.monotonic() < self._rest_until:  # it began to leave meanwhile

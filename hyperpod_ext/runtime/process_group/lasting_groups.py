@@ -63,11 +63,11 @@ class LastingGroups:
         """As torch's `_new_process_group_helper`: the group that there was, or a new one, and its store."""
         if not ranks:  # the default group; `open` gives it its ranks
             return make()
-        known = torch_names.open_groups().get(name)
-        if known is not None and name in self._asleep and dist.get_process_group_ranks(known) == list(ranks):
+        known = torch_names.open_groups().get(name) if name in self._asleep else None
+        if known is not None and dist.get_process_group_ranks(known) == list(ranks):
             self._wake(known, ranks)
             return known, torch_names.store_of(known)
-        if known is not None and name in self._asleep:
+        if known is not None:
             self._forget(known)
         group, store = make(enable_reconfigure=True)
         if isinstance(group, dist.ProcessGroup) and _dist._supports_reconfigure(group):

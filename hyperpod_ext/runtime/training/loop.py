@@ -22,6 +22,7 @@ from hyperpod_ext.runtime.control_plane.launcher import Launcher, find_launcher
 from hyperpod_ext.runtime.control_plane.open import open_control_plane
 from hyperpod_ext.runtime.detection.cuda_errors import CudaError, unusable_context
 from hyperpod_ext.runtime.detection.failure_causes import one_line, place_of
+from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc.environment import WorkerEnvironment
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
 from hyperpod_ext.runtime.process_group.groups import ProcessGroups, wait_until_idle
@@ -175,16 +176,7 @@ class _Loop:
         cuda_error = unusable_context(error)
         if cuda_error is not None or not self._is_someone_elses(error, member):
             traceback.print_exception(error)
-            stays = self._session.failed(
-                one_line(error),
-                member.run.step + 1,
-                final=isinstance(error, HyperpodExtError),
-                code=type(error).__name__ if isinstance(error, HyperpodExtError) else "JobFailedError",
-                hint=_hint(error, cuda_error),
-                place=place_of(error),
-                process_unusable=cuda_error is not None,
-            )
-            if not stays:
+            if not self._session.failed(_failure(error, member.run.step + 1, cuda_error)):
                 return False
             if cuda_error is not None:
                 threading.Event().wait()  # until this process is killed: it can do nothing more for its rank
@@ -215,10 +207,21 @@ class _Loop:
         return self._session.wait_aborted(_ANSWER_LEASES * lease_s)
 
 
-def _hint(error: BaseException, cuda_error: CudaError | None) -> str:
+def _failure(error: BaseException, step: int, cuda_error: CudaError | None) -> c.Failed:
+    """What is reported of an exception in `step`."""
+    ours = error if isinstance(error, HyperpodExtError) else None
+    hint = ours.hint if ours is not None else ""
     if cuda_error is not None:
-        return f"{cuda_error.name}: a process that met it cannot use its GPU any more, so another one takes its place."
-    return error.hint if isinstance(error, HyperpodExtError) else ""
+        hint = f"{cuda_error.name}: a process that met it cannot use its GPU any more, so another one takes its place."
+    return c.Failed(
+        cause=one_line(error),
+        step=step,
+        final=ours is not None,
+        code=type(error).__name__ if ours is not None else "JobFailedError",
+        hint=hint,
+        place=place_of(error),
+        process_unusable=cuda_error is not None,
+    )
 
 
 def _forget_frames(error: BaseException | None) -> None:
