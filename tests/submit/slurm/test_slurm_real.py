@@ -49,17 +49,17 @@ def place(cluster: SlurmCluster, tmp_path: Path, root: Path) -> Iterator[Place]:
 
 
 def test_a_job_runs_to_its_end_and_again_through_a_killed_step_with_the_same_losses(place: Place) -> None:
-    place.write_job()
+    place.write_job(steps=200)
     whole = place.create("--wait")
     assert whole.code == 0, whole.stderr
-    assert (whole.json["state"], whole.json["steps"], whole.json["starts"]) == ("succeeded", 20, 1)
-    assert len(whole.json["losses"]) == 20
+    assert (whole.json["state"], whole.json["steps"], whole.json["starts"]) == ("succeeded", 200, 1)
+    assert len(whole.json["losses"]) == 200
 
     shutil.rmtree(place.folder / "kept")  # the second job starts from nothing, too
-    place.write_job(relaunch={"max_times": 2})
+    place.write_job(steps=200, relaunch={"max_times": 2})
     waiting = place.start("create-job", "-f", "job.yaml", *TARGET, "--wait", "-o", "json")
     job = str(int(whole.json["slurm_job_id"]) + 1)
-    until(lambda: made_step(place.start_dir(job) / "events.jsonl", 7))
+    until(lambda: durable_step(place.folder / "kept" / "tiny-gpt") > 0)
     for agent in agents_in(place.folder).values():
         os.kill(agent, signal.SIGKILL)
     killed = done(waiting)
