@@ -58,7 +58,9 @@ class Watched:
 
     def _measure(self, pid: int) -> dict[str, float] | None:
         try:
-            if self._roles.get(pid, "zygote") == "zygote":  # or it has the words of what started it, and not yet its own
+            if (
+                self._roles.get(pid, "zygote") == "zygote"
+            ):  # or it has the words of what started it, and not yet its own
                 words = Path(f"/proc/{pid}/cmdline").read_bytes()
                 self._roles[pid] = "memory server" if b"memory_server" in words else "zygote"
             status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())

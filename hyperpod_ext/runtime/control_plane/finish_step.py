@@ -9,8 +9,11 @@ import threading
 
 from hyperpod_ext.runtime.state.progress import collectives_begun
 
-_MAY_WAIT = re.compile(r"/torch/(autograd/|nn/parallel/|distributed/(?!tensor/(?!_redistribute|_collective)))")
-"""Files whose functions wait for other ranks. Most of what DTensors do, does not."""
+_COMPUTES = r"device_mesh\.py|_mesh_layout\.py|tensor/(?!_redistribute|_collective)"
+"""What of torch.distributed an optimizer's step on DTensors goes through: it waits for nobody. Who makes a mesh waits in
+`distributed_c10d.py`."""
+_MAY_WAIT = re.compile(rf"/torch/(autograd/|nn/parallel/|distributed/(?!{_COMPUTES}))")
+"""Files whose functions wait for other ranks."""
 
 
 class SafeToCommit:
