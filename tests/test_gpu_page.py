@@ -9,8 +9,8 @@ import pytest
 
 from hyperpod_ext.runtime.detection.cuda_errors import CUDA_ERRORS
 from hyperpod_ext.runtime.detection.xid_codes import RECOVERY_ACTIONS, XIDS
-from hyperpod_ext.runtime.process_group.nccl_environment import VARIABLES, Variable
-from hyperpod_ext.runtime.process_group.nccl_versions import KNOWN_BAD, PINNED, KnownBad, written
+from hyperpod_ext.runtime.process_group.nccl.environment import VARIABLES, Variable
+from hyperpod_ext.runtime.process_group.nccl.versions import KNOWN_BAD, PINNED, KnownBad, written
 
 PAGE = "docs/gpu.md"
 

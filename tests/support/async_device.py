@@ -24,7 +24,8 @@ from torch.futures import Future
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from hyperpod_ext.runtime.process_group.groups import ProcessGroups
+from hyperpod_ext.runtime.process_group import groups
+from hyperpod_ext.runtime.process_group.nccl_backend import Nccl
 from hyperpod_ext.runtime.state import ddp_buckets, device_steps
 
 GARBAGE = float("nan")
@@ -84,20 +85,23 @@ class AsyncDevice:
         threading.Thread(target=self._run, name="async-device", daemon=True).start()
 
     def install(self) -> None:
-        """Have the product take CPU tensors for those of this device, and abort its collectives with gloo's."""
+        """Have the product take CPU tensors for those of this device, and its collectives for those of NCCL."""
         device_steps.DEVICES["cpu"] = lambda: self
-        abort, enter = ProcessGroups.abort, ProcessGroups.open
+        device = self
 
-        def abort_all(groups: ProcessGroups) -> None:
-            abort(groups)
-            self._aborted.set()
-            self.open_gates()
+        class AsyncNccl(Nccl):
+            """Whose one communicator is this device's."""
 
-        def open_again(groups: ProcessGroups, *arguments: Any) -> None:
-            self._aborted.clear()
-            enter(groups, *arguments)
+            @classmethod
+            def prepare(cls) -> Nccl:
+                return cls(lambda: {"all": device}, lambda: device.record().synchronize())
 
-        ProcessGroups.abort, ProcessGroups.open = abort_all, open_again  # type: ignore[method-assign]
+            def enter(self, world_size: int, *, lasting: bool) -> None:
+                device._aborted.clear()
+                super().enter(world_size, lasting=lasting)
+
+        groups.NCCL, groups.Nccl = "cpu:gloo,cuda:gloo", AsyncNccl  # type: ignore[misc]
+        groups._no_nccl = lambda: ""
         layout_of = ddp_buckets.layout_of
 
         def layout_in_turn(ddp: Any) -> Any:
@@ -128,6 +132,11 @@ class AsyncDevice:
         while self._steps and self._steps[0].query():
             self._steps.popleft()
         self.most_ahead = max(self.most_ahead, len(self._steps))
+
+    def abort(self) -> None:
+        """Whatever waits for a lost peer stops doing so, and leaves garbage."""
+        self._aborted.set()
+        self.open_gates()
 
     def put(self, work: Callable[[], object]) -> None:
         self._work.put(work)

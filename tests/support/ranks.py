@@ -38,7 +38,8 @@ from typing import Any
 import torch
 
 from hyperpod_ext.processes import die_with_parent
-from hyperpod_ext.runtime.process_group.groups import ProcessGroups
+from hyperpod_ext.runtime.process_group.gloo_backend import Gloo
+from hyperpod_ext.runtime.process_group.groups import GLOO, ProcessGroups
 from hyperpod_ext.runtime.process_group.store import Endpoint
 
 SECRET = b"0123456789abcdef"
@@ -48,11 +49,12 @@ HOST = "127.0.0.1"
 class Member:
     """One rank, in its own process."""
 
-    def __init__(self, rank: int, size: int, line: Connection) -> None:
-        self.rank, self.size = rank, size
+    def __init__(self, rank: int, size: int, line: Connection, backend: str = GLOO) -> None:
+        self.rank, self.size, self._backend = rank, size, backend
         self.generation = 0
         self.endpoint = Endpoint(rank, SECRET, self._broke)
         self.groups = ProcessGroups()
+        (self.gloo,) = (backend for backend in self.groups.backends if isinstance(backend, Gloo))
         self.opened_s = 0.0
         """How long it took to open the groups."""
         self.freed: list[dict[str, Any]] = []
@@ -74,7 +76,7 @@ class Member:
         self.generation, addresses = rest
         self.store = self.endpoint.open(addresses, self.generation)
         began = time.monotonic()
-        self.groups.open(self.store, self.rank, self.size)
+        self.groups.open(self.store, self.rank, self.size, self._backend)
         self.opened_s = time.monotonic() - began
         return True
 
@@ -140,10 +142,12 @@ def _schedstat() -> int:
 
 
 class Ranks:
-    """A job of `size` ranks that run `body`."""
+    """A job of `size` ranks that run `body`, each with the backend of its number."""
 
-    def __init__(self, size: int, body: Callable[[Member], None]) -> None:
-        self.size, self._body = size, body
+    def __init__(
+        self, size: int, body: Callable[[Member], None], backend: Callable[[int], str] = lambda rank: GLOO
+    ) -> None:
+        self.size, self._body, self._backend = size, body, backend
         self._context = multiprocessing.get_context("fork")
         self.processes: dict[int, Any] = {}
         self._lines: dict[int, Connection] = {}
@@ -168,7 +172,9 @@ class Ranks:
         if rank in self._lines:
             self._lines.pop(rank).close()
         others = list(self._lines.values())
-        process = self._context.Process(target=_run, args=(rank, self.size, self._body, theirs, [ours, *others]))
+        process = self._context.Process(
+            target=_run, args=(rank, self.size, self._body, theirs, [ours, *others], self._backend(rank))
+        )
         gc.freeze()  # what other tests left may hold threads, which its destructor would wait for in the new process
         process.start()
         gc.unfreeze()
@@ -236,14 +242,21 @@ class Ranks:
         return found
 
 
-def _run(rank: int, size: int, body: Callable[[Member], None], line: Connection, inherited: list[Connection]) -> None:
+def _run(
+    rank: int,
+    size: int,
+    body: Callable[[Member], None],
+    line: Connection,
+    inherited: list[Connection],
+    backend: str,
+) -> None:
     die_with_parent(os.getppid())
     faulthandler.enable()
     for other in inherited:  # a rank that dies must not live on in another's descriptors
         other.close()
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    member = Member(rank, size, line)
+    member = Member(rank, size, line, backend)
     body(member)
     member.groups.close()
     member.endpoint.close()

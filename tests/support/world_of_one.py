@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from hyperpod_ext.runtime.process_group.groups import wait_until_idle
+from hyperpod_ext.runtime.process_group.gloo.waits import wait_until_idle
 
 
 @contextmanager

@@ -111,6 +111,9 @@ class JobConfig(Config):
     shared_memory_mib: PositiveInt | None = None
     """Size /dev/shm must have on each node, in MiB, for data loaders and NCCL. Container targets
     mount it; every node checks it before the workers start."""
+    process_group_backend: Literal["gloo", "nccl"] | None = None
+    """What collectives of GPU tensors go through; those of CPU tensors always go through gloo. Default: NCCL where a
+    worker sees a GPU, else gloo."""
     resources: Resources = Resources()
     """What each node must have."""
     libraries: Libraries = Libraries()

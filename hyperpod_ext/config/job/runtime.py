@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import (
     ConfigDict,
@@ -27,7 +27,7 @@ from hyperpod_ext.config.metrics import Metrics
 from hyperpod_ext.errors import ConfigError, Problem
 
 ENV_RUNTIME = "HPX_RUNTIME"
-_LEFT_OUT = ("elastic", "metrics")
+_LEFT_OUT = ("elastic", "metrics", "process_group_backend")
 
 
 class RuntimeConfig(Config):
@@ -51,6 +51,8 @@ class RuntimeConfig(Config):
     """Root of every rank's random numbers."""
     shared_memory_mib: PositiveInt | None = None
     """Size /dev/shm must have."""
+    process_group_backend: Literal["gloo", "nccl"] | None = None
+    """What process groups are opened with. Left out of the text where the workers find out."""
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     """Where snapshots go."""
     restart: RestartPolicy = RestartPolicy()

@@ -1,62 +1,52 @@
-"""Opening, freeing and closing torch's process groups.
+"""Opens, aborts and closes torch's process groups: the default one of a generation, and those that the script makes
+beside it.
 
-Stock torch cannot abort a gloo operation in flight: a survivor that is not the dead rank's neighbour
-waits out the whole timeout. An end of file on the group's own sockets makes pending operations raise within
-milliseconds. Seven things about it were learned the hard way:
-
-- Listeners must be left alone: gloo terminates the process over them.
-- Only reading is shut down. When a write fails on gloo's event thread, the operation it belonged to is
-  neither pending nor queued at that moment, nobody tells its waiter, and it sleeps out the timeout.
-- The like happens to a message in the middle of its transfer, when its sender dies or its socket is cut: gloo tells
-  those who wait in line, and not the one whose bytes were arriving. `gloo_waits.py` finds who still sleeps, and
-  tells him. Where torch lacks what that needs, transfers are given a moment to end before the cut.
-- For the same reason no survivor may see another's socket close before it was cut itself: each keeps
-  its connections open, through duplicates, until all have left.
-- Connections are made when they are first used, where torch can: a full mesh costs the more the more ranks there
-  are, to open and to close. Sockets are therefore looked for at the cut, where gloo keeps them, not before it.
-- Where gloo keeps them is shared with forked processes. A rank that answered at the listener of its parent's group had
-  its own line to the agent cut: the parent's gloo took the connection under a number that was the line's in the rank.
-- Where many ranks share few cores, what those do who are out is taken from those who are not: more than half of the
-  time until the last was out. So the cut does no more than it must, the first look for forgotten waits comes the later
-  the more threads want a core, and who is out gives way before it closes its groups.
+Hears from the training loop when a generation begins and ends, and from the control plane when it is aborted. What that
+takes is each backend's affair (`backend.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import itertools
-import os
-import sys
-import termios
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
+import torch
 import torch.distributed as dist
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.process_group import cpu_contention, gloo_waits
 from hyperpod_ext.runtime.process_group import torch_private as torch_names
-from hyperpod_ext.runtime.process_group.abort_watcher import AbortWatcher, Over
-from hyperpod_ext.runtime.process_group.gloo_sockets import (
-    Connection,
-    EventLoop,
-    connections_now,
-    duplicate,
-    end_reading,
-    event_loops,
-    quieten,
-)
-from hyperpod_ext.runtime.process_group.lasting_groups import LAZY, LastingGroups, can_last
-from hyperpod_ext.runtime.process_group.lost_wakeups import LostWakeupMonitor
+from hyperpod_ext.runtime.process_group.backend import Backend
+from hyperpod_ext.runtime.process_group.gloo_backend import Gloo
+from hyperpod_ext.runtime.process_group.lasting_groups import LastingGroups, can_last
+from hyperpod_ext.runtime.process_group.nccl_backend import Nccl
 from hyperpod_ext.runtime.process_group.store import PartitionedStore
 
-_LIST_EVERY = 8
-"""Looks at the threads of gloo after which it is asked again which ones there are."""
-_QUIET_LOOK_S = 0.02
-"""How often, while groups are destroyed, it is looked for sockets that keep their event threads busy."""
+GLOO, NCCL = "gloo", "cpu:gloo,cuda:nccl"
+"""Torch's names of what groups are opened with: tensors of CPUs go through gloo, those of GPUs through NCCL."""
+
+
+def choose(wanted: Literal["gloo", "nccl"] | None) -> str:
+    """What torch opens groups with. None: NCCL where this process can use a GPU.
+
+    Raises:
+        JobFailedError: there is no NCCL, or no GPU, and it is wanted.
+    """
+    missing = _no_nccl()
+    if wanted == "nccl" and missing:
+        raise JobFailedError(
+            f"process_group_backend is 'nccl', and {missing}",
+            hint="Remove process_group_backend from the job, or run it where each rank has a GPU.",
+        )
+    return GLOO if wanted == "gloo" or missing else NCCL
+
+
+def _no_nccl() -> str:
+    """Why NCCL cannot be used here; empty: it can."""
+    if not dist.is_nccl_available():
+        return f"torch {torch.__version__} was built without NCCL"
+    return "" if torch.cuda.is_available() else "this process sees no GPU"
 
 
 class ProcessGroups:
@@ -65,30 +55,25 @@ class ProcessGroups:
 
     def __init__(self) -> None:
         torch_names.check()
-        self._waits = gloo_waits.LostWakeups.find()
-        self._inherited = {loop.address for loop in event_loops()}
-        """Where groups listen that were there before: of the process that this one was forked from. Their epoll sets
-        are that one's too, and name sockets by its numbers, under which this process has something else."""
-        self._known: list[EventLoop] = []
-        """The event threads, while no group has been made since they were looked for."""
-        self._held: dict[int, int] = {}
-        """Duplicates of connections, by inode."""
+        self.backends: list[Backend] = [Gloo()]
+        """What the open groups consist of."""
         self._store: PartitionedStore | None = None
-        self._world_size = 0
-        self._aborted = False
         self._lasting: LastingGroups | None = None
-        self._watcher: AbortWatcher | None = None
-        self._over: Over | None = None
-        """The generation that the watcher looks after."""
         self.before_abort: Callable[[], None] = lambda: None
         """Called before each abort, from the thread that aborts."""
         self._lock = threading.Lock()
-        self._aborting = threading.Lock()
 
-    def open(self, store: PartitionedStore, rank: int, world_size: int) -> None:
-        """Open the default process group on `store`. May be cut from another thread meanwhile.
+    def open(self, store: PartitionedStore, rank: int, world_size: int, name: str = GLOO) -> None:
+        """Open the default process group on `store`. May be aborted from another thread meanwhile.
 
         Call it once every rank has left the former group.
+
+        Args:
+            name: `GLOO` or `NCCL`; the same on all ranks, and in all generations.
+
+        Raises:
+            ConfigError: NCCL cannot be aborted with this environment, or these libraries.
+            JobFailedError: the script has opened a group, or another rank another backend.
         """
         if self._lasting is not None and self._lasting.place != (rank, world_size):
             self._end(self._destroy_groups)
@@ -97,105 +82,60 @@ class ProcessGroups:
                 "a process group is open already; under @resilient the groups are opened for the script",
                 hint="Remove init_process_group (and destroy_process_group) from the script.",
             )
-        if self._lasting is None and can_last(world_size):
+        if self._lasting is None and name == GLOO and can_last(world_size):
             self._lasting = LastingGroups(rank, world_size)
-        if self._waits is not None:  # a connection that the other side never makes can be given up
-            if self._lasting is None:
-                os.environ.setdefault(LAZY, "1")
-            self._watcher = self._watcher or AbortWatcher()
+        if name == NCCL and len(self.backends) == 1:
+            self.backends.append(Nccl.prepare())
+        for backend in self.backends:
+            backend.enter(world_size, lasting=self._lasting is not None)
         with self._lock:
-            self._store, self._world_size, self._aborted = store, world_size, False
-        self._let_go()
+            self._store = store
+        _agree(store, rank, world_size, name)
         torch_names.on_new_group(self._make)
         if self._lasting is not None:
             self._lasting.open(store)
         else:
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-        self._known = self._loops()
-        if self._aborted:  # it was too early to find all sockets
-            self._abort_reading()
+            dist.init_process_group(name, store=store, rank=rank, world_size=world_size)
+        for backend in self.backends:
+            backend.opened()
 
     def _make(self, name: str, ranks: Sequence[int], make: Callable[..., Any]) -> Any:
         """Make a group of `ranks`, empty for the default one."""
-        self._known = []
+        for backend in self.backends:
+            backend.adding_group()
         if self._store is not None and ranks:
             self._store.route(name, ranks)
         return make() if self._lasting is None else self._lasting.make(name, ranks, make)
 
     def abort(self) -> None:
-        """Make whatever waits in the groups raise, now. Safe from any thread, at any time, repeatedly.
-
-        Until `leave` is called, a thread looks after operations that come too late to be cut.
-        """
+        """Make whatever waits in the groups raise, now. Safe from any thread, at any time, repeatedly."""
         self.before_abort()
         with self._lock:
-            watched, self._aborted, store, known = self._over is not None, True, self._store, self._known
-        if watched:  # it has been cut
-            return
+            store = self._store
         if store is not None:
             store.cancel()
-        if self._waits is not None and known:  # the quick way, where somebody looks at all descriptors a little later
-            self._abort_known(known)
-        else:
-            self._abort_reading()
-        with self._lock:
-            if self._waits and self._watcher and self._over is None and self._store is not None:
-                lost_wakeups = LostWakeupMonitor(self._waits, self._loops, self._world_size)
-                self._over = Over(lambda: lost_wakeups.look(self._abort_reading()))
-                self._watcher.look_after(self._over)
+        for backend in self.backends:
+            backend.abort()
 
-    def _loops(self) -> list[EventLoop]:
-        """Event threads of the groups that this process has opened."""
-        return [loop for loop in event_loops(self._held) if loop.address not in self._inherited]
-
-    def _abort_known(self, known: Sequence[EventLoop]) -> bool:
-        """Cut what is open on these event threads; whether gloo waited for anything on it."""
-        with self._aborting:
-            found = [connection for loop in known for connection in connections_now(loop)]
-            for connection in found:
-                if (copy := self._hold(connection)) is not None:
-                    end_reading(copy)
-            return any(connection.armed for connection in found)
-
-    def _abort_reading(self) -> set[int]:
-        """Cut what is open; epoll sets in which gloo still has ends of connections to notice."""
-        with self._aborting:
-            loops = self._loops()
-            found = [self._hold(connection) for loop in loops for connection in loop.connections.values()]
-            copies = [copy for copy in found if copy is not None]
-            if self._waits is None:
-                _wait_until_quiet(copies)
-            for copy in copies:
-                end_reading(copy)
-            return {
-                loop.epoll
-                for loop in loops
-                if any(connection.armed and inode in self._held for inode, connection in loop.connections.items())
-            }
-
-    def _hold(self, connection: Connection) -> int | None:
-        """A duplicate of a connection that has not been cut yet."""
-        if connection.inode in self._held:
-            return None
-        copy = duplicate(connection.fd, connection.inode)
-        if copy is not None:
-            self._held[connection.inode] = copy
-        return copy
+    def is_broken(self, error: BaseException) -> bool:
+        """Whether this is what a rank meets in a group that lost a rank."""
+        return isinstance(error, dist.DistError) or any(backend.is_broken(error) for backend in self.backends)
 
     def leave(self) -> None:
         """A generation is over. Groups keep their objects where torch can do that; else they are destroyed.
 
         Call it with no DDP module or work handle of destroyed groups alive, or their threads stay.
+
+        Raises:
+            AbortStuckError: this process cannot leave it.
         """
         self._end(self._destroy_groups if self._lasting is None else self._lasting.leave)
 
     def close(self) -> None:
         """Destroy the groups when every rank is done with them."""
         self._end(self._destroy_groups)
-        self._let_go()
-        if self._watcher is not None:
-            self._watcher.end()
-            self._watcher = None
+        for backend in self.backends:
+            backend.close()
 
     def asleep(self) -> frozenset[str] | None:
         """Names of groups that are kept, and are no rank's but this one's for now; None: none are kept."""
@@ -203,20 +143,12 @@ class ProcessGroups:
 
     def _end(self, end_groups: Callable[[], None]) -> None:
         torch_names.on_new_group(None)
-        with self._lock:  # a cut that comes later finds nothing to look after
-            over, store, self._store = self._over, self._store, None
-            known, self._known = self._known, []
-        if over is not None:  # ranks that are not free yet wait for the same cores
-            timeout_s = cpu_contention.timeout_s(cpu_contention.per_core())
-            over.rest(timeout_s)
-            cpu_contention.yield_cores(timeout_s)
-        if dist.is_initialized():
-            wait_until_idle()  # while the watcher is there: threads of gloo may sleep in forgotten waits too
-        if over is not None:
-            over.leave()
-            self._over = None
-        if dist.is_initialized():
-            with self._kept_quiet() if self._aborted and self._any_armed(known) else contextlib.nullcontext():
+        with self._lock:
+            store, self._store = self._store, None
+        with contextlib.ExitStack() as ending:
+            for backend in self.backends:
+                ending.enter_context(backend.ending())
+            if dist.is_initialized():
                 end_groups()
         if self._lasting is None:
             torch_names.forget_groups()
@@ -227,70 +159,15 @@ class ProcessGroups:
         self._lasting = None
         dist.destroy_process_group()
 
-    def _any_armed(self, known: Sequence[EventLoop]) -> bool:
-        """Whether gloo still waits for something on a connection, though all have been cut."""
-        return self._abort_known(known) if known else bool(self._abort_reading())
 
-    @contextlib.contextmanager
-    def _kept_quiet(self) -> Iterator[None]:
-        """Keep event threads from turning in circles, also over what becomes readable while groups are destroyed."""
-        over = threading.Event()
-
-        def work() -> None:
-            while True:
-                for loop in self._loops():
-                    quieten(loop)
-                quiet.set()
-                if over.wait(_QUIET_LOOK_S):
-                    return
-
-        quiet = threading.Event()
-        thread = threading.Thread(target=work, name="hpx-quiet", daemon=True)
-        thread.start()
-        quiet.wait()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
-
-    def _let_go(self) -> None:
-        with self._aborting:
-            for connection in self._held.values():
-                os.close(connection)
-            self._held.clear()
-
-
-def _wait_until_quiet(connections: Sequence[int], limit_s: float = 0.2) -> None:
-    """Until no byte has been on its way for three looks, a millisecond apart: survivors wait, traffic ends."""
-    deadline, quiet = time.monotonic() + limit_s, 0
-    while connections and quiet < 3 and time.monotonic() < deadline:
-        time.sleep(0.001)
-        quiet = 0 if any(_bytes_on_their_way(connection) for connection in connections) else quiet + 1
-
-
-def _bytes_on_their_way(connection: int) -> bool:
-    """Whether either direction holds bytes that have not been read, or not been acknowledged."""
-    for request in (termios.FIONREAD, termios.TIOCOUTQ):
-        with contextlib.suppress(OSError):  # not connected any more
-            if int.from_bytes(fcntl.ioctl(connection, request, b"\0" * 4), sys.byteorder):
-                return True
-    return False
-
-
-def wait_until_idle(limit_s: float = 10.0) -> None:
-    """Until no thread of gloo has anything left to clean up.
-
-    The group's destructor joins them and holds the GIL meanwhile; one that still has to let go of a tensor, or to
-    come back from our store, waits for the GIL. Whoever destroys the group right after its last operation then hangs
-    for good. A thread without work sleeps until it is woken, with no time set; whoever waits for the GIL sets one.
-    """
-    deadline, quiet = time.monotonic() + limit_s, 0
-    for number in itertools.count():
-        time.sleep(0.0005)  # gives the GIL to whoever needs it
-        if number % _LIST_EVERY == 0:
-            threads = gloo_waits.work_threads()
-        sleeps = [gloo_waits.sleeping(thread) for thread in threads]
-        quiet = quiet + 1 if all(sleep is not None and not sleep.timed for sleep in sleeps) else 0
-        if quiet == 2 or time.monotonic() > deadline:
-            return
+def _agree(store: PartitionedStore, rank: int, world_size: int, name: str) -> None:
+    """See to it that all ranks open the same: one that has no GPU would leave the others waiting."""
+    store.set(f"backend/{rank}", name)
+    if name == GLOO:  # whoever opens more asks
+        return
+    for other in sorted({(rank - 1) % world_size, (rank + 1) % world_size}):
+        if (theirs := store.get(f"backend/{other}").decode()) != name:
+            raise JobFailedError(
+                f"rank {rank} opens process groups of {name}, rank {other} of {theirs}",
+                hint="Each rank needs a GPU, or the job process_group_backend: gloo.",
+            )

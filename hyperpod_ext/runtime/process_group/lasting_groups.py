@@ -16,12 +16,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from hyperpod_ext.runtime.process_group import torch_private as torch_names
+from hyperpod_ext.runtime.process_group.gloo_backend import LAZY
 from hyperpod_ext.runtime.process_group.store import LastingStore, PartitionedStore
 from hyperpod_ext.runtime.torch_requirements.private_names import Feature, missing
 
 _dist: Any = dist
 """Older torch has no reconfigure, and so no types of it."""
-LAZY = "TORCH_GLOO_LAZY_INIT"
 _MOST_RANKS = 128
 """Each rank connects to every other when a group is reconfigured; more than these connect when they first speak, in
 groups that are made anew."""

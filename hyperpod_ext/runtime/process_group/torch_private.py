@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -62,3 +63,12 @@ def open_groups() -> dict[str, dist.ProcessGroup]:
 def store_of(group: dist.ProcessGroup) -> Any:
     """The store that torch keeps with a group."""
     return _c10d._world.pg_map[group][1]
+
+
+def backends_of(device: str) -> dict[str, Any]:
+    """What each open group that has this kind of device uses there, by the group's name. From any thread."""
+    found = {}
+    for group, name in list(_c10d._world.pg_names.items()):
+        with contextlib.suppress(RuntimeError):  # it has none for this kind
+            found[str(name)] = group._get_backend(torch.device(device))
+    return found

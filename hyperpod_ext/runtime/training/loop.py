@@ -20,12 +20,14 @@ from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.control_plane.agent import AbortedError, ControlPlane, Generation
 from hyperpod_ext.runtime.control_plane.launcher import Launcher, find_launcher
 from hyperpod_ext.runtime.control_plane.open import open_control_plane
-from hyperpod_ext.runtime.detection.cuda_errors import CudaError, unusable_context
+from hyperpod_ext.runtime.detection.cuda_errors import unusable_context
 from hyperpod_ext.runtime.detection.failure_causes import one_line, place_of
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc.environment import WorkerEnvironment
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
-from hyperpod_ext.runtime.process_group.groups import ProcessGroups, wait_until_idle
+from hyperpod_ext.runtime.process_group.backend import AbortStuckError
+from hyperpod_ext.runtime.process_group.gloo.waits import wait_until_idle
+from hyperpod_ext.runtime.process_group.groups import ProcessGroups, choose
 from hyperpod_ext.runtime.state import meshes
 from hyperpod_ext.runtime.training.restore import JobLink, SoloLink
 from hyperpod_ext.runtime.training.run import Run
@@ -41,8 +43,6 @@ _NEWS_S = 0.25
 
 _finished: list[str] = []
 """Training functions of this process that have ended."""
-
-_BROKEN_GROUP = ("gloo", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")
 
 
 def resilient(train: Callable[[Run], Result]) -> Callable[[], Result]:
@@ -162,7 +162,8 @@ class _Loop:
         member.run.device_steps.enter()
         self._groups.before_abort = member.run.device_steps.freeze
         member.run.groups_asleep = self._groups.asleep
-        self._groups.open(store, rank, member.environment.world_size)
+        wanted = member.environment.config.process_group_backend
+        self._groups.open(store, rank, member.environment.world_size, choose(wanted))
         if self._session.aborted:  # word of it came before there was a group to cut
             raise AbortedError(f"generation {generation.number} is over")
         member.link.enter(generation.decision, store, generation.peers)
@@ -173,13 +174,11 @@ class _Loop:
     def _leave(self, error: Exception | SystemExit, member: _Member) -> bool:
         """Find out whose fault it was, say so if it was ours, and let go of the generation. False: this process must
         end of it."""
-        cuda_error = unusable_context(error)
-        if cuda_error is not None or not self._is_someone_elses(error, member):
+        unusable = unusable_context(error) is not None
+        if unusable or not self._is_someone_elses(error, member):
             traceback.print_exception(error)
-            if not self._session.failed(_failure(error, member.run.step + 1, cuda_error)):
+            if not self._report(error, member):
                 return False
-            if cuda_error is not None:
-                threading.Event().wait()  # until this process is killed: it can do nothing more for its rank
             self._session.wait_aborted(timeout_s=None)
         self._groups.abort()  # what is queued behind a collective, and copies that wait for it, come to an end
         with contextlib.suppress(StaleGenerationError, NotFoundError):  # a save that came too late: it never happened
@@ -189,17 +188,26 @@ class _Loop:
         # frames of the failed call hold the DDP module, and it the group's sockets and gradient hooks
         _forget_frames(error)
         member.run.leave()
-        self._groups.leave()
+        try:
+            self._groups.leave()
+        except AbortStuckError as stuck:
+            return self._report(stuck, member)
         return True
+
+    def _report(self, error: BaseException, member: _Member) -> bool:
+        """Say that this rank has failed. Returns True where the process goes on, False where it must end; not at all
+        where it can do nothing more for its rank and is ended from outside."""
+        failure = _failure(error, member.run.step + 1)
+        stays = self._session.failed(failure)
+        if stays and failure.process_unusable:
+            threading.Event().wait()
+        return stays
 
     def _is_someone_elses(self, error: BaseException, member: _Member) -> bool:
         if self._session.aborted or isinstance(error, AbortedError):
             return True
         lease_s, step = member.environment.config.restart.lease_s, member.run.step + 1
-        broken = isinstance(error, ConnectionError | StaleGenerationError | dist.DistError) or (
-            isinstance(error, RuntimeError) and any(sign in str(error) for sign in _BROKEN_GROUP)
-        )
-        if not broken:
+        if not isinstance(error, ConnectionError | StaleGenerationError) and not self._groups.is_broken(error):
             return False
         if self._session.wait_aborted(_NEWS_S):
             return True
@@ -207,11 +215,11 @@ class _Loop:
         return self._session.wait_aborted(_ANSWER_LEASES * lease_s)
 
 
-def _failure(error: BaseException, step: int, cuda_error: CudaError | None) -> c.Failed:
+def _failure(error: BaseException, step: int) -> c.Failed:
     """What is reported of an exception in `step`."""
     ours = error if isinstance(error, HyperpodExtError) else None
     hint = ours.hint if ours is not None else ""
-    if cuda_error is not None:
+    if (cuda_error := unusable_context(error)) is not None:
         hint = f"{cuda_error.name}: a process that met it cannot use its GPU any more, so another one takes its place."
     return c.Failed(
         cause=one_line(error),
@@ -220,7 +228,7 @@ def _failure(error: BaseException, step: int, cuda_error: CudaError | None) -> c
         code=type(error).__name__ if ours is not None else "JobFailedError",
         hint=hint,
         place=place_of(error),
-        process_unusable=cuda_error is not None,
+        process_unusable=cuda_error is not None or isinstance(error, AbortStuckError),
     )
 
 
@@ -237,7 +245,7 @@ def _forget_frames(error: BaseException | None) -> None:
 
 def _run_alone(train: Callable[[Run], Result]) -> Result:
     config = RuntimeConfig(name="alone", nodes=1, workers_per_node=1, global_batch_size=1)
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    dist.init_process_group(choose(None), store=HashStore(), rank=0, world_size=1)
     try:
         run = Run(config, 0, 0, SoloLink(), None)
         run.enter(1, fresh=True)

@@ -16,9 +16,10 @@ from ranks import Member, Ranks
 from waiting import until
 from world_of_one import world_of_one
 
-from hyperpod_ext.runtime.process_group import gloo_waits, groups
-from hyperpod_ext.runtime.process_group.gloo_sockets import event_loops
-from hyperpod_ext.runtime.process_group.gloo_waits import sleeping, threads, work_threads
+from hyperpod_ext.runtime.process_group import groups
+from hyperpod_ext.runtime.process_group.gloo import waits as gloo_waits
+from hyperpod_ext.runtime.process_group.gloo.sockets import event_loops
+from hyperpod_ext.runtime.process_group.gloo.waits import sleeping, threads, work_threads
 from hyperpod_ext.runtime.torch_requirements.private_names import Feature, missing
 
 SIZE = 4
@@ -118,10 +119,10 @@ def test_no_rank_serves_more_than_twice_its_share_of_the_requests():
 
 def _say_who_is_connected(member: Member) -> None:
     while member.join():
-        member.send("open", sum(len(loop.connections) for loop in member.groups._loops()))
+        member.send("open", sum(len(loop.connections) for loop in member.gloo.loops()))
         member._inbox.get()  # nobody speaks before all have counted
         _sum(1.0)
-        member.send("spoken", sum(len(loop.connections) for loop in member.groups._loops()))
+        member.send("spoken", sum(len(loop.connections) for loop in member.gloo.loops()))
         member._inbox.get()  # nor closes
 
 
@@ -279,7 +280,7 @@ def _leave_with_a_forgotten_sum(member: Member) -> None:
     while member.join():
         _sum(1.0)
         if member.rank == 0:
-            member.groups._hold = lambda connection: None  # type: ignore[method-assign]
+            member.gloo._hold = lambda connection: None  # type: ignore[method-assign]
             dist.all_reduce(torch.ones(1 << 18), async_op=True)
             while not any(sleep and sleep.timed for sleep in map(sleeping, work_threads())):
                 os.sched_yield()
@@ -345,7 +346,7 @@ def test_twenty_aborts_leave_no_thread_descriptor_or_socket():
 
 def test_the_kernel_tells_of_every_name_that_is_used():
     """Where these are missing, groups open eagerly and a lost wait is left to the agent."""
-    from hyperpod_ext.runtime.process_group.gloo_waits import LostWakeups
+    from hyperpod_ext.runtime.process_group.gloo.waits import LostWakeups
 
     assert Path("/proc/self/syscall").exists()
     assert LostWakeups.find() is not None

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hyperpod_ext.processes import die_with_parent
 from hyperpod_ext.runtime.data import ElasticDataLoader
-from hyperpod_ext.runtime.process_group.groups import wait_until_idle
+from hyperpod_ext.runtime.process_group.gloo.waits import wait_until_idle
 from hyperpod_ext.runtime.reproducible import reproducible, seeded, sharded  # noqa: F401  (before the fork)
 
 STEPS = int(os.environ.get("HPX_TEST_STEPS", "40"))

@@ -7,8 +7,8 @@ import time
 
 from waiting import until
 
-from hyperpod_ext.runtime.process_group import cpu_contention as crowd
-from hyperpod_ext.runtime.process_group.abort_watcher import AbortWatcher, Over
+from hyperpod_ext.runtime.process_group.gloo import cpu_contention as crowd
+from hyperpod_ext.runtime.process_group.gloo.abort_watcher import AbortWatcher, Over
 
 
 def test_generations_are_looked_after_one_after_the_other_until_they_are_left():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from hyperpod_ext.runtime.process_group.gloo_sockets import EventLoop, answer_for
-from hyperpod_ext.runtime.process_group.gloo_waits import LostWakeups, StuckWait, ran_s
+from hyperpod_ext.runtime.process_group.gloo.sockets import EventLoop, answer_for
+from hyperpod_ext.runtime.process_group.gloo.waits import LostWakeups, StuckWait, ran_s
 
 _CIRCLES_S = 0.005
 """An event thread that has run so long since its connections ended has been through all of them."""

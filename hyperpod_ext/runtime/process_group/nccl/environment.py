@@ -185,6 +185,15 @@ VARIABLES = (
 """Every variable, for both engines."""
 
 
+def engine_of(torch: str, given: Mapping[str, str]) -> Engine:
+    """What torch of this version makes of the backend `nccl`; `given` is the environment, where it can be chosen."""
+    chosen = given.get("TORCH_DIST_USE_NCCL2")
+    version = tuple(int(part) for part in torch.split("+")[0].split(".")[:2])
+    if version >= (2, 15):
+        return "nccl" if chosen == "0" else "nccl2"
+    return "nccl2" if version == (2, 14) and chosen == "1" else "nccl"
+
+
 def variables_of(engine: Engine) -> Iterator[Variable]:
     return (variable for variable in VARIABLES if engine in variable.engines)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hyperpod_ext.errors import ConfigError
-from hyperpod_ext.runtime.process_group.nccl_environment import VARIABLES, Engine, nccl_environment
+from hyperpod_ext.runtime.process_group.nccl.environment import VARIABLES, Engine, engine_of, nccl_environment
 
 
 def refused(engine: Engine, **given: str) -> list[str]:
@@ -124,3 +124,19 @@ def test_nccl2_is_asked_by_its_own_names_and_torchs_former_ones():
 def test_what_is_set_is_accepted():
     for engine in ("nccl", "nccl2"):
         assert nccl_environment(engine, nccl_environment(engine, {})) == {}
+
+
+@pytest.mark.parametrize(
+    ("torch", "chosen", "engine"),
+    [
+        ("2.6.0", None, "nccl"),
+        ("2.13.0+cu130", "1", "nccl"),
+        ("2.14.1", None, "nccl"),
+        ("2.14.1", "1", "nccl2"),
+        ("2.15.0+cu132", None, "nccl2"),
+        ("2.15.0", "0", "nccl"),
+        ("3.0.0.dev20270101", None, "nccl2"),
+    ],
+)
+def test_what_torch_makes_of_nccl(torch: str, chosen: str | None, engine: Engine):
+    assert engine_of(torch, {} if chosen is None else {"TORCH_DIST_USE_NCCL2": chosen}) == engine

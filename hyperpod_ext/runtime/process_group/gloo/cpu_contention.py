@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable
 
-from hyperpod_ext.runtime.process_group.gloo_sockets import read_proc
+from hyperpod_ext.runtime.process_group.gloo.sockets import read_proc
 
 _TURN_S = 0.0005
 """What a rank runs until it is free, roughly."""

@@ -5,7 +5,7 @@ on their way, in or out, and its thread sleeps out the group's timeout, half an 
 a thread that waits for a connection which the other side will not make. Both wait on a condition variable inside of
 an object of gloo's. The kernel says on which address a thread sleeps, and the object around it is known by its table
 of virtual functions. A buffer is then told by gloo's own function, which libtorch exports, as gloo would have. For
-connections there is a way through the front door (`gloo_sockets.answer_for`).
+connections there is a way through the front door (`sockets.answer_for`).
 
 Nothing here depends on the layout of gloo's objects. Where a name is missing, `LostWakeups.find()` gives None.
 """
@@ -14,14 +14,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import math
 import os
 import struct
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyperpod_ext.runtime.process_group.gloo_sockets import read_proc
+from hyperpod_ext.runtime.process_group.gloo.sockets import read_proc
+
+_LIST_EVERY = 8
+"""Looks at the threads of gloo after which it is asked again which ones there are."""
 
 _X86 = os.uname().machine == "x86_64"
 _FUTEX = 202 if _X86 else 98
@@ -219,3 +224,21 @@ class LostWakeups:
 
 def _address(library: ctypes.PyDLL, name: str) -> int:
     return ctypes.addressof(ctypes.c_char.in_dll(library, name))
+
+
+def wait_until_idle(limit_s: float = 10.0) -> None:
+    """Until no thread of gloo has anything left to clean up.
+
+    The group's destructor joins them and holds the GIL meanwhile; one that still has to let go of a tensor, or to
+    come back from our store, waits for the GIL. Whoever destroys the group right after its last operation then hangs
+    for good. A thread without work sleeps until it is woken, with no time set; whoever waits for the GIL sets one.
+    """
+    deadline, quiet = time.monotonic() + limit_s, 0
+    for number in itertools.count():
+        time.sleep(0.0005)  # gives the GIL to whoever needs it
+        if number % _LIST_EVERY == 0:
+            threads = work_threads()
+        sleeps = [sleeping(thread) for thread in threads]
+        quiet = quiet + 1 if all(sleep is not None and not sleep.timed for sleep in sleeps) else 0
+        if quiet == 2 or time.monotonic() > deadline:
+            return

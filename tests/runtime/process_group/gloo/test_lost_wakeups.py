@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 
-from hyperpod_ext.runtime.process_group.gloo_sockets import EventLoop
-from hyperpod_ext.runtime.process_group.gloo_waits import Look, Sleep, StuckWait
-from hyperpod_ext.runtime.process_group.lost_wakeups import LostWakeupMonitor
+from hyperpod_ext.runtime.process_group.gloo.lost_wakeups import LostWakeupMonitor
+from hyperpod_ext.runtime.process_group.gloo.sockets import EventLoop
+from hyperpod_ext.runtime.process_group.gloo.waits import Look, Sleep, StuckWait
 
 BUFFER = StuckWait(Sleep(7, 0x1000, timed=True), buffer=0xF00, in_pair=False)
 PAIR = StuckWait(Sleep(8, 0x2000, timed=True), buffer=0, in_pair=True)

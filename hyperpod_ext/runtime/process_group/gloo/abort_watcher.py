@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-from hyperpod_ext.runtime.process_group import cpu_contention
+from hyperpod_ext.runtime.process_group.gloo import cpu_contention
 
 _LOOK_S, _SLOWER, _SLOWEST_LOOK_S = 0.005, 1.2, 0.05
 """How often it is looked, once a generation is over."""

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from hyperpod_ext.runtime.process_group import gloo_sockets
-from hyperpod_ext.runtime.process_group.gloo_sockets import (
+from hyperpod_ext.runtime.process_group.gloo import sockets
+from hyperpod_ext.runtime.process_group.gloo.sockets import (
     EventLoop,
     connections_now,
     duplicate,
@@ -43,8 +43,8 @@ class Loop:
         return [connection.fd for connection in self.look().connections.values()]
 
     def add(self, fd: int, events: int = select.EPOLLIN) -> None:
-        event = gloo_sockets._Event(events, _POINTER)
-        added = gloo_sockets._libc.epoll_ctl(self.epoll.fileno(), 1, fd, ctypes.byref(event))
+        event = sockets._Event(events, _POINTER)
+        added = sockets._libc.epoll_ctl(self.epoll.fileno(), 1, fd, ctypes.byref(event))
         assert added == 0, ctypes.get_errno()
 
     def close(self) -> None:

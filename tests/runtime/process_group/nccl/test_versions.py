@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ext.runtime.process_group import nccl_versions
-from hyperpod_ext.runtime.process_group.nccl_versions import (
+from hyperpod_ext.runtime.process_group.nccl import versions
+from hyperpod_ext.runtime.process_group.nccl.versions import (
     PINNED,
     Component,
     LibraryProblem,
@@ -85,7 +85,7 @@ def test_what_is_not_there_is_not_judged():
 
 @pytest.mark.parametrize(("code", "version"), [(22907, (2, 29, 7)), (21205, (2, 12, 5)), (2804, (2, 8, 4))])
 def test_ncclgetversion_gives_a_number(code: int, version: Version):
-    assert nccl_versions.version_of_code(code) == version
+    assert versions.version_of_code(code) == version
 
 
 def library(folder: Path, source: str) -> str:
@@ -99,14 +99,14 @@ def library(folder: Path, source: str) -> str:
 def test_a_library_says_its_version_itself(tmp_path: Path):
     path = library(tmp_path, "int ncclGetVersion(int *version) { *version = 23007; return 0; }\n")
     missing = str(tmp_path / "gone.so")
-    assert nccl_versions._nccl([(missing, os.RTLD_NOW), (path, os.RTLD_NOW)]) == Component("NCCL", (2, 30, 7), path)
-    assert nccl_versions._nccl([(missing, os.RTLD_NOW)]) is None
+    assert versions._nccl([(missing, os.RTLD_NOW), (path, os.RTLD_NOW)]) == Component("NCCL", (2, 30, 7), path)
+    assert versions._nccl([(missing, os.RTLD_NOW)]) is None
 
 
 @pytest.mark.parametrize("source", ["int other;\n", "int ncclGetVersion(int *version) { *version = 1; return 5; }\n"])
 def test_a_library_that_does_not_say_it_is_unknown(tmp_path: Path, source: str):
     path = library(tmp_path, source)
-    assert nccl_versions._nccl([(path, os.RTLD_NOW)]) == Component("NCCL", None, path)
+    assert versions._nccl([(path, os.RTLD_NOW)]) == Component("NCCL", None, path)
 
 
 def plugins(environ: dict[str, str], *folders: Path) -> list[Component]:

@@ -1,0 +1,139 @@
+"""Frees ranks from NCCL's collectives after a fault: aborts the communicators of all groups at once, a thread each.
+
+Kernels of communicators can wait for one another, and so an abort may wait for another one's: none is waited for before
+all have begun. An aborted communicator cannot be used again, so the groups are destroyed and made anew. Sources:
+`ProcessGroupNCCL.cpp` of torch, `ncclCommAbort` of NCCL. Nothing of it has run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
+
+import torch
+
+from hyperpod_ext.errors import ConfigError
+from hyperpod_ext.runtime.process_group import torch_private as torch_names
+from hyperpod_ext.runtime.process_group.backend import AbortStuckError
+from hyperpod_ext.runtime.process_group.nccl import versions
+from hyperpod_ext.runtime.process_group.nccl.environment import engine_of, nccl_environment
+
+_LIMIT_S = 20.0
+"""An abort ends within milliseconds, or the 500 ms in which NCCL's proxy looks; one that has not by now will not."""
+_SIGNS = ("NCCL communicator was aborted", "ncclRemoteError", "ncclSystemError", "ncclInternalError", "NCCL timeout")
+
+
+class Communicators(Protocol):
+    """Of one group."""
+
+    def abort(self) -> None:
+        """Returns when nothing of them waits any more."""
+
+
+class _Call:
+    """A call in a thread of its own, which may never end."""
+
+    def __init__(self, what: str, call: Callable[[], object]) -> None:
+        self.what = what
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(call,), name="hpx-nccl", daemon=True)
+        self._thread.start()
+
+    def _run(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except BaseException as error:  # it is the caller's, who waits
+            self.error = error
+
+    def ended(self, deadline: float) -> bool:
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        return not self._thread.is_alive()
+
+
+class Nccl:
+    """NCCL's part of the process groups of one generation after the other.
+
+    Args:
+        communicators: of each open group, by its name.
+        synchronize: waits until the GPU has done what was queued.
+    """
+
+    def __init__(
+        self, communicators: Callable[[], Mapping[str, Communicators]], synchronize: Callable[[], object]
+    ) -> None:
+        self._communicators, self._synchronize = communicators, synchronize
+        self._aborts: dict[str, _Call] = {}
+        """By the name of their group."""
+        self._aborted = False
+        self._lock = threading.Lock()
+
+    @classmethod
+    def prepare(cls) -> Nccl:
+        """Before the first group is opened: have NCCL do what recovery needs, and this process use its GPU.
+
+        Raises:
+            ConfigError: the environment, or a library that is installed, does not allow it.
+        """
+        os.environ.update(nccl_environment(engine_of(torch.__version__, os.environ), os.environ))
+        found = versions.judge(versions.installed(os.environ, built_in=torch.cuda.nccl.version()))
+        if refused := [each.problem for each in found if each.severity == "refuse"]:
+            raise ConfigError(refused)
+        for each in found:
+            sys.stderr.write(f"{each.problem}\n")
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        return cls(lambda: torch_names.backends_of("cuda"), torch.cuda.synchronize)
+
+    def enter(self, world_size: int, *, lasting: bool) -> None:
+        with self._lock:
+            self._aborted = False
+
+    def adding_group(self) -> None:
+        """A group that is made once the store was cancelled gets no communicator."""
+
+    def opened(self) -> None:
+        if self._aborted:
+            self.abort()
+
+    def abort(self) -> None:
+        """As the protocol has it. Returns before the aborts have ended: `ending` waits for them."""
+        with self._lock:
+            self._aborted = True
+            for name, communicators in self._communicators().items():
+                if name not in self._aborts:
+                    self._aborts[name] = _Call(f"the abort of group {name}", communicators.abort)
+
+    @contextlib.contextmanager
+    def ending(self) -> Iterator[None]:
+        deadline = time.monotonic() + _LIMIT_S
+        with self._lock:
+            aborts, self._aborts = list(self._aborts.values()), {}
+        _end_all(aborts, deadline)
+        if aborts:  # what was queued behind the collectives runs now, on garbage that nobody looks at
+            _end_all([_Call("what was queued on the GPU", self._synchronize)], deadline)
+        del aborts  # no thread, and no group
+        yield
+
+    def close(self) -> None:
+        pass
+
+    def is_broken(self, error: BaseException) -> bool:
+        return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+
+
+def _end_all(calls: list[_Call], deadline: float) -> None:
+    """Wait for these.
+
+    Raises:
+        AbortStuckError: one has not ended by then, or has raised.
+    """
+    late = [call.what for call in calls if not call.ended(deadline)]
+    if late:
+        raise AbortStuckError(f"{', '.join(late)}: not done after {_LIMIT_S:g} s")
+    for call in calls:
+        if call.error is not None:
+            raise AbortStuckError(f"{call.what} failed: {call.error}") from call.error
