@@ -100,7 +100,7 @@ class AsyncDevice:
                 device._aborted.clear()
                 super().enter(world_size, lasting=lasting)
 
-        groups.NCCL, groups.Nccl = "cpu:gloo,cuda:gloo", AsyncNccl  # type: ignore[misc]
+        groups.TORCH_NAMES["nccl"], groups.Nccl = "gloo", AsyncNccl  # type: ignore[misc]
         groups._no_nccl = lambda: ""
         layout_of = ddp_buckets.layout_of
 

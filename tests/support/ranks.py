@@ -39,7 +39,7 @@ import torch
 
 from hyperpod_ext.processes import die_with_parent
 from hyperpod_ext.runtime.process_group.gloo_backend import Gloo
-from hyperpod_ext.runtime.process_group.groups import GLOO, ProcessGroups
+from hyperpod_ext.runtime.process_group.groups import Kind, ProcessGroups
 from hyperpod_ext.runtime.process_group.store import Endpoint
 
 SECRET = b"0123456789abcdef"
@@ -49,8 +49,8 @@ HOST = "127.0.0.1"
 class Member:
     """One rank, in its own process."""
 
-    def __init__(self, rank: int, size: int, line: Connection, backend: str = GLOO) -> None:
-        self.rank, self.size, self._backend = rank, size, backend
+    def __init__(self, rank: int, size: int, line: Connection, kind: Kind) -> None:
+        self.rank, self.size, self._kind = rank, size, kind
         self.generation = 0
         self.endpoint = Endpoint(rank, SECRET, self._broke)
         self.groups = ProcessGroups()
@@ -76,7 +76,7 @@ class Member:
         self.generation, addresses = rest
         self.store = self.endpoint.open(addresses, self.generation)
         began = time.monotonic()
-        self.groups.open(self.store, self.rank, self.size, self._backend)
+        self.groups.open(self.store, self.rank, self.size, self._kind)
         self.opened_s = time.monotonic() - began
         return True
 
@@ -142,12 +142,12 @@ def _schedstat() -> int:
 
 
 class Ranks:
-    """A job of `size` ranks that run `body`, each with the backend of its number."""
+    """A job of `size` ranks that run `body`, each with groups of its kind."""
 
     def __init__(
-        self, size: int, body: Callable[[Member], None], backend: Callable[[int], str] = lambda rank: GLOO
+        self, size: int, body: Callable[[Member], None], kind: Callable[[int], Kind] = lambda rank: "gloo"
     ) -> None:
-        self.size, self._body, self._backend = size, body, backend
+        self.size, self._body, self._kind = size, body, kind
         self._context = multiprocessing.get_context("fork")
         self.processes: dict[int, Any] = {}
         self._lines: dict[int, Connection] = {}
@@ -173,7 +173,7 @@ class Ranks:
             self._lines.pop(rank).close()
         others = list(self._lines.values())
         process = self._context.Process(
-            target=_run, args=(rank, self.size, self._body, theirs, [ours, *others], self._backend(rank))
+            target=_run, args=(rank, self.size, self._body, theirs, [ours, *others], self._kind(rank))
         )
         gc.freeze()  # what other tests left may hold threads, which its destructor would wait for in the new process
         process.start()
@@ -248,7 +248,7 @@ def _run(
     body: Callable[[Member], None],
     line: Connection,
     inherited: list[Connection],
-    backend: str,
+    kind: Kind,
 ) -> None:
     die_with_parent(os.getppid())
     faulthandler.enable()
@@ -256,7 +256,7 @@ def _run(
         other.close()
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    member = Member(rank, size, line, backend)
+    member = Member(rank, size, line, kind)
     body(member)
     member.groups.close()
     member.endpoint.close()

@@ -10,8 +10,8 @@ import threading
 from hyperpod_ext.runtime.state.progress import collectives_begun
 
 _COMPUTES = r"device_mesh\.py|_mesh_layout\.py|tensor/(?!_redistribute|_collective)"
-"""What of torch.distributed an optimizer's step on DTensors goes through: it waits for nobody. To make a mesh is to wait
-in `distributed_c10d.py`."""
+"""What of torch.distributed an optimizer's step on DTensors goes through: it waits for nobody. Making a mesh waits in
+`distributed_c10d.py`."""
 _MAY_WAIT = re.compile(rf"/torch/(autograd/|nn/parallel/|distributed/(?!{_COMPUTES}))")
 """Files whose functions wait for other ranks."""
 

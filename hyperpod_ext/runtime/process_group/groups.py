@@ -23,12 +23,14 @@ from hyperpod_ext.runtime.process_group.lasting_groups import LastingGroups, can
 from hyperpod_ext.runtime.process_group.nccl_backend import Nccl
 from hyperpod_ext.runtime.process_group.store import PartitionedStore
 
-GLOO, NCCL = "gloo", "cpu:gloo,cuda:nccl"
-"""Torch's names of what groups are opened with: tensors of CPUs go through gloo, those of GPUs through NCCL."""
+Kind = Literal["gloo", "nccl"]
+"""What collectives of GPU tensors go through; those of CPU tensors always go through gloo."""
+TORCH_NAMES: dict[Kind, str] = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
+"""What `init_process_group` is told."""
 
 
-def choose(wanted: Literal["gloo", "nccl"] | None) -> str:
-    """What torch opens groups with. None: NCCL where this process can use a GPU.
+def choose(wanted: Kind | None) -> Kind:
+    """With which backend groups are opened. None: NCCL where this process can use a GPU.
 
     Raises:
         JobFailedError: there is no NCCL, or no GPU, and it is wanted.
@@ -39,7 +41,7 @@ def choose(wanted: Literal["gloo", "nccl"] | None) -> str:
             f"process_group_backend is 'nccl', and {missing}",
             hint="Remove process_group_backend from the job, or run it where each rank has a GPU.",
         )
-    return GLOO if wanted == "gloo" or missing else NCCL
+    return "gloo" if wanted == "gloo" or missing else "nccl"
 
 
 def _no_nccl() -> str:
@@ -63,13 +65,13 @@ class ProcessGroups:
         """Called before each abort, from the thread that aborts."""
         self._lock = threading.Lock()
 
-    def open(self, store: PartitionedStore, rank: int, world_size: int, name: str = GLOO) -> None:
+    def open(self, store: PartitionedStore, rank: int, world_size: int, kind: Kind) -> None:
         """Open the default process group on `store`. May be aborted from another thread meanwhile.
 
         Call it once every rank has left the former group.
 
         Args:
-            name: `GLOO` or `NCCL`; the same on all ranks, and in all generations.
+            kind: the same on all ranks, and in all generations.
 
         Raises:
             ConfigError: NCCL cannot be aborted with this environment, or these libraries.
@@ -82,20 +84,20 @@ class ProcessGroups:
                 "a process group is open already; under @resilient the groups are opened for the script",
                 hint="Remove init_process_group (and destroy_process_group) from the script.",
             )
-        if self._lasting is None and name == GLOO and can_last(world_size):
+        if self._lasting is None and kind == "gloo" and can_last(world_size):
             self._lasting = LastingGroups(rank, world_size)
-        if name == NCCL and len(self.backends) == 1:
+        if kind == "nccl" and len(self.backends) == 1:
             self.backends.append(Nccl.prepare())
         for backend in self.backends:
             backend.enter(world_size, lasting=self._lasting is not None)
         with self._lock:
             self._store = store
-        _agree(store, rank, world_size, name)
+        _agree(store, rank, world_size, kind)
         torch_names.on_new_group(self._make)
         if self._lasting is not None:
             self._lasting.open(store)
         else:
-            dist.init_process_group(name, store=store, rank=rank, world_size=world_size)
+            dist.init_process_group(TORCH_NAMES[kind], store=store, rank=rank, world_size=world_size)
         for backend in self.backends:
             backend.opened()
 
@@ -160,14 +162,14 @@ class ProcessGroups:
         dist.destroy_process_group()
 
 
-def _agree(store: PartitionedStore, rank: int, world_size: int, name: str) -> None:
+def _agree(store: PartitionedStore, rank: int, world_size: int, kind: Kind) -> None:
     """See to it that all ranks open the same: one that has no GPU would leave the others waiting."""
-    store.set(f"backend/{rank}", name)
-    if name == GLOO:  # whoever opens more asks
+    store.set(f"backend/{rank}", kind)
+    if kind == "gloo":  # whoever opens more asks
         return
     for other in sorted({(rank - 1) % world_size, (rank + 1) % world_size}):
-        if (theirs := store.get(f"backend/{other}").decode()) != name:
+        if (theirs := store.get(f"backend/{other}").decode()) != kind:
             raise JobFailedError(
-                f"rank {rank} opens process groups of {name}, rank {other} of {theirs}",
+                f"rank {rank} opens process groups of {kind}, rank {other} of {theirs}",
                 hint="Each rank needs a GPU, or the job process_group_backend: gloo.",
             )

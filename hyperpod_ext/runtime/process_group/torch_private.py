@@ -66,9 +66,11 @@ def store_of(group: dist.ProcessGroup) -> Any:
 
 
 def backends_of(device: str) -> dict[str, Any]:
-    """What each open group that has this kind of device uses there, by the group's name. From any thread."""
+    """What each open group uses for this device, by the group's name, where it can be aborted. From any thread."""
     found = {}
     for group, name in list(_c10d._world.pg_names.items()):
         with contextlib.suppress(RuntimeError):  # it has none for this kind
-            found[str(name)] = group._get_backend(torch.device(device))
+            backend = group._get_backend(torch.device(device))
+            if hasattr(backend, "abort"):  # before torch 2.7, that of gloo cannot
+                found[str(name)] = backend
     return found

@@ -27,6 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.snapshot.image import is_dtensor
 from hyperpod_ext.runtime.state import interrupted_fsdp
+from hyperpod_ext.runtime.state.progress import collectives_begun
 from hyperpod_ext.runtime.torch_requirements import private_names
 from hyperpod_ext.runtime.torch_requirements.private_names import Feature
 
@@ -48,7 +49,7 @@ class Made:
 @contextlib.contextmanager
 def recording() -> Iterator[Made]:
     """Record the process groups that are made meanwhile."""
-    made, make, before = Made(), _c10d._new_group_with_tag, _words()
+    made, make, before = Made(), _c10d._new_group_with_tag, collectives_begun()
 
     def record(*arguments: Any, **options: Any) -> Any:
         group = make(*arguments, **options)
@@ -68,7 +69,7 @@ def recording() -> Iterator[Made]:
     finally:
         _c10d._new_group_with_tag = make
         DeviceMesh.__init__ = init  # type: ignore[method-assign]  # as it was
-    made.talked = _words() != before
+    made.talked = collectives_begun() != before
     private_names.check_loaded()  # `build` may have imported DTensors or FSDP2
 
 
@@ -95,12 +96,6 @@ def repeat(made: Made) -> None:
 
 def _name(group: Any) -> str:
     return str(group.group_name) if isinstance(group, dist.ProcessGroup) else ""
-
-
-def _words() -> int:
-    """How many collectives this process has taken part in, over all groups."""
-    groups: list[Any] = list(_c10d._world.pg_map)
-    return sum(int(group._get_sequence_number_for_group()) for group in groups)
 
 
 class _Gone:

@@ -92,10 +92,9 @@ TABLE = (
     PrivateName(f"{_C10D}:_world", "group_count", "names of groups, counted from the start again", Feature.GROUPS),
     PrivateName(f"{_C10D}:_world", "pg_map", "the groups that are open", Feature.GROUPS),
     PrivateName(f"{_C10D}:_world", "pg_names", "the group of a name", Feature.GROUPS),
-    PrivateName("torch.distributed:ProcessGroup", "_get_backend", "NCCL's part of a group", Feature.GROUPS),
-    PrivateName(
-        f"{_C}:ProcessGroup", "_get_sequence_number_for_group", "how many collectives have begun", Feature.GROUPS
-    ),
+    PrivateName(f"{_C}:ProcessGroup", "_get_backend", "what a group uses for one kind of device", Feature.GROUPS),
+    PrivateName(f"{_C}:ProcessGroup", "_device_types", "what a group uses for one kind of device", Feature.GROUPS),
+    PrivateName(f"{_C}:Backend", "_get_sequence_number_for_group", "how many collectives have begun", Feature.GROUPS),
     PrivateName("torch.distributed", "_supports_reconfigure", "whether a backend can do it", Feature.LASTING_GROUPS),
     PrivateName("torch.distributed", "_reconfigure", "other ranks for a group that is open", Feature.LASTING_GROUPS),
     PrivateName(

@@ -27,7 +27,7 @@ from hyperpod_ext.runtime.ipc.environment import WorkerEnvironment
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
 from hyperpod_ext.runtime.process_group.backend import AbortStuckError
 from hyperpod_ext.runtime.process_group.gloo.waits import wait_until_idle
-from hyperpod_ext.runtime.process_group.groups import ProcessGroups, choose
+from hyperpod_ext.runtime.process_group.groups import TORCH_NAMES, ProcessGroups, choose
 from hyperpod_ext.runtime.state import meshes
 from hyperpod_ext.runtime.training.restore import JobLink, SoloLink
 from hyperpod_ext.runtime.training.run import Run
@@ -245,7 +245,7 @@ def _forget_frames(error: BaseException | None) -> None:
 
 def _run_alone(train: Callable[[Run], Result]) -> Result:
     config = RuntimeConfig(name="alone", nodes=1, workers_per_node=1, global_batch_size=1)
-    dist.init_process_group(choose(None), store=HashStore(), rank=0, world_size=1)
+    dist.init_process_group(TORCH_NAMES[choose(None)], store=HashStore(), rank=0, world_size=1)
     try:
         run = Run(config, 0, 0, SoloLink(), None)
         run.enter(1, fresh=True)

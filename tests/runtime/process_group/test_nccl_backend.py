@@ -121,7 +121,7 @@ def test_a_gpu_that_does_not_end_is_named(monkeypatch):
 @pytest.fixture
 def gloo_for_nccl(monkeypatch):
     """Groups have gloo for tensors of GPUs, too, and what aborts NCCL's communicators aborts those of gloo."""
-    monkeypatch.setattr(groups, "NCCL", "cpu:gloo,cuda:gloo")
+    monkeypatch.setitem(groups.TORCH_NAMES, "nccl", "cpu:gloo,cuda:gloo")
     found = Nccl(lambda: torch_names.backends_of("cuda"), lambda: None)
     monkeypatch.setattr(groups.Nccl, "prepare", lambda: found)
 
@@ -141,7 +141,7 @@ def _all_groups(member: Member) -> None:
 
 @pytest.mark.usefixtures("gloo_for_nccl")
 def test_groups_of_two_backends_go_through_faults():
-    with Ranks(4, _all_groups, backend=lambda rank: groups.NCCL) as ranks:
+    with Ranks(4, _all_groups, kind=lambda rank: "nccl") as ranks:
         for target in (2, 0):
             ranks.begin()
             heard = ranks.hear("groups")
@@ -166,11 +166,11 @@ def _say_what_is_raised(member: Member) -> None:
 
 @pytest.mark.usefixtures("gloo_for_nccl")
 def test_a_rank_without_a_gpu_is_named():
-    with Ranks(3, _say_what_is_raised, backend=lambda rank: "gloo" if rank == 1 else groups.NCCL) as ranks:
+    with Ranks(3, _say_what_is_raised, kind=lambda rank: "gloo" if rank == 1 else "nccl") as ranks:
         ranks.begin()
         heard = ranks.hear("refused", 1)
     assert {rank: message for rank, (message,) in heard.items()} == {
-        rank: f"rank {rank} opens process groups of cpu:gloo,cuda:gloo, rank 1 of gloo" for rank in (0, 2)
+        rank: f"rank {rank} opens process groups of nccl, rank 1 of gloo" for rank in (0, 2)
     }
 
 
@@ -222,8 +222,8 @@ def test_a_library_that_only_needs_a_word_is_told(two_gpus, monkeypatch, capfd):
 
 def test_the_backend_follows_from_the_job_and_the_process(monkeypatch):
     monkeypatch.setattr(groups, "_no_nccl", lambda: "")
-    assert [groups.choose(wanted) for wanted in (None, "nccl", "gloo")] == [groups.NCCL, groups.NCCL, groups.GLOO]
+    assert [groups.choose(wanted) for wanted in (None, "nccl", "gloo")] == ["nccl", "nccl", "gloo"]
     monkeypatch.setattr(groups, "_no_nccl", lambda: "this process sees no GPU")
-    assert [groups.choose(wanted) for wanted in (None, "gloo")] == [groups.GLOO, groups.GLOO]
+    assert [groups.choose(wanted) for wanted in (None, "gloo")] == ["gloo", "gloo"]
     with pytest.raises(JobFailedError, match="process_group_backend is 'nccl', and this process sees no GPU"):
         groups.choose("nccl")
