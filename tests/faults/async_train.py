@@ -18,6 +18,7 @@ from async_device import AsyncDevice
 from torch import nn
 
 from hyperpod_ext.runtime import Run, resilient
+from hyperpod_ext.runtime.process_group.groups import ProcessGroups
 from hyperpod_ext.runtime.state import device_steps
 
 PLACES = ("forward", "backward", "accumulated", "optimizer", "rest")
@@ -41,7 +42,16 @@ def spoil() -> None:
 
         steps._look = trust
     elif MUTANT == "query after abort":  # the markers behind what was aborted are reached, too
-        steps.freeze = lambda self: None
+        abort = ProcessGroups.abort
+
+        def ask_late(groups):
+            ask, groups.before_abort = groups.before_abort, lambda: None
+            abort(groups)
+            DEVICE.record().synchronize()
+            groups.before_abort = ask
+            ask()
+
+        ProcessGroups.abort = ask_late
 
 
 def strike(run: Run, step: int, place: str) -> None:
