@@ -18,6 +18,7 @@ from async_device import AsyncDevice
 from torch import nn
 
 from hyperpod_ext.runtime import Run, resilient
+from hyperpod_ext.runtime.process_group import nccl_backend
 from hyperpod_ext.runtime.process_group.groups import ProcessGroups
 from hyperpod_ext.runtime.state import device_steps
 
@@ -52,6 +53,10 @@ def spoil() -> None:
             ask()
 
         ProcessGroups.abort = ask_late
+    elif MUTANT == "stuck abort" and os.environ["RANK"] == "2" and not (HERE / "stuck").exists():
+        (HERE / "stuck").touch()  # not the process that takes this one's place
+        nccl_backend._LIMIT_S = 0.2
+        DEVICE.abort = threading.Event().wait
 
 
 def strike(run: Run, step: int, place: str) -> None:

@@ -64,6 +64,17 @@ def test_a_fault_behind_a_loop_that_runs_ahead_leaves_no_garbage(job, undisturbe
     assert report["metrics"]["most_ahead"] >= ahead
 
 
+def test_a_process_whose_communicators_cannot_be_aborted_is_replaced(job, undisturbed):
+    faults = [{"place": "backward", "how": "kill", "rank": 0, "step": 5}]
+    options = described(KINDS[0], faults, ahead=1, steps=14, every_steps=3, mutant="stuck abort")
+    report = job(**options).start().wait()
+    assert report["state"] == "succeeded", report["error"]
+    assert report["weights"] == undisturbed(KINDS[0], 14)
+    killed, stuck = report["faults"]
+    assert (killed["rank"], stuck["rank"]) == (0, 2)
+    assert stuck["cause"].startswith("AbortStuckError: the abort of group all: not done after 0.2 s")
+
+
 def random_faults(seed: int, steps: int, number: int) -> list[dict[str, Any]]:
     """So many, at most one a step, at random places and moments of a step."""
     chance = random.Random(seed)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hyperpod_ext.runtime.ipc import messages as wire
 
@@ -41,6 +42,15 @@ def test_a_script_that_raises_at_once_is_not_tried_again(job):
     assert "rank" in report["error"]["hint"]
     assert running.codes() == [7, 7]
     assert report["generations"] == 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU")
+def test_nccl_without_a_gpu_is_not_tried_twice(job):
+    report = job(settings={"process_group_backend": "nccl"}).start().wait()
+    message = failed(report)
+    assert "process_group_backend is 'nccl', and " in message
+    assert "Remove process_group_backend" in report["error"]["hint"]
+    assert len(report["faults"]) == 1
 
 
 def test_an_exception_at_the_first_step_is_tried_once_more(job):
