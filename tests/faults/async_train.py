@@ -56,7 +56,13 @@ def spoil() -> None:
     elif MUTANT == "stuck abort" and os.environ["RANK"] == "2" and not (HERE / "stuck").exists():
         (HERE / "stuck").touch()  # not the process that takes this one's place
         nccl_backend._LIMIT_S = 0.2
-        DEVICE.abort = threading.Event().wait
+        abort_device = DEVICE.abort
+
+        def abort_and_stay():
+            abort_device()  # or nobody would come as far as to wait for it
+            threading.Event().wait()
+
+        DEVICE.abort = abort_and_stay
 
 
 def strike(run: Run, step: int, place: str) -> None:
