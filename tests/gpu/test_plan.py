@@ -1,0 +1,227 @@
+"""The plan around the experiments, with tiny ones: what is run, ended, left out, kept and shown."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import plan
+import pytest
+from waiting import until
+
+HERE = Path(__file__).resolve().parent
+MODULES = {
+    "good": """
+        import os
+        from pathlib import Path
+        from results import Figure
+        def run(lane):
+            with Path(os.environ["RUN_LOG"]).open("a") as log:
+                log.write("good\\n")
+            return {"speed": Figure(2.5, "GB/s"), "ranks": Figure(4)}
+        """,
+    "wrong": """
+        def run(lane):
+            print("before it")
+            raise ValueError("sums differ")
+        """,
+    "absent": """
+        from results import NotRunError
+        def run(lane):
+            raise NotRunError("torch has no reconfigure")
+        """,
+    "dead": """
+        import os
+        def run(lane):
+            os.kill(os.getpid(), 9)
+        """,
+    "hangs": """
+        import os, subprocess, sys, time
+        from pathlib import Path
+        def run(lane):
+            sleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
+            others = [subprocess.Popen(sleep), subprocess.Popen(sleep, start_new_session=True)]
+            Path(os.environ["PIDS"]).write_text(" ".join(str(pid) for pid in [os.getpid(), *(o.pid for o in others)]))
+            time.sleep(1000)
+        """,
+}
+PROGRAM = """
+import sys
+import catalog, machine, plan, runner
+catalog.PLAN = tuple(catalog.Experiment(*one) for one in {experiments})
+machine.has_gpu = lambda: {gpu}
+runner._machine = lambda: {{"torch": "2.13.0+cpu", "NCCL": "none"}}
+sys.exit(plan.main(sys.argv[1:]))
+"""
+
+
+class Command:
+    """Runs plan.py with these tiny experiments: name, module and limit."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.out = folder, folder / "out"
+        self.pids, self.log = folder / "pids", folder / "log"
+        for name, source in MODULES.items():
+            lines = source.strip("\n").splitlines()
+            (folder / f"{name}.py").write_text("\n".join(line[8:] for line in lines) + "\n")
+
+    def start(self, *experiments: tuple[str, str, float], arguments: str = "", gpu: bool = False) -> Any:
+        """A process; `--fake gloo` and `--out` are among its arguments."""
+        table = [(name, f"{module} | it", "all well", module, limit) for name, module, limit in experiments]
+        root = HERE.parents[1]
+        path = os.pathsep.join(map(str, [HERE, root, self.folder]))
+        more = {"PYTHONPATH": path, "PIDS": str(self.pids), "RUN_LOG": str(self.log), "TMPDIR": str(self.folder)}
+        return subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                PROGRAM.format(experiments=table, gpu=gpu),
+                "--out",
+                str(self.out),
+                *arguments.split(),
+            ],
+            env=os.environ | more,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *experiments: tuple[str, str, float], arguments: str = "--fake gloo") -> tuple[int, str]:
+        process = self.start(*experiments, arguments=arguments)
+        output, errors = process.communicate(timeout=100)
+        assert "Traceback" not in errors, errors
+        return process.returncode, output + errors
+
+    def results(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = json.loads((self.out / "results.json").read_text())["experiments"]
+        return found
+
+    def outcomes(self) -> dict[str, str]:
+        return {name: f"{one['outcome']}: {one['reason']}" for name, one in self.results().items()}
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Command:
+    return Command(tmp_path)
+
+
+def test_without_a_gpu_one_line_says_so(command: Command) -> None:
+    code, output = command.run(("E1", "good", 10), arguments="")
+    assert (code, output) == (0, f"{plan.NO_GPU}\n")
+    assert not command.out.exists()
+
+
+def test_each_outcome_is_recorded_with_its_reason(command: Command) -> None:
+    code, output = command.run(("E1", "wrong", 60), ("E2", "good", 60), ("E3", "absent", 60), ("E4", "dead", 60))
+    assert code == 1
+    assert command.outcomes() == {
+        "E1": "failed: ValueError: sums differ",
+        "E2": "passed: ",
+        "E3": "not run: torch has no reconfigure",
+        "E4": "failed: it was ended by SIGKILL",
+    }
+    wrong, good = command.results()["E1"], command.results()["E2"]
+    assert wrong["output"][0] == "before it"
+    assert wrong["output"][-1] == "ValueError: sums differ"
+    assert good["figures"] == {"speed": {"value": 2.5, "unit": "GB/s"}, "ranks": {"value": 4, "unit": ""}}
+    assert "E2 (good | it): passed (fake)\n" in output
+
+
+def test_what_does_not_fit_into_the_limit_is_left_for_the_next_command(command: Command) -> None:
+    experiments = ("E1", "good", 60), ("E2", "good", 1000), ("E3", "good", 60)
+    code, output = command.run(*experiments, arguments="--fake gloo --limit-s 500")
+    assert code == 0
+    assert command.outcomes() == {"E1": "passed: ", "E2": "not run: no time left", "E3": "passed: "}
+    assert "E2 (good | it): not run: no time left\n" in output
+    command.run(*experiments, arguments="--fake gloo --limit-s 2000")
+    assert command.outcomes()["E2"] == "passed: "
+    assert command.log.read_text() == "good\n" * 3, "what was run once is not run again"
+    command.run(*experiments, arguments="--fake gloo --limit-s 2000 --only E3")
+    assert command.log.read_text() == "good\n" * 4, "but where it is asked for by name"
+
+
+def test_of_an_experiment_that_hangs_no_process_is_left(command: Command) -> None:
+    code, _ = command.run(("E1", "hangs", 1), ("E2", "good", 60))
+    assert code == 1
+    assert command.outcomes() == {"E1": "failed: no result within its 5 s", "E2": "passed: "}
+    assert [pid for pid in command.pids.read_text().split() if is_running(pid)] == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_plan_that_is_killed_leaves_what_it_found(command: Command, number: signal.Signals) -> None:
+    experiments = ("E1", "good", 60), ("E2", "hangs", 60), ("E3", "good", 60)
+    process = command.start(*experiments, arguments="--fake gloo --limit-s 500")
+    with ended(process, command):
+        until(lambda: command.pids.exists() and len(command.pids.read_text().split()) == 3)
+        process.send_signal(number)
+        process.wait(60)
+        assert command.outcomes() == {
+            "E1": "passed: ",
+            "E2": "not run: the plan ended while it ran",
+            "E3": "not run: not reached",
+        }
+        first = command.pids.read_text().split()[0]
+        until(lambda: not is_running(first), "the experiment outlived its plan")
+    good = tuple((name, "good", limit) for name, _, limit in experiments)
+    assert command.run(*good, arguments="--fake gloo --limit-s 500")[0] == 0
+    assert command.outcomes() == {"E1": "passed: ", "E2": "passed: ", "E3": "passed: "}
+
+
+def test_the_page_has_what_the_json_has(command: Command) -> None:
+    command.run(("E1", "wrong", 60), ("E2", "good", 60), ("E3", "absent", 60))
+    page = (command.out / "results.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if re.match(r"\| E\d", line)]
+    raw = command.results()
+    assert [row[0] for row in rows] == list(raw)
+    for name, shows, expected, outcome, *figures, took in rows:
+        one = raw[name]
+        assert (shows, expected) == (one["shows"].replace("|", "/"), one["expected"])
+        assert outcome.replace(" (fake)", "") == one["outcome"] + (f": {one['reason']}" if one["reason"] else "")
+        texts = [f"{key}: {figure['value']} {figure['unit']}".rstrip() for key, figure in one["figures"].items()]
+        assert "".join(figures).strip(" |") == "; ".join(texts)
+        assert took == f"{one['seconds']:.0f} s"
+    assert "- torch: 2.13.0+cpu\n" in page
+    assert "\n## E1 failed\n" in page
+    assert "ValueError: sums differ\n```" in page
+
+
+def test_results_of_a_gpu_and_of_the_fake_are_not_mixed(command: Command) -> None:
+    command.run(("E1", "good", 60))
+    process = command.start(("E1", "good", 60), gpu=True)
+    _, errors = process.communicate(timeout=100)
+    assert process.returncode == 2
+    assert errors == f"{command.out} has results of lane fake; name another folder with --out\n"
+
+
+def test_an_unknown_name_is_refused(command: Command) -> None:
+    code, output = command.run(("E1", "good", 60), ("E2", "good", 60), arguments="--only E1,E7")
+    assert code == 2
+    assert "no experiment E7; there are E1, E2" in output
+
+
+def is_running(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@contextlib.contextmanager
+def ended(process: Any, command: Command) -> Iterator[None]:
+    """Neither the process nor what its experiment started outlives the block."""
+    try:
+        yield
+    finally:
+        process.kill()
+        process.communicate()
+        for pid in command.pids.read_text().split() if command.pids.exists() else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
