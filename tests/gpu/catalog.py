@@ -23,4 +23,57 @@ class Experiment(Row):
     """Its ranks are to be of one node, on lane `multi-rank`."""
 
 
-PLAN: tuple[Experiment, ...] = (Experiment("E1", "ranks that share a GPU add up", "equal sums", "sums", 90.0),)
+PLAN: tuple[Experiment, ...] = (
+    Experiment("E1", "ranks that share a GPU add up", "equal sums", "sums", 90.0),
+    Experiment(
+        "E2",
+        "a rank is killed in the midst of all-reduces, with the environment of NCCL that recovery needs and without",
+        "survivors live and go on; without it they end",
+        "killed_rank",
+        170.0,
+    ),
+    Experiment(
+        "E6",
+        "the optimizer of a broken step is queued when its peer dies",
+        "the committed step is restored, and final weights are those of an undisturbed run, bit for bit",
+        "run_ahead",
+        120.0,
+    ),
+    Experiment(
+        "E5",
+        "groups of DDP and FSDP2 on a 2x2 mesh are aborted all at once, and one by one",
+        "at once in less than 5 s",
+        "parallel_abort",
+        170.0,
+    ),
+    Experiment(
+        "E11",
+        "a rank dies while a communicator is made",
+        "abort ends within 30 s, and the main thread raises",
+        "init_abort",
+        100.0,
+    ),
+    Experiment(
+        "E9",
+        "an all-reduce in a CUDA graph is aborted",
+        "it ends when the graph was reset before, and hangs else",
+        "captured_graph",
+        110.0,
+    ),
+    Experiment(
+        "E3",
+        "a group of `nccl2` is reconfigured after a kill",
+        "right sums in the same group object",
+        "reconfigured",
+        100.0,
+        shared=True,
+    ),
+    Experiment(
+        "E4",
+        "a stopped rank of the same node while the others abort",
+        "they wait until it is killed",
+        "stopped_rank",
+        100.0,
+        shared=True,
+    ),
+)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import itertools
 import json
 import os
 import queue
@@ -78,6 +79,22 @@ class Rank:
         began = time.monotonic()
         dist.destroy_process_group()
         return time.monotonic() - began
+
+    def repeat(self, step: Callable[[], object]) -> None:
+        """Call `step` until this process has aborted its groups, which it waits for once the step has raised."""
+        try:
+            for number in itertools.count():
+                step()
+                self.synchronize()
+                if number == 0:
+                    self.report("running")
+                if self.aborted.is_set():
+                    break
+        except RuntimeError as error:
+            self.report("raised", error=f"{type(error).__name__}: {str(error)[:300]}")
+            if not self.aborted.wait(_GROUP_TIMEOUT_S):
+                raise
+        self.report("free")
 
     def synchronize(self) -> None:
         """Until the device has done what it was given."""

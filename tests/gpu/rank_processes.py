@@ -110,6 +110,15 @@ class RankProcesses:
     def living(self) -> list[int]:
         return [rank for rank, process in self._processes.items() if process.poll() is None]
 
+    def until_ended(self, ranks: Collection[int], limit_s: float) -> float:
+        """Until these have ended by themselves; returns when the last one had."""
+        deadline = time.monotonic() + limit_s
+        while living := set(ranks) & set(self.living()):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"ranks {sorted(living)} lived on for {limit_s:g} s")
+            time.sleep(_LOOK_S)
+        return time.monotonic()
+
     def exit_code(self, rank: int) -> int | None:
         """None: it runs."""
         return self._processes[rank].poll()

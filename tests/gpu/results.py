@@ -29,8 +29,7 @@ class Figure(NamedTuple):
     unit: str = ""
 
     def __str__(self) -> str:
-        value = self.value
-        text = f"{value:.3g}" if isinstance(value, float) else str(value).lower() if value is True else str(value)
+        text = f"{self.value:.3g}" if isinstance(self.value, float) else str(self.value)
         return f"{text} {self.unit}".rstrip()
 
 

@@ -90,11 +90,10 @@ class AsyncDevice:
 
         def abort_all(groups: ProcessGroups) -> None:
             abort(groups)
-            self._aborted.set()
-            self.open_gates()
+            self.abort()
 
         def open_again(groups: ProcessGroups, *arguments: Any) -> None:
-            self._aborted.clear()
+            self.enter()
             enter(groups, *arguments)
 
         ProcessGroups.abort, ProcessGroups.open = abort_all, open_again  # type: ignore[method-assign]
@@ -128,6 +127,15 @@ class AsyncDevice:
         while self._steps and self._steps[0].query():
             self._steps.popleft()
         self.most_ahead = max(self.most_ahead, len(self._steps))
+
+    def abort(self) -> None:
+        """Collectives that raise, and all that come later, leave garbage; until `enter`."""
+        self._aborted.set()
+        self.open_gates()
+
+    def enter(self) -> None:
+        """A generation begins."""
+        self._aborted.clear()
 
     def put(self, work: Callable[[], object]) -> None:
         self._work.put(work)
