@@ -119,6 +119,9 @@ class RankProcesses:
             time.sleep(_LOOK_S)
         return time.monotonic()
 
+    def pid(self, rank: int) -> int:
+        return self._processes[rank].pid
+
     def exit_code(self, rank: int) -> int | None:
         """None: it runs."""
         return self._processes[rank].poll()
