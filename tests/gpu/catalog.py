@@ -24,7 +24,7 @@ class Experiment(Row):
 
 
 PLAN: tuple[Experiment, ...] = (
-    Experiment("E1", "ranks that share a GPU add up", "equal sums", "sums", 90.0),
+    Experiment("E1", "ranks that share a GPU add up", "equal sums", "sums", 110.0),
     Experiment(
         "E2",
         "a rank is killed in the midst of all-reduces, with the environment of NCCL that recovery needs and without",

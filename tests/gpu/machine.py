@@ -44,7 +44,8 @@ def has_gpu() -> bool:
 
 
 def missing_wheels() -> list[str]:
-    return [wheel for module, wheel in IMPORTED.items() if importlib.util.find_spec(module) is None]
+    missing = [wheel for module, wheel in IMPORTED.items() if importlib.util.find_spec(module) is None]
+    return sorted(missing, key=str.lower)
 
 
 def how_to_bring(wheels: list[str]) -> str:

@@ -15,6 +15,7 @@ import queue
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -147,7 +148,12 @@ def main(given: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    code = 0
+    try:
+        main(json.loads(sys.argv[1]))
+    except Exception:  # shown by the experiment that waits for this rank
+        traceback.print_exc()
+        code = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # threads of torch may wait for ranks that are gone
+    os._exit(code)  # threads of torch may wait for ranks that are gone

@@ -13,8 +13,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import catalog
+import machine
 import plan
 import pytest
+from lane import Lane, lane_of
 from waiting import until
 
 HERE = Path(__file__).resolve().parent
@@ -205,6 +208,62 @@ def test_an_unknown_name_is_refused(command: Command) -> None:
     code, output = command.run(("E1", "good", 60), ("E2", "good", 60), arguments="--only E1,E7")
     assert code == 2
     assert "no experiment E7; there are E1, E2" in output
+
+
+def test_wheels_that_a_job_needs_are_named_with_a_command_that_brings_them() -> None:
+    assert machine.missing_wheels() == [], "they are here"
+    command = machine.how_to_bring(["annotated-types", "awscrt", "pydantic", "pydantic-core", "typing-inspection"])
+    assert command.startswith("pip download --only-binary=:all: ")
+    assert command.endswith(" -d wheels awscrt pydantic"), "pydantic brings those of its own, in the versions that fit"
+
+
+def test_without_pydantic_the_product_is_left_out_and_the_rest_imports(tmp_path: Path, root: Path) -> None:
+    absent = ["annotated_types", "awscrt", "pydantic", "pydantic_core", "typing_inspection", "numpy", "yaml", "click"]
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({absent}))\n")
+    names = ", ".join(["plan", "runner", "rank", "experiment", *sorted({one.module for one in catalog.PLAN})])
+    program = f"import {names}\ntry:\n    product.run(None)\nexcept product.NotRunError as why:\n    print(why)"
+    folders = [tmp_path, HERE, HERE / "experiments", root, HERE.parent / "support", HERE.parent / "bench"]
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("no annotated-types, awscrt, click, numpy, pydantic, pydantic-core, PyYAML")
+    assert "bring wheels: pip download --only-binary=:all: " in done.stdout
+
+
+def test_ranks_share_a_gpu_as_nodes_or_as_ranks_of_one() -> None:
+    old, new = {"torch": "2.11.0+cu130", "NCCL": "2.28.9"}, {"torch": "2.15.0+cu132", "NCCL": "2.30.7"}
+    assert lane_of(old, fake=False, shared=True) == Lane("hostid", (2, 11, 0), (2, 28, 9))
+    lanes = [lane_of(new, fake=False, shared=shared) for shared in (False, True)]
+    assert [lane.name for lane in lanes] == ["hostid", "multi-rank"]
+    of_node, of_gpu = (lane.environment(3) for lane in lanes)
+    assert (of_node["NCCL_HOSTID"], "NCCL_HOSTID" in of_gpu) == ("rank3", False)
+    assert of_gpu["NCCL_MULTI_RANK_GPU_ENABLE"] == "1"
+    assert of_node["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in lanes[0].environment(3, recovery=False)
+    assert Lane.from_json(lanes[1].to_json()) == lanes[1]
+
+
+def test_names_and_limits_of_the_plan_fit_a_command() -> None:
+    assert len({one.name for one in catalog.PLAN}) == len(catalog.PLAN)
+    assert max(one.limit_s for one in catalog.PLAN) <= 300
+    assert [one.name for one in catalog.PLAN if not (HERE / "experiments" / f"{one.module}.py").exists()] == []
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+def test_the_whole_plan_passes_on_cpu(tmp_path: Path) -> None:
+    program = [sys.executable, str(HERE / "plan.py"), "--fake", "gloo", "--limit-s", "100000", "--out", str(tmp_path)]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + (tmp_path / "results.md").read_text()
+    raw = json.loads((tmp_path / "results.json").read_text())["experiments"]
+    left_out = {name: one["reason"] for name, one in raw.items() if one["outcome"] != "passed"}
+    assert not left_out or (list(left_out) == ["E3"] and "has no reconfigure" in left_out["E3"])
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def is_running(pid: str) -> bool:

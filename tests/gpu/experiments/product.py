@@ -83,7 +83,7 @@ def run_job(lane: Lane, example: str, fault: str, home: Path, *, compare: bool =
 
 def job_environment(lane: Lane) -> dict[str, str]:
     """Of a job whose workers share a GPU; the product sets what else it needs of NCCL itself."""
-    folders = [ROOT] if lane.fake else [ROOT, HERE.parent / "one_gpu"]
-    path = os.pathsep.join(map(str, folders))
-    installed = [one for one in os.environ["PYTHONPATH"].split(os.pathsep) if not one.startswith(str(ROOT))]
-    return lane.environment(None, recovery=False) | {"PYTHONPATH": os.pathsep.join([path, *installed])}
+    ours = [str(ROOT)] if lane.fake else [str(ROOT), str(HERE.parent / "one_gpu")]
+    given = os.environ["PYTHONPATH"].split(os.pathsep)
+    others = [one for one in given if one != str(ROOT) and not one.startswith(str(ROOT / "tests"))]
+    return lane.environment(None, recovery=False) | {"PYTHONPATH": os.pathsep.join([*ours, *others])}

@@ -17,7 +17,7 @@ _ROUNDS = 10
 
 def run(lane: Lane) -> Figures:
     with RankProcesses(lane, "sums:body", 4) as ranks:
-        found = ranks.until("summed", 60.0 * lane.patience).values()
+        found = ranks.until("summed", 90.0 * lane.patience).values()
         ranks.end()
     assert all(one["right"] for one in found), "an all-reduce gave wrong sums"
     size = _ELEMENTS[lane.device] * 4 / 2**20
