@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +246,12 @@ def test_ranks_share_a_gpu_as_nodes_or_as_ranks_of_one() -> None:
     assert of_node["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
     assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in lanes[0].environment(3, recovery=False)
     assert Lane.from_json(lanes[1].to_json()) == lanes[1]
+
+
+def test_the_documentation_has_every_experiment(golden_part: Callable[[str, str, str], None]) -> None:
+    rows = "".join(f"| {one.name} | {one.shows} | {one.expected} | not run yet |\n" for one in catalog.PLAN)
+    titles = "| | what is done | expected | on a GPU |\n| --- | --- | --- | --- |\n"
+    golden_part("docs/gpu.md", "experiments", titles + rows)
 
 
 def test_names_and_limits_of_the_plan_fit_a_command() -> None:
