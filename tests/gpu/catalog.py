@@ -12,9 +12,10 @@ from results import Row
 
 @dataclass(frozen=True)
 class Experiment(Row):
-    """A function `run(lane) -> Figures` of a module in `experiments/`, made in a process of its own."""
+    """A function `run(lane) -> Figures` of a module in `experiments/`, called in a process of its own."""
 
     module: str
+    """Or `module:function`."""
     limit_s: float
     """After that it is ended, with all that it has started."""
     measures: bool = False
@@ -90,11 +91,18 @@ PLAN: tuple[Experiment, ...] = (
         90.0,
     ),
     Experiment(
-        "P",
-        "jobs with DDP and FSDP2 through an exception and a `kill -9`",
+        "P1",
+        "jobs with DDP through an exception and a `kill -9`",
         "no step is lost, and survivors keep their processes",
-        "product",
-        280.0,
+        "product:ddp",
+        170.0,
+    ),
+    Experiment(
+        "P2",
+        "jobs with FSDP2 through the same",
+        "the same",
+        "product:fsdp2",
+        170.0,
     ),
     Experiment(
         "R",

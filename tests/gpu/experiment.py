@@ -1,4 +1,4 @@
-"""Runs one experiment in this process: `python experiment.py MODULE LANE RESULT PARENT`; writes its result as JSON.
+"""Runs one experiment in this process: `experiment.py MODULE:FUNCTION LANE RESULT PARENT`; writes its result as JSON.
 
 `runner.py` starts it and ends it, with all that it has started. An experiment that fails prints its traceback.
 """
@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 
 from lane import Lane
-from results import NotRunError, Result
+from results import FailedError, NotRunError, Result
 
 from hyperpod_ext.processes import die_with_parent
 
@@ -22,11 +22,14 @@ def main(module: str, lane: Lane, file: Path) -> None:
     file.write_text(json.dumps(_run(module, lane).to_json()))
 
 
-def _run(module: str, lane: Lane) -> Result:
+def _run(name: str, lane: Lane) -> Result:
+    module, _, function = name.partition(":")
     try:
-        return Result("passed", figures=importlib.import_module(module).run(lane))
+        return Result("passed", figures=getattr(importlib.import_module(module), function or "run")(lane))
     except NotRunError as why:
         return Result("not run", str(why))
+    except FailedError as error:
+        return Result("failed", str(error), error.figures)
     except Exception as error:  # shown in the result, and by the traceback
         traceback.print_exc()
         return Result("failed", f"{type(error).__name__}: {error}")

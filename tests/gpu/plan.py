@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
             catalog.PLAN, chosen, out=args.out, fake=bool(args.fake), limit_s=args.limit_s, again=bool(args.only)
         )
         plan.run()
-    except runner.OtherLaneError as error:
+    except runner.PlanError as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -36,6 +36,14 @@ class Figure(NamedTuple):
 Figures = dict[str, Figure]
 
 
+class FailedError(Exception):
+    """What was expected did not come, and these figures show it."""
+
+    def __init__(self, why: str, figures: Figures) -> None:
+        super().__init__(why)
+        self.figures = figures
+
+
 @dataclass(frozen=True)
 class Result:
     """Of one experiment."""

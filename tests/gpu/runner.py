@@ -32,8 +32,8 @@ _GRACE_S = 10.0
 _ENDED = "the plan ended while it ran"
 
 
-class OtherLaneError(Exception):
-    """The folder has the results of another lane."""
+class PlanError(Exception):
+    """The plan cannot begin."""
 
 
 class Plan:
@@ -69,7 +69,7 @@ class Plan:
             return {}
         lane, found = earlier
         if lane != ("fake" if self._fake else "GPU"):
-            raise OtherLaneError(f"{self._out} has results of lane {lane}; name another folder with --out")
+            raise PlanError(f"{self._out} has results of lane {lane}; name another folder with --out")
         return found
 
     def run(self) -> None:
@@ -162,7 +162,10 @@ def _environment(scratch: Path) -> Mapping[str, str]:
 
 def _machine() -> Mapping[str, str]:
     command = [sys.executable, str(HERE / "machine.py")]
-    done = subprocess.run(command, env=_environment(Path(tempfile.gettempdir())), capture_output=True, check=True)
+    environment = _environment(Path(tempfile.gettempdir()))
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise PlanError(f"{sys.executable} cannot say what is here: {done.stderr.strip().splitlines()[-1]}")
     found: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     return found
 

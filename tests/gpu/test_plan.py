@@ -36,6 +36,11 @@ MODULES = {
             print("before it")
             raise ValueError("sums differ")
         """,
+    "slow": """
+        from results import FailedError, Figure
+        def abort(lane):
+            raise FailedError("the abort took 9 s", {"abort": Figure(9.0, "s")})
+        """,
     "absent": """
         from results import NotRunError
         def run(lane):
@@ -123,15 +128,19 @@ def test_without_a_gpu_one_line_says_so(command: Command) -> None:
 
 
 def test_each_outcome_is_recorded_with_its_reason(command: Command) -> None:
-    code, output = command.run(("E1", "wrong", 60), ("E2", "good", 60), ("E3", "absent", 60), ("E4", "dead", 60))
+    code, output = command.run(
+        ("E1", "wrong", 60), ("E2", "good", 60), ("E3", "absent", 60), ("E4", "dead", 60), ("E5", "slow:abort", 60)
+    )
     assert code == 1
     assert command.outcomes() == {
         "E1": "failed: ValueError: sums differ",
         "E2": "passed: ",
         "E3": "not run: torch has no reconfigure",
         "E4": "failed: it was ended by SIGKILL",
+        "E5": "failed: the abort took 9 s",
     }
     wrong, good = command.results()["E1"], command.results()["E2"]
+    assert command.results()["E5"]["figures"] == {"abort": {"value": 9.0, "unit": "s"}}
     assert wrong["output"][0] == "before it"
     assert wrong["output"][-1] == "ValueError: sums differ"
     assert good["figures"] == {"speed": {"value": 2.5, "unit": "GB/s"}, "ranks": {"value": 4, "unit": ""}}
@@ -220,8 +229,8 @@ def test_wheels_that_a_job_needs_are_named_with_a_command_that_brings_them() -> 
 def test_without_pydantic_the_product_is_left_out_and_the_rest_imports(tmp_path: Path, root: Path) -> None:
     absent = ["annotated_types", "awscrt", "pydantic", "pydantic_core", "typing_inspection", "numpy", "yaml", "click"]
     (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({absent}))\n")
-    names = ", ".join(["plan", "runner", "rank", "experiment", *sorted({one.module for one in catalog.PLAN})])
-    program = f"import {names}\ntry:\n    product.run(None)\nexcept product.NotRunError as why:\n    print(why)"
+    names = ", ".join(["plan", "runner", "rank", "experiment", *sorted({module_of(one) for one in catalog.PLAN})])
+    program = f"import {names}\ntry:\n    product.ddp(None)\nexcept product.NotRunError as why:\n    print(why)"
     folders = [tmp_path, HERE, HERE / "experiments", root, HERE.parent / "support", HERE.parent / "bench"]
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -257,7 +266,7 @@ def test_the_documentation_has_every_experiment(golden_part: Callable[[str, str,
 def test_names_and_limits_of_the_plan_fit_a_command() -> None:
     assert len({one.name for one in catalog.PLAN}) == len(catalog.PLAN)
     assert max(one.limit_s for one in catalog.PLAN) <= 300
-    assert [one.name for one in catalog.PLAN if not (HERE / "experiments" / f"{one.module}.py").exists()] == []
+    assert [one.name for one in catalog.PLAN if not (HERE / "experiments" / f"{module_of(one)}.py").exists()] == []
 
 
 @pytest.mark.thorough
@@ -270,6 +279,10 @@ def test_the_whole_plan_passes_on_cpu(tmp_path: Path) -> None:
     left_out = {name: one["reason"] for name, one in raw.items() if one["outcome"] != "passed"}
     assert not left_out or (list(left_out) == ["E3"] and "has no reconfigure" in left_out["E3"])
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def module_of(one: catalog.Experiment) -> str:
+    return one.module.partition(":")[0]
 
 
 def is_running(pid: str) -> bool:

@@ -8,7 +8,7 @@ import time
 from lane import Lane
 from rank import Rank
 from rank_processes import RankProcesses
-from results import Figure, Figures
+from results import FailedError, Figure, Figures
 from sums import add_up
 
 _ELEMENTS = {"cuda": 4 << 20, "cpu": 1 << 14}
@@ -19,7 +19,11 @@ _SHORT_SLEEP = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "2000"}
 
 
 def run(lane: Lane) -> Figures:
-    return _with_environment(lane) | _without_environment(lane)
+    figures = _with_environment(lane)
+    try:
+        return figures | _without_environment(lane)
+    except TimeoutError as error:
+        raise FailedError(f"without the environment, {error}", figures) from None
 
 
 def _with_environment(lane: Lane) -> Figures:

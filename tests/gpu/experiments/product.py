@@ -1,4 +1,4 @@
-"""P: jobs of the product with DDP and FSDP2, several workers on one GPU, through an exception and a `kill -9`."""
+"""P1, P2: jobs of the product with DDP and FSDP2, several workers on one GPU, through an exception and a `kill -9`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from results import Figure, Figures, NotRunError
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-_EXAMPLES = {"01-local": "DDP", "03-sharded": "FSDP2"}
 RANK, STEP, STEPS = 2, 13, 20
 """Where the fault is injected, and optimizer steps of each job."""
 _HP_EXT = """
@@ -33,14 +32,21 @@ FAULTS = {
 }
 
 
-def run(lane: Lane) -> Figures:
+def ddp(lane: Lane) -> Figures:
+    return _through_faults(lane, "01-local")
+
+
+def fsdp2(lane: Lane) -> Figures:
+    return _through_faults(lane, "03-sharded")
+
+
+def _through_faults(lane: Lane, example: str) -> Figures:
     require_wheels()
     figures: Figures = {}
-    for example, parallel in _EXAMPLES.items():
-        for fault in FAULTS:
-            with tempfile.TemporaryDirectory() as home:
-                found = run_job(lane, example, fault, Path(home))
-            figures |= _checked(lane, f"{parallel}, {fault}", found)
+    for fault in FAULTS:
+        with tempfile.TemporaryDirectory() as home:
+            found = run_job(lane, example, fault, Path(home))
+        figures |= _checked(lane, fault, found)
     return figures
 
 
