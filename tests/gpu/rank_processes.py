@@ -51,7 +51,7 @@ class RankProcesses:
         **options: Any,
     ) -> None:
         self._lane, self._body, self.world_size, self._options = lane, body, world_size, options
-        self._recovery, self._more = recovery, more or {}
+        self._recovery, self._more = recovery, dict(more or {})
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._folder = Path(tempfile.mkdtemp(prefix="ranks-"))
         self._processes: dict[int, subprocess.Popen[bytes]] = {}

@@ -64,7 +64,7 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         figures = {name: figure._asdict() for name, figure in self.figures.items()}
-        return {**asdict(self), "figures": figures, "seconds": round(self.seconds, 1), "output": list(self.output)}
+        return {**asdict(self), "figures": figures, "output": list(self.output)}
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,13 @@ class Results:
         result = self.of(row.name)
         cells = [row.name, row.shows, row.expected, self.outcome(row.name), _figures(result), f"{result.seconds:.0f} s"]
         return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |\n"
+
+    def text(self, name: str) -> str:
+        """For who watches: outcome, figures, and what a failed experiment printed."""
+        result, row = self.of(name), next(row for row in self.rows if row.name == name)
+        figures = [f"    {key}: {figure}" for key, figure in result.figures.items()]
+        printed = [f"    | {line}" for line in result.output]
+        return "\n".join([f"{name} ({row.shows}): {self.outcome(name)}", *figures, *printed])
 
     def outcome(self, name: str) -> str:
         """In words, with the lane where that is no GPU."""

@@ -95,7 +95,7 @@ class Plan:
     def _record(self, one: Experiment, result: Result) -> None:
         self.results.found[one.name] = result
         self.results.write(self._out)
-        print(f"{one.name} ({one.shows}): {self.results.outcome(one.name)}", flush=True)
+        print(self.results.text(one.name), flush=True)
 
 
 def run_experiment(name: str, module: str, lane: Lane, limit_s: float, scratch: Path) -> Result:
@@ -109,7 +109,7 @@ def run_experiment(name: str, module: str, lane: Lane, limit_s: float, scratch: 
         )
     with _ended(process) as left:
         why = _wait(process, limit_s)
-    seconds, lines = time.monotonic() - began, _last_lines(log)
+    seconds, lines = round(time.monotonic() - began, 1), _last_lines(log)
     if not file.exists():
         return Result("failed", why, seconds=seconds, output=lines)
     found = Result.from_json(json.loads(file.read_text()))

@@ -144,7 +144,8 @@ def test_each_outcome_is_recorded_with_its_reason(command: Command) -> None:
     assert wrong["output"][0] == "before it"
     assert wrong["output"][-1] == "ValueError: sums differ"
     assert good["figures"] == {"speed": {"value": 2.5, "unit": "GB/s"}, "ranks": {"value": 4, "unit": ""}}
-    assert "E2 (good | it): passed (fake)\n" in output
+    assert "E2 (good | it): passed (fake)\n    speed: 2.5 GB/s\n    ranks: 4\n" in output
+    assert "    | ValueError: sums differ\n" in output
 
 
 def test_what_does_not_fit_into_the_limit_is_left_for_the_next_command(command: Command) -> None:
@@ -255,6 +256,14 @@ def test_ranks_share_a_gpu_as_nodes_or_as_ranks_of_one() -> None:
     assert of_node["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
     assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in lanes[0].environment(3, recovery=False)
     assert Lane.from_json(lanes[1].to_json()) == lanes[1]
+
+
+def test_each_process_of_a_job_counts_as_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(HERE / "one_gpu"))
+    monkeypatch.setenv("NCCL_HOSTID", "inherited")
+    program = "import os; child = os.fork(); print(os.environ['NCCL_HOSTID'], flush=True); child and os.wait()"
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert len(set(printed.split()) - {"inherited"}) == 2
 
 
 def test_the_documentation_has_every_experiment(golden_part: Callable[[str, str, str], None]) -> None:

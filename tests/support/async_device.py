@@ -90,10 +90,11 @@ class AsyncDevice:
 
         def abort_all(groups: ProcessGroups) -> None:
             abort(groups)
-            self.abort()
+            self._aborted.set()
+            self.open_gates()
 
         def open_again(groups: ProcessGroups, *arguments: Any) -> None:
-            self.enter()
+            self._aborted.clear()
             enter(groups, *arguments)
 
         ProcessGroups.abort, ProcessGroups.open = abort_all, open_again  # type: ignore[method-assign]
@@ -129,13 +130,9 @@ class AsyncDevice:
         self.most_ahead = max(self.most_ahead, len(self._steps))
 
     def abort(self) -> None:
-        """Collectives that raise, and all that come later, leave garbage; until `enter`."""
+        """Whatever waits for a lost peer stops doing so, and leaves garbage."""
         self._aborted.set()
         self.open_gates()
-
-    def enter(self) -> None:
-        """A generation begins."""
-        self._aborted.clear()
 
     def put(self, work: Callable[[], object]) -> None:
         self._work.put(work)

@@ -101,7 +101,7 @@ class _Memory:
             return sum(map(_resident_mib, pids))
         memory = _NvmlMemory()
         _check(self._nvml.nvmlDeviceGetMemoryInfo(self._device, ctypes.byref(memory)))
-        return memory.used / 2**20
+        return float(memory.used) / 2**20
 
 
 def _check(code: int) -> None:

@@ -67,7 +67,8 @@ def _training(rank: Rank) -> Callable[[], object]:
     """A step of a module under DDP and of one in shards, each on two ranks: groups of all, of rows and of columns."""
     mesh = init_device_mesh(rank.lane.device, (2, 2), mesh_dim_names=("replicate", "shard"))
     replicated = DistributedDataParallel(_module(rank))
-    sharded = fully_shard(_module(rank), mesh=mesh)
+    sharded = _module(rank)
+    fully_shard(sharded, mesh=mesh)
     optimizers = [torch.optim.SGD(module.parameters(), lr=1e-3) for module in (replicated, sharded)]
 
     def step() -> None:

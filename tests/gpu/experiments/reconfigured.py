@@ -45,13 +45,13 @@ def _reconfigure(lane: Lane, more: dict[str, str], name: str) -> Figures:
 def body(rank: Rank) -> None:
     store = LastingStore()
     store.become(rank.store)
-    dist.init_process_group(
+    _dist.init_process_group(
         rank.lane.backend,
         store=store,
         rank=rank.rank,
         world_size=rank.world_size,
         timeout=timedelta(seconds=100),
-        **{"enable_reconfigure": True},
+        enable_reconfigure=True,
     )
     group = dist.group.WORLD
     if rank.options["generation"] == 0:

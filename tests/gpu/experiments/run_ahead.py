@@ -74,7 +74,7 @@ class _Training:
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
-        self._device = CudaDevice() if rank.device.type == "cuda" else _queue()
+        self._device = _device_of(rank)
         self._steps = DeviceSteps()
         self._steps.enter()
         self._steps.follow(self._device, 0)
@@ -136,8 +136,7 @@ class _Training:
         self._rank.report("restored", committed=self._committed, changed=changed)
         self._rank.close()
         self._steps.enter()
-        if self._rank.lane.fake:
-            self._device.enter()
+        self._device = _device_of(self._rank)
 
     def _freeze(self) -> None:
         self._steps.freeze()
@@ -168,7 +167,10 @@ class _Training:
         self._rank.report("ended", loss=float(self._loss).hex(), weights=hashlib.sha256(raw).hexdigest())
 
 
-def _queue() -> Any:
+def _device_of(rank: Rank) -> Any:
+    """What works behind the loop."""
+    if not rank.lane.fake:
+        return CudaDevice()
     from async_device import AsyncDevice
 
     return AsyncDevice()
