@@ -63,6 +63,7 @@ def describe() -> dict[str, str]:
     """Everything that the page has at its top."""
     import torch
 
+    import hyperpod_ext
     from hyperpod_ext.runtime.process_group.nccl_versions import installed, judge, written
 
     on_gpu = torch.version.cuda is not None and torch.cuda.is_available()
@@ -72,9 +73,10 @@ def describe() -> dict[str, str]:
     return {
         "GPU": f"{torch.cuda.get_device_name(0)}, {torch.cuda.device_count()} of them" if on_gpu else "none",
         "driver": _driver() if on_gpu else "none",
-        "CUDA": str(torch.version.cuda),
+        "CUDA": str(torch.version.cuda or "none"),
         "NCCL": versions.get("NCCL", "none"),
         "torch": str(torch.__version__),
+        "hyperpod_ext": hyperpod_ext.__version__,
         "Python": platform.python_version(),
         "kernel": platform.release(),
         "cores": str(len(os.sched_getaffinity(0))),
