@@ -99,12 +99,19 @@ class RankProcesses:
         self._processes[rank].send_signal(number)
 
     def tell(self, word: str, ranks: Collection[int] | None = None) -> float:
-        """Have these ranks (all that live) read this word; returns when."""
+        """Have these ranks (all that live) read this word; returns when.
+
+        Raises:
+            RankError: one has ended.
+        """
         for rank in self.living() if ranks is None else ranks:
             pipe = self._processes[rank].stdin
             assert pipe is not None
-            pipe.write(f"{word}\n".encode())
-            pipe.flush()
+            try:
+                pipe.write(f"{word}\n".encode())
+                pipe.flush()
+            except BrokenPipeError:
+                raise RankError(f"rank {rank} ended with {self._processes[rank].wait()} before {word!r}") from None
         return time.monotonic()
 
     def living(self) -> list[int]:

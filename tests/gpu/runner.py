@@ -25,7 +25,7 @@ from results import NO_TIME, Result, Results, Row, read
 from hyperpod_ext.processes import become_subreaper, descendants, is_alive
 
 HERE = Path(__file__).resolve().parent
-_LAST_LINES = 25
+_LAST_LINES = 40
 _LONGEST_LINE = 400
 _GRACE_S = 10.0
 """For processes that were killed to be gone: the driver takes their memory back first."""

@@ -55,7 +55,10 @@ def run(lane: Lane) -> Figures:
         accepted = _answer(lane, folder, stand_in, ["torch", "asks"])
     assert f"the import of {bad!r}" in refused, f"{bad} was not refused: {refused}"
     assert "initialized CUDA" not in accepted, accepted
-    figures = {"refused": Figure(refused.partition(".")[0]), "torch, and a module that asks for GPUs": Figure(accepted)}
+    figures = {
+        "refused": Figure(refused.partition(". ")[0]),
+        "torch, and a module that asks for GPUs": Figure(accepted),
+    }
     assert _child(lane, "not initialized") == _WORKS, "a forked child cannot use the device"
     figures["child forked before CUDA is initialized"] = Figure("works")
     if not lane.fake:
@@ -67,20 +70,21 @@ def run(lane: Lane) -> Figures:
 def _answer(lane: Lane, folder: Path, stand_in: Path, modules: list[str]) -> str:
     """What an agent hears of a fork server that preloads these: `ready`, or the error."""
     ours, theirs = socket.socketpair()
-    line = str(theirs.fileno())
     start = (*_SERVER_OF_FAKE, str(stand_in)) if lane.fake else _SERVER
     path = os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])
     process = subprocess.Popen(
-        [sys.executable, *start, str(os.getpid()), line, *modules],
+        [sys.executable, *start, str(os.getpid()), str(theirs.fileno()), *modules],
         env=lane.environment(None) | {"PYTHONPATH": path, "STAND_IN": str(stand_in)},
         pass_fds=[theirs.fileno()],
     )
     theirs.close()
     with ours, ours.makefile() as answers:
-        answer = json.loads(answers.readline())
+        line = answers.readline()
+    if not line:
+        raise RuntimeError(f"the fork server ended with {process.wait()}")
     process.kill()
     process.wait()
-    return str(answer.get("error", "ready"))
+    return str(json.loads(line).get("error", "ready"))
 
 
 def _child(lane: Lane, state: str) -> int:
