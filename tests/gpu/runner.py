@@ -85,12 +85,12 @@ class Plan:
         return one.name in self._chosen and (self._again or self.results.of(one.name).outcome == "not run")
 
     def _result_of(self, one: Experiment, scratch: Path) -> Result:
-        lane = self._lanes[one.name]
-        if one.limit_s > self._deadline - time.monotonic():
+        lane, left_s = self._lanes[one.name], self._deadline - time.monotonic()
+        if one.limit_s > left_s:
             return Result("not run", NO_TIME)
         self.results.found[one.name] = Result("not run", _ENDED)
         self.results.write(self._out)
-        return run_experiment(one.name, one.module, lane, one.limit_s * lane.patience, scratch)
+        return run_experiment(one.name, one.module, lane, min(one.limit_s * lane.patience, left_s), scratch)
 
     def _record(self, one: Experiment, result: Result) -> None:
         self.results.found[one.name] = result
