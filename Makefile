@@ -24,7 +24,7 @@ export PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup environments cdk ready ready-with-cdk run check static test test-thorough test-sdks test-integrations soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible golden clean test-mutants test-torch
+.PHONY: setup environments cdk ready ready-with-cdk run check static test test-thorough test-sdks test-integrations soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible golden clean test-mutants test-torch test-gpu bench-gpu
 
 setup: $(READY) environments
 
@@ -95,6 +95,18 @@ test-mutants: $(READY)
 test-torch:
 	$(PYTHON) tests/support/torch_env.py '$(TORCH)'
 	.venv-torch/$(patsubst torch==%,%,$(TORCH))/bin/python tests/support/torch_parts.py $(PARTS)
+
+# experiments with process groups, faults and copies on a GPU; needs torch there, and no installation. One command runs
+# for nine minutes at most, and the next goes on. Without a GPU it says so; FAKE=gloo goes through the plan on CPU
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+GPU_OUT ?= build/gpu$(if $(FAKE),-fake)
+GPU_PLAN = $(GPU_PYTHON) tests/gpu/plan.py --limit-s 540 --out $(GPU_OUT) $(if $(FAKE),--fake $(FAKE)) $(ARGS)
+test-gpu:
+	@$(GPU_PLAN)
+
+# of those what measures: context, copies, and recovery beside torchrun with DCP
+bench-gpu:
+	@$(GPU_PLAN) --bench
 
 soak: $(READY)
 	$(BIN)/pytest -q -m soak

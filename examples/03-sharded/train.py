@@ -35,9 +35,9 @@ class Block(nn.Module):
 def train(run: Run) -> None:
     def build() -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
         blocks = [Block(args.width) for _ in range(args.layers)]
-        model = nn.Sequential(nn.Linear(64, args.width), *blocks, nn.Linear(args.width, 64))
+        model = nn.Sequential(nn.Linear(64, args.width), *blocks, nn.Linear(args.width, 64)).to(args.device)
         shape = (args.replicas, run.world_size // args.replicas)
-        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+        mesh = init_device_mesh(args.device, shape, mesh_dim_names=("replicate", "shard"))
         for block in blocks:
             fully_shard(block, mesh=mesh if args.replicas > 1 else mesh["shard"])
         fully_shard(model, mesh=mesh if args.replicas > 1 else mesh["shard"])
@@ -47,7 +47,7 @@ def train(run: Run) -> None:
     model, optimizer, schedule = run.keep(build)
     run.restore(model=model, optimizer=optimizer, schedule=schedule)
     for _ in run.steps(args.steps):
-        x = torch.randn(run.batch_size, 64)
+        x = torch.randn(run.batch_size, 64).to(args.device)
         loss = (model(x) - x.roll(1, dims=1)).square().mean()
         optimizer.zero_grad()
         loss.backward()
@@ -63,6 +63,7 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=40, help="optimizer steps")
     parser.add_argument("--width", type=int, default=128, help="width of the model")
     parser.add_argument("--layers", type=int, default=4, help="blocks of the model")
+    parser.add_argument("--device", default="cpu", help="where the model is: cpu, or cuda")
     parser.add_argument("--replicas", type=int, default=2, help="copies of each shard; 1: plain FSDP2")
     args = parser.parse_args()
     train()

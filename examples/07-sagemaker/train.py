@@ -61,6 +61,7 @@ def read_text() -> tuple[torch.Tensor, torch.Tensor]:
 def loss_on(model: nn.Module, text: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     """Mean loss for the bytes that follow `places` in `text`."""
     window = torch.stack([text[place : place + CONTEXT + 1] for place in places.tolist()]).long()
+    window = window.to(next(model.parameters()).device)
     return F.cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
 
 
@@ -69,7 +70,7 @@ def train(run: Run) -> None:
     learn, held_out = read_text()
 
     def build() -> tuple[nn.Module, torch.optim.Optimizer]:
-        model = GPT(args.width, args.layers)
+        model = GPT(args.width, args.layers).to(args.device)
         return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     model, optimizer = run.keep(build)  # (2) built once a process
@@ -94,5 +95,6 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=40, help="optimizer steps")
     parser.add_argument("--width", type=int, default=128, help="width of the model")
     parser.add_argument("--layers", type=int, default=4, help="blocks of the model")
+    parser.add_argument("--device", default="cpu", help="where the model is: cpu, or cuda")
     args = parser.parse_args()
     train()

@@ -47,6 +47,8 @@ class Setup:
     kill_rank: int
     kill_step: int
     save_every: int = 5
+    device: str = "cpu"
+    """torch's name of what torchrun's ranks train on."""
 
     def hp_ext_command(self) -> list[str]:
         arguments = json.dumps([f"--{name}={getattr(self, name)}" for name in ("steps", "width", "layers")])
@@ -61,7 +63,7 @@ class Setup:
     def arguments(self, folder: str = "FOLDER") -> list[str]:
         """What a peer's script is given."""
         assert self.job.global_batch_size is not None
-        arguments = ["--folder", folder, "--save-every", str(self.save_every)]
+        arguments = ["--folder", folder, "--save-every", str(self.save_every), "--device", self.device]
         for name in ("steps", "width", "layers"):
             arguments += [f"--{name}", str(getattr(self, name))]
         share = self.job.global_batch_size // self.job.world_size

@@ -43,7 +43,7 @@ class Training:
 
     def build(self) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(self._randomness.seed_of(self._args.seed, 0, -1))
-        model = self._example.GPT(self._args.width, self._args.layers).train()
+        model = self._example.GPT(self._args.width, self._args.layers).to(self._args.device).train()
         return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def loss(self, parallel: torch.nn.Module, step: int, rank: int) -> torch.Tensor:
@@ -107,6 +107,7 @@ def parse(description: str | None, **more: float) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, required=True, help="where stamps and checkpoints go")
     for name in ("steps", "width", "layers", "batch-size", "seed", "save-every"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--device", default="cpu")
     for name, default in more.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
     return parser.parse_args()

@@ -14,7 +14,7 @@ import hyperpod_ext.runtime
 
 def test_a_step_of_the_example_is_made_and_repeats_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "hyperpod_ext.runtime", hyperpod_ext.runtime)  # it has something else stand there
-    training = Training(argparse.Namespace(seed=0, width=16, layers=1, batch_size=2))
+    training = Training(argparse.Namespace(seed=0, width=16, layers=1, batch_size=2, device="cpu"))
     model, optimizer = training.build()
     loss = training.loss(model, 1, 0)
     loss.backward()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The training of examples/01-local as torchrun's users write it: DDP on gloo, DCP checkpoints in a directory.
+"""The training of examples/01-local as torchrun's users write it: DDP on gloo or NCCL, DCP checkpoints in a directory.
 
 Each process writes its moments to `rank<R>.attempt<A>.jsonl`.
 """
@@ -49,7 +49,7 @@ def main() -> None:
     stamps = Stamps(args.folder / f"rank{rank}.attempt{os.environ['TORCHELASTIC_RESTART_COUNT']}.jsonl")
     stamps.write("started", t=STARTED, pid=os.getpid())
     stamps.write("imported", t=IMPORTED)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo" if args.device == "cpu" else "nccl")
     stamps.write("group_up")
     try:
         train(args, stamps, rank)

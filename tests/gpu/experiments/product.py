@@ -1,0 +1,95 @@
+"""P1, P2: jobs of the product with DDP and FSDP2, several workers on one GPU, through an exception and a `kill -9`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lane import Lane
+from machine import how_to_bring, missing_wheels
+from results import Figure, Figures, NotRunError
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+RANK, STEP, STEPS = 2, 13, 20
+"""Where the fault is injected, and optimizer steps of each job."""
+_HP_EXT = """
+import sys, hyperpod_ext
+hyperpod_ext.__path__.append(sys.argv.pop(1))
+from hyperpod_ext.cli import main
+main()
+"""
+"""`hp-ext` of a checkout that is not installed."""
+FAULTS = {
+    "exception": f'chaos.inject=[{{"kind": "exception", "rank": {RANK}, "step": {STEP}, "phase": "backward"}}]',
+    "kill -9": f'chaos.faults=[{{"kind": "kill", "rank": {RANK}, "step": {STEP}}}]',
+}
+
+
+def ddp(lane: Lane) -> Figures:
+    return _through_faults(lane, "01-local")
+
+
+def fsdp2(lane: Lane) -> Figures:
+    return _through_faults(lane, "03-sharded")
+
+
+def _through_faults(lane: Lane, example: str) -> Figures:
+    require_wheels()
+    figures: Figures = {}
+    for fault in FAULTS:
+        with tempfile.TemporaryDirectory() as home:
+            found = run_job(lane, example, fault, Path(home))
+        figures |= _checked(lane, fault, found)
+    return figures
+
+
+def require_wheels() -> None:
+    if wheels := missing_wheels():
+        raise NotRunError(f"no {', '.join(wheels)}; bring wheels: {how_to_bring(wheels)}")
+
+
+def _checked(lane: Lane, name: str, found: Mapping[str, Any]) -> Figures:
+    (recovery,) = found["recoveries"]
+    assert found["steps_lost"] == 0, f"{name}: {found['steps_lost']} steps were lost"
+    assert recovery["survivor_pids_kept"], f"{name}: survivors did not keep their processes"
+    # some of torch's kernels for GPUs add up in any order, so there bits may differ with no fault at all
+    equal = bool(found["loss_equal"] and found["weights_equal"])
+    assert equal or not lane.fake, f"{name}: losses or weights differ from those of the undisturbed run"
+    return {
+        f"{name}: fault to the first new step": Figure(float(recovery["seconds"]), "s"),
+        f"{name}: losses and weights equal those of the undisturbed run": Figure(equal),
+    }
+
+
+def run_job(lane: Lane, example: str, fault: str, home: Path, *, compare: bool = True) -> Mapping[str, Any]:
+    """The report of a job on two local nodes with two workers each.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    arguments = json.dumps(["--steps", str(STEPS), "--device", lane.device])
+    command = [sys.executable, "-c", _HP_EXT, str(ROOT), "create-job", "-f", f"examples/{example}/job.yaml"]
+    command += ["--target", "local", "--wait", "-o", "json", "--set", f"args={arguments}"]
+    for change in ("chaos.faults=[]", FAULTS[fault], f"chaos.compare={str(compare).lower()}"):
+        command += ["--set", change]
+    environment = job_environment(lane) | {"HPX_HOME": str(home)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{example}, {fault}: exit code {done.returncode}\n{done.stderr[-3000:]}")
+    report: Mapping[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def job_environment(lane: Lane) -> dict[str, str]:
+    """Of a job whose workers share a GPU; the product sets what else it needs of NCCL itself."""
+    ours = [str(ROOT)] if lane.fake else [str(ROOT), str(HERE.parent / "one_gpu")]
+    given = os.environ["PYTHONPATH"].split(os.pathsep)
+    others = [one for one in given if one != str(ROOT) and not one.startswith(str(ROOT / "tests"))]
+    return lane.environment(None, recovery=False) | {"PYTHONPATH": os.pathsep.join([*ours, *others])}

@@ -1,0 +1,51 @@
+"""R: seconds from a fault to the end of the first new step, less an ordinary step: the product after an exception
+and after a `kill -9`, beside torchrun with DCP checkpoints, on the same GPU in the same run."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from lane import Lane
+from product import RANK, STEP, STEPS, job_environment, require_wheels, run_job
+from results import Figure, Figures
+
+_NAME = "first_new_step_less_a_step"
+_WANTED_S = {"exception": "0.5 s", "kill -9": "1.5 s with a warm spare, 5 s without"}
+
+
+def run(lane: Lane) -> Figures:
+    require_wheels()
+    os.environ.update(job_environment(lane))
+    torchrun_s = _torchrun_s(lane)
+    figures = {"kill -9: torchrun with DCP": Figure(torchrun_s, "s")}
+    for fault, wanted in _WANTED_S.items():
+        seconds = _our_s(lane, fault)
+        figures[f"{fault} (wanted: {wanted})"] = Figure(seconds, "s")
+        figures[f"{fault}, beside torchrun's kill -9 (wanted: 0.2)"] = Figure(seconds / torchrun_s)
+    return figures
+
+
+def _our_s(lane: Lane, fault: str) -> float:
+    from recovery_report import our_recovery
+
+    from hyperpod_ext.runtime.events.reading import read_events
+    from hyperpod_ext.runtime.events.report import kept_steps
+
+    with tempfile.TemporaryDirectory() as name:
+        home = Path(name)
+        report = run_job(lane, "01-local", fault, home, compare=False)
+        (events,) = home.glob("local/*/*/main/events.jsonl")
+        return our_recovery(report, kept_steps(read_events(events).all_events()), STEP).seconds(_NAME)
+
+
+def _torchrun_s(lane: Lane) -> float:
+    from recovery_sides import EXAMPLE, Setup, measure_torchrun
+
+    from hyperpod_ext.config.files.load import load
+    from hyperpod_ext.config.job.job import JobConfig
+
+    setup = Setup(load(JobConfig, EXAMPLE), STEPS, 128, 4, RANK, STEP, device=lane.device)
+    with tempfile.TemporaryDirectory() as scratch:
+        return measure_torchrun(setup, Path(scratch)).seconds(_NAME)
