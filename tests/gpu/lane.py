@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from hyperpod_ext.runtime.process_group.nccl_environment import Engine, nccl_environment
+from hyperpod_ext.runtime.process_group.nccl.environment import Engine, nccl_environment
 
 Name = Literal["hostid", "multi-rank", "fake"]
 _CLEARED = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "HPX_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_")

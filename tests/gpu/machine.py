@@ -64,7 +64,7 @@ def describe() -> dict[str, str]:
     import torch
 
     import hyperpod_ext
-    from hyperpod_ext.runtime.process_group.nccl_versions import installed, judge, written
+    from hyperpod_ext.runtime.process_group.nccl.versions import installed, judge, written
 
     on_gpu = torch.version.cuda is not None and torch.cuda.is_available()
     libraries = installed(os.environ, built_in=torch.cuda.nccl.version()[:3] if on_gpu else None)

@@ -27,8 +27,8 @@ from lane import Lane
 
 from hyperpod_ext.processes import die_with_parent
 from hyperpod_ext.runtime.process_group import torch_private
-from hyperpod_ext.runtime.process_group.gloo_sockets import duplicate, end_reading, event_loops
-from hyperpod_ext.runtime.process_group.groups import wait_until_idle
+from hyperpod_ext.runtime.process_group.gloo.sockets import duplicate, end_reading, event_loops
+from hyperpod_ext.runtime.process_group.gloo.waits import wait_until_idle
 
 _GROUP_TIMEOUT_S = 100.0
 
