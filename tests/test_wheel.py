@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -25,6 +26,14 @@ def wanted_files(root: Path) -> set[str]:
         for file in (root / folder).rglob("*")
         if file.suffix in SHIPPED or file.name == "py.typed"
     }
+
+
+def test_every_folder_with_modules_is_a_package_of_the_wheel(root: Path) -> None:
+    settings = tomllib.loads((root / "pyproject.toml").read_text())
+    listed = settings["tool"]["setuptools"]["packages"]
+    folders = {str(Path(file).parent).replace("/", ".") for file in wanted_files(root) if file.endswith(".py")}
+    assert listed == sorted(set(listed))
+    assert folders - set(listed) == set()
 
 
 @pytest.mark.slow
