@@ -261,7 +261,10 @@ def test_ranks_share_a_gpu_as_nodes_or_as_ranks_of_one() -> None:
 def test_each_process_of_a_job_counts_as_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(HERE / "one_gpu"))
     monkeypatch.setenv("NCCL_HOSTID", "inherited")
-    program = "import os; child = os.fork(); print(os.environ['NCCL_HOSTID'], flush=True); child and os.wait()"
+    # a line in one write: two processes share the pipe
+    program = (
+        "import os; child = os.fork(); os.write(1, os.environ['NCCL_HOSTID'].encode() + b'\\n'); child and os.wait()"
+    )
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert len(set(printed.split()) - {"inherited"}) == 2
 
