@@ -24,7 +24,7 @@ export PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup environments cdk ready ready-with-cdk run check static test test-thorough test-sdks test-integrations soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible golden clean test-mutants test-torch test-gpu bench-gpu
+.PHONY: setup environments cdk ready ready-with-cdk run check static test test-thorough test-sdks test-integrations soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible golden clean test-mutants test-series test-torch test-gpu bench-gpu
 
 setup: $(READY) environments
 
@@ -84,6 +84,10 @@ test-sdks: $(READY)
 test-integrations: $(READY)
 	-@$(BIN)/python tests/support/integrations_env.py
 	$(BIN)/pytest -q -m integrations
+
+# `make test` twenty times, as different people run it; two to three hours. ARGS='--runs plain=2 user=1' makes others
+test-series: $(READY)
+	$(BIN)/python tests/support/series.py $(ARGS)
 
 # more than sixty small wrong changes, each of which a fast test must see; about two minutes. ARGS='--only "quorum.*"', --list, --help
 test-mutants: $(READY)
