@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -152,6 +153,8 @@ class ForkServer:
     def __init__(self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.pid, self._reader, self._writer = pid, reader, writer
         self._asking = asyncio.Lock()
+        self._spares: dict[int, int | Callable[[int], None] | None] = {}
+        """Of each warm spare what hears of its end, or the status with which it has ended. None: nobody, not yet."""
 
     @classmethod
     async def start(cls, preload: tuple[str, ...], environ: Mapping[str, str]) -> ForkServer:
@@ -172,16 +175,49 @@ class ForkServer:
         """
         return float((await self._answer())["ready"])
 
-    async def fork(self, *, argv: list[str], env: Mapping[str, str], cwd: Path, log: Path) -> int:
-        """Process id of a new worker, whose parent is this process.
+    async def fork(self, *, argv: list[str], env: Mapping[str, str], cwd: Path, log: Path) -> tuple[int, bool]:
+        """Process id of a new worker, and whether it was a warm spare. Its parent is this process: `on_exit` hears of
+        its end.
 
         Raises:
             JobFailedError: it could not, or it ended.
         """
+        answer = await self._ask({"argv": argv, "env": dict(env), "cwd": str(cwd), "log": str(log)})
+        return int(answer["pid"]), bool(answer["warm"])
+
+    async def keep_warm(self, local_ranks: Sequence[int]) -> None:
+        """Have a process with a CUDA context ready for each of these that has a GPU here.
+
+        Raises:
+            JobFailedError: it ended.
+        """
+        answer = await self._ask({"keep_warm": list(local_ranks)})
+        for pid in answer["pids"]:
+            self._spares[pid] = None
+            on_exit(pid, functools.partial(self._spare_ended, pid))
+
+    def on_exit(self, pid: int, tell: Callable[[int], None]) -> None:
+        """As the function of this name, of a worker that `fork` has brought."""
+        if pid not in self._spares:
+            on_exit(pid, tell)
+        elif isinstance(ended := self._spares[pid], int):
+            del self._spares[pid]
+            tell(ended)
+        else:
+            self._spares[pid] = tell
+
+    def _spare_ended(self, pid: int, status: int) -> None:
+        tell = self._spares[pid]
+        if callable(tell):
+            del self._spares[pid]
+            tell(status)
+        else:
+            self._spares[pid] = status
+
+    async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         async with self._asking:
-            order = {"argv": argv, "env": dict(env), "cwd": str(cwd), "log": str(log)}
-            self._writer.write(json.dumps(order).encode() + b"\n")
-            return int((await self._answer())["pid"])
+            self._writer.write(json.dumps(request).encode() + b"\n")
+            return await self._answer()
 
     async def _answer(self) -> dict[str, Any]:
         try:

@@ -2,7 +2,7 @@
 
 Imports are most of a worker's restart. The fork server talks to its agent over an inherited socket: a JSON
 line in for each worker wanted, a JSON line out with its process id. Workers are forked twice, so that
-their parent is the agent (a subreaper) and not this process.
+their parent is the agent (a subreaper) and not this process. Asked to keep warm spares, it has workers become of those.
 
 A child of a process that has initialized CUDA cannot use a GPU. So a module whose import does that is refused, by name.
 
@@ -19,11 +19,13 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from hyperpod_ext.processes import die_with_parent
 from hyperpod_ext.runtime.agent import worker_main as worker
+from hyperpod_ext.runtime.agent.warm_spares import WarmSpares
 
 _OURS = (
     "hyperpod_ext.runtime.training.loop",  # with everything a worker of ours needs
@@ -44,8 +46,23 @@ def main(cuda_device: str = _CUDA_DEVICE) -> None:
     with os.fdopen(os.dup(line), "r", encoding="utf-8") as requests, os.fdopen(line, "w", encoding="utf-8") as answers:
         os.environ.setdefault(_NVML_CHECK, "1")  # for workers, too: it is right in them as well
         _say(answers, _preload([*sys.argv[3:], *_OURS], cuda_device))
-        for order in requests:
-            _say(answers, {"pid": _fork_twice(json.loads(order), agent_pid)})
+        spares = WarmSpares(_fork_twice, agent_pid)
+        for request in requests:
+            _say(answers, _answer(json.loads(request), spares, agent_pid))
+
+
+def _answer(order: dict[str, Any], spares: WarmSpares, agent_pid: int) -> dict[str, Any]:
+    if (local_ranks := order.get("keep_warm")) is not None:
+        return {"pids": spares.keep(local_ranks)}
+    pid = spares.take(order)
+    if pid is not None:
+        return {"pid": pid, "warm": True}
+
+    def become_worker() -> NoReturn:
+        spares.forget()
+        worker.main(order, agent_pid)
+
+    return {"pid": _fork_twice(become_worker), "warm": False}
 
 
 def _preload(modules: list[str], cuda_device: str) -> dict[str, Any]:
@@ -81,7 +98,8 @@ def _opened(device: str) -> str | None:
     return None
 
 
-def _fork_twice(order: dict[str, Any], agent_pid: int) -> int:
+def _fork_twice(run: Callable[[], NoReturn]) -> int:
+    """Process id of a child in which `run` is called. Its parent is whoever adopts orphans here: the agent."""
     reading, writing = os.pipe()
     middle = os.fork()
     if middle == 0:
@@ -89,7 +107,7 @@ def _fork_twice(order: dict[str, Any], agent_pid: int) -> int:
         grandchild = os.fork()
         if grandchild == 0:
             os.close(writing)
-            worker.main(order, agent_pid)  # never returns
+            run()
         os.write(writing, str(grandchild).encode())
         os._exit(0)
     os.close(writing)

@@ -315,6 +315,8 @@ class Node:
                 # until now, when everybody has this step, a newer one might have been needed yet
                 generation = self._workers.generation
                 await self._memory.ask(r.Fence(generation=generation, step=step, **self._beginning))
+                if self._config.restart.warm_spares:
+                    self._spawn(self._fork_server.keep_warm(range(self._config.workers_per_node)))
             case c.FinishTraining():
                 self._workers.finishing = True
         self._workers.send(order)

@@ -53,7 +53,7 @@ def _become_worker(order: dict[str, Any], agent_pid: int) -> None:
     os.close(null)
     os.closerange(3, 64)  # the fork server's line to its agent, and whatever else it had open
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a real file since the fork
-    _wait_adopted(agent_pid)
+    wait_adopted(agent_pid)
     die_with_parent(agent_pid)
     os.environ.update(order["env"])
     LivenessLock(Path(order["env"][ENV_HEARTBEAT])).hold()
@@ -83,7 +83,7 @@ def _left_to_the_agent(_signum: int, _frame: object) -> None:
     pass
 
 
-def _wait_adopted(agent_pid: int) -> None:
+def wait_adopted(agent_pid: int) -> None:
     """Until the process between us and the agent has ended, the kernel would watch the wrong parent."""
     parent = os.getppid()
     if parent == agent_pid:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.config.fault_injection import NodeFault
-from hyperpod_ext.runtime.agent.children import ForkServer, on_exit
+from hyperpod_ext.runtime.agent.children import ForkServer
 from hyperpod_ext.runtime.agent.hang_monitor import HangMonitor
 from hyperpod_ext.runtime.agent.memory_client import AsyncMemoryClient
 from hyperpod_ext.runtime.agent.settings import NodeSettings
@@ -218,18 +218,19 @@ class Workers:
         }
         lock = LivenessLock(Path(env[ENV_HEARTBEAT]))
         lock.prepare()
-        pid = await fork_server.fork(argv=self._settings.argv, env=env, cwd=Path.cwd(), log=log)
+        pid, was_warm = await fork_server.fork(argv=self._settings.argv, env=env, cwd=Path.cwd(), log=log)
         if self._starts.get(rank) != this:
-            on_exit(pid, lambda status: None)
-            os.kill(pid, signal.SIGKILL)
+            fork_server.on_exit(pid, lambda status: None)
+            with contextlib.suppress(ProcessLookupError):  # a warm spare that has ended
+                os.kill(pid, signal.SIGKILL)
             return
         worker = _Worker(rank, pid, log, lock, joining)
         async with self._known:
             self._workers[rank] = worker
             self._known.notify_all()
         self.monitor.started(rank, pid, log)
-        self._event("worker_started", rank=rank, pid=pid)
-        on_exit(pid, lambda status: self._exited(worker, status))
+        self._event("worker_started", rank=rank, pid=pid, warm=was_warm)
+        fork_server.on_exit(pid, lambda status: self._exited(worker, status))
 
     def _exited(self, worker: _Worker, status: int) -> None:
         """A worker's process has ended."""

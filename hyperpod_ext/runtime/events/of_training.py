@@ -74,11 +74,13 @@ class MetricsFailed(ByCoordinator):
 
 
 class WorkerStarted(ByAgent):
-    """A worker process was forked."""
+    """A worker process was forked, or became of a warm spare."""
 
     event: Literal["worker_started"] = "worker_started"
     rank: Count
     pid: Count
+    warm: bool = False
+    """Whether it had a CUDA context when it was wanted (`restart.warm_spares`)."""
 
 
 class Imported(ByAgent):

@@ -19,6 +19,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 RANK, STEP, STEPS = 2, 13, 20
 """Where the fault is injected, and optimizer steps of each job."""
+LATE_STEP = 150
+"""Where a warm spare should be ready."""
 _HP_EXT = """
 import sys, hyperpod_ext
 hyperpod_ext.__path__.append(sys.argv.pop(1))
@@ -30,6 +32,10 @@ FAULTS = {
     "exception": f'chaos.inject=[{{"kind": "exception", "rank": {RANK}, "step": {STEP}, "phase": "backward"}}]',
     "kill -9": f'chaos.faults=[{{"kind": "kill", "rank": {RANK}, "step": {STEP}}}]',
 }
+_WITH_A_SPARE = (
+    f'chaos.faults=[{{"kind": "kill", "rank": {RANK}, "step": {LATE_STEP}}}]',
+    "restart.warm_spares=true",
+)
 
 
 def ddp(lane: Lane) -> Figures:
@@ -68,16 +74,19 @@ def _checked(lane: Lane, name: str, found: Mapping[str, Any]) -> Figures:
     }
 
 
-def run_job(lane: Lane, example: str, fault: str, home: Path, *, compare: bool = True) -> Mapping[str, Any]:
-    """The report of a job on two local nodes with two workers each.
+def run_job(
+    lane: Lane, example: str, fault: str, home: Path, *, compare: bool = True, warm: bool = False
+) -> Mapping[str, Any]:
+    """The report of a job on two local nodes with two workers each; `warm`: killed late, with a warm spare.
 
     Raises:
         RuntimeError: it failed.
     """
-    arguments = json.dumps(["--steps", str(STEPS), "--device", lane.device])
+    arguments = json.dumps(["--steps", str(LATE_STEP + 10 if warm else STEPS), "--device", lane.device])
     command = [sys.executable, "-c", _HP_EXT, str(ROOT), "create-job", "-f", f"examples/{example}/job.yaml"]
     command += ["--target", "local", "--wait", "-o", "json", "--set", f"args={arguments}"]
-    for change in ("chaos.faults=[]", FAULTS[fault], f"chaos.compare={str(compare).lower()}"):
+    changes = _WITH_A_SPARE if warm else (FAULTS[fault],)
+    for change in ("chaos.faults=[]", *changes, f"chaos.compare={str(compare).lower()}"):
         command += ["--set", change]
     environment = job_environment(lane) | {"HPX_HOME": str(home)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

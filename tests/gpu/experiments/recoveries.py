@@ -8,11 +8,11 @@ import tempfile
 from pathlib import Path
 
 from lane import Lane
-from product import RANK, STEP, STEPS, job_environment, require_wheels, run_job
+from product import LATE_STEP, RANK, STEP, STEPS, job_environment, require_wheels, run_job
 from results import Figure, Figures
 
 _NAME = "first_new_step_less_a_step"
-_WANTED_S = {"exception": "0.5 s", "kill -9": "1.5 s with a warm spare, 5 s without"}
+_WANTED_S = {"exception": "0.5 s", "kill -9": "5 s", "kill -9 with a warm spare": "1.5 s"}
 
 
 def run(lane: Lane) -> Figures:
@@ -21,23 +21,31 @@ def run(lane: Lane) -> Figures:
     torchrun_s = _torchrun_s(lane)
     figures = {"kill -9: torchrun with DCP": Figure(torchrun_s, "s")}
     for fault, wanted in _WANTED_S.items():
-        seconds = _our_s(lane, fault)
+        warm = "spare" in fault
+        seconds, had_spare = _our_s(lane, fault, warm=warm)
+        if warm:
+            figures["the spare was ready"] = Figure(had_spare)
         figures[f"{fault} (wanted: {wanted})"] = Figure(seconds, "s")
         figures[f"{fault}, beside torchrun's kill -9 (wanted: 0.2)"] = Figure(seconds / torchrun_s)
     return figures
 
 
-def _our_s(lane: Lane, fault: str) -> float:
+def _our_s(lane: Lane, fault: str, *, warm: bool) -> tuple[float, bool]:
+    """Seconds, and whether the new worker was a warm spare."""
     from recovery_report import our_recovery
 
+    from hyperpod_ext.runtime.events.of_training import WorkerStarted
     from hyperpod_ext.runtime.events.reading import read_events
     from hyperpod_ext.runtime.events.report import kept_steps
 
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
-        report = run_job(lane, "01-local", fault, home, compare=False)
-        (events,) = home.glob("local/*/*/main/events.jsonl")
-        return our_recovery(report, kept_steps(read_events(events).all_events()), STEP).seconds(_NAME)
+        report = run_job(lane, "01-local", fault, home, compare=False, warm=warm)
+        (file,) = home.glob("local/*/*/main/events.jsonl")
+        events = read_events(file).all_events()
+        had_spare = any(started.warm for started in events.of(WorkerStarted))
+        recovery = our_recovery(report, kept_steps(events), LATE_STEP if warm else STEP)
+        return recovery.seconds(_NAME), had_spare
 
 
 def _torchrun_s(lane: Lane) -> float:
