@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,17 @@ from hyperpod_ext.errors import NoCheckpointError
 
 def sources(job: SmallJob) -> dict[int, str]:
     return {event["rank"]: event["source"] for event in job.vote.events}
+
+
+def connections_to(job: SmallJob) -> int:
+    """TCP connections of this process, which has all ranks, to the memory servers."""
+    ports = {port for _, port in job._peers.values()}
+    found = 0
+    for descriptor in Path("/proc/self/fd").iterdir():
+        if descriptor.is_socket():
+            with socket.socket(fileno=os.dup(int(descriptor.name))) as sock, contextlib.suppress(OSError):
+                found += sock.family == socket.AF_INET and sock.getpeername()[1] in ports
+    return found
 
 
 def replaced(job: SmallJob, *nodes: int) -> SmallJob:
@@ -33,6 +47,7 @@ def test_the_ranks_of_a_lost_node_are_restored_from_its_peer_on_another_machine(
     job.assert_holds(5)
     lost = {2 * node, 2 * node + 1}
     assert sources(job) == {rank: "peer" if rank in lost else "memory" for rank in range(4)}
+    assert connections_to(job) == 0  # each would cost the other node a thread for as long as its rank lives
     job.train(7)  # and the new machine is a node as any other
     assert job.resume() == 7
     job.assert_holds(7)

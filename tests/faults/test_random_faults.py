@@ -74,5 +74,6 @@ def endure(job: Any, parallel: str, count: int) -> None:
     watched.assert_flat()
     stuck = [event for event in watched.events if event["event"] == "stuck"]
     assert not stuck, "survivors did not come free in time, and were replaced"
-    first, _, last = (median(one["seconds"] for one in some) for some in thirds(recoveries))
-    assert last < 1.5 * first + 0.1, "a recovery takes longer the more there have been"
+    if count >= 100:  # of fewer, what else the machine does meanwhile decides
+        first, _, last = (median(one["seconds"] for one in some) for some in thirds(recoveries))
+        assert last < 1.5 * first + 0.1, "a recovery takes longer the more there have been"

@@ -394,6 +394,11 @@ class Checkpointer:
 
         return Snapshot.of(manifest, plan, load, scatter)
 
+    def close_peers(self) -> None:
+        """All has been read from other nodes: a connection costs them a thread for as long as it lasts."""
+        for peer in self._peers.values():
+            peer.close()
+
     @_with_the_next_server
     def fetch(self, url: str, folder: str, rank: int) -> Snapshot:
         """A snapshot of a durable checkpoint, through this node's memory, where its MAC was verified.

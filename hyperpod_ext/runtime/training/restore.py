@@ -112,6 +112,7 @@ class JobLink:
             step, following = self._session.restored(attempt, error)
             if step is not None:
                 assert restored is not None
+                self._checkpointer.close_peers()
                 came = {"bytes_moved": restored.bytes_moved, "bytes_local": restored.bytes_local}
                 came |= {} if restored.bound else {"unbound": True}
                 self.event("restored", rank=self.rank, step=step, source=decision.source(self.rank).kind, **came)

@@ -13,6 +13,7 @@ import damaged
 import pytest
 
 from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.runtime.agent.children import on_exit
 from hyperpod_ext.runtime.agent.coordinator_client import CoordinatorClient
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.agent.workers import Workers
@@ -63,9 +64,11 @@ class ForkServer:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    async def fork(self, **_: Any) -> int:
+    async def fork(self, **_: Any) -> tuple[int, bool]:
         program = [sys.executable, damaged.__file__, str(self._path), "0", str(COUNT)]
-        return subprocess.Popen(program, stderr=subprocess.DEVNULL).pid
+        return subprocess.Popen(program, stderr=subprocess.DEVNULL).pid, False
+
+    on_exit = staticmethod(on_exit)
 
 
 def test_an_agent_refuses_those_of_its_worker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.runtime.agent.children import on_exit
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.agent.workers import Workers
 
@@ -22,11 +23,13 @@ class ForkServer:
         self.asked, self.may = asyncio.Event(), asyncio.Event()
         self.pids: list[int] = []
 
-    async def fork(self, **_: Any) -> int:
+    async def fork(self, **_: Any) -> tuple[int, bool]:
         self.asked.set()
         await self.may.wait()
         self.pids.append(subprocess.Popen(["sleep", "600"]).pid)
-        return self.pids[-1]
+        return self.pids[-1], False
+
+    on_exit = staticmethod(on_exit)
 
 
 def workers_in(folder: Path, events: list[str]) -> Workers:
