@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 
-from hyperpod_ext.runtime.state.progress import collectives_begun
+from hyperpod_ext.runtime.process_group.torch_private import collectives_begun
 
 _COMPUTES = r"device_mesh\.py|_mesh_layout\.py|tensor/(?!_redistribute|_collective)"
 """What of torch.distributed an optimizer's step on DTensors goes through: it waits for nobody. Making a mesh waits in

@@ -21,6 +21,7 @@ from hyperpod_ext.errors import ConfigError
 from hyperpod_ext.runtime.process_group import torch_private as torch_names
 from hyperpod_ext.runtime.process_group.backend import AbortStuckError
 from hyperpod_ext.runtime.process_group.nccl import versions
+from hyperpod_ext.runtime.process_group.nccl.captured_graphs import CapturedGraphs
 from hyperpod_ext.runtime.process_group.nccl.environment import engine_of, nccl_environment
 
 _LIMIT_S = 20.0
@@ -61,12 +62,16 @@ class Nccl:
     Args:
         communicators: of each open group, by its name.
         synchronize: waits until the GPU has done what was queued.
+        drop_graphs: what was captured and holds communicators is gone after it.
     """
 
     def __init__(
-        self, communicators: Callable[[], Mapping[str, Communicators]], synchronize: Callable[[], object]
+        self,
+        communicators: Callable[[], Mapping[str, Communicators]],
+        synchronize: Callable[[], object],
+        drop_graphs: Callable[[], object] = lambda: None,
     ) -> None:
-        self._communicators, self._synchronize = communicators, synchronize
+        self._communicators, self._synchronize, self._drop_graphs = communicators, synchronize, drop_graphs
         self._aborts: dict[str, _Call] = {}
         """By the name of their group."""
         self._aborted = False
@@ -86,7 +91,9 @@ class Nccl:
         for each in found:
             sys.stderr.write(f"{each.problem}\n")
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-        return cls(lambda: torch_names.backends_of("cuda"), torch.cuda.synchronize)
+
+        graphs = CapturedGraphs(torch_names.collectives_begun, torch.cuda.CUDAGraph)
+        return cls(lambda: torch_names.backends_of("cuda"), torch.cuda.synchronize, graphs.drop)
 
     def enter(self, world_size: int, *, lasting: bool) -> None:
         with self._lock:
@@ -102,6 +109,8 @@ class Nccl:
     def abort(self) -> None:
         """As the protocol has it. Returns before the aborts have ended: `ending` waits for them."""
         with self._lock:
+            if not self._aborted:
+                self._drop_graphs()
             self._aborted = True
             for name, communicators in self._communicators().items():
                 if name not in self._aborts:

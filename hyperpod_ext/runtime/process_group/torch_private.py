@@ -74,3 +74,13 @@ def backends_of(device: str) -> dict[str, Any]:
             if hasattr(backend, "abort"):  # before torch 2.7, that of gloo cannot
                 found[str(name)] = backend
     return found
+
+
+def collectives_begun() -> int:
+    """Collective operations that this process has begun on its open process groups."""
+    begun = 0
+    with contextlib.suppress(RuntimeError, ValueError):  # a group that is just being opened or closed
+        for group in list(_c10d._world.pg_map):
+            backends: list[Any] = [group._get_backend(device) for device in group._device_types]
+            begun += sum(one._get_sequence_number_for_group() for one in {id(one): one for one in backends}.values())
+    return begun

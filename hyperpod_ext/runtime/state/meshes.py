@@ -25,9 +25,9 @@ from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
 
 from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.process_group.torch_private import collectives_begun
 from hyperpod_ext.runtime.snapshot.image import is_dtensor
 from hyperpod_ext.runtime.state import interrupted_fsdp
-from hyperpod_ext.runtime.state.progress import collectives_begun
 from hyperpod_ext.runtime.torch_requirements import private_names
 from hyperpod_ext.runtime.torch_requirements.private_names import Feature
 

@@ -6,7 +6,6 @@ nothing. A compiled module tells no forward phase, as hooks would break its grap
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import os
 import sys
@@ -16,10 +15,10 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 
 from hyperpod_ext.runtime.detection.heartbeat import ENV_HEARTBEAT, HeartbeatPage, Phase
 from hyperpod_ext.runtime.detection.stacks import DUMP_SIGNAL
+from hyperpod_ext.runtime.process_group.torch_private import collectives_begun
 
 _BEATS_A_SECOND = 4
 
@@ -118,16 +117,6 @@ class Progress:
         pause = threading.Event()
         while not pause.wait(1 / _BEATS_A_SECOND):
             self._heartbeat.beat(collectives_begun())
-
-
-def collectives_begun() -> int:
-    """Collective operations that this process has begun on its open process groups."""
-    begun = 0
-    with contextlib.suppress(RuntimeError, ValueError):  # a group that is just being opened or closed
-        for group in list(dist.distributed_c10d._world.pg_map):
-            backends: list[Any] = [group._get_backend(device) for device in group._device_types]
-            begun += sum(one._get_sequence_number_for_group() for one in {id(one): one for one in backends}.values())
-    return begun
 
 
 def _first_with_gradient(output: Any) -> torch.Tensor | None:

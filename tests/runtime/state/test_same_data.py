@@ -86,11 +86,18 @@ class Agreed:
         return
 
 
+class NothingKept:
+    """The checkpointer of a job that begins."""
+
+    def close_peers(self) -> None:
+        return
+
+
 @pytest.mark.parametrize("other", ["numbers", "others"])
 def test_a_fresh_start_compares_before_anybody_trains(other: str):
     keys, restored = HashStore(), []
     for rank, state in ((1, state_of(1, other)), (0, state_of(0))):
-        link = JobLink(Agreed(), rank, None)  # type: ignore[arg-type]
+        link = JobLink(Agreed(), rank, NothingKept())  # type: ignore[arg-type]
         link.enter(start_fresh({0: 0, 1: 0}), keys)  # type: ignore[arg-type]
         if rank == 0 and other == "others":
             with pytest.raises(JobFailedError, match="'numbers' on rank 0, 'others' on rank 1"):
