@@ -1,7 +1,8 @@
 """A training script with all that recovery must keep bit for bit: dropout, momentum, AdamW, a schedule, gradient
 accumulation and loss scaling, under DDP, FSDP2 or HSDP; faults strike anywhere in a step.
 
-HPX_TEST_PARALLEL is `ddp`, `fsdp2` or `hsdp`; with HPX_TEST_REBUILD objects are built anew after each fault.
+HPX_TEST_PARALLEL is `ddp`, `fsdp2` or `hsdp`, and ` compiled` where blocks are; with HPX_TEST_REBUILD objects are
+built anew after each fault.
 HPX_TEST_FAULTS is a JSON list of `{"place": ..., "how": ..., "ranks": [...], "step": S}`. Each strikes once on each of
 its ranks. `place` is one of PLACES, or a number: seconds after the step began, whatever is done then. `how` is `kill`
 or `raise`; a fault at some moment can only kill.
@@ -23,11 +24,13 @@ from hyperpod_ext.runtime.state.seeding import seed_of
 
 PLACES = ("data loading", "forward", "backward", "all-reduce", "optimizer", "checkpointing")
 STEPS = int(os.environ.get("HPX_TEST_STEPS", "14"))
-PARALLEL = os.environ.get("HPX_TEST_PARALLEL", "ddp")
+PARALLEL, _, COMPILED = os.environ.get("HPX_TEST_PARALLEL", "ddp").partition(" ")
 REBUILD = "HPX_TEST_REBUILD" in os.environ
 FAULTS = json.loads(os.environ.get("HPX_TEST_FAULTS", "[]"))
 WIDTH = int(os.environ.get("HPX_TEST_WIDTH", "48"))
 MICRO_BATCHES = 3
+BUCKET_MB = 2 if COMPILED else 0.01
+"""Compiled DDP wants buckets that are no smaller than its first one, of a MiB."""
 HERE = Path(os.environ["HPX_RUN_DIR"])
 
 
@@ -123,6 +126,9 @@ def build() -> tuple[nn.Module, dict]:
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
+    if COMPILED:
+        for block in model.blocks:
+            block.compile()
     momentum = torch.optim.SGD([*model.words.parameters(), *model.head.parameters()], lr=0.05, momentum=0.9)
     adamw = torch.optim.AdamW(model.blocks.parameters(), lr=3e-3)
     return model, {
@@ -173,7 +179,7 @@ def train(run: Run) -> None:
     else:
         model, others = run.keep(build)
     run.restore(model=model, **others)
-    parallel = run.data_parallel(model, bucket_cap_mb=0.01) if PARALLEL == "ddp" else model
+    parallel = run.data_parallel(model, bucket_cap_mb=BUCKET_MB) if PARALLEL == "ddp" else model
     momentum, adamw, scaler = others["momentum"], others["adamw"], others["scaler"]
     for step in run.steps(STEPS):
         Now.step, Now.micro = step, 0

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 SCRIPT = Path(__file__).parent / "bitwise.py"
 PRELOAD = ["torch", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo", "torch.utils.data"]
 PLACES = ("data loading", "forward", "backward", "all-reduce", "optimizer", "checkpointing")
+HOWS = ("kill", "raise")
 STEPS = 26
 BUDGETS = dict.fromkeys(("max_restarts", "max_in_process", "max_on_node"), 50)
 
@@ -68,7 +69,7 @@ def equal(job: Any, undisturbed: Any) -> Any:
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2", "hsdp"])
 def test_faults_in_every_place_of_a_step_change_no_bit(equal, parallel):
     """A kill and an exception in each place, on one rank after the other; survivors keep their processes."""
-    numbered = list(enumerate([(how, place) for how in ("kill", "raise") for place in PLACES]))
+    numbered = list(enumerate([(how, place) for how in HOWS for place in PLACES]))
     faults = [{"place": p, "how": how, "ranks": [(n + n // 6) % 4], "step": 2 * n + 2} for n, (how, p) in numbered]
     recoveries = equal(parallel, *faults)
     assert [recovery["fault"]["rank"] for recovery in recoveries] == [fault["ranks"][0] for fault in faults]
@@ -85,6 +86,13 @@ def test_without_any_snapshot_the_state_comes_from_live_ranks(equal, parallel):
     node = {"place": "backward", "how": "kill", "ranks": [0, 1], "step": 18}  # of each HSDP shard one copy is left
     recoveries = equal(parallel, *faults, node, every_steps=1000)
     assert {recovery["source"] for recovery in recoveries} == {"live"}
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])
+def test_a_process_that_comes_anew_compiles_its_modules_again(equal, parallel):
+    kill, exception = ({"place": "backward", "how": how, "ranks": [1], "step": 5 * n} for n, how in enumerate(HOWS, 1))
+    recoveries = equal(f"{parallel} compiled", kill, exception)
+    assert [recovery["survivor_pids_kept"] for recovery in recoveries] == [True, True]
 
 
 def test_objects_that_are_built_anew_after_a_fault_take_over_what_they_replace(equal):

@@ -19,6 +19,7 @@ from durable_place import Directory, folder_of, harmed
 from served import SECRET
 from small_job import MEMORY, PEER, relaunched, trained
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from hyperpod_ext.errors import JobFailedError, MemoryTierFullError, NoCheckpointError
 from hyperpod_ext.runtime.checkpoint import checkpointer as checkpointer_module
@@ -92,8 +93,12 @@ class Thing:
         (lambda: {"when": torch.ones(3).to_sparse()}, r"thing\.when is a tensor of type torch\.float32 and layout"),
         (lambda: {"q": torch._empty_affine_quantized([2], scale=1.0, dtype=torch.qint8)}, r"thing\.q is a tensor of"),
         (lambda: {"raw": b"bytes"}, r"thing\.raw"),
+        (
+            lambda: {"w": TwoTensor(torch.ones(2), torch.ones(2))},
+            r"thing\.w is a TwoTensor, which is made of other tensors",
+        ),
     ],
-    ids=["a function", "an object", "sparse", "quantised", "bytes"],
+    ids=["a function", "an object", "sparse", "quantised", "bytes", "made of others"],
 )
 def test_a_leaf_that_cannot_be_stored_is_named_and_the_last_good_step_is_restored(make_job, state, words):
     job = trained(make_job(MEMORY, nodes=1), 3)

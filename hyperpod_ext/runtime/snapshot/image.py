@@ -34,7 +34,8 @@ def chunk_of(tensor: torch.Tensor | Chunk, name: str) -> Chunk | None:
     """This rank's part; None where it holds nothing of the tensor. A chunk is one already.
 
     Raises:
-        JobFailedError: a sparse or quantised tensor, or one whose sum is not made yet (Partial).
+        JobFailedError: a sparse or quantised tensor, one that is made of others, or one whose sum is not made yet
+            (Partial).
     """
     given, tensor = (tensor, tensor.local) if isinstance(tensor, Chunk) else (None, tensor)
     dtype = str(tensor.dtype).removeprefix("torch.")
@@ -46,6 +47,7 @@ def chunk_of(tensor: torch.Tensor | Chunk, name: str) -> Chunk | None:
     if given is not None:
         return given if tensor.numel() > 0 or 0 in given.shape else None
     if not is_dtensor(tensor):
+        check_memory(tensor, name)
         return Chunk(tensor.detach(), tuple(tensor.shape), (0,) * tensor.dim())
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -56,6 +58,7 @@ def chunk_of(tensor: torch.Tensor | Chunk, name: str) -> Chunk | None:
             hint="Redistribute it to Replicate() or Shard() before it is saved.",
         )
     local = sharded.detach().to_local()
+    check_memory(local, name)
     sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, sharded.device_mesh, sharded.placements)
     if local.numel() == 0 and tensor.numel() > 0:
         return None
@@ -63,10 +66,28 @@ def chunk_of(tensor: torch.Tensor | Chunk, name: str) -> Chunk | None:
     return Chunk(local, tuple(tensor.shape), tuple(offsets))
 
 
+def has_memory(kind: type) -> bool:
+    """False: content of a tensor of this type lies in others that it holds. 8-bit optimizers of torchao have such."""
+    return not hasattr(kind, "__tensor_flatten__") or _is_dtensor_class(kind)
+
+
+def check_memory(tensor: torch.Tensor, name: str) -> None:
+    """Refuse a tensor that has no memory of its own."""
+    if not has_memory(type(tensor)):
+        raise JobFailedError(
+            f"{name} is a {type(tensor).__qualname__}, which is made of other tensors; a snapshot holds dense ones",
+            hint="Use optimizers and layers whose state is plain tensors, of 8 bits as well: bitsandbytes has such.",
+        )
+
+
 def is_dtensor(tensor: Any) -> bool:
     """Whether it is a DTensor, without importing what defines them."""
+    return _is_dtensor_class(type(tensor))
+
+
+def _is_dtensor_class(kind: type) -> bool:
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
+    return module is not None and issubclass(kind, module.DTensor)
 
 
 def holders_of(tensors: Sequence[Any]) -> frozenset[int] | None:

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.snapshot.image import Layout, chunk_of, holders_of, is_dtensor
+from hyperpod_ext.runtime.snapshot.image import Layout, check_memory, chunk_of, has_memory, holders_of, is_dtensor
 from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, crc_text
 from hyperpod_ext.runtime.snapshot.sharing import Sharing
 from hyperpod_ext.runtime.snapshot.snapshot import Snapshot, fill
-from hyperpod_ext.runtime.snapshot.tree import Parts, leaf_paths, put_together, take_apart
+from hyperpod_ext.runtime.snapshot.tree import Parts, fqn, leaf_paths, put_together, take_apart
 from hyperpod_ext.runtime.state.optimizer_state import bytes_to_come, make_state
 from hyperpod_ext.runtime.state.same_data import DataPositions, data_positions_of
 
@@ -160,9 +160,16 @@ class TrainingState:
         return any(parameter.grad is not None for group in groups for parameter in group["params"])
 
     def take(self) -> CapturedState:
-        """The state taken apart, by reference."""
+        """The state taken apart, by reference.
+
+        Raises:
+            JobFailedError: a leaf that a snapshot cannot hold.
+        """
         tree = {name: _state_of(value) for name, value in self._objects.items()}
         parts = take_apart(tree, torch.Tensor)  # first, because it names what cannot be saved in full
+        if not all(map(has_memory, {type(tensor) for tensor in parts.tensors})):  # nobody can read their bytes
+            for tensor, path in zip(parts.tensors, leaf_paths(parts.shape)[0], strict=True):
+                check_memory(tensor, fqn(path))
         own = [t for name, value in self._objects.items() for t in _own(value, tree[name])]
         return CapturedState(parts, own)
 
