@@ -75,7 +75,8 @@ def python_of(variant: Variant) -> str:
         SystemExit: there is none.
     """
     for found in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
-        command = [*as_user(variant), found, "-c", "import ensurepip"]
+        # by way of env: what setpriv starts itself may still go where only its own user may
+        command = [*as_user(variant), "env", found, "-c", "import ensurepip"]
         if shutil.which(found) and subprocess.run(command, capture_output=True, check=False).returncode == 0:
             return found
     raise SystemExit(f"{variant.user} can run no Python 3.11 or newer here")
