@@ -24,7 +24,7 @@ export PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup environments cdk ready ready-with-cdk run check static test test-thorough test-sdks test-integrations soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible golden clean test-mutants test-series test-torch test-gpu bench-gpu
+.PHONY: setup environments cdk ready ready-with-cdk run check static test test-thorough test-sdks test-integrations soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible bench-control-plane golden clean test-mutants test-series test-torch test-gpu bench-gpu
 
 setup: $(READY) environments
 
@@ -152,6 +152,10 @@ bench-first-batch: $(READY)
 # seconds of a step with reproducible=True, beside float32 sums, DDP and FSDP2; about half a minute
 bench-reproducible: $(READY)
 	$(BIN)/python tests/bench/reproducible.py $(ARGS)
+
+# the coordinator's CPU time, bytes and messages by number of nodes, 16 to 2,048, with agents that are only their messages
+bench-control-plane: $(READY)
+	$(BIN)/python tests/bench/control_plane_bench.py $(ARGS)
 
 golden: $(READY)
 	cp examples/01-local/train.py templates/init/train.py.j2

@@ -1,0 +1,145 @@
+"""The control plane by number of nodes: a job's start, and a lost node, counted and timed at the coordinator.
+
+    python tests/bench/control_plane_bench.py --sizes 16 64 256
+
+Prints the table, and writes control-plane.json and control-plane.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from asyncio.subprocess import PIPE, Process
+from pathlib import Path
+from typing import Any
+
+from control_plane.agents import Cluster
+from control_plane.coordinator_process import SECRET
+from control_plane.page import make_document, make_page, make_table
+
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
+_PROGRAM = Path(__file__).parent / "control_plane" / "coordinator_process.py"
+
+
+async def measure(nodes: int, workers_per_node: int, at_once: int, limit_s: float) -> dict[str, Any]:
+    """One row: a job of `nodes` nodes and a spare starts, makes a step, and loses a node."""
+    spares = 1
+    with tempfile.TemporaryDirectory(prefix="hpx-bench-") as folder:
+        numbers = [str(number) for number in (nodes, workers_per_node, spares)]
+        coordinator = await asyncio.create_subprocess_exec(
+            sys.executable, str(_PROGRAM), folder, *numbers, stdin=PIPE, stdout=PIPE
+        )
+        try:
+            return await _measure(coordinator, Cluster(nodes, spares, workers_per_node), at_once, limit_s)
+        finally:
+            if coordinator.returncode is None:
+                coordinator.kill()
+            await coordinator.wait()
+
+
+async def _measure(coordinator: Process, cluster: Cluster, at_once: int, limit_s: float) -> dict[str, Any]:
+    assert coordinator.stdout is not None
+    port = int(await coordinator.stdout.readline())
+    before, began = await _ask(coordinator), time.perf_counter()
+    gate = asyncio.Semaphore(at_once)
+
+    async def come(node: int) -> None:
+        async with gate:
+            await cluster.agents[node].come(port, SECRET)
+
+    spares = range(cluster.nodes, len(cluster.agents))
+    await asyncio.gather(*(come(node) for node in [*spares, *range(cluster.nodes)]))
+    await cluster.all_go_on(1, len(cluster.agents), limit_s)
+    started, start_s, start = await _ask(coordinator), time.perf_counter() - began, cluster.traffic
+    for agent in cluster.agents[: cluster.nodes]:
+        agent.step()
+    stepped = await _ask_when_idle(coordinator)
+    cluster.traffic = type(cluster.traffic)()
+    await _ask(coordinator, b"profile\n")
+    began = time.perf_counter()
+    cluster.agents[cluster.nodes - 1].hang_up()
+    await cluster.all_go_on(2, len(cluster.agents) - 1, limit_s)
+    fault_s = time.perf_counter() - began
+    after = await _ask_when_idle(coordinator, b"profiled\n")
+    for agent in cluster.agents:
+        agent.hang_up()
+    ranks = cluster.nodes * cluster.workers_per_node
+    fault = cluster.traffic
+    return {
+        "nodes": cluster.nodes,
+        "ranks": ranks,
+        "start_cpu_s": round(started["cpu_s"] - before["cpu_s"], 4),
+        "fault_cpu_s": round(after["cpu_s"] - stepped["cpu_s"], 4),
+        "fault_bytes": fault.nbytes,
+        "fault_messages": fault.messages,
+        "rss_bytes": after["rss_bytes"],
+        "start_s": round(start_s, 4),
+        "fault_s": round(fault_s, 4),
+        "start_bytes": start.nbytes,
+        "start_messages": start.messages,
+        "step_cpu_s": round(stepped["cpu_s"] - started["cpu_s"], 4),
+        "fault_by_kind": fault.by_kind,
+        "start_by_kind": start.by_kind,
+    }
+
+
+async def _ask(coordinator: Process, line: bytes = b"\n") -> dict[str, Any]:
+    assert coordinator.stdin is not None
+    assert coordinator.stdout is not None
+    coordinator.stdin.write(line)
+    answer = await coordinator.stdout.readline()
+    if not answer:
+        raise SystemExit("the coordinator has ended; its last words are above")
+    found: dict[str, Any] = json.loads(answer)
+    return found
+
+
+async def _ask_when_idle(coordinator: Process, line: bytes = b"\n") -> dict[str, Any]:
+    """What it has cost once it has nothing more to do: its CPU time stands still."""
+    before = await _ask(coordinator)
+    while True:
+        await asyncio.sleep(0.1)
+        now = await _ask(coordinator)
+        if now["cpu_s"] - before["cpu_s"] < 0.005:
+            return await _ask(coordinator, line)
+        before = now
+
+
+def main() -> int:
+    args = _parse()
+    rows = []
+    for nodes in args.sizes:
+        rows.append(asyncio.run(measure(nodes, args.workers, args.at_once or nodes + 1, args.limit_s)))
+        print(
+            json.dumps({key: value for key, value in rows[-1].items() if args.kinds or "kind" not in key}),
+            file=sys.stderr,
+        )
+    command = "python tests/bench/control_plane_bench.py --sizes " + " ".join(str(size) for size in args.sizes)
+    document = make_document(rows, command)
+    print(make_table(document))
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "control-plane.json").write_text(json.dumps(document, indent=1) + "\n")
+    (args.out / "control-plane.md").write_text(make_page(document))
+    return 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[16, 64, 256, 512, 1024, 2048], help="numbers of nodes")
+    parser.add_argument("--workers", type=int, default=8, help="workers of each node (default: 8)")
+    parser.add_argument("--at-once", type=int, default=0, help="connections opened at the same time (default: all)")
+    parser.add_argument("--limit-s", type=float, default=120.0, help="how long a start or a fault may take")
+    parser.add_argument("--kinds", action="store_true", help="show bytes and messages of each kind")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    args = parser.parse_args()
+    if min(args.sizes) < 2 or args.workers < 1:
+        parser.error("at least 2 nodes, and 1 worker on each")
+    return args
+
+
+if __name__ == "__main__":
+    sys.exit(main())
