@@ -9,9 +9,14 @@ from typing import Protocol
 
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc import unproven
 from hyperpod_ext.runtime.ipc.declared import checked_version, encode, read
 from hyperpod_ext.runtime.ipc.listener import Listener
+from hyperpod_ext.runtime.ipc.unproven import Unproven
 from hyperpod_ext.runtime.membership.quorum import may_take_over
+
+_UNPROVEN = 1024
+"""Connections at a time that have not shown the secret yet. All agents of a job may come at once."""
 
 
 class Serves(Protocol):
@@ -29,8 +34,9 @@ class Serves(Protocol):
 class ElectionListener:
     """Listens for agents of the job, from this one's start to its end."""
 
-    def __init__(self, secret: bytes, on_error: Callable[[str], None]) -> None:
+    def __init__(self, secret: bytes, on_error: Callable[[str], None], places: int = _UNPROVEN) -> None:
         self._secret = secret
+        self._unproven = Unproven(unproven.places(places), asyncio.StreamWriter.close)
         self._listener = Listener(self._serve, on_error)
         self._coordinator: Serves | None = None
         self._opened = asyncio.Event()
@@ -69,7 +75,11 @@ class ElectionListener:
         await self._listener.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await wire.accept_peer(reader, writer, self._secret)
+        self._unproven.enter(writer)
+        try:
+            await wire.accept_peer(reader, writer, self._secret)
+        finally:
+            self._unproven.leave(writer)
         if (first := await wire.read(reader)) is None:
             return
         try:

@@ -14,6 +14,7 @@ import os
 import secrets
 import socket
 import struct
+import time
 from typing import Any
 
 MAX_FRAME_BYTES = 64 << 20
@@ -45,11 +46,13 @@ def decode(body: bytes) -> Message:
     return message
 
 
-def body_length(header: bytes) -> int:
+def body_length(header: bytes, limit: int = MAX_FRAME_BYTES) -> int:
     """Length of the body that follows `header`; refuses sizes no honest peer sends."""
     length = int(_LENGTH.unpack(header)[0])
     if length > MAX_FRAME_BYTES:
         raise WireError(f"a frame announces {length} bytes; the limit is {MAX_FRAME_BYTES}")
+    if length > limit:
+        raise WireError(f"a frame announces {length} bytes; from this peer, now, the limit is {limit}")
     return length
 
 
@@ -80,9 +83,7 @@ def receive_fds(sock: socket.socket, max_fds: int, limit: int = MAX_FRAME_BYTES)
                 raise WireError("the peer closed in the middle of a frame")
             return None, fds
         header += data
-    if (length := body_length(header)) > limit:
-        raise WireError(f"a frame announces {length} bytes; from this peer, now, the limit is {limit}")
-    body = bytearray(length)
+    body = bytearray(body_length(header, limit))
     receive_into(sock, memoryview(body))
     return decode(bytes(body)), fds
 
@@ -105,8 +106,7 @@ async def read(reader: asyncio.StreamReader, limit: int = MAX_FRAME_BYTES) -> Me
         if error.partial:
             raise WireError("the peer closed in the middle of a frame") from error
         return None
-    if (length := body_length(header)) > limit:
-        raise WireError(f"a frame announces {length} bytes; from this peer, now, the limit is {limit}")
+    length = body_length(header, limit)
     try:
         return decode(await reader.readexactly(length))
     except asyncio.IncompleteReadError as error:
@@ -124,7 +124,9 @@ def check_same_user(sock: socket.socket) -> int:
     return int(pid)
 
 
-_HANDSHAKE_S = 10.0
+HANDSHAKE_S = 10.0
+"""From a connection to its proof, however many bytes come in between."""
+_NOT_SHOWN = "a peer has not shown within {:g} s that it is of this job"
 _HANDSHAKE_BYTES = 1024  # whoever has not proved anything yet may not make us read more
 
 
@@ -136,12 +138,14 @@ def _proof(secret: bytes, role: str, first: str, second: str) -> str:
     return hmac.new(secret, f"{role}:{first}:{second}".encode(errors="replace"), hashlib.sha256).hexdigest()
 
 
-def admit(secret: bytes, ours: str, answer: Message) -> Message:
+def admit(secret: bytes, ours: str, answer: Message | None) -> Message:
     """What a server says to a client that has answered its nonce `ours`.
 
     Raises:
         WireError: the client does not have the job's secret.
     """
+    if answer is None:
+        raise WireError("a peer hung up before it had shown the job's secret")
     theirs = str(answer.get("nonce"))
     if not _equal(answer.get("proof"), _proof(secret, "client", ours, theirs)):
         raise WireError("a peer without the job's secret was refused")
@@ -153,49 +157,116 @@ async def accept_peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ours = secrets.token_hex(16)
     writer.write(encode({"nonce": ours}))
     try:
-        async with asyncio.timeout(_HANDSHAKE_S):
-            answer = await read(reader, _HANDSHAKE_BYTES) or {}
+        async with asyncio.timeout(HANDSHAKE_S):
+            answer = await read(reader, _HANDSHAKE_BYTES)
     except TimeoutError as error:
-        raise WireError("a peer did not say who it is") from error
+        raise WireError(_NOT_SHOWN.format(HANDSHAKE_S)) from error
     writer.write(encode(admit(secret, ours, answer)))
 
 
-def accept_peer_blocking(sock: socket.socket, secret: bytes) -> None:
-    """Server's half of the handshake, on a blocking socket. Raises WireError for a peer without the secret."""
+def accept_peer_blocking(sock: socket.socket, secret: bytes, timeout_s: float = HANDSHAKE_S) -> None:
+    """Server's half of the handshake, on a blocking socket.
+
+    Raises:
+        WireError: the peer has not shown the job's secret, `timeout_s` after this was called.
+    """
     ours = secrets.token_hex(16)
-    before = sock.gettimeout()
-    sock.settimeout(_HANDSHAKE_S)
     try:
-        send(sock, {"nonce": ours})
-        answer = receive(sock, _HANDSHAKE_BYTES) or {}
+        with _Handshake(sock, timeout_s) as handshake:
+            handshake.send({"nonce": ours})
+            handshake.send(admit(secret, ours, handshake.receive()))
     except TimeoutError as error:
-        raise WireError("a peer did not say who it is") from error
-    finally:
-        sock.settimeout(before)
-    send(sock, admit(secret, ours, answer))
+        raise WireError(_NOT_SHOWN.format(timeout_s)) from error
 
 
 async def join_peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:
-    """Client's half of the handshake, on an asyncio stream."""
+    """Client's half of the handshake, on an asyncio stream. The caller sets a limit of time."""
     ours = secrets.token_hex(16)
-    challenge = await read(reader) or {}
+    challenge = await read(reader, _HANDSHAKE_BYTES)
     writer.write(encode(_answer(secret, ours, challenge)))
-    _check_server(secret, ours, challenge, await read(reader) or {})
+    try:
+        answer = await read(reader, _HANDSHAKE_BYTES)
+    except ConnectionResetError:
+        answer = None
+    _check_server(secret, ours, challenge, answer)
 
 
-def join_peer_blocking(sock: socket.socket, secret: bytes) -> None:
-    """Client's half of the handshake, on a blocking socket."""
+def join_peer_blocking(sock: socket.socket, secret: bytes, timeout_s: float = 3 * HANDSHAKE_S) -> None:
+    """Client's half of the handshake, on a blocking socket.
+
+    Raises:
+        WireError: the server is not of this job, has no place, or has not answered `timeout_s` after this was called.
+    """
     ours = secrets.token_hex(16)
-    challenge = receive(sock) or {}
-    send(sock, _answer(secret, ours, challenge))
-    _check_server(secret, ours, challenge, receive(sock) or {})
+    try:
+        with _Handshake(sock, timeout_s) as handshake:
+            challenge = handshake.receive()
+            try:
+                handshake.send(_answer(secret, ours, challenge))
+                answer = handshake.receive()
+            except (ConnectionResetError, BrokenPipeError):
+                answer = None
+    except TimeoutError as error:
+        raise WireError(f"the server has finished no handshake within {timeout_s:g} s") from error
+    _check_server(secret, ours, challenge, answer)
 
 
-def _answer(secret: bytes, ours: str, challenge: Message) -> Message:
+class _Handshake:
+    """Frames of one handshake on a blocking socket. All of them together have one deadline, however they come."""
+
+    def __init__(self, sock: socket.socket, timeout_s: float) -> None:
+        self._sock, self._before = sock, sock.gettimeout()
+        self._deadline = time.monotonic() + timeout_s
+
+    def __enter__(self) -> _Handshake:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sock.settimeout(self._before)
+
+    def send(self, message: Message) -> None:
+        self._set_timeout()
+        self._sock.sendall(encode(message))
+
+    def receive(self) -> Message | None:
+        """Next frame; None when the peer closed between frames."""
+        if not (header := self._receive(_LENGTH.size)):
+            return None
+        length = body_length(header, _HANDSHAKE_BYTES)
+        body = self._receive(length)
+        if len(body) < length:
+            raise WireError("the peer closed in the middle of a frame")
+        return decode(body)
+
+    def _receive(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            self._set_timeout()
+            more = self._sock.recv(count - len(data))
+            if not more:
+                if data:
+                    raise WireError("the peer closed in the middle of a frame")
+                break
+            data += more
+        return data
+
+    def _set_timeout(self) -> None:
+        if (left := self._deadline - time.monotonic()) <= 0:
+            raise TimeoutError
+        self._sock.settimeout(left)
+
+
+def _answer(secret: bytes, ours: str, challenge: Message | None) -> Message:
+    if challenge is None:
+        raise WireError("the server hung up before the handshake: it is ending, or many peers came at once")
     return {"nonce": ours, "proof": _proof(secret, "client", str(challenge.get("nonce")), ours)}
 
 
-def _check_server(secret: bytes, ours: str, challenge: Message, answer: Message) -> None:
-    expected = _proof(secret, "server", ours, str(challenge.get("nonce")))
+def _check_server(secret: bytes, ours: str, challenge: Message | None, answer: Message | None) -> None:
+    if answer is None:
+        raise WireError(
+            "the server hung up on our proof: it has another job's secret, is ending, or many peers came at once"
+        )
+    expected = _proof(secret, "server", ours, str((challenge or {}).get("nonce")))
     if not _equal(answer.get("proof"), expected):
         raise WireError("the server does not have the job's secret; this is not our job's endpoint")

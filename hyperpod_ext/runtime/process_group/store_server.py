@@ -8,6 +8,7 @@ connections; the rank it belongs to asks it directly, without a socket.
 from __future__ import annotations
 
 import contextlib
+import errno
 import secrets
 import selectors
 import socket
@@ -17,6 +18,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc import unproven
+from hyperpod_ext.runtime.ipc.unproven import Unproven
 from hyperpod_ext.runtime.process_group.store_keys import StoreKeys
 
 _BACKLOG = 1024
@@ -25,6 +28,12 @@ _UNKNOWN_BYTES = 1024
 """Whoever has not proved to be of the job may not make us keep more."""
 _PROVE_S = 10.0
 _LONGEST_WAIT_S = 3600.0
+_UNPROVEN = 1024
+"""Connections at a time that have not shown the secret yet."""
+_PAUSE_S = 0.1
+"""Nobody is accepted for this long when this process can open no more files."""
+_ACCEPTED_AT_ONCE = 64
+"""Between two looks at what has come from those who are there: who has answered already leaves the unproven first."""
 
 
 class _Peer:
@@ -64,8 +73,11 @@ class RankServer:
         on_error: told when the server's thread meets an error of its own and ends.
     """
 
-    def __init__(self, secret: bytes, on_error: Callable[[str], None]) -> None:
+    def __init__(self, secret: bytes, on_error: Callable[[str], None], places: int = _UNPROVEN) -> None:
         self._secret, self._on_error = secret, on_error
+        self._unproven: Unproven[_Peer] = Unproven(unproven.places(places), self._drop)
+        self._pausing = False
+        """Whether nobody is accepted for now: this process can open no more files."""
         self._keys = StoreKeys()
         self._lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
@@ -132,12 +144,16 @@ class RankServer:
             while not self._closing:
                 with self._lock:
                     timeout = self._keys.expire()
-                if any(not peer.known for peer in self._peers):
-                    timeout = min(timeout or _PROVE_S, 1.0)
+                if self._unproven.all():
+                    timeout = min(_PROVE_S if timeout is None else timeout, 1.0)
                     self._drop_silent()
+                if pausing := self._pausing:
+                    timeout = min(_PAUSE_S if timeout is None else timeout, _PAUSE_S)
                 for key, events in self._selector.select(None if timeout is None else min(timeout, _LONGEST_WAIT_S)):
                     self._handle(key, events)
                 self._finish_sending()
+                if pausing:
+                    self._accept_again()
         except Exception as error:  # whoever runs us decides what becomes of the rank
             self._on_error(f"the rank's key-value server: {type(error).__name__}: {error}")
         finally:
@@ -151,6 +167,8 @@ class RankServer:
             self._accept()
         else:
             peer: _Peer = key.data
+            if peer not in self._peers:
+                return  # it has made place for one that was accepted a moment ago
             try:
                 if events & selectors.EVENT_READ:
                     self._read(peer)
@@ -159,15 +177,30 @@ class RankServer:
 
     def _accept(self) -> None:
         assert self._listener is not None
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                sock, _ = self._listener.accept()
-                sock.setblocking(False)
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                peer = _Peer(sock)
-                self._peers.add(peer)
-                self._selector.register(sock, selectors.EVENT_READ, peer)
-                self._send(peer, {"nonce": peer.nonce})
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                sock, _address = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    raise
+                if not self._unproven.hang_up_oldest():
+                    self._pausing = True
+                    self._selector.unregister(self._listener)
+                return
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            peer = _Peer(sock)
+            self._peers.add(peer)
+            self._selector.register(sock, selectors.EVENT_READ, peer)
+            self._send(peer, {"nonce": peer.nonce})
+            self._unproven.enter(peer)
+
+    def _accept_again(self) -> None:
+        assert self._listener is not None
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._pausing = False
 
     def _read(self, peer: _Peer) -> None:
         while True:
@@ -184,6 +217,7 @@ class RankServer:
             if not peer.known:
                 self._send(peer, wire.admit(self._secret, peer.nonce, message))
                 peer.known = True
+                self._unproven.leave(peer)
                 continue
             with self._lock:
                 self.requests += 1
@@ -220,10 +254,13 @@ class RankServer:
                     self._selector.modify(peer.socket, events, peer)
 
     def _drop_silent(self) -> None:
-        for peer in [peer for peer in self._peers if not peer.known and time.monotonic() - peer.since > _PROVE_S]:
+        for peer in self._unproven.all():
+            if time.monotonic() - peer.since <= _PROVE_S:
+                break
             self._drop(peer)
 
     def _drop(self, peer: _Peer) -> None:
+        self._unproven.leave(peer)
         with self._lock:
             self._peers.discard(peer)
             self._full.discard(peer)

@@ -37,7 +37,7 @@ def connect(host: str, port: int, secret: bytes, timeout_s: float = TIMEOUT_S) -
     sock = socket.create_connection((host, port), timeout=timeout_s)
     try:
         prepare(sock, timeout_s)
-        wire.join_peer_blocking(sock, secret)
+        wire.join_peer_blocking(sock, secret, timeout_s)
         wire.send(sock, with_version({}))
     except BaseException:
         sock.close()

@@ -12,7 +12,9 @@ from typing import Any, Protocol, assert_never
 
 from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFoundError
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc import unproven
 from hyperpod_ext.runtime.ipc.declared import Declared, checked_version, encode
+from hyperpod_ext.runtime.ipc.unproven import Unproven
 from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
 from hyperpod_ext.runtime.memory_server.protocol import peer_requests as p
 from hyperpod_ext.runtime.memory_server.protocol.request import Done, refusal
@@ -22,7 +24,8 @@ from hyperpod_ext.runtime.memory_server.slots.regions import Regions
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest
 
-_UNPROVEN = 256  # connections at a time that have not shown the secret yet
+_UNPROVEN = 256  # connections at a time that have not shown the secret yet; each has a thread
+_OUT_OF_DESCRIPTORS_S = 0.1  # between two looks whether there are some again
 
 
 class Plans(Protocol):
@@ -48,12 +51,14 @@ class PeerServer:
         host: str = "",
         port: int = 0,
         timeout_s: float = ps.TIMEOUT_S,
+        places: int = _UNPROVEN,
     ) -> None:
         self._own, self._replicas, self._plans = own, replicas, plans
         self._secret, self._job, self._timeout_s = secret, job, timeout_s
         self._cpu_priority = cpu_priority
         self._incoming = IncomingReplicas(replicas, cpu_priority)
-        self._unproven = threading.BoundedSemaphore(_UNPROVEN)
+        self._unproven = Unproven(unproven.places(places), ps.disconnect)
+        self._closed = threading.Event()
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._listener = socket.create_server((host, port), backlog=128)
@@ -68,11 +73,14 @@ class PeerServer:
 
     def close(self) -> None:
         """Answer nobody any more."""
+        self._closed.set()
         ps.disconnect(self._listener)
         self._listener.close()
         with self._lock:
             for connection in self._connections:
                 ps.disconnect(connection)
+        for connection in self._unproven.all():
+            ps.disconnect(connection)
         self._incoming.close()
 
     def _accept(self) -> None:
@@ -82,18 +90,18 @@ class PeerServer:
             except OSError:
                 if self._listener.fileno() < 0:
                     return
-                continue  # out of descriptors, or a peer that left at once
-            if self._unproven.acquire(blocking=False):
-                threading.Thread(target=self._meet, args=(connection,), name="peer", daemon=True).start()
-            else:
-                connection.close()
+                if not self._unproven.hang_up_oldest():  # out of descriptors, or a peer that left at once
+                    self._closed.wait(_OUT_OF_DESCRIPTORS_S)
+                continue
+            self._unproven.enter(connection)
+            threading.Thread(target=self._meet, args=(connection,), name="peer", daemon=True).start()
 
     def _meet(self, connection: socket.socket) -> None:
         with connection, suppress(OSError):
             try:
                 ps.accept(connection, self._secret, self._timeout_s)
             finally:
-                self._unproven.release()
+                self._unproven.leave(connection)
             with self._lock:
                 self._connections.add(connection)
             try:

@@ -1,0 +1,60 @@
+"""Connections that have not shown the job's secret yet: so many at a time, apart from those that have."""
+
+from __future__ import annotations
+
+import resource
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+Connection = TypeVar("Connection")
+
+
+class Unproven(Generic[Connection]):
+    """Places for the unproven. When all are taken, the oldest is hung up on: an honest peer needs a place for some
+    milliseconds, a stranger would keep it. Thread-safe.
+
+    Args:
+        places: how many there are.
+        hang_up: ends a connection; called without any lock.
+    """
+
+    def __init__(self, places: int, hang_up: Callable[[Connection], object]) -> None:
+        self._places, self._hang_up = places, hang_up
+        self._waiting: dict[Connection, None] = {}
+        """In the order in which they came."""
+        self._lock = threading.Lock()
+
+    def enter(self, connection: Connection) -> None:
+        """It has just come."""
+        with self._lock:
+            self._waiting[connection] = None
+            full = len(self._waiting) > self._places
+        if full:
+            self.hang_up_oldest()
+
+    def leave(self, connection: Connection) -> None:
+        """It has shown the secret, or is gone. Nothing happens when it has left before."""
+        with self._lock:
+            self._waiting.pop(connection, None)
+
+    def hang_up_oldest(self) -> bool:
+        """Make place; False: nobody is there."""
+        with self._lock:
+            oldest = next(iter(self._waiting), None)
+            if oldest is None:
+                return False
+            del self._waiting[oldest]
+        self._hang_up(oldest)
+        return True
+
+    def all(self) -> list[Connection]:
+        """Those that are there, the oldest first."""
+        with self._lock:
+            return list(self._waiting)
+
+
+def places(most: int) -> int:
+    """`most`, or fewer where this process may not open many files: a quarter of what it may."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft // 4))

@@ -1,0 +1,197 @@
+"""Slow strangers at the ports of a job: one byte now and then, for ever. Peers with the secret get in beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from hyperpod_ext.runtime.agent.election import ElectionListener
+from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.unproven import Unproven
+from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
+from hyperpod_ext.runtime.memory_server.plans import Plans
+from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPriority
+from hyperpod_ext.runtime.memory_server.replication.receiver import PeerServer
+from hyperpod_ext.runtime.memory_server.slots.budget import Budget
+from hyperpod_ext.runtime.memory_server.slots.regions import Regions
+from hyperpod_ext.runtime.process_group.store_server import RankServer
+
+SECRET = b"0123456789abcdef0123456789abcdef"
+PLACES = 16
+STRANGERS = 100
+Address = tuple[str, int]
+
+
+@contextlib.contextmanager
+def memory_server(places: int = PLACES) -> Iterator[Address]:
+    whole = Budget(1 << 20, lambda: 1 << 40)
+    own = Regions(kind="own", job="j", secret=SECRET, budget=whole, slots=2)
+    replicas = Regions(kind="replica", job="j", secret=SECRET, budget=whole, slots=2)
+    options = {"secret": SECRET, "job": "j", "cpu_priority": CpuPriority(1.0), "host": "127.0.0.1"}
+    server = PeerServer(own, replicas, Plans(), places=places, **options)
+    server.start()
+    yield "127.0.0.1", server.port
+    server.close()
+
+
+@contextlib.contextmanager
+def rank_server() -> Iterator[Address]:
+    errors: list[str] = []
+    server = RankServer(SECRET, errors.append, places=PLACES)
+    yield "127.0.0.1", server.start("127.0.0.1")
+    server.close()
+    assert errors == []
+
+
+@contextlib.contextmanager
+def agent() -> Iterator[Address]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    errors: list[str] = []
+    listener = ElectionListener(SECRET, errors.append, places=PLACES)
+    asyncio.run_coroutine_threadsafe(listener.open("127.0.0.1", 0), loop).result(10)
+    host, _ = listener.address
+    yield host, listener.address[1]
+    asyncio.run_coroutine_threadsafe(listener.close(), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+    assert errors == []
+
+
+ports = pytest.mark.parametrize("port", [memory_server, rank_server, agent])
+Port = Callable[[], contextlib.AbstractContextManager[Address]]
+
+
+class Strangers:
+    """Connections that send a frame's header, and then a byte of its body whenever they are told to."""
+
+    def __init__(self, address: Address, count: int) -> None:
+        self._open = selectors.DefaultSelector()
+        for _ in range(count):
+            sock = socket.create_connection(address, timeout=10)
+            sock.sendall(b"\x00\x00\x04\x00")
+            self._open.register(sock, selectors.EVENT_READ)
+
+    def __enter__(self) -> Strangers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for key in list(self._open.get_map().values()):
+            self._drop(key.fileobj)
+
+    def _drop(self, sock: socket.socket) -> None:
+        self._open.unregister(sock)
+        sock.close()
+
+    def send_a_byte(self) -> int:
+        """Returns how many are still connected."""
+        for key in list(self._open.get_map().values()):
+            try:
+                key.fileobj.send(b"x")
+            except OSError:
+                self._drop(key.fileobj)
+        for key, _ in self._open.select(0):
+            with contextlib.suppress(OSError):
+                if key.fileobj.recv(1000):
+                    continue
+            self._drop(key.fileobj)
+        return len(self._open.get_map())
+
+
+def come_in(address: Address, secret: bytes = SECRET) -> None:
+    """As an honest peer does."""
+    with socket.create_connection(address, timeout=10) as sock:
+        wire.join_peer_blocking(sock, secret)
+
+
+@ports
+def test_honest_peers_get_in_beside_slow_strangers(port: Port) -> None:
+    with port() as address, Strangers(address, STRANGERS) as strangers:
+        for _ in range(20):
+            strangers.send_a_byte()
+            come_in(address)
+
+
+@ports
+def test_only_so_many_strangers_keep_a_place(port: Port) -> None:
+    with port() as address, Strangers(address, STRANGERS) as strangers:
+        deadline = time.monotonic() + 5  # before the handshake's own deadline, which would end them all
+        while strangers.send_a_byte() > PLACES and time.monotonic() < deadline:
+            threading.Event().wait(0.01)
+        assert strangers.send_a_byte() <= PLACES
+
+
+@ports
+def test_those_who_have_shown_the_secret_keep_their_place(port: Port) -> None:
+    with port() as address, socket.create_connection(address, timeout=10) as peer:
+        wire.join_peer_blocking(peer, SECRET)
+        with Strangers(address, STRANGERS) as strangers:
+            come_in(address)
+            strangers.send_a_byte()
+            peer.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                peer.recv(1)
+
+
+@pytest.mark.parametrize(
+    ("shake_hands", "told"),
+    [(wire.accept_peer_blocking, "within 0.2 s that it is of this job"), (wire.join_peer_blocking, "within 0.2 s")],
+)
+def test_a_handshake_has_one_deadline_whatever_comes_before_it(shake_hands: Callable[..., None], told: str) -> None:
+    """A byte at a time does not begin it anew."""
+    ours, theirs = socket.socketpair()
+    stop = threading.Event()
+
+    def dribble() -> None:
+        with contextlib.suppress(OSError):
+            theirs.sendall(b"\x00\x00\x04\x00")
+            while not stop.wait(0.02):
+                theirs.sendall(b"x")
+
+    thread = threading.Thread(target=dribble)
+    with ours, theirs:
+        thread.start()
+        with pytest.raises(wire.WireError, match=told):
+            shake_hands(ours, SECRET, 0.2)
+        assert ours.gettimeout() is None
+        stop.set()
+        thread.join()
+
+
+def test_the_oldest_makes_place() -> None:
+    gone: list[str] = []
+    unproven: Unproven[str] = Unproven(2, gone.append)
+    for name in "abc":
+        unproven.enter(name)
+    assert gone == ["a"]
+    unproven.leave("b")
+    unproven.enter("d")
+    assert gone == ["a"]
+    assert unproven.hang_up_oldest()
+    assert gone == ["a", "c"]
+    unproven.leave("d")
+    assert not unproven.hang_up_oldest()
+
+
+@ports
+def test_a_peer_of_another_job_is_told_so(port: Port) -> None:
+    with port() as address, pytest.raises(wire.WireError, match=r"hung up on our proof: .* another job's secret"):
+        come_in(address, b"another job's secret")
+
+
+def test_a_server_that_hangs_up_at_once_is_not_said_to_lack_the_secret() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=lambda: listener.accept()[0].close())
+    thread.start()
+    with listener, pytest.raises(wire.WireError, match="hung up before the handshake"):
+        ps.connect(*listener.getsockname(), SECRET)
+    thread.join()
