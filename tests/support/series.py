@@ -23,6 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHER_USER = "nobody"
+_OF_A_MAKE_ABOVE = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
 _SUMMARY = re.compile(r"^.*\b\d+ (?:passed|failed|error).* in [\d.]+s.*$", re.MULTILINE)
 
 
@@ -93,7 +94,8 @@ def make(variant: Variant, clone: Path, target: str, log: Path) -> int:
     if variant.user:
         shutil.chown(home, variant.user)
     command = [*as_user(variant), "make", target, f"PYTHON={python_of(variant)}"]
-    environment = os.environ | ({"HOME": str(home)} if variant.user else {})
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_A_MAKE_ABOVE}
+    environment |= {"HOME": str(home)} if variant.user else {}
     with log.open("w") as output, busy(variant.neighbours):
         return subprocess.run(
             command, cwd=clone, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
