@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
+from command import HP_EXT
 from command import call_hp_ext as hp_ext
 
 FIVE_MISTAKES = """\
@@ -126,3 +128,14 @@ def test_other_mistakes_have_their_own_exit_codes(spec: Path, arguments: list[st
     done = hp_ext("validate", *arguments, cwd=spec.parent)
     assert (done.code, done.stdout) == (code, "")
     assert text in done.stderr
+
+
+def test_a_spec_comes_from_the_standard_input(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    spec = "name: a\nscript: train.py\n"
+    run = [HP_EXT, "validate", "-"]
+    done = subprocess.run(run, input=spec, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (done.returncode, done.stdout) == (0, "-: valid (a: 1 nodes x 1 workers_per_node = 1 ranks)\n")
+    done = subprocess.run(run, input="name: a\nnodes: 1e9\n", capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 3
+    assert "-:2: nodes:" in done.stderr

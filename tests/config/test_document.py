@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hyperpod_ext.config.files.document import parse
+from hyperpod_ext.config.files.document import parse, parse_all
 
 
 def test_every_value_knows_its_line() -> None:
@@ -72,3 +72,23 @@ def test_what_json_cannot_hold_is_a_problem_with_its_line(text: str, message: st
 def test_yaml_that_is_nested_too_deep_is_one_mistake() -> None:
     (problem,) = parse("a: " + "[" * 5000, "job.yaml").problems
     assert str(problem) == "job.yaml: the YAML is nested too deep to be read"
+
+
+def test_aliases_that_multiply_are_refused_at_once() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12)]
+    (problem,) = parse("\n".join(lines), "f").problems
+    assert "more than 100,000 values once its aliases are written out" in str(problem)
+
+
+@pytest.mark.parametrize("number", ["9223372036854775808", "-9223372036854775809", "0xfffffffffffffffff"])
+def test_a_number_that_no_reader_takes_is_refused(number: str) -> None:
+    (problem,) = parse(f"nodes: {number}\n", "f").problems
+    assert (problem.path, problem.line) == ("nodes", 1)
+    assert "larger than" in problem.message
+
+
+def test_every_document_of_a_file_is_read_with_lines_of_the_file() -> None:
+    first, second = parse_all("a: 1\n---\nb:\n  c: 2\n", "f")
+    assert (first.data, second.data) == ({"a": 1}, {"b": {"c": 2}})
+    assert second.location(("b", "c")).line == 4

@@ -21,6 +21,10 @@ Path = tuple[str | int, ...]
 _PREFIX = "tag:yaml.org,2002:"
 _MERGE = _PREFIX + "merge"
 _WORDS = {"but found another document": "a second document starts here"}
+_MOST_VALUES = 100_000
+"""No spec is as long; aliases of aliases make billions of values out of ten lines."""
+_LARGEST = 2**63 - 1
+"""Whole numbers beyond it are cut, or refused, by those who read our JSON and YAML: Kubernetes, Slurm, SageMaker."""
 _SCALARS = {"null", "bool", "int", "float", "str"}
 
 
@@ -78,8 +82,43 @@ def parse(text: str, source: str) -> Document:
     if node is None:
         document.data = {}
         return document
-    document.data = _Reader(document).read(node, (), node.start_mark.line + 1, ())
+    _fill(document, node)
     return document
+
+
+def parse_all(text: str, source: str) -> list[Document]:
+    """Read every YAML document of `text`; lines count through all of them. What cannot be read is in `problems`."""
+    nodes: list[yaml.Node] = []
+    try:
+        loader = _Loader(text)
+        try:
+            while loader.check_node():
+                nodes.append(loader.get_node())
+        finally:
+            loader.dispose()
+    except yaml.YAMLError as error:
+        return [Document(source, problems=[_syntax_problem(error, text, source)])]
+    except RecursionError:
+        return [Document(source, problems=[Problem("the YAML is nested too deep to be read", source=source)])]
+    documents = []
+    for node in nodes:
+        document = Document(source)
+        _fill(document, node)
+        documents.append(document)
+    return documents
+
+
+def _fill(document: Document, node: yaml.Node) -> None:
+    try:
+        document.data = _Reader(document).read(node, (), node.start_mark.line + 1, ())
+    except _TooManyValuesError:
+        hint = "write what the aliases stand for, or fewer of them"
+        message = f"holds more than {_MOST_VALUES:,} values once its aliases are written out"
+        document.data = None
+        document.problems = [Problem(message, source=document.source, line=1, hint=hint)]
+    except RecursionError:
+        document.data = None
+        document.problems = [Problem("the YAML is nested too deep to be read", source=document.source)]
 
 
 def _compose(text: str) -> yaml.Node | None:
@@ -88,6 +127,10 @@ def _compose(text: str) -> yaml.Node | None:
         return loader.get_single_node()
     finally:
         loader.dispose()
+
+
+class _TooManyValuesError(Exception):
+    """Aliases that multiply."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -109,8 +152,12 @@ class _Reader:
 
     def __init__(self, document: Document) -> None:
         self._document = document
+        self._values = 0
 
     def read(self, node: yaml.Node, path: Path, line: int, inside: tuple[int, ...]) -> object:
+        self._values += 1
+        if self._values > _MOST_VALUES:
+            raise _TooManyValuesError
         text = node.value if isinstance(node, yaml.ScalarNode) else None
         self._document.locations[path] = SourceLocation(self._document.source, line, text)
         if id(node) in inside:
@@ -172,7 +219,10 @@ def _value(kind: str, text: str) -> object:
         case "bool":
             return text.lower() == "true"
         case "int":
-            return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+            number = int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+            if abs(number) > _LARGEST:
+                raise ValueError(f"it is larger than {_LARGEST}, the largest that Kubernetes reads")
+            return number
         case "float":
             return float(text)
     text.encode()  # half of a surrogate pair is no text, and JSON cannot carry it

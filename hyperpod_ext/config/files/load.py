@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pathlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
@@ -81,7 +82,10 @@ def read(
     fill: Fill | None = None,
     more: MoreChecks | None = None,
 ) -> Loaded[M]:
-    """`load`, with the places of all values."""
+    """`load`, with the places of all values. `-` is the standard input; files that it names are looked for here."""
+    if str(path) == "-":
+        here = pathlib.Path()
+        return read_text(model, _standard_input(), "-", overrides, lambda folder: _names_in(here / folder), fill, more)
     file, text = pathlib.Path(path), _text_of(pathlib.Path(path))
     return read_text(model, text, str(path), overrides, lambda folder: _names_in(file.parent / folder), fill, more)
 
@@ -171,6 +175,14 @@ def _text_of(file: pathlib.Path) -> str:
         raise ConfigError([Problem("is not UTF-8 text", source=str(file), line=line, hint=hint)]) from None
     except OSError as error:
         raise ConfigError([Problem(f"cannot be read: {error.strerror}", source=str(file))]) from None
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError([Problem("is not UTF-8 text", source="-", line=line)]) from None
 
 
 def _names_in(folder: pathlib.Path) -> list[str]:

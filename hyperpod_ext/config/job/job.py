@@ -97,10 +97,10 @@ class JobConfig(Config):
     """What recovers the job: this project's runtime; nothing but its launcher (`plain`); AWS's checkpointless
     container; or AWS's managed tiered checkpointing in the script. AWS's two are for HyperPod on EKS, and do not
     combine with each other."""
-    nodes: PositiveInt = 1
-    """Machines the job runs on."""
-    workers_per_node: PositiveInt = 1
-    """Processes on each machine, one a GPU. World size is nodes x workers_per_node."""
+    nodes: Annotated[PositiveInt, Field(le=100_000)] = 1
+    """Machines the job runs on; at most 100,000, more than a Kubernetes or Slurm cluster can have."""
+    workers_per_node: Annotated[PositiveInt, Field(le=4096)] = 1
+    """Processes on each machine, one a GPU; at most 4,096. World size is nodes x workers_per_node."""
     spares: NonNegativeInt = 0
     """Machines beside those, ready and without work until one of them is lost. Nodes and spares decide by
     majority who goes on: to survive the loss of the first node, have three of them or more."""
