@@ -1,11 +1,13 @@
 """The training script of the fault tests: every kind of state, milliseconds a step, faults by order.
 
 HPX_TEST_FAULT is JSON, `{"what": ..., "rank": R, "step": S}`; a fault strikes once per job, unless `always`.
+`{"what": "code", "code": ..., "where": ..., "step": S}` is run at start-up, in a step, after the last, or after train.
 HPX_TEST_HOLD is JSON, `[[generation, rank, step], ...]`: there that rank stays, until somebody kills it.
 """
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -37,11 +39,23 @@ def due(what: str, run: Run, step: int) -> bool:
         or run.rank not in (FAULT["rank"], -1, *FAULT.get("ranks", []))
     ):
         return False
-    spent = HERE / f"spent-{run.rank}"
+    return spend(run.rank)
+
+
+def spend(rank: int) -> bool:
+    """Mark this rank's fault as spent; whether it was not."""
+    spent = HERE / f"spent-{rank}"
     if spent.exists() and not FAULT.get("always"):
         return False
     spent.touch()
     return True
+
+
+def come_to(where: str) -> None:
+    """Run the script's code that ends it, if it does so here."""
+    rank = int(os.environ["RANK"])
+    if FAULT.get("what") == "code" and FAULT["where"] == where and rank == FAULT["rank"] and spend(rank):
+        exec(FAULT["code"], {"os": os, "sys": sys})
 
 
 def corrupt_own_snapshots(run: Run, slots: list[int]) -> None:
@@ -69,6 +83,8 @@ def train(run: Run) -> None:
     run.restore(model=model, optimizer=optimizer, schedule=schedule)
     parallel = run.data_parallel(model)
     for step in run.steps(STEPS):
+        if step == FAULT.get("step"):
+            come_to("in a step")
         if due("exception", run, step):
             raise ValueError(f"bad sample at step {step}")
         if due("illegal access", run, step):
@@ -113,6 +129,9 @@ def train(run: Run) -> None:
         dist.all_reduce(mean)
         run.log(loss=mean)
     run.log(rate=schedule.get_last_lr()[0])
+    come_to("after the last step")
 
 
+come_to("at start-up")
 train()
+come_to("after train()")

@@ -121,7 +121,8 @@ class HangMonitor:
         )
         kind = worker.kind if worker is not None and worker.kind else exit_cause.kind
         step, phase = worker.place if worker is not None and worker.place else (step, self.phase(rank))
-        place = phase if kind in NO_PROGRESS else ""
+        # the last line of a process that exits is another one each time
+        place = phase if kind in NO_PROGRESS else f"status {status}" if kind == "exit" else ""
         return {"cause": exit_cause.cause, "kind": kind, "step": step, "phase": phase, "place": place}
 
     # --- what is looked at, a few times a second --------------------------------------------------

@@ -290,8 +290,8 @@ class Workers:
         if not worker.gone.is_set() and (exit_cause["kind"] == "out-of-memory" or has_gpu()):
             self._leaving[rank] = worker.gone
         hint = f"The whole story is in {worker.log}." if code >= 0 else ""
-        # a script that exits by itself would do so again; one that was killed may not
-        self._tell(c.Died(rank=rank, exit_code=code, final=code >= 0, hint=hint, t=seen, **exit_cause))
+        unable = never_joined and code > 0  # a script that ends before its training does so each time
+        self._tell(c.Died(rank=rank, exit_code=code, final=unable, hint=hint, t=seen, **exit_cause))
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One worker's line, for as long as it lives."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from dataclasses import dataclass
 from typing import Literal
@@ -92,7 +93,10 @@ class JobEnd:
                 self._save_last()
                 return
             rank, code = min(bad.items())
-            self.fail(Fail("JobFailedError", f"rank {rank} ended with exit code {code} after its training was done"))
+            how = (
+                f"ended with exit code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name} ({-code})"
+            )
+            self.fail(Fail("JobFailedError", f"rank {rank} {how} after its training was done"))
         elif codes and self.anybody_joined and not finished:
             rank = min(codes)
             message = f"rank {rank} ended without calling its @resilient function, while others wait in theirs"

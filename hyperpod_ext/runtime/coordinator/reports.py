@@ -213,7 +213,8 @@ class Reports:
             report.step,  # what a process was making when it died, nobody knows better than its own last report
             died,
             report.kind,
-            final=report.final,
+            # a script that has trained does start
+            final=report.final and not (isinstance(report, c.Died) and membership.began),
             code=report.code,
             hint=report.hint,
             place=report.place,
