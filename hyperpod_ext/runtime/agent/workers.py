@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -165,10 +165,10 @@ class Workers:
             worker.rank, worker.joining = rank, False
         self.moved_in = generation
 
-    def learn(self, faults: Sequence[Mapping[str, Any]]) -> None:
-        """What has happened in the job: of rehearsed faults, each does once."""
-        for fault in faults:
-            self._kill.forget(int(fault["rank"]), int(fault["step"]))
+    def learn(self, faults: Iterable[tuple[int, int]]) -> None:
+        """Rank and step of what has happened in the job: of rehearsed faults, each does once."""
+        for rank, step in faults:
+            self._kill.forget(rank, step)
 
     def kill_all(self) -> None:
         """SIGKILL to each; nobody is told of these deaths."""

@@ -113,8 +113,7 @@ class Reports:
                 if (hang := self._hangs.answered(seen, len(membership.nodes))) is not None:
                     self._end_hung(hang)
             case c.ServesPeers(peer=peer):  # its memory server is another one
-                if (member := self._members.members.get(node)) is not None:
-                    member["peer"] = list(peer)
+                if self._members.serves_peers(node, peer):
                     self._outbox.share_job_state()
             case c.Leave():
                 carry_out(membership.leave(node))

@@ -255,7 +255,14 @@ class AgentHandshake(Declared):
     """Whether the node is to leave."""
     clock: MonotonicTime | None = None
     job_state: dict[str, Any] | None
-    """What it knows of the job; null: nothing yet."""
+    """The job state, if it is one of the few that have it; null: it is not, or the job has not begun."""
+    term: Count = 0
+    """Of the coordinator that it heard last; 0: none yet."""
+
+    @property
+    def knows_job(self) -> bool:
+        """Whether it has been a node of this job."""
+        return self.job_state is not None or self.term > 0
 
 
 class Beat(Report):
@@ -272,6 +279,13 @@ class Acknowledged(Report):
     sender, reader = "agent", "coordinator"
     type: Literal["acknowledged"] = "acknowledged"
     number: Count
+
+
+class AskJobState(Report):
+    """The agent needs the job state whole: it has not what a change was made to."""
+
+    sender, reader = "agent", "coordinator"
+    type: Literal["ask_job_state"] = "ask_job_state"
 
 
 class Died(Report):
@@ -411,10 +425,62 @@ class Heard(Order):
 
 
 class JobState(Order):
-    """What another coordinator needs to go on, after each change."""
+    """What another coordinator needs to go on: once, to the few agents that may have to become it."""
 
     type: Literal["job_state"] = "job_state"
     job_state: dict[str, Any]
+    digest: str = ""
+    """What the next change is made to."""
+
+
+class JobStateChange(Order):
+    """What has changed of the job state since the last message with it."""
+
+    type: Literal["job_state_change"] = "job_state_change"
+    number: Count
+    """Of the job state that this makes."""
+    before: str
+    """Digest of the job state that it is made to."""
+    digest: str
+    """Of the one that it makes."""
+    changes: Listed[Annotated[tuple[Any, ...], Strict(False)]]
+    """Of each: a path of keys, and the value that is there now; without a value, the key is gone."""
+
+
+class JobNews(Order):
+    """What every agent must know of the job, after each change of it."""
+
+    type: Literal["job_news"] = "job_news"
+    term: Count
+    coordinator: Number
+    """Node of the coordinator."""
+    candidates: ByNumber[Address]
+    """Agents that have the job state: one of them coordinates when this coordinator is lost."""
+    members: Count
+    """How many there are."""
+    master_port: Port
+    world_size: Count
+    nodes: Count
+    """Nodes that have ranks."""
+    moved_in: Count
+    """Generation in which ranks last got other numbers."""
+    spares: bool
+    """Whether a node waits without ranks."""
+    servers_lost: Count
+    """Memory servers that were lost so far, with their node or alone."""
+    faults: Listed[Annotated[tuple[Count, Count], Strict(False)]] = ()
+    """Rank and step of each fault, where faults are rehearsed."""
+
+
+class NodeAssignment(Order):
+    """What this node has, after each change of it."""
+
+    type: Literal["assignment"] = "assignment"
+    ranks: Listed[Count]
+    peers: ByNumber[Address]
+    """Memory servers of this node, and of those that hold its copies."""
+    domains: ByNumber[str]
+    """What fails together with each of these nodes."""
 
 
 class StopNode(Order):
@@ -621,6 +687,7 @@ FromAgent = (
     FromWorker
     | Beat
     | Acknowledged
+    | AskJobState
     | Died
     | Exited
     | Alive
@@ -640,6 +707,9 @@ ToAgent = (
     ToWorker
     | Heard
     | JobState
+    | JobStateChange
+    | JobNews
+    | NodeAssignment
     | StopNode
     | EndJob
     | Released
