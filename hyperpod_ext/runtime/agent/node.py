@@ -34,7 +34,6 @@ from hyperpod_ext.runtime.events.log import write_report
 from hyperpod_ext.runtime.fault_injection.from_agent import inject_node_fault
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
-from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.ipc.environment import (
     ENV_AGENT_SOCKET,
     ENV_FAILURE_DOMAIN,
@@ -43,7 +42,6 @@ from hyperpod_ext.runtime.ipc.environment import (
 )
 from hyperpod_ext.runtime.ipc.listener import Listener
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
-from hyperpod_ext.runtime.snapshot.select import Decision
 
 __all__ = ["Node", "NodeSettings"]
 
@@ -325,8 +323,7 @@ class Node:
 
     async def _begin(self, order: c.BeginGeneration | c.TryNext) -> None:
         self._workers.generation = order.generation  # the first one follows those of earlier runs
-        stored = Decision.from_json(encode(order.decision)).stored
-        self._beginning = {"run": order.run, "stored": tuple(stored)}
+        self._beginning = {"run": order.run, "stored": order.decision.stored}
         # not at the abort: what ranks saved before they left, or died, is still on its way then
         if isinstance(order, c.BeginGeneration):
             self._workers.keep_only(self._own_ranks)

@@ -6,13 +6,14 @@ hear what they must know of the job, and of themselves, when that has changed. W
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hyperpod_ext.runtime.coordinator.job_run import JobRun
 from hyperpod_ext.runtime.coordinator.members import Members
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.decision_parts import DecisionParts
 from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.membership.candidates import choose_candidates
 from hyperpod_ext.runtime.membership.job_state_changes import chained, changes
@@ -20,6 +21,8 @@ from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.membership.node_states import NodeState
 from hyperpod_ext.runtime.membership.placement import Placement, place_replicas
 
+MakeOrder = Callable[[c.RestoreDecision, dict[int, tuple[str, int]]], c.BeginGeneration | c.TryNext]
+"""From a decision and the memory servers that it names."""
 _NOBODY = c.NodeAssignment(ranks=(), peers={}, domains={})
 
 
@@ -61,6 +64,14 @@ class Outbox:
     def _to(self, nodes: Iterable[int], frame: bytes) -> None:
         for node in nodes:
             self._members.agents[node].writer.write(frame)
+
+    def to_each(self, order: MakeOrder, decision: DecisionParts) -> None:
+        """To every agent what its ranks need of a decision; those that need the same are sent the same bytes."""
+        for part, nodes in decision.parts(self._members.agents):
+            sources = (source for several in part.sources.values() for source in several)
+            named = {source.node for source in sources if source.kind == "peer"} & self._members.members.keys()
+            peers = {node: tuple(self._members.members[node]["peer"]) for node in sorted(named)}
+            self._to(nodes, frame_of(order(part, peers)))
 
     # --- the job state ----------------------------------------------------------------------------
 

@@ -115,6 +115,9 @@ class Reports:
             case c.ServesPeers(peer=peer):  # its memory server is another one
                 if self._members.serves_peers(node, peer):
                     self._outbox.share_job_state()
+            case c.LookUp(generation=generation, ranks=ranks) if generation == membership.generation:
+                known = {rank: self._ranks.stores[rank] for rank in ranks if rank in self._ranks.stores}
+                self._outbox.send(node, c.Addresses(generation=generation, addresses=known))
             case c.Leave():
                 carry_out(membership.leave(node))
             case c.CancelJob():

@@ -88,10 +88,17 @@ class RestoreSource(Declared):
 
 
 class RestoreDecision(Declared):
-    """What every rank restores."""
+    """What ranks restore, as far as one node's ranks need to know."""
 
     step: Count
     sources: ByNumber[Listed[RestoreSource]]
+    """Of its ranks, and of those that one of its ranks sends its live state to."""
+    others: Literal["self", "fresh"] = "self"
+    """What ranks do that have no source: they hold it already, or start from nothing."""
+    save_id: str = ""
+    """Of what they hold."""
+    stored: Listed[str] = ()
+    """URLs of durable tiers that any rank restores from."""
 
 
 class RunningWorker(Declared):
@@ -223,6 +230,13 @@ class RankStopped(Report):
     type: Literal["rank_stopped"] = "rank_stopped"
     number: Number
     step: Count
+
+
+class LookUp(Report):
+    """Where do these ranks serve their keys?"""
+
+    type: Literal["look_up"] = "look_up"
+    ranks: Listed[Count]
 
 
 # --- what an agent reports ------------------------------------------------------------------------
@@ -607,10 +621,14 @@ class BeginGeneration(GenerationOrder):
 
     type: Literal["begin"] = "begin"
     decision: RestoreDecision
-    addresses: Listed[Address]
-    """Where each rank serves its keys."""
+    world_size: Count
+    addresses: ByNumber[Address]
+    """Where ranks serve their keys: in a small world all of them, in a large one those that are new since the one
+    that it follows. Others are looked up."""
+    follows: Count
+    """The generation that `addresses` add to; 0: what was known before counts no more."""
     peers: ByNumber[Address]
-    """Memory server of each node, for other nodes."""
+    """Memory servers that the node's ranks restore from."""
     run: str
     memory_every: Count | None = None
     """Steps between two snapshots in memory; null: as the spec says."""
@@ -618,7 +636,6 @@ class BeginGeneration(GenerationOrder):
     """The step that copies on peers are of next; null: none is named."""
     rank: Number = -1
     """Number of the worker that is told; its agent adds it."""
-    world_size: Count = 0
 
 
 class TryNext(GenerationOrder):
@@ -626,7 +643,16 @@ class TryNext(GenerationOrder):
 
     type: Literal["restore"] = "restore"
     decision: RestoreDecision
+    peers: ByNumber[Address]
+    """Memory servers that the node's ranks restore from."""
     run: str
+
+
+class Addresses(GenerationOrder):
+    """Where ranks serve their keys: the answer to a look-up."""
+
+    type: Literal["addresses"] = "addresses"
+    addresses: ByNumber[Address]
 
 
 class GoOn(GenerationOrder):
@@ -682,7 +708,7 @@ class WithdrawStop(GenerationOrder):
 
 # --- who takes what -------------------------------------------------------------------------------
 
-FromWorker = Join | Restored | Finished | Event | Failed | StopAnswer | RankStopped
+FromWorker = Join | Restored | Finished | Event | Failed | StopAnswer | RankStopped | LookUp
 FromAgent = (
     FromWorker
     | Beat
@@ -702,7 +728,17 @@ FromAgent = (
     | LastSnapshots
     | Uploaded
 )
-ToWorker = BeginGeneration | TryNext | GoOn | AbortGeneration | FinishTraining | AskStop | StopAtStep | WithdrawStop
+ToWorker = (
+    BeginGeneration
+    | TryNext
+    | Addresses
+    | GoOn
+    | AbortGeneration
+    | FinishTraining
+    | AskStop
+    | StopAtStep
+    | WithdrawStop
+)
 ToAgent = (
     ToWorker
     | Heard
