@@ -18,7 +18,7 @@ from hyperpod_ext.planner.rates import Rates, published
 from hyperpod_ext.planner.recovery_tiers import Recovery, Scenario
 from hyperpod_ext.planner.state import FORMATS, size_of
 from hyperpod_ext.runtime.membership.escalation import Budgets
-from hyperpod_ext.runtime.memory_server.replication.placement import place_replicas
+from hyperpod_ext.runtime.membership.placement import place_replicas
 from hyperpod_ext.runtime.simulator.engine import Outcome, Simulation, _SimulatedFault
 from hyperpod_ext.runtime.simulator.interval import FaultFreeInterval
 from hyperpod_ext.runtime.simulator.settings import Simulated, SimulatedTier, simulated

@@ -16,6 +16,7 @@ from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.declared import encode, with_version
+from hyperpod_ext.runtime.membership.job_state_changes import chained, changed
 from hyperpod_ext.runtime.membership.quorum import candidates, may_take_over
 
 _SEARCH = 0.9
@@ -33,7 +34,8 @@ class CoordinatorClient:
 
     Args:
         election: where other agents reach this one.
-        handshake: what a coordinator must be told first; takes the id of this agent, and the job state that it has.
+        handshake: what a coordinator must be told first; takes the id of this agent, the term that it knows, and the
+            job state, if it has that.
         take_over: makes this node's agent the coordinator, from the newest job state and what others said.
     """
 
@@ -41,14 +43,18 @@ class CoordinatorClient:
         self,
         settings: NodeSettings,
         election: ElectionListener,
-        handshake: Callable[[str, wire.Message | None], c.AgentHandshake],
+        handshake: Callable[[str, int, wire.Message | None], c.AgentHandshake],
         take_over: Callable[[c.AgentHandshake, list[c.AgentHandshake]], None],
     ) -> None:
         self._settings, self._election, self._handshake, self._take_over = settings, election, handshake, take_over
         self._lease_s = settings.config.restart.lease_s
         self._id = secrets.token_hex(8)
         self.job_state: wire.Message | None = None
-        """What the coordinator knows, as it told last: enough to take its place."""
+        """What the coordinator knows, as it told last: enough to take its place. Only a few agents have it."""
+        self._digest = ""
+        """Of the job state."""
+        self.news: c.JobNews | None = None
+        """What every agent knows of the job; None: it has not begun."""
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._heard_at = time.monotonic()
@@ -121,10 +127,10 @@ class CoordinatorClient:
         while True:
             message = await self._read()
             if message is None:
-                if self.job_state is None or self._over:
+                if self.news is None or self._over:
                     return None
                 self._hang_up()
-                message = await self._look_for_another(self.job_state)
+                message = await self._look_for_another(self.news)
             self._heard_at = time.monotonic()
             match message:
                 case c.Heard(heard=heard):
@@ -136,10 +142,37 @@ class CoordinatorClient:
                     self._over = True
                 case c.StopNode(why=why, hint=hint):
                     raise ExcludedError(f"node {self._settings.node} stops: {why}", hint=hint)
-                case c.JobState(job_state=job_state):
-                    self.job_state = job_state
-                    self.send(c.Acknowledged(number=int(job_state["number"])))
+                case c.JobState(job_state=job_state, digest=digest):
+                    self._has(job_state, digest)
+                    continue
+                case c.JobStateChange():
+                    self._change(message)
+                    continue
+                case c.JobNews():
+                    self.news = message
+                    if self._settings.node not in message.candidates:
+                        self.job_state = None
             return message
+
+    def _has(self, job_state: wire.Message, digest: str) -> None:
+        self.job_state, self._digest = job_state, digest
+        self.send(c.Acknowledged(number=int(job_state["number"])))
+
+    def _change(self, change: c.JobStateChange) -> None:
+        """Change the job state; ask for it whole where it is not the one that the change was made to."""
+        if self.job_state is None or (self._digest, chained(change.before, change.changes)) != (
+            change.before,
+            change.digest,
+        ):
+            self.send(c.AskJobState())
+            return
+        try:
+            job_state = changed(self.job_state, change.changes)
+        except (LookupError, TypeError) as error:
+            sys.stderr.write(f"node {self._settings.node} cannot change the job state, and asks for it: {error!r}\n")
+            self.send(c.AskJobState())
+            return
+        self._has(job_state | {"number": change.number}, change.digest)
 
     async def close(self) -> None:
         if self._beating is not None:
@@ -150,7 +183,7 @@ class CoordinatorClient:
         self._hang_up()
 
     def _introduction(self) -> c.AgentHandshake:
-        return self._handshake(self._id, self.job_state)
+        return self._handshake(self._id, self.news.term if self.news is not None else 0, self.job_state)
 
     async def _read(self) -> c.ToAgent | None:
         """Next message; one that is damaged is refused, and the next is read."""
@@ -206,22 +239,25 @@ class CoordinatorClient:
 
     # --- the coordinator is lost ----------------------------------------------------------------
 
-    async def _look_for_another(self, job_state: wire.Message) -> c.ToAgent:
+    async def _look_for_another(self, news: c.JobNews) -> c.ToAgent:
         """First word of the next coordinator, which may be this node.
 
-        Everybody goes to the lowest node that it can reach. Whoever so many come to coordinates; a node that
+        Everybody goes to the lowest candidate that it can reach. Whoever so many come to coordinates; a node that
         finds no majority within its lease stops.
         """
-        me, members = self._settings.node, {int(node) for node in job_state["members"]}
+        me, job_state = self._settings.node, self.job_state
+        members = {int(node) for node in job_state["members"]} if job_state is not None else set[int]()
         silent = time.monotonic() - self._heard_at
         deadline = time.monotonic() + max(_SEARCH * self._lease_s - silent, self._lease_s / 4)
         reached: set[int] = {me}
         while (left := deadline - time.monotonic()) > 0:
-            for node in candidates(members, int(job_state["coordinator"])):
+            for node in candidates(news.candidates, news.coordinator):
+                if node == me and job_state is None:
+                    continue
                 if node == me:
-                    word = await self._offer_myself(job_state, members, min(left, self._lease_s / 6))
+                    word = await self._offer_myself(members, min(left, self._lease_s / 6))
                 else:
-                    word = await self._vote_for(job_state, node, deadline, reached)
+                    word = await self._vote_for(news.candidates[node], node, deadline, reached)
                 if word is not None:
                     return word
                 if node == me:
@@ -229,16 +265,16 @@ class CoordinatorClient:
             await asyncio.sleep(0.02)
         reached |= set(self._election.votes)
         self._hang_up()
-        lost = job_state["coordinator"]
+        listed = f" ({_listed(members)})" if members else ""
         raise ExcludedError(
-            f"node {me} stops: the coordinator, node {lost}, is lost, and of the {len(members)} nodes "
-            f"({_listed(members)}) it reaches {_listed(reached)} only: no majority, so others may go on without it",
+            f"node {me} stops: the coordinator, node {news.coordinator}, is lost, and of the {news.members} nodes"
+            f"{listed} it reaches {_listed(reached)} only: no majority, so others may go on without it",
             hint="Three nodes or more, spares among them, survive the loss of any one of them."
-            if not may_take_over(members, members - {int(lost)})
+            if members and not may_take_over(members, members - {news.coordinator})
             else "Look at the network between the nodes.",
         )
 
-    async def _offer_myself(self, job_state: wire.Message, members: set[int], wait_s: float) -> c.ToAgent | None:
+    async def _offer_myself(self, members: set[int], wait_s: float) -> c.ToAgent | None:
         me = self._settings.node
         if me not in members or not await self._election.wait_for_majority(members, me, wait_s):
             return None
@@ -248,14 +284,11 @@ class CoordinatorClient:
         return await self._read()
 
     async def _vote_for(
-        self, job_state: wire.Message, node: int, deadline: float, reached: set[int]
+        self, address: tuple[str, int], node: int, deadline: float, reached: set[int]
     ) -> c.ToAgent | None:
         """First word of `node` as coordinator; None when it cannot be reached, or does not become it."""
-        host, port = job_state["members"][str(node)]["address"]
         try:
-            dialled = await self._dial(
-                str(host), int(port), min(self._lease_s / 6, max(0.05, deadline - time.monotonic()))
-            )
+            dialled = await self._dial(*address, min(self._lease_s / 6, max(0.05, deadline - time.monotonic())))
         except OSError:
             return None
         self._reader, self._writer = dialled

@@ -34,7 +34,6 @@ from hyperpod_ext.runtime.events.log import write_report
 from hyperpod_ext.runtime.fault_injection.from_agent import inject_node_fault
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
-from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.ipc.environment import (
     ENV_AGENT_SOCKET,
     ENV_FAILURE_DOMAIN,
@@ -43,7 +42,6 @@ from hyperpod_ext.runtime.ipc.environment import (
 )
 from hyperpod_ext.runtime.ipc.listener import Listener
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
-from hyperpod_ext.runtime.snapshot.select import Decision
 
 __all__ = ["Node", "NodeSettings"]
 
@@ -70,8 +68,10 @@ class Node:
         self._nodes_in_use = self._config.nodes
         self._own_ranks: set[int] = set()
         self._reported_once = False
-        self._peers: dict[str, Any] = {}
-        """Memory servers that ours was told to copy to."""
+        self._assignment = c.NodeAssignment(ranks=(), peers={}, domains={})
+        """What this node has, and who holds its copies."""
+        self._servers_lost = 0
+        """Memory servers of the job that were lost so far."""
         self._beginning: dict[str, Any] = {}
         """Of the decision that ranks restore: the job's run, and the durable tiers that have it."""
         self._known: dict[str, Any] = {}
@@ -189,12 +189,10 @@ class Node:
         if self._coordinator is not None:
             self._coordinator.broke(why)
 
-    def _who(self, own_id: str, job_state: wire.Message | None) -> c.AgentHandshake:
+    def _who(self, own_id: str, term: int, job_state: wire.Message | None) -> c.AgentHandshake:
         """What a coordinator is told first."""
-        known = {**self._known, **self._workers.summary()}
-        return c.AgentHandshake(
-            id=own_id, leaving=self._reported_once, clock=time.monotonic(), job_state=job_state, **known
-        )
+        known = {**self._known, **self._workers.summary(), "term": term, "job_state": job_state}
+        return c.AgentHandshake(id=own_id, leaving=self._reported_once, clock=time.monotonic(), **known)
 
     # --- what the coordinator says --------------------------------------------------------------
 
@@ -269,8 +267,10 @@ class Node:
     async def _follow(self, order: c.ToAgent) -> None:
         """Carry out what the coordinator says; what is for workers is passed on."""
         match order:
-            case c.JobState(job_state=job_state):
-                await self._take_note(job_state)
+            case c.JobNews():
+                await self._take_note(order)
+            case c.NodeAssignment():
+                await self._take_over_ranks(order)
             case c.StartWorker(rank=rank):
                 self._start_worker(rank)
             case c.PrepareWorker(rank=rank, world_size=world_size):
@@ -298,7 +298,7 @@ class Node:
                 self._spawn(self._save_last(self._config.checkpoint.finish_s))
             case c.UploadSnapshot(save_id=save_id):
                 self._last_step.name(save_id)
-            case c.Heard() | c.StopNode() | c.EndJob() | c.Released():
+            case c.Heard() | c.JobState() | c.JobStateChange() | c.StopNode() | c.EndJob() | c.Released():
                 pass  # the client of the coordinator and `_obey` have read these
             case _:
                 await self._lead_workers(order)
@@ -323,8 +323,7 @@ class Node:
 
     async def _begin(self, order: c.BeginGeneration | c.TryNext) -> None:
         self._workers.generation = order.generation  # the first one follows those of earlier runs
-        stored = Decision.from_json(encode(order.decision)).stored
-        self._beginning = {"run": order.run, "stored": tuple(stored)}
+        self._beginning = {"run": order.run, "stored": order.decision.stored}
         # not at the abort: what ranks saved before they left, or died, is still on its way then
         if isinstance(order, c.BeginGeneration):
             self._workers.keep_only(self._own_ranks)
@@ -334,24 +333,29 @@ class Node:
         if self._config.elastic is not None:
             await self._memory.ask(r.Rescale(nodes=self._nodes_in_use))
 
-    async def _take_note(self, job_state: wire.Message) -> None:
+    async def _take_note(self, news: c.JobNews) -> None:
         """The job has other nodes than before, or this one is in it now."""
         if self._ready is None:
-            self._workers.master_port = int(job_state["master_port"])
+            self._workers.master_port = news.master_port
             self._ready = asyncio.create_task(self._prepare())
-        membership = job_state["membership"]
-        self._workers.learn(membership["faults"])
-        self._workers.world_size = len(membership["nodes"])
+        self._workers.learn(news.faults)
+        self._workers.world_size, self._nodes_in_use = news.world_size, news.nodes
         if not self._workers.ranks:
-            self._workers.moved_in = int(membership["moved_in"])
-        in_use = {str(node) for node in membership["nodes"].values()} & job_state["members"].keys()
-        self._nodes_in_use = len(in_use)
-        self._own_ranks = {int(rank) for rank, its in membership["nodes"].items() if its == self._settings.node}
-        peers = {node: job_state["members"][node]["peer"] for node in sorted(in_use)}
-        if str(self._settings.node) in in_use and peers != self._peers:
-            domains = {node: job_state["members"][node]["domain"] for node in peers}
-            self._peers = peers
-            await self._memory.ask(r.Peers(peers=peers, domains=domains))
+            self._workers.moved_in = news.moved_in
+        await self._know_peers(self._assignment, news.servers_lost)
+
+    async def _take_over_ranks(self, assignment: c.NodeAssignment) -> None:
+        """This node has other ranks than before, or other nodes hold its copies."""
+        self._own_ranks = set(assignment.ranks)
+        await self._know_peers(assignment, self._servers_lost)
+
+    async def _know_peers(self, assignment: c.NodeAssignment, servers_lost: int) -> None:
+        """Tell the memory server who the others are. One without ranks keeps those that it knew."""
+        before = self._assignment.peers, self._servers_lost
+        self._assignment, self._servers_lost = assignment, servers_lost
+        if assignment.peers and (assignment.peers, servers_lost) != before:
+            peers, domains = assignment.peers, assignment.domains
+            await self._memory.ask(r.Peers(peers=peers, domains=domains, servers_lost=servers_lost))
 
     # --- workers --------------------------------------------------------------------------------
 
@@ -372,7 +376,7 @@ class Node:
         self._spawn(self._start_once_fit(rank, self._workers.expect(rank), next_world_size))
 
     async def _start_once_fit(self, rank: int, start: int, next_world_size: int | None) -> None:
-        assert self._ready is not None, "the first job state comes before the first order"
+        assert self._ready is not None, "the first news of the job come before the first order"
         await asyncio.shield(self._ready)
         health = await examine(
             HealthContext(self._config, self._settings.run_dir, self._coordinator_client.own_address)
@@ -430,8 +434,8 @@ class Node:
 
     def _why_no_other_memory(self, step: int) -> str | None:
         """None: another one is started. Else why not, if that is not plain."""
-        restart, job_state = self._config.restart, self._coordinator_client.job_state
-        if self._over or (job_state is not None and job_state["membership"]["spares"]):
+        restart, news = self._config.restart, self._coordinator_client.news
+        if self._over or (news is not None and news.spares):
             return ""
         if self._workers.save_no_more and self._config.checkpoint.durable():
             return ", and with it what was on its way to a durable tier"

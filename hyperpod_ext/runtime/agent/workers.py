@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.declared import checked_version, encode, read
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
+from hyperpod_ext.runtime.process_group.address_book import AddressBook
 
 _STARTS = itertools.count(1)
 _DYING_LOOKS, _DYING_LOOK_S = 20, 0.001
@@ -98,6 +99,9 @@ class Workers:
         self.exited: dict[int, int] = {}
         """Exit codes of those that ended when their training was done."""
         self.master_port = 0
+        self._addresses = AddressBook()
+        self._looked_up: set[int] = set()
+        """Ranks whose addresses the coordinator was asked for in this generation."""
 
     @property
     def ranks(self) -> list[int]:
@@ -132,14 +136,19 @@ class Workers:
 
     def send(self, order: c.ToWorker) -> None:
         """To all workers here; those that wait for the next rank assignment hear of aborts alone."""
+        match order:
+            case c.BeginGeneration():
+                self._addresses.begin(order.generation, order.follows, order.addresses)
+                self._looked_up.clear()
+            case c.Addresses(generation=generation, addresses=addresses):
+                self._addresses.add(generation, addresses)
         frame = wire.encode(encode(order))
         for rank, worker in self._workers.items():
             if worker.writer is None or (worker.joining and not isinstance(order, c.AbortGeneration)):
                 continue
             if isinstance(order, c.BeginGeneration):
                 worker.waiting = None
-                own = order.model_copy(update={"rank": rank, "world_size": len(order.addresses)})
-                frame = wire.encode(encode(own))
+                frame = wire.encode(encode(order.model_copy(update={"rank": rank})))
             worker.writer.write(frame)
 
     def leave(self, order: c.AbortGeneration) -> None:
@@ -165,10 +174,10 @@ class Workers:
             worker.rank, worker.joining = rank, False
         self.moved_in = generation
 
-    def learn(self, faults: Sequence[Mapping[str, Any]]) -> None:
-        """What has happened in the job: of rehearsed faults, each does once."""
-        for fault in faults:
-            self._kill.forget(int(fault["rank"]), int(fault["step"]))
+    def learn(self, faults: Iterable[tuple[int, int]]) -> None:
+        """Rank and step of what has happened in the job: of rehearsed faults, each does once."""
+        for rank, step in faults:
+            self._kill.forget(rank, step)
 
     def kill_all(self) -> None:
         """SIGKILL to each; nobody is told of these deaths."""
@@ -338,12 +347,25 @@ class Workers:
             case c.Event():
                 self.monitor.heard(rank, report)
                 self._stepped(worker, report)
+            case c.LookUp(ranks=ranks):
+                self._look_up(worker, ranks)
+                return
             case c.Finished():
                 worker.finished = True
             case c.Failed(cause=cause):
                 kind = "out-of-memory" if is_out_of_memory(cause) else "exception"
                 own |= {"t": time.monotonic(), "kind": kind, "phase": self.monitor.phase(rank)}
         self._tell(report.model_copy(update=own))
+
+    def _look_up(self, worker: _Worker, ranks: Collection[int]) -> None:
+        """From what this agent knows, or from the coordinator, which is asked once for all workers here."""
+        book = self._addresses
+        known = {rank: book.known[rank] for rank in ranks if rank in book.known}
+        if known and worker.writer is not None:
+            worker.writer.write(wire.encode(encode(c.Addresses(generation=book.generation, addresses=known))))
+        if missing := set(book.missing(ranks)) - self._looked_up:
+            self._looked_up |= missing
+            self._tell(c.LookUp(generation=book.generation, ranks=tuple(sorted(missing))))
 
     def _stepped(self, worker: _Worker, report: c.Event) -> None:
         """A worker told of a step that it has made, or begins to make; faults may be rehearsed there."""

@@ -21,9 +21,10 @@ from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.declared import encode, with_version
 from hyperpod_ext.runtime.ipc.environment import WorkerEnvironment
+from hyperpod_ext.runtime.process_group.address_book import AddressBook, LookedUp
 from hyperpod_ext.runtime.process_group.groups import ProcessGroups
 from hyperpod_ext.runtime.process_group.store import Endpoint, PartitionedStore
-from hyperpod_ext.runtime.snapshot.select import Decision
+from hyperpod_ext.runtime.snapshot.select import Decision, Source
 from hyperpod_ext.runtime.state.training_state import ConsistentStep
 
 
@@ -37,10 +38,10 @@ class Generation:
 
     number: int
     decision: Decision
-    addresses: tuple[tuple[str, int], ...]
+    addresses: tuple[tuple[str, int], ...] | LookedUp
     """Key-value server of each rank."""
     peers: dict[int, tuple[str, int]]
-    """Memory server of each node, for other nodes."""
+    """Memory servers that ranks of this node restore from; more may be added."""
     moved: bool = False
     """Whether this process is the same rank no more, or one of another number of ranks, and keeps what it has."""
     memory_every: int | None = None
@@ -99,6 +100,7 @@ class Session:
         self._sending = threading.Lock()
         self._newest = 1
         self._safe_to_commit = SafeToCommit()
+        self._addresses, self._peers = AddressBook(), dict[int, tuple[str, int]]()
         self.generation = 0
         self.stop_at_step = StopAtStep(self._send)
         self._endpoint = Endpoint(environment.rank, environment.secret, _end)
@@ -114,10 +116,23 @@ class Session:
             order = self._inbox.get()
             if isinstance(order, c.BeginGeneration):
                 self.generation = order.generation
-                decision, moved = Decision.from_json(encode(order.decision)), self._move(order)
+                decision, moved = self._decision(order), self._move(order)
                 self.stop_at_step.enter()
                 every = order.memory_every
-                return Generation(self.generation, decision, order.addresses, order.peers, moved, every)
+                self._peers = dict(order.peers)
+                addresses = LookedUp(self._addresses, order.world_size, self._look_up, lambda: self.aborted)
+                return Generation(self.generation, decision, addresses, self._peers, moved, every)
+
+    def _decision(self, order: c.BeginGeneration | c.TryNext) -> Decision:
+        """What this rank needs to know of a decision."""
+        given, rank = order.decision, order.rank if isinstance(order, c.BeginGeneration) else self.environment.rank
+        world_size = order.world_size if isinstance(order, c.BeginGeneration) else self.environment.world_size
+        sources = Decision.from_json(encode(given)).sources
+        own = sources.get(rank, (Source(given.others, rank, given.save_id),))
+        return Decision(given.step, sources | {rank: own}, world_size)
+
+    def _look_up(self, rank: int) -> None:
+        self._send(c.LookUp(ranks=(rank,)))
 
     def _move(self, order: c.BeginGeneration) -> bool:
         """Take the number that this process has among the ranks of the generation."""
@@ -140,7 +155,8 @@ class Session:
         order: c.GoOn | c.TryNext = self._next(c.GoOn, c.TryNext)
         if isinstance(order, c.GoOn):
             return order.step, None
-        return None, Decision.from_json(encode(order.decision))
+        self._peers.update(order.peers)
+        return None, self._decision(order)
 
     def finished(self, digest: str) -> None:
         """Report the end of training and wait until every rank has come this far."""
@@ -200,10 +216,16 @@ class Session:
                 case c.WithdrawStop(number=number):
                     self.stop_at_step.withdraw(number)
                     continue
+                case c.Addresses(generation=generation, addresses=addresses):
+                    self._addresses.add(generation, addresses)
+                    continue
+                case c.BeginGeneration():
+                    self._addresses.begin(order.generation, order.follows, order.addresses)
                 case c.AbortGeneration(generation=generation):
                     if not self.aborted:
                         self._safe_to_commit.look()
                     self._newest = generation
+                    self._addresses.wake()
                     self._groups.abort()
                     self.stop_at_step.withdraw()
             self._inbox.put(order)

@@ -6,7 +6,6 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from hyperpod_ext.runtime.coordinator.durable_query import DurableQuery, Excluded
@@ -18,6 +17,7 @@ from hyperpod_ext.runtime.coordinator.resize_clock import ResizeClock
 from hyperpod_ext.runtime.coordinator.resize_orders import tell_wanted
 from hyperpod_ext.runtime.coordinator.save_schedule import SaveSchedule
 from hyperpod_ext.runtime.ipc import control_messages as c
+from hyperpod_ext.runtime.ipc.decision_parts import DecisionParts
 from hyperpod_ext.runtime.membership import actions as m
 from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.membership.node_states import NodeState
@@ -79,9 +79,7 @@ class Actions:
             case m.AskDurable(exclude):
                 self.durable.ask(exclude)
             case m.Restore(_, decision):
-                self._outbox.to_all(
-                    c.TryNext(generation=generation, decision=restore_decision(decision), run=self._run.name)
-                )
+                self._try_next(decision)
             case m.Go(step):
                 self._go(step)
             case m.Abort() if self._end.is_stopping:
@@ -134,20 +132,31 @@ class Actions:
         membership = self._membership
         world_size, generation = len(membership.nodes), membership.generation
         self._log("generation", generation=generation, step=decision.step, world_size=world_size)
-        addresses = tuple(self._ranks.stores[rank] for rank in sorted(membership.nodes))
         self._ranks.steps.clear()
         every = self._schedule.begins(time.monotonic())
         membership.retention.next_due = self._schedule.policy.next_due
-        order = c.BeginGeneration(
-            generation=generation,
-            decision=restore_decision(decision),
-            addresses=addresses,
-            peers=self._members.table("peer"),
-            run=self._run.name,
-            memory_every=every,
-            peer_step=self._schedule.peer_step,
+        follows, addresses = self._ranks.news_of_stores(generation)
+        self._outbox.to_each(
+            lambda part, peers: c.BeginGeneration(
+                generation=generation,
+                decision=part,
+                world_size=world_size,
+                addresses=addresses,
+                follows=follows,
+                peers=peers,
+                run=self._run.name,
+                memory_every=every,
+                peer_step=self._schedule.peer_step,
+            ),
+            DecisionParts(decision, membership.nodes),
         )
-        self._outbox.to_all(order)
+
+    def _try_next(self, decision: Decision) -> None:
+        generation, run = self._membership.generation, self._run.name
+        self._outbox.to_each(
+            lambda part, peers: c.TryNext(generation=generation, decision=part, peers=peers, run=run),
+            DecisionParts(decision, self._membership.nodes),
+        )
 
     def _go(self, step: int) -> None:
         self._log("go", step=step)
@@ -223,12 +232,3 @@ class Actions:
             tell_wanted(self._run.run_dir, sorted(self._members.members))
         self._outbox.to_all(c.MembersReleased(world_size=len(self._membership.nodes)))
         self._outbox.share_job_state()
-
-
-def restore_decision(decision: Decision) -> c.RestoreDecision:
-    """A decision, as ranks are told of it."""
-    sources = {
-        rank: tuple(c.RestoreSource(**asdict(source)) for source in several)
-        for rank, several in decision.sources.items()
-    }
-    return c.RestoreDecision(step=decision.step, sources=sources)

@@ -43,7 +43,7 @@ class Admission:
             return "the coordinator has stood down: it reaches too few of the job's nodes"
         if node in self._members.agents:
             return "another agent says that it is this node, and is there"
-        if handshake.job_state is not None:
+        if handshake.knows_job:
             known = self._members.members.get(node)
             return "" if known and known["id"] == handshake.id else "it was given up, and the others went on without it"
         if self._membership.is_shut_out(node):
@@ -58,7 +58,7 @@ class Admission:
             return
         self._members.enter(node, handshake, agent)
         self._end.agent_came(node)
-        if handshake.job_state is not None:
+        if handshake.knows_job:
             self._take_back(node, handshake)
             return
         self._events.write("node_joined", node=node, pid=handshake.pid)

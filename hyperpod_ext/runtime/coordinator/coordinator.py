@@ -1,8 +1,8 @@
 """The job's membership over TCP, on one of the agents. Decides nothing itself: `Membership` does.
 
 Hears agents (`reports.py`, `admission.py`), finds nodes that are lost, and has the membership's actions carried out
-(`actions.py`). Every agent is told all that it knows at each change, as the job state, so that any of them can take its
-place (`agent/coordinator_client.py`).
+(`actions.py`). A few agents have all that it knows, as the job state, and hear what changes of it, so that one of them
+can take its place (`agent/coordinator_client.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import secrets
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -46,12 +46,14 @@ _ORDERS_S = 0.1
 class Coordinator:
     """One job's coordinator."""
 
-    def __init__(self, run: JobRun, membership: Membership, members: Members) -> None:
+    def __init__(
+        self, run: JobRun, membership: Membership, members: Members, inherited: Mapping[str, Any] | None = None
+    ) -> None:
         config, now = run.config, time.monotonic()
         self._run, self.membership, self.members = run, membership, members
         self.events = EventLog(run.run_dir, fresh=run.term == 1)
         self._log = log = self.events.write
-        self._outbox = outbox = Outbox(run, members, membership)
+        self._outbox = outbox = Outbox(run, members, membership, inherited)
         ranks = Ranks()
         self.schedule = schedule = SaveSchedule(config, log, now)
         self._formation = formation = Formation(config.restart.form_timeout_s, now if run.term > 1 else None)
@@ -103,7 +105,7 @@ class Coordinator:
         members, lost = Members(node), int(job_state["coordinator"])
         known = {int(its): member for its, member in job_state["members"].items()}
         members.succeed(known, lost, time.monotonic() + config.restart.lease_s / 2)
-        made = cls(run, membership, members)
+        made = cls(run, membership, members, job_state)
         made._start(made.orders_accepted())
         made._log("coordinator", node=node, before=lost, term=term)
         made.actions.carry_out(actions)
@@ -215,6 +217,9 @@ class Coordinator:
             case c.Acknowledged(number=number):
                 self.members.acknowledged(node, number)
                 self._let_go()
+                return
+            case c.AskJobState():
+                self._outbox.share_again(node)
                 return
             case c.Event():
                 agent.events += 1

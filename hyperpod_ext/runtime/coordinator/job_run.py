@@ -25,6 +25,10 @@ class JobRun:
     """Rises with each coordinator."""
 
 
+ADDRESSES_AT_ONCE = 64
+"""How many addresses of ranks every node is sent when a generation begins; of others they are looked up."""
+
+
 @dataclass(slots=True)
 class Ranks:
     """What ranks have reported in this generation."""
@@ -33,6 +37,23 @@ class Ranks:
     """Newest step that each has committed."""
     stores: dict[int, tuple[str, int]] = field(default_factory=dict)
     """Where each serves its keys, as it said when it joined."""
+    known: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """The same, as it was in the generation that began last."""
+    known_in: int = 0
+    """That generation; 0: none has begun under this coordinator."""
+
+    def news_of_stores(self, generation: int) -> tuple[int, dict[int, tuple[str, int]]]:
+        """A generation begins: which one others know addresses of, and what is new since then.
+
+        A small world is told all: that costs less than look-ups. Of a large one of which much is new, nothing is.
+        """
+        before, follows, self.known, self.known_in = self.known, self.known_in, dict(self.stores), generation
+        if len(self.stores) <= ADDRESSES_AT_ONCE:
+            return 0, dict(self.stores)
+        new = {rank: address for rank, address in self.stores.items() if before.get(rank) != address}
+        if follows == 0 or len(before) != len(self.stores) or len(new) > ADDRESSES_AT_ONCE:
+            return 0, {}
+        return follows, new
 
     def newest(self, default: int) -> int:
         """Newest step that any rank has committed."""

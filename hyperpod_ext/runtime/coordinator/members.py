@@ -6,12 +6,12 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from hyperpod_ext.runtime.ipc.control_messages import AgentHandshake
+from hyperpod_ext.runtime.ipc.control_messages import AgentHandshake, NodeAssignment
 from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.membership.quorum import may_go_on
 
 _KNOWN = frozenset({"id", "pid", "address", "peer", "domain"})
-"""What every member is told of each."""
+"""What the job state has of each."""
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +24,12 @@ class Agent:
     """How many it has told on this connection."""
     acknowledged: int = 0
     """Number of the newest job state that it has."""
+    sent: int = 0
+    """Number of the newest job state that it was sent; 0: none, or it is to be sent it whole."""
+    knows_news: bool = False
+    """Whether it was sent the newest news of the job."""
+    assignment: NodeAssignment | None = None
+    """What it was told that its node has."""
 
 
 @dataclass(slots=True)
@@ -39,7 +45,11 @@ class Members:
     expected: dict[int, float] = field(default_factory=dict)
     """Members of an earlier coordinator that have not come to this one yet, and until when they may."""
     memberships: list[set[int]] = field(default_factory=list)
-    """Every membership that some member may go by: what all knew of last, and what was told since."""
+    """Every membership that some candidate may go by: what all knew of last, and what was told since."""
+    candidates: set[int] | None = None
+    """Nodes whose agents have the job state; None: all."""
+    version: int = 0
+    """Rises when members change, or what they said of themselves."""
     number: int = 0
     """Of the newest job state."""
     stepped_down: bool = False
@@ -50,6 +60,7 @@ class Members:
         self.members[node] = {key: value for key, value in encode(handshake).items() if key in _KNOWN}
         self.agents[node] = agent
         self.expected.pop(node, None)
+        self.version += 1
         self.memberships.append(set(self.members))
 
     def leave(self, node: int) -> bool:
@@ -59,6 +70,7 @@ class Members:
         reached = {*self.agents, *self.expected, self.node}
         enough = all(may_go_on(members, reached, self.node) for members in self.memberships)
         self.members.pop(node, None)
+        self.version += 1
         self.memberships.append(set(self.members))
         return enough
 
@@ -66,6 +78,7 @@ class Members:
         """A node is no member any more, though it is there still: it leaves once all others know."""
         self.members.pop(node, None)
         self.expected.pop(node, None)
+        self.version += 1
         self.memberships.append(set(self.members))
 
     def released(self) -> set[int]:
@@ -84,15 +97,24 @@ class Members:
 
     @property
     def is_agreed(self) -> bool:
-        """Whether every member goes by the same membership."""
+        """Whether every candidate goes by the same membership."""
         return self.memberships == [set(self.members)]
 
     def acknowledged(self, node: int, number: int) -> None:
-        """A node has the job state with that number. What all have replaces what stood before."""
+        """A node has the job state with that number. What all candidates have replaces what stood before."""
         if node in self.agents:
             self.agents[node].acknowledged = number
-        if not self.expected and all(agent.acknowledged == self.number for agent in self.agents.values()):
+        candidates = self.agents.keys() if self.candidates is None else self.candidates & self.agents.keys()
+        if not self.expected and all(self.agents[its].acknowledged == self.number for its in candidates):
             self.memberships = [set(self.members)]
+
+    def serves_peers(self, node: int, peer: tuple[str, int]) -> bool:
+        """The memory server of `node` is another one; whether it is a member's."""
+        if node not in self.members:
+            return False
+        self.members[node] = self.members[node] | {"peer": peer}
+        self.version += 1
+        return True
 
     def overdue(self, now: float, lease_s: float) -> dict[int, str]:
         """Members that must be given up, and why."""

@@ -1,20 +1,56 @@
-"""Messages from the coordinator to agents."""
+"""Messages from the coordinator to agents, and what each has been told of the job already.
+
+The job state goes to a few agents only, which may have to coordinate: whole at first, then what has changed. All others
+hear what they must know of the job, and of themselves, when that has changed. What several are sent is encoded once.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from hyperpod_ext.runtime.coordinator.job_run import JobRun
 from hyperpod_ext.runtime.coordinator.members import Members
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.decision_parts import DecisionParts
 from hyperpod_ext.runtime.ipc.declared import encode
+from hyperpod_ext.runtime.membership.candidates import choose_candidates
+from hyperpod_ext.runtime.membership.job_state_changes import chained, changes
 from hyperpod_ext.runtime.membership.membership import Membership
+from hyperpod_ext.runtime.membership.node_states import NodeState
+from hyperpod_ext.runtime.membership.placement import Placement, place_replicas
+
+MakeOrder = Callable[[c.RestoreDecision, dict[int, tuple[str, int]]], c.BeginGeneration | c.TryNext]
+"""From a decision and the memory servers that it names."""
+_NOBODY = c.NodeAssignment(ranks=(), peers={}, domains={})
 
 
 class Outbox:
-    """Sends to one agent, to all, or through all to their workers."""
+    """Sends to one agent, to all, or through all to their workers.
 
-    def __init__(self, run: JobRun, members: Members, membership: Membership) -> None:
+    Args:
+        inherited: the job state of the coordinator before this one; None: there was none.
+    """
+
+    def __init__(
+        self, run: JobRun, members: Members, membership: Membership, inherited: Mapping[str, Any] | None = None
+    ) -> None:
         self._run, self._members, self._membership = run, members, membership
+        before = inherited or {}
+        self._job_state: dict[str, Any] = {}
+        """As it was shared last."""
+        self._digest = ""
+        self._news: c.JobNews | None = None
+        self._assignments: dict[int, c.NodeAssignment] = {}
+        """Of nodes with ranks."""
+        self._assigned_for: tuple[object, ...] = ()
+        self._placement: Placement = {
+            int(node): tuple(holders) for node, holders in before.get("placement", {}).items()
+        }
+        self._servers: dict[int, Any] = {}
+        """Memory servers of nodes with ranks."""
+        self._servers_lost = int(before.get("servers_lost", -1)) + 1
 
     def send(self, node: int, order: c.ToAgent) -> None:
         """To one agent; one that is not there yet hears what it must when it comes."""
@@ -23,23 +59,130 @@ class Outbox:
 
     def to_all(self, order: c.ToAgent) -> None:
         """To every agent; orders of a generation are for their workers."""
-        frame = frame_of(order)
-        for agent in self._members.agents.values():
-            agent.writer.write(frame)
+        self._to(self._members.agents, frame_of(order))
+
+    def _to(self, nodes: Iterable[int], frame: bytes) -> None:
+        for node in nodes:
+            self._members.agents[node].writer.write(frame)
+
+    def to_each(self, order: MakeOrder, decision: DecisionParts) -> None:
+        """To every agent what its ranks need of a decision; those that need the same are sent the same bytes."""
+        for part, nodes in decision.parts(self._members.agents):
+            sources = (source for several in part.sources.values() for source in several)
+            named = {source.node for source in sources if source.kind == "peer"} & self._members.members.keys()
+            peers = {node: tuple(self._members.members[node]["peer"]) for node in sorted(named)}
+            self._to(nodes, frame_of(order(part, peers)))
+
+    # --- the job state ----------------------------------------------------------------------------
 
     def share_job_state(self) -> None:
-        """To every agent: all that another coordinator needs."""
-        self._members.number += 1
-        job_state = {
+        """To every agent, what has changed of what it must know; to a few, all that another coordinator needs."""
+        members = self._members
+        self._assign()
+        domains = {node: member["domain"] for node, member in members.members.items() if node in members.agents}
+        members.candidates = choose_candidates(members.candidates or set(), domains, self._run.node)
+        self._share_state_with(members.candidates & members.agents.keys())
+        self._share_news()
+        self._share_assignments()
+
+    def _share_state_with(self, candidates: set[int]) -> None:
+        before, after = self._job_state, self._make_job_state()
+        made = changes(before, after)
+        if made:
+            self._members.number += 1
+            self._job_state = after
+        number, digest = self._members.number, chained(self._digest, made) if made else self._digest
+        sent = {node: self._members.agents[node].sent for node in candidates}
+        late = {node for node in candidates if sent[node] == 0 or sent[node] != number - bool(made)}
+        if made and candidates - late:
+            change = c.JobStateChange(number=number, before=self._digest, digest=digest, changes=tuple(made))
+            self._to(candidates - late, frame_of(change))
+        if late:
+            self._to(late, frame_of(c.JobState(job_state=self._job_state | {"number": number}, digest=digest)))
+        self._digest = digest
+        for node in candidates:
+            self._members.agents[node].sent = number
+
+    def _make_job_state(self) -> dict[str, Any]:
+        return {
             "term": self._run.term,
-            "number": self._members.number,
             "coordinator": self._run.node,
-            "members": self._members.members,
+            "members": {str(node): member for node, member in self._members.members.items()},
             "master_port": self._run.master_port,
             "run": self._run.name,
             "membership": self._membership.to_json(),
+            "placement": {str(node): list(holders) for node, holders in self._placement.items()},
+            "servers_lost": self._servers_lost,
         }
-        self.to_all(c.JobState(job_state=job_state))
+
+    def share_again(self, node: int) -> None:
+        """To an agent that has not what a change was made to."""
+        if (agent := self._members.agents.get(node)) is not None:
+            agent.sent = 0
+            self.share_job_state()
+
+    # --- what every agent must know ---------------------------------------------------------------
+
+    def _share_news(self) -> None:
+        news = self._make_news()
+        late = [agent for agent in self._members.agents.values() if not agent.knows_news]
+        if news != self._news:
+            late = list(self._members.agents.values())
+        frame = frame_of(news) if late else b""
+        for agent in late:
+            agent.writer.write(frame)
+            agent.knows_news = True
+        self._news = news
+
+    def _make_news(self) -> c.JobNews:
+        membership, members = self._membership, self._members.members
+        rehearsing = self._run.config.chaos is not None
+        faults = [(fault.rank, fault.step) for fault in membership.faults if fault.rank >= 0 and fault.step >= 0]
+        return c.JobNews(
+            term=self._run.term,
+            coordinator=self._run.node,
+            candidates={node: tuple(members[node]["address"]) for node in sorted(self._members.candidates or ())},
+            members=len(members),
+            master_port=self._run.master_port,
+            world_size=len(membership.nodes),
+            nodes=len(self._servers),
+            moved_in=membership.renumbering.newest,
+            spares=bool(membership.states.those(NodeState.SPARE, NodeState.JOINING)),
+            servers_lost=self._servers_lost,
+            faults=tuple(dict.fromkeys(faults)) if rehearsing else (),
+        )
+
+    def _share_assignments(self) -> None:
+        for node, agent in self._members.agents.items():
+            assignment = self._assignments.get(node, _NOBODY)
+            if agent.assignment is not assignment and agent.assignment != assignment:
+                agent.writer.write(frame_of(assignment))
+            agent.assignment = assignment
+
+    def _assign(self) -> None:
+        """Each node's ranks, and who holds its copies."""
+        ranks_by, members = self._membership.nodes, self._members
+        if self._assigned_for and self._assigned_for[0] is ranks_by and self._assigned_for[1] == members.version:
+            return
+        self._assigned_for = ranks_by, members.version
+        ranks: dict[int, list[int]] = {}
+        for rank, node in ranks_by.items():
+            ranks.setdefault(node, []).append(rank)
+        servers = {node: tuple(members.members[node]["peer"]) for node in ranks if node in members.members}
+        self._servers_lost += sum(1 for node, server in self._servers.items() if servers.get(node) != server)
+        self._servers = servers
+        domains = {node: str(members.members[node]["domain"]) for node in servers}
+        tier = self._run.config.checkpoint.peer()
+        if tier is not None and servers:
+            self._placement = place_replicas(domains, tier.replicas, self._placement)
+        self._assignments = {}
+        for node, its in ranks.items():
+            near = [each for each in (node, *self._placement.get(node, ())) if node in servers and each in servers]
+            self._assignments[node] = c.NodeAssignment(
+                ranks=tuple(sorted(its)),
+                peers={each: servers[each] for each in near},
+                domains={each: domains[each] for each in near},
+            )
 
 
 def frame_of(order: c.ToAgent) -> bytes:

@@ -113,9 +113,11 @@ class Reports:
                 if (hang := self._hangs.answered(seen, len(membership.nodes))) is not None:
                     self._end_hung(hang)
             case c.ServesPeers(peer=peer):  # its memory server is another one
-                if (member := self._members.members.get(node)) is not None:
-                    member["peer"] = list(peer)
+                if self._members.serves_peers(node, peer):
                     self._outbox.share_job_state()
+            case c.LookUp(generation=generation, ranks=ranks) if generation == membership.generation:
+                known = {rank: self._ranks.stores[rank] for rank in ranks if rank in self._ranks.stores}
+                self._outbox.send(node, c.Addresses(generation=generation, addresses=known))
             case c.Leave():
                 carry_out(membership.leave(node))
             case c.CancelJob():

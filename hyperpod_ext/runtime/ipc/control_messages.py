@@ -88,10 +88,17 @@ class RestoreSource(Declared):
 
 
 class RestoreDecision(Declared):
-    """What every rank restores."""
+    """What ranks restore, as far as one node's ranks need to know."""
 
     step: Count
     sources: ByNumber[Listed[RestoreSource]]
+    """Of its ranks, and of those that one of its ranks sends its live state to."""
+    others: Literal["self", "fresh"] = "self"
+    """What ranks do that have no source: they hold it already, or start from nothing."""
+    save_id: str = ""
+    """Of what they hold."""
+    stored: Listed[str] = ()
+    """URLs of durable tiers that any rank restores from."""
 
 
 class RunningWorker(Declared):
@@ -225,6 +232,13 @@ class RankStopped(Report):
     step: Count
 
 
+class LookUp(Report):
+    """Where do these ranks serve their keys?"""
+
+    type: Literal["look_up"] = "look_up"
+    ranks: Listed[Count]
+
+
 # --- what an agent reports ------------------------------------------------------------------------
 
 
@@ -255,7 +269,14 @@ class AgentHandshake(Declared):
     """Whether the node is to leave."""
     clock: MonotonicTime | None = None
     job_state: dict[str, Any] | None
-    """What it knows of the job; null: nothing yet."""
+    """The job state, if it is one of the few that have it; null: it is not, or the job has not begun."""
+    term: Count = 0
+    """Of the coordinator that it heard last; 0: none yet."""
+
+    @property
+    def knows_job(self) -> bool:
+        """Whether it has been a node of this job."""
+        return self.job_state is not None or self.term > 0
 
 
 class Beat(Report):
@@ -272,6 +293,13 @@ class Acknowledged(Report):
     sender, reader = "agent", "coordinator"
     type: Literal["acknowledged"] = "acknowledged"
     number: Count
+
+
+class AskJobState(Report):
+    """The agent needs the job state whole: it has not what a change was made to."""
+
+    sender, reader = "agent", "coordinator"
+    type: Literal["ask_job_state"] = "ask_job_state"
 
 
 class Died(Report):
@@ -411,10 +439,62 @@ class Heard(Order):
 
 
 class JobState(Order):
-    """What another coordinator needs to go on, after each change."""
+    """What another coordinator needs to go on: once, to the few agents that may have to become it."""
 
     type: Literal["job_state"] = "job_state"
     job_state: dict[str, Any]
+    digest: str = ""
+    """What the next change is made to."""
+
+
+class JobStateChange(Order):
+    """What has changed of the job state since the last message with it."""
+
+    type: Literal["job_state_change"] = "job_state_change"
+    number: Count
+    """Of the job state that this makes."""
+    before: str
+    """Digest of the job state that it is made to."""
+    digest: str
+    """Of the one that it makes."""
+    changes: Listed[Annotated[tuple[Any, ...], Strict(False)]]
+    """Of each: a path of keys, and the value that is there now; without a value, the key is gone."""
+
+
+class JobNews(Order):
+    """What every agent must know of the job, after each change of it."""
+
+    type: Literal["job_news"] = "job_news"
+    term: Count
+    coordinator: Number
+    """Node of the coordinator."""
+    candidates: ByNumber[Address]
+    """Agents that have the job state: one of them coordinates when this coordinator is lost."""
+    members: Count
+    """How many there are."""
+    master_port: Port
+    world_size: Count
+    nodes: Count
+    """Nodes that have ranks."""
+    moved_in: Count
+    """Generation in which ranks last got other numbers."""
+    spares: bool
+    """Whether a node waits without ranks."""
+    servers_lost: Count
+    """Memory servers that were lost so far, with their node or alone."""
+    faults: Listed[Annotated[tuple[Count, Count], Strict(False)]] = ()
+    """Rank and step of each fault, where faults are rehearsed."""
+
+
+class NodeAssignment(Order):
+    """What this node has, after each change of it."""
+
+    type: Literal["assignment"] = "assignment"
+    ranks: Listed[Count]
+    peers: ByNumber[Address]
+    """Memory servers of this node, and of those that hold its copies."""
+    domains: ByNumber[str]
+    """What fails together with each of these nodes."""
 
 
 class StopNode(Order):
@@ -541,10 +621,14 @@ class BeginGeneration(GenerationOrder):
 
     type: Literal["begin"] = "begin"
     decision: RestoreDecision
-    addresses: Listed[Address]
-    """Where each rank serves its keys."""
+    world_size: Count
+    addresses: ByNumber[Address]
+    """Where ranks serve their keys: in a small world all of them, in a large one those that are new since the one
+    that it follows. Others are looked up."""
+    follows: Count
+    """The generation that `addresses` add to; 0: what was known before counts no more."""
     peers: ByNumber[Address]
-    """Memory server of each node, for other nodes."""
+    """Memory servers that the node's ranks restore from."""
     run: str
     memory_every: Count | None = None
     """Steps between two snapshots in memory; null: as the spec says."""
@@ -552,7 +636,6 @@ class BeginGeneration(GenerationOrder):
     """The step that copies on peers are of next; null: none is named."""
     rank: Number = -1
     """Number of the worker that is told; its agent adds it."""
-    world_size: Count = 0
 
 
 class TryNext(GenerationOrder):
@@ -560,7 +643,16 @@ class TryNext(GenerationOrder):
 
     type: Literal["restore"] = "restore"
     decision: RestoreDecision
+    peers: ByNumber[Address]
+    """Memory servers that the node's ranks restore from."""
     run: str
+
+
+class Addresses(GenerationOrder):
+    """Where ranks serve their keys: the answer to a look-up."""
+
+    type: Literal["addresses"] = "addresses"
+    addresses: ByNumber[Address]
 
 
 class GoOn(GenerationOrder):
@@ -616,11 +708,12 @@ class WithdrawStop(GenerationOrder):
 
 # --- who takes what -------------------------------------------------------------------------------
 
-FromWorker = Join | Restored | Finished | Event | Failed | StopAnswer | RankStopped
+FromWorker = Join | Restored | Finished | Event | Failed | StopAnswer | RankStopped | LookUp
 FromAgent = (
     FromWorker
     | Beat
     | Acknowledged
+    | AskJobState
     | Died
     | Exited
     | Alive
@@ -635,11 +728,24 @@ FromAgent = (
     | LastSnapshots
     | Uploaded
 )
-ToWorker = BeginGeneration | TryNext | GoOn | AbortGeneration | FinishTraining | AskStop | StopAtStep | WithdrawStop
+ToWorker = (
+    BeginGeneration
+    | TryNext
+    | Addresses
+    | GoOn
+    | AbortGeneration
+    | FinishTraining
+    | AskStop
+    | StopAtStep
+    | WithdrawStop
+)
 ToAgent = (
     ToWorker
     | Heard
     | JobState
+    | JobStateChange
+    | JobNews
+    | NodeAssignment
     | StopNode
     | EndJob
     | Released

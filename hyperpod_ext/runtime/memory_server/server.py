@@ -201,7 +201,7 @@ class Server:
             case r.Enter():
                 memory.enter(order)
             case r.Peers():
-                memory.set_peers(order.peers, order.domains)
+                memory.set_peers(order.peers, order.domains, order.servers_lost)
             case r.Rescale():
                 memory.rescale(order.nodes)
             case r.ReleaseDeparted():

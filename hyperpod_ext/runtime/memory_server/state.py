@@ -92,6 +92,7 @@ class NodeMemory:
                 when_busy=policy.when_busy,
             )
         self._peers: dict[int, tuple[str, int]] = {}
+        self._servers_lost = 0
         self._provisional: dict[int, Manifest] = {}
         self._restore_cache = RestoreCache(self.uploaders, self._budget, self.plans)
 
@@ -226,12 +227,16 @@ class NodeMemory:
             self.peer_server.start()
         return self.peer_server.port
 
-    def set_peers(self, peers: dict[int, tuple[str, int]], domains: dict[int, str]) -> None:
-        """Who the other nodes are, and what fails together. One with another address is another memory server."""
-        if any(peers.get(node, address) != address for node, address in self._peers.items() if node != self._node):
+    def set_peers(self, peers: dict[int, tuple[str, int]], domains: dict[int, str], servers_lost: int = 0) -> None:
+        """Who the other nodes are, and what fails together. One with another address is another memory server.
+
+        `servers_lost`: so many were lost so far, those of nodes that are not among `peers`, too.
+        """
+        others = {node: address for node, address in self._peers.items() if node != self._node}
+        if servers_lost != self._servers_lost or any(peers.get(node, at) != at for node, at in others.items()):
             for uploader in self.uploaders:
                 uploader.forsake()
-        self._peers = dict(peers)
+        self._peers, self._servers_lost = dict(peers), servers_lost
         if self.replicator is not None:
             self.replicator.set_peers(peers, domains)
 

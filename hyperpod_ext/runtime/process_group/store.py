@@ -11,7 +11,7 @@ import contextlib
 import socket
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from datetime import timedelta
 from typing import Any
@@ -19,9 +19,9 @@ from typing import Any
 from torch._C._distributed_c10d import HashStore, Store
 
 from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.process_group.address_book import Address as Address
+from hyperpod_ext.runtime.process_group.address_book import LookedUp
 from hyperpod_ext.runtime.process_group.store_server import RankServer
-
-Address = tuple[str, int]
 
 _CONNECT_S = 30.0
 
@@ -57,7 +57,7 @@ class Connections:
         wire.join_peer_blocking(line, self._secret)
         line.settimeout(None)
 
-    def keep_only(self, addresses: Sequence[Address]) -> None:
+    def keep_only(self, addresses: Collection[Address]) -> None:
         """Close lines to servers that are not among `addresses`."""
         with self._lock:
             for gone in self._idle.keys() - set(addresses):
@@ -72,7 +72,7 @@ class PartitionedStore(Store):
     """`torch.distributed.Store` of one generation. Several threads may use it at once.
 
     Args:
-        addresses: `(host, port)` of each rank's server, by rank.
+        addresses: `(host, port)` of each rank's server, by rank: all of them, or those that are looked up.
         generation: keys of other generations are invisible.
         secret: the job's.
         own: this rank's own number and server, which is asked without a socket.
@@ -81,7 +81,7 @@ class PartitionedStore(Store):
 
     def __init__(
         self,
-        addresses: Sequence[Address],
+        addresses: Sequence[Address] | LookedUp,
         generation: int,
         secret: bytes,
         *,
@@ -89,11 +89,12 @@ class PartitionedStore(Store):
         connections: Connections | None = None,
     ) -> None:
         super().__init__()
-        self._addresses, self._generation, self._secret = list(addresses), generation, secret
+        self._addresses: Sequence[Address] | LookedUp = addresses
+        self._generation, self._secret = generation, secret
         self._own = own
         self._shared = connections is not None
         self._connections = connections or Connections(secret)
-        self._connections.keep_only(addresses)
+        self._connections.keep_only(addresses.known() if isinstance(addresses, LookedUp) else addresses)
         self._members: dict[str, list[int]] = {}
         self._busy: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -188,7 +189,10 @@ class PartitionedStore(Store):
             return {"error": "this rank's own server does not answer"}
 
     def _ask(self, owner: int, request: wire.Message) -> wire.Message:
-        address = self._addresses[owner]
+        try:
+            address = self._addresses[owner]
+        except ConnectionError as error:
+            raise GenerationOverError(str(error)) from error
         line = self._connections.take(address)
         if line is not None:
             try:
@@ -323,7 +327,7 @@ class Endpoint:
         """Requests that this rank has served, its own included."""
         return self._server.requests
 
-    def open(self, addresses: Sequence[Address], generation: int) -> PartitionedStore:
+    def open(self, addresses: Sequence[Address] | LookedUp, generation: int) -> PartitionedStore:
         """The store of a generation. Keys of earlier ones are dropped, and whoever waits for one is told."""
         self._server.enter(generation)
         own = (self.rank, self._server)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hyperpod_ext.runtime.memory_server.replication.placement import Placement, place_replicas
+from hyperpod_ext.runtime.membership.placement import Placement, place_replicas
 from hyperpod_ext.runtime.simulator.interval import FaultFreeInterval, SimulatedSnapshot
 from hyperpod_ext.runtime.simulator.settings import Simulated
 from hyperpod_ext.runtime.snapshot.select import Offer

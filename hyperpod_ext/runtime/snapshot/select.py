@@ -97,7 +97,9 @@ class Decision:
     step: int
     sources: dict[int, tuple[Source, ...]]
     """Of each rank: one source; several `live` ones, of which each sends a part; or, when the world size changes, one
-    for each rank of the commit."""
+    for each rank of the commit. What a rank is told leaves out those that it need not know."""
+    world_size: int = 0
+    """Ranks of the generation; 0: as many as there are sources."""
 
     def source(self, rank: int) -> Source:
         """The first source of a rank."""

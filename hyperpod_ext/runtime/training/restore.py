@@ -87,8 +87,8 @@ class JobLink:
     def enter(
         self, decision: Decision, store: PartitionedStore, peers: Mapping[int, tuple[str, int]] | None = None
     ) -> None:
-        """A generation begins; `peers` are the addresses of the nodes' memory servers."""
-        self._decision, self._store, self._peers = decision, store, peers or {}
+        """A generation begins; `peers` are the addresses of memory servers, to which more may be added."""
+        self._decision, self._store, self._peers = decision, store, {} if peers is None else peers
 
     def event(self, event: str, **fields: Any) -> None:
         self._session.event(event, **fields)
@@ -106,7 +106,9 @@ class JobLink:
         decision, attempt = self._decision, 1
         if decision.source(self.rank).kind == "fresh":  # then it is so on every rank
             assert self._store is not None
-            check_same_data(self._store, self.rank, len(decision.sources), state.data_positions())
+            check_same_data(
+                self._store, self.rank, decision.world_size or len(decision.sources), state.data_positions()
+            )
         while True:
             restored, error = self._try(state, extras, decision, attempt)
             step, following = self._session.restored(attempt, error)

@@ -95,7 +95,7 @@ class Agent:
 
     def _hear(self, kind: str, order: dict[str, Any]) -> None:
         match kind:
-            case "job_state":
+            case "job_state" | "job_state_change":
                 self._acknowledge(order)
             case "start_worker":
                 self.ranks.append(order["rank"])
@@ -115,7 +115,7 @@ class Agent:
 
     def _acknowledge(self, order: dict[str, Any]) -> None:
         # of a long one only the count is known; each agent has heard of all so far
-        self._number = order["job_state"]["number"] if order else self._number + 1
+        self._number = order.get("number") or self._number + 1
         self.say(c.Acknowledged(number=self._number))
 
     def _join(self, *, live: bool) -> None:

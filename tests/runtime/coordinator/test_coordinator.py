@@ -25,6 +25,7 @@ from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.declared import PROTOCOL, Declared, encode, with_version
 from hyperpod_ext.runtime.membership.actions import JobPhase
 from hyperpod_ext.runtime.membership.escalation import Budgets
+from hyperpod_ext.runtime.membership.job_state_changes import changed
 from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.membership.renumbering import Renumbering
 
@@ -63,11 +64,16 @@ class Agent:
             while (message := await wire.read(self._reader)) is not None:
                 order = c.AGENT_ORDERS.decode(message)
                 if isinstance(order, c.JobState):
-                    self.job_state = order.job_state
-                    self.say(c.Acknowledged(number=order.job_state["number"]))
+                    self._has(order.job_state)
+                elif isinstance(order, c.JobStateChange):
+                    self._has(changed(self.job_state or {}, order.changes) | {"number": order.number})
                 if isinstance(order, kind):
                     return order
         raise AssertionError(f"node {self.node} never heard {kind.__name__}")
+
+    def _has(self, job_state: dict[str, Any]) -> None:
+        self.job_state = job_state
+        self.say(c.Acknowledged(number=job_state["number"]))
 
     def hang_up(self) -> None:
         if self.beating is not None:
@@ -132,7 +138,7 @@ def test_when_a_line_ends_the_ranks_go_to_the_spare_and_everybody_hears_of_it(tm
             one.hang_up()
             assert (await two.hears(c.StartWorker)).rank == 1
             while zero.job_state is None or zero.job_state["membership"]["nodes"] != {"0": 0, "1": 2}:
-                await zero.hears(c.JobState)
+                await zero.hears(c.JobStateChange)
             assert set(zero.job_state["members"]) == {"0", "2"}
 
     asyncio.run(run())

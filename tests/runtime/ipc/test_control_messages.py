@@ -90,7 +90,8 @@ def test_no_report_of_an_agent_breaks_a_coordinator(tmp_path: Path) -> None:
         coordinator, random = Coordinator.first(config, 0, tmp_path, 1), Random(20261124)
         agents: list[Any] = [Agent(Nowhere(), 0.0) for _ in range(3)]  # type: ignore[arg-type]
         coordinator.members.agents.update(enumerate(agents))
-        coordinator.members.members.update({node: {"peer": ["127.0.0.1", 1]} for node in range(3)})
+        known = {"peer": ["127.0.0.1", 1], "address": ["127.0.0.1", 2], "domain": ""}
+        coordinator.members.members.update(dict.fromkeys(range(3), known))
         taken = 0
         for _ in range(3_000):
             message = message_of(random.choice(list(c.AGENT_REPORTS)), random)

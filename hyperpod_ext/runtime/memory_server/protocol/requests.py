@@ -280,6 +280,8 @@ class Peers(Request[Done]):
     """Where each node's memory server is reached, this one's too."""
     domains: ByNumber[str]
     """What fails together: a name for each node."""
+    servers_lost: Count = 0
+    """Memory servers of the job that were lost so far: those of nodes that are not named here, too."""
 
 
 class Rescale(Request[Done]):

@@ -20,10 +20,10 @@ from typing import Any
 
 from hyperpod_ext.config.checkpoint import PeerTier
 from hyperpod_ext.errors import NotFoundError
+from hyperpod_ext.runtime.membership.placement import Placement, place_replicas
 from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
 from hyperpod_ext.runtime.memory_server.protocol.requests import WhenBusy
 from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPriority
-from hyperpod_ext.runtime.memory_server.replication.placement import Placement, place_replicas
 from hyperpod_ext.runtime.memory_server.replication.rate_limit import RateLimit
 from hyperpod_ext.runtime.memory_server.replication.sender import PeerSender, Superseded
 from hyperpod_ext.runtime.memory_server.slots.pins import Hold

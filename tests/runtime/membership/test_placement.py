@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyperpod_ext.runtime.memory_server.replication.placement import Placement, place_replicas
+from hyperpod_ext.runtime.membership.placement import Placement, place_replicas
 
 nodes_in_racks = st.dictionaries(st.integers(0, 200), st.sampled_from("abcd"), min_size=1, max_size=40)
 replicas = st.integers(1, 3)
