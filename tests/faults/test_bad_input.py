@@ -53,6 +53,16 @@ def test_nccl_without_a_gpu_is_not_tried_twice(job):
     assert len(report["faults"]) == 1
 
 
+def test_a_scheduler_that_no_snapshot_holds_ends_the_job_by_name(job, tmp_path):
+    script = tmp_path / "forgetful.py"
+    script.write_text(TINY.read_text().replace(", schedule=schedule)", ")"))
+    running = job(script=script).start()
+    report = running.wait()
+    assert "schedule (StepLR) changes from step to step and is in no snapshot" in failed(report)
+    assert report["error"]["hint"].startswith("Hand it to run.restore(schedule=...)")
+    assert max(event["step"] for event in running.events() if event["event"] == "step") == 2
+
+
 def test_an_exception_at_the_first_step_is_tried_once_more(job):
     report = (
         job(fault={"what": "exception", "rank": -1, "ranks": [0, 1, 2, 3], "step": 1, "always": True}).start().wait()

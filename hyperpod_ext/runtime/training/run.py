@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
@@ -23,6 +25,7 @@ from hyperpod_ext.runtime.state import meshes
 from hyperpod_ext.runtime.state.device_steps import Device, DeviceSteps, device_of
 from hyperpod_ext.runtime.state.seeding import seed_of, seed_step
 from hyperpod_ext.runtime.state.training_state import CapturedState, ConsistentStep, Stateful, TrainingState
+from hyperpod_ext.runtime.state.unsaved_state import UnsavedState
 from hyperpod_ext.runtime.training.restore import Link
 from hyperpod_ext.runtime.training.step_guards import Watchdog
 
@@ -97,6 +100,9 @@ class Run:
         self._captured: tuple[CapturedState, ConsistentStep] | None = None
         self._saved = -1
         """Step of the last snapshot."""
+        self._unsaved = UnsavedState(sys.stderr.write if local_rank == 0 else lambda _: None)
+        self._objects: dict[str, Stateful] = {}
+        """What was handed to `restore`."""
         self._wrapped: list[DistributedDataParallel] = []
         self._layouts: dict[int, buckets.Buckets] = {}
         self._layouts_since: dict[int, int] = {}
@@ -157,6 +163,7 @@ class Run:
             )
         self._give_back()
         state = TrainingState(objects, before=self._state, may_change=self._may_change, before_change=self._wait_staged)
+        self._objects = objects
         self._state = state  # from here on what was whole before may be half overwritten
         restored = self._link.restore(state, self._extras)
         state.clear_gradients()
@@ -205,7 +212,9 @@ class Run:
             )
         self._watchdog.begin_steps()
         self._began = self.step
+        self._unsaved.begin()
         self._commit(self.step)
+        self._see_unsaved(sys._getframe().f_back)
         sharing = self._captured[1].sharing if self._captured is not None else ""
         self._link.event("begun", rank=self.rank, step=self.step, of=total, sharing=sharing)
         self._link.stop_at_step.begin(self.step + 1, total)
@@ -229,12 +238,19 @@ class Run:
                     self._tell(step, total, began)
                 raise
             self._tell(step, total, began)
+            if self.step == step:
+                self._see_unsaved(sys._getframe().f_back)
             self._stop_after(step)
         self._wait_done()
         self._wait_staged()
         self._watchdog.end_steps()
         self._save_last()
         seed_step(self.config.seed, total + 1, self.rank)  # what follows the loop repeats exactly, too
+
+    def leave_out(self, *objects: Any) -> None:
+        """These change from step to step, and need no snapshot: the script brings them to `run.step` by itself, or
+        training does not depend on them. Call it before `steps`."""
+        self._unsaved.leave_out(objects)
 
     def guard(self, loss: torch.Tensor) -> None:
         """Have the NaN guard look at `loss` too, before its backward pass, so that it can name the rank."""
@@ -320,6 +336,11 @@ class Run:
         """SHA-256 of the registered state; empty when nothing was registered."""
         self._watchdog.done()
         return self._state.digest() if self._state is not None else ""
+
+    def _see_unsaved(self, frame: FrameType | None) -> None:
+        if not self._unsaved.is_done and self._captured is not None:
+            kept = [each.value for each in self._kept]
+            self._unsaved.see(frame, kept, self._objects, self._captured[0].parts.tensors)
 
     def _tell(self, step: int, total: int, began: float) -> None:
         """Report a step, and what of its time was not spent on it."""

@@ -1,0 +1,73 @@
+"""Random generators of a script's own: their state, and whether it went on from another or was seeded anew."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+
+KINDS = frozenset({"Generator", "RandomState", "Random"})
+_TWISTS = 500
+"""Blocks of 624 numbers that a Mersenne twister may have given in a step."""
+
+
+def seeded_each_step() -> set[int]:
+    """Ids of the generators that are seeded before each step."""
+    numpy = sys.modules.get("numpy")
+    own = [torch.default_generator, getattr(random, "_inst", None)]
+    return {id(each) for each in (*own, numpy and numpy.random.mtrand._rand)}
+
+
+def state_of(value: Any) -> Hashable:
+    """State of a generator of torch, numpy or Python, to be compared; None: `value` is none."""
+    numpy = sys.modules.get("numpy")
+    if isinstance(value, torch.Generator):
+        on_cpu = value.device.type == "cpu"
+        return ("torch", value.initial_seed(), value.get_state().numpy().tobytes() if on_cpu else value.get_offset())
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+        _, state, _ = value.getstate()
+        return ("twister", tuple(state[:-1]), state[-1])
+    if numpy is None:
+        return None
+    if isinstance(value, numpy.random.RandomState):
+        return _of_numpy(value.get_state(legacy=False))
+    if isinstance(value, numpy.random.Generator):
+        return _of_numpy(value.bit_generator.state)
+    return None
+
+
+def goes_on(before: Hashable, now: Hashable) -> bool:
+    """Whether `now` came of `before` by drawing numbers. False where it was seeded between, or that cannot be told:
+    seeded from the step's number, a generator needs no snapshot."""
+    assert isinstance(before, tuple)
+    assert isinstance(now, tuple)
+    if before[0] == now[0] == "twister":
+        return _is_later(before[1], now[1])
+    return bool(before[:2] == now[:2])
+
+
+def _of_numpy(state: dict[str, Any]) -> Hashable:
+    inner = state["state"]
+    if state["bit_generator"] == "MT19937":
+        return ("twister", tuple(inner["key"].tolist()), int(inner["pos"]))
+    stream = inner.get("inc", inner["key"].tobytes() if "key" in inner else None)
+    return (state["bit_generator"], stream, repr(state))
+
+
+def _is_later(before: tuple[int, ...], now: tuple[int, ...]) -> bool:
+    numpy = sys.modules.get("numpy")
+    if before == now or numpy is None:
+        return before == now
+    twister, wanted = numpy.random.MT19937(), numpy.array(now, dtype=numpy.uint32)
+    twister.state = {
+        "bit_generator": "MT19937",
+        "state": {"key": numpy.array(before, dtype=numpy.uint32), "pos": len(before)},
+    }
+    for _ in range(_TWISTS):
+        twister.random_raw(len(before), output=False)
+        if numpy.array_equal(twister.state["state"]["key"], wanted):
+            return True
+    return False

@@ -1,0 +1,130 @@
+"""What a training function can reach: its variables, what they hold, and what its functions mention."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import sysconfig
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import FrameType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+
+Named = tuple[str, Any]
+Children = Callable[[str, Any], Iterable[Named]]
+
+_OBJECTS = 20_000
+_DEPTH = 6
+_ITEMS = 1_000
+"""Of one list or dict. Longer ones hold data."""
+_LOOP = "hyperpod_ext.runtime.training"
+"""Our loop holds all that `run.keep` returned, and so does what holds the loop."""
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+
+
+def variables(frame: FrameType | None) -> list[Named]:
+    """Variables of the script's functions that are being called, from `frame` outwards to our own code, and the globals
+    that they mention. Empty where `frame` is ours: then the loop is a trainer's."""
+    found: list[Named] = []
+    while frame is not None and not _is_ours(str(frame.f_globals.get("__name__"))):
+        if is_of_script(str(frame.f_globals.get("__name__"))):
+            seen = frame.f_locals
+            found += list(seen.items())
+            found += [(name, frame.f_globals[name]) for name in frame.f_code.co_names if name in frame.f_globals]
+            if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(seen) is dict:
+                seen.clear()  # a copy that the frame would keep, and what it holds with it
+        frame = frame.f_back
+    return found
+
+
+def reachable(roots: Iterable[Named], children: Children, most: int = _OBJECTS) -> Iterator[Named]:
+    """Each object once, with the name of the first path to it, nearest first."""
+    seen: set[int] = set()
+    queue = deque((name, value, 0) for name, value in roots)
+    while queue and len(seen) < most:
+        name, value, depth = queue.popleft()
+        if id(value) in seen or isinstance(value, str | bytes | int | float | complex | type | ModuleType | None):
+            continue
+        seen.add(id(value))
+        yield name, value
+        if depth < _DEPTH:
+            queue.extend((name, child, depth + 1) for name, child in children(name, value))
+
+
+def of_script(name: str, value: Any) -> Iterable[Named]:
+    """What the script's own objects hold. Those of libraries stay closed: their caches and timers change, too."""
+    if isinstance(value, torch.nn.Module):
+        own = [value, *(each for each in value.modules() if is_of_script(type(each).__module__))]
+        return [(f"{name}.{key}", item) for each in own for key, item in list(vars(each).items()) if _is_extra(key)]
+    if isinstance(value, FunctionType):
+        return mentioned(value) if is_of_script(value.__module__) else ()
+    if type(value) in (dict, list, tuple, set, MethodType, functools.partial):
+        return _inside(name, value)
+    return attributes(name, value) if is_of_script(type(value).__module__) else ()
+
+
+def anything(name: str, value: Any) -> Iterable[Named]:
+    """Whatever `value` holds, whoever made its class."""
+    if isinstance(value, torch.Tensor | FunctionType) or type(value).__module__.startswith(_LOOP):
+        return ()
+    return [*_inside(name, value), *attributes(name, value)]
+
+
+def attributes(name: str, value: Any) -> list[Named]:
+    """Of an object, but for properties, which could do anything."""
+    own = getattr(value, "__dict__", None)
+    return [(f"{name}.{key}", item) for key, item in list(own.items())] if type(own) is dict else []
+
+
+def mentioned(function: FunctionType) -> list[Named]:
+    """Closure and globals of a function, those that its code names."""
+    found: list[Named] = []
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found.append((name, cell.cell_contents))
+        except ValueError:
+            continue  # not bound yet
+    known = function.__globals__
+    return found + [(name, known[name]) for name in function.__code__.co_names if name in known]
+
+
+@functools.cache
+def is_of_script(module: str) -> bool:
+    """Whether a module is the user's: neither installed, nor Python's, nor ours."""
+    if _is_ours(module) or module in sys.builtin_module_names or module == "builtins":
+        return False
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None:
+        return True
+    installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return not any(Path(file).resolve().is_relative_to(Path(each).resolve()) for each in installed)
+
+
+def _is_ours(module: str) -> bool:
+    return module == "hyperpod_ext" or module.startswith("hyperpod_ext.")
+
+
+def _is_extra(attribute: str) -> bool:
+    return attribute not in _OF_EVERY_MODULE
+
+
+def _inside(name: str, value: Any) -> list[Named]:
+    if isinstance(value, dict):
+        return [(_item(name, key), item) for key, item in list(value.items())[:_ITEMS]]
+    if isinstance(value, list | tuple):
+        return [(f"{name}[{index}]", item) for index, item in enumerate(value[:_ITEMS])]
+    if isinstance(value, set | frozenset):
+        return [(f"{name}{{...}}", item) for item in list(value)[:_ITEMS]]
+    if isinstance(value, MethodType):
+        return [(name, value.__self__), (name, value.__func__)]
+    if isinstance(value, functools.partial):
+        return [(name, value.func), *((name, item) for item in (*value.args, *value.keywords.values()))]
+    return []
+
+
+def _item(name: str, key: Any) -> str:
+    return f"{name}[{key!r}]" if isinstance(key, str | int) else f"{name}[...]"  # to write a tensor takes a while

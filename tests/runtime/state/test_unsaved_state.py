@@ -1,0 +1,343 @@
+"""What changes from step to step and was not handed to `run.restore` is named; what may change is left alone."""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler, swa_utils
+
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime import Run, resilient
+
+MODULE_LEVEL = np.random.default_rng(3)
+
+
+class Ema:
+    """As people write them."""
+
+    def __init__(self, model: nn.Module, *, deep: bool) -> None:
+        self.shadow = copy.deepcopy(model) if deep else {name: p.detach().clone() for name, p in named(model)}
+
+    def update(self, model: nn.Module) -> None:
+        for name, parameter in named(model):
+            mine = self.shadow if isinstance(self.shadow, dict) else dict(self.shadow.named_parameters())
+            mine[name].data.mul_(0.9).add_(parameter.detach(), alpha=0.1)
+
+
+class EmaWithState(Ema):
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.shadow)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.shadow = state
+
+
+class Curriculum:
+    def __init__(self) -> None:
+        self.level = 0
+
+
+class Data:
+    def __init__(self) -> None:
+        self.rng = np.random.RandomState(1)
+
+
+class Replay:
+    def __init__(self) -> None:
+        self.seen = deque(maxlen=100)
+        self.rows = np.zeros((10, 4))
+
+
+class LossMeter:
+    def __init__(self) -> None:
+        self.count, self.total, self.since = 0, 0.0, time.time()
+        self.last = torch.zeros(3)
+
+
+def named(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return list(model.named_parameters())
+
+
+Each = Callable[[int], object]
+
+
+def trained(
+    make: Callable[[nn.Module, torch.optim.Optimizer], tuple[Any, Each]],
+    handed: Callable[[Any], dict[str, Any]] = lambda _: {},
+    left_out: bool = False,
+    optimizer_handed: bool = True,
+) -> None:
+    """A job of four steps, with something of one's own beside model and optimizer."""
+
+    def train(run: Run) -> None:
+        def build() -> tuple[nn.Module, torch.optim.Optimizer, Any, Each]:
+            model = nn.Linear(4, 2)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+            return model, optimizer, *make(model, optimizer)
+
+        model, optimizer, extra, each = run.keep(build)
+        saved = {"model": model, **({"optimizer": optimizer} if optimizer_handed else {}), **handed(extra)}
+        run.restore(**saved)
+        if left_out:
+            run.leave_out(extra)
+        parallel = run.data_parallel(model)
+        losses = []
+        for step in run.steps(4):
+            optimizer.zero_grad()
+            loss = parallel(torch.randn(8, 4)).square().mean()
+            loss.backward()
+            optimizer.step()
+            each(step)
+            losses.append(loss.detach())
+
+    resilient(train)()
+
+
+def scheduler(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    schedule = lr_scheduler.StepLR(optimizer, 2)
+    return schedule, lambda _: schedule.step()
+
+
+def averaged(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    average = swa_utils.AveragedModel(model)
+    return average, lambda _: average.update_parameters(model)
+
+
+def ema(kind: type[Ema], *, deep: bool) -> Callable[..., tuple[Any, Each]]:
+    def make(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+        copied = kind(model, deep=deep)
+        return copied, lambda _: copied.update(model)
+
+    return make
+
+
+def second_model(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    other = nn.BatchNorm1d(4)
+    return other, lambda _: other(torch.randn(8, 4))
+
+
+def second_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    other = torch.optim.Adam([nn.Parameter(torch.ones(2))])
+
+    def each(_: int) -> None:
+        other.param_groups[0]["params"][0].grad = torch.ones(2)
+        other.step()
+
+    return other, each
+
+
+def scaler(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    scaling = torch.amp.GradScaler("cpu", growth_interval=1)
+
+    def each(_: int) -> None:
+        scaling.scale(torch.ones(1, requires_grad=True))
+        scaling._found_inf_per_device = lambda _: {}  # type: ignore[method-assign,assignment]
+        scaling._scale *= 2
+
+    return scaling, each
+
+
+def torch_generator(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    generator = torch.Generator().manual_seed(1)
+    return generator, lambda _: torch.rand(3, generator=generator)
+
+
+def numpy_generator(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    generator = np.random.default_rng(1)
+    return generator, lambda _: generator.normal(size=5)
+
+
+def data(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    own = Data()
+    return own, lambda _: own.rng.permutation(1000)
+
+
+def python_generator(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    generator = random.Random(1)
+    return generator, lambda _: generator.random()
+
+
+def in_a_closure(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    generator = np.random.default_rng(1)
+    return None, lambda _: generator.normal(size=5)
+
+
+def in_the_module(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    return None, lambda _: MODULE_LEVEL.normal(size=5)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (scheduler, r"extra \(StepLR\)"),
+        (averaged, r"extra \(AveragedModel, "),
+        (ema(Ema, deep=True), r"extra.shadow \(Linear, weight\)"),
+        (ema(EmaWithState, deep=False), r"extra \(EmaWithState, shadow.weight\)"),
+        (second_model, r"extra \(BatchNorm1d, running_mean\)"),
+        (second_optimizer, r"extra \(Adam, step of parameter 0\)"),
+        (scaler, r"extra \(GradScaler\)"),
+        (torch_generator, r"extra \(Generator\)"),
+        (numpy_generator, r"extra \(Generator\)"),
+        (python_generator, r"extra \(Random\)"),
+        (data, r"extra.rng \(RandomState\)"),
+        (in_a_closure, r"generator \(Generator\)"),
+        (in_the_module, r"MODULE_LEVEL \(Generator\)"),
+    ],
+)
+def test_what_was_not_handed_over_is_named_at_its_second_step(make: Callable[..., Any], told: str) -> None:
+    with pytest.raises(JobFailedError, match=told) as error:
+        trained(make)
+    assert "run.restore(" in error.value.hint
+
+
+def test_an_optimizer_that_was_not_handed_over_is_named() -> None:
+    with pytest.raises(JobFailedError, match=r"optimizer \(AdamW, step of parameter 0\)"):
+        trained(lambda *_: (None, lambda _: None), optimizer_handed=False)
+
+
+class Position:
+    """Hands over what it does not hold by an attribute."""
+
+    def __init__(self, generator: np.random.Generator) -> None:
+        self.generator = generator
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": repr(self.generator.bit_generator.state)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("make", "handed"),
+    [
+        (scheduler, lambda extra: {"schedule": extra}),
+        (averaged, lambda extra: {"average": extra}),
+        (ema(EmaWithState, deep=False), lambda extra: {"ema": extra}),
+        (ema(Ema, deep=True), lambda extra: {"ema": extra.shadow}),
+        (numpy_generator, lambda extra: {"position": Position(extra)}),
+        (scaler, lambda extra: {"scaler": extra}),
+    ],
+)
+def test_what_was_handed_over_may_change(make: Callable[..., Any], handed: Any, capfd: Any) -> None:
+    trained(make, handed)
+    assert "no snapshot" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("make", [scheduler, averaged, numpy_generator, ema(Ema, deep=False)])
+def test_what_is_said_to_need_no_snapshot_is_left_alone(make: Callable[..., Any], capfd: Any) -> None:
+    trained(make, left_out=True)
+    assert "no snapshot" not in capfd.readouterr().err
+
+
+def curriculum(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    own = Curriculum()
+    return own, lambda step: setattr(own, "level", step)
+
+
+def replay(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    own = Replay()
+    return own, lambda _: own.seen.append((torch.ones(4), 1.0))
+
+
+def replay_rows(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    own = Replay()
+    return own, lambda step: own.rows.fill(step)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (ema(Ema, deep=False), "extra.shadow (dict)"),
+        (curriculum, "extra (Curriculum)"),
+        (replay, "extra.seen (deque)"),
+        (replay_rows, "extra (Replay)"),
+    ],
+)
+def test_what_may_be_state_is_warned_of(make: Callable[..., Any], told: str, capfd: Any) -> None:
+    trained(make)
+    warned = capfd.readouterr().err
+    assert told in warned
+    assert warned.count("is in no snapshot") == 1
+
+
+def meter(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    own = LossMeter()
+
+    def each(step: int) -> None:
+        own.count, own.total, own.since, own.last = step, own.total + 0.5, time.time(), torch.rand(3)
+
+    return own, each
+
+
+def losses(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    seen: list[Any] = []
+    return seen, lambda step: seen.extend([0.5, torch.rand(1), {"step": step, "loss": 1.0}])
+
+
+def seeded_each_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    own = {"torch": torch.Generator(), "numpy": np.random.RandomState(1), "python": random.Random(1)}
+
+    def each(step: int) -> None:
+        torch.rand(3, generator=own["torch"].manual_seed(step))
+        own["numpy"].seed(step)
+        own["numpy"].rand(5)
+        own["python"].seed(step)
+        own["python"].random()
+        own["new"] = np.random.default_rng(step)
+        own["new"].normal()
+
+    return own, each
+
+
+def copied_each_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    other = copy.deepcopy(model)
+    return other, lambda _: other.load_state_dict(model.state_dict())
+
+
+def loader(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    rows = torch.utils.data.TensorDataset(torch.arange(2))
+    own = torch.utils.data.DataLoader(rows, shuffle=True, generator=torch.Generator().manual_seed(1))
+    return [own, own.generator], lambda _: list(own)
+
+
+def evaluated_now_and_then(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    generator = torch.Generator().manual_seed(0)
+    return generator, lambda step: step % 2 or torch.rand(3, generator=generator.manual_seed(0))
+
+
+def timer(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    return (profiler, [time.time()]), lambda _: profiler.step()
+
+
+def passing_buffer(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    other = nn.Module()
+    other.register_buffer("cache", torch.zeros(3), persistent=False)
+    return other, lambda step: other.cache.fill_(step)
+
+
+def input_buffer(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Any, Each]:
+    static = torch.zeros(8, 4)
+    return static, lambda step: static.copy_(torch.randn(8, 4))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(meter, losses, seeded_each_step, copied_each_step, loader),
+        *(evaluated_now_and_then, timer, passing_buffer, input_buffer),
+    ],
+)
+def test_what_training_does_not_depend_on_may_change(make: Callable[..., Any], capfd: Any) -> None:
+    trained(make)
+    assert "no snapshot" not in capfd.readouterr().err
