@@ -5,7 +5,6 @@ from importlib.metadata import version
 from hyperpod_ext.config.files.load import load
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.submit.sagemaker.estimator import (
-    distribution,
     estimator_kwargs,
     fit_kwargs,
     model_trainer,
@@ -17,12 +16,7 @@ job = load(JobConfig, "job.yaml")
 if version("sagemaker").startswith("2."):
     from sagemaker.pytorch import PyTorch
 
-    estimator = PyTorch(
-        entry_point=job.script,
-        source_dir=".",
-        distribution=distribution(job),
-        **estimator_kwargs(job),
-    )
+    estimator = PyTorch(entry_point=job.script, source_dir=".", **estimator_kwargs(job))
     estimator.fit(**fit_kwargs(job))
 else:
     from sagemaker.train import ModelTrainer

@@ -1,7 +1,8 @@
 """Runs inside an environment with one of SageMaker's SDKs: what CreateTrainingJob request does it send?
 
-`python capture_sdk.py JOBS.json FOLDER` prints a list: the request of each job, or what its helper
-refused. Nothing leaves this machine: botocore's own events answer each call before it is sent.
+`python capture_sdk.py JOBS.json FOLDER` prints two lists: for each job the request, or what its helper refused;
+`whole` with all that the helpers give, `alone` with `distribution` and none of it; there 3.x's upload that starts the
+script is "started by". Nothing leaves this machine: botocore's own events answer each call before it is sent.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from hyperpod_ext.submit.sagemaker import estimator
 
 BUCKET = "sdk-default-bucket"
 captured: list[dict[str, Any]] = []
+uploaded: list[str] = []
 
 
 class Answer:
@@ -41,6 +44,8 @@ class Answer:
 
 def answer(params: Any, model: Any, **_more: Any) -> Any:
     """Instead of the network."""
+    if model.name == "PutObject" and params["url_path"].endswith("/sm_train.sh"):
+        uploaded.append(params["body"].read().decode())
     if model.name == "CreateTrainingJob":
         return Answer(), {"TrainingJobArn": "arn:aws:sagemaker:us-west-2:123456789012:training-job/x"}
     if model.name == "DescribeTrainingJob":
@@ -74,7 +79,6 @@ def with_v2(job: JobConfig, folder: str) -> None:
     made = PyTorch(
         entry_point=job.script,
         source_dir=folder,
-        distribution=estimator.distribution(job),
         sagemaker_session=session,
         **arguments,
     )
@@ -91,16 +95,51 @@ def with_v3(job: JobConfig, folder: str) -> None:
     trainer.train(wait=False, logs=False)
 
 
+def alone_with_v2(job: JobConfig, folder: str) -> None:
+    import sagemaker
+    from sagemaker.pytorch import PyTorch
+
+    made = PyTorch(
+        entry_point=job.script,
+        source_dir=folder,
+        distribution=estimator.distribution(job),
+        role=job.sagemaker.role,
+        image_uri=job.image,
+        instance_count=2,
+        instance_type="ml.p5.48xlarge",
+        sagemaker_session=sagemaker.Session(boto_session(), default_bucket=BUCKET),
+    )
+    made.fit(wait=False, job_name="the-job-1")
+
+
+def alone_with_v3(job: JobConfig, folder: str) -> None:
+    from sagemaker.core.helper.session_helper import Session
+    from sagemaker.train import ModelTrainer
+
+    trainer = ModelTrainer(
+        sagemaker_session=Session(boto_session(), default_bucket=BUCKET),
+        role=job.sagemaker.role,
+        training_image=job.image,
+        source_code={"source_dir": folder, "entry_script": job.script},
+        distributed=estimator.distributed(job),
+        compute={"instance_count": 2, "instance_type": "ml.p5.48xlarge"},
+    )
+    trainer.train(wait=False, logs=False)
+    captured[0]["started by"] = uploaded[-1]
+
+
+def sent(send: Callable[[JobConfig, str], None], job: JobConfig, folder: str) -> Any:
+    captured.clear()
+    try:
+        send(job, folder)
+    except UnsupportedError as error:
+        return [problem.path for problem in error.problems]
+    (request,) = captured
+    return request
+
+
 if __name__ == "__main__":
-    send = with_v2 if version("sagemaker").startswith("2.") else with_v3
-    found: list[Any] = []
-    for given in json.loads(Path(sys.argv[1]).read_text()):
-        captured.clear()
-        try:
-            send(JobConfig.model_validate_json(json.dumps(given)), sys.argv[2])
-        except UnsupportedError as error:
-            found.append([problem.path for problem in error.problems])
-            continue
-        (request,) = captured
-        found.append(request)
-    print("\n" + json.dumps(found))
+    senders = (with_v2, alone_with_v2) if version("sagemaker").startswith("2.") else (with_v3, alone_with_v3)
+    jobs = [JobConfig.model_validate_json(json.dumps(one)) for one in json.loads(Path(sys.argv[1]).read_text())]
+    whole, alone = ([sent(send, job, sys.argv[2]) for job in jobs] for send in senders)
+    print("\n" + json.dumps({"whole": whole, "alone": alone}))

@@ -91,6 +91,14 @@ CASES: dict[str, dict[str, Any]] = {
             {"name": "small", "nodes": 2, "instance_type": "ml.p4d.24xlarge"},
         ],
     ),
+    "torchrun on one of two kinds of nodes": spec(
+        mode="plain",
+        nodes=3,
+        node_groups=[
+            {"name": "large", "nodes": 1, "instance_type": "ml.p5.48xlarge"},
+            {"name": "small", "nodes": 2, "instance_type": "ml.p4d.24xlarge"},
+        ],
+    ),
     "isolated": spec(sagemaker={"network_isolation": True}),
 }
 V2_ALONE: dict[str, dict[str, Any]] = {
@@ -99,3 +107,7 @@ V2_ALONE: dict[str, dict[str, Any]] = {
     ),
 }
 """What ModelTrainer has no argument for."""
+V3_ALONE: dict[str, dict[str, Any]] = {
+    "waits no longer than an hour": spec(sagemaker={"max_pending_s": 3600}),
+}
+"""What sagemaker 2.x has no argument for."""

@@ -1,10 +1,10 @@
 """A JobConfig for those who submit with the SageMaker Python SDK: keyword arguments for its own classes.
 
     from sagemaker.pytorch import PyTorch                        # 2.x
-    from hyperpod_ext.submit.sagemaker.estimator import distribution, estimator_kwargs, fit_kwargs
+    from hyperpod_ext.submit.sagemaker.estimator import estimator_kwargs, fit_kwargs
 
     job = load(JobConfig, "job.yaml")
-    estimator = PyTorch(entry_point=job.script, source_dir=".", distribution=distribution(job), **estimator_kwargs(job))
+    estimator = PyTorch(entry_point=job.script, source_dir=".", **estimator_kwargs(job))
     estimator.fit(**fit_kwargs(job))
 
     from sagemaker.train import ModelTrainer                     # 3.x
@@ -40,35 +40,49 @@ from hyperpod_ext.submit.sagemaker.request import (
 Kwargs = dict[str, Any]
 
 
-def distribution(job: JobConfig) -> Kwargs | None:
-    """`distribution=` of sagemaker 2.x: None where our agent starts the workers, torchrun in mode `plain`.
+def distribution(job: JobConfig) -> Kwargs:
+    """`distribution=` for a `PyTorch` of sagemaker 2.x with other arguments of yours: torchrun starts the workers.
+
+    `estimator_kwargs` holds it already. Alone it says nothing else of the job: role, image, instances, environment and
+    arguments are then the user's.
 
     Raises:
-        UnsupportedError: holds every reason why SageMaker cannot run this job.
+        UnsupportedError: SageMaker cannot run this job, or `distribution=` alone does not start it.
     """
-    _check(job)
-    if job.mode != "plain":
-        return None
-    found: Kwargs = {"torch_distributed": {"enabled": True}}
-    if len(job.node_groups) > 1:
-        # the SDK takes exactly one group; the image runs torchrun on the nodes of that one
-        found["instance_groups"] = [_instance_groups(job)[0]]
-    return found
+    _check(job, _problems_alone(job))
+    return _torchrun()
+
+
+def distributed(job: JobConfig) -> Any:
+    """`distributed=` for a `ModelTrainer` of sagemaker 3.x whose other arguments are its user's, as `distribution`.
+
+    Raises:
+        UnsupportedError: SageMaker cannot run this job, or `distributed=` alone does not start it.
+        HyperpodExtError: sagemaker 3.x is not installed.
+    """
+    _check(job, _problems_alone(job))
+    return _trainer_torchrun(job)
 
 
 def estimator_kwargs(job: JobConfig) -> Kwargs:
-    """Arguments of sagemaker 2.x's `PyTorch` and `Estimator`, besides `entry_point`, `source_dir` and `distribution`.
+    """Arguments of sagemaker 2.x's `PyTorch`, besides `entry_point` and `source_dir`.
 
     Raises:
-        UnsupportedError: holds every reason why SageMaker cannot run this job.
+        UnsupportedError: holds every reason why SageMaker, or its SDK, cannot run this job.
         HyperpodExtError: the job has groups of nodes, and sagemaker 2.x is not installed.
     """
-    _check(job, _code_problems(job, "PyTorch"))
+    _check(job, _estimator_problems(job))
     options, starting = job.sagemaker, entrypoint_of(job)
+    started: Kwargs | None = _torchrun() if job.mode == "plain" else None
     groups: Kwargs = {"instance_count": job.nodes, "instance_type": job.resources.instance_type}
     if job.node_groups:
-        groups = {"instance_groups": _instance_groups(job)}
+        made = _instance_groups(job)
+        groups = {"instance_groups": made}
+        if started and len(made) > 1:
+            # the SDK takes exactly one group, and the same object; the image runs torchrun on the nodes of that one
+            started["instance_groups"] = made[:1]
     return groups | _given(
+        distribution=started,
         role=options.role,
         image_uri=job.image,
         base_job_name=job.name,
@@ -138,7 +152,6 @@ def model_trainer_kwargs(job: JobConfig, source_dir: str = ".") -> Kwargs:
     _check(job, model_trainer_problems(job))
     options, request = job.sagemaker, training_job_request(job)
     plain = job.mode == "plain"
-    torchrun = _module("sagemaker.train.distributed", "sagemaker>=3").Torchrun if plain else None
     return _given(
         role=options.role,
         base_job_name=job.name,
@@ -149,7 +162,7 @@ def model_trainer_kwargs(job: JobConfig, source_dir: str = ".") -> Kwargs:
             entry_script=job.script if plain else None,
             args=None if plain else list(job.args) or None,
         ),
-        distributed=torchrun and torchrun(process_count_per_node=job.workers_per_node),
+        distributed=_trainer_torchrun(job) if plain else None,
         compute=_snake(request["ResourceConfig"])
         | _given(
             enable_managed_spot_training=options.spot or None,
@@ -209,6 +222,35 @@ def model_trainer_problems(job: JobConfig) -> list[Problem]:
         hint = "rename the script"
         found.append(Problem("ModelTrainer splits commands at blanks", path="script", hint=hint))
     return found
+
+
+def _torchrun() -> Kwargs:
+    return {"torch_distributed": {"enabled": True}}
+
+
+def _trainer_torchrun(job: JobConfig) -> Any:
+    torchrun = _module("sagemaker.train.distributed", "sagemaker>=3").Torchrun
+    return torchrun(process_count_per_node=job.workers_per_node)
+
+
+def _estimator_problems(job: JobConfig) -> list[Problem]:
+    """What `PyTorch` has no argument for, and would leave out without a word."""
+    found = _code_problems(job, "PyTorch")
+    if job.sagemaker.max_pending_s is not None:
+        hint = "remove it, or use sagemaker 3.x or hp-ext"
+        found.append(Problem("PyTorch does not bound the wait for nodes", path="sagemaker.max_pending_s", hint=hint))
+    return found
+
+
+def _problems_alone(job: JobConfig) -> list[Problem]:
+    """What of the job `distribution=` cannot say, without which it is not started as it should be."""
+    hint = "leave it out, and add **estimator_kwargs(job) to PyTorch, or **model_trainer_kwargs(job) to ModelTrainer"
+    if job.mode != "plain":
+        message = "distribution= alone starts no agent: each node would run the script once, by itself"
+        return [Problem(message, path="mode", hint=f"{hint}; or write mode: plain, which torchrun starts")]
+    if job.node_groups:
+        return [Problem("distribution= alone does not have its groups", path="node_groups", hint=hint)]
+    return []
 
 
 def _code_problems(job: JobConfig, who: str) -> list[Problem]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_jobs import CASES, V2_ALONE, job
+from training_jobs import CASES, V2_ALONE, V3_ALONE, job
 
 from hyperpod_ext.config.files.load import load
 from hyperpod_ext.config.job.job import JobConfig
@@ -17,7 +17,7 @@ from hyperpod_ext.errors import UnsupportedError
 from hyperpod_ext.runtime.container_sagemaker import join_parts, place_of
 from hyperpod_ext.submit.plan import make_plan
 from hyperpod_ext.submit.sagemaker.container import environment_of
-from hyperpod_ext.submit.sagemaker.estimator import estimator_kwargs, model_trainer_kwargs
+from hyperpod_ext.submit.sagemaker.estimator import distribution, estimator_kwargs, model_trainer_kwargs
 from hyperpod_ext.submit.sagemaker.request import submitted_as, training_job_request
 from hyperpod_ext.submit.sagemaker.source import pack
 from hyperpod_ext.submit.sagemaker.strict import check_request
@@ -35,9 +35,9 @@ def test_what_is_rendered_for_the_example_is_what_the_repository_shows(
         golden(example / "rendered" / TARGET / name, text)
 
 
-@pytest.mark.parametrize("name", CASES | V2_ALONE)
+@pytest.mark.parametrize("name", CASES | V2_ALONE | V3_ALONE)
 def test_every_request_passes_the_strict_check(name: str) -> None:
-    given = JobConfig.model_validate_json(json.dumps((CASES | V2_ALONE)[name]))
+    given = JobConfig.model_validate_json(json.dumps((CASES | V2_ALONE | V3_ALONE)[name]))
     request = json.loads(make_plan(given, target=TARGET).files[FILE])
     assert check_request("CreateTrainingJob", request) == []
 
@@ -107,6 +107,23 @@ def test_what_an_sdk_would_ignore_is_refused(helper: Callable[[JobConfig], dict[
     with pytest.raises(UnsupportedError) as caught:
         helper(job(sagemaker={"code": "s3://bucket/code.tar.gz"}))
     assert [problem.path for problem in caught.value.problems] == ["sagemaker.code"]
+
+
+def test_distribution_alone_says_what_to_add_where_it_would_do_nothing() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        distribution(job(nodes=2))
+    (problem,) = caught.value.problems
+    assert (problem.path, "starts no agent" in problem.message) == ("mode", True)
+    assert "add **estimator_kwargs(job)" in (problem.hint or "")
+    assert distribution(job(mode="plain", nodes=2)) == {"torch_distributed": {"enabled": True}}
+
+
+def test_a_bound_on_waiting_that_pytorch_would_ignore_is_refused() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        estimator_kwargs(job(sagemaker={"max_pending_s": 3600}))
+    assert [problem.path for problem in caught.value.problems] == ["sagemaker.max_pending_s"]
+    kwargs = model_trainer_kwargs(job(sagemaker={"max_pending_s": 3600}))
+    assert kwargs["stopping_condition"]["max_pending_time_in_seconds"] == 3600
 
 
 def test_what_the_platform_does_not_do_is_in_the_plan() -> None:

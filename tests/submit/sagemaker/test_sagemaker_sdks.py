@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from sdk_venvs import python_of
-from training_jobs import CASES, V2_ALONE
+from training_jobs import CASES, V2_ALONE, V3_ALONE
 
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.submit.sagemaker.request import as_model_trainer_sends_it, training_job_request
@@ -18,12 +18,15 @@ from hyperpod_ext.submit.sagemaker.strict import check_request
 
 pytestmark = [pytest.mark.sdks, pytest.mark.timeout(600)]
 
-ALL = CASES | V2_ALONE
+ALL = CASES | V2_ALONE | V3_ALONE
+REFUSED_BY = {"v2": V3_ALONE, "v3": V2_ALONE}
 
 
 @pytest.fixture(scope="module", params=["v2", "v3"])
-def sdk(request: pytest.FixtureRequest, root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Any]]:
-    """Name of an SDK, and what it sent for each of ALL."""
+def sdk(
+    request: pytest.FixtureRequest, root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, dict[str, list[Any]]]:
+    """Name of an SDK, and what it sent for each of ALL, `whole` and with `distribution` `alone`."""
     python = python_of(request.param)
     folder = tmp_path_factory.mktemp("source")
     (folder / "train.py").write_text("print('hello')\n")
@@ -50,12 +53,14 @@ def root() -> Path:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_the_sdk_sends_the_neutral_request(sdk: tuple[str, list[Any]], name: str) -> None:
+def test_the_sdk_sends_the_neutral_request(sdk: tuple[str, dict[str, list[Any]]], name: str) -> None:
     version, all_sent = sdk
-    sent = all_sent[list(ALL).index(name)]
+    sent = all_sent["whole"][list(ALL).index(name)]
     spec = JobConfig.model_validate_json(json.dumps(ALL[name]))
-    if version == "v3" and name in V2_ALONE:
-        assert sent == ["sagemaker.experiment", "sagemaker.profiler"]
+    if name in REFUSED_BY[version]:
+        assert (
+            sent == {"v2": ["sagemaker.max_pending_s"], "v3": ["sagemaker.experiment", "sagemaker.profiler"]}[version]
+        )
         return
     neutral = training_job_request(spec, "the-job-1")
     if version == "v3":
@@ -64,3 +69,17 @@ def test_the_sdk_sends_the_neutral_request(sdk: tuple[str, list[Any]], name: str
         neutral = as_model_trainer_sends_it(neutral, spec, job_name, inputs)
     assert sent == neutral
     assert check_request("CreateTrainingJob", sent) == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_distribution_alone_starts_torchrun_or_is_refused(sdk: tuple[str, dict[str, list[Any]]], name: str) -> None:
+    version, all_sent = sdk
+    sent = all_sent["alone"][list(ALL).index(name)]
+    if ALL[name].get("mode") != "plain":
+        assert sent == ["mode"]
+    elif "node_groups" in ALL[name]:
+        assert sent == ["node_groups"]
+    elif version == "v2":
+        assert sent["HyperParameters"]["sagemaker_torch_distributed_enabled"] == "true"
+    else:
+        assert "torchrun_driver.py" in sent["started by"]
