@@ -16,6 +16,7 @@ import pytest
 import yaml
 from hyperpod_ext.cli import hp_ext
 
+from hyperpod_ext.clusters.checks import all_checks
 from hyperpod_ext.config.files.checks import CHECKS
 from hyperpod_ext.config.files.load import load_text
 from hyperpod_ext.config.job.job import JobConfig
@@ -107,7 +108,7 @@ def test_links_rules_and_make_targets_of_a_page_exist(page: Path) -> None:
     text = page.read_text()
     links = [link.partition("#")[0] for link in LINK.findall(FENCE.sub("", text)) if "://" not in link]
     assert [link for link in links if link and not (page.parent / link).exists()] == []
-    known = set(all_rules()) | {check.rule for checks in CHECKS.values() for check in checks}
+    known = set(all_rules()) | set(all_checks()) | {check.rule for checks in CHECKS.values() for check in checks}
     assert set(RULE.findall(text)) <= known
     targets = set(re.findall(r"^([a-z][-a-z0-9]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     code = " ; ".join([*CODE.findall(FENCE.sub("", text)), *blocks(text, "", "bash", "sh", "console")])

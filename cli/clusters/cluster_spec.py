@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ..output import say
 
 if TYPE_CHECKING:
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
     from hyperpod_ext.config.files.load import Loaded
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def read_cluster(file: str, overrides: Sequence[str]) -> Loaded[ClusterConfig]:
@@ -17,6 +23,40 @@ def read_cluster(file: str, overrides: Sequence[str]) -> Loaded[ClusterConfig]:
     from hyperpod_ext.config.files.load import read
 
     return read(ClusterConfig, file, overrides)
+
+
+def ignore_option(function: F) -> F:
+    """`--ignore`, checked: a misspelt id would ignore nothing, and nobody would notice."""
+    return click.option(
+        "--ignore",
+        "ignored",
+        multiple=True,
+        metavar="HPX201",
+        callback=lambda _context, _option, names: _known(names),
+        help="Leave this check out; may come again.",
+    )(function)
+
+
+def _known(names: tuple[str, ...]) -> tuple[str, ...]:
+    if not names:
+        return names
+    from hyperpod_ext.clusters.checks import all_checks
+    from hyperpod_ext.config.files.nearest import nearest
+
+    for name in names:
+        if name not in all_checks():
+            near = nearest(name, all_checks())
+            hint = f"did you mean {near}?" if near else "see hp-ext explain"
+            raise click.BadParameter(f"there is no check {name} of clusters: {hint}")
+    return names
+
+
+def say_warnings(loaded: Loaded[ClusterConfig], ignored: Sequence[str]) -> None:
+    """What the checks warn of, on stderr."""
+    from hyperpod_ext.clusters.checks import findings
+
+    for problem in loaded.locate(findings(loaded.config, "warning", ignored)):
+        say(f"warning: {problem}")
 
 
 @contextmanager

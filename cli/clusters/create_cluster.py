@@ -6,6 +6,7 @@ import click
 
 from ..command import Command, output_option
 from ..output import print_result, say
+from .cluster_spec import ignore_option, read_cluster, say_warnings, with_lines
 
 
 @click.command(
@@ -20,21 +21,27 @@ Examples:
 @click.option("--dry-run", is_flag=True, help="Check, show the request, and stop: no network is needed.")
 @click.option("--wait", is_flag=True, help="Return when the cluster is there, or has failed.")
 @click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer; it goes on.")
+@ignore_option
 @output_option()
 def command(
-    file: str, overrides: tuple[str, ...], dry_run: bool, wait: bool, timeout: float | None, output: str
+    file: str,
+    overrides: tuple[str, ...],
+    dry_run: bool,
+    wait: bool,
+    timeout: float | None,
+    ignored: tuple[str, ...],
+    output: str,
 ) -> None:
     """Create a HyperPod cluster. Its spec is checked whole before AWS is asked."""
     import json
 
     from hyperpod_ext.clusters import service
 
-    from .cluster_spec import read_cluster, with_lines
-
     loaded = read_cluster(file, overrides)
     cluster = loaded.config
     with with_lines(loaded):
-        request = service.checked_create_request(cluster)
+        request = service.checked_create_request(cluster, ignored)
+    say_warnings(loaded, ignored)
     if dry_run:
         print_result({"request": request}, output, json.dumps(request, indent=2))
         say(f"{cluster.name} was not created; this is the CreateCluster request")

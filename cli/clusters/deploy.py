@@ -41,6 +41,7 @@ def command(
     overrides: tuple[str, ...],
     app: str | None,
     scale: bool | None,
+    ignored: tuple[str, ...],
     yes: bool,
     allow_replace: bool,
     chart: str | None,
@@ -64,7 +65,7 @@ def command(
 
     from .text import changes_text, estimate_text
 
-    loaded = read_checked(file, overrides)
+    loaded = read_checked(file, overrides, ignored)
     cluster = loaded.config
     account = stacks.account(cluster.region)
     _check_account(cluster, account)

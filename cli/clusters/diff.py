@@ -43,6 +43,7 @@ def command(
     overrides: tuple[str, ...],
     app: str | None,
     scale: bool | None,
+    ignored: tuple[str, ...],
     against: str | None,
     exit_code: bool,
     output: str,
@@ -55,7 +56,7 @@ def command(
 
     from .text import changes_text
 
-    loaded = read_checked(file, overrides)
+    loaded = read_checked(file, overrides, ignored)
     there = templates_there(loaded.config, against)
     with tempfile.TemporaryDirectory(prefix="hpx-cdk-") as scratch:
         wanted = make_templates(loaded, Path(scratch), app, as_deployed(scale, there)).templates()

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from .cluster_spec import ignore_option, read_cluster, say_warnings
+
 if TYPE_CHECKING:
     from hyperpod_ext.clusters.cdk.assembly import Assembly, Template
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
@@ -17,8 +19,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def file_options(function: F) -> F:
-    """`-f`, `--set`, `--app` and `--scale`."""
+    """`-f`, `--set`, `--app`, `--scale` and `--ignore`."""
     for decorate in (
+        ignore_option,
         click.option(
             "--scale/--no-scale",
             default=None,
@@ -36,16 +39,15 @@ def file_options(function: F) -> F:
     return function
 
 
-def read_checked(file: str, overrides: tuple[str, ...]) -> Loaded[ClusterConfig]:
+def read_checked(file: str, overrides: tuple[str, ...], ignored: tuple[str, ...]) -> Loaded[ClusterConfig]:
     """The cluster's file, after everything that can be checked without CDK."""
     from hyperpod_ext.clusters.deployment import problems
     from hyperpod_ext.errors import UnsupportedError
 
-    from .cluster_spec import read_cluster
-
     loaded = read_cluster(file, overrides)
-    if found := list(problems(loaded.config)):
+    if found := list(problems(loaded.config, ignored)):
         raise UnsupportedError(loaded.locate(found))
+    say_warnings(loaded, ignored)
     return loaded
 
 

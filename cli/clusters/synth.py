@@ -19,7 +19,15 @@ Examples:
 @file_options
 @click.option("--out", default="cdk.out", show_default=True, type=click.Path(), metavar="DIR", help="Where they go.")
 @output_option()
-def command(file: str, overrides: tuple[str, ...], app: str | None, scale: bool | None, out: str, output: str) -> None:
+def command(
+    file: str,
+    overrides: tuple[str, ...],
+    app: str | None,
+    scale: bool | None,
+    ignored: tuple[str, ...],
+    out: str,
+    output: str,
+) -> None:
     """Write the CloudFormation templates. Needs no network and no account, but node and CDK's Python library.
 
     Tells how many resources of which kind are in which stack, and what an hour costs, as far as that is known.
@@ -30,7 +38,7 @@ def command(file: str, overrides: tuple[str, ...], app: str | None, scale: bool 
 
     from .text import contents, contents_text, estimate_text
 
-    loaded = read_checked(file, overrides)
+    loaded = read_checked(file, overrides, ignored)
     assembly = make_templates(loaded, Path(out), app, bool(scale))
     costs = estimate(loaded.config, assembly)
     result = {

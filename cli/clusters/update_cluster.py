@@ -8,6 +8,7 @@ import click
 
 from ..command import Command, output_option
 from ..output import print_result, say
+from .cluster_spec import ignore_option, read_cluster, say_warnings, with_lines
 
 if TYPE_CHECKING:
     from hyperpod_ext.clusters.changes import RequestChange
@@ -27,6 +28,7 @@ Examples:
 @click.option("--delete-groups", is_flag=True, help="Delete groups that the spec does not name.")
 @click.option("--wait", is_flag=True, help="Return when the update is done, or has failed.")
 @click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer; it goes on.")
+@ignore_option
 @output_option()
 def command(
     file: str,
@@ -36,6 +38,7 @@ def command(
     delete_groups: bool,
     wait: bool,
     timeout: float | None,
+    ignored: tuple[str, ...],
     output: str,
 ) -> None:
     """Bring a HyperPod cluster to its spec. Shows what would change, and asks.
@@ -45,12 +48,11 @@ def command(
     from hyperpod_ext.clusters import service
     from hyperpod_ext.clusters.changes import update_cluster_request
 
-    from .cluster_spec import read_cluster, with_lines
-
     loaded = read_cluster(file, overrides)
     cluster = loaded.config
     with with_lines(loaded):
-        service.checked_create_request(cluster)
+        service.checked_create_request(cluster, ignored)
+    say_warnings(loaded, ignored)
     described, found = service.changes(cluster)
     if not delete_groups:
         _say_kept([change for change in found if change.effect == "delete group"])

@@ -27,7 +27,7 @@ def command(what: str | None, output: str) -> None:
     """Tell what a rule means and how to mend what it found, or what a field of a spec is for."""
     from hyperpod_ext.submit.rules import all_rules
 
-    rules = {**_checks(), **all_rules()}
+    rules = {**_checks(), **all_rules(), **_cluster_checks()}
     if what is None:
         listed = [{"id": one.id, "severity": one.severity, "title": one.title} for one in rules.values()]
         print_result(
@@ -45,6 +45,17 @@ def _checks() -> dict[str, Rule]:
     from hyperpod_ext.submit.rules import Rule
 
     return {name: Rule(name, "error", *texts, find=lambda _context: iter(())) for name, texts in TEXTS.items()}
+
+
+def _cluster_checks() -> dict[str, Rule]:
+    """The checks of clusters, as rules."""
+    from hyperpod_ext.clusters.checks import all_checks
+    from hyperpod_ext.submit.rules import Rule
+
+    return {
+        one.id: Rule(one.id, one.severity, one.title, one.cause, one.fix, find=lambda _context: iter(()))
+        for one in all_checks().values()
+    }
 
 
 def _explain_rule(name: str, rules: dict[str, Rule], output: str) -> None:

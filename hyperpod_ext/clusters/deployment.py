@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
-from hyperpod_ext.catalog.regions import known_regions, kubernetes_versions, offered, regions_of, regions_with
+from hyperpod_ext.catalog.regions import known_regions, kubernetes_versions, regions_of
 from hyperpod_ext.clusters import rules
 from hyperpod_ext.clusters.bindings import EXAMPLE, bound
+from hyperpod_ext.clusters.checks import findings
 from hyperpod_ext.clusters.network_rules import makes_eks, network_problems
 from hyperpod_ext.config.clusters.cluster import ClusterConfig, InstanceGroup
 from hyperpod_ext.config.clusters.infrastructure import AddOns, Eks, Infrastructure
@@ -18,9 +19,10 @@ _GOVERNANCE_NEEDS = (1, 30)
 """Oldest Kubernetes that AWS's task governance runs on."""
 
 
-def problems(cluster: ClusterConfig) -> Iterator[Problem]:
+def problems(cluster: ClusterConfig, ignore: Collection[str] = ()) -> Iterator[Problem]:
     """Every reason why `cluster` cannot be deployed with CloudFormation; paths are fields of the config."""
     yield from rules.problems(bound(cluster, EXAMPLE))
+    yield from findings(cluster, "error", ignore)
     if not cluster.name[0].isalpha():
         yield Problem("names of stacks begin with it, and with a letter", path="name", hint="put a letter first")
     yield from _regions(cluster)
@@ -43,19 +45,6 @@ def _regions(cluster: ClusterConfig) -> Iterator[Problem]:
     if region not in regions_of("cluster"):
         hint = f"regions that can: {', '.join(regions_of('cluster'))}"
         yield Problem(f"CloudFormation cannot make HyperPod clusters in {region}", path="region", hint=hint)
-    types = [(f"instance_groups.{i}.instance_type", group.instance_type) for i, group in _groups(cluster)]
-    types += [
-        (f"instance_groups.{i}.other_types.{n}", other)
-        for i, group in _groups(cluster)
-        for n, other in enumerate(group.other_types)
-    ]
-    types += [
-        (f"restricted_groups.{i}.instance_type", one.instance_type) for i, one in enumerate(cluster.restricted_groups)
-    ]
-    for path, name in types:
-        if name not in offered(region):
-            elsewhere = ", ".join(regions_with(name)) or "none that is known here"
-            yield Problem(f"{name} is not offered in {region}", path=path, hint=f"regions that have it: {elsewhere}")
 
 
 def _groups(cluster: ClusterConfig) -> Iterator[tuple[int, InstanceGroup]]:

@@ -76,9 +76,11 @@ def _on_slurm(cluster: ClusterConfig) -> Iterator[Problem]:
         if part is None:
             hint = "write Controller, Login or Compute, as for the other groups"
             yield Problem("is needed: other groups have one", path=f"instance_groups.{index}.slurm", hint=hint)
-    if parts.count("Controller") != 1:
+    controllers = [index for index, part in enumerate(parts) if part == "Controller"]
+    if len(controllers) != 1:
         hint = "give exactly one group node_type: Controller"
-        yield Problem(f"{parts.count('Controller')} groups are Slurm's controller", path="instance_groups", hint=hint)
+        where = f"instance_groups.{controllers[1]}.slurm.node_type" if controllers else "instance_groups"
+        yield Problem(f"{len(controllers)} groups are Slurm's controller", path=where, hint=hint)
     for index, group in enumerate(cluster.instance_groups):
         if group.slurm and group.slurm.node_type == "Controller" and group.count != 1:
             hint = "write 1"

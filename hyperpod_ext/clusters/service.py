@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from hyperpod_ext.clusters.changes import RequestChange, find_changes
+from hyperpod_ext.clusters.checks import findings
 from hyperpod_ext.clusters.request import Request, create_cluster_request
 from hyperpod_ext.clusters.rules import problems
 from hyperpod_ext.config.clusters.cluster import ClusterConfig
@@ -18,14 +19,14 @@ _ASK_EVERY_S = 5.0
 _MOVING = frozenset({"Creating", "Updating", "SystemUpdating", "RollingBack", "Deleting"})
 
 
-def checked_create_request(cluster: ClusterConfig) -> Request:
-    """The CreateCluster request, after every check that needs no network.
+def checked_create_request(cluster: ClusterConfig, ignore: Collection[str] = ()) -> Request:
+    """The CreateCluster request, after every check that needs no network but those in `ignore`.
 
     Raises:
         UnsupportedError: fields that are right one by one cannot be together.
         ConfigError: the service's own model refuses the request.
     """
-    if found := list(problems(cluster)):
+    if found := [*problems(cluster), *findings(cluster, "error", ignore)]:
         raise UnsupportedError(found)
     return checked("CreateCluster", create_cluster_request(cluster))
 

@@ -9,6 +9,7 @@ from command import call_hp_ext as hp_ext
 from command import hp_ext as run_hp_ext
 from local_place import LocalPlace
 
+from hyperpod_ext.clusters.checks import all_checks
 from hyperpod_ext.config.files.check_texts import TEXTS
 from hyperpod_ext.config.files.checks import CHECKS
 from hyperpod_ext.config.files.explain import explain
@@ -22,7 +23,7 @@ def test_a_rule_is_explained_with_cause_and_fix() -> None:
     assert hp_ext("explain", "hpx104").stdout == f"HPX104 (error): {rule.title}\n\n{rule.cause}\n\n{rule.fix}\n"
     assert hp_ext("explain", "HPX104", "-o", "json").json["fix"] == rule.fix
     listed = [one["id"] for one in hp_ext("explain", "-o", "json").json]
-    assert listed == [*TEXTS, *all_rules()]
+    assert listed == [*TEXTS, *all_rules(), *all_checks()]
     assert {check.rule for checks in CHECKS.values() for check in checks} == set(TEXTS)
     assert hp_ext("explain", "HPX003").stdout.startswith("HPX003 (error): ")
 

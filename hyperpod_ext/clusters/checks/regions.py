@@ -1,0 +1,82 @@
+"""What is in another region than the cluster, or is not offered in its region."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hyperpod_ext.catalog.regions import known_regions, offered, regions_with
+from hyperpod_ext.clusters.checks import check, groups_of
+from hyperpod_ext.config.clusters.cluster import ClusterConfig
+from hyperpod_ext.config.clusters.cluster_parts import Storage
+from hyperpod_ext.errors import Problem
+
+
+@check(
+    "HPX201",
+    "error",
+    "machines that the region does not have",
+    "No zone of the region has machines of this type: the cluster would wait for capacity, and fail. By AWS's price "
+    "lists; `catalog/cluster_regions.json` says of which day.",
+    "Take another type or another region. If AWS has added it since: --ignore HPX201.",
+)
+def types_are_offered(cluster: ClusterConfig) -> Iterator[Problem]:
+    if cluster.region not in known_regions():
+        return  # nothing can be said of it
+    for path, group in groups_of(cluster):
+        others = getattr(group, "other_types", ())
+        named = [(f"{path}.instance_type", group.instance_type)]
+        named += [(f"{path}.other_types.{index}", other) for index, other in enumerate(others)]
+        for where, name in named:
+            elsewhere = ", ".join(regions_with(name))  # without any, the lists do not know the type
+            if elsewhere and name not in offered(cluster.region):
+                message = f"{name} is not offered in {cluster.region}"
+                yield Problem(message, path=where, hint=f"regions that have it: {elsewhere}")
+
+
+@check(
+    "HPX202",
+    "error",
+    "something of another region",
+    "A cluster uses keys, file systems, plans, secrets and EKS clusters of its own region only; machines that cannot "
+    "read the key or mount the file system are started, paid, and given up.",
+    "Name the one in the cluster's region, or change region.",
+)
+def all_is_in_one_region(cluster: ClusterConfig) -> Iterator[Problem]:
+    for path, what, text in _named(cluster):
+        region = _region_of(text)
+        if region not in ("", cluster.region):
+            message = f"{what} is in {region}, and the cluster in {cluster.region}"
+            yield Problem(message, path=path, hint=f"name one of {cluster.region}")
+
+
+def _named(cluster: ClusterConfig) -> Iterator[tuple[str, str, str]]:
+    """Path, what it is, and the ARN or DNS name, of all that has a region."""
+    if cluster.eks_cluster_arn is not None:
+        yield "eks_cluster_arn", "the EKS cluster", cluster.eks_cluster_arn
+    if cluster.slurm is not None and cluster.slurm.accounting is not None:
+        yield "slurm.accounting.secret_arn", "the secret", cluster.slurm.accounting.secret_arn
+    for path, group in groups_of(cluster):
+        if group.training_plan is not None:
+            yield f"{path}.training_plan", "the training plan", group.training_plan
+        for index, storage in enumerate(group.storage):
+            yield from _of_storage(storage, f"{path}.storage.{index}")
+    made = cluster.infrastructure
+    if made is not None and made.add_ons.observability is not None and made.add_ons.observability.workspace_arn:
+        where = "infrastructure.add_ons.observability.workspace_arn"
+        yield where, "the workspace", made.add_ons.observability.workspace_arn
+
+
+def _of_storage(storage: Storage, path: str) -> Iterator[tuple[str, str, str]]:
+    if storage.kind == "ebs":
+        if storage.kms_key is not None:
+            yield f"{path}.kms_key", "the key", storage.kms_key
+    else:
+        yield f"{path}.dns_name", "the file system", storage.dns_name
+
+
+def _region_of(text: str) -> str:
+    """Of an ARN, or of a DNS name `fs-0123.fsx.us-west-2.amazonaws.com`; empty where it names none."""
+    if text.startswith("arn:"):
+        return text.split(":")[3]
+    parts = text.split(".")
+    return parts[2] if len(parts) > 3 and parts[1] == "fsx" else ""

@@ -1,0 +1,146 @@
+"""Wrong clusters, one error each; put right, none. The docs' table has every check."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clusters import CASES, EKS, GROUP, LEAST, PLAN, ROLE, SLURM
+from command import call_hp_ext
+
+from hyperpod_ext.clusters.checks import all_checks, findings
+from hyperpod_ext.config.clusters.cluster import ClusterConfig
+from hyperpod_ext.config.files.load import load
+
+KEY = "arn:aws:kms:us-west-2:123456789012:key/0"
+FSX = {"kind": "fsx-lustre", "dns_name": "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com", "mount_name": "fsx"}
+LIFECYCLE = {"source": "s3://sagemaker-a/b"}
+SCRIPTED = {name: SLURM[name] for name in ("name", "region", "orchestrator", "execution_role")}
+
+WRONG: dict[str, tuple[str, str, Any, dict[str, Any]]] = {
+    "a type of other regions": (
+        "HPX201",
+        "instance_groups.0.instance_type",
+        "ml.p6-b300.48xlarge",
+        LEAST | {"region": "sa-east-1", "eks_cluster_arn": LEAST["eks_cluster_arn"].replace("us-west-2", "sa-east-1")},
+    ),
+    "a key of another region": (
+        "HPX202",
+        "instance_groups.0.storage.0.kms_key",
+        KEY.replace("west", "east"),
+        LEAST | {"instance_groups": [GROUP | {"storage": [{"kind": "ebs", "kms_key": KEY}]}]},
+    ),
+    "a file system of another region": (
+        "HPX202",
+        "instance_groups.0.storage.0.dns_name",
+        FSX["dns_name"].replace("west", "east"),
+        LEAST | {"instance_groups": [GROUP | {"storage": [FSX]}]},
+    ),
+    "EKS of another region": ("HPX202", "eks_cluster_arn", LEAST["eks_cluster_arn"].replace("west", "east"), LEAST),
+    "a plan of another region": (
+        "HPX202",
+        "instance_groups.0.training_plan",
+        PLAN.replace("west", "east"),
+        LEAST | {"instance_groups": [GROUP | {"training_plan": PLAN}]},
+    ),
+    "a secret of another region": (
+        "HPX202",
+        "slurm.accounting.secret_arn",
+        SLURM["slurm"]["accounting"]["secret_arn"].replace("west", "east"),
+        SLURM,
+    ),
+    "a plan for a type without plans": (
+        "HPX203",
+        "instance_groups.0.instance_type",
+        "ml.g5.48xlarge",
+        LEAST | {"instance_groups": [GROUP | {"training_plan": PLAN}]},
+    ),
+    "a plan for two types": (
+        "HPX204",
+        "instance_groups.1.instance_type",
+        "ml.p5e.48xlarge",
+        LEAST | {"instance_groups": [GROUP | {"training_plan": PLAN}, GROUP | {"name": "b", "training_plan": PLAN}]},
+    ),
+    "neither scripts nor parts": (
+        "HPX205",
+        "instance_groups.1.lifecycle",
+        None,
+        SCRIPTED
+        | {"instance_groups": [GROUP | {"name": name, "lifecycle": LIFECYCLE} for name in ("head", "workers")]},
+    ),
+    "a long name of a role": ("HPX206", "execution_role", ROLE + "d" * 60, LEAST),
+    "all memory": ("HPX207", "tiered_storage.memory_percent", 100, LEAST | {"tiered_storage": {"memory_percent": 20}}),
+}
+"""What is wrong: the check, the field that makes it so, the wrong value, and the cluster that is right."""
+
+
+def with_value(spec: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    changed = copy.deepcopy(spec)
+    at: Any = changed
+    *parents, last = path.split(".")
+    for name in parents:
+        at = at[int(name) if name.isdigit() else name]
+    at[last] = value
+    return changed
+
+
+def config(spec: dict[str, Any]) -> ClusterConfig:
+    return ClusterConfig.model_validate_json(json.dumps(spec))
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_cluster_has_one_error_with_file_and_line_and_none_once_put_right(name: str, tmp_path: Path) -> None:
+    check, path, value, right = WRONG[name]
+    file = tmp_path / "cluster.yaml"
+    file.write_text(json.dumps(with_value(right, path, value), indent=1))
+    told = call_hp_ext("create-cluster", "-f", str(file), "--dry-run", "-o", "json")
+    assert told.code == 3
+    (problem,) = told.json["error"]["problems"]
+    assert (problem["rule"], problem["source"]) == (check, str(file))
+    assert problem["line"] > 1
+    assert problem["hint"]
+    ignored = call_hp_ext("create-cluster", "-f", str(file), "--dry-run", "-o", "json", "--ignore", check)
+    assert ignored.code == 0
+    file.write_text(json.dumps(right, indent=1))
+    assert call_hp_ext("create-cluster", "-f", str(file), "--dry-run", "-o", "json").code == 0
+
+
+def test_every_error_is_shown_by_a_wrong_cluster() -> None:
+    errors = {one.id for one in all_checks().values() if one.severity == "error"}
+    assert errors == {check for check, *_ in WRONG.values()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_right_clusters_have_neither_errors_nor_warnings(name: str) -> None:
+    assert [*both(config(CASES[name]))] == []
+
+
+def test_examples_have_neither_errors_nor_warnings(root: Path) -> None:
+    files = sorted((root / "examples").glob("*/cluster.yaml"))
+    assert len(files) >= 4
+    assert {str(file): [*both(load(ClusterConfig, file))] for file in files} == {str(file): [] for file in files}
+
+
+def test_an_unknown_region_has_no_findings_about_types() -> None:
+    assert [*findings(config(EKS | {"region": "xx-west-9"}), "error", ["HPX202"])] == []
+
+
+def test_a_misspelt_check_is_not_ignored(tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text(json.dumps(LEAST))
+    done = call_hp_ext("create-cluster", "-f", "cluster.yaml", "--dry-run", "--ignore", "HPX2001", cwd=tmp_path)
+    assert (done.code, "did you mean HPX201?" in done.stderr or "hp-ext explain" in done.stderr) == (2, True)
+
+
+def test_the_page_has_a_row_for_every_check(root: Path) -> None:
+    page = (root / "docs" / "clusters.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| HPX2")]
+    assert rows == [f"| {one.id} | {one.severity} | {one.title} |" for one in all_checks().values()]
+
+
+def both(cluster: ClusterConfig) -> Iterator[Any]:
+    yield from findings(cluster, "error")
+    yield from findings(cluster, "warning")
