@@ -63,7 +63,7 @@ SECTIONS = [
         {
             "create-cluster": "Create a HyperPod cluster from its spec.",
             "update-cluster": "Show what a spec would change in a cluster, and change it.",
-            "cluster": "Make a cluster with network, buckets, EKS and roles.",
+            "cluster": "Make a cluster with all around it; list, show and delete clusters.",
         },
     ),
     Section(

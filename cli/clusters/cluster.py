@@ -11,6 +11,10 @@ COMMANDS = {
     "diff": "Show what would change, and what would be replaced.",
     "deploy": "Make the cluster, or bring it to its file.",
     "outputs": "Read what jobs need to know of a cluster.",
+    "list": "List the clusters of a region.",
+    "describe": "Show one cluster: its status and its groups.",
+    "nodes": "List the nodes of a cluster.",
+    "delete": "Delete a cluster with all its nodes.",
 }
 
 
@@ -23,6 +27,7 @@ Examples:
   hp-ext cluster deploy -f cluster.yaml
   hp-ext cluster deploy -f cluster.yaml --scale
   hp-ext cluster diff -f cluster.yaml --against cdk.out
+  hp-ext cluster nodes research
 
 \b
 A new cluster has no machines: `--scale` brings the counts of its file, as a step of its own.

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def region_option(function: F) -> F:
+    """`--region`, for clusters that are named without a file."""
+    help = "AWS region. Default: that of the credentials, as for `aws`."
+    return click.option("--region", metavar="REGION", help=help)(function)
+
+
 def file_options(function: F) -> F:
     """`-f`, `--set`, `--app`, `--scale` and `--ignore`."""
     for decorate in (

@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from hyperpod_ext.clusters import existing
 from hyperpod_ext.clusters.changes import RequestChange, find_changes
 from hyperpod_ext.clusters.checks import findings
 from hyperpod_ext.clusters.request import Request, create_cluster_request
@@ -66,11 +67,7 @@ def update(cluster: ClusterConfig, request: Request | None, arn: str, made: list
 
 def describe(cluster: ClusterConfig) -> Mapping[str, Any]:
     """The answer of DescribeCluster."""
-    service = client("sagemaker", cluster.region)
-    answer: Mapping[str, Any] = call(
-        f"DescribeCluster {cluster.name}", lambda: service.describe_cluster(ClusterName=cluster.name)
-    )
-    return answer
+    return existing.describe(cluster.name, cluster.region)
 
 
 def wait(cluster: ClusterConfig, timeout_s: float | None) -> Iterator[str]:

@@ -1,0 +1,51 @@
+"""hp-ext cluster delete"""
+
+from __future__ import annotations
+
+import click
+
+from ..command import Command, output_option
+from ..output import print_result, say
+from .options import region_option
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext cluster delete research --dry-run
+  hp-ext cluster delete research --yes --wait""",
+)
+@click.argument("name", metavar="NAME|ARN")
+@region_option
+@click.option("--dry-run", is_flag=True, help="Show what would end, and stop.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--wait", is_flag=True, help="Return when the cluster is gone, or its deletion has failed.")
+@click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer; it goes on.")
+@output_option()
+def command(
+    name: str, region: str | None, dry_run: bool, yes: bool, wait: bool, timeout: float | None, output: str
+) -> None:
+    """Delete a HyperPod cluster with all its nodes. Shows them, and asks.
+
+    Buckets, network and EKS cluster stay; those that `hp-ext cluster deploy` made go with their stacks.
+    """
+    from hyperpod_ext.clusters import existing
+
+    from .nodes import text
+
+    request, ending = existing.delete_request(name, region)
+    result: dict[str, object] = {"name": name, "request": request, "nodes": ending}
+    if dry_run:
+        print_result(result, output, text(ending))
+        say(f"{name} was not deleted; these {len(ending)} nodes would end with it")
+        return
+    if not yes:
+        say(text(ending))
+        click.confirm(f"Delete {name} with its {len(ending)} nodes?", abort=True, err=True)
+    result["arn"] = existing.delete(request, region)
+    if wait:
+        for status in existing.wait_until_deleted(name, region, timeout):
+            say(f"{name}: {status}")
+    result["status"] = "deleted" if wait else "deleting"
+    print_result(result, output, f"{name}: {result['status']}")

@@ -1,0 +1,155 @@
+"""Clusters that exist, by name: listed, shown and deleted, whoever created them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from hyperpod_ext.clusters.request import Request
+from hyperpod_ext.errors import ConflictError, HyperpodExtError, NotFoundError, WaitTimeoutError
+from hyperpod_ext.submit.sagemaker.client import call, client
+
+_ASK_EVERY_S = 5.0
+_BUSY = frozenset({"Creating", "Updating", "SystemUpdating", "RollingBack"})
+
+
+def list_clusters(region: str | None) -> list[dict[str, Any]]:
+    """Every cluster of the region, by name: `name`, `status`, `created_at`, `arn`."""
+    found = _pages("ListClusters", "ClusterSummaries", region, {})
+    rows = [
+        {
+            "name": one["ClusterName"],
+            "status": one["ClusterStatus"],
+            "created_at": _iso_time(one.get("CreationTime")),
+            "arn": one["ClusterArn"],
+        }
+        for one in found
+    ]
+    return sorted(rows, key=lambda row: str(row["name"]))
+
+
+def describe(name: str, region: str | None) -> Mapping[str, Any]:
+    """The answer of DescribeCluster.
+
+    Raises:
+        NotFoundError: the region has no such cluster.
+    """
+    service = client("sagemaker", region)
+    answer: Mapping[str, Any] = call(f"DescribeCluster {name}", lambda: service.describe_cluster(ClusterName=name))
+    return answer
+
+
+def summary(described: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a DescribeCluster answer its user asks for most: status, orchestrator, recovery, and each group."""
+    orchestrator = described.get("Orchestrator") or {}
+    groups = [
+        {
+            "name": group["InstanceGroupName"],
+            "instance_type": group.get("InstanceType"),
+            "count": group.get("CurrentCount"),
+            "target": group.get("TargetCount"),
+            "status": group.get("Status"),
+            "restricted": kind == "RestrictedInstanceGroups",
+        }
+        for kind in ("InstanceGroups", "RestrictedInstanceGroups")
+        for group in described.get(kind) or []
+    ]
+    return {
+        "name": described["ClusterName"],
+        "status": described["ClusterStatus"],
+        "failure": described.get("FailureMessage") or None,
+        "arn": described["ClusterArn"],
+        "created_at": _iso_time(described.get("CreationTime")),
+        "orchestrator": "eks" if "Eks" in orchestrator else "slurm",
+        "eks_cluster_arn": (orchestrator.get("Eks") or {}).get("ClusterArn"),
+        "node_recovery": described.get("NodeRecovery"),
+        "groups": groups,
+    }
+
+
+def nodes(name: str, region: str | None, group: str | None = None) -> list[dict[str, Any]]:
+    """Every node of a cluster, by group and id; with `group`, those of that group alone.
+
+    Each has `id`, `logical_id`, `group`, `instance_type`, `status`, `message`, `launched_at` and `host`.
+    """
+    query = {"ClusterName": name} | ({"InstanceGroupNameContains": group} if group else {})
+    rows = [
+        {
+            "id": one["InstanceId"],
+            "logical_id": one.get("NodeLogicalId"),
+            "group": one["InstanceGroupName"],
+            "instance_type": one.get("InstanceType"),
+            "status": one["InstanceStatus"]["Status"],
+            "message": one["InstanceStatus"].get("Message") or None,
+            "launched_at": _iso_time(one.get("LaunchTime")),
+            "host": one.get("PrivateDnsHostname"),
+        }
+        for one in _pages("ListClusterNodes", "ClusterNodeSummaries", region, query)
+        if group in (None, one["InstanceGroupName"])
+    ]
+    return sorted(rows, key=lambda row: (str(row["group"]), str(row["id"])))
+
+
+def delete_request(name: str, region: str | None) -> tuple[Request, list[dict[str, Any]]]:
+    """The DeleteCluster request, and the nodes that would end with it.
+
+    Raises:
+        ConflictError: the cluster is being changed, and DeleteCluster would be refused.
+        NotFoundError: the region has no such cluster.
+    """
+    status = str(describe(name, region)["ClusterStatus"])
+    if status in _BUSY:
+        hint = f"wait: `hp-ext cluster describe {name}` shows when it is InService or Failed"
+        raise ConflictError(f"{name} is {status}, and cannot be deleted now", hint=hint)
+    return {"ClusterName": name}, nodes(name, region)
+
+
+def delete(request: Request, region: str | None) -> str:
+    """Send a DeleteCluster request; returns the cluster's ARN. The service goes on by itself."""
+    service = client("sagemaker", region)
+    answer = call(f"DeleteCluster {request['ClusterName']}", lambda: service.delete_cluster(**request))
+    return str(answer["ClusterArn"])
+
+
+def wait_until_deleted(name: str, region: str | None, timeout_s: float | None) -> Iterator[str]:
+    """Each status that the cluster comes to, until the region does not have it any more.
+
+    Raises:
+        WaitTimeoutError: it is still there.
+        HyperpodExtError: the deletion has failed.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    shown = ""
+    while True:
+        try:
+            described = describe(name, region)
+        except NotFoundError:
+            return
+        status = str(described["ClusterStatus"])
+        if status != shown:
+            yield status
+            shown = status
+        if status == "Failed":
+            raise HyperpodExtError(f"{name}: {described.get('FailureMessage') or 'it does not say why'}")
+        if deadline is not None and time.monotonic() > deadline:
+            hint = f"it goes on; `hp-ext cluster describe {name}` shows how far it is"
+            raise WaitTimeoutError(f"{name} is still {status} after {timeout_s:g} s", hint=hint)
+        time.sleep(_ASK_EVERY_S)
+
+
+def _pages(operation: str, member: str, region: str | None, query: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    service = client("sagemaker", region)
+    name = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in operation).lstrip("_")
+    ask, asked = getattr(service, name), dict(query)
+    while True:
+        page = call(operation, lambda: ask(**asked))
+        yield from page.get(member) or []
+        if not page.get("NextToken"):
+            return
+        asked["NextToken"] = page["NextToken"]
+
+
+def _iso_time(at: datetime | None) -> str | None:
+    return at.astimezone(UTC).isoformat(timespec="seconds") if at else None
