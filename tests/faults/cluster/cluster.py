@@ -1,0 +1,147 @@
+"""One simulated cluster: its machines, its network, its time, what goes wrong in it, and the story of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import random
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier, PeerTier
+from hyperpod_ext.config.job.job import RestartPolicy
+from hyperpod_ext.config.job.runtime import RuntimeConfig
+
+from .event_loop import SimulatedLoop, StandstillError, simulated_time
+from .faults import Fault, Setting, draw, setting_of
+from .judge import Judge
+from .machine import Machine, simulated_machines
+from .network import Network
+from .worker import Collectives, Worker
+
+LEASE_S = 6.0
+BOUND_S = 150.0
+"""After the last fault: in which the job ends, one way or another."""
+
+
+class Cluster:
+    """Everything in it follows from the seed."""
+
+    def __init__(self, setting: Setting, rng: random.Random, folder: Path) -> None:
+        self.setting, self.rng, self.folder = setting, rng, folder
+        self.loop = SimulatedLoop()
+        self.network = Network(self.loop, rng, (0.0002, 0.003))
+        self.sharing, self.steps, self.step_s, self.spread_s = setting.sharing, setting.steps, setting.step_s, 0.01
+        self.config = RuntimeConfig(
+            name="simulated",
+            nodes=setting.nodes,
+            workers_per_node=setting.workers_per_node,
+            spares=setting.spares,
+            restart=RestartPolicy(lease_s=LEASE_S, node_wait_s=15.0, form_timeout_s=30.0, leave_timeout_s=5.0),
+            checkpoint=CheckpointPolicy(tiers=(MemoryTier(), PeerTier(every_steps=1))),
+        )
+        self.story: list[str] = []
+        self.violations: list[str] = []
+        self.is_over = False
+        """What code does that is torn down is none of the story."""
+        self.judge = Judge(self)
+        self.collectives = Collectives(self)
+        self.machines = [
+            Machine(self, node, rng.choice([0.0, rng.uniform(0, 1e5)]))
+            for node in range(setting.nodes + setting.spares)
+        ]
+        self._pids = 100
+
+    def tell(self, what: str) -> None:
+        """A line of the story."""
+        if not self.is_over:
+            self.story.append(f"{self.loop.time():8.3f}  {what}")
+
+    def new_pid(self) -> int:
+        self._pids += 1
+        return self._pids
+
+    def worker_of(self, rank: int) -> Worker | None:
+        """Who has a rank in the newest generation that it is in."""
+        found = [w for machine in self.machines for w in machine.workers.values() if w.rank == rank and w.alive]
+        return max(found, key=lambda worker: worker.generation, default=None)
+
+    @property
+    def agents(self) -> list[Machine]:
+        """Machines whose agent runs."""
+        return [machine for machine in self.machines if machine.agent is not None]
+
+    def run(self, faults: list[Fault]) -> None:
+        """From the start of all agents to the end of the last one; faults come at their times."""
+        loop = self.loop
+        with simulated_time(loop), simulated_machines(), contextlib.redirect_stderr(_Story(self)):
+            for machine in self.machines:
+                loop.call_later(self.rng.uniform(0, 0.5), machine.boot)
+            for fault in faults:
+                loop.call_at(fault.at, fault.happen, self)
+            last = max((fault.until for fault in faults), default=0.0)
+            loop.set_exception_handler(self._unhandled)
+            main = loop.create_task(self._watch(last + self.setting.steps * self.step_s + BOUND_S))
+            try:
+                loop.run_until_complete(main)
+            except StandstillError:
+                self.judge.violated("nothing happens any more, and the job has not ended")
+            self.judge.at_end()
+            self.is_over = True
+            loop.end()
+
+    async def _watch(self, until: float) -> None:
+        await asyncio.sleep(1.0)
+        while self.agents and not self.violations:
+            if self.loop.time() > until:
+                self.judge.violated(f"the job has not ended {BOUND_S:g} s after the last fault")
+            await asyncio.sleep(1.0)
+
+    def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        error = context.get("exception")
+        if error is not None and not isinstance(error, ConnectionError):
+            self.judge.violated(f"an exception that nobody takes: {error!r} ({context.get('message')})")
+
+
+class _Story(io.StringIO):
+    """What is said on stderr is part of the story."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__()
+        self._cluster = cluster
+
+    def write(self, text: str) -> int:
+        if text.strip():
+            self._cluster.tell(f"  stderr: {text.strip()}")
+        return len(text)
+
+
+@dataclass
+class Outcome:
+    """What came of one seed."""
+
+    seed: int
+    setting: Setting
+    violations: list[str]
+    states: list[str]
+    story: list[str]
+    seconds: float
+    """Simulated."""
+
+
+def run_seed(seed: int, faults: int = 5) -> Outcome:
+    """One schedule. The same seed gives the same story."""
+    rng = random.Random(seed)
+    setting = setting_of(rng)
+    folder = Path(tempfile.mkdtemp(prefix="hpx-cluster-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    try:
+        cluster = Cluster(setting, rng, folder)
+        cluster.tell(f"seed {seed}: {setting}")
+        planned = draw(rng, setting, faults)
+        cluster.run(planned)
+        return Outcome(seed, setting, cluster.violations, cluster.judge.states, cluster.story, cluster.loop.time())
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

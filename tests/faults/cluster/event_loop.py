@@ -1,0 +1,214 @@
+"""An event loop whose time is simulated, and whose callbacks belong to simulated processes.
+
+Real code runs on it unchanged: `time.monotonic()` is simulated too (`simulated_time`), and connections are those of
+`network.py`. A process that is dead runs nothing any more; one that is paused runs what was due when it goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import heapq
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+from unittest import mock
+
+PROCESS: contextvars.ContextVar[Process] = contextvars.ContextVar("process")
+
+
+class StandstillError(Exception):
+    """Nothing is due, and nobody will do anything any more."""
+
+
+class Process:
+    """Something that can be killed or stopped, and has a clock of its own.
+
+    Args:
+        clock: what its clock shows more than others'.
+    """
+
+    def __init__(self, loop: SimulatedLoop, name: str, host: str, clock: float) -> None:
+        self.loop, self.name, self.host, self.clock = loop, name, host, clock
+        self.alive, self.paused = True, False
+        self.context = contextvars.copy_context()
+        self.context.run(PROCESS.set, self)
+        self._due: list[asyncio.Handle] = []
+        self.at_end: list[Callable[[], None]] = []
+        """Called once it is dead: its connections close, its parent hears of it."""
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run `work` as this process."""
+        return self.loop.create_task(work, context=self.context)
+
+    def soon(self, call: Callable[[], object], seconds: float = 0.0) -> None:
+        """Call this in the process, in a while."""
+        if seconds:
+            self.loop.call_later(seconds, call, context=self.context)
+        else:
+            self.loop.call_soon(call, context=self.context)
+
+    def may_run(self, handle: asyncio.Handle) -> bool:
+        if self.alive and self.paused:
+            self._due.append(handle)
+        return self.alive and not self.paused
+
+    def kill(self) -> None:
+        """As SIGKILL does."""
+        if self.alive:
+            self.alive, self._due = False, []
+            for tell in self.at_end:
+                tell()
+
+    def pause(self) -> None:
+        """As SIGSTOP does: time goes on without it."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """What was due meanwhile runs now, in its order."""
+        self.paused = False
+        due, self._due = self._due, []
+        self.loop.ready.extend(due)
+
+
+def _runs(handle: asyncio.Handle) -> bool:
+    process = handle._context.get(PROCESS)
+    return process is None or process.may_run(handle)
+
+
+class _Handle(asyncio.Handle):
+    def _run(self) -> None:
+        if not self._cancelled and _runs(self):
+            super()._run()
+
+
+class _TimerHandle(asyncio.TimerHandle):
+    def _run(self) -> None:
+        if not self._cancelled and _runs(self):
+            super()._run()
+
+
+class Connects(Protocol):
+    """The network, as the loop sees it."""
+
+    async def connect(self, factory: Callable[[], Any], address: Any) -> Any: ...
+
+    def listen(self, factory: Callable[[], Any], address: Any) -> Any: ...
+
+
+class SimulatedLoop(asyncio.BaseEventLoop):
+    """Time stands still while anything is ready, and then jumps to what is due next."""
+
+    network: Connects
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 0.0
+        self._selector = self  # the base class asks it to wait
+        self._tasks: list[asyncio.Task[Any]] = []
+        self.set_task_factory(self._make_task)  # type: ignore[arg-type]
+
+    # --- time -----------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> Any:
+        return self._ready  # type: ignore[attr-defined]
+
+    def time(self) -> float:
+        return self._now
+
+    def select(self, timeout: float | None) -> list[Any]:
+        if timeout is None:
+            raise StandstillError("nothing is due any more")
+        if timeout > 0:
+            self._now = max(self._now, self._scheduled[0]._when)  # type: ignore[attr-defined]
+        return []
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        pass
+
+    def _write_to_self(self) -> None:
+        pass
+
+    def _call_soon(self, callback: Any, args: Any, context: Any) -> asyncio.Handle:
+        handle = _Handle(callback, args, self, context)
+        self.ready.append(handle)
+        return handle
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+        return self._call_soon(callback, args, context)
+
+    call_soon_threadsafe = call_soon
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        timer = _TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
+        timer._scheduled = True  # type: ignore[attr-defined]
+        return timer
+
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    # --- what else code asks a loop for -----------------------------------------------------------
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: Any) -> None:
+        pass
+
+    async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:
+        return await self.network.connect(protocol_factory, (host, port))
+
+    async def create_unix_connection(self, protocol_factory: Any, path: Any = None, **_: Any) -> Any:
+        return await self.network.connect(protocol_factory, str(path))
+
+    async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:
+        return self.network.listen(protocol_factory, (host, port))
+
+    async def create_unix_server(self, protocol_factory: Any, path: Any = None, **_: Any) -> Any:
+        Path(path).touch()  # its mode is set
+        return self.network.listen(protocol_factory, str(path))
+
+    def _make_task(self, loop: Any, coro: Any, context: Any = None) -> asyncio.Task[Any]:
+        task = asyncio.Task(coro, loop=self, context=context)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # those of dead processes never end
+        self._tasks.append(task)
+        return task
+
+    def end(self) -> None:
+        """What processes were doing when they were killed goes with them: nothing of it runs any more."""
+        self.ready.clear()
+        self._scheduled.clear()  # type: ignore[attr-defined]
+        for task in self._tasks:
+            if not task.done():
+                with contextlib.suppress(BaseException):  # of code that runs as if it were told to end
+                    task.get_coro().close()  # type: ignore[union-attr]
+        self._tasks.clear()
+        self.ready.clear()
+        self.close()
+
+
+@contextlib.contextmanager
+def simulated_time(loop: SimulatedLoop) -> Iterator[None]:
+    """Clocks show the loop's time, each process's as much more as it is ahead."""
+
+    def now() -> float:
+        process = PROCESS.get(None)
+        return loop.time() + (process.clock if process is not None else 0.0)
+
+    def wall() -> float:
+        return 1e9 + loop.time()
+
+    with mock.patch.object(time, "monotonic", now), mock.patch.object(time, "time", wall):
+        yield

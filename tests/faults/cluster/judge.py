@@ -1,0 +1,166 @@
+"""What must hold whatever happens, judged by what truly happened: no decision is shared with the code it judges."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hyperpod_ext.runtime.events.log import REPORT
+from hyperpod_ext.runtime.ipc import control_messages as c
+
+from .memory import Copy
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
+    from .worker import Worker
+
+_SETTLED_S = 0.25
+"""A copy counts that was there so long before it was asked for; younger ones may have come too late."""
+
+
+class ViolatedError(AssertionError):
+    """Something happened that must not."""
+
+
+@dataclass
+class Judge:
+    """Sees every order that an agent follows, every line of the event log, and everything that workers do."""
+
+    cluster: Cluster
+    coordinators: dict[int, int] = field(default_factory=dict)
+    """Of each term: the node that coordinates."""
+    parents: dict[int, int] = field(default_factory=dict)
+    """Of each history: the one that it goes on."""
+    steps_of: dict[int, int] = field(default_factory=lambda: {0: 0})
+    head: int = 0
+    """The history that the job has come to: of the newest step that all ranks of a generation have made."""
+    head_generation: int = 0
+    members: dict[tuple[int, int], Worker] = field(default_factory=dict)
+    """Who has each rank of each generation."""
+    decisions: dict[int, Any] = field(default_factory=dict)
+    went_on: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Step and history of each generation."""
+    states: list[str] = field(default_factory=list)
+    """How the job ended, by each coordinator that has ended it."""
+
+    def violated(self, what: str) -> None:
+        self.cluster.tell(f"VIOLATED: {what}")
+        if not self.cluster.is_over:
+            self.cluster.violations.append(what)
+
+    # --- who coordinates ------------------------------------------------------------------------
+
+    def ordered(self, node: int, order: c.ToAgent) -> None:
+        """An agent is about to follow an order."""
+        if isinstance(order, c.JobState):
+            term, coordinator = int(order.job_state["term"]), int(order.job_state["coordinator"])
+            if self.coordinators.setdefault(term, coordinator) != coordinator:
+                self.violated(f"nodes {self.coordinators[term]} and {coordinator} both coordinate in term {term}")
+        elif isinstance(order, c.BeginGeneration):
+            known = self.decisions.setdefault(order.generation, order.decision)
+            if known != order.decision:
+                self.violated(
+                    f"generation {order.generation} begins twice, from {known.step} and {order.decision.step}"
+                )
+
+    def logged(self, node: int, coordinator: Any, event: Any) -> None:
+        """A coordinator has written a line of the event log."""
+        name = getattr(event, "event", None) or getattr(event, "name", "")
+        if name not in ("step", "begun", "joined", "worker_started", "imported", "done"):
+            said = event.model_dump(exclude_defaults=True, exclude={"t", "event", "type", "pid"})
+            self.cluster.tell(f"  log of node {node}: {name} {said}")
+        if getattr(event, "why", None) and name != "no_notices" and type(event).__name__ == "Other":
+            self.violated(f"an event is not as declared: {event}")
+        if name == "job_ended" and not self.cluster.is_over:
+            self.states.append(event.state)
+
+    # --- what is restored -----------------------------------------------------------------------
+
+    def begins(self, worker: Worker, order: c.BeginGeneration) -> None:
+        """A worker has been told what its generation restores."""
+        key = order.generation, worker.rank
+        other = self.members.setdefault(key, worker)
+        if other is not worker:
+            self.violated(f"{other} and {worker} both have rank {worker.rank} of generation {order.generation}")
+        if worker.rank == min(order.decision.sources):
+            self._judge_decision(order)
+
+    def _judge_decision(self, order: c.BeginGeneration) -> None:
+        step, copies = order.decision.step, self._offered()
+        self.cluster.tell(f"generation {order.generation} begins from step {step}")
+        ranks = order.decision.sources.keys()
+        had: dict[int, set[int]] = {}
+        for copy in copies:
+            had.setdefault(copy.history, set()).add(copy.rank)
+        whole = [
+            history
+            for history, its in had.items()
+            if self._goes_on(history) and (self.cluster.sharing == "same" or its >= ranks)
+        ]
+        best = max((self.steps_of[history] for history in whole), default=0)
+        if step < best:
+            self.violated(f"generation {order.generation} restores step {step}; all ranks can have step {best}")
+
+    def _offered(self) -> list[Copy]:
+        """What was there for all to see when the last ranks joined."""
+        cluster = self.cluster
+        copies = []
+        for machine in cluster.machines:
+            joined = [worker for worker in machine.workers.values() if worker.generation or worker.is_waiting]
+            if machine.memory is None or not joined:
+                continue
+            still = set(machine.memory.copies)
+            until = cluster.loop.time() - _SETTLED_S
+            copies += [copy for copy in machine.memory.answered if copy.kept_at < until and copy in still]
+        return copies
+
+    def _goes_on(self, history: int) -> bool:
+        """Whether it is what the job has come to, or goes on from there."""
+        while self.steps_of[history] > self.steps_of[self.head]:
+            history = self.parents[history]
+        return history == self.head or history in self._ancestors()
+
+    def _ancestors(self) -> set[int]:
+        found, history = {0}, self.head
+        while history:
+            found.add(history)
+            history = self.parents[history]
+        return found
+
+    def goes_on(self, worker: Worker, step: int) -> None:
+        """A worker trains from here."""
+        state, generation = worker.state, worker.generation
+        if state is None or state.step != step:
+            self.violated(f"{worker} goes on from step {step}, and has {state}")
+            return
+        known = self.went_on.setdefault(generation, (step, state.history))
+        if known != (step, state.history):
+            self.violated(f"ranks of generation {generation} go on from different states: {known} and {state}")
+
+    # --- training -------------------------------------------------------------------------------
+
+    def steps(self, workers: list[Worker], step: int) -> int:
+        """All ranks of a generation make a step together; returns its history."""
+        generation = workers[0].generation
+        before = {worker.state.history for worker in workers if worker.state}
+        if len(before) != 1:
+            self.violated(f"ranks of generation {generation} make step {step} from different states")
+        if generation < self.head_generation:
+            self.violated(f"generation {generation} makes step {step} after generation {self.head_generation} has")
+        history = len(self.steps_of)
+        self.parents[history], self.steps_of[history] = min(before), step
+        self.head, self.head_generation = min(before), generation
+        return history
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def at_end(self) -> None:
+        """The job is over."""
+        cluster = self.cluster
+        if (report := cluster.folder / REPORT).exists():
+            error = json.loads(report.read_text()).get("error") or {}
+            if error.get("code") == "HyperpodExtError":  # an error of ours
+                self.violated(f"the job ends with {error['message']}")
+        if "succeeded" in self.states and self.steps_of[max(self.steps_of)] != cluster.steps:
+            self.violated("the job has succeeded before its last step")

@@ -1,0 +1,312 @@
+"""A simulated machine: the agent on it is real; its processes, its memory and its clock are not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+from unittest import mock
+
+from hyperpod_ext.errors import HyperpodExtError
+from hyperpod_ext.runtime.agent import node as agent_node
+from hyperpod_ext.runtime.agent import workers as agent_workers
+from hyperpod_ext.runtime.agent.node import Node
+from hyperpod_ext.runtime.agent.settings import NodeSettings
+from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
+from hyperpod_ext.runtime.detection.failure_causes import FaultKind, decode_exit
+from hyperpod_ext.runtime.detection.health import Health
+from hyperpod_ext.runtime.detection.heartbeat import ENV_HEARTBEAT
+from hyperpod_ext.runtime.ipc import control_messages as c
+
+from .event_loop import PROCESS, Process
+from .memory import Memory
+from .worker import Worker
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
+
+PORT = 29_500
+_START_S = (0.05, 0.4)
+"""From the order to start a worker to its first word."""
+_REAPED_S = 0.001
+
+
+class Machine:
+    """One node of the cluster, and what runs on it."""
+
+    def __init__(self, cluster: Cluster, node: int, clock: float) -> None:
+        self.cluster, self.node, self.clock, self.host = cluster, node, clock, f"10.0.0.{node}"
+        self.agent: Process | None = None
+        self.memory: Memory | None = None
+        self.workers: dict[int, Worker] = {}
+        self._hear_exit: dict[int, Callable[[int], None]] = {}
+        self._statuses: dict[int, int] = {}
+        self.ended = ""
+        """What its agent has ended with."""
+        self._agents = 0
+
+    @property
+    def agent_socket(self) -> Path:
+        return self.cluster.folder / f"node{self.node}.agent"
+
+    def boot(self, *, rejoin: bool = False) -> None:
+        """An agent is started."""
+        cluster = self.cluster
+        self._agents += 1
+        self.ended = ""
+        self.agent = Process(cluster.loop, f"agent {self.node}", self.host, self.clock)
+        self.agent.machine = self  # type: ignore[attr-defined]
+        self.memory = Memory(cluster.loop.time, self._replicate, self.node)
+        settings = NodeSettings(
+            config=cluster.config,
+            node=self.node,
+            host=cluster.machines[0].host if self.node else self.host,
+            port=PORT,
+            argv=["train.py"],
+            run_dir=cluster.folder,
+            socket_dir=cluster.folder,
+            secret_file=cluster.folder / "secret",
+            secret=b"the secret of this job",
+            chaos=False,
+            rejoin=rejoin,
+            join_timeout_s=60.0,
+        )
+        self.agent.start(self._run(self.agent, settings))
+
+    async def _run(self, agent: Process, settings: NodeSettings) -> None:
+        try:
+            ended = await _Agent(settings).run()
+        except HyperpodExtError as error:
+            ended = f"{type(error).__name__}: {error}"
+        except ConnectionError as error:  # whom it wanted to join was about to end
+            ended = f"{type(error).__name__}: {error}"
+        except Exception as error:
+            self.cluster.tell(traceback.format_exc())
+            self.cluster.judge.violated(f"the agent of node {self.node} meets {error!r}")
+            raise
+        if self.agent is agent:
+            self._end(ended)
+
+    def _end(self, how: str) -> None:
+        self.cluster.tell(f"agent {self.node} ends: {how}")
+        self.ended, agent, self.agent, self.memory = how, self.agent, None, None
+        for worker in list(self.workers.values()):
+            worker.kill()
+        self.workers.clear()
+        if agent is not None:
+            agent.kill()
+
+    def lose(self, *, silent: bool) -> None:
+        """All of it is gone at once; `silent`: not even its connections say so."""
+        if silent:
+            self.cluster.network.vanish(self.host)
+        self._end("lost")
+
+    def _replicate(self, node: int, copy: Any) -> None:
+        """A copy arrives on another node, if both are there still then."""
+        cluster, there = self.cluster, self.cluster.machines[node]
+
+        def arrive() -> None:
+            if self.memory is not None and there.memory and not cluster.network.is_cut(self.host, there.host):
+                there.memory.receive(copy)
+
+        cluster.loop.call_later(cluster.rng.uniform(0.005, 0.1), arrive)
+
+    # --- its processes --------------------------------------------------------------------------
+
+    def fork(self, rank: int) -> int:
+        pid = self.cluster.new_pid()
+        worker = self.workers[pid] = Worker(self.cluster, self, rank, pid)
+        worker.at_end.append(lambda: self.exited(worker, signal.SIGKILL))
+        worker.soon(lambda: worker.start(worker.run()), self.cluster.rng.uniform(*_START_S))
+        return pid
+
+    def exited(self, worker: Worker, status: int) -> None:
+        """A worker's process is gone; its parent hears of it."""
+        if self.workers.pop(worker.pid, None) is None:
+            return
+        self.cluster.collectives.leave(worker)
+        self._statuses[worker.pid] = status
+        if status == 0:
+            worker.kill()
+        self._reap(worker.pid)
+
+    def on_exit(self, pid: int, tell: Callable[[int], None]) -> None:
+        self._hear_exit[pid] = tell
+        self._reap(pid)
+
+    def _reap(self, pid: int) -> None:
+        if pid in self._statuses and pid in self._hear_exit and self.agent is not None:
+            tell, status = self._hear_exit.pop(pid), self._statuses.pop(pid)
+            self.agent.soon(lambda: tell(status), _REAPED_S)
+
+
+def here() -> Machine:
+    """The machine that this code runs on."""
+    machine: Machine = PROCESS.get().machine  # type: ignore[attr-defined]
+    return machine
+
+
+class _Agent(Node):
+    """The real one; what it does is seen."""
+
+    async def _follow(self, order: c.ToAgent) -> None:
+        here().cluster.judge.ordered(self._settings.node, order)
+        await super()._follow(order)
+
+    def _coordinate(self, coordinator: Coordinator) -> None:
+        machine = here()
+        machine.cluster.tell(f"node {machine.node} coordinates")
+        coordinator.events.heard = lambda event: machine.cluster.judge.logged(machine.node, coordinator, event)
+        super()._coordinate(coordinator)
+
+    def _worker_environ(self) -> dict[str, str]:
+        return {}
+
+
+# --- what an agent finds in place of the machine ----------------------------------------------------
+
+
+class _ForkServer:
+    pid = 1
+
+    @classmethod
+    async def start(cls, preload: object, environ: object) -> Self:
+        return cls()
+
+    async def ready(self) -> float:
+        return 0.0
+
+    async def fork(self, *, env: Mapping[str, str], **_: object) -> tuple[int, bool]:
+        return here().fork(int(env["RANK"])), False
+
+    def on_exit(self, pid: int, tell: Callable[[int], None]) -> None:
+        here().on_exit(pid, tell)
+
+
+class _MemoryServer:
+    def __init__(self, *_: object) -> None:
+        self.pid = 2
+
+
+class _Os:
+    """Of `os`, what the agent does to processes."""
+
+    waitstatus_to_exitcode = staticmethod(os.waitstatus_to_exitcode)
+
+    @staticmethod
+    def kill(pid: int, number: int) -> None:
+        if (worker := here().workers.get(pid)) is None:
+            raise ProcessLookupError(pid)
+        if number == signal.SIGKILL:
+            worker.kill()
+
+    @staticmethod
+    def killpg(pid: int, number: int) -> None:
+        pass
+
+
+class _NoLock:
+    def __init__(self, path: Path) -> None:
+        pass
+
+    def prepare(self) -> None:
+        pass
+
+
+class _NoThread:
+    def __init__(self, **_: object) -> None:
+        pass
+
+    def start(self) -> None:
+        pass
+
+
+class _Monitor:
+    """Of the hang monitor, all but the looking: nothing hangs here that is not ended from outside."""
+
+    def __init__(self, *_: object) -> None:
+        self._reasons: dict[int, tuple[str, FaultKind | None]] = {}
+        self._pids: dict[int, int] = {}
+        self.on_node_fault: Any = None
+
+    def environ(self, rank: int) -> dict[str, str]:
+        return {ENV_HEARTBEAT: ""}
+
+    def started(self, rank: int, pid: int, log: Path) -> None:
+        self._pids[rank] = pid
+        self._reasons.pop(rank, None)
+
+    def forget(self, rank: int) -> None:
+        self._pids.pop(rank, None)
+
+    def renumber(self, moved: Mapping[int, int]) -> None:
+        pass
+
+    def heard(self, rank: int, report: c.Event) -> None:
+        pass
+
+    def phase(self, rank: int) -> str:
+        return ""
+
+    def answer(self) -> None:
+        pass
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    def end(self, rank: int, cause: str, kind: FaultKind | None = None) -> None:
+        self._reasons[rank] = cause, kind
+        with contextlib.suppress(ProcessLookupError):
+            _Os.kill(self._pids[rank], signal.SIGKILL)
+
+    def exit_cause(self, rank: int, status: int, step: int, last_log_line: str) -> dict[str, Any]:
+        reason, kind = self._reasons.pop(rank, ("", None))
+        cause = decode_exit(status, kill_reason=reason, last_log_line=last_log_line)
+        return {"cause": cause.cause, "kind": kind or cause.kind, "step": step, "phase": "", "place": ""}
+
+
+async def _healthy(context: object) -> Health:
+    return Health({}, 0.0)
+
+
+def _kill_descendants(pid: int) -> None:
+    for worker in list(here().workers.values()):
+        worker.kill()
+
+
+@contextlib.contextmanager
+def simulated_machines() -> Iterator[None]:
+    """Agents find simulated machines in place of this one."""
+    with contextlib.ExitStack() as stack:
+
+        def replace(module: Any, **names: Any) -> None:
+            stack.enter_context(mock.patch.multiple(module, **names))
+
+        replace(
+            agent_node,
+            ForkServer=_ForkServer,
+            MemoryServer=_MemoryServer,
+            AsyncMemoryClient=lambda path: here().memory,
+            on_exit=lambda pid, tell: None,
+            become_subreaper=lambda: None,
+            kill_descendants=_kill_descendants,
+            free_port=lambda host: 29_400,
+            examine=_healthy,
+            check_tiers=lambda config: None,
+        )
+        replace(
+            agent_workers,
+            os=_Os,
+            LivenessLock=_NoLock,
+            HangMonitor=_Monitor,
+            threading=mock.Mock(Thread=_NoThread),
+            has_gpu=lambda: False,
+            all_live=lambda pids: all(pid in here().workers for pid in pids),
+        )
+        yield
