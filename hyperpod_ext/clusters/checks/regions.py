@@ -22,15 +22,19 @@ from hyperpod_ext.errors import Problem
 def types_are_offered(cluster: ClusterConfig) -> Iterator[Problem]:
     if cluster.region not in known_regions():
         return  # nothing can be said of it
+    for where, name in named_types(cluster):
+        elsewhere = ", ".join(regions_with(name))  # without any, the lists do not know the type
+        if elsewhere and name not in offered(cluster.region):
+            message = f"{name} is not offered in {cluster.region}"
+            yield Problem(message, path=where, hint=f"regions that have it: {elsewhere}")
+
+
+def named_types(cluster: ClusterConfig) -> Iterator[tuple[str, str]]:
+    """Types of machines, with the path of the field that names each."""
     for path, group in groups_of(cluster):
-        others = getattr(group, "other_types", ())
-        named = [(f"{path}.instance_type", group.instance_type)]
-        named += [(f"{path}.other_types.{index}", other) for index, other in enumerate(others)]
-        for where, name in named:
-            elsewhere = ", ".join(regions_with(name))  # without any, the lists do not know the type
-            if elsewhere and name not in offered(cluster.region):
-                message = f"{name} is not offered in {cluster.region}"
-                yield Problem(message, path=where, hint=f"regions that have it: {elsewhere}")
+        yield f"{path}.instance_type", group.instance_type
+        for index, other in enumerate(getattr(group, "other_types", ())):
+            yield f"{path}.other_types.{index}", other
 
 
 @check(

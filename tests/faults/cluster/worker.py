@@ -99,7 +99,9 @@ class Worker(Process):
         attempt = 0
         while True:
             attempt += 1
-            error = await self._take(self._decision.sources[self.rank][0])
+            given = self._decision
+            others = (c.RestoreSource(kind=given.others, rank=self.rank, save_id=given.save_id, node=-1, url="", folder=""),)
+            error = await self._take(given.sources.get(self.rank, others)[0])
             self._report(c.Restored(attempt=attempt, error=error))
             order = await self._next(c.GoOn, c.TryNext)
             if isinstance(order, c.GoOn):
