@@ -38,7 +38,9 @@ class Judge:
     head_generation: int = 0
     members: dict[tuple[int, int], Worker] = field(default_factory=dict)
     """Who has each rank of each generation."""
-    decisions: dict[int, Any] = field(default_factory=dict)
+    decisions: dict[int, int] = field(default_factory=dict)
+    """The step that each generation begins from."""
+    _judged: set[int] = field(default_factory=set)
     went_on: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Step and history of each generation."""
     states: list[str] = field(default_factory=list)
@@ -53,16 +55,14 @@ class Judge:
 
     def ordered(self, node: int, order: c.ToAgent) -> None:
         """An agent is about to follow an order."""
-        if isinstance(order, c.JobState):
-            term, coordinator = int(order.job_state["term"]), int(order.job_state["coordinator"])
+        if isinstance(order, c.JobNews):
+            term, coordinator = order.term, order.coordinator
             if self.coordinators.setdefault(term, coordinator) != coordinator:
                 self.violated(f"nodes {self.coordinators[term]} and {coordinator} both coordinate in term {term}")
         elif isinstance(order, c.BeginGeneration):
-            known = self.decisions.setdefault(order.generation, order.decision)
-            if known != order.decision:
-                self.violated(
-                    f"generation {order.generation} begins twice, from {known.step} and {order.decision.step}"
-                )
+            known = self.decisions.setdefault(order.generation, order.decision.step)
+            if known != order.decision.step:
+                self.violated(f"generation {order.generation} begins twice, from {known} and {order.decision.step}")
 
     def logged(self, node: int, coordinator: Any, event: Any) -> None:
         """A coordinator has written a line of the event log."""
@@ -83,13 +83,14 @@ class Judge:
         other = self.members.setdefault(key, worker)
         if other is not worker:
             self.violated(f"{other} and {worker} both have rank {worker.rank} of generation {order.generation}")
-        if worker.rank == min(order.decision.sources):
+        if order.generation not in self._judged:
+            self._judged.add(order.generation)
             self._judge_decision(order)
 
     def _judge_decision(self, order: c.BeginGeneration) -> None:
         step, copies = order.decision.step, self._offered()
         self.cluster.tell(f"generation {order.generation} begins from step {step}")
-        ranks = order.decision.sources.keys()
+        ranks = set(range(order.world_size))
         had: dict[int, set[int]] = {}
         for copy in copies:
             had.setdefault(copy.history, set()).add(copy.rank)

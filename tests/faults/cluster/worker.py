@@ -100,7 +100,8 @@ class Worker(Process):
         while True:
             attempt += 1
             given = self._decision
-            others = (c.RestoreSource(kind=given.others, rank=self.rank, save_id=given.save_id, node=-1, url="", folder=""),)
+            named = {"rank": self.rank, "save_id": given.save_id, "node": -1, "url": "", "folder": ""}
+            others = (c.RestoreSource(kind=given.others, **named),)
             error = await self._take(given.sources.get(self.rank, others)[0])
             self._report(c.Restored(attempt=attempt, error=error))
             order = await self._next(c.GoOn, c.TryNext)
