@@ -15,7 +15,7 @@ from hyperpod_ext.runtime.coordinator.save_schedule import SaveSchedule
 from hyperpod_ext.runtime.detection.hangs import Hang, Heartbeat
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc.declared import Count, Declared, encode, read
-from hyperpod_ext.runtime.ipc.gathered import HeldOffers, joins_of
+from hyperpod_ext.runtime.ipc.gathered import HeldOffers, RankJoin, joins_of
 from hyperpod_ext.runtime.membership.actions import Fail, Fault, JobPhase
 from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.snapshot.select import Offer
@@ -141,7 +141,7 @@ class Reports:
 
     # --- a generation forms -----------------------------------------------------------------------
 
-    def _join(self, node: int, joins: Iterable[c.Join], held: Collection[Offer]) -> None:
+    def _join(self, node: int, joins: Iterable[c.Join | RankJoin], held: Collection[Offer]) -> None:
         """Ranks of `node` wait for a generation; `held` is what its memory has."""
         host = self._members.members[node]["peer"][0]
         for join in joins:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc.messages import WireError
@@ -25,7 +25,16 @@ def node_join(joins: Mapping[int, c.Join], held: Collection[c.HeldSnapshot], gen
     )
 
 
-def joins_of(report: c.NodeJoin) -> Iterator[c.Join]:
+class RankJoin(NamedTuple):
+    """One of several joins: of a `Join`, what differs from rank to rank."""
+
+    rank: int
+    pid: int
+    store_port: int
+    live: c.LiveState | None
+
+
+def joins_of(report: c.NodeJoin) -> Iterator[RankJoin]:
     """The joins that were gathered.
 
     Raises:
@@ -35,10 +44,7 @@ def joins_of(report: c.NodeJoin) -> Iterator[c.Join]:
     if count == 0 or {len(report.pids), len(report.store_ports)} != {count}:
         raise WireError("node_join: not every rank has a process and a port")
     lives = _each(report.lives, count)
-    for rank, pid, port, live in zip(report.ranks, report.pids, report.store_ports, lives, strict=True):
-        yield c.Join.model_construct(
-            generation=report.generation, rank=rank, type="join", live=live, store_port=port, pid=pid
-        )
+    yield from map(RankJoin, report.ranks, report.pids, report.store_ports, lives)
 
 
 def held_commits(held: Collection[c.HeldSnapshot]) -> tuple[c.HeldCommit, ...]:
