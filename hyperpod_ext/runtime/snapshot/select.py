@@ -281,12 +281,13 @@ class _Commit:
         In order: itself, memory of its node, a live peer, memory of another node, a shared directory, S3. Its own
         state comes before another's that is equal, and load spreads by rank among equals.
         """
+        if wanted == rank and not resized:
+            for offer in self._own.get(rank, ()):
+                if offer.tier == "live":  # it has what it needs
+                    return [Source("self", rank, offer.save_id)]
         own = [*self._own.get(wanted, ()), *self._everybody]
-        if wanted == rank and not resized and any(offer.tier == "live" for offer in own):
-            others: Sequence[Offer] = ()  # it has what it needs
-        else:
-            equals = self._equals.get(None) or self._equals_of.get(wanted)
-            others = equals.near(rank, wanted, node) if equals is not None else ()
+        equals = self._equals.get(None) or self._equals_of.get(wanted)
+        others = equals.near(rank, wanted, node) if equals is not None else ()
         found: dict[Source, tuple[int, bool, bool, int]] = {}
         for offer in (*own, *others):
             if offer.tier == "live" and resized:
