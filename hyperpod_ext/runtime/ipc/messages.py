@@ -200,8 +200,6 @@ async def join_peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
     challenge = await _answered(reader)
     writer.write(encode(_answer(secret, ours, challenge)))
     answer = await _answered(reader)
-    if answer.get("refused") is True:
-        raise WireError("the server says that this process does not have its job's secret: it is another job's")
     _check_server(secret, ours, challenge, answer)
 
 
@@ -288,6 +286,8 @@ def _check_server(secret: bytes, ours: str, challenge: Message | None, answer: M
         raise WireError(
             "the server hung up on our proof: it has another job's secret, is ending, or many peers came at once"
         )
+    if answer.get("refused") is True:
+        raise WireError("the server hung up on our proof: it has another job's secret")
     expected = _proof(secret, "server", ours, str((challenge or {}).get("nonce")))
     if not _equal(answer.get("proof"), expected):
         raise WireError("the server does not have the job's secret; this is not our job's endpoint")

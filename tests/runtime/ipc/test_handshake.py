@@ -48,7 +48,7 @@ def test_who_has_the_secret_is_let_in() -> None:
 
 
 def test_a_wrong_secret_is_refused_in_words() -> None:
-    with pytest.raises(wire.WireError, match="does not have its job's secret"):
+    with pytest.raises(wire.WireError, match="proof: it has another job's secret"):
         asyncio.run(reach(is_ours, b"the secret of another job"))
 
 
