@@ -18,6 +18,7 @@ from typing import Any
 
 from hyperpod_ext.config.fault_injection import NodeFault
 from hyperpod_ext.runtime.agent.children import ForkServer
+from hyperpod_ext.runtime.agent.gathering import Gathering
 from hyperpod_ext.runtime.agent.hang_monitor import HangMonitor
 from hyperpod_ext.runtime.agent.memory_client import AsyncMemoryClient
 from hyperpod_ext.runtime.agent.settings import NodeSettings
@@ -81,7 +82,8 @@ class Workers:
         self, settings: NodeSettings, memory: AsyncMemoryClient, *, tell: Tell, event: Log, spawn: Spawn
     ) -> None:
         self._settings, self._config, self._memory = settings, settings.config, memory
-        self._tell, self._event, self._spawn = tell, event, spawn
+        self._gathering = Gathering(tell, lambda: [rank for rank, its in self._workers.items() if not its.joining])
+        self._tell, self._event, self._spawn = self._gathering.tell, event, spawn
         rehearsing = settings.chaos and not settings.rejoin and self._config.chaos is not None
         self._kill = KillOnce(self._config.chaos.faults if rehearsing and self._config.chaos else ())
         self.monitor = HangMonitor(settings.config, settings.run_dir, settings.socket_dir, settings.node, tell, event)
@@ -153,6 +155,7 @@ class Workers:
 
     def leave(self, order: c.AbortGeneration) -> None:
         """A generation is over: tell everybody, and end those that do not come out of it in time."""
+        self._gathering.drop()
         self.generation = order.generation
         if order.drop_joining:  # another coordinator knows nothing of the rank assignment that they wait for
             self.keep_only([rank for rank, worker in self._workers.items() if not worker.joining])
@@ -347,6 +350,9 @@ class Workers:
             case c.Event():
                 self.monitor.heard(rank, report)
                 self._stepped(worker, report)
+            case c.Restored(error="") if not worker.joining:
+                self._gathering.restored(rank, report)
+                return
             case c.LookUp(ranks=ranks):
                 self._look_up(worker, ranks)
                 return
@@ -392,8 +398,11 @@ class Workers:
         held = await self._memory.ask(r.Held(owner=rank, pid=worker.pid))
         rank = worker.rank
         if self._workers.get(rank) is worker and worker.waiting is report:
-            own = {"rank": rank, "pid": worker.pid, "held": held_snapshots(held.snapshots)}
-            self._tell(report.model_copy(update=own))
+            own = report.model_copy(update={"rank": rank, "pid": worker.pid})
+            if worker.joining:
+                self._tell(own)
+            else:
+                self._gathering.join(rank, own, held_snapshots(held.snapshots))
 
 
 def held_snapshots(snapshots: Iterable[Mapping[str, Any]]) -> tuple[c.HeldSnapshot, ...]:

@@ -229,7 +229,12 @@ class Coordinator:
                 self.end.uploaded(node)
         if (self.ended.done() and not isinstance(report, c.Event)) or self.members.stepped_down:
             return  # what becomes of its processes now is no news
-        self.reports.take(node, self._clocks.translated(node, report))
+        translated = self._clocks.translated(node, report)
+        if not isinstance(report, c.NodeJoin):
+            self.reports.take(node, translated)
+            return
+        with self.events.together():  # a line for each rank
+            self.reports.take(node, translated)
 
     def _hear_clock(self, node: int, clock: float | None) -> None:
         if clock is not None:

@@ -10,6 +10,8 @@ from hyperpod_ext.runtime.ipc.control_messages import AgentHandshake, NodeAssign
 from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.membership.quorum import may_go_on
 
+MOST_UNREAD_BYTES = 32 << 20
+"""What may wait in memory for one agent to read it."""
 _KNOWN = frozenset({"id", "pid", "address", "peer", "domain"})
 """What the job state has of each."""
 
@@ -30,6 +32,13 @@ class Agent:
     """Whether it was sent the newest news of the job."""
     assignment: NodeAssignment | None = None
     """What it was told that its node has."""
+
+    def send(self, frame: bytes) -> None:
+        """Write to it. The connection of one that does not read is cut, which is then as if its node were lost."""
+        if self.writer.transport.get_write_buffer_size() > MOST_UNREAD_BYTES:
+            self.writer.transport.abort()
+        else:
+            self.writer.write(frame)
 
 
 @dataclass(slots=True)

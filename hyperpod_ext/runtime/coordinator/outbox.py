@@ -55,7 +55,7 @@ class Outbox:
     def send(self, node: int, order: c.ToAgent) -> None:
         """To one agent; one that is not there yet hears what it must when it comes."""
         if (agent := self._members.agents.get(node)) is not None:
-            agent.writer.write(frame_of(order))
+            agent.send(frame_of(order))
 
     def to_all(self, order: c.ToAgent) -> None:
         """To every agent; orders of a generation are for their workers."""
@@ -63,7 +63,7 @@ class Outbox:
 
     def _to(self, nodes: Iterable[int], frame: bytes) -> None:
         for node in nodes:
-            self._members.agents[node].writer.write(frame)
+            self._members.agents[node].send(frame)
 
     def to_each(self, order: MakeOrder, decision: DecisionParts) -> None:
         """To every agent what its ranks need of a decision; those that need the same are sent the same bytes."""
@@ -130,7 +130,7 @@ class Outbox:
             late = list(self._members.agents.values())
         frame = frame_of(news) if late else b""
         for agent in late:
-            agent.writer.write(frame)
+            agent.send(frame)
             agent.knows_news = True
         self._news = news
 
@@ -156,7 +156,7 @@ class Outbox:
         for node, agent in self._members.agents.items():
             assignment = self._assignments.get(node, _NOBODY)
             if agent.assignment is not assignment and agent.assignment != assignment:
-                agent.writer.write(frame_of(assignment))
+                agent.send(frame_of(assignment))
             agent.assignment = assignment
 
     def _assign(self) -> None:

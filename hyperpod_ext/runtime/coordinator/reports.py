@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from hyperpod_ext.runtime.coordinator.actions import Actions
 from hyperpod_ext.runtime.coordinator.job_end import JobEnd
@@ -15,6 +15,7 @@ from hyperpod_ext.runtime.coordinator.save_schedule import SaveSchedule
 from hyperpod_ext.runtime.detection.hangs import Hang, Heartbeat
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc.declared import Count, Declared, encode, read
+from hyperpod_ext.runtime.ipc.gathered import HeldOffers, RankJoin, joins_of
 from hyperpod_ext.runtime.membership.actions import Fail, Fault, JobPhase
 from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.snapshot.select import Offer
@@ -71,6 +72,8 @@ class Reports:
             self._failed(node, report)
         elif isinstance(report, c.Event):
             self._event(node, report)
+        elif isinstance(report, c.NodeJoin):
+            self._join(node, joins_of(report), HeldOffers(report.held, node))
         elif report.rank < 0:
             self._of_node(node, report)
         elif self._membership.nodes.get(report.rank) == node:  # else it has the rank no more
@@ -80,11 +83,13 @@ class Reports:
         membership, carry_out = self._membership, self._actions.carry_out
         match report:
             case c.Join():
-                self._join(node, report)
-            case c.Restored(generation=generation, rank=rank, attempt=attempt, error=error):
+                self._join(node, [report], ())
+            case c.Restored(generation=generation, rank=rank, attempt=attempt, error=error, ranks=ranks):
                 if error:
                     self._log("restore_failed", rank=rank, attempt=attempt, error=error)
-                carry_out(membership.restore_reported(rank, generation, attempt, error))
+                for each in ranks or (rank,):
+                    if membership.nodes.get(each) == node:
+                        carry_out(membership.restore_reported(each, generation, attempt, error))
             case c.Finished(generation=generation, rank=rank, digest=digest):
                 self._log("done", rank=rank, digest=digest)
                 carry_out(membership.finished(rank, generation, digest))
@@ -136,14 +141,19 @@ class Reports:
 
     # --- a generation forms -----------------------------------------------------------------------
 
-    def _join(self, node: int, report: c.Join) -> None:
-        rank, live = report.rank, report.live
-        self._log("joined", rank=rank, pid=report.pid, live_step=live and live.step)
-        self._actions.resize_clock.joined(rank, report.pid)
-        self._ranks.stores[rank] = self._members.table("peer")[node][0], report.store_port
-        offer = Offer("live", rank=rank, node=node, **encode(live)) if live is not None else None
-        self._actions.carry_out(self._membership.join(rank, offer, _offers(report.held, node)))
-        self._end.anybody_joined = True
+    def _join(self, node: int, joins: Iterable[c.Join | RankJoin], held: Collection[Offer]) -> None:
+        """Ranks of `node` wait for a generation; `held` is what its memory has."""
+        host = self._members.members[node]["peer"][0]
+        for join in joins:
+            rank, live = join.rank, join.live
+            if self._membership.nodes.get(rank) != node:
+                continue
+            self._log("joined", rank=rank, pid=join.pid, live_step=live and live.step)
+            self._actions.resize_clock.joined(rank, join.pid)
+            self._ranks.stores[rank] = host, join.store_port
+            offer = _live_offer(rank, node, live) if live is not None else None
+            self._actions.carry_out(self._membership.join(rank, offer, held))
+            self._end.anybody_joined = True
         self._end.check_exits()
 
     def _joining(self, report: c.Join | c.Died | c.Failed) -> None:
@@ -281,6 +291,19 @@ class Reports:
             return
         self._log("rank_stopped", rank=report.rank, step=report.step)
         self._actions.carry_out(self._membership.stopped(report.rank, report.number))
+
+
+def _live_offer(rank: int, node: int, live: c.LiveState) -> Offer:
+    return Offer(
+        "live",
+        live.step,
+        rank,
+        node,
+        live.save_id,
+        own_digest=live.own_digest,
+        sharing=live.sharing,
+        world_size=live.world_size,
+    )
 
 
 def _offers(held: Iterable[c.HeldSnapshot], node: int) -> list[Offer]:

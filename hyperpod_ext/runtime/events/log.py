@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,8 @@ class EventLog:
 
     heard: Callable[[Event], None] | None = None
     """Who follows what is written."""
+    _together: list[bytes] | None = None
+    """Lines that are kept to be written at once."""
 
     def __init__(self, run_dir: Path, *, fresh: bool) -> None:
         self._path = run_dir / "events.jsonl"
@@ -82,16 +85,36 @@ class EventLog:
     def write(self, event: str, *, t: float | None = None, **fields: Any) -> None:
         """Add an event of a declared kind, of now or of moment `t`."""
         happened, line = checked(event, fields, t)
-        self._append(line)
+        if self._together is None:
+            self._append(line)
+        else:
+            self._together.append(line)
         if self.heard is not None:
             self.heard(happened)
 
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What is written meanwhile goes to the file at once: at the end, or when it is read. Not to be nested."""
+        self._together = []
+        try:
+            yield
+        finally:
+            self._flush()
+            self._together = None
+
+    def _flush(self) -> None:
+        lines, self._together = self._together, [] if self._together is not None else None
+        if lines:
+            self._append(b"".join(lines))
+
     def read(self) -> Events:
         """All events so far that can be read; what cannot is said on stderr."""
+        self._flush()
         return _read(self._path)[0]
 
     def report(self, *, state: str, error: Any, world_size: int) -> dict[str, Any]:
         """The job's report; see `report_on`."""
+        self._flush()
         # read once, at the end: a process should not keep a month's events while the job runs
         return report_on(self._path, state=state, error=error, world_size=world_size)
 

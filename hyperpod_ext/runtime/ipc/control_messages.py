@@ -65,6 +65,23 @@ class HeldSnapshot(Declared, extra="ignore"):
     """Whether it is the copy of another node's."""
 
 
+class HeldCommit(Declared):
+    """Snapshots of one commit in a node's memory."""
+
+    step: Count
+    generation: Count
+    save_id: SaveId
+    world_size: Count
+    sharing: Shared
+    replica: bool
+    """Whether they are copies of another node's."""
+    ranks: Listed[Count]
+    own_digests: Listed[str]
+    """One for all of the ranks, or one for each."""
+    contents: Listed[str]
+    """One for all of the ranks, or one for each."""
+
+
 class DurableCheckpoint(Declared, extra="ignore"):
     """One checkpoint in a durable tier."""
 
@@ -157,8 +174,6 @@ class Join(Report):
     """Where it serves its keys."""
     pid: Count = 0
     """Its process; its agent adds it."""
-    held: Listed[HeldSnapshot] = ()
-    """What its node's memory has; its agent adds it."""
 
 
 class Restored(Report):
@@ -168,6 +183,8 @@ class Restored(Report):
     attempt: Count
     error: str
     """Empty: it has."""
+    ranks: Listed[Count] = ()
+    """All ranks of the node that say the same; none: one alone."""
 
 
 class Finished(Report):
@@ -293,6 +310,22 @@ class Acknowledged(Report):
     sender, reader = "agent", "coordinator"
     type: Literal["acknowledged"] = "acknowledged"
     number: Count
+
+
+class NodeJoin(Report):
+    """Ranks of a node wait for a generation to begin."""
+
+    sender, reader = "agent", "coordinator"
+    type: Literal["node_join"] = "node_join"
+    ranks: Listed[Count]
+    pids: Listed[Count]
+    """Process of each."""
+    store_ports: Listed[Port]
+    """Where each serves its keys."""
+    lives: Listed[LiveState | None]
+    """What each has, if that is one complete step; one for all, or one for each."""
+    held: Listed[HeldCommit]
+    """What the node's memory has."""
 
 
 class AskJobState(Report):
@@ -714,6 +747,7 @@ FromAgent = (
     | Beat
     | Acknowledged
     | AskJobState
+    | NodeJoin
     | Died
     | Exited
     | Alive

@@ -27,6 +27,10 @@ class WireError(ConnectionError):
     """The peer sent something that is not of this protocol, or is not who it should be."""
 
 
+class BusyError(ConnectionError):
+    """A server has not answered in time. It may when it is asked again."""
+
+
 def encode(message: Message) -> bytes:
     """One frame."""
     body = json.dumps(message, separators=(",", ":")).encode()
@@ -160,8 +164,14 @@ async def accept_peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         async with asyncio.timeout(HANDSHAKE_S):
             answer = await read(reader, _HANDSHAKE_BYTES)
     except TimeoutError as error:
+        writer.write(encode({"busy": True}))  # its answer may have come, and not have been read in time
         raise WireError(_NOT_SHOWN.format(HANDSHAKE_S)) from error
-    writer.write(encode(admit(secret, ours, answer)))
+    try:
+        proof = admit(secret, ours, answer)
+    except WireError:
+        writer.write(encode({"refused": True}))
+        raise
+    writer.write(encode(proof))
 
 
 def accept_peer_blocking(sock: socket.socket, secret: bytes, timeout_s: float = HANDSHAKE_S) -> None:
@@ -180,15 +190,24 @@ def accept_peer_blocking(sock: socket.socket, secret: bytes, timeout_s: float = 
 
 
 async def join_peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:
-    """Client's half of the handshake, on an asyncio stream. The caller sets a limit of time."""
+    """Client's half of the handshake, on an asyncio stream.
+
+    Raises:
+        BusyError: the server has not come to an answer, and may when it is asked again.
+        WireError: it does not have the job's secret, or says that this process does not.
+    """
     ours = secrets.token_hex(16)
-    challenge = await read(reader, _HANDSHAKE_BYTES)
+    challenge = await _answered(reader)
     writer.write(encode(_answer(secret, ours, challenge)))
-    try:
-        answer = await read(reader, _HANDSHAKE_BYTES)
-    except ConnectionResetError:
-        answer = None
+    answer = await _answered(reader)
     _check_server(secret, ours, challenge, answer)
+
+
+async def _answered(reader: asyncio.StreamReader) -> Message:
+    answer = await read(reader, _HANDSHAKE_BYTES)
+    if answer is None or answer.get("busy") is True:
+        raise BusyError("the server has closed the connection before it had answered: it may be busy")
+    return answer
 
 
 def join_peer_blocking(sock: socket.socket, secret: bytes, timeout_s: float = 3 * HANDSHAKE_S) -> None:
@@ -267,6 +286,8 @@ def _check_server(secret: bytes, ours: str, challenge: Message | None, answer: M
         raise WireError(
             "the server hung up on our proof: it has another job's secret, is ending, or many peers came at once"
         )
+    if answer.get("refused") is True:
+        raise WireError("the server hung up on our proof: it has another job's secret")
     expected = _proof(secret, "server", ours, str((challenge or {}).get("nonce")))
     if not _equal(answer.get("proof"), expected):
         raise WireError("the server does not have the job's secret; this is not our job's endpoint")

@@ -99,7 +99,8 @@ class Membership:
     @property
     def unassigned(self) -> set[int]:
         """Ranks that wait for a node to come."""
-        return {rank for rank, node in self.nodes.items() if self.states[node] not in WITH_RANKS}
+        gone = {node for node in set(self.nodes.values()) if self.states[node] not in WITH_RANKS}
+        return {rank for rank, node in self.nodes.items() if node in gone} if gone else set()
 
     @property
     def decision(self) -> Decision | None:
@@ -131,7 +132,7 @@ class Membership:
 
     # --- ranks join and restore -----------------------------------------------------------------
 
-    def join(self, rank: int, live: Offer | None, held: list[Offer]) -> list[Action]:
+    def join(self, rank: int, live: Offer | None, held: Collection[Offer]) -> list[Action]:
         """`rank` waits for a generation; `held` is what its node's memory server has."""
         if self.phase is not JobPhase.FORMING:
             return []

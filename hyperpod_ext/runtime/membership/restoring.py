@@ -10,8 +10,19 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from hyperpod_ext.runtime.ipc.control_messages import HeldCommit
+from hyperpod_ext.runtime.ipc.gathered import HeldOffers
 from hyperpod_ext.runtime.membership.actions import AskDurable, Fail
-from hyperpod_ext.runtime.snapshot.select import Decision, Offer, OfferKey, choose_step, place_of, start_fresh
+from hyperpod_ext.runtime.snapshot.select import (
+    Decision,
+    Offer,
+    OfferKey,
+    choose_step,
+    commit_of,
+    is_given_up,
+    place_of,
+    start_fresh,
+)
 
 
 @dataclass(slots=True)
@@ -28,7 +39,7 @@ class RestoreNegotiation:
     attempt: int = 0
     """Number of the decision."""
     _restored: set[int] = field(default_factory=set)
-    _held: dict[int, list[Offer]] = field(default_factory=dict)
+    _held: dict[int, Collection[Offer]] = field(default_factory=dict)
     """What the memory of each node holds."""
     _stored: list[Offer] | None = None
     """What the durable tiers hold, once asked."""
@@ -49,7 +60,7 @@ class RestoreNegotiation:
 
     def hold(self, node: int, held: Collection[Offer]) -> None:
         """What the memory of `node` holds."""
-        self._held[node] = list(held)
+        self._held[node] = held
 
     def forget_ranks(self, ranks: Collection[int]) -> None:
         """The processes of these ranks are gone."""
@@ -132,6 +143,8 @@ class RestoreNegotiation:
         return AskDurable(tuple(sorted(self._excluded)))
 
     def _choose(self, nodes: Mapping[int, int], began: Mapping[int, int], committed: int) -> Decision | Fail:
+        if (decided := self._from_equals(nodes, began)) is not None:
+            return decided
         in_memory = [offer for offer in self.joined.values() if offer is not None]
         in_memory += [offer for held in self._held.values() for offer in held]
         offers = in_memory + (self._stored or [])
@@ -140,6 +153,29 @@ class RestoreNegotiation:
             return decided
         lost = committed or self._is_unasked or self._refused or self._problems or (self.outlives_run and in_memory)
         return self._nothing(offers, len(nodes), committed) if lost else start_fresh(nodes)
+
+    def _from_equals(self, nodes: Mapping[int, int], began: Mapping[int, int]) -> Decision | None:
+        """The decision that all offers lead to, from few of them: where all ranks hold the same, and some of them live.
+
+        Of what memory holds, only that of nodes whose ranks need a source can be nearer than a live rank. All that is
+        held elsewhere is looked at by commit: whether it is newer, or shows that ranks differ. None: it takes them all.
+        """
+        live = [offer for offer in self.joined.values() if offer is not None]
+        held = list(self._held.values())
+        if self._refused or not live or any(not isinstance(one, HeldOffers) for one in held):
+            return None
+        commits = [commit for one in held if isinstance(one, HeldOffers) for commit in one.commits]
+        if {"same"} != {one.sharing for one in live} | {commit.sharing for commit in commits}:
+            return None
+        decided = choose_step(live, nodes, began)
+        if decided is None or _differ(live, commits, began):
+            return None
+        newest = max(commit_of(one) for one in live if one.step == decided.step)
+        if any(commit_of(one) > newest for one in (*commits, *(self._stored or ()))):
+            return None
+        lacking = {nodes[rank] for rank, sources in decided.sources.items() if sources[0].kind != "self"}
+        near = [offer for node in lacking for offer in self._held.get(node, ())]
+        return choose_step([*live, *near], nodes, began) if near else decided
 
     def _nothing(self, offers: Collection[Offer], ranks: int, committed: int) -> Fail:
         seen = ", ".join(sorted({_seen(offer) for offer in offers})) or "nothing"
@@ -162,6 +198,19 @@ class RestoreNegotiation:
             f"{'; '.join(self._unreachable)}. It may have a newer checkpoint than the others, which have {instead}.",
             "Start the job again when the tier can be read, or without it in checkpoint.tiers to go on from the rest.",
         )
+
+
+def _differ(live: Collection[Offer], commits: Collection[HeldCommit], began: Mapping[int, int]) -> bool:
+    """Whether states that should be the same were ever seen to differ."""
+    digests: dict[str, set[str]] = {}
+    contents: dict[str, set[str]] = {}
+    for offer in live:
+        digests.setdefault(offer.save_id, set()).add(offer.own_digest)
+    for commit in commits:
+        if not is_given_up(commit, began):
+            digests.setdefault(commit.save_id, set()).update(commit.own_digests)
+            contents.setdefault(commit.save_id, set()).update(content for content in commit.contents if content)
+    return any(len(seen) > 1 for each in (digests, contents) for seen in each.values())
 
 
 def _seen(offer: Offer) -> str:

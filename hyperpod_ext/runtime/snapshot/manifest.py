@@ -7,6 +7,7 @@ format itself is newer. Never unpickled, never trusted before its signature and 
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import hmac
 import json
@@ -31,6 +32,7 @@ def save_id_of(generation: int, step: int) -> str:
     return f"g{generation}-s{step}"
 
 
+@functools.lru_cache(maxsize=4096)
 def generation_of(save_id: str) -> int:
     """The generation in a save id."""
     return int(save_id.removeprefix("g").partition("-")[0])

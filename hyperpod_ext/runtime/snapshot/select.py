@@ -6,9 +6,10 @@ pick two different steps, and train on without an error.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from hyperpod_ext.runtime.snapshot.manifest import generation_of
 from hyperpod_ext.runtime.snapshot.sharing import Sharing
@@ -133,12 +134,12 @@ def choose_step(
         nodes: node of each rank of the new generation.
         began: step at which each generation began: what an earlier one did after it was given up.
     """
-    alive = [offer for offer in offers if not _given_up(offer, began or {})]
+    alive = [offer for offer in offers if not is_given_up(offer, began or {})]
     differing = _differing(alive)
     # parts of one state must be of one commit: two of the same step may come from two generations
     commits: dict[tuple[int, int, str], list[Offer]] = {}
     for offer in alive:
-        commits.setdefault((offer.step, generation_of(offer.save_id), offer.save_id), []).append(offer)
+        commits.setdefault(commit_of(offer), []).append(offer)
     for key in sorted(commits, reverse=True):
         usable = commits[key]
         world_sizes = {offer.world_size or len(nodes) for offer in usable}
@@ -170,7 +171,23 @@ def _sources(
     return sources
 
 
-def _given_up(offer: Offer, began: Mapping[int, int]) -> bool:
+class OfCommit(Protocol):
+    """Anything that is of one commit."""
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def save_id(self) -> str: ...
+
+
+def commit_of(one: OfCommit) -> tuple[int, int, str]:
+    """Commits in the order in which they are preferred, the best one last."""
+    return one.step, generation_of(one.save_id), one.save_id
+
+
+def is_given_up(offer: OfCommit, began: Mapping[int, int]) -> bool:
+    """Whether it was made after a later generation had gone on from less."""
     generation = generation_of(offer.save_id)
     return any(later > generation and step < offer.step for later, step in began.items())
 
@@ -207,6 +224,33 @@ def start_fresh(nodes: Mapping[int, int]) -> Decision:
     return Decision(0, {rank: (Source("fresh", rank),) for rank in nodes})
 
 
+class _Equals:
+    """Offers of ranks that hold the same, any of which will do for each of them."""
+
+    _FEW = 64
+
+    def __init__(self, offers: Sequence[Offer]) -> None:
+        self._offers = offers
+        self._by_node: dict[int, list[Offer]] = {}
+        self._by_rank: dict[int, list[Offer]] = {}
+        self._by_tier: dict[OfferTier, list[Offer]] = {}
+        if len(offers) > self._FEW:
+            for offer in sorted(offers, key=lambda offer: offer.rank):
+                self._by_node.setdefault(offer.node, []).append(offer)
+                self._by_rank.setdefault(offer.rank, []).append(offer)
+                self._by_tier.setdefault(offer.tier, []).append(offer)
+
+    def near(self, rank: int, wanted: int, node: int) -> Sequence[Offer]:
+        """Those of them that can be the nearest to `rank`: of its node, of the rank itself, or next by number."""
+        if len(self._offers) <= self._FEW:
+            return self._offers
+        near = [*self._by_node.get(node, ()), *self._by_rank.get(wanted, ())]
+        for offers in self._by_tier.values():
+            first = bisect_left(offers, rank, key=lambda offer: offer.rank)
+            near += [*offers[first : first + _AT_ONCE], *offers[: max(0, first + _AT_ONCE - len(offers))]]
+        return near
+
+
 class _Commit:
     """What is held of one commit, by the rank that it serves."""
 
@@ -224,10 +268,12 @@ class _Commit:
             if holders not in differing and _interchangeable(theirs) and (holders is not None or len(together) == 1)
         }
         """Offers of ranks whose state serves all that hold the same."""
-        self._others: dict[int, list[Offer]] = {}
+        self._equals = {holders: _Equals(theirs) for holders, theirs in self.serving.items()}
+        of_rank: dict[int, list[Offer]] = {}
         for holders, theirs in self.serving.items():
             for rank in holders or ():
-                self._others.setdefault(rank, []).extend(theirs)
+                of_rank.setdefault(rank, []).extend(theirs)
+        self._equals_of = {rank: _Equals(theirs) for rank, theirs in of_rank.items()}
 
     def nearest(self, rank: int, wanted: int, node: int, resized: bool) -> list[Source]:
         """Where `rank` can get the state of rank `wanted`, the cheapest place first.
@@ -235,11 +281,13 @@ class _Commit:
         In order: itself, memory of its node, a live peer, memory of another node, a shared directory, S3. Its own
         state comes before another's that is equal, and load spreads by rank among equals.
         """
+        if wanted == rank and not resized:
+            for offer in self._own.get(rank, ()):
+                if offer.tier == "live":  # it has what it needs
+                    return [Source("self", rank, offer.save_id)]
         own = [*self._own.get(wanted, ()), *self._everybody]
-        if wanted == rank and not resized and any(offer.tier == "live" for offer in own):
-            others: list[Offer] = []  # it has what it needs
-        else:
-            others = self.serving.get(None) or self._others.get(wanted, [])
+        equals = self._equals.get(None) or self._equals_of.get(wanted)
+        others = equals.near(rank, wanted, node) if equals is not None else ()
         found: dict[Source, tuple[int, bool, bool, int]] = {}
         for offer in (*own, *others):
             if offer.tier == "live" and resized:

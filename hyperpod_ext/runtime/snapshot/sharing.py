@@ -10,6 +10,7 @@ Said in one word, with the ranks it holds for where that is not all of them:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ class Sharing(NamedTuple):
     """Ranks that hold this part; None: all of them (`same`, `alike`), or just one (`shard`)."""
 
     @classmethod
+    @functools.lru_cache(maxsize=4096)
     def of(cls, text: str) -> Sharing:
         """Read the word.
 

@@ -12,6 +12,7 @@ from typing import Any
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.declared import Declared, encode, with_version
+from hyperpod_ext.runtime.ipc.gathered import node_join
 
 _KIND = re.compile(rb'"type":"(\w+)"')
 _HEAD_BYTES = 4096
@@ -105,8 +106,9 @@ class Agent:
                 self.generation = order["generation"]
                 self._join(live=True)
             case "begin":
-                for rank in self.ranks:
-                    self.say(c.Restored(generation=self.generation, rank=rank, attempt=1, error=""))
+                if self.ranks:
+                    ranks = tuple(self.ranks)
+                    self.say(c.Restored(generation=self.generation, rank=ranks[0], attempt=1, error="", ranks=ranks))
             case "go":
                 self.went[self.generation] = True
                 self._cluster.has_gone_on(self.generation)
@@ -119,13 +121,12 @@ class Agent:
         self.say(c.Acknowledged(number=self._number))
 
     def _join(self, *, live: bool) -> None:
+        if not self.ranks:
+            return
         held = self._held() if live else ()
-        for rank in self.ranks:
-            state = c.LiveState(step=STEP, save_id=f"g1-s{STEP}", own_digest="0" * 32, sharing="same")
-            has = state if live else None
-            self.say(
-                c.Join(generation=self.generation, rank=rank, pid=2000 + rank, live=has, store_port=50000, held=held)
-            )
+        has = c.LiveState(step=STEP, save_id=f"g1-s{STEP}", own_digest="0" * 32, sharing="same") if live else None
+        joins = {rank: c.Join(rank=rank, pid=2000 + rank, live=has, store_port=50000) for rank in self.ranks}
+        self.say(node_join(joins, held, self.generation))
 
     def _held(self) -> tuple[c.HeldSnapshot, ...]:
         """Two steps of each rank here, and a replica of another node's for each."""

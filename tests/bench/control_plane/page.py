@@ -154,6 +154,20 @@ def _line(row: Mapping[str, Any]) -> str:
     return "".join(cells)
 
 
+def make_kinds(document: Mapping[str, Any], what: str) -> str:
+    """A table of what goes over the wire in a fault (`fault_by_kind`) or a start, by kind and number of nodes."""
+    rows = document["rows"]
+    kinds = sorted({kind for row in rows for kind in row[what]}, key=lambda kind: -rows[-1][what].get(kind, [0, 0])[1])
+    lines = [
+        "| message | " + " | ".join(f"{row['nodes']} nodes" for row in rows) + " |",
+        "| --- |" + " ---: |" * len(rows),
+    ]
+    for kind in kinds:
+        found = [row[what].get(kind, [0, 0]) for row in rows]
+        lines.append(f"| `{kind}` | " + " | ".join(f"{count:,}, {nbytes:,} B" for count, nbytes in found) + " |")
+    return "\n".join(lines)
+
+
 def make_page(document: Mapping[str, Any]) -> str:
     """control-plane.md."""
     machine = document["machine"]
@@ -165,6 +179,17 @@ def make_page(document: Mapping[str, Any]) -> str:
 ```
 {make_table(document)}
 ```
+
+## What each message costs
+
+Messages and bytes when a node is lost; [protocol.md](../protocol.md) says what each of them is.
+`tests/bench/control_plane/test_counted.py` holds that they grow with N log N at most.
+
+{make_kinds(document, "fault_by_kind")}
+
+And when the job starts:
+
+{make_kinds(document, "start_by_kind")}
 
 ## What is measured
 

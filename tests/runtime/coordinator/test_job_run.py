@@ -6,7 +6,7 @@ import asyncio
 
 from hyperpod_ext.runtime.coordinator.actions import Timers
 from hyperpod_ext.runtime.coordinator.job_run import Formation, Ranks
-from hyperpod_ext.runtime.coordinator.members import Agent, Members
+from hyperpod_ext.runtime.coordinator.members import MOST_UNREAD_BYTES, Agent, Members
 
 
 def test_a_step_is_committed_by_all_once_every_rank_has_said_so() -> None:
@@ -60,3 +60,28 @@ def test_a_timer_that_is_set_again_replaces_the_one_before() -> None:
         return called
 
     assert asyncio.run(run()) == ["second"]
+
+
+class Unread:
+    """A connection whose other end does not read."""
+
+    def __init__(self) -> None:
+        self.transport, self.unread, self.cut = self, 0, False
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def write(self, frame: bytes) -> None:
+        self.unread += len(frame)
+
+    def abort(self) -> None:
+        self.cut = True
+
+
+def test_the_connection_of_an_agent_that_does_not_read_is_cut() -> None:
+    line, frame = Unread(), bytes(MOST_UNREAD_BYTES // 2)
+    agent = Agent(line, 0.0)  # type: ignore[arg-type]
+    for _ in range(9):
+        agent.send(frame)
+    assert line.cut
+    assert line.unread <= 2 * MOST_UNREAD_BYTES

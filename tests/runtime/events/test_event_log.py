@@ -89,3 +89,16 @@ def test_a_damaged_line_is_named_and_the_job_ends_as_it_has(tmp_path: Path, caps
     assert report["state"] == "cancelled"
     assert place in report["error"]["message"]
     assert place in capsys.readouterr().err
+
+
+def test_events_that_are_written_together_are_in_the_file_when_it_is_read(tmp_path: Path) -> None:
+    log = EventLog(tmp_path, fresh=True)
+    with log.together():
+        log.write(**entry(1.0, "go"))
+        log.write(**entry(2.0, "go"))
+        assert len(log.read()) == 2
+        log.write(**entry(3.0, "go"))
+    log.write(**entry(4.0, "go"))
+    log.close()
+    lines = (tmp_path / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["t"] for line in lines[1:]] == [1.0, 2.0, 3.0, 4.0]

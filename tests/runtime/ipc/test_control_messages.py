@@ -74,6 +74,12 @@ def test_ten_thousand_random_and_damaged_messages_are_read_or_refused() -> None:
 class Nowhere:
     """A connection that takes everything."""
 
+    def __init__(self) -> None:
+        self.transport = self
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def write(self, frame: bytes) -> None:
         wire.decode(frame[4:])
 

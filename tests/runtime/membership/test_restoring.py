@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hyperpod_ext.runtime.ipc.control_messages import HeldCommit
+from hyperpod_ext.runtime.ipc.gathered import HeldOffers
 from hyperpod_ext.runtime.membership.actions import AskDurable, Fail
 from hyperpod_ext.runtime.membership.restoring import RestoreNegotiation
 from hyperpod_ext.runtime.snapshot.select import Decision, Offer
@@ -71,3 +76,48 @@ def test_all_have_restored_once_each_has_said_so_of_the_last_attempt() -> None:
     negotiation.refuse({1: "damaged"}, NODES)
     negotiation.decide(NODES, {}, 5)
     assert [negotiation.all_restored(rank) for rank in (1, 1, 0)] == [False, False, True]
+
+
+@given(
+    st.lists(st.sampled_from([5, 5, 5, 4, None]), min_size=6, max_size=6),
+    st.lists(
+        st.tuples(
+            st.integers(0, 2),
+            st.sampled_from([3, 4, 5, 6]),
+            st.integers(0, 5),
+            st.sampled_from(["c", "c", "other"]),
+            st.sampled_from(["same"] * 19 + ["alike"]),
+        ),
+        max_size=8,
+    ),
+    st.dictionaries(st.integers(1, 3), st.integers(2, 5), max_size=2),
+)
+def test_a_decision_from_few_offers_is_the_one_from_all(
+    lives: list[int | None], held: list[tuple[int, int, int, str, str]], began: dict[int, int]
+) -> None:
+    nodes = {rank: rank // 2 for rank in range(6)}
+    short, long = RestoreNegotiation(), RestoreNegotiation()
+    for rank, step in enumerate(lives):
+        offer = None if step is None else Offer("live", step, rank, nodes[rank], f"g1-s{step}", "d", "same")
+        short.join(rank, offer)
+        long.join(rank, offer)
+    for node in range(3):
+        commits = [
+            HeldCommit(
+                step=step,
+                generation=1,
+                save_id=f"g1-s{step}",
+                world_size=6,
+                sharing=sharing,
+                replica=False,
+                ranks=(rank,),
+                own_digests=("d",),
+                contents=(content,),
+            )
+            for at, step, rank, content, sharing in held
+            if at == node
+        ]
+        short.hold(node, HeldOffers(commits, node))
+        long.hold(node, list(HeldOffers(commits, node)))
+    few, every = (one.decide(nodes, began, 1) for one in (short, long))
+    assert few == every

@@ -40,7 +40,7 @@ MUTANTS: list[Mutant] = [
     CHOOSE.mutant(
         "choose_step.mixes_commits",
         "What ranks restore together is of one commit: the same step of another generation is another history.",
-        "commits.setdefault((offer.step, generation_of(offer.save_id), offer.save_id), [])",
+        "commits.setdefault(commit_of(offer), [])",
         'commits.setdefault((offer.step, 0, ""), [])',
     ),
     CHOOSE.mutant(

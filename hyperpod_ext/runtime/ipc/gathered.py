@@ -1,0 +1,117 @@
+"""What several ranks of a node say alike, in one message: joins, and what the node's memory holds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from hyperpod_ext.runtime.ipc import control_messages as c
+from hyperpod_ext.runtime.ipc.messages import WireError
+from hyperpod_ext.runtime.snapshot.select import Offer
+
+T = TypeVar("T")
+
+
+def node_join(joins: Mapping[int, c.Join], held: Collection[c.HeldSnapshot], generation: int) -> c.NodeJoin:
+    """One message of the joins of these ranks."""
+    ranks = tuple(sorted(joins))
+    return c.NodeJoin(
+        generation=generation,
+        ranks=ranks,
+        pids=tuple(joins[rank].pid for rank in ranks),
+        store_ports=tuple(joins[rank].store_port for rank in ranks),
+        lives=_once([joins[rank].live for rank in ranks]),
+        held=held_commits(held),
+    )
+
+
+class RankJoin(NamedTuple):
+    """One of several joins: of a `Join`, what differs from rank to rank."""
+
+    rank: int
+    pid: int
+    store_port: int
+    live: c.LiveState | None
+
+
+def joins_of(report: c.NodeJoin) -> Iterator[RankJoin]:
+    """The joins that were gathered.
+
+    Raises:
+        WireError: not every rank has all that it must.
+    """
+    count = len(report.ranks)
+    if count == 0 or {len(report.pids), len(report.store_ports)} != {count}:
+        raise WireError("node_join: not every rank has a process and a port")
+    lives = _each(report.lives, count)
+    yield from map(RankJoin, report.ranks, report.pids, report.store_ports, lives)
+
+
+def held_commits(held: Collection[c.HeldSnapshot]) -> tuple[c.HeldCommit, ...]:
+    """Snapshots by commit: what those of one commit have in common is said once."""
+    together: dict[tuple[Any, ...], list[c.HeldSnapshot]] = {}
+    for one in held:
+        key = one.step, one.generation, one.save_id, one.world_size, one.sharing, one.replica
+        together.setdefault(key, []).append(one)
+    return tuple(
+        c.HeldCommit(
+            step=step,
+            generation=generation,
+            save_id=save_id,
+            world_size=world_size,
+            sharing=sharing,
+            replica=replica,
+            ranks=tuple(one.rank for one in several),
+            own_digests=_once([one.own_digest for one in several]),
+            contents=_once([one.content for one in several]),
+        )
+        for (step, generation, save_id, world_size, sharing, replica), several in together.items()
+    )
+
+
+class HeldOffers(Collection[Offer]):
+    """What the memory of `node` offers; offers are made of it when somebody goes through them."""
+
+    def __init__(self, commits: Sequence[c.HeldCommit], node: int) -> None:
+        self.commits, self._node = commits, node
+        for commit in commits:
+            _each(commit.own_digests, len(commit.ranks))
+            _each(commit.contents, len(commit.ranks))
+
+    def __len__(self) -> int:
+        return sum(len(commit.ranks) for commit in self.commits)
+
+    def __contains__(self, offer: object) -> bool:
+        return any(offer == one for one in self)
+
+    def __iter__(self) -> Iterator[Offer]:
+        for commit in self.commits:
+            digests, contents = (_each(values, len(commit.ranks)) for values in (commit.own_digests, commit.contents))
+            for rank, digest, content in zip(commit.ranks, digests, contents, strict=True):
+                yield Offer(
+                    "memory",
+                    commit.step,
+                    rank,
+                    self._node,
+                    commit.save_id,
+                    digest,
+                    commit.sharing,
+                    content,
+                    commit.world_size,
+                )
+
+
+def _once(values: Sequence[T]) -> tuple[T, ...]:
+    """The values, or the first of them where all are the same."""
+    return tuple(values[:1]) if all(value == values[0] for value in values) else tuple(values)
+
+
+def _each(values: Sequence[T], count: int) -> Sequence[T]:
+    """One for each of `count`, of values that may be said once for all.
+
+    Raises:
+        WireError: there are neither as many nor one.
+    """
+    if len(values) not in (1, count) or not count:
+        raise WireError(f"{len(values)} values are said of {count} ranks")
+    return values if len(values) == count else [values[0]] * count

@@ -1,0 +1,36 @@
+"""What a lost node and a start cost in messages and bytes, counted: no more than N log N of the number of nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from math import log2
+from typing import Any
+
+import pytest
+from control_plane_bench import measure
+
+SIZES = (16, 64, 256)
+WORKERS = 8
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, Any]]:
+    return [asyncio.run(measure(nodes, WORKERS, nodes + 1, 120.0)) for nodes in SIZES]
+
+
+@pytest.mark.parametrize("what", ["fault_bytes", "fault_messages", "start_bytes", "start_messages"])
+def test_costs_grow_with_n_log_n_at_most(rows: list[dict[str, Any]], what: str) -> None:
+    each = [row[what] / (row["nodes"] * log2(row["nodes"])) for row in rows]
+    assert each == sorted(each, reverse=True), f"{what} by N log N of {SIZES} nodes"
+
+
+def test_a_node_hears_and_says_a_few_short_messages_when_another_is_lost(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        assert row["fault_messages"] <= 11 * row["nodes"]
+        assert row["fault_bytes"] <= 6000 * row["nodes"]
+        for kind in ("abort", "begin", "go", "node_join", "restored"):
+            assert row["fault_by_kind"][kind][0] <= row["nodes"], kind
+        changes = row["fault_by_kind"]["job_state_change"]
+        assert changes[0] <= 3 * 17, "only those who may coordinate hear what changes of the job state"
+        assert "job_state" not in row["fault_by_kind"]
+        assert row["start_by_kind"]["job_state"][0] <= 17

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from hyperpod_ext.runtime.agent.gathering import Gathering
+from hyperpod_ext.runtime.ipc import control_messages as c
+from hyperpod_ext.runtime.ipc.declared import encode
+from hyperpod_ext.runtime.ipc.gathered import HeldOffers, joins_of, node_join
+from hyperpod_ext.runtime.ipc.messages import WireError
+from hyperpod_ext.runtime.snapshot.select import Offer
+
+
+def live(step: int) -> c.LiveState:
+    return c.LiveState(step=step, save_id=f"g1-s{step}", own_digest="d", sharing="same")
+
+
+def held(rank: int, step: int, content: str = "c", **more: Any) -> c.HeldSnapshot:
+    known = {"generation": 1, "save_id": f"g1-s{step}", "world_size": 4, "own_digest": "d", "sharing": "same"}
+    return c.HeldSnapshot(rank=rank, step=step, content=content, **known | more)
+
+
+def join(rank: int, step: int | None = 5) -> c.Join:
+    return c.Join(rank=rank, pid=100 + rank, live=None if step is None else live(step), store_port=rank)
+
+
+@pytest.mark.parametrize("steps", [(5, 5), (5, 4), (5, None)])
+def test_what_is_gathered_is_what_each_has_said(steps: tuple[int | None, int | None]) -> None:
+    joins = {rank: join(rank, step) for rank, step in zip((3, 2), steps, strict=True)}
+    snapshots = [held(2, 5), held(3, 5), held(3, 4), held(0, 4, "x", replica=True), held(1, 5, "y")]
+    gathered = node_join(joins, snapshots, generation=1)
+    again = c.AGENT_REPORTS.decode(encode(gathered))
+    assert isinstance(again, c.NodeJoin)
+    assert {one.rank: (one.live, one.pid, one.store_port) for one in joins_of(again)} == {
+        rank: (one.live, one.pid, one.store_port) for rank, one in joins.items()
+    }
+    offers = HeldOffers(again.held, 7)
+    expected = [Offer.of_memory(encode(one), 7) for one in snapshots]
+    assert sorted(offers, key=repr) == sorted(expected, key=repr)
+    assert len(offers) == len(expected)
+    assert expected[0] in offers
+
+
+def test_what_all_say_alike_is_said_once() -> None:
+    one, many = (node_join({r: join(r) for r in range(n)}, [held(r, 5) for r in range(n)], 1) for n in (1, 8))
+    assert len(many.lives) == len(many.held) == len(many.held[0].contents) == len(one.lives) == 1
+
+
+def test_a_gathering_that_leaves_something_out_is_refused() -> None:
+    whole = node_join({0: join(0), 1: join(1), 2: join(2)}, [], 1)
+    for damage in ({"ranks": ()}, {"pids": (1,)}, {"lives": ()}, {"lives": (None, None)}):
+        with pytest.raises(WireError):
+            list(joins_of(whole.model_copy(update=damage)))
+
+
+def test_joins_are_sent_when_all_have_joined_and_before_anything_that_is_said_after_them() -> None:
+    async def run() -> list[str]:
+        said = list[Any]()
+        gathering = Gathering(said.append, lambda: [0, 1])
+        gathering.join(0, join(0), ())
+        assert said == []
+        gathering.join(1, join(1), ())
+        gathering.join(0, join(0), ())
+        gathering.tell(c.Leave())
+        gathering.restored(0, c.Restored(attempt=1, error=""))
+        gathering.restored(1, c.Restored(attempt=1, error=""))
+        gathering.join(1, join(1), ())
+        gathering.drop()
+        gathering.flush()
+        assert [list(one.ranks) for one in said if not isinstance(one, c.Leave)] == [[0, 1], [0], [0, 1]]
+        gathering.join(1, join(1), ())
+        while len(said) < 5:
+            await asyncio.sleep(0)  # the others do not come
+        return [one.type for one in said]
+
+    said = asyncio.run(asyncio.wait_for(run(), 30))
+    assert said == ["node_join", "node_join", "leave", "restored", "node_join"]
