@@ -130,14 +130,14 @@ def _submit_and_wait(plan: Plan, output: str, timeout: float | None, follow: boo
 def wait_for_end(handle: JobHandle, output: str, timeout: float | None, follow: bool) -> None:
     """Show progress until the job has ended, then its result; a job that failed is an exit code."""
     from hyperpod_ext.errors import JobFailedError
-    from hyperpod_ext.submit.contract.targets import get_target
 
     from ..report.report import describe_result, warn
+    from ..report.runs import read_result
 
     # a CI's or a scheduler's "end now" means the job too, as Ctrl-C does
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = _show_progress(handle, timeout, follow)
-    result = get_target(handle.target).result(handle)
+    result = read_result(handle)
     text = describe_result(result) if "recoveries" in result else f"{handle.name}: {result['state']}"
     print_result(result, output, handle.name if output == "name" else text)
     warn(result)

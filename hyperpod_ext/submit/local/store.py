@@ -5,6 +5,7 @@
         job.json  node.sh           what was submitted
         status.json  result.json    written whole or not at all
         engine.pid  engine.log
+        nodes_ended.jsonl           how each agent ended
         main/  undisturbed/         run folders: events.jsonl, report.json, logs/
 
 Standard library only: the engine starts by importing this.
@@ -19,13 +20,14 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.files import write_atomically
 from hyperpod_ext.submit.contract.home import home
+from hyperpod_ext.submit.local.result import NodeEnd
 
 _KEPT = 10
 _LOCK_TIMEOUT_S = 0.3
@@ -89,6 +91,19 @@ class Submission:
         """Write how it ended: the result first, so that whoever sees the status finds it."""
         write_atomically(self.result_file, json.dumps(result, indent=2) + "\n")
         self.write_status(state=result["state"], error=result["error"], ended_at=now())
+
+    def node_ended(self, end: NodeEnd) -> None:
+        """Keep how a node's agent has ended, whatever becomes of us."""
+        with (self.folder / "nodes_ended.jsonl").open("a") as file:
+            file.write(json.dumps(asdict(end)) + "\n")
+
+    def node_ends(self) -> list[NodeEnd]:
+        """All ends of agents so far, oldest first."""
+        try:
+            lines = (self.folder / "nodes_ended.jsonl").read_text().splitlines(keepends=True)
+        except FileNotFoundError:
+            return []
+        return [NodeEnd(**json.loads(line)) for line in lines if line.endswith("\n")]
 
     def has_ended(self) -> bool:
         """Whether its end was written."""
