@@ -247,10 +247,10 @@ class Membership:
         for node in nodes:
             self.states.set_state(node, NodeState.SPARE)
 
-    def node_came(self, node: int) -> list[Action]:
+    def node_came(self, node: int, at: float = 0.0) -> list[Action]:
         """A node is there that has no rank: it takes those that have none, or waits as a spare."""
         gone = self.states[node] in (NodeState.ABSENT, NodeState.RELEASED)
-        lost = [] if gone else self.node_lost(node, "its agent has begun anew")
+        lost = [] if gone else self.node_lost(node, "its agent has begun anew", at)
         if self.phase is JobPhase.ENDED:
             return lost
         waiting = {self.nodes[rank] for rank in self.unassigned}
@@ -270,8 +270,8 @@ class Membership:
             rescaling.wanted = max(self.size, size or 0)
         return self.reconcile()
 
-    def node_lost(self, node: int, cause: str) -> list[Action]:
-        """All processes of `node` are gone, or nobody can tell any more what they do."""
+    def node_lost(self, node: int, cause: str, at: float = 0.0) -> list[Action]:
+        """All processes of `node` are gone, or nobody can tell any more what they do. `at`: see `Fault`."""
         ranks, others_wait = self.ranks_on(node), bool(self.unassigned)
         was = self.states.lose(node)
         self.restoring.forget_node(node)
@@ -282,7 +282,7 @@ class Membership:
         if not ranks:
             return self._begin_if_complete()
         actions = self.rescaling.drop(self.states)
-        fault = Fault(ranks[0], cause, self.committed + 1, died=True, kind="lost", node=node, node_lost=True)
+        fault = Fault(ranks[0], cause, self.committed + 1, died=True, kind="lost", node=node, node_lost=True, at=at)
         met = self._escalate(fault)
         if isinstance(met, Fail):
             return [*actions, self._end(met)]
