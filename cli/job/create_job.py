@@ -79,6 +79,8 @@ def command(
         rehearse(plan)
         print_result(checked, output, f"{plan.name}: {target} would accept it; nothing was submitted")
         return
+    if target == "local":
+        _say_what_goes(plan.name)
     if wait or follow:
         _submit_and_wait(plan, output, timeout, follow)
         return
@@ -88,6 +90,14 @@ def command(
     print_result(result, output, handle.name if output == "name" else str(handle))
     known_as = handle.name if handle.target == "local" else f"'{handle}'"
     say(f"next: hp-ext status {known_as}, hp-ext logs {known_as} --follow, hp-ext cancel {known_as}")
+
+
+def _say_what_goes(name: str) -> None:
+    """Old runs on this machine are removed when a name is used again; nobody should miss one without a word."""
+    from hyperpod_ext.submit.local.store import KEPT, removed_by_next
+
+    for old in removed_by_next(name):
+        say(f"note: the old run in {old} is removed; the newest {KEPT} of a name are kept")
 
 
 def _faults(kills: tuple[str, ...]) -> list[Override]:

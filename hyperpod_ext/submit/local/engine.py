@@ -60,7 +60,7 @@ def _keep(submission: Submission) -> None:
     finally:
         kill_descendants(supervisor)
         shutil.rmtree(scratch, ignore_errors=True)
-    if not submission.has_ended():
+    if not submission.is_removed() and not submission.has_ended():
         message = f"the job's engine died: {describe_exit(status)}"
         log, ends = str(submission.engine_log), submission.node_ends()
         submission.end(lost_result(submission.name, submission.handle, message, log, ends))
@@ -101,7 +101,8 @@ def _run_job(submission: Submission, scratch: Path, cancellation: Cancellation) 
     finally:
         kill_descendants(os.getpid())
         shutil.rmtree(scratch, ignore_errors=True)
-    submission.end(make_result(submission.name, submission.handle, main, undisturbed))
+    if not submission.is_removed():
+        submission.end(make_result(submission.name, submission.handle, main, undisturbed))
 
 
 def _run_once(
@@ -125,7 +126,9 @@ def _run_once(
     nodes = [node(number) for number in range(job["nodes"] + job["spares"])]
     seen_before = len(submission.node_ends())
     wanted = Wanted(run_dir / WANTED, run_dir / "report.json", node) if job.get("elastic") else None
-    exit_codes = run_nodes(nodes, cancellation, _grace_period(job), wanted, submission.node_ended)
+    exit_codes = run_nodes(
+        nodes, cancellation, _grace_period(job), wanted, submission.node_ended, submission.is_removed
+    )
     kill_descendants(os.getpid())
     failed = next((node for node, code in zip(nodes, exit_codes, strict=True) if code != 0), nodes[0])
     reports = {node: _read_json(run_dir / f"report.node{node}.json") for node in range(len(nodes))}

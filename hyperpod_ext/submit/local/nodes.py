@@ -22,6 +22,8 @@ from hyperpod_ext.submit.local.result import NodeEnd
 Action = Literal["wait", "terminate", "kill"]
 WANTED = "nodes_wanted.json"
 """As `config.resize` has it, which takes too long to import here."""
+_ABANDONED_S = 1.0
+"""How often it is looked whether a job is abandoned."""
 _LOOK_S = 0.1
 """How often it is looked which nodes a job wants."""
 
@@ -126,10 +128,11 @@ def run_nodes(
     grace_period: GracePeriod | None = None,
     wanted: Wanted | None = None,
     seen: Callable[[NodeEnd], None] = lambda end: None,
+    abandoned: Callable[[], bool] = lambda: False,
 ) -> list[int]:
     """Run all nodes to their end; returns their exit codes, negative for a signal, of the last time each was run.
 
-    `seen` is told of each end before anything is done about it.
+    `seen` is told of each end before anything is done about it. All are ended once the job is `abandoned`.
     """
     grace_period = grace_period or GracePeriod()
     needed = len(nodes) if grace_period.needed is None else grace_period.needed
@@ -152,11 +155,14 @@ def run_nodes(
     restarts, ended_well, news = grace_period.restarts, 0, False
     while running:
         now = time.monotonic()
+        cancellation.requested |= abandoned()
         # those that were started again wait for a coordinator, which then is none of these
         may_wait = any(index not in restarted for index, _ in running.values())
         waits_s = grace_period.node_wait_s if failed_at is not None and may_wait else 0.0
         since = None if failed_at is None else failed_at + waits_s
         action, wait_s = next_action(now, since, asked_at, cancellation.requested, grace_period)
+        if action == "wait":
+            wait_s = min(_ABANDONED_S, _ABANDONED_S if wait_s is None else wait_s)
         if wanted is not None and action == "wait":
             wait_s = min(_LOOK_S, _LOOK_S if wait_s is None else wait_s)
             news |= wanted.look()

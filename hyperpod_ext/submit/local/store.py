@@ -29,7 +29,8 @@ from hyperpod_ext.files import write_atomically
 from hyperpod_ext.submit.contract.home import home
 from hyperpod_ext.submit.local.result import NodeEnd
 
-_KEPT = 10
+KEPT = 10
+"""Runs of a name whose folders are kept."""
 _LOCK_TIMEOUT_S = 0.3
 """Whoever looks whether a lock is held takes it for a moment; a submission waits that out."""
 
@@ -94,6 +95,8 @@ class Submission:
 
     def node_ended(self, end: NodeEnd) -> None:
         """Keep how a node's agent has ended, whatever becomes of us."""
+        if self.is_removed():
+            return
         with (self.folder / "nodes_ended.jsonl").open("a") as file:
             file.write(json.dumps(asdict(end)) + "\n")
 
@@ -104,6 +107,10 @@ class Submission:
         except FileNotFoundError:
             return []
         return [NodeEnd(**json.loads(line)) for line in lines if line.endswith("\n")]
+
+    def is_removed(self) -> bool:
+        """Whether somebody has removed its folder: nobody can ask for the job any more."""
+        return not self.status_file.exists()
 
     def has_ended(self) -> bool:
         """Whether its end was written."""
@@ -155,9 +162,19 @@ def create(name: str) -> Submission:
         draft.status_file, json.dumps({"name": name, "state": "starting", "submitted_at": now(), "error": None})
     )
     draft.folder.rename(submission.folder)  # whoever lists submissions sees it with its status
-    for old in before[: max(len(before) + 1 - _KEPT, 0)]:
+    for old in _beyond_kept(before):
         shutil.rmtree(old)
     return submission
+
+
+def removed_by_next(name: str) -> list[Path]:
+    """Folders of old runs that the next submission under `name` removes."""
+    return _beyond_kept(_numbered(home() / name))
+
+
+def _beyond_kept(before: list[Path]) -> list[Path]:
+    """Of the runs before a new one, oldest first: those that go."""
+    return before[: max(len(before) + 1 - KEPT, 0)]
 
 
 def _numbered(folder: Path) -> list[Path]:
