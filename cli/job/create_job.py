@@ -153,7 +153,7 @@ def wait_for_end(handle: JobHandle, output: str, timeout: float | None, follow: 
     warn(result)
     if result["state"] != "succeeded":
         _exit_as_failed(result, folder)
-    if result.get("steps") == 0:
+    if result.get("steps") == 0 and not result.get("resumed_step"):
         say("warning: no step was made; does the script call its @resilient function, and that run.steps()?")
     if False in (result.get("loss_equal"), result.get("weights_equal")):
         say("error: the job differs from its undisturbed run, so its steps do not repeat exactly")

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
+from hyperpod_ext.config.resize import has_already
 from hyperpod_ext.runtime.membership.actions import (
     Abort,
     Action,
@@ -344,7 +345,7 @@ class Membership:
         if not why and self.phase is JobPhase.ENDED:
             why = "the job is over"
         if not why and nodes == self.size == rescaling.wanted and rescaling.change is None:
-            why = f"the job has {nodes} nodes already"
+            why = has_already(nodes)
         if why:
             return [Log("resize_refused", {"order": order, "nodes": nodes, "why": why})]
         dropped = rescaling.drop(self.states)

@@ -20,6 +20,7 @@ EMPTY_REPORT: JobReport = {
     "world_size": 0,
     "generations": 0,
     "steps": 0,
+    "resumed_step": 0,
     "steps_lost": 0,
     "goodput": 0.0,
     "seconds": {},
