@@ -91,8 +91,9 @@ Example:
   hp-ext create-job -f my-job/job.yaml --target local --wait
 
 \b
-Exit codes: 0 done, 2 wrong usage, 3 invalid spec, 4 unreachable, 5 name or port in use,
-6 not found, 7 job failed, 8 waited too long, 130 interrupted.""",
+Exit codes: 0 done, 1 another error, 2 wrong usage, 3 invalid spec, 4 unreachable,
+5 name or port in use, 6 not found, 7 job failed, 8 waited too long, 130 interrupted;
+of diffs 10 and 11, as their --help says.""",
 )
 @click.version_option(package_name="hyperpod-ext", prog_name="hp-ext")
 def hp_ext() -> None:

@@ -79,6 +79,8 @@ def command(
         rehearse(plan)
         print_result(checked, output, f"{plan.name}: {target} would accept it; nothing was submitted")
         return
+    if target == "local":
+        _say_what_goes(plan.name)
     if wait or follow:
         _submit_and_wait(plan, output, timeout, follow)
         return
@@ -88,6 +90,14 @@ def command(
     print_result(result, output, handle.name if output == "name" else str(handle))
     known_as = handle.name if handle.target == "local" else f"'{handle}'"
     say(f"next: hp-ext status {known_as}, hp-ext logs {known_as} --follow, hp-ext cancel {known_as}")
+
+
+def _say_what_goes(name: str) -> None:
+    """Old runs on this machine are removed when a name is used again; nobody should miss one without a word."""
+    from hyperpod_ext.submit.local.store import KEPT, removed_by_next
+
+    for old in removed_by_next(name):
+        say(f"note: the old run in {old} is removed; the newest {KEPT} of a name are kept")
 
 
 def _faults(kills: tuple[str, ...]) -> list[Override]:
@@ -130,20 +140,20 @@ def _submit_and_wait(plan: Plan, output: str, timeout: float | None, follow: boo
 def wait_for_end(handle: JobHandle, output: str, timeout: float | None, follow: bool) -> None:
     """Show progress until the job has ended, then its result; a job that failed is an exit code."""
     from hyperpod_ext.errors import JobFailedError
-    from hyperpod_ext.submit.contract.targets import get_target
 
     from ..report.report import describe_result, warn
+    from ..report.runs import read_result
 
     # a CI's or a scheduler's "end now" means the job too, as Ctrl-C does
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = _show_progress(handle, timeout, follow)
-    result = get_target(handle.target).result(handle)
+    result = read_result(handle)
     text = describe_result(result) if "recoveries" in result else f"{handle.name}: {result['state']}"
     print_result(result, output, handle.name if output == "name" else text)
     warn(result)
     if result["state"] != "succeeded":
         _exit_as_failed(result, folder)
-    if result.get("steps") == 0:
+    if result.get("steps") == 0 and not result.get("resumed_step"):
         say("warning: no step was made; does the script call its @resilient function, and that run.steps()?")
     if False in (result.get("loss_equal"), result.get("weights_equal")):
         say("error: the job differs from its undisturbed run, so its steps do not repeat exactly")

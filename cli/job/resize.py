@@ -43,6 +43,8 @@ def command(job: str, target: str, nodes: int, wait: bool, timeout: float | None
 
 
 def _sentence(name: str, done: Mapping[str, Any]) -> str:
+    if done["of"] == done["nodes"]:
+        return f"{name}: has {done['nodes']} nodes already"
     parts = [f"{name}: {done['of']} -> {done['nodes']} nodes"]
     if "step" in done:
         parts[0] += f" after step {done['step']}, {done['pause_s']:.2f} s without a step"

@@ -80,7 +80,14 @@ def saving(advice: Mapping[str, Any]) -> str:
 
 def describe_result(result: Mapping[str, Any]) -> str:
     """What happened when, what it cost, and whether it made a difference."""
-    parts = [f"{result['name']}: {result['state']}, {result['steps']} steps on {result['world_size']} ranks"]
+    earlier, made = result.get("resumed_step", 0), f"{result['steps']} steps"
+    if earlier:
+        made = (
+            f"steps {earlier + 1} to {result['steps']}"
+            if result["steps"]
+            else f"no step after the {earlier} it had made"
+        )
+    parts = [f"{result['name']}: {result['state']}, {made} on {result['world_size']} ranks"]
     parts += [_recovery(recovery) for recovery in result["recoveries"]]
     if resizes := result.get("resizes"):
         parts.append("\n".join(_resize(resize) for resize in resizes))

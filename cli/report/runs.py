@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hyperpod_ext.errors import ConfigError
+    from hyperpod_ext.submit.contract.handle import JobHandle
 
 _NOT_COMPARED = {"loss_equal": None, "weights_equal": None, "undisturbed": None}
 _REPORTS = ("result.json", "report.json")
@@ -44,10 +45,33 @@ def _read(run: str) -> Mapping[str, Any]:
     if "://" not in run and ("/" in run or run.endswith((".json", ".jsonl"))):
         return _read_file(Path(run))
     from hyperpod_ext.submit.contract.handle import JobHandle
+
+    return read_result(JobHandle.parse(run))
+
+
+def read_result(handle: JobHandle) -> dict[str, Any]:
+    """The result of a job. Where its agents could write no report, as when all were killed, its figures come from its
+    event log.
+
+    Raises:
+        NotFoundError: there is no such job, or it has neither ended nor begun.
+    """
+    from hyperpod_ext.errors import NotFoundError
     from hyperpod_ext.submit.contract.targets import get_target
 
-    handle = JobHandle.parse(run)
-    return get_target(handle.target).result(handle)
+    target = get_target(handle.target)
+    status = target.status(handle)
+    events = Path(status.folder) / "main" / "events.jsonl" if status.folder else None
+    try:
+        result = dict(target.result(handle))
+    except NotFoundError:
+        if events is None or not events.exists():
+            raise
+        return dict(_read_file(events)) | {"name": handle.name, "state": status.state}
+    if result.get("world_size") or events is None or not events.exists():
+        return result
+    own = {key: result[key] for key in ("name", "target", "handle", "state", "error", *_NOT_COMPARED) if key in result}
+    return dict(_read_file(events)) | own
 
 
 def _read_file(path: Path) -> Mapping[str, Any]:

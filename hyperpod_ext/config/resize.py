@@ -32,3 +32,8 @@ def allowed_sizes(elastic: Elastic, nodes: int, workers_per_node: int, batch: in
     global batch are left out."""
     sizes = {*sizes_of(elastic), nodes}
     return tuple(sorted(size for size in sizes if batch is None or batch % (size * workers_per_node) == 0))
+
+
+def has_already(nodes: int) -> str:
+    """Why a resize to the number of nodes that a job has changes nothing: by this word it is no failure."""
+    return f"the job has {nodes} nodes already"

@@ -29,7 +29,12 @@ class RestartPolicy(Config):
     """What happens after a fault, and how often."""
 
     max_restarts: NonNegativeInt = 10
-    """Faults the job recovers from before it gives up. 0: the first fault ends it."""
+    """Faults the job recovers from before it gives up, over its whole life. 0: the first fault ends it."""
+    max_restarts_in_window: PositiveInt | None = None
+    """Faults within `window_s` that the job recovers from before it gives up, beside `max_restarts`: a limit on their
+    rate, which a job of months does not come to by its age. Default: no such limit."""
+    window_s: PositiveFloat = 3600.0
+    """Seconds over which `max_restarts_in_window` counts; older faults are forgotten."""
     leave_timeout_s: PositiveFloat = 30.0
     """Seconds a worker has, after a fault elsewhere, to leave the step it is making. One that hangs longer
     is ended and replaced as if it had died."""

@@ -78,7 +78,7 @@ def _report(error: HyperpodExtError, arguments: argparse.Namespace, run_dir: Pat
     if isinstance(error, ExcludedError):
         report = report_on(run_dir / "events.jsonl", state="failed", error=error.to_json(), world_size=world_size)
         write_report(run_dir, report, report_of(arguments.node_rank))
-    elif arguments.node_rank == 0 and not (run_dir / REPORT).exists():
+    elif arguments.node_rank == 0 and not arguments.rejoin and not (run_dir / REPORT).exists():
         write_report(run_dir, make_report(Events(), state="failed", error=error.to_json(), world_size=world_size))
 
 

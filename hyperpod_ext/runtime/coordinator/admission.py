@@ -63,7 +63,7 @@ class Admission:
             return
         self._events.write("node_joined", node=node, pid=handshake.pid)
         if self._formation.job_has_begun:
-            actions = self._membership.node_came(node)
+            actions = self._membership.node_came(node, time.time())
             self._outbox.share_job_state()
             self._actions.carry_out(actions)
         elif set(range(self._run.config.nodes)) <= self._members.agents.keys():

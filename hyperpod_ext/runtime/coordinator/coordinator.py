@@ -316,7 +316,7 @@ class Coordinator:
     def _go_on_without(self, node: int, cause: str, seen: float) -> None:
         membership = self.membership
         ranks, step = membership.ranks_on(node), membership.committed + 1
-        actions = membership.node_lost(node, cause)
+        actions = membership.node_lost(node, cause, time.time())
         for rank in ranks:
             fault = {"rank": rank, "node": node, "step": step, "cause": f"node {node} is lost: {cause}"}
             level = EscalationLevel.NODE.value

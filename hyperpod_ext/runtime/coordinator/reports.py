@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 
 from hyperpod_ext.runtime.coordinator.actions import Actions
 from hyperpod_ext.runtime.coordinator.job_end import JobEnd
@@ -257,7 +258,7 @@ class Reports:
     def _fault(self, fault: Fault, generation: int, seen: float, phase: str = "") -> None:
         membership = self._membership
         node, before = membership.nodes[fault.rank], len(membership.faults)
-        actions = membership.fault(fault, generation)
+        actions = membership.fault(replace(fault, at=time.time()), generation)
         level = membership.faults[-1].level if len(membership.faults) > before else None
         escalation_level = level.value if level else ""
         fields = {"rank": fault.rank, "node": node, "step": fault.step, "cause": fault.cause, "died": fault.died}

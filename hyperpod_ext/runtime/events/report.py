@@ -40,6 +40,7 @@ def make_report(events: Events, *, state: str, error: Any, world_size: int) -> d
         "world_size": world_size,
         "generations": max((event.generation for event in events.of(Generation)), default=0),
         "steps": max(intervals, default=0),
+        "resumed_step": next((event.step for event in events.of(Go)), 0),
         "steps_lost": sum(recovery["steps_lost"] for recovery in recoveries),
         "goodput": round(seconds["steps"] / seconds["wall"], 4) if seconds["wall"] else 0.0,
         "seconds": {name: round(value, 4) for name, value in seconds.items()},

@@ -50,6 +50,8 @@ class Fault:
     """Where it was."""
     node_lost: bool = False
     """Whether the node is lost with all its ranks."""
+    at: float = 0.0
+    """When it was seen: seconds since the epoch, which all coordinators of a job share well enough."""
     level: EscalationLevel | None = None
     """What it cost."""
     place: str = ""

@@ -26,6 +26,8 @@ class Budgets:
     """Of `RestartPolicy`, which says what each is."""
 
     max_restarts: int
+    max_restarts_in_window: int | None = None
+    window_s: float = 3600.0
     max_in_process: int = 3
     max_on_node: int = 3
     max_node_losses: int = 3
@@ -80,6 +82,14 @@ def give_up(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> Fail | 
         hint = "Raise restart.max_restarts, or find out why ranks fail; the logs of the ranks have their words."
         message = f"{who}; this was fault {count}, the job recovers from {budgets.max_restarts}"
         return Fail(fault.code, f"{message}. {tried(everything)}" if earlier else message, hint)
+    recent = 1 + sum(fault.at - other.at < budgets.window_s for other in earlier)
+    if budgets.max_restarts_in_window is not None and recent > budgets.max_restarts_in_window:
+        hint = (
+            "Raise restart.max_restarts_in_window, or find out why ranks fail; the logs of the ranks have their words."
+        )
+        recovers = f"the job recovers from {budgets.max_restarts_in_window}"
+        message = f"{who}; this was fault {recent} within {budgets.window_s:g} s, {recovers}. {tried(everything)}"
+        return Fail(fault.code, message.rstrip(), hint)
     return None
 
 
@@ -107,7 +117,8 @@ _AGAIN = "Started again, the job goes on from its newest durable checkpoint, if 
 
 def no_node(fault: Fault, earlier: Sequence[Fault], waited_s: float, spares: int) -> Fail:
     """Why a job ends that has lost a node for which there is no other."""
-    had = f"the job's spares ({spares}) were used up" if spares else "the job has no spares"
+    # a node that came back is counted among those that were used
+    had = "the job has no spare left" if spares else "the job has no spares"
     return Fail(
         fault.code,
         f"{_who(fault)}; {had}, and no other node came within {waited_s:g} s. {tried(earlier)}".rstrip(),

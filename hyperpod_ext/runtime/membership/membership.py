@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
+from hyperpod_ext.config.resize import has_already
 from hyperpod_ext.runtime.membership.actions import (
     Abort,
     Action,
@@ -248,10 +249,10 @@ class Membership:
         for node in nodes:
             self.states.set_state(node, NodeState.SPARE)
 
-    def node_came(self, node: int) -> list[Action]:
+    def node_came(self, node: int, at: float = 0.0) -> list[Action]:
         """A node is there that has no rank: it takes those that have none, or waits as a spare."""
         gone = self.states[node] in (NodeState.ABSENT, NodeState.RELEASED)
-        lost = [] if gone else self.node_lost(node, "its agent has begun anew")
+        lost = [] if gone else self.node_lost(node, "its agent has begun anew", at)
         if self.phase is JobPhase.ENDED:
             return lost
         waiting = {self.nodes[rank] for rank in self.unassigned}
@@ -271,8 +272,8 @@ class Membership:
             rescaling.wanted = max(self.size, size or 0)
         return self.reconcile()
 
-    def node_lost(self, node: int, cause: str) -> list[Action]:
-        """All processes of `node` are gone, or nobody can tell any more what they do."""
+    def node_lost(self, node: int, cause: str, at: float = 0.0) -> list[Action]:
+        """All processes of `node` are gone, or nobody can tell any more what they do. `at`: see `Fault`."""
         ranks, others_wait = self.ranks_on(node), bool(self.unassigned)
         was = self.states.lose(node)
         self.restoring.forget_node(node)
@@ -283,7 +284,7 @@ class Membership:
         if not ranks:
             return self._begin_if_complete()
         actions = self.rescaling.drop(self.states)
-        fault = Fault(ranks[0], cause, self.committed + 1, died=True, kind="lost", node=node, node_lost=True)
+        fault = Fault(ranks[0], cause, self.committed + 1, died=True, kind="lost", node=node, node_lost=True, at=at)
         met = self._escalate(fault)
         if isinstance(met, Fail):
             return [*actions, self._end(met)]
@@ -345,7 +346,7 @@ class Membership:
         if not why and self.phase is JobPhase.ENDED:
             why = "the job is over"
         if not why and nodes == self.size == rescaling.wanted and rescaling.change is None:
-            why = f"the job has {nodes} nodes already"
+            why = has_already(nodes)
         if why:
             return [Log("resize_refused", {"order": order, "nodes": nodes, "why": why})]
         dropped = rescaling.drop(self.states)

@@ -224,10 +224,10 @@ class Simulation:
             if job.failed is not None or rank in job.membership.unassigned:
                 continue
             if fault.kind == "process":
-                job.process_died(rank)
+                job.process_died(rank, fault.moment)
                 continue
             node = job.membership.nodes[rank]
-            job.node_lost(node)
+            job.node_lost(node, fault.moment)
             heapq.heappush(down, (fault.moment + fault.repair, node))
         recovery = self._settings.recovery
         return recovery.process if fault.kind == "process" else recovery.node

@@ -62,20 +62,20 @@ class JobModel:
         self.waiting: set[int] = set()
         """Nodes in whose place another must come."""
 
-    def process_died(self, rank: int) -> None:
-        """A rank's process is gone; its node is there."""
+    def process_died(self, rank: int, at: float) -> None:
+        """A rank's process is gone, at this second; its node is there."""
         self._dead.add(rank)
         step = self.membership.committed + 1
-        fault = m.Fault(rank, "killed by SIGKILL (9)", step, died=True, kind="signal")
+        fault = m.Fault(rank, "killed by SIGKILL (9)", step, died=True, kind="signal", at=at)
         self._carry_out(self.membership.fault(fault, self.membership.generation))
 
-    def node_lost(self, node: int) -> None:
+    def node_lost(self, node: int, at: float) -> None:
         """A node is gone, with a rank or without."""
         self._lost.add(node)
         gone = {rank for rank, its in self.membership.nodes.items() if its == node}
         self._dead |= gone
         self._emptied |= gone
-        self._carry_out(self.membership.node_lost(node, "simulated"))
+        self._carry_out(self.membership.node_lost(node, "simulated", at))
 
     def node_came(self, node: int) -> None:
         """Another node, or this one again, is there."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.config.resize import RESIZES, ResizeOrder, allowed_sizes
+from hyperpod_ext.config.resize import RESIZES, ResizeOrder, allowed_sizes, has_already
 from hyperpod_ext.errors import ConflictError, Problem, UnsupportedError, WaitTimeoutError
 from hyperpod_ext.files import write_atomically
 from hyperpod_ext.submit.contract.handle import JobHandle
@@ -156,6 +156,8 @@ def outcome(
             if event["event"] == "resize_refused":
                 if newest is not None and newest["nodes"] == unasked:
                     return newest
+                if event["why"] == has_already(event["nodes"]):
+                    return {"of": event["nodes"], "nodes": event["nodes"]}
                 raise ConflictError(f"{job} stays as it is: {event['why']}")
         if why:
             raise ConflictError(why)

@@ -60,9 +60,10 @@ def _keep(submission: Submission) -> None:
     finally:
         kill_descendants(supervisor)
         shutil.rmtree(scratch, ignore_errors=True)
-    if not submission.has_ended():
+    if not submission.is_removed() and not submission.has_ended():
         message = f"the job's engine died: {describe_exit(status)}"
-        submission.end(lost_result(submission.name, submission.handle, message, str(submission.engine_log)))
+        log, ends = str(submission.engine_log), submission.node_ends()
+        submission.end(lost_result(submission.name, submission.handle, message, log, ends))
 
 
 def _ask_to_end(engine: int) -> None:
@@ -100,7 +101,8 @@ def _run_job(submission: Submission, scratch: Path, cancellation: Cancellation) 
     finally:
         kill_descendants(os.getpid())
         shutil.rmtree(scratch, ignore_errors=True)
-    submission.end(make_result(submission.name, submission.handle, main, undisturbed))
+    if not submission.is_removed():
+        submission.end(make_result(submission.name, submission.handle, main, undisturbed))
 
 
 def _run_once(
@@ -122,22 +124,28 @@ def _run_once(
         return NodeCommand(("sh", str(submission.script)), env, run_dir / "logs" / f"node{number}.log")
 
     nodes = [node(number) for number in range(job["nodes"] + job["spares"])]
+    seen_before = len(submission.node_ends())
     wanted = Wanted(run_dir / WANTED, run_dir / "report.json", node) if job.get("elastic") else None
-    exit_codes = run_nodes(nodes, cancellation, _grace_period(job), wanted)
+    exit_codes = run_nodes(
+        nodes, cancellation, _grace_period(job), wanted, submission.node_ended, submission.is_removed
+    )
     kill_descendants(os.getpid())
     failed = next((node for node, code in zip(nodes, exit_codes, strict=True) if code != 0), nodes[0])
-    return final_report(_read_report(run_dir, len(nodes)), exit_codes, cancellation.requested, _tail(failed.log))
+    reports = {node: _read_json(run_dir / f"report.node{node}.json") for node in range(len(nodes))}
+    words = {node: report["error"]["message"] for node, report in reports.items() if report and report["error"]}
+    known = [report for report in (_read_json(run_dir / "report.json"), *reports.values()) if report]
+    ends = submission.node_ends()[seen_before:]
+    return final_report(next(iter(known), None), ends, cancellation.requested, _tail(failed.log), words)
 
 
 def _grace_period(job: Any) -> GracePeriod:
     """A lost node is the agents' business for as long as enough of them are left."""
     restart = job["restart"]
-    waits_s = restart["lease_s"] + restart["node_wait_s"] if job["spares"] else 0.0
+    waits_s = restart["lease_s"] + restart["node_wait_s"] if job["nodes"] + job["spares"] > 1 else 0.0
     restarts = restart["max_node_losses"] if job["nodes"] > 1 else 0
     needed = min(job["nodes"], job["elastic"]["min_nodes"]) if job.get("elastic") else job["nodes"]
     asking_s = GracePeriod().after_asking_s + (job["checkpoint"]["grace_s"] if _is_durable(job) else 0.0)
-    after_failure_s = 10.0 + waits_s
-    return GracePeriod(after_failure_s=after_failure_s, after_asking_s=asking_s, needed=needed, restarts=restarts)
+    return GracePeriod(node_wait_s=waits_s, after_asking_s=asking_s, needed=needed, restarts=restarts)
 
 
 def _is_durable(job: Any) -> bool:
@@ -166,15 +174,13 @@ def _secret_of(submission: Submission) -> Path:
     return file
 
 
-def _read_report(run_dir: Path, nodes: int) -> JobReport | None:
-    """The job's report; where nobody could write one, what a node that had to stop has left."""
-    for name in ("report.json", *(f"report.node{node}.json" for node in range(nodes))):
-        try:
-            report: JobReport = json.loads((run_dir / name).read_text())
-        except (FileNotFoundError, json.JSONDecodeError):  # none, or cut off
-            continue
-        return report
-    return None  # the exit codes speak then
+def _read_json(file: Path) -> JobReport | None:
+    """A report of the job or of a node that had to stop; None where there is none, or it was cut off."""
+    try:
+        report: JobReport = json.loads(file.read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+    return report
 
 
 def _tail(log: Path) -> str:

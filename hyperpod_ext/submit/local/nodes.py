@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import Literal
 
 from hyperpod_ext.processes import die_with_parent
+from hyperpod_ext.submit.local.result import NodeEnd
 
 Action = Literal["wait", "terminate", "kill"]
 WANTED = "nodes_wanted.json"
 """As `config.resize` has it, which takes too long to import here."""
+_ABANDONED_S = 1.0
+"""How often it is looked whether a job is abandoned."""
 _LOOK_S = 0.1
 """How often it is looked which nodes a job wants."""
 
@@ -40,6 +43,8 @@ class GracePeriod:
 
     after_failure_s: float = 10.0
     """For the others to end by themselves, once one has failed."""
+    node_wait_s: float = 0.0
+    """And before that, for a coordinator among them to find another node."""
     after_asking_s: float = 5.0
     """Between SIGTERM and SIGKILL."""
     needed: int | None = None
@@ -122,8 +127,13 @@ def run_nodes(
     cancellation: Cancellation,
     grace_period: GracePeriod | None = None,
     wanted: Wanted | None = None,
+    seen: Callable[[NodeEnd], None] = lambda end: None,
+    abandoned: Callable[[], bool] = lambda: False,
 ) -> list[int]:
-    """Run all nodes to their end; returns their exit codes, negative for a signal, of the last time each was run."""
+    """Run all nodes to their end; returns their exit codes, negative for a signal, of the last time each was run.
+
+    `seen` is told of each end before anything is done about it. All are ended once the job is `abandoned`.
+    """
     grace_period = grace_period or GracePeriod()
     needed = len(nodes) if grace_period.needed is None else grace_period.needed
     codes = [0] * len(nodes)
@@ -141,10 +151,18 @@ def run_nodes(
         start(index)
     failed_at: float | None = None
     asked_at: float | None = None
+    restarted: set[int] = set()
     restarts, ended_well, news = grace_period.restarts, 0, False
     while running:
         now = time.monotonic()
-        action, wait_s = next_action(now, failed_at, asked_at, cancellation.requested, grace_period)
+        cancellation.requested |= abandoned()
+        # those that were started again wait for a coordinator, which then is none of these
+        may_wait = any(index not in restarted for index, _ in running.values())
+        waits_s = grace_period.node_wait_s if failed_at is not None and may_wait else 0.0
+        since = None if failed_at is None else failed_at + waits_s
+        action, wait_s = next_action(now, since, asked_at, cancellation.requested, grace_period)
+        if action == "wait":
+            wait_s = min(_ABANDONED_S, _ABANDONED_S if wait_s is None else wait_s)
         if wanted is not None and action == "wait":
             wait_s = min(_LOOK_S, _LOOK_S if wait_s is None else wait_s)
             news |= wanted.look()
@@ -167,17 +185,19 @@ def run_nodes(
             os.close(descriptor)
             index, process = running.pop(descriptor)
             codes[index] = process.wait()
+            enough = len(running) + ended_well >= needed
+            again = codes[index] < 0 and restarts > 0 and not (ended_well or enough or failed_at or asked_at)
+            seen(NodeEnd(index, codes[index], asked_at is not None, again))
             if wanted is not None and codes[index] == 0 and not wanted.is_over:
                 wanted.look()
                 news = True  # it may have been asked for again while it was leaving
                 continue
             ended_well += codes[index] == 0
-            if codes[index] == 0 or len(running) + ended_well >= needed or failed_at or asked_at:
-                continue
-            if codes[index] < 0 and restarts and not ended_well:
+            if again:
                 restarts -= 1
                 start(index, again=True)
-            else:
+                restarted.add(index)
+            elif codes[index] != 0 and not (enough or failed_at or asked_at):
                 failed_at = time.monotonic()
     return codes
 

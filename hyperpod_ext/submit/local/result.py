@@ -5,10 +5,14 @@ Pure functions over plain JSON; standard library only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 JobReport = dict[str, Any]
+_CANCELLED = 130
+"""Exit code of an agent whose job was cancelled."""
 
 EMPTY_REPORT: JobReport = {
     "state": "failed",
@@ -16,6 +20,7 @@ EMPTY_REPORT: JobReport = {
     "world_size": 0,
     "generations": 0,
     "steps": 0,
+    "resumed_step": 0,
     "steps_lost": 0,
     "goodput": 0.0,
     "seconds": {},
@@ -29,24 +34,72 @@ EMPTY_REPORT: JobReport = {
 }
 
 
-def final_report(report: JobReport | None, exit_codes: Sequence[int], cancelled: bool, log_tail: str) -> JobReport:
-    """The report of a run, also where the agents could not write one or ended otherwise than it says."""
+@dataclass(frozen=True, slots=True)
+class NodeEnd:
+    """How the agent of a node has ended, as the engine saw it."""
+
+    node: int
+    code: int
+    """Exit code; negative: the signal that killed it."""
+    asked: bool = False
+    """Whether the engine had told it to end, because of what was before."""
+    again: bool = False
+    """Whether it was started again."""
+
+
+def first_cause(ends: Iterable[NodeEnd], words: Mapping[int, str]) -> tuple[str, list[str]]:
+    """Which node's end began it all, and what came of that; empty where none failed by itself.
+
+    Args:
+        ends: oldest first.
+        words: why a node had to stop, by its own account.
+    """
+    failures = []
+    for end in ends:
+        if end.code == 0 or end.asked:
+            continue
+        how = f"node {end.node} ended with exit code {end.code}"
+        if end.code < 0:
+            how = f"node {end.node} was killed by {signal.Signals(-end.code).name} ({-end.code})"
+        elif end.node in words:
+            how = words[end.node]
+        failures.append(f"{how}, and was started again" if end.again else how)
+    return (failures[0], failures[1:]) if failures else ("", [])
+
+
+def final_report(
+    report: JobReport | None, ends: Sequence[NodeEnd], cancelled: bool, log_tail: str, words: Mapping[int, str] = {}
+) -> JobReport:
+    """The report of a run, also where the agents could not write one or ended otherwise than it says.
+
+    This decides a local job's last word. Where a coordinator has said why the job failed, that stands, followed by
+    what only the engine saw; else the first node that failed by itself is the cause.
+    """
     final = EMPTY_REPORT | (report or {})
     if cancelled:
         return final | {"state": "cancelled"}
-    lost = (report or {}).get("nodes_lost", [])  # the agents went on without those
-    failed = [(node, code) for node, code in enumerate(exit_codes) if code != 0 and node not in lost]
-    if report is not None and (report.get("state") != "succeeded" or not failed):
+    lost = final["nodes_lost"] if final["state"] == "succeeded" else []  # the agents went on without those
+    codes = {end.node: end.code for end in ends}
+    failed = any(code != 0 and node not in lost for node, code in codes.items())
+    if report is not None and final["state"] == "succeeded" and not failed:
         return final
-    node, code = failed[0] if failed else (0, 0)
-    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    before = "after its report" if report is not None else "without a report"
-    error = {
-        "code": "JobFailedError",
-        "message": f"node {node} {how} {before}\n{log_tail}".rstrip(),
-        "hint": "its log has the rest",
-    }
-    return final | {"state": "failed", "error": error}
+    cause, chain = first_cause([end for end in ends if end.node not in lost], words)
+    if report is not None and (not cause or all(end.code in (0, _CANCELLED) for end in ends if not end.asked)):
+        return final  # an agent was told to end, and so the job was
+    by_coordinator = report is not None and final["state"] == "failed" and final["error"]
+    if by_coordinator and final["error"]["message"] not in words.values():
+        seen = [each for each in (cause, *chain) if "was killed" in each]
+        story = f". The engine saw: {'; '.join(seen)}" if seen else ""
+        message = final["error"]["message"].removesuffix(".") if seen else final["error"]["message"]
+        return final | {"error": final["error"] | {"message": message + story}}
+    if words:
+        step = f"after step {final['steps']}: " if final["steps"] else ""
+        message = f"{step}{cause}" + (f". Then: {'; '.join(chain)}" if chain else "")
+    else:
+        before = "after its" if report is not None else "without a"
+        message = f"{cause or 'node 0 ended with exit code 0'} {before} report\n{log_tail}".rstrip()
+    hint = (final["error"] or {}).get("hint") or "its log has the rest"
+    return final | {"state": "failed", "error": {"code": "JobFailedError", "message": message, "hint": hint}}
 
 
 def same(main: Mapping[str, Any], undisturbed: Mapping[str, Any] | None, field: str) -> bool | None:
@@ -81,7 +134,9 @@ def make_result(name: str, handle: str, main: JobReport, undisturbed: JobReport 
     return result
 
 
-def lost_result(name: str, handle: str, message: str, log: str) -> JobReport:
-    """The result of a job whose engine died under it."""
+def lost_result(name: str, handle: str, message: str, log: str, ends: Iterable[NodeEnd] = ()) -> JobReport:
+    """The result of a job whose engine died under it, after these ends of nodes."""
+    cause, chain = first_cause(ends, {})
+    message += f". Before: {'; '.join([cause, *chain])}" if cause else ""
     error = {"code": "JobFailedError", "message": message, "hint": f"see {log}"}
     return make_result(name, handle, EMPTY_REPORT | {"error": error}, None)

@@ -5,6 +5,7 @@
         job.json  node.sh           what was submitted
         status.json  result.json    written whole or not at all
         engine.pid  engine.log
+        nodes_ended.jsonl           how each agent ended
         main/  undisturbed/         run folders: events.jsonl, report.json, logs/
 
 Standard library only: the engine starts by importing this.
@@ -19,15 +20,17 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.files import write_atomically
 from hyperpod_ext.submit.contract.home import home
+from hyperpod_ext.submit.local.result import NodeEnd
 
-_KEPT = 10
+KEPT = 10
+"""Runs of a name whose folders are kept."""
 _LOCK_TIMEOUT_S = 0.3
 """Whoever looks whether a lock is held takes it for a moment; a submission waits that out."""
 
@@ -90,6 +93,25 @@ class Submission:
         write_atomically(self.result_file, json.dumps(result, indent=2) + "\n")
         self.write_status(state=result["state"], error=result["error"], ended_at=now())
 
+    def node_ended(self, end: NodeEnd) -> None:
+        """Keep how a node's agent has ended, whatever becomes of us."""
+        if self.is_removed():
+            return
+        with (self.folder / "nodes_ended.jsonl").open("a") as file:
+            file.write(json.dumps(asdict(end)) + "\n")
+
+    def node_ends(self) -> list[NodeEnd]:
+        """All ends of agents so far, oldest first."""
+        try:
+            lines = (self.folder / "nodes_ended.jsonl").read_text().splitlines(keepends=True)
+        except FileNotFoundError:
+            return []
+        return [NodeEnd(**json.loads(line)) for line in lines if line.endswith("\n")]
+
+    def is_removed(self) -> bool:
+        """Whether somebody has removed its folder: nobody can ask for the job any more."""
+        return not self.status_file.exists()
+
     def has_ended(self) -> bool:
         """Whether its end was written."""
         return self.read_status()["state"] in ("succeeded", "failed", "cancelled")
@@ -140,9 +162,19 @@ def create(name: str) -> Submission:
         draft.status_file, json.dumps({"name": name, "state": "starting", "submitted_at": now(), "error": None})
     )
     draft.folder.rename(submission.folder)  # whoever lists submissions sees it with its status
-    for old in before[: max(len(before) + 1 - _KEPT, 0)]:
+    for old in _beyond_kept(before):
         shutil.rmtree(old)
     return submission
+
+
+def removed_by_next(name: str) -> list[Path]:
+    """Folders of old runs that the next submission under `name` removes."""
+    return _beyond_kept(_numbered(home() / name))
+
+
+def _beyond_kept(before: list[Path]) -> list[Path]:
+    """Of the runs before a new one, oldest first: those that go."""
+    return before[: max(len(before) + 1 - KEPT, 0)]
 
 
 def _numbered(folder: Path) -> list[Path]:

@@ -99,8 +99,9 @@ def cancel(handle: JobHandle) -> JobStatus:
     submission = _find(handle)
     grace_s = json.loads(submission.job_file.read_text())["checkpoint"]["grace_s"]
     deadline = time.monotonic() + _CANCEL_TIMEOUT_S + grace_s
-    if submission.is_running():
-        with contextlib.suppress(ProcessLookupError):  # killed: then the engine is ending the job by itself
+    if submission.is_running() and not submission.has_ended():  # else a later run holds the name, whose folder is gone
+        # killed, or its folder is being removed: then the engine is ending the job by itself
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
             os.kill(int(submission.pid_file.read_text()), signal.SIGTERM)
     while submission.is_running():
         if time.monotonic() > deadline:

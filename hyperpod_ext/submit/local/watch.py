@@ -72,7 +72,8 @@ def _end_as_lost(submission: Submission) -> None:
     if scratch := submission.read_status().get("scratch"):
         shutil.rmtree(scratch, ignore_errors=True)
     message = "the job's engine was killed before the job was over"
-    submission.end(lost_result(submission.name, submission.handle, message, str(submission.engine_log)))
+    log, ends = str(submission.engine_log), submission.node_ends()
+    submission.end(lost_result(submission.name, submission.handle, message, log, ends))
 
 
 def _last_step(events: Path) -> dict[str, Any]:

@@ -138,6 +138,18 @@ def test_the_job_recovers_from_so_many_faults_and_ends_with_the_next() -> None:
     assert "this was fault 3, the job recovers from 2" in failure.message
 
 
+def test_faults_that_come_too_often_end_the_job_and_old_age_does_not() -> None:
+    budgets = Budgets(1000, max_restarts_in_window=2, window_s=3600.0)
+    monthly = [replace(died(day % 4, step=1000 * day), at=day * 86400.0) for day in range(60)]
+    assert give_up(monthly[-1], monthly[:-1], budgets) is None
+    quick = [replace(died(number, step=1000 * number), at=60.0 * number) for number in range(3)]
+    assert give_up(quick[1], quick[:1], budgets) is None
+    failure = give_up(quick[2], quick[:2], budgets)
+    assert failure is not None
+    assert "this was fault 3 within 3600 s, the job recovers from 2" in failure.message
+    assert "restart.max_restarts_in_window" in failure.hint
+
+
 def test_a_rank_that_dies_at_one_step_each_time_ends_the_job_and_its_neighbours_do_not_count() -> None:
     assert give_up(died(1, 5), [died(1, 5), died(0, 5)], BUDGETS) is None
     assert give_up(died(1, 5), [died(1, 4), died(1, 5)], BUDGETS) is None

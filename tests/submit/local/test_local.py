@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -241,3 +242,12 @@ def test_when_one_node_fails_the_others_get_time_then_a_request_then_no_choice(
 ) -> None:
     command = [sys.executable, "-c", NODES, str(tmp_path), "exit 3", others]
     assert json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout) == codes
+
+
+def test_a_job_whose_folder_is_removed_ends_and_an_earlier_run_can_be_cancelled(place: LocalPlace) -> None:
+    run(reporting())
+    submit(plan_of(SLEEPING))
+    wait_for_nodes(place)
+    shutil.rmtree(newest().folder)
+    assert local.cancel(HANDLE).state == "succeeded"  # the earlier run, which is what is left of the name
+    assert place.leftovers() == []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperpod_ext.submit.local.result import EMPTY_REPORT, final_report
+from hyperpod_ext.submit.local.result import EMPTY_REPORT, NodeEnd, final_report
 
 RUN = """
 import json, sys
@@ -45,5 +45,5 @@ def test_lost_nodes_are_started_again_where_too_few_are_left(
 
 def test_a_success_without_a_node_that_the_agents_know_is_lost_is_one() -> None:
     report = EMPTY_REPORT | {"state": "succeeded", "nodes_lost": [1]}
-    assert final_report(report, [0, -9, 0], False, "")["state"] == "succeeded"
-    assert final_report(report, [0, -9, -9], False, "")["state"] == "failed"
+    assert final_report(report, [NodeEnd(1, -9), NodeEnd(0, 0), NodeEnd(2, 0)], False, "")["state"] == "succeeded"
+    assert final_report(report, [NodeEnd(1, -9), NodeEnd(2, -9), NodeEnd(0, 0)], False, "")["state"] == "failed"

@@ -8,7 +8,7 @@ import pytest
 
 from hyperpod_ext.submit.local.engine import _grace_period
 from hyperpod_ext.submit.local.nodes import GracePeriod, next_action
-from hyperpod_ext.submit.local.result import EMPTY_REPORT, final_report, make_result, same
+from hyperpod_ext.submit.local.result import EMPTY_REPORT, NodeEnd, final_report, lost_result, make_result, same
 
 GOOD: dict[str, Any] = EMPTY_REPORT | {
     "state": "succeeded",
@@ -20,32 +20,82 @@ GOOD: dict[str, Any] = EMPTY_REPORT | {
 }
 
 
+ALONE = "node 1 stops: the coordinator, node 0, is lost"
+
+
+def ends(*codes: int) -> list[NodeEnd]:
+    """Each node's only end."""
+    return [NodeEnd(node, code) for node, code in enumerate(codes)]
+
+
+def test_the_first_node_that_was_killed_is_the_cause_and_what_came_of_it_follows() -> None:
+    seen = [NodeEnd(0, -9, again=True), NodeEnd(1, 7), NodeEnd(0, 130, asked=True)]
+    report = GOOD | {"state": "failed", "error": {"code": "ExcludedError", "message": ALONE, "hint": "Three nodes"}}
+    settled = final_report(report, seen, False, "node 0: cancelled", {1: ALONE})
+    assert settled["error"] == {
+        "code": "JobFailedError",
+        "message": f"after step 2: node 0 was killed by SIGKILL (9), and was started again. Then: {ALONE}",
+        "hint": "Three nodes",
+    }
+    assert (settled["state"], settled["steps"]) == ("failed", 2)
+
+
+def test_a_job_that_only_the_engine_had_end_was_not_cancelled() -> None:
+    refused = "node 1 stops: it was lost 2 times"
+    seen = [NodeEnd(1, -9, again=True), NodeEnd(1, -9, again=True), NodeEnd(1, 7), NodeEnd(0, 130, asked=True)]
+    settled = final_report(GOOD | {"state": "cancelled"}, seen, False, "", {1: refused})
+    assert settled["state"] == "failed"
+    assert settled["error"]["message"].startswith("after step 2: node 1 was killed by SIGKILL (9)")
+    assert settled["error"]["message"].endswith(refused)
+
+
+def test_a_job_whose_agents_somebody_told_to_end_was_cancelled() -> None:
+    assert final_report(GOOD | {"state": "cancelled"}, ends(130, 130), False, "")["state"] == "cancelled"
+
+
+def test_a_coordinators_word_stands_and_says_what_the_engine_saw() -> None:
+    report = GOOD | {"state": "failed", "error": {"code": "X", "message": "node 1 is lost", "hint": "h"}}
+    settled = final_report(report, [NodeEnd(1, -9), NodeEnd(0, 7)], False, "")
+    assert settled["error"] == {
+        "code": "X",
+        "message": "node 1 is lost. The engine saw: node 1 was killed by SIGKILL (9)",
+        "hint": "h",
+    }
+
+
+def test_an_engine_that_was_killed_says_what_it_had_seen() -> None:
+    error = lost_result("a", "local://localhost/a", "the engine died", "engine.log", [NodeEnd(1, -9, again=True)])[
+        "error"
+    ]
+    assert error["message"] == "the engine died. Before: node 1 was killed by SIGKILL (9), and was started again"
+
+
 def test_a_report_and_clean_exits_stand_as_they_are() -> None:
-    assert final_report(GOOD, [0, 0], False, "") == GOOD
+    assert final_report(GOOD, ends(0, 0), False, "") == GOOD
 
 
 def test_no_report_is_a_failure_that_shows_the_log() -> None:
-    settled = final_report(None, [0, 1], False, "Traceback: boom")
+    settled = final_report(None, ends(0, 1), False, "Traceback: boom")
     assert settled["state"] == "failed"
     assert settled["error"]["message"] == "node 1 ended with exit code 1 without a report\nTraceback: boom"
 
 
 def test_success_with_a_dead_node_is_no_success() -> None:
-    settled = final_report(GOOD, [0, -9], False, "")
+    settled = final_report(GOOD, ends(0, -9), False, "")
     assert (settled["state"], settled["error"]["message"]) == (
         "failed",
-        "node 1 was killed by signal 9 after its report",
+        "node 1 was killed by SIGKILL (9) after its report",
     )
 
 
 def test_a_failure_keeps_the_error_of_its_report() -> None:
     report = GOOD | {"state": "failed", "error": {"code": "X", "message": "why", "hint": ""}}
-    assert final_report(report, [7, 7], False, "log")["error"]["message"] == "why"
+    assert final_report(report, ends(7, 7), False, "log")["error"]["message"] == "why"
 
 
 @pytest.mark.parametrize("report", [GOOD, None])
 def test_a_cancelled_run_is_cancelled_whatever_else_it_says(report: dict[str, Any] | None) -> None:
-    assert final_report(report, [130, -9], True, "")["state"] == "cancelled"
+    assert final_report(report, ends(130, -9), True, "")["state"] == "cancelled"
 
 
 @pytest.mark.parametrize(
@@ -75,7 +125,7 @@ def test_the_result_has_both_runs() -> None:
 
 
 def test_a_comparison_that_could_not_be_made_fails_the_job() -> None:
-    undisturbed = final_report(None, [1], False, "boom")
+    undisturbed = final_report(None, ends(1), False, "boom")
     result = make_result("a", "local://localhost/a", GOOD, undisturbed)
     assert result["state"] == "failed"
     assert "undisturbed run" in result["error"]["message"]

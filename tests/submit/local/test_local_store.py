@@ -20,7 +20,9 @@ def test_the_home_is_the_given_one_or_the_users_state_folder() -> None:
 def test_the_last_ten_submissions_are_kept(place: LocalPlace) -> None:
     with local_store.locked("a"):
         for _ in range(12):
+            going = local_store.removed_by_next("a")
             newest = local_store.create("a")
+    assert [old.name for old in going] == ["0002"]
     kept = sorted(entry.name for entry in newest.folder.parent.iterdir() if entry.is_dir())
     assert kept == [f"{number:04d}" for number in range(3, 13)]
     assert local_store.latest("a") == newest

@@ -123,3 +123,41 @@ def test_a_job_ends_with_its_last_step_in_the_durable_tier_and_all_commands_say_
     listed = hp_ext("checkpoints", "list", "tiny-gpt", "-o", "json").json["places"][0]["checkpoints"]
     assert [(one["step"], one["state"]) for one in listed] == [(23, "complete"), (0, "complete")]
     assert hp_ext("checkpoints", "verify", "tiny-gpt").code == 0
+
+
+def agent_pid(place: LocalPlace, node: int) -> int:
+    """The agent of `node` that runs now."""
+    for pid in place.processes():
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if b"hyperpod_ext.runtime.agent" in command and command[command.index(b"--node-rank") + 1] == b"%d" % node:
+            return pid
+    raise AssertionError(f"node {node} has no agent")
+
+
+def test_node_0_of_two_killed_is_the_cause_and_the_steps_that_were_made_are_in_the_result(
+    spec: Path, place: LocalPlace
+) -> None:
+    running = create_job(spec, "--no-kill")
+    wait_for_step(place)
+    os.kill(agent_pid(place, 0), signal.SIGKILL)
+    done = wait(running)
+    message = done.json["error"]["message"]
+    assert (done.code, done.json["state"]) == (7, "failed")
+    assert ": node 0 was killed by SIGKILL (9), and was started again. Then: node 1 stops: " in message
+    assert done.json["steps"] >= 3
+    assert message in hp_ext("status", "tiny-gpt").stdout
+    assert not place.leftovers()
+
+
+def test_an_engine_that_was_killed_leaves_the_figures_of_the_job(spec: Path, place: LocalPlace) -> None:
+    running = create_job(spec, "--no-kill", *ONE_NODE)
+    wait_for_step(place)
+    keeper = int((place.home / "local/tiny-gpt/0001/engine.pid").read_text())
+    (engine_pid,) = map(int, Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split())
+    os.kill(engine_pid, signal.SIGKILL)
+    done = wait(running)
+    assert (done.code, done.json["state"]) == (7, "failed")
+    assert "engine died: killed by SIGKILL (9)" in done.json["error"]["message"]
+    assert done.json["steps"] >= 3
+    assert hp_ext("report", "tiny-gpt", "-o", "json").json["steps"] == done.json["steps"]
+    assert not place.leftovers()
