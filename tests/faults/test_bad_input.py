@@ -219,3 +219,25 @@ def test_who_does_not_have_the_secret_is_not_let_in(job):
     report = running.wait()
     assert report["state"] == "succeeded"
     assert report["generations"] == 1
+
+
+def test_a_network_interface_that_is_not_there_is_said_before_anything_starts(job):
+    running = job(settings={"network": {"interface": "hpx-none0"}}).start()
+    assert set(running.codes()) == {7}
+    assert "network.interface is hpx-none0, which has no IPv4 address" in running.logs()
+    assert "Interfaces here are lo" in running.logs()
+
+
+def test_the_interface_that_a_job_names_is_used_and_reported(job):
+    report = (
+        job(
+            settings={
+                "network": {"interface": "lo"},
+                "checkpoint": {"tiers": [{"kind": "memory"}, {"kind": "peer", "every_steps": 1}]},
+            }
+        )
+        .start()
+        .wait()
+    )
+    assert report["state"] == "succeeded"
+    assert report["network"] == {str(node): {"interface": "lo", "address": "127.0.0.1"} for node in range(2)}

@@ -103,3 +103,16 @@ def test_more_steps_than_were_told_are_refused() -> None:
         alone(train)
     with pytest.raises(JobFailedError, match="0 steps"):
         Steps(None, 0)  # type: ignore[arg-type]  # it is not asked
+
+
+def test_it_has_the_methods_that_the_trainer_calls() -> None:
+    """Those of TorchTitan 0.2.2's CheckpointManager that its Trainer calls beside load and save."""
+
+    def train(run: Run, model: torch.nn.Module) -> None:
+        with RunCheckpointer(run, total=1, model=model) as checkpointer:
+            checkpointer.load()
+            checkpointer.maybe_wait_for_staging()
+            checkpointer.save(1, last_step=True)
+            checkpointer.maybe_wait_for_saving()
+
+    alone(train)

@@ -79,6 +79,14 @@ class Rendezvous(Config):
     """TCP port on the first node. 0: any free one, where the target can choose."""
 
 
+class Network(Config):
+    """What nodes reach each other by, where a machine has several networks."""
+
+    interface: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,14}$", examples=["ens5"])]
+    """Interface of every node, for snapshots between nodes, the ranks' key-value servers, gloo, and NCCL's own sockets.
+    `env` may name others by GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME."""
+
+
 class JobConfig(Config):
     """One training job: what runs, on how many machines, and what happens when one fails."""
 
@@ -136,6 +144,8 @@ class JobConfig(Config):
     """How the job may go on with fewer nodes, or take more. Default: only with exactly `nodes`."""
     rendezvous: Rendezvous = Rendezvous()
     """Where the nodes meet."""
+    network: Network | None = None
+    """Which network state goes over. Default: that by which a node reaches the first one."""
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     """Where snapshots go, and how often."""
     restart: RestartPolicy = RestartPolicy()

@@ -22,12 +22,12 @@ from hyperpod_ext.config.base import Config
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
 from hyperpod_ext.config.elastic import Elastic
 from hyperpod_ext.config.fault_injection import Chaos
-from hyperpod_ext.config.job.job import JobConfig, JobName, RestartPolicy
+from hyperpod_ext.config.job.job import JobConfig, JobName, Network, RestartPolicy
 from hyperpod_ext.config.metrics import Metrics
 from hyperpod_ext.errors import ConfigError, Problem
 
 ENV_RUNTIME = "HPX_RUNTIME"
-_LEFT_OUT = ("elastic", "metrics", "process_group_backend")
+_LEFT_OUT = ("elastic", "metrics", "network", "process_group_backend")
 
 
 class RuntimeConfig(Config):
@@ -53,6 +53,8 @@ class RuntimeConfig(Config):
     """Size /dev/shm must have."""
     process_group_backend: Literal["gloo", "nccl"] | None = None
     """What process groups are opened with. Left out of the text where the workers find out."""
+    network: Network | None = None
+    """Interface that state goes over. Left out of the text where none is named."""
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     """Where snapshots go."""
     restart: RestartPolicy = RestartPolicy()

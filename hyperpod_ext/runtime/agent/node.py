@@ -40,6 +40,7 @@ from hyperpod_ext.runtime.ipc.environment import (
     ENV_MEMORY_SOCKET,
     ENV_SECRET_FILE,
 )
+from hyperpod_ext.runtime.ipc.interface import address_of
 from hyperpod_ext.runtime.ipc.listener import Listener
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
 
@@ -109,6 +110,8 @@ class Node:
 
     async def _run(self) -> str:
         settings = self._settings
+        if self._config.network is not None:
+            address_of(self._config.network.interface)  # before anything is started
         if settings.node == 0 and not settings.rejoin:
             await self._coordinate_first()
         self._memory_socket.unlink(missing_ok=True)  # of an agent that was killed
@@ -119,7 +122,8 @@ class Node:
         self._start_memory_server(self._memory_socket)
         await self._listener.listen_unix(self._agent_socket)
         await self._coordinator_client.connect(self._endpoint, self._why_broken)
-        address = self._coordinator_client.own_address
+        network = self._config.network
+        address = self._coordinator_client.own_address if network is None else address_of(network.interface)
         if self._coordinator is None:
             await self._election.open(address, 0)
         self._known = {
@@ -130,6 +134,7 @@ class Node:
             "domain": os.environ.get(ENV_FAILURE_DOMAIN, ""),
         }
         self._coordinator_client.send_handshake()
+        self._event("network", interface="" if network is None else network.interface, address=address)
         if self._config.elastic is not None:
             preemption = self._config.elastic.notices
             self._spawn(
@@ -462,7 +467,10 @@ class Node:
             ENV_MEMORY_SOCKET: str(self._memory_socket),
         }
         environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: many workers share the cores
-        if self._settings.host in ("127.0.0.1", "localhost"):
+        if self._config.network is not None:
+            for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+                environ.setdefault(variable, self._config.network.interface)
+        elif self._settings.host in ("127.0.0.1", "localhost"):
             environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         return environ
 

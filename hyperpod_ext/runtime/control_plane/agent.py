@@ -21,6 +21,7 @@ from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.declared import encode, with_version
 from hyperpod_ext.runtime.ipc.environment import WorkerEnvironment
+from hyperpod_ext.runtime.ipc.interface import address_of
 from hyperpod_ext.runtime.process_group.address_book import AddressBook, LookedUp
 from hyperpod_ext.runtime.process_group.groups import ProcessGroups
 from hyperpod_ext.runtime.process_group.store import Endpoint, PartitionedStore
@@ -103,7 +104,9 @@ class Session:
         self._addresses, self._peers = AddressBook(), dict[int, tuple[str, int]]()
         self.generation = 0
         self.stop_at_step = StopAtStep(self._send)
-        self._endpoint = Endpoint(environment.rank, environment.secret, _end)
+        network = environment.config.network
+        host = "" if network is None else address_of(network.interface)
+        self._endpoint = Endpoint(environment.rank, environment.secret, _end, host)
         handshake = c.WorkerHandshake(rank=environment.rank, pid=os.getpid())
         wire.send(self._socket, with_version(encode(handshake)))
         threading.Thread(target=self._listen, name="hpx-session", daemon=True).start()

@@ -44,6 +44,15 @@ class NodeJoined(OfNode):
     """Of the agent."""
 
 
+class Network(ByAgent):
+    """Where other nodes reach this one's memory."""
+
+    event: Literal["network"] = "network"
+    interface: str
+    """As the job names it; empty where it names none."""
+    address: str
+
+
 class NodeLost(OfNode):
     """A node is gone, or cannot be told from one that is."""
 

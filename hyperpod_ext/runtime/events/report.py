@@ -14,7 +14,7 @@ from hyperpod_ext.runtime.events.capacity import capacity_of, find_resizes
 from hyperpod_ext.runtime.events.durable_steps import durable_steps, left_out
 from hyperpod_ext.runtime.events.event import Events
 from hyperpod_ext.runtime.events.of_faults import Aborted, Fault, Injected, Killed
-from hyperpod_ext.runtime.events.of_nodes import NodeLost, RanksReassigned
+from hyperpod_ext.runtime.events.of_nodes import Network, NodeLost, RanksReassigned
 from hyperpod_ext.runtime.events.of_training import (
     Begun,
     Done,
@@ -46,6 +46,9 @@ def make_report(events: Events, *, state: str, error: Any, world_size: int) -> d
         "seconds": {name: round(value, 4) for name, value in seconds.items()},
         "recoveries": recoveries,
         "resizes": find_resizes(events),
+        "network": {
+            str(event.node): {"interface": event.interface, "address": event.address} for event in events.of(Network)
+        },
         "nodes_lost": sorted({event.node for event in events.of(NodeLost)}),
         "faults": [{"t": round(fault.t - events.start, 4), **_shown(fault)} for fault in events.of(Fault)],
         "skipped": sorted({event.step for event in events.of(Skipped)}),

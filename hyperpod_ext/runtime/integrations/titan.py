@@ -66,6 +66,12 @@ class RunCheckpointer:
         else:
             self._steps.begin()
 
+    def maybe_wait_for_staging(self) -> None:
+        """The optimizer is about to step. A snapshot that is being copied is waited for by the optimizer's own hook."""
+
+    def maybe_wait_for_saving(self) -> None:
+        """A snapshot is written while training goes on; the last one is waited for at the end of the job."""
+
     def close(self) -> None:
         """Nothing is left to be made."""
         self._steps.close()

@@ -313,14 +313,15 @@ class Endpoint:
         rank: this rank.
         secret: the job's.
         on_error: told when the server's thread ends by an error of its own.
+        host: address that it listens at; empty: at all that this machine has.
     """
 
-    def __init__(self, rank: int, secret: bytes, on_error: Callable[[str], None]) -> None:
+    def __init__(self, rank: int, secret: bytes, on_error: Callable[[str], None], host: str = "") -> None:
         self.rank, self._secret = rank, secret
         self._server = RankServer(secret, on_error)
         self._connections = Connections(secret)
-        self.port = self._server.start()
-        """Where other ranks reach it, on any address of this machine."""
+        self.port = self._server.start(host)
+        """Where other ranks reach it."""
 
     @property
     def requests(self) -> int:

@@ -79,8 +79,9 @@ def backends_of(device: str) -> dict[str, Any]:
 def collectives_begun() -> int:
     """Collective operations that this process has begun on its open process groups."""
     begun = 0
-    with contextlib.suppress(RuntimeError, ValueError):  # a group that is just being opened or closed
-        for group in list(_c10d._world.pg_map):
+    for group in list(_c10d._world.pg_map):
+        # one that is just being opened or closed; one of backend "fake", as meshes have for dimensions of size 1: none
+        with contextlib.suppress(RuntimeError, ValueError):
             backends: list[Any] = [group._get_backend(device) for device in group._device_types]
             begun += sum(one._get_sequence_number_for_group() for one in {id(one): one for one in backends}.values())
     return begun

@@ -6,6 +6,7 @@ equals the last one means that only tensors' contents and values can have change
 
 from __future__ import annotations
 
+import base64
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,8 +14,8 @@ from typing import Any, NamedTuple
 from hyperpod_ext.errors import JobFailedError
 
 Shape = list[Any]
-"""Nodes in the order of the walk: "T" a tensor, "V" a value, "U" a tuple of scalars, "{" and its keys,
-"[" and its length, "(" and its length. Survives JSON; keys may be text or whole numbers."""
+"""Nodes in the order of the walk: "T" a tensor, "V" a value, "B" bytes, whose value is their base64, "U" a tuple of
+scalars, "{" and its keys, "[" and its length, "(" and its length. Survives JSON; keys may be text or whole numbers."""
 
 Path = tuple[str | int, ...]
 
@@ -79,6 +80,9 @@ def _take(node: Any, parts: Parts, is_tensor: Any) -> None:
         shape += ("(" if isinstance(node, tuple) else "[", len(node))
         for value in node:
             _take(value, parts, is_tensor)
+    elif kind is bytes:  # a state that its object has made bytes of itself; nobody here reads them
+        shape.append("B")
+        parts.values.append(base64.b64encode(node).decode())
     elif isinstance(node, bool | int | float | str):  # subclasses, such as numpy's float64
         shape.append("V")
         parts.values.append(node)
@@ -98,14 +102,14 @@ def _explain(node: Any, path: Path, is_tensor: Any) -> None:
     elif isinstance(node, list | tuple):
         for index, value in enumerate(node):
             _explain(value, (*path, index), is_tensor)
-    elif not isinstance(node, bool | int | float | str | None):
+    elif not isinstance(node, bool | int | float | str | bytes | None):
         raise _unstorable(path, node, "a value")
 
 
 def _unstorable(path: Path, value: object, what: str) -> JobFailedError:
     return JobFailedError(
         f"{fqn(path)} is {what} of type {type(value).__name__}; a snapshot holds tensors, numbers, text, "
-        "and dicts, lists and tuples of them",
+        "bytes, and dicts, lists and tuples of them",
         hint="Leave it out of the object's state_dict(), or store it as a tensor.",
     )
 
@@ -126,6 +130,8 @@ def _put(shape: Iterator[Any], tensors: Iterator[Any], values: Iterator[Any]) ->
             return next(tensors)
         case "V":
             return next(values)
+        case "B":
+            return base64.b64decode(next(values), validate=True)
         case "U":
             return tuple(next(values))
         case "{":
@@ -150,7 +156,7 @@ def _walk(shape: Iterator[Any], path: Path, tensors: list[Path], values: list[Pa
     match next(shape):
         case "T":
             tensors.append(path)
-        case "V" | "U":
+        case "V" | "U" | "B":
             values.append(path)
         case "{":
             for key in next(shape):

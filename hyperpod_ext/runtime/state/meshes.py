@@ -234,7 +234,7 @@ def of_now(value: Any) -> Any:
 def is_sharded(value: Any) -> bool:
     """Whether `value` holds shards, in modules and optimizers, lists, tuples and dicts: they are of one world alone."""
     if isinstance(value, torch.nn.Module):
-        return any(is_dtensor(tensor) for tensor in (*value.parameters(), *value.buffers()))
+        return any(is_dtensor(tensor) for tensor in (*value.parameters(), *torch.nn.Module.buffers(value)))
     if isinstance(value, torch.optim.Optimizer):
         return any(is_dtensor(parameter) for group in value.param_groups for parameter in group["params"])
     if isinstance(value, list | tuple):

@@ -53,7 +53,7 @@ class NanGuard:
                     f"restart.nan: action `skip` needs one optimizer, and {len(optimizers)} are registered",
                     hint="One of them may have made its step before another meets the numbers. Use action `raise`.",
                 )
-            self._buffers = [buffer for module in modules.values() for buffer in module.buffers()]
+            self._buffers = [buffer for module in modules.values() for buffer in torch.nn.Module.buffers(module)]
             self._kept = []
         self._names = {
             id(parameter): f"{name}.{inner}" for name, m in modules.items() for inner, parameter in m.named_parameters()

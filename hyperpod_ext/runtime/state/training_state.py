@@ -315,7 +315,8 @@ def _state_of(value: Stateful) -> Any:
 def _is_filled(module: torch.nn.Module, state: Any) -> bool:
     """Whether `state` is nothing but the module's own tensors, which have been filled in place; a `state_dict()` of
     its own may have given copies."""
-    own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    buffers = torch.nn.Module.buffers(module)  # Megatron's DDP has a list by that name
+    own = {id(tensor) for tensor in (*module.parameters(), *buffers)}
     parts = take_apart(state, torch.Tensor)
     return not parts.values and all(id(tensor) in own for tensor in parts.tensors)
 

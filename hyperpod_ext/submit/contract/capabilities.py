@@ -10,7 +10,7 @@ from hyperpod_ext.errors import Problem
 
 _OPTIONAL = (
     *("working_dir", "resources", "libraries", "scheduling", "node_groups", "volumes", "relaunch", "timeouts"),
-    *("log_rules", "labels", "annotations", "kubernetes", "slurm", "sagemaker", "metrics"),
+    *("log_rules", "labels", "annotations", "kubernetes", "slurm", "sagemaker", "metrics", "network"),
 )
 """Parts of a spec that only some targets read, and that do no harm to the others."""
 

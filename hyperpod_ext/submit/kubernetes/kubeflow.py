@@ -29,7 +29,7 @@ def capabilities() -> Capabilities:
         image=True,
         elastic=True,
         process_restart=True,
-        reads=READS | {"metrics"},
+        reads=READS | {"metrics", "network"},
     )
 
 

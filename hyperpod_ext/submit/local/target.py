@@ -42,7 +42,7 @@ def capabilities() -> Capabilities:
         process_restart=True,
         spares=True,
         elastic=True,
-        reads=frozenset({"metrics"}),
+        reads=frozenset({"metrics", "network"}),
     )
 
 

@@ -53,7 +53,9 @@ def capabilities() -> Capabilities:
         tiers_reason="",
         image=True,
         process_restart=True,
-        reads=frozenset({"resources", "node_groups", "relaunch", "timeouts", "labels", "sagemaker", "metrics"}),
+        reads=frozenset(
+            {"resources", "node_groups", "relaunch", "timeouts", "labels", "sagemaker", "metrics", "network"}
+        ),
     )
 
 

@@ -69,7 +69,7 @@ def capabilities() -> Capabilities:
         spares=True,
         elastic=True,
         reads=frozenset(
-            {"working_dir", "resources", "scheduling", "volumes", "relaunch", "timeouts", "slurm", "metrics"}
+            {"working_dir", "resources", "scheduling", "volumes", "relaunch", "timeouts", "slurm", "metrics", "network"}
         ),
     )
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.testing._internal.distributed import fake_pg  # noqa: F401  registers the backend "fake"
+from world_of_one import world_of_one
 
 from hyperpod_ext.runtime.detection.heartbeat import Phase
+from hyperpod_ext.runtime.process_group.torch_private import collectives_begun
 from hyperpod_ext.runtime.state.progress import Progress
 
 
@@ -70,3 +74,13 @@ def test_gradients_are_bit_for_bit_the_same():
         return [parameter.grad for parameter in model.parameters()]  # type: ignore[misc]
 
     assert all(torch.equal(a, b) for a, b in zip(gradients(True), gradients(False), strict=True))
+
+
+def test_a_group_that_counts_no_collectives_hides_none_of_the_others():
+    """Device meshes have such groups for dimensions of size 1, where a trainer says so."""
+    with world_of_one():
+        dist.new_group(backend="fake")
+        own = dist.new_group()
+        begun = collectives_begun()
+        dist.barrier(group=own)
+        assert collectives_begun() > begun

@@ -245,3 +245,17 @@ def test_objects_built_anew_take_over_nothing_that_has_changed(trained):
     state = TrainingState({"model": nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))}, before=trained.state)
     state.adopt()
     assert state.consistent_step() is None
+
+
+class NamesOfItsOwn(nn.Linear):
+    """As Megatron's DDP, which keeps a list where modules have a method."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.buffers = []
+
+
+def test_a_module_with_an_attribute_named_buffers_is_restored():
+    saved, fresh = NamesOfItsOwn(), NamesOfItsOwn()
+    TrainingState({"model": fresh}).load([snapshot_of(TrainingState({"model": saved}))])
+    assert torch.equal(fresh.weight, saved.weight)
