@@ -165,4 +165,4 @@ def test_a_config_of_hyp_for_something_else_is_refused() -> None:
     with pytest.raises(ConfigError, match="is a cluster-stack of hyp"):
         import_file("template: cluster-stack\nversion: 1.0\n", "config.yaml")
     with pytest.raises(ConfigError, match=r"config\.yaml.*name"):
-        import_file("job_name: Not_A_Name\nimage: a:1\n", "config.yaml")
+        import_file("job_name: Not_A_Name\nimage: a:1\ncommand: [torchrun, t.py]\n", "config.yaml")

@@ -93,7 +93,9 @@ def parse_all(text: str, source: str) -> list[Document]:
         loader = _Loader(text)
         try:
             while loader.check_node():
-                nodes.append(loader.get_node())
+                node = loader.get_node()
+                if node is not None:
+                    nodes.append(node)
         finally:
             loader.dispose()
     except yaml.YAMLError as error:
