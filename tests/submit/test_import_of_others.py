@@ -106,3 +106,57 @@ def test_a_folder_is_counted(tmp_path: Path) -> None:
 def test_a_published_file_is_imported_or_refused(file: Path) -> None:
     with contextlib.suppress(ConfigError):
         import_file(file.read_text(encoding="utf-8"), file.name)
+
+
+SBATCH = """\
+#!/bin/bash
+#SBATCH -N 2 --ntasks-per-node=1
+#SBATCH --job-name=tiny # a comment
+#SBATCH --gpus-per-node=8 --exclusive
+export NCCL_DEBUG=INFO FI_PROVIDER=efa
+export HEAD=$(hostname)
+: "${IMAGE:=/fsx/tiny.sqsh}"
+GPUS=${GPUS:-8}
+declare -a ARGS=(--container-image $IMAGE --container-mounts /fsx:/fsx,/data:/in:ro)
+declare -a RUN=(
+    --nproc_per_node=$GPUS   # of each node
+    --nnodes=$SLURM_JOB_NUM_NODES
+)
+cat > config.json <<EOF
+{"steps": 4}
+EOF
+RESUME=""
+if [ -d "/opt/sagemaker_cluster" ]; then
+    RESUME="--auto-resume=1"
+fi
+srun ${RESUME} -l --mpi=pmix "${ARGS[@]}" python -m torch.distributed.run "${RUN[@]}" /app/train.py --name 'two words'
+"""
+
+
+def test_shell_is_read_as_the_shell_reads_it() -> None:
+    pytest.importorskip("tree_sitter_bash")
+    found = import_file(SBATCH, "tiny.sbatch")
+    job = found.job
+    assert (job.nodes, job.workers_per_node, job.image) == (2, 8, "/fsx/tiny.sqsh")
+    assert (job.script, job.args) == ("/app/train.py", ("--name", "two words"))
+    assert job.env == {"NCCL_DEBUG": "INFO", "FI_PROVIDER": "efa"}
+    assert job.slurm.setup == ('export HEAD="$(hostname)"',)
+    assert job.slurm.auto_resume
+    assert [(volume.path, volume.read_only) for volume in job.volumes if volume.kind == "host"] == [
+        ("/fsx", False),
+        ("/in", True),
+    ]
+    named = "\n".join(found.left_out)
+    for part in (
+        "tiny.sbatch:8: GPUS: its default '8' is taken",
+        "cat > config.json",
+        "tiny.sbatch:21: srun --mpi=pmix",
+    ):
+        assert part in named, named
+
+
+@pytest.mark.parametrize("text", ["#!/bin/bash\n", "#SBATCH\n\n#SBATCH -N x\nsrun\n", "#!\nsrun bash -c 'a b'\n"])
+def test_shell_that_trains_nothing_is_refused(text: str) -> None:
+    pytest.importorskip("tree_sitter_bash")
+    with pytest.raises(ConfigError):
+        import_file(text, "file.sbatch")
