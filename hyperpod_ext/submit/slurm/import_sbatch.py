@@ -189,10 +189,10 @@ def _commands(text: str, document: dict[str, Any], left: list[str], source: str)
         message = f"no step starts a Python file that can be told ({started}): it prepares, tests, or has other scripts"
         raise ConfigError([Problem(message, source=source, line=script.steps[0][1] if script.steps else 1, hint=hint)])
     _words, line, options, launch = read[-1]
-    for others, where, *_rest in launches:
-        if where != line:
+    for others, other_line, *_rest in launches:
+        if other_line != line:
             left.append(
-                f"{source}:{where}: {' '.join(others)[:100]}: a spec has one step; the one of line {line} is it"
+                f"{source}:{other_line}: {' '.join(others)[:100]}: a spec has one step; the one of line {line} is it"
             )
     _srun(options, document, left, f"{source}:{line}")
     assert launch is not None
@@ -253,6 +253,10 @@ def _srun(options: list[tuple[str, str]], document: dict[str, Any], left: list[s
                 for mount in value.split(","):
                     host, _, inside = mount.partition(":")
                     inside, _, flags = (inside or host).partition(":")
+                    if re.search(r"\$[\w({]|`", mount):
+                        left.append(
+                            f"{where}: volume {mount}: is worked out when the job runs; the spec has it as text"
+                        )
                     if host.startswith("/") and inside.startswith("/"):
                         volume = {"kind": "host", "path": inside, "host_path": host}
                         document.setdefault("volumes", []).append(

@@ -123,8 +123,10 @@ class _Reader:
         if _CLUSTER in condition:
             return True
         match = re.search(r"\[\[?\s*(!?)\s*-([nz])\s+\"?\$\{?([A-Za-z_]\w*)(?::-)?\}?\"?\s*\]", condition)
-        if match is None or match[3].startswith("SLURM"):
+        if match is None:
             return None
+        if match[3].startswith("SLURM"):
+            return (match[2] == "n") != bool(match[1])  # Slurm sets them
         empty = not " ".join(self.values.get(match[3], []))
         return (empty == (match[2] == "z")) != bool(match[1])
 
