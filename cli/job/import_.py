@@ -32,7 +32,7 @@ def command(file: str, sets: tuple[str, ...], values: str | None, env_file: str 
     from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
     from hyperpod_ext.submit.contract.spec_annotation import without_defaults
     from hyperpod_ext.submit.import_any import import_file
-    from hyperpod_ext.submit.imports.folder import import_folder
+    from hyperpod_ext.submit.import_folder import import_folder
     from hyperpod_ext.submit.imports.placeholders import read_values
 
     given = read_values(sets, values, env_file)

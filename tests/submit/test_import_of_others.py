@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from pathlib import Path
 
 import pytest
@@ -160,3 +161,17 @@ def test_shell_that_trains_nothing_is_refused(text: str) -> None:
     pytest.importorskip("tree_sitter_bash")
     with pytest.raises(ConfigError):
         import_file(text, "file.sbatch")
+
+
+def test_a_file_with_broken_lines_is_imported_or_refused() -> None:
+    pytest.importorskip("tree_sitter_bash")
+    chance = random.Random(7)
+    broken = [":", ": []", ": {}", ": 3", ": x", ": null", ": [a]", "=", "=(", ": -1"]
+    for text in (TEMPLATE, SBATCH):
+        for _round in range(150):
+            lines = text.splitlines()
+            for _line in range(chance.randint(1, 3)):
+                at = chance.randrange(len(lines))
+                lines[at] = lines[at].partition(":")[0] + chance.choice(broken)
+            with contextlib.suppress(ConfigError):
+                import_file("\n".join(lines), "file", {"NUM_NODES": "2", "IMAGE": "a"})

@@ -67,10 +67,10 @@ def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) 
     if problems := [problem for document in documents for problem in document.problems]:
         raise ConfigError(problems)
     objects = [found for document in documents for found in _objects(document, document.data, ())]
-    jobs = [found for found in objects if found[2].get("kind") in _TARGETS]
+    jobs = [found for found in objects if str(found[2].get("kind")) in _TARGETS]
     if not jobs:
         raise ConfigError([_no_job(objects, source)])
-    (document, path, found), target = jobs[0], _TARGETS[jobs[0][2]["kind"]]
+    (document, path, found), target = jobs[0], _TARGETS[str(jobs[0][2]["kind"])]
     metadata = found.get("metadata")
     recorded = read_note(metadata) if isinstance(metadata, dict) else None
     if recorded is not None and _still_says(recorded, target, found):
@@ -255,7 +255,7 @@ class _Reader:
         if timeouts.get("keep_s") == -1:
             del timeouts["keep_s"]
         if clean := policy.pop("cleanPodPolicy", None):
-            kubernetes["clean_pods"] = _CLEAN.get(clean, clean)
+            kubernetes["clean_pods"] = _CLEAN.get(str(clean), str(clean))
         rules = [_log_rule(one) for one in policy.pop("logMonitoringConfiguration", None) or []]
         for name, value in (("relaunch", again), ("timeouts", timeouts), ("log_rules", rules)):
             document.pop(name, None)
@@ -288,8 +288,8 @@ class _Reader:
                 document["launched_workers"] = int(trainer["numProcPerNode"])
             return [{"spec": {"containers": [container]}}]
         if roles := spec.pop("pytorchReplicaSpecs", None):
-            document["nodes"] = sum(int(role.get("replicas", 1)) for role in roles.values())
-            return [dict(role.get("template") or {}) for role in roles.values()]
+            document["nodes"] = sum(int(role.get("replicas", 1)) for role in _roles(roles))
+            return [dict(role.get("template") or {}) for role in _roles(roles)]
         groups = [dict(one) for one in spec.pop("replicaSpecs", None) or []]
         if not groups:
             self.left_out.append("spec: names no replicas; nodes is 1")
@@ -302,6 +302,10 @@ class _Reader:
         else:
             document["node_groups"] = [_group(group) for group in groups]
         return [dict(group.get("template") or {}) for group in groups]
+
+
+def _roles(roles: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [role for role in roles.values() if isinstance(role, dict)]
 
 
 def _group(group: Mapping[str, Any]) -> dict[str, Any]:
