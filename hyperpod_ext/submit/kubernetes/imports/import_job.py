@@ -62,7 +62,9 @@ def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) 
     Raises:
         ConfigError: there is none, or what it says is no valid job; names every field.
     """
-    text, notes = fill(text, values or {}, source)
+    notes: list[Problem] = []
+    if ANNOTATION not in text:  # ours is no template: its shell has variables of its own
+        text, notes = fill(text, values or {}, source)
     documents = parse_all(text, source)
     if problems := [problem for document in documents for problem in document.problems]:
         raise ConfigError(problems)
