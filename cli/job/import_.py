@@ -14,24 +14,41 @@ from ..output import print_result, say
 Examples:
   hp-ext import hyperpod-job.yaml > job.yaml
   hp-ext import config.yaml > job.yaml        # of hyp init hyp-pytorch-job
+  hp-ext import job.yaml-template --set NUM_NODES=4 --env-file values.env > job.yaml
+  hp-ext import jobs/ -o json                 # of a folder: carried, named and refused
   kubectl get hyperpodpytorchjob NAME -o yaml | hp-ext import -""",
 )
-@click.argument("file", type=click.Path(dir_okay=False, allow_dash=True), metavar="FILE")
+@click.argument("file", type=click.Path(allow_dash=True), metavar="FILE|DIR")
+@click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="Fill a placeholder; may come again.")
+@click.option("--values", type=click.Path(), metavar="FILE", help="YAML with values of placeholders.")
+@click.option("--env-file", type=click.Path(), metavar="FILE", help="Values of placeholders, NAME=VALUE a line.")
 @output_option()
-def command(file: str, output: str) -> None:
+def command(file: str, sets: tuple[str, ...], values: str | None, env_file: str | None, output: str) -> None:
     """Turn somebody else's job into a spec, and tell what is lost: a job for Kubernetes, a config.yaml of AWS's hyp, an
     sbatch file or a CreateTrainingJob request."""
     import sys
     from pathlib import Path
 
-    from hyperpod_ext.errors import NotFoundError
+    from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
     from hyperpod_ext.submit.contract.spec_annotation import without_defaults
     from hyperpod_ext.submit.import_any import import_file
+    from hyperpod_ext.submit.import_folder import import_folder
+    from hyperpod_ext.submit.imports.placeholders import read_values
 
+    given = read_values(sets, values, env_file)
+    if file != "-" and Path(file).is_dir():
+        report = import_folder(Path(file), given)
+        print_result(report.to_json(), output, report.to_text())
+        return
     if file != "-" and not Path(file).is_file():
         raise NotFoundError(f"there is no file {file}")
-    text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-    found = import_file(text, file)
+    raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ConfigError([Problem("is not UTF-8 text", source=file, line=line)]) from None
+    found = import_file(text, file, given)
     for part in found.left_out:
         say(f"not carried over: {part}")
     result = {"target": found.target, "job": without_defaults(found.job), "left_out": found.left_out}

@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import yaml
 
 from hyperpod_ext._moved import MOVED
+from hyperpod_ext.errors import ConfigError
 from hyperpod_ext.submit.kubernetes.imports.import_job import Imported, import_job
 
 _OLD_NAMES = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in MOVED))
 """In files that an earlier version wrote."""
 
 
-def import_file(text: str, source: str) -> Imported:
+def import_file(text: str, source: str, values: Mapping[str, Any] | None = None) -> Imported:
     """Read an sbatch file, a CreateTrainingJob request as JSON, a config.yaml of hyp, or a job for Kubernetes.
+
+    `values` fill the placeholders of a template.
 
     Raises:
         ConfigError: it is none of them, or what it says is no valid job; names every field.
     """
+    try:
+        return _imported(text, source, values)
+    except ConfigError as error:
+        raise ConfigError([replace(one, source=one.source or source) for one in error.problems]) from None
+
+
+def _imported(text: str, source: str, values: Mapping[str, Any] | None) -> Imported:
     text = _OLD_NAMES.sub(lambda match: MOVED[match[0]], text)
     if text.startswith("#!") or "\n#SBATCH" in text:
         from hyperpod_ext.submit.slurm.import_sbatch import import_sbatch
@@ -28,7 +41,7 @@ def import_file(text: str, source: str) -> Imported:
         return Imported(job, "hyperpod-slurm", left)
     try:
         found = json.loads(text)
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         found = None
     if isinstance(found, dict) and "TrainingJobName" in found:
         from hyperpod_ext.submit.sagemaker.import_request import import_request
@@ -40,8 +53,8 @@ def import_file(text: str, source: str) -> Imported:
 
         try:
             found = yaml.safe_load(text)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError, RecursionError):
             found = None  # said of it below
         if is_hyp_config(found):
             return import_hyp(found, source)
-    return import_job(text, source)
+    return import_job(text, source, values)

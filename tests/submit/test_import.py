@@ -78,14 +78,14 @@ def test_an_sbatch_of_others_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     assert (job.script, job.args, job.mode) == ("train.py", ("--steps", "40"), "plain")
     assert (job.scheduling.queue, job.timeouts.run_s) == ("dev", 93600)
     assert job.slurm.sbatch == {"mail-type": "END"}
-    assert "not carried over: --output=logs/%x.out" in done.stderr
+    assert "not carried over: train.sbatch:7: --output=logs/%x.out" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("time", "seconds"), [("90", 5400), ("1:30", 90), ("1:30:00", 5400), ("2-1", 176400), ("2-01:30", None)]
 )
 def test_times_are_read_as_sbatch_reads_them(time: str, seconds: int | None) -> None:
-    found = import_file(f"#!/bin/sh\n#SBATCH --time={time}\n", "a.sbatch")
+    found = import_file(f"#!/bin/sh\n#SBATCH --time={time}\nsrun torchrun train.py\n", "a.sbatch")
     if seconds is not None:
         assert found.job.timeouts.run_s == seconds
 
@@ -165,4 +165,4 @@ def test_a_config_of_hyp_for_something_else_is_refused() -> None:
     with pytest.raises(ConfigError, match="is a cluster-stack of hyp"):
         import_file("template: cluster-stack\nversion: 1.0\n", "config.yaml")
     with pytest.raises(ConfigError, match=r"config\.yaml.*name"):
-        import_file("job_name: Not_A_Name\nimage: a:1\n", "config.yaml")
+        import_file("job_name: Not_A_Name\nimage: a:1\ncommand: [torchrun, t.py]\n", "config.yaml")

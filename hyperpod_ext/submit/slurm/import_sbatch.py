@@ -11,12 +11,14 @@ from pydantic import ValidationError
 from hyperpod_ext.config.files.document import dotted
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import ConfigError, Problem
+from hyperpod_ext.submit.imports.launch import Launch, parse_launch
 from hyperpod_ext.submit.kubernetes.imports.import_pod import place_script
 from hyperpod_ext.submit.slurm.script import NOTE, OWN_OPTIONS, job_script
+from hyperpod_ext.submit.slurm.shell import read_script
 
 _SHORT = {"J": "job-name", "N": "nodes", "p": "partition", "q": "qos", "t": "time", "A": "account", "o": "output"}
 _TO_SLURM = {"account", "reservation", "constraint", "exclude", "gres"}
-_QUIET = OWN_OPTIONS | {"mem", "error"}
+_QUIET = OWN_OPTIONS
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?:(?P<hours>\d+):)?(?P<minutes>\d+)(?::(?P<seconds>\d+))?")
 
 
@@ -32,19 +34,38 @@ def import_sbatch(text: str, source: str) -> tuple[JobConfig, list[str]]:
             job = _valid(line.removeprefix(NOTE), source)
             if job_script(job) == text:
                 return job, []
-            left.append("the spec in the file: the file was changed after it was written")
+            return _changed(job, text, source)
     document: dict[str, Any] = {"mode": "plain", "slurm": {}}
-    for name, value in _options(text):
-        _take(document, name, value, left)
-    _commands(text, document, left)
+    told: list[str] = []
+    for name, value, line_number in _options(text):
+        told = []
+        _take(document, name, value, told)
+        left += [f"{source}:{line_number}: {one}" for one in told]
+    document["slurm"].setdefault("exclusive", False)
+    _commands(text, document, left, source)
+    document.pop("tasks", None)
     document.setdefault("name", "job")
-    document.setdefault("script", "train.py")
-    place_script(document, left)
+    told = []
+    place_script(document, told)
+    left += [f"{source}: {one}" for one in told]
     try:
         return JobConfig.model_validate(document, strict=False), left
     except ValidationError as error:
         problems = [Problem(str(one["msg"]), path=dotted(one["loc"]), source=source) for one in error.errors()]
         raise ConfigError(problems) from None
+
+
+def _changed(job: JobConfig, text: str, source: str) -> tuple[JobConfig, list[str]]:
+    """Our own file, changed by hand: the spec in it with its number of nodes now; other changes are named."""
+    left = [f"{source}: the spec in the file: the file was changed after it was written"]
+    written = set(job_script(job).splitlines())
+    for number, line in enumerate(text.splitlines(), 1):
+        match = re.fullmatch(r"#SBATCH --nodes=(\d+)", line)
+        if match and int(match[1]) > job.spares:
+            job = job.model_copy(update={"nodes": int(match[1]) - job.spares})
+        elif line not in written and not line.startswith(("# ", NOTE)):
+            left.append(f"{source}:{number}: {line.strip()[:100]}: was changed by hand, and is not in the spec")
+    return job, left
 
 
 def _valid(note: str, source: str) -> JobConfig:
@@ -54,12 +75,15 @@ def _valid(note: str, source: str) -> JobConfig:
         raise ConfigError([Problem(f"holds a spec of another version: {error}", source=source)]) from None
 
 
-def _options(text: str) -> list[tuple[str, str]]:
+def _options(text: str) -> list[tuple[str, str, int]]:
     found = []
-    for line in text.splitlines():
-        if line and not line.startswith("#"):
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip() and not line.startswith("#"):
             break
-        words = shlex.split(line.removeprefix("#SBATCH"), comments=True) if line.startswith("#SBATCH") else []
+        try:
+            words = shlex.split(line.removeprefix("#SBATCH"), comments=True) if line.startswith("#SBATCH") else []
+        except ValueError:
+            words = line.removeprefix("#SBATCH").split()
         while words:
             word = words.pop(0)
             if word.startswith("--"):
@@ -68,7 +92,7 @@ def _options(text: str) -> list[tuple[str, str]]:
                 name, equals, value = _SHORT.get(word[1:2], word[1:2]), word[2:], word[2:]
             if not equals and words and not words[0].startswith("-"):
                 value = words.pop(0)
-            found.append((name, value))
+            found.append((name, value, number))
     return found
 
 
@@ -76,9 +100,14 @@ def _take(document: dict[str, Any], name: str, value: str, left: list[str]) -> N
     slurm = document["slurm"]
     match name:
         case "job-name":
-            document["name"] = re.sub(r"[^a-z0-9-]", "-", value.lower()).strip("-")
+            document["name"] = re.sub(r"[^a-z0-9-]", "-", value.lower()).strip("-")[:63] or "job"
+            if document["name"] != value:
+                left.append(f"--job-name={value}: the job is called {document['name']}")
         case "nodes":
-            document["nodes"] = int(value.partition("-")[0])
+            if not value.isdecimal() or int(value) < 1:
+                left.append(f"--nodes={value}: is no one number of nodes; 1 is taken")
+            else:
+                document["nodes"] = int(value)
         case "partition":
             document.setdefault("scheduling", {})["queue"] = value
         case "qos":
@@ -86,15 +115,28 @@ def _take(document: dict[str, Any], name: str, value: str, left: list[str]) -> N
         case "time" if (match := _TIME.fullmatch(value)) is not None:
             document["timeouts"] = {"run_s": _seconds(match)}
         case "gpus-per-node" | "gpus-per-task":
-            document["workers_per_node"] = int(value.rpartition(":")[2])
+            count = value.rpartition(":")[2]
+            if count.isdecimal() and int(count) > 0:
+                document["workers_per_node"] = int(count)
+            slurm.setdefault("sbatch", {})[name] = value
+        case "ntasks-per-node":
+            document["tasks"] = value
+            left.append(f"--ntasks-per-node={value}: one task a node starts the workers")
         case "cpus-per-task":
-            document.setdefault("resources", {})["cpus"] = float(value)
+            if value.isdecimal() and int(value) > 0:
+                document.setdefault("resources", {})["cpus"] = float(value)
+            else:
+                left.append(f"--cpus-per-task={value}: is no number")
         case "exclusive":
             slurm["exclusive"] = True
         case "requeue" | "no-requeue":
             slurm["requeue"] = name == "requeue"
         case _ if name in _TO_SLURM:
             slurm[name] = value
+        case "mem" if value == "0":
+            slurm.setdefault("sbatch", {})["mem"] = value
+        case _ if re.search(r"[\s'\"\\#]", value) or not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
+            left.append(f"--{name}={value}: a spec takes no such text as an option of sbatch")
         case _ if name in _QUIET:
             left.append(f"--{name}={value}: the rendered file sets this itself")
         case _:
@@ -111,18 +153,121 @@ def _seconds(match: re.Match[str]) -> int:
     return days * 86400 + hours * 3600 + minutes * 60 + seconds
 
 
-def _commands(text: str, document: dict[str, Any], left: list[str]) -> None:
-    """What srun starts: its image, how many workers, and the script."""
-    joined = text.replace("\\\n", " ")
-    for line in joined.splitlines():
-        if "srun" not in line or line.startswith("#"):
-            continue
-        document["slurm"]["auto_resume"] = "--auto-resume=1" in line
-        if image := re.search(r"--container-image[= ](\S+)", line):
-            document["image"] = image[1].strip("'\"")
-        if workers := re.search(r"--nproc[-_]per[-_]node[= ](\d+)", line):
-            document["workers_per_node"] = int(workers[1])
-        if script := re.search(r"(\S+\.py)(.*)$", line):
-            document["script"] = script[1]
-            document["args"] = tuple(script[2].split())
-    left.append("the commands of the file, but for what srun starts")
+_SRUN_FLAGS = {"-l", "--label", "-u", "--unbuffered", "--exclusive", "--overlap", "-K", "--kill-on-bad-exit", "-v"}
+_SRUN_FLAGS |= {
+    "--no-container-mount-home",
+    "--container-mount-home",
+    "--no-container-remap-root",
+    "--container-writable",
+}
+_SRUN_QUIET = {"-l", "--label", "--no-container-mount-home", "--cpu-bind", "-u", "--unbuffered"}
+
+
+def _commands(text: str, document: dict[str, Any], left: list[str], source: str) -> None:
+    """What the file runs: exports become variables, srun's options fields, and its launcher script and arguments."""
+    script = read_script(text, source)
+    left += [f"{source}:{line or 1}: {note}" for note, line in script.notes]
+    for name, (value, line) in script.exports.items():
+        if name.startswith("HPX_"):
+            left.append(f"{source}:{line}: export {name}: the launcher sets it")
+        elif not re.search(r"\$[\w({]|`", value):
+            document.setdefault("env", {})[name] = value
+        elif "\n" in value or "[" in value or "RANDOM" in value:
+            left.append(f"{source}:{line}: export {name}={value[:80]}: is worked out by bash when the job runs")
+        else:
+            quoted = value.replace('"', '\\"') if "$(" not in value else value
+            document["slurm"].setdefault("setup", []).append(f'export {name}="{quoted}"')
+            left.append(f"{source}:{line}: export {name}: is worked out on each node, by slurm.setup, not on the first")
+    for other, line in script.others:
+        first = (other.strip().splitlines() or [""])[0]
+        left.append(f"{source}:{line}: {first[:100]}: a command besides the step is not run")
+    launches = [(words, line, *_step(words)) for words, line in script.steps]
+    read = [one for one in launches if one[3] is not None]
+    if not read:
+        hint = "write a spec with the Python file that it starts"
+        started = "; ".join(" ".join(words)[:80] for words, _line in script.steps) or "no step"
+        message = f"no step starts a Python file that can be told ({started}): it prepares, tests, or has other scripts"
+        raise ConfigError([Problem(message, source=source, line=script.steps[0][1] if script.steps else 1, hint=hint)])
+    _words, line, options, launch = read[-1]
+    for others, other_line, *_rest in launches:
+        if other_line != line:
+            left.append(
+                f"{source}:{other_line}: {' '.join(others)[:100]}: a spec has one step; the one of line {line} is it"
+            )
+    _srun(options, document, left, f"{source}:{line}")
+    assert launch is not None
+    document["script"], document["args"] = launch.script, launch.args
+    tasks = next((v for n, v in options if n in ("--ntasks-per-node", "--tasks-per-node")), document.pop("tasks", None))
+    where = f"{source}:{line}"
+    if launch.launcher != "torchrun":
+        left.append(f"{where}: the launcher is {launch.launcher}; the spec renders to torchrun, which sets the ranks")
+    if launch.before:
+        left.append(f"{where}: words before the launcher: {shlex.join(launch.before)[:200]}")
+    workers = launch.workers if launch.launcher != "python" else tasks or "1"
+    nodes = document.get("nodes", 1)
+    if workers is not None and workers.isdecimal() and int(workers) > 0:
+        count = int(workers)
+        if launch.launcher == "accelerate" and count % nodes == 0:
+            count //= nodes
+        document["workers_per_node"] = count
+    elif workers is not None:
+        count = document.get("workers_per_node", 1)
+        left.append(f"{where}: workers_per_node: {workers} depends on the node; {count} is taken")
+    for name, value in launch.other_options().items():
+        left.append(f"{where}: --{name} {value} of {launch.launcher}: a spec has no field that says it")
+    if launch.nodes is not None and launch.nodes.isdecimal() and int(launch.nodes) != nodes:
+        left.append(f"{where}: the launcher's {launch.nodes} nodes: --nodes is {nodes}, which counts")
+    left += [
+        f"{where}: {word}: is worked out when the job runs; the spec passes it as text"
+        for word in [launch.script, *launch.args, document.get("image", "")]
+        if re.search(r"\$[\w({]|`", word)
+    ]
+
+
+def _step(words: list[str]) -> tuple[list[tuple[str, str]], Launch | None]:
+    """srun's options, and the launch after them."""
+    rest, options = list(words), []
+    while rest and rest[0].rpartition("/")[2] != "srun" and any(word.endswith("srun") for word in rest):
+        rest.pop(0)
+    if rest and rest[0].rpartition("/")[2] == "srun":
+        rest.pop(0)
+        while rest and rest[0].startswith("-"):
+            name, equals, value = rest.pop(0).partition("=")
+            if not equals and name not in _SRUN_FLAGS and rest and (name.startswith("--") or len(name) == 2):
+                value = rest.pop(0)
+            options.append((name, value))
+    return options, parse_launch(rest)
+
+
+def _srun(options: list[tuple[str, str]], document: dict[str, Any], left: list[str], where: str) -> None:
+    document["slurm"]["auto_resume"] = False
+    for name, value in options:
+        match name:
+            case "--auto-resume":
+                document["slurm"]["auto_resume"] = value == "1"
+            case "--container-image":
+                document["image"] = value
+            case "--container-workdir" if value.startswith("/"):
+                document["working_dir"] = value
+            case "--container-mounts":
+                for mount in value.split(","):
+                    host, _, inside = mount.partition(":")
+                    inside, _, flags = (inside or host).partition(":")
+                    if re.search(r"\$[\w({]|`", mount):
+                        left.append(
+                            f"{where}: volume {mount}: is worked out when the job runs; the spec has it as text"
+                        )
+                    if host.startswith("/") and inside.startswith("/"):
+                        volume = {"kind": "host", "path": inside, "host_path": host}
+                        document.setdefault("volumes", []).append(
+                            volume | ({"read_only": True} if flags == "ro" else {})
+                        )
+                    else:
+                        left.append(f"{where}: volume {mount}: the folder is worked out when the job runs")
+            case "--export":
+                for one in value.split(","):
+                    variable, equals, text = one.partition("=")
+                    if equals:
+                        document.setdefault("env", {})[variable] = text
+            case _ if name not in _SRUN_QUIET:
+                left.append(f"{where}: srun {name}{'=' if value else ''}{value}: a spec has no field that says it")

@@ -60,7 +60,11 @@ def import_hyp(found: Mapping[str, Any], source: str) -> Imported:
         if theirs in rest:
             _put(document, path, rest.pop(theirs))
     _resources(rest, document, left)
+    document.pop("launched_nodes", None)
+    launched = document.pop("launched_workers", None)
     _workers(rest, document, left)
+    if launched is not None:
+        document["workers_per_node"] = launched  # the launcher goes by its own flag
     entries = [{"name": name, "value": value} for name, value in (rest.pop("environment", None) or {}).items()]
     read_environment(entries, document, {}, left)
     for theirs, required in (("required_topology", True), ("preferred_topology", False)):

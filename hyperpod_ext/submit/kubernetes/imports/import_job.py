@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
 from hyperpod_ext.catalog import labels
-from hyperpod_ext.config.files.document import dotted
+from hyperpod_ext.config.files.document import Document, Path, dotted, parse_all
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.submit.contract.spec_annotation import ANNOTATION, read_note, without_defaults
 from hyperpod_ext.submit.contract.yaml_text import read_all
+from hyperpod_ext.submit.imports.placeholders import fill
+from hyperpod_ext.submit.kubernetes.imports.compare import differences
 from hyperpod_ext.submit.kubernetes.imports.import_pod import read_pod
+from hyperpod_ext.submit.kubernetes.imports.shape import Shape
 
 _TARGETS = {"HyperPodPyTorchJob": "hyperpod-eks", "PyTorchJob": "kubeflow", "TrainJob": "kubeflow"}
+_SERVICE = "an inference service"
+_NO_TRAINING = {
+    "InferenceService": _SERVICE,
+    "InferenceEndpointConfig": _SERVICE,
+    "JumpStartModel": _SERVICE,
+    "RayService": _SERVICE,
+    "LeaderWorkerSet": _SERVICE,
+    "Deployment": "a service that keeps running",
+    "StatefulSet": "a service that keeps running",
+    "DaemonSet": "a service of every node",
+    "Job": "a batch job of Kubernetes, such as data preparation or a test",
+    "CronJob": "a batch job of Kubernetes, such as data preparation or a test",
+    "Pod": "a single pod",
+    "MPIJob": "a job of MPI, whose workers mpirun starts",
+    "RayJob": "a job of Ray, which starts its own workers",
+    "RayCluster": "a cluster of Ray",
+    "Workflow": "a workflow of several steps",
+}
 _CLEAN = {"All": "all", "OnlyComplete": "completed", "Running": "completed", "None": "none"}
 
 
@@ -35,36 +56,112 @@ class Imported:
         return yaml.safe_dump(without_defaults(self.job), sort_keys=False, allow_unicode=True, width=100)
 
 
-def import_job(text: str, source: str) -> Imported:
-    """Read the training job among the objects of `text`.
+def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) -> Imported:
+    """Read the training job among the objects of `text`, a template whose placeholders `values` fill.
 
     Raises:
         ConfigError: there is none, or what it says is no valid job; names every field.
     """
-    try:
-        objects = [found for found in read_all(text) if isinstance(found, dict)]
-    except yaml.YAMLError as error:
-        raise ConfigError([Problem(f"is not YAML: {error}", source=source)]) from None
-    jobs = [found for found in objects if found.get("kind") in _TARGETS]
+    notes: list[Problem] = []
+    if ANNOTATION not in text:  # ours is no template: its shell has variables of its own
+        text, notes = fill(text, values or {}, source)
+    documents = parse_all(text, source)
+    if problems := [problem for document in documents for problem in document.problems]:
+        raise ConfigError(problems)
+    objects = [found for document in documents for found in _objects(document, document.data, ())]
+    jobs = [found for found in objects if str(found[2].get("kind")) in _TARGETS]
     if not jobs:
-        kinds = ", ".join(str(found.get("kind")) for found in objects) or "nothing"
-        hint = f"import reads {', '.join(_TARGETS)}"
-        raise ConfigError([Problem(f"holds no training job, but {kinds}", source=source, hint=hint)])
-    found = jobs[0]
-    target = _TARGETS[found["kind"]]
-    recorded = read_note(found.get("metadata") or {})
+        raise ConfigError([_no_job(objects, source)])
+    (document, path, found), target = jobs[0], _TARGETS[str(jobs[0][2]["kind"])]
+    metadata = found.get("metadata")
+    recorded = read_note(metadata) if isinstance(metadata, dict) else None
     if recorded is not None and _still_says(recorded, target, found):
         return Imported(recorded, target)
+    shape = Shape(document)
+    found = shape.read(found, path)
+    if shape.problems:
+        raise ConfigError(list(dict.fromkeys(shape.problems)))
     reader = _Reader(source)
-    document = reader.read(found)
+    job = _job(reader.read(found), source)
+    left = [str(one) for one in (*notes, *shape.notes)] + [
+        f"{source}:{_line_of(text, document, path)}: {text}" for text in reader.left_out
+    ]
     if recorded is not None:
-        reader.left_out.append("the spec in the annotations: the file was changed after it was written")
+        left.append(f"{source}: the spec in the annotations: the file was changed after it was written")
+    left += [str(one) for one in differences(found, _rendered(job, target), _below(document, path))]
+    for other, at, one in objects:
+        if one is not jobs[0][2]:
+            name = (one.get("metadata") or {}).get("name") if isinstance(one.get("metadata"), dict) else None
+            message = f"{one.get('kind')} {name}: another object of the file; a spec is one job, so apply it beside it"
+            left.append(f"{source}:{other.location(at).line}: {message}")
+    return Imported(job, target, list(dict.fromkeys(left)))
+
+
+def _job(document: dict[str, Any], source: str) -> JobConfig:
     try:
-        job = JobConfig.model_validate(document, strict=False)
+        return JobConfig.model_validate(document, strict=False)
     except ValidationError as error:
         problems = [Problem(str(one["msg"]), path=dotted(one["loc"]), source=source) for one in error.errors()]
         raise ConfigError(problems) from None
-    return Imported(job, target, reader.left_out)
+
+
+def _rendered(job: JobConfig, target: str) -> dict[str, Any]:
+    from hyperpod_ext.submit.contract.targets import get_target
+
+    shown = job if job.image else job.model_copy(update={"image": "image-of-the-cluster"})
+    (found,) = read_all(get_target(target).render(shown, None)["job.yaml"])
+    return dict(found)
+
+
+def _below(document: Document, path: Path) -> Document:
+    """The document as if the object at `path` were all of it."""
+    places = {at[len(path) :]: place for at, place in document.locations.items() if at[: len(path)] == path}
+    return replace(document, locations=places)
+
+
+def _line_of(text: str, document: Document, path: Path) -> int | None:
+    """Where what `text` names was written: the first value that its first words are in, or the job."""
+    head = text.partition(":")[2].strip() if text.startswith("a line of") else text
+    words = [word.strip(":,") for word in head.split()[:3]]
+    for word in [word for word in words if (len(word) > 2 and not word.islower()) or word.startswith("--")]:
+        for place in document.locations.values():
+            if place.text is not None and word.partition("=")[0] in place.text:
+                return place.line
+    return document.location(path).line
+
+
+def _objects(document: Document, data: object, path: Path) -> Iterator[tuple[Document, Path, dict[str, Any]]]:
+    """The objects of one document, those of lists one by one."""
+    if isinstance(data, list):
+        for index, one in enumerate(data):
+            yield from _objects(document, one, (*path, index))
+    elif isinstance(data, dict):
+        items = data.get("items")
+        if str(data.get("kind", "")).endswith("List") and isinstance(items, list):
+            yield from _objects(document, items, (*path, "items"))
+        else:
+            yield document, path, data
+
+
+def _no_job(objects: Sequence[tuple[Document, Path, dict[str, Any]]], source: str) -> Problem:
+    """What the file is instead, and what to do."""
+    kinds = list(dict.fromkeys(str(found.get("kind")) for _document, _path, found in objects if found.get("kind")))
+    line = objects[0][0].location(objects[0][1]).line if objects else 1
+    reads = f"import reads {', '.join(_TARGETS)}"
+    for kind in kinds:
+        if kind in _NO_TRAINING:
+            message = f"is {_NO_TRAINING[kind]} ({kind}), no training job"
+            return Problem(message, source=source, line=line, hint=f"apply it with kubectl as before; {reads}")
+    if kinds:
+        return Problem(f"holds no training job, but {', '.join(kinds)}", source=source, line=line, hint=reads)
+    names = {str(name) for _document, _path, found in objects for name in found}
+    if names & {"recipes", "trainer", "training_config", "exp_manager", "hydra"}:
+        hint = "its launcher makes a job of it: import what that writes"
+        return Problem("is a recipe of Hydra, no job", source=source, line=line, hint=hint)
+    if names:
+        hint = f"if these are values of a template, give them with --values {source}; {reads}"
+        return Problem(f"holds no training job, but fields {', '.join(sorted(names)[:5])}", "", source, line, hint)
+    return Problem("holds no training job, but nothing that a job is made of", source=source, line=1, hint=reads)
 
 
 def _still_says(job: JobConfig, target: str, found: Mapping[str, Any]) -> bool:
@@ -101,16 +198,24 @@ class _Reader:
         self._elastic(dict(spec.pop("elasticPolicy", None) or {}), document)
         pods = self._replicas(spec, document)
         read_pod(pods, document, scheduling, kubernetes, self.left_out)
+        launched = document.pop("launched_workers", None)
+        if launched is not None and workers.isdecimal() and launched != int(workers):
+            self.left_out.append(f"spec.nprocPerNode: {workers} here; the command says {launched}, which counts")
+        if launched is None and not workers.isdecimal():
+            count = document.get("resources", {}).get("accelerators")
+            document["workers_per_node"] = count or 1
+            self.left_out.append(f"workers_per_node: {count or 1} is taken, as nprocPerNode and the command name none")
+        elif launched is not None:
+            document["workers_per_node"] = launched
+        nodes = document.pop("launched_nodes", None)
+        if nodes is not None and nodes != str(document["nodes"]):
+            self.left_out.append(f"the launcher's --nnodes={nodes}: the replicas are {document['nodes']}, which count")
+        kubernetes["network_policy"] = False  # the file has none
         if scheduling:
             document["scheduling"] = scheduling
         if kubernetes:
             document["kubernetes"] = kubernetes
-        self._leave("metadata", metadata)
-        self._leave("spec", spec)
         return document
-
-    def _leave(self, where: str, rest: Mapping[str, Any]) -> None:
-        self.left_out += [f"{where}.{name}" for name, value in rest.items() if value not in (None, {}, [])]
 
     def _labels(self, metadata: dict[str, Any], document: dict[str, Any], scheduling: dict[str, Any]) -> None:
         found = dict(metadata.pop("labels", None) or {})
@@ -127,13 +232,14 @@ class _Reader:
             if annotation in notes:
                 scheduling["topology"] = {"level": notes.pop(annotation), "required": required}
         notes.pop(labels.AUTO_RESUME, None)
-        if again := notes.pop(labels.MAX_RETRIES, None):
+        if (again := str(notes.pop(labels.MAX_RETRIES, None) or "")) and again.isdecimal():
             document["relaunch"] = {"max_times": int(again)}
         if notes:
             document["annotations"] = {key: str(value) for key, value in notes.items()}
 
     def _run_policy(self, policy: dict[str, Any], document: dict[str, Any], kubernetes: dict[str, Any]) -> None:
-        restart = dict(policy.pop("restartPolicy", None) or {})
+        found = policy.pop("restartPolicy", None)
+        restart = dict(found) if isinstance(found, dict) else {}
         again: dict[str, Any] = document.setdefault("relaunch", {})
         timeouts: dict[str, Any] = {}
         for holder, into, names in (
@@ -151,14 +257,12 @@ class _Reader:
         if timeouts.get("keep_s") == -1:
             del timeouts["keep_s"]
         if clean := policy.pop("cleanPodPolicy", None):
-            kubernetes["clean_pods"] = _CLEAN.get(clean, clean)
+            kubernetes["clean_pods"] = _CLEAN.get(str(clean), str(clean))
         rules = [_log_rule(one) for one in policy.pop("logMonitoringConfiguration", None) or []]
         for name, value in (("relaunch", again), ("timeouts", timeouts), ("log_rules", rules)):
             document.pop(name, None)
             if value:
                 document[name] = value
-        self._leave("spec.runPolicy.restartPolicy", restart)
-        self._leave("spec.runPolicy", policy)
 
     def _elastic(self, policy: dict[str, Any], document: dict[str, Any]) -> None:
         names = {
@@ -173,21 +277,37 @@ class _Reader:
         found = {ours: policy.pop(theirs) for theirs, ours in names.items() if theirs in policy}
         if found:
             document["elastic"] = found
-        self._leave("spec.elasticPolicy", policy)
+        if "maxRestarts" in policy:
+            document.setdefault("relaunch", {})["max_process_restarts"] = policy["maxRestarts"] or None
 
     def _replicas(self, spec: dict[str, Any], document: dict[str, Any]) -> list[dict[str, Any]]:
         """The pod templates; nodes, spares and groups go into the document."""
+        if trainer := spec.get("trainer"):
+            document["nodes"] = trainer.get("numNodes", 1)
+            container = {k: v for k, v in trainer.items() if k in ("image", "command", "args", "env")}
+            container["resources"] = trainer.get("resourcesPerNode") or {}
+            if str(trainer.get("numProcPerNode", "")).isdecimal():
+                document["launched_workers"] = int(trainer["numProcPerNode"])
+            return [{"spec": {"containers": [container]}}]
         if roles := spec.pop("pytorchReplicaSpecs", None):
-            document["nodes"] = sum(int(role.get("replicas", 1)) for role in roles.values())
-            return [dict(role.get("template") or {}) for role in roles.values()]
+            document["nodes"] = sum(int(role.get("replicas", 1)) for role in _roles(roles))
+            return [dict(role.get("template") or {}) for role in _roles(roles)]
         groups = [dict(one) for one in spec.pop("replicaSpecs", None) or []]
-        document["nodes"] = sum(int(group.get("replicas", 0)) for group in groups)
+        if not groups:
+            self.left_out.append("spec: names no replicas; nodes is 1")
+        document["nodes"] = sum(int(group.get("replicas", 0)) for group in groups) or 1
+        if len(groups) == 0:
+            return [{}]
         if len(groups) == 1:
             if spares := groups[0].get("spares"):
                 document["spares"] = spares
         else:
             document["node_groups"] = [_group(group) for group in groups]
         return [dict(group.get("template") or {}) for group in groups]
+
+
+def _roles(roles: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [role for role in roles.values() if isinstance(role, dict)]
 
 
 def _group(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,8 +9,22 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from hyperpod_ext.catalog import labels
+from hyperpod_ext.errors import ConfigError, Problem
+from hyperpod_ext.submit.imports.launch import parse_launch
+from hyperpod_ext.submit.imports.placeholders import HOW, names_in
 
-_BYTES = {"": 1 / 2**20, "Ki": 1 / 1024, "Mi": 1, "Gi": 1024, "Ti": 2**20, "M": 1e6 / 2**20, "G": 1e9 / 2**20}
+_BYTES = {
+    "": 1 / 2**20,
+    "Ki": 1 / 1024,
+    "k": 1e3 / 2**20,
+    "Mi": 1,
+    "Gi": 1024,
+    "Ti": 2**20,
+    "M": 1e6 / 2**20,
+    "G": 1e9 / 2**20,
+}
+_AT_RUN_TIME = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "HOSTNAME", "PET_NODE_RANK", "PET_MASTER_ADDR"}
+"""What operators set in the container."""
 _OLD_INSTANCE_TYPE = "beta.kubernetes.io/instance-type"
 
 
@@ -26,7 +40,6 @@ def read_pod(
         return
     spec = dict(pods[0].get("spec") or {})
     containers = spec.pop("containers", None) or [{}]
-    left_out += [f"container {one.get('name')}: a job has one" for one in containers[1:]]
     container = dict(containers[0])
     container.pop("name", None)
     read_command(container, document, left_out)
@@ -34,7 +47,7 @@ def read_pod(
     _resources(dict(container.pop("resources", None) or {}), document, left_out)
     _volumes(spec.pop("volumes", None) or [], container.pop("volumeMounts", None) or [], document, left_out)
     for theirs, ours in (("image", "image"), ("workingDir", "working_dir")):
-        if theirs in container:
+        if container.get(theirs):
             document[ours] = container.pop(theirs)
     place_script(document, left_out)
     if policy := container.pop("imagePullPolicy", None):
@@ -57,13 +70,14 @@ def read_pod(
         if (value := spec.pop(theirs, None)) is not None:
             into[ours] = value
     if secrets := spec.pop("imagePullSecrets", None):
-        kubernetes["pull_secrets"] = [one["name"] for one in secrets]
+        kubernetes["pull_secrets"] = [one.get("name") for one in secrets]
     if tolerations := spec.pop("tolerations", None):
         scheduling["tolerations"] = [_toleration(one) for one in tolerations]
-    for derived in ("dnsPolicy", "automountServiceAccountToken", "restartPolicy"):
-        spec.pop(derived, None)
-    left_out += [f"pod.{name}" for name, value in spec.items() if value]
-    left_out += [f"container.{name}" for name, value in container.items() if value]
+    affinity = spec.pop("affinity", None) or {}
+    if labels.NODE_HEALTH not in str(affinity.get("nodeAffinity")):
+        scheduling["healthy_only"] = False
+    if "podAntiAffinity" not in affinity:
+        scheduling["spread"] = False
 
 
 def _toleration(one: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,25 +88,69 @@ def _toleration(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_command(container: dict[str, Any], document: dict[str, Any], left_out: list[str]) -> None:
-    """Script and arguments, if a launcher starts a Python file."""
-    words = [str(word) for word in [*(container.pop("command", None) or []), *(container.pop("args", None) or [])]]
+    """Script, arguments and numbers of a launcher that starts a Python file.
+
+    Raises:
+        ConfigError: there is none, or its number of workers is not known.
+    """
+    command = container.pop("command", None) or []
+    words = [str(word) for word in [*command, *(container.pop("args", None) or [])]]
+    if not words:
+        raise _not_read("names no command: the image starts by itself, and a spec names a script", "")
     shell = len(words) > 2 and words[0].rpartition("/")[2] in ("sh", "bash") and words[1].startswith("-")
-    script = words[-1] if shell else None
+    script = words[2].replace("$$", "$") if shell else None
     inner = _words_of(script) if script is not None else words
-    found = _split_command(inner) if inner else None
+    found = parse_launch(inner) if inner else None
     if found is None:
-        document["script"] = "train.py"
-        left_out.append(f"the command, which starts no Python file that could be told: {shlex.join(words)[:80]}")
-        return
-    document["script"], document["args"] = found[0], found[1]
-    if script is not None and len([line for line in script.splitlines() if line.strip()]) > 1:
-        left_out.append("what the shell does before it starts the script")
-    if "--inprocess-restart" in found[2]:
+        raise _not_read("the command starts no Python file by a launcher", shlex.join(words))
+    if script is not None:
+        started = shlex.join(inner or [])
+        left_out += [f"a line of the shell beside the launcher is not run: {line[:100]}" for line in _others(script)]
+        if missing := [name for name in names_in(started) if name not in _AT_RUN_TIME]:
+            raise ConfigError(
+                [
+                    Problem(f"the command needs a value for {name}", "command", hint=HOW.format(name=name))
+                    for name in missing
+                ]
+            )
+    elif missing := list(dict.fromkeys(name for word in inner or [] for name in names_in(word))):
+        raise ConfigError(
+            [
+                Problem(f"the command needs a value for {name}", "command", hint=HOW.format(name=name))
+                for name in missing
+            ]
+        )
+    document["script"], document["args"] = found.script, found.args
+    if found.before:
+        left_out.append(f"the words before the launcher: {shlex.join(found.before)}")
+    if found.launcher not in ("torchrun", "hyperpodrun"):
+        left_out.append(
+            f"the launcher: {found.launcher} here; the spec renders to torchrun, or the operator's hyperpodrun"
+        )
+    for name, value in found.other_options().items():
+        left_out.append(f"--{name}{'=' if value else ''}{value} of {found.launcher}: a spec has no field that says it")
+    if found.options.get("rdzv-backend") not in (None, "c10d"):
+        left_out.append(f"--rdzv-backend={found.options['rdzv-backend']}: the rendered file has its own rendezvous")
+    if found.nodes is not None:
+        document["launched_nodes"] = found.nodes.rpartition(":")[2]
+    if (workers := found.workers) is not None:
+        if workers.isdecimal() and int(workers) > 0:
+            document["launched_workers"] = int(workers)
+        elif workers not in ("auto", "gpu"):
+            raise _not_read(f"the number of workers is {workers}, which is no number", shlex.join(words))
+    if "inprocess-restart" in found.options:
         document["mode"] = "aws-checkpointless"
 
 
+def _not_read(message: str, command: str) -> ConfigError:
+    hint = f"the command: {command[:120]}" if command else "write a spec with the script that it starts"
+    return ConfigError([Problem(message, path="command", hint=hint)])
+
+
 def place_script(document: dict[str, Any], left_out: list[str]) -> None:
-    """A script with a whole path is in the image, or on a volume; a spec says so by naming its folder."""
+    """A script is in the image, or on a volume: a spec says so by naming its folder."""
+    if not document.get("script"):
+        return
     script = PurePosixPath(document["script"])
     if script.is_absolute() and "working_dir" not in document:
         document["working_dir"] = str(script.parent)
@@ -102,21 +160,33 @@ def place_script(document: dict[str, Any], left_out: list[str]) -> None:
 def read_environment(
     entries: list[dict[str, Any]], document: dict[str, Any], kubernetes: dict[str, Any], left_out: list[str]
 ) -> None:
+    """Variables with values and those of Secrets; others are named."""
+    known: dict[str, str] = {}
     for entry in entries:
         name, source = str(entry.get("name")), entry.get("valueFrom") or {}
         if "secretKeyRef" in source:
             reference = source["secretKeyRef"]
-            found = {"name": name, "secret": reference["name"], "key": reference["key"]}
+            found = {"name": name, "secret": reference.get("name"), "key": reference.get("key")}
             kubernetes.setdefault("secret_env", []).append(found)
         elif source:
             left_out.append(f"variable {name}: its value comes from {', '.join(source)}")
+        elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            left_out.append(f"variable {name}: a spec takes letters, digits and underscores in names of variables")
         elif name.startswith("HPX_"):
             left_out.append(f"variable {name}: the launcher sets it")
         else:
-            value = str(entry.get("value", ""))
+            text = str(entry.get("value", ""))
+            value = _expanded(text, known)
             if re.search(r"(?<!\$)\$\(\w+\)", value):
-                left_out.append(f"variable {name}: it refers to others, which are not replaced any more")
-            document.setdefault("env", {})[name] = re.sub(r"\$\$", "$", value)
+                left_out.append(f"variable {name}: it refers to {value}, which has no value in the file")
+            elif value != text.replace("$$", "$"):
+                left_out.append(f"variable {name}: {text} was replaced by {value}, which it comes to")
+            document.setdefault("env", {})[name] = known[name] = value
+
+
+def _expanded(text: str, known: Mapping[str, str]) -> str:
+    """As Kubernetes replaces `$(NAME)` by variables before this one, and `$$` by one dollar."""
+    return re.sub(r"\$\$|\$\((\w+)\)", lambda match: "$" if match[0] == "$$" else known.get(match[1], match[0]), text)
 
 
 def _resources(resources: dict[str, Any], document: dict[str, Any], left_out: list[str]) -> None:
@@ -125,7 +195,7 @@ def _resources(resources: dict[str, Any], document: dict[str, Any], left_out: li
     for name, value in asked.items():
         text = str(value)
         if name == "cpu":
-            found["cpus"] = float(text[:-1]) / 1000 if text.endswith("m") else float(text)
+            found["cpus"] = amount(text, name)
         elif name == "memory":
             found["memory_mib"] = mebibytes(text)
         elif name == labels.HUGEPAGES:
@@ -133,9 +203,11 @@ def _resources(resources: dict[str, Any], document: dict[str, Any], left_out: li
         elif name == "ephemeral-storage":
             found["ephemeral_storage_mib"] = mebibytes(text)
         elif name == labels.EFA:
-            found["efa"] = int(text)
+            found["efa"] = int(amount(text, name))
+        elif "/" in name and "accelerators" not in found:
+            found["accelerators"], found["accelerator_resource"] = int(amount(text, name)), name
         elif "/" in name:
-            found["accelerators"], found["accelerator_resource"] = int(text), name
+            left_out.append(f"resource {name}: a spec has one kind of accelerator")
         else:
             left_out.append(f"resource {name}")
     if found.get("accelerator_resource") == "nvidia.com/gpu":
@@ -144,10 +216,22 @@ def _resources(resources: dict[str, Any], document: dict[str, Any], left_out: li
         document["resources"] = found | document.get("resources", {})
 
 
+def amount(text: str, name: str) -> float:
+    """A quantity without its unit's letters, `500m` or `4`."""
+    match = re.fullmatch(r"([0-9.]+)(m|k|)", text)
+    try:
+        return float(match[1] if match else text) * {"m": 1e-3, "k": 1e3}.get(match[2] if match else "", 1)
+    except ValueError:
+        raise ConfigError([Problem(f"{text[:40]!r} is no amount", path=f"resources.{name}")]) from None
+
+
 def mebibytes(text: str) -> int:
     """An amount of Kubernetes, `32Gi`, in MiB, at least 1."""
     match = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", text)
-    return max(int(float(match[1]) * _BYTES.get(match[2], 1)), 1) if match else 1
+    try:
+        return max(int(float(match[1]) * _BYTES[match[2]]), 1) if match else 1
+    except (ValueError, KeyError):
+        raise ConfigError([Problem(f"{text[:40]!r} is no amount of memory", path="resources")]) from None
 
 
 def _volumes(
@@ -160,7 +244,7 @@ def _volumes(
         one = _volume(source, path, mount)
         if one is None:
             left_out.append(f"volume {mount.get('name')}")
-        elif path == "/dev/shm" and one["kind"] == "scratch":
+        elif path == "/dev/shm" and one["kind"] == "scratch" and one.get("in_memory"):
             if one.get("size_mib"):
                 document["shared_memory_mib"] = one["size_mib"]
         elif path != "/var/run/hyperpod-ext":
@@ -173,33 +257,43 @@ def _volume(source: Mapping[str, Any], path: str, mount: Mapping[str, Any]) -> d
     read_only = {"read_only": True} if mount.get("readOnly") else {}
     if claim := source.get("persistentVolumeClaim"):
         part = {"sub_path": mount["subPath"]} if mount.get("subPath") else {}
-        return {"kind": "claim", "path": path, "claim": claim["claimName"]} | part | read_only
+        return {"kind": "claim", "path": path, "claim": claim.get("claimName")} | part | read_only
     if host := source.get("hostPath"):
-        return {"kind": "host", "path": path, "host_path": host["path"]} | read_only
+        return {"kind": "host", "path": path, "host_path": host.get("path")} | read_only
     if "emptyDir" in source:
         empty = source["emptyDir"] or {}
         size = {"size_mib": mebibytes(str(empty["sizeLimit"]))} if empty.get("sizeLimit") else {}
         memory = {"in_memory": True} if empty.get("medium") == "Memory" else {}
         return {"kind": "scratch", "path": path} | size | memory
     if config := source.get("configMap"):
-        return {"kind": "config", "path": path, "config_map": config["name"]}
+        return {"kind": "config", "path": path, "config_map": config.get("name")}
     if secret := source.get("secret"):
-        return {"kind": "secret", "path": path, "secret": secret["secretName"]}
+        return {"kind": "secret", "path": path, "secret": secret.get("secretName")}
     return None
 
 
-def _split_command(words: list[str]) -> tuple[str, list[str], list[str]] | None:
-    """Script, its arguments and the launcher's words of `hyperpodrun --flag train.py --steps 4`, or None."""
-    for at, word in enumerate(words):
-        if re.fullmatch(r"\S*\.py", word):
-            return word, words[at + 1 :], words[:at]
-    return None
+_LAUNCH = re.compile(
+    r"(?:^|\n|&&|;)\s*(?:exec\s+)?"
+    r"((?:\S*/)?(?:hyperpodrun|torchrun|accelerate|deepspeed|composer|python[0-9.]*|python\.sh)\s(?:[^\n\\]|\\\n|\\.)*)"
+)
 
 
 def _words_of(script: str) -> list[str] | None:
-    """The launcher's command line in a shell script, or None where the shell does more than start it."""
-    match = re.search(r"(?:^|\n|&&)\s*(?:exec\s+)?((?:hyperpodrun|torchrun)\b(?:[^\n\\]|\\\n|\\.)*)", script)
-    try:
-        return shlex.split(match[1].replace("\\\n", " ")) if match else None
-    except ValueError:
-        return None
+    """The launcher's command line in a shell script, or None where there is none that starts a Python file."""
+    for match in _LAUNCH.finditer(script):
+        try:
+            words = shlex.split(match[1].replace("\\\n", " "), comments=True)
+        except ValueError:
+            continue
+        if parse_launch(words) is not None:
+            return words
+    return None
+
+
+def _others(script: str) -> list[str]:
+    """Lines of the script besides the one that launches."""
+    for match in _LAUNCH.finditer(script):
+        script = script.replace(match[1], "", 1)
+        break
+    lines = [line.strip() for line in re.split(r"\n|;|&&", script.replace("\\\n", " "))]
+    return [line for line in lines if line and not line.startswith("#") and line not in ("exec", "set -e", "set -ex")]

@@ -1,0 +1,106 @@
+"""What a launcher's command line says: how many workers, which script, with which arguments. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+_FLAGS = {"standalone", "no-python", "run-path", "inprocess-restart", "use-agent-store", "multi-gpu", "use-deepspeed"}
+_FLAGS |= {
+    "use-fsdp",
+    "no-local-rank",
+    "no-ssh",
+    "force-multi",
+    "same-network",
+    "use-megatron-lm",
+    "main-training",
+    "cpu",
+}
+_FLAGS |= {"verbose", "quiet", "debug", "enable-each-rank-log", "no-ssh-check"}
+_WORKERS = {
+    "torchrun": ("nproc-per-node",),
+    "hyperpodrun": ("nproc-per-node",),
+    "accelerate": ("num-processes",),
+    "deepspeed": ("num-gpus",),
+    "composer": ("nproc", "n"),
+}
+_NODES = ("nnodes", "num-machines", "num-nodes")
+_OURS = {"nproc-per-node", "rdzv-id", "rdzv-backend", "rdzv-endpoint", "rdzv-conf", "node-rank", "master-addr"}
+_OURS |= {"master-port", "machine-rank", "main-process-ip", "main-process-port", "num-processes", "num-machines", "n"}
+_OURS |= {"nnodes", "num-gpus", "num-nodes", "nproc", "world-size", "inprocess-restart"}
+"""Options that the rendered file settles itself."""
+
+
+@dataclass
+class Launch:
+    """One command that starts workers."""
+
+    launcher: str
+    """`torchrun`, `hyperpodrun`, `accelerate`, `deepspeed`, `composer`, or `python`: no launcher."""
+    script: str
+    args: list[str]
+    options: dict[str, str] = field(default_factory=dict)
+    """Of the launcher, by their long name with dashes; flags have an empty value."""
+    before: list[str] = field(default_factory=list)
+    """Words before the launcher: a profiler, `env`."""
+
+    @property
+    def workers(self) -> str | None:
+        """Processes that it starts, as written: on one node, and over all nodes with accelerate."""
+        return next((self.options[name] for name in _WORKERS.get(self.launcher, ()) if name in self.options), None)
+
+    @property
+    def nodes(self) -> str | None:
+        """Nodes, as written."""
+        return next((self.options[name] for name in _NODES if name in self.options), None)
+
+    def other_options(self) -> dict[str, str]:
+        """Those that the rendered file does not settle."""
+        return {name: value for name, value in self.options.items() if name not in _OURS}
+
+
+def parse_launch(words: Sequence[str]) -> Launch | None:
+    """What `words` start, or None where that is no Python file."""
+    for at, word in enumerate(words):
+        name = word.rpartition("/")[2]
+        if name in ("torchrun", "hyperpodrun", "deepspeed", "composer"):
+            return _with_options(name, words[at + 1 :], words[:at])
+        if name == "accelerate" and words[at + 1 : at + 2] == ["launch"]:
+            return _with_options(name, words[at + 2 :], words[:at])
+        if re.fullmatch(r"python[0-9.]*|python\.sh", name):
+            return _python(list(words[at + 1 :]), list(words[:at]))
+        if re.fullmatch(r"\S+\.py", word) and at == 0:
+            return Launch("python", word, list(words[at + 1 :]))
+    return None
+
+
+def _python(rest: list[str], before: list[str]) -> Launch | None:
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
+        rest = rest[2:] if rest[0] in ("-X", "-W") else rest[1:]
+    if rest[:1] == ["-m"]:
+        module, rest = (rest[1] if len(rest) > 1 else ""), rest[2:]
+        if module in ("torch.distributed.run", "torch.distributed.launch"):
+            return _with_options("torchrun", rest, before)
+        if module in ("accelerate.commands.launch", "deepspeed.launcher.runner"):
+            return _with_options(module.partition(".")[0], rest, before)
+        return None
+    if rest and rest[0].endswith(".py"):
+        return Launch("python", rest[0], rest[1:], before=before)
+    return None
+
+
+def _with_options(launcher: str, words: Sequence[str], before: Sequence[str]) -> Launch | None:
+    rest, options = list(words), {}
+    while rest and rest[0].startswith("-"):
+        word = rest.pop(0)
+        if word in ("-m", "--module"):
+            return None
+        name, equals, value = word.lstrip("-").partition("=")
+        name = name.replace("_", "-")
+        if not equals and name not in _FLAGS and rest and not rest[0].endswith(".py"):
+            value = rest.pop(0)
+        options[name] = value
+    if not rest or not rest[0].endswith(".py"):
+        return None
+    return Launch(launcher, rest[0], rest[1:], options, list(before))

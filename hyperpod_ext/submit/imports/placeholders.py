@@ -1,0 +1,136 @@
+"""Placeholders of templates, and the values that are given for them. Pure but for `read_values`.
+
+Three kinds: `$NAME` and `${NAME}` as envsubst replaces them, Jinja's `{{ NAME }}`, and Helm's `{{ .Values.name }}`.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.config.files.document import parse
+from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
+
+VARIABLE = re.compile(r"(?<!\$)\$(?:\{(\w+)(?::?-([^{}]*))?\}|([A-Za-z_]\w*))")
+"""A variable of the shell, and its default."""
+_HELM = re.compile(r"\{\{-?\s*(?:if|range|with|include|define|template|end|else|tpl|toYaml|/\*|[.$(])")
+_HELM_VALUE = re.compile(r"(?:\.Values|\$config|\.Release|\.Chart)(?:\.[A-Za-z_]\w*)+")
+_JINJA = re.compile(r"\{\{|\{%")
+HOW = "give it with --set {name}=VALUE, or those of a file with --env-file FILE or --values FILE"
+
+
+def read_values(sets: Iterable[str], values_file: str | None, env_file: str | None) -> dict[str, Any]:
+    """What `--values`, `--env-file` and `--set` say; later ones win.
+
+    Raises:
+        ConfigError: one of them is not of its form.
+        NotFoundError: there is no such file.
+    """
+    found: dict[str, Any] = {}
+    if values_file is not None:
+        document = parse(_text_of(values_file), values_file)
+        if document.problems or not isinstance(document.data, dict):
+            raise ConfigError(document.problems or [Problem("holds no fields", source=values_file)])
+        found |= document.data
+    if env_file is not None:
+        found |= _read_env(_text_of(env_file), env_file)
+    for one in sets:
+        name, equals, value = one.partition("=")
+        if not equals or not name:
+            hint = "write --set NUM_NODES=4"
+            raise ConfigError([Problem("is not of the form NAME=VALUE", source=f"--set {one}", hint=hint)])
+        holder = found
+        *outer, last = name.split(".")
+        for part in outer:
+            below = holder.get(part)
+            holder[part] = below = below if isinstance(below, dict) else {}
+            holder = below
+        holder[last] = value
+    return found
+
+
+def fill(text: str, values: Mapping[str, Any], source: str) -> tuple[str, list[Problem]]:
+    """`text` with the values in it, and what was settled by a default.
+
+    Raises:
+        ConfigError: a template of Helm, or one of Jinja that lacks values; names each.
+    """
+    if _HELM.search(text):
+        names = sorted({found[0] for found in _HELM_VALUE.finditer(text)})
+        shown = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+        hint = "fill it first: helm template CHART --values FILE | hp-ext import -"
+        raise ConfigError([Problem(f"is a template of Helm, which asks for {shown or 'values'}", "", source, 1, hint)])
+    if _JINJA.search(text):
+        text = _fill_jinja(text, values, source)
+    notes: list[Problem] = []
+
+    def value_of(match: re.Match[str]) -> str:
+        name = match[1] or match[3]
+        value = values.get(name)
+        if value is None or isinstance(value, dict | list):
+            if match[2] is None:
+                return match[0]
+            line = text.count("\n", 0, match.start()) + 1
+            notes.append(Problem(f"its default {match[2]!r} is taken", name, source, line, HOW.format(name=name)))
+            return match[2]
+        return str(value)
+
+    filled = VARIABLE.sub(value_of, text)
+    for name, value in values.items():
+        if isinstance(value, str | int | float):
+            filled = filled.replace(f"<{name}>", str(value))
+    return filled, notes
+
+
+def names_in(text: str) -> Iterator[str]:
+    """Variables of the shell in `text`."""
+    for match in VARIABLE.finditer(text):
+        yield match[1] or match[3]
+
+
+def _fill_jinja(text: str, values: Mapping[str, Any], source: str) -> str:
+    from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, UndefinedError, meta
+    from jinja2.sandbox import SandboxedEnvironment
+
+    environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+    try:
+        missing = sorted(meta.find_undeclared_variables(environment.parse(text)) - set(values))
+        if not missing:
+            return environment.from_string(text).render(**values)
+    except TemplateSyntaxError as error:
+        hint = "render it first, and import what comes out"
+        raise ConfigError(
+            [Problem(f"is no template of Jinja: {error.message}", "", source, error.lineno, hint)]
+        ) from None
+    except (UndefinedError, TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise ConfigError([Problem(f"the template cannot be filled: {error}", source=source)]) from None
+    raise ConfigError(
+        [Problem(f"the template needs a value for {name}", name, source, 1, HOW.format(name=name)) for name in missing]
+    )
+
+
+def _read_env(text: str, source: str) -> dict[str, str]:
+    """Lines `NAME=value` or `export NAME=value`, as shells read them, in which former names may stand."""
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError as error:
+            raise ConfigError([Problem(f"is no assignment: {error}", source=source, line=number)]) from None
+        for word in words:
+            name, equals, value = word.partition("=")
+            if equals and re.fullmatch(r"[A-Za-z_]\w*", name):
+                found[name] = VARIABLE.sub(lambda match: found.get(match[1] or match[3], match[2] or match[0]), value)
+    return found
+
+
+def _text_of(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise NotFoundError(f"there is no file {file}") from None
+    except UnicodeDecodeError:
+        raise ConfigError([Problem("is not UTF-8 text", source=file)]) from None

@@ -1,0 +1,177 @@
+"""Files as people write them: carried, or carried with each loss named, or refused; never a traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from pathlib import Path
+
+import pytest
+from command import call_hp_ext
+
+from hyperpod_ext.errors import ConfigError
+from hyperpod_ext.submit.import_any import import_file
+
+TEMPLATE = """\
+apiVersion: v1
+kind: Service
+metadata: {name: store}
+---
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: tiny, labels: {app: tiny}}
+spec:
+  elasticPolicy: {rdzvBackend: etcd, minReplicas: 1, maxReplicas: $NUM_NODES}
+  pytorchReplicaSpecs:
+    Worker:
+      replicas: $NUM_NODES
+      template:
+        spec:
+          initContainers: [{name: fetch, image: busybox}]
+          containers:
+            - name: pytorch
+              image: ${IMAGE}
+              env:
+                - {name: HOME_DIR, value: /data}
+                - {name: CACHE, value: $(HOME_DIR)/cache}
+                - {name: NODE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+              command: [torchrun, --nproc_per_node=8, "--nnodes=$NUM_NODES", /app/train.py, --steps=4]
+              volumeMounts: [{name: fsx, mountPath: /data}]
+          volumes: [{name: fsx, persistentVolumeClaim: {claimName: fsx-claim}}]
+"""
+PUBLIC = Path(__file__).parents[3].parent / "shared" / "public-jobs"
+
+
+def test_a_template_is_filled_and_each_loss_is_named_with_its_line() -> None:
+    found = import_file(TEMPLATE, "tiny.yaml", {"NUM_NODES": "4", "IMAGE": "repo/tiny:1"})
+    job = found.job
+    assert (job.nodes, job.workers_per_node, job.image) == (4, 8, "repo/tiny:1")
+    assert (job.script, job.args) == ("/app/train.py", ("--steps=4",))
+    assert job.env == {"HOME_DIR": "/data", "CACHE": "/data/cache"}
+    assert [volume.path for volume in job.volumes] == ["/data"]
+    named = "\n".join(found.left_out)
+    for part in (
+        'tiny.yaml:9: spec.elasticPolicy.rdzvBackend: is changed: "etcd" here',
+        "tiny.yaml:15: spec.pytorchReplicaSpecs.Worker.template.spec.initContainers",
+        "tiny.yaml:22: variable NODE: its value comes from fieldRef",
+        "tiny.yaml:1: Service store: another object of the file",
+    ):
+        assert part in named, named
+
+
+def test_placeholders_without_a_value_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError) as refused:
+        import_file(TEMPLATE, "tiny.yaml", {"IMAGE": "a"})
+    assert "tiny.yaml:12" in str(refused.value)
+    assert "--set NUM_NODES=VALUE" in str(refused.value)
+    assert "IMAGE" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kind: InferenceService\n", "an inference service"),
+        ("kind: Job\n", "data preparation"),
+        ("{{ $config := .Values.trainingConfig }}\nname: {{ $config.jobName }}\n", "template of Helm"),
+        ("kind: PyTorchJob\nmetadata: {name: {{ NAME }}}\n", "needs a value for NAME"),
+        ("kind: PyTorchJob\nspec: [1]\n", "fields belong here"),
+        ("kind: PyTorchJob\nspec: {pytorchReplicaSpecs: {Worker: {replicas: many}}}\n", "a whole number belongs here"),
+        (TEMPLATE.replace("torchrun, --nproc_per_node=8", "mpirun"), "starts no Python file"),
+        ("trainer: {num_nodes: 4}\n", "recipe"),
+        ("a: &a [*a]\n", "itself"),
+        ("", "nothing"),
+        ("[" * 3000, "3000"),
+    ],
+)
+def test_what_is_no_job_is_refused_with_the_reason(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        import_file(text, "file", {"NUM_NODES": "2", "IMAGE": "a"})
+    assert said == "3000" or said in str(refused.value)
+
+
+def test_a_folder_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(TEMPLATE)
+    (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "values.env").write_text("export NUM_NODES=4 IMAGE=repo/tiny:1 # of the team\n")
+    done = call_hp_ext("import", ".", "--env-file", "values.env", "-o", "json", cwd=tmp_path)
+    assert done.code == 0
+    assert {name: done.json[name] for name in ("files", "carried", "named", "refused")} == {
+        "files": 3,
+        "carried": 0,
+        "named": 1,
+        "refused": 2,
+    }
+
+
+@pytest.mark.parametrize("file", sorted(PUBLIC.rglob("*__*")), ids=lambda file: file.name)
+def test_a_published_file_is_imported_or_refused(file: Path) -> None:
+    with contextlib.suppress(ConfigError):
+        import_file(file.read_text(encoding="utf-8"), file.name)
+
+
+SBATCH = """\
+#!/bin/bash
+#SBATCH -N 2 --ntasks-per-node=1
+#SBATCH --job-name=tiny # a comment
+#SBATCH --gpus-per-node=8 --exclusive
+export NCCL_DEBUG=INFO FI_PROVIDER=efa
+export HEAD=$(hostname)
+: "${IMAGE:=/fsx/tiny.sqsh}"
+GPUS=${GPUS:-8}
+declare -a ARGS=(--container-image $IMAGE --container-mounts /fsx:/fsx,/data:/in:ro)
+declare -a RUN=(
+    --nproc_per_node=$GPUS   # of each node
+    --nnodes=$SLURM_JOB_NUM_NODES
+)
+cat > config.json <<EOF
+{"steps": 4}
+EOF
+RESUME=""
+if [ -d "/opt/sagemaker_cluster" ]; then
+    RESUME="--auto-resume=1"
+fi
+srun ${RESUME} -l --mpi=pmix "${ARGS[@]}" python -m torch.distributed.run "${RUN[@]}" /app/train.py --name 'two words'
+"""
+
+
+def test_shell_is_read_as_the_shell_reads_it() -> None:
+    pytest.importorskip("tree_sitter_bash")
+    found = import_file(SBATCH, "tiny.sbatch")
+    job = found.job
+    assert (job.nodes, job.workers_per_node, job.image) == (2, 8, "/fsx/tiny.sqsh")
+    assert (job.script, job.args) == ("/app/train.py", ("--name", "two words"))
+    assert job.env == {"NCCL_DEBUG": "INFO", "FI_PROVIDER": "efa"}
+    assert job.slurm.setup == ('export HEAD="$(hostname)"',)
+    assert job.slurm.auto_resume
+    assert [(volume.path, volume.read_only) for volume in job.volumes if volume.kind == "host"] == [
+        ("/fsx", False),
+        ("/in", True),
+    ]
+    named = "\n".join(found.left_out)
+    for part in (
+        "tiny.sbatch:8: GPUS: its default '8' is taken",
+        "cat > config.json",
+        "tiny.sbatch:21: srun --mpi=pmix",
+    ):
+        assert part in named, named
+
+
+@pytest.mark.parametrize("text", ["#!/bin/bash\n", "#SBATCH\n\n#SBATCH -N x\nsrun\n", "#!\nsrun bash -c 'a b'\n"])
+def test_shell_that_trains_nothing_is_refused(text: str) -> None:
+    pytest.importorskip("tree_sitter_bash")
+    with pytest.raises(ConfigError):
+        import_file(text, "file.sbatch")
+
+
+def test_a_file_with_broken_lines_is_imported_or_refused() -> None:
+    pytest.importorskip("tree_sitter_bash")
+    chance = random.Random(7)
+    broken = [":", ": []", ": {}", ": 3", ": x", ": null", ": [a]", "=", "=(", ": -1"]
+    for text in (TEMPLATE, SBATCH):
+        for _round in range(150):
+            lines = text.splitlines()
+            for _line in range(chance.randint(1, 3)):
+                at = chance.randrange(len(lines))
+                lines[at] = lines[at].partition(":")[0] + chance.choice(broken)
+            with contextlib.suppress(ConfigError):
+                import_file("\n".join(lines), "file", {"NUM_NODES": "2", "IMAGE": "a"})
