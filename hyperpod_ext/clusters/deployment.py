@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator
 
-from hyperpod_ext.catalog.regions import known_regions, kubernetes_versions, regions_of
+from hyperpod_ext.catalog.regions import known_regions, kubernetes_versions, regions_of, regions_with
 from hyperpod_ext.clusters import rules
 from hyperpod_ext.clusters.bindings import EXAMPLE, bound
-from hyperpod_ext.clusters.checks import findings
+from hyperpod_ext.clusters.checks import findings, named_types
 from hyperpod_ext.clusters.network_rules import makes_eks, network_problems
 from hyperpod_ext.config.clusters.cluster import ClusterConfig, InstanceGroup
 from hyperpod_ext.config.clusters.infrastructure import AddOns, Eks, Infrastructure
@@ -45,6 +45,10 @@ def _regions(cluster: ClusterConfig) -> Iterator[Problem]:
     if region not in regions_of("cluster"):
         hint = f"regions that can: {', '.join(regions_of('cluster'))}"
         yield Problem(f"CloudFormation cannot make HyperPod clusters in {region}", path="region", hint=hint)
+    for path, name in named_types(cluster):
+        if not regions_with(name):  # what other regions have is told by HPX201
+            hint = "take another type, or create the cluster with `hp-ext create-cluster`"
+            yield Problem(f"CloudFormation has {name} in no region that is known here", path=path, hint=hint)
 
 
 def _groups(cluster: ClusterConfig) -> Iterator[tuple[int, InstanceGroup]]:
