@@ -105,12 +105,11 @@ class ClusterConfig(Config):
     instance_groups: Annotated[
         tuple[InstanceGroup, ...],
         Field(
-            min_length=1,
             max_length=100,
             examples=[[{"name": "workers", "instance_type": "ml.p5.48xlarge", "count": 2}]],
         ),
-    ]
-    """Groups of machines."""
+    ] = ()
+    """Groups of machines. A cluster has at least one, or one of restricted_groups."""
     restricted_groups: Annotated[tuple[RestrictedGroup, ...], Field(max_length=100)] = ()
     """Groups for work on restricted models."""
     restricted_environment: RestrictedEnvironment | None = None

@@ -90,6 +90,17 @@ WRONG: dict[str, tuple[str, str, Any, dict[str, Any]]] = {
     ),
     "a long name of a role": ("HPX206", "execution_role", ROLE + "d" * 60, LEAST),
     "all memory": ("HPX207", "tiered_storage.memory_percent", 100, LEAST | {"tiered_storage": {"memory_percent": 20}}),
+    "no script in the folder": (
+        "HPX208",
+        "account.lifecycle_files",
+        ["s3://sagemaker-a/b/other.sh"],
+        SCRIPTED
+        | {
+            "account": {"lifecycle_files": ["s3://sagemaker-a/b/on_create.sh"]},
+            "instance_groups": [GROUP | {"name": "head", "lifecycle": LIFECYCLE}],
+        },
+    ),
+    "an old Kubernetes": ("HPX209", "account.eks_version", "1.27", LEAST | {"account": {"eks_version": "1.34"}}),
     "too few addresses": (
         "HPX211",
         "account.subnets.subnet-0.free_addresses",
@@ -166,6 +177,17 @@ def test_examples_have_neither_errors_nor_warnings(root: Path) -> None:
 
 def test_an_unknown_region_has_no_findings_about_types() -> None:
     assert [*findings(config(EKS | {"region": "xx-west-9"}), "error", ["HPX202"])] == []
+
+
+def test_a_cluster_may_have_restricted_groups_alone_but_not_no_groups(tmp_path: Path) -> None:
+    alone = {name: value for name, value in LEAST.items() if name != "instance_groups"}
+    file = tmp_path / "cluster.yaml"
+    file.write_text(json.dumps(alone | {"restricted_groups": [GROUP]}))
+    done = call_hp_ext("create-cluster", "-f", str(file), "--dry-run", "-o", "json")
+    assert (done.code, "InstanceGroups" in done.json["request"]) == (0, False)
+    file.write_text(json.dumps(alone))
+    refused = call_hp_ext("create-cluster", "-f", str(file), "--dry-run")
+    assert (refused.code, "at least one group" in refused.stderr) == (3, True)
 
 
 def test_a_quota_is_a_warning_with_its_code() -> None:
