@@ -156,6 +156,7 @@ bench-reproducible: $(READY)
 # the coordinator's CPU time, bytes and messages by number of nodes, 16 to 2,048, with agents that are only their messages
 bench-control-plane: $(READY)
 	$(BIN)/python tests/bench/control_plane_bench.py $(ARGS)
+
 # facts of AWS that botocore and moto carry (training plans, zones of machines), with today's date; says what is left to do by hand
 catalog: $(READY)
 	$(BIN)/python tests/support/refresh_catalog.py
