@@ -121,6 +121,25 @@ class Specs:
             say(f"warning: {warning}")
         return plan
 
+    def check_templates(self, target: str | None, folder: str) -> None:
+        """Have templates of the user's own read, and for a target filled and what they render parsed.
+
+        Raises:
+            ConfigError: one cannot be read or filled, or would never be used.
+        """
+        from hyperpod_ext.errors import ConfigError
+        from hyperpod_ext.submit.contract.render import own_templates
+        from hyperpod_ext.submit.own_templates import template_problems
+        from hyperpod_ext.submit.plan import make_plan
+        from hyperpod_ext.submit.submit import read_back
+
+        if found := list(template_problems(Path(folder))):
+            raise ConfigError(found)
+        if target is None:
+            return
+        with own_templates(Path(folder)):
+            read_back(make_plan(self.job_on(target), self.cluster, target, Path(self._file).parent, self._ignored))
+
     def without_faults(self) -> None:
         """Rehearse nothing; a comparison stays one."""
         if self.job.chaos is not None:

@@ -52,8 +52,14 @@ def _known(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def say_warnings(loaded: Loaded[ClusterConfig], ignored: Sequence[str]) -> None:
-    """What the checks warn of, on stderr."""
+    """What the checks warn of, on stderr, and facts about AWS that they go by and that are old."""
+    from datetime import UTC, datetime
+
+    from hyperpod_ext.catalog.age import stale
     from hyperpod_ext.clusters.checks import findings
+
+    if old := stale(datetime.now(UTC).date()):
+        say(f"warning: facts about AWS are old: {', '.join(f'{one.file} of {one.dated}' for one in old)}; see doctor")
 
     for problem in loaded.locate(findings(loaded.config, "warning", ignored)):
         say(f"warning: {problem}")

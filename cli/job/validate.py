@@ -14,10 +14,12 @@ from ..output import print_result, say
 Examples:
   hp-ext validate job.yaml
   hp-ext validate -f job.yaml --target local --set nodes=4 -o json
-  hp-ext validate job.yaml --target hyperpod-eks --strict --ignore HPX134""",
+  hp-ext validate job.yaml --target hyperpod-eks --strict --ignore HPX134
+  hp-ext validate job.yaml --target hyperpod-eks --templates my-templates""",
 )
 @spec_options
 @click.option("--target", help="Also check that this target can run it.")
+@click.option("--templates", type=click.Path(), metavar="DIR", help="Check these templates, too; with --target filled.")
 @output_option()
 def command(
     spec: str | None,
@@ -27,6 +29,7 @@ def command(
     strict: bool,
     ignored: tuple[str, ...],
     target: str | None,
+    templates: str | None,
     output: str,
 ) -> None:
     """Check a job's spec. Every mistake is told at once, with its line and what to write instead."""
@@ -35,6 +38,8 @@ def command(
     path = spec_path(file, spec)
     specs = Specs(path, cluster, overrides, strict, ignored)
     specs.check(target)
+    if templates is not None:
+        specs.check_templates(target, templates)
     warnings = specs.warnings(target)
     for warning in warnings:
         say(f"warning: {warning}")

@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterator
 from hyperpod_ext.catalog.regions import known_regions, kubernetes_versions, regions_of, regions_with
 from hyperpod_ext.clusters import rules
 from hyperpod_ext.clusters.bindings import EXAMPLE, bound
-from hyperpod_ext.clusters.checks import findings
-from hyperpod_ext.clusters.checks.regions import named_types
+from hyperpod_ext.clusters.checks import findings, named_types
 from hyperpod_ext.clusters.network_rules import makes_eks, network_problems
 from hyperpod_ext.config.clusters.cluster import ClusterConfig, InstanceGroup
 from hyperpod_ext.config.clusters.infrastructure import AddOns, Eks, Infrastructure
@@ -47,9 +46,9 @@ def _regions(cluster: ClusterConfig) -> Iterator[Problem]:
         hint = f"regions that can: {', '.join(regions_of('cluster'))}"
         yield Problem(f"CloudFormation cannot make HyperPod clusters in {region}", path="region", hint=hint)
     for path, name in named_types(cluster):
-        if not regions_with(name):
-            hint = "no region is known here that has it"
-            yield Problem(f"{name} is not offered in {region}", path=path, hint=hint)
+        if not regions_with(name):  # what other regions have is told by HPX201
+            hint = "take another type, or create the cluster with `hp-ext create-cluster`"
+            yield Problem(f"CloudFormation has {name} in no region that is known here", path=path, hint=hint)
 
 
 def _groups(cluster: ClusterConfig) -> Iterator[tuple[int, InstanceGroup]]:

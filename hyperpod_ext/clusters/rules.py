@@ -25,6 +25,9 @@ _MADE = ("eks_cluster_arn", "vpc", "execution_role", "cluster_role")
 def _problems(cluster: ClusterConfig) -> Iterator[Problem]:
     yield from (_on_eks if cluster.orchestrator == "eks" else _on_slurm)(cluster)
     yield from _shared(cluster)
+    if not (cluster.instance_groups or cluster.restricted_groups):
+        hint = "write instance_groups, or restricted_groups"
+        yield Problem("a cluster has at least one group of machines", path="instance_groups", hint=hint)
     for index, group in enumerate(cluster.instance_groups):
         yield from _group(cluster, group, f"instance_groups.{index}")
     names = [one.name for one in cluster.instance_groups] + [one.name for one in cluster.restricted_groups]

@@ -8,11 +8,13 @@ import platform
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from hyperpod_ext.catalog.age import ages, stale
 from hyperpod_ext.errors import HyperpodExtError, NotFoundError
 
 _PACKAGES = {
@@ -30,7 +32,7 @@ _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 class Examined:
     """One thing that was looked at."""
 
-    state: Literal["ok", "absent", "WRONG"]
+    state: Literal["ok", "absent", "old", "WRONG"]
     what: str
     finding: str
     hint: str = ""
@@ -48,6 +50,18 @@ def look_here() -> Iterator[Examined]:
     for program, purpose in _PROGRAMS.items():
         path = shutil.which(program)
         yield Examined("ok", program, path) if path else Examined("absent", program, f"needed {purpose}")
+    yield from look_at_catalog(datetime.now(UTC).date())
+
+
+def look_at_catalog(today: date) -> Iterator[Examined]:
+    """Whether the facts about AWS that checks go by are of these days."""
+    old = stale(today)
+    for one in old:
+        hint = "`make catalog` refreshes what packages carry; a newer release of hyperpod-ext has the rest"
+        yield Examined("old", f"catalog/{one.file}", f"of {one.dated}, {one.days} days ago", hint)
+    if not old:
+        oldest = max(ages(today), key=lambda one: one.days)
+        yield Examined("ok", "catalog", f"the oldest facts about AWS are of {oldest.dated}")
 
 
 def _version(name: str) -> str:

@@ -15,7 +15,7 @@ def submit(plan: Plan) -> JobHandle:
     Raises:
         ConflictError: its name, or a port it must have, is in use.
     """
-    _read_back(plan)
+    read_back(plan)
     return get_target(plan.target).submit(plan)
 
 
@@ -25,7 +25,7 @@ def rehearse(plan: Plan) -> None:
     Raises:
         UnsupportedError: the target has no server that could.
     """
-    _read_back(plan)
+    read_back(plan)
     ask = getattr(get_target(plan.target), "rehearse", None)
     if ask is None:
         hint = "`--dry-run` shows what would be submitted"
@@ -35,7 +35,7 @@ def rehearse(plan: Plan) -> None:
     ask(plan)
 
 
-def _read_back(plan: Plan) -> None:
+def read_back(plan: Plan) -> None:
     """Nothing rendered is used before it was parsed."""
     for name, text in plan.files.items():
         if name.endswith(".sh"):

@@ -47,6 +47,39 @@ def test_fields_in_lists_and_unions_are_found() -> None:
     assert hp_ext("explain", "cluster.instance_groups.count", "-o", "json").json["path"] == "instance_groups.count"
 
 
+def test_templates_are_checked_when_they_are_named(tmp_path: Path, root: Path) -> None:
+    job, mine, name = root / "examples/04-hyperpod-eks/job.yaml", tmp_path / "mine", "hyperpod_eks/job.yaml.j2"
+    asked = ("validate", job, "--target", "hyperpod-eks", "--templates", mine)
+    assert hp_ext(*asked).code == 6
+    assert hp_ext("templates", "eject", mine, name, "hyperpod_eks/start.sh.j2").code == 0
+    assert hp_ext(*asked).code == 0
+    template = (mine / name).read_text()
+    (mine / name).write_text(template + "\n{% if %}\n")
+    told = hp_ext(*asked, "-o", "json").json["error"]["problems"]
+    assert [(one["source"], one["line"]) for one in told] == [(str(mine / name), len(template.splitlines()) + 2)]
+    (mine / name).write_text(template + "\nnot: [yaml\n")
+    assert hp_ext("validate", job, "--templates", mine).code == 0
+    assert hp_ext(*asked).code != 0
+    (mine / name).write_text(template + "{{ nothing }}")
+    assert hp_ext(*asked).code == 3
+    (mine / name).write_text(template)
+    (mine / "hyperpod_eks" / "jobs.yaml.j2").write_text("")
+    unused = hp_ext(*asked)
+    assert (unused.code, "did you mean `hyperpod_eks/job.yaml.j2`?" in unused.stderr) == (3, True)
+
+
+def test_templates_are_shown_beside_the_shipped_ones(tmp_path: Path) -> None:
+    name, other = "hyperpod_eks/job.yaml.j2", "hyperpod_eks/start.sh.j2"
+    assert hp_ext("templates", "eject", tmp_path, name, other).code == 0
+    (tmp_path / name).write_text((tmp_path / name).read_text() + "# mine\n")
+    shown = hp_ext("templates", "diff", tmp_path)
+    assert shown.stdout.startswith(f"--- shipped/{name}\n+++ {tmp_path / name}\n")
+    assert (shown.code, shown.stdout.splitlines()[-1], other in shown.stderr) == (0, "+# mine", True)
+    listed = {one["name"]: one["diff"] for one in hp_ext("templates", "diff", tmp_path, "-o", "json").json}
+    assert (listed[other], "+# mine" in listed[name]) == ("", True)
+    assert hp_ext("templates", "diff", tmp_path / "none").code == 6
+
+
 def test_a_misspelt_field_names_the_nearest() -> None:
     done = hp_ext("explain", "job.elastic.min_node")
     assert done.code == 6

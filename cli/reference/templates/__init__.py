@@ -9,6 +9,7 @@ from ...lazy_group import LazyGroup, Section
 COMMANDS = {
     "list": "List the templates that are shipped.",
     "show": "Print one template.",
+    "diff": "Show templates of your own beside those that are shipped.",
     "eject": "Write templates into a folder, to be changed there.",
 }
 

@@ -17,7 +17,7 @@ from hyperpod_ext.errors import Problem
 
 Severity = Literal["error", "warning"]
 Group = InstanceGroup | RestrictedGroup
-_MODULES = ("capacity", "regions", "set_up")
+_MODULES = ("capacity", "places", "regions", "set_up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,10 @@ def groups_of(cluster: ClusterConfig) -> Iterator[tuple[str, Group]]:
             yield f"{field}.{index}", group
 
 
-def types_of(group: Group) -> tuple[str, ...]:
-    """Types of machines that the group may have."""
-    return (group.instance_type, *(group.other_types if isinstance(group, InstanceGroup) else ()))
+def named_types(cluster: ClusterConfig) -> Iterator[tuple[str, str]]:
+    """Every type of machine that groups may have, with the path of its field."""
+    for path, group in groups_of(cluster):
+        yield f"{path}.instance_type", group.instance_type
+        if isinstance(group, InstanceGroup):
+            for index, other in enumerate(group.other_types):
+                yield f"{path}.other_types.{index}", other

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hyperpod_ext.catalog.regions import known_regions, offered, regions_with
-from hyperpod_ext.clusters.checks import check, groups_of
+from hyperpod_ext.clusters.checks import check, groups_of, named_types
 from hyperpod_ext.config.clusters.cluster import ClusterConfig
 from hyperpod_ext.config.clusters.cluster_parts import Storage
 from hyperpod_ext.errors import Problem
@@ -22,19 +22,11 @@ from hyperpod_ext.errors import Problem
 def types_are_offered(cluster: ClusterConfig) -> Iterator[Problem]:
     if cluster.region not in known_regions():
         return  # nothing can be said of it
-    for where, name in named_types(cluster):
+    for path, name in named_types(cluster):
         elsewhere = ", ".join(regions_with(name))  # without any, the lists do not know the type
         if elsewhere and name not in offered(cluster.region):
             message = f"{name} is not offered in {cluster.region}"
-            yield Problem(message, path=where, hint=f"regions that have it: {elsewhere}")
-
-
-def named_types(cluster: ClusterConfig) -> Iterator[tuple[str, str]]:
-    """Types of machines, with the path of the field that names each."""
-    for path, group in groups_of(cluster):
-        yield f"{path}.instance_type", group.instance_type
-        for index, other in enumerate(getattr(group, "other_types", ())):
-            yield f"{path}.other_types.{index}", other
+            yield Problem(message, path=path, hint=f"regions that have it: {elsewhere}")
 
 
 @check(

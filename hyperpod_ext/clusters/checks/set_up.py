@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hyperpod_ext.catalog.regions import kubernetes_versions
 from hyperpod_ext.clusters.checks import check, groups_of
 from hyperpod_ext.config.clusters.cluster import ClusterConfig
 from hyperpod_ext.errors import Problem
 
+_GOVERNANCE_NEEDS = 30
+"""Oldest minor version of Kubernetes that AWS's task governance runs on (HyperPod's documentation, 2026-11)."""
 _LONGEST_ROLE = 64
 """IAM's limit for names of roles."""
 
@@ -49,6 +52,50 @@ def role_names_fit(cluster: ClusterConfig) -> Iterator[Problem]:
         if len(name) > _LONGEST_ROLE:
             message = f"the role's name has {len(name)} characters, and IAM allows {_LONGEST_ROLE}"
             yield Problem(message, path=path, hint=f"shorten `{name}`")
+
+
+@check(
+    "HPX208",
+    "error",
+    "a lifecycle script that is not in its folder",
+    "Every new machine runs the script before it takes work; without it each one is started, fails, and is given up.",
+    "Upload the script, or correct its name or its folder.",
+)
+def scripts_are_there(cluster: ClusterConfig) -> Iterator[Problem]:
+    there = cluster.account.lifecycle_files if cluster.account else None
+    if there is None:
+        return
+    for index, group in enumerate(cluster.instance_groups):
+        for field in ("on_create", "on_init_complete"):
+            name = getattr(group.lifecycle, field, None)
+            file = f"{group.lifecycle.source.rstrip('/')}/{name}" if group.lifecycle else ""
+            if name is not None and file not in there:
+                where = f"instance_groups.{index}.lifecycle"
+                path = f"{where}.{field}" if field in (group.lifecycle or group).model_fields_set else f"{where}.source"
+                yield Problem(f"there is no {file}", path=path, hint="upload it, or correct the name")
+
+
+@check(
+    "HPX209",
+    "error",
+    "a version of Kubernetes that HyperPod or its add-ons do not take",
+    "HyperPod refuses an EKS cluster whose Kubernetes is too old or too new, and its task governance needs 1.30. EKS "
+    "itself is made, or upgraded, and paid before that shows.",
+    "Upgrade the EKS cluster, or take one with a version that fits.",
+)
+def kubernetes_fits(cluster: ClusterConfig) -> Iterator[Problem]:
+    stated = cluster.account.eks_version if cluster.account else None
+    if stated is None or cluster.eks_cluster_arn is None:
+        return
+    minor = int(stated.partition(".")[2])
+    (_, oldest), (_, newest) = kubernetes_versions()
+    made = cluster.infrastructure
+    if not oldest <= minor <= newest:
+        message = f"the EKS cluster runs Kubernetes {stated}, and HyperPod takes 1.{oldest} to 1.{newest}"
+        yield Problem(message, path="eks_cluster_arn", hint=f"take one with 1.{newest}")
+    elif made is not None and made.add_ons.task_governance is not None and minor < _GOVERNANCE_NEEDS:
+        message = f"task governance needs Kubernetes 1.{_GOVERNANCE_NEEDS}, and the EKS cluster runs {stated}"
+        yield Problem(message, path="infrastructure.add_ons.task_governance", hint="upgrade the EKS cluster")
 
 
 @check(

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeInt
 
 from hyperpod_ext.config.base import Config
+from hyperpod_ext.config.clusters.account import AccountFacts
 from hyperpod_ext.config.clusters.cluster_parts import (
     AutoPatch,
     AutoScaling,
@@ -104,12 +105,11 @@ class ClusterConfig(Config):
     instance_groups: Annotated[
         tuple[InstanceGroup, ...],
         Field(
-            min_length=1,
             max_length=100,
             examples=[[{"name": "workers", "instance_type": "ml.p5.48xlarge", "count": 2}]],
         ),
-    ]
-    """Groups of machines."""
+    ] = ()
+    """Groups of machines. A cluster has at least one, or one of restricted_groups."""
     restricted_groups: Annotated[tuple[RestrictedGroup, ...], Field(max_length=100)] = ()
     """Groups for work on restricted models."""
     restricted_environment: RestrictedEnvironment | None = None
@@ -132,6 +132,9 @@ class ClusterConfig(Config):
     """Tags of the cluster."""
     checkpoint_bucket: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")] | None = None
     """S3 bucket that jobs drain checkpoints to."""
+    account: AccountFacts | None = None
+    """What is there in the account: subnets, training plans, file systems, quotas. Checks compare the cluster with it;
+    it is never sent."""
     infrastructure: Infrastructure | None = None
     """What is made around the cluster. With it `hp-ext cluster deploy` makes both, and fills in what is left open here:
     network, roles, EKS cluster."""

@@ -72,6 +72,11 @@ def template_text(name: str) -> str:
     return _shipped().get_source(Environment(), name)[0]
 
 
+def parse_template(text: str) -> None:
+    """Raise TemplateSyntaxError where `text` is no template."""
+    _environment(None).parse(text)
+
+
 def _shipped() -> PackageLoader:
     return PackageLoader("hyperpod_ext.templates", "")
 

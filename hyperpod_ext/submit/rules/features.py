@@ -163,11 +163,26 @@ def cluster_has_the_managed_tier(context: Context) -> Iterator[Finding]:
 
 
 @rule(
+    "HPX126",
+    "error",
+    "checkpointless training on a cluster that replaces no nodes",
+    "Checkpointless training goes on without a checkpoint once a faulty node is replaced. With node_recovery None "
+    "nobody replaces it: the job waits on machines that are paid.",
+    "Set node_recovery: Automatic of the cluster (`hp-ext update-cluster`), or use another mode.",
+)
+def checkpointless_needs_node_recovery(context: Context) -> Iterator[Finding]:
+    job, cluster = context.job, context.cluster
+    if job.mode == "aws-checkpointless" and cluster is not None and cluster.node_recovery == "None":
+        message = f"cluster {cluster.name} has node_recovery None"
+        yield Finding(("mode",), message, "write node_recovery: Automatic in the cluster, or another mode")
+
+
+@rule(
     "HPX122",
-    "warning",
+    "error",
     "memory that AWS's daemon takes too",
-    "The daemon of managed tiered checkpointing reserves a share of each node's memory; a pod that asks for the "
-    "rest of the machine, or a memory tier beside it, may not fit.",
+    "The daemon of managed tiered checkpointing reserves a share of each node's memory, whether a job uses it or not; "
+    "a pod that asks for more than the rest of the machine is never placed.",
     "Ask for less memory_mib, or lower memory_percent of the cluster's tiered_storage.",
 )
 def memory_is_left_for_the_daemon(context: Context) -> Iterator[Finding]:

@@ -21,6 +21,22 @@ FSX = {"kind": "fsx-lustre", "dns_name": "fs-0123456789abcdef0.fsx.us-west-2.ama
 LIFECYCLE = {"source": "s3://sagemaker-a/b"}
 SCRIPTED = {name: SLURM[name] for name in ("name", "region", "orchestrator", "execution_role")}
 
+ONE_SUBNET = {"subnets": ["subnet-0"], "security_groups": ["sg-0"]}
+ACCOUNT: dict[str, Any] = LEAST | {
+    "vpc": ONE_SUBNET,
+    "account": {
+        "subnets": {
+            "subnet-0": {"zone": "usw2-az2", "free_addresses": 2043},
+            "subnet-1": {"zone": "usw2-az3", "free_addresses": 2043},
+        },
+        "training_plans": {PLAN: {"instance_type": "ml.p5.48xlarge", "zone": "usw2-az2", "count": 4}},
+        "file_systems": {"fs-0123456789abcdef0": "usw2-az2"},
+        "quotas": {"ml.p5.48xlarge": {"machines": 64, "code": "L-0123ABCD"}},
+    },
+}
+P5EN = {"instance_groups": [GROUP | {"instance_type": "ml.p5en.48xlarge"}]}
+PLANNED = ACCOUNT | {"instance_groups": [GROUP | {"training_plan": PLAN}]}
+
 WRONG: dict[str, tuple[str, str, Any, dict[str, Any]]] = {
     "a type of other regions": (
         "HPX201",
@@ -74,6 +90,40 @@ WRONG: dict[str, tuple[str, str, Any, dict[str, Any]]] = {
     ),
     "a long name of a role": ("HPX206", "execution_role", ROLE + "d" * 60, LEAST),
     "all memory": ("HPX207", "tiered_storage.memory_percent", 100, LEAST | {"tiered_storage": {"memory_percent": 20}}),
+    "no script in the folder": (
+        "HPX208",
+        "account.lifecycle_files",
+        ["s3://sagemaker-a/b/other.sh"],
+        SCRIPTED
+        | {
+            "account": {"lifecycle_files": ["s3://sagemaker-a/b/on_create.sh"]},
+            "instance_groups": [GROUP | {"name": "head", "lifecycle": LIFECYCLE}],
+        },
+    ),
+    "an old Kubernetes": ("HPX209", "account.eks_version", "1.27", LEAST | {"account": {"eks_version": "1.34"}}),
+    "too few addresses": (
+        "HPX211",
+        "account.subnets.subnet-0.free_addresses",
+        251,
+        ACCOUNT | {"instance_groups": [GROUP | {"count": 16}]},
+    ),
+    "a zone without the machines": ("HPX212", "account.subnets.subnet-0.zone", "usw2-az1", ACCOUNT | P5EN),
+    "EFA over zones": ("HPX213", "vpc.subnets", ["subnet-0", "subnet-1"], ACCOUNT),
+    "other zones for a group": (
+        "HPX213",
+        "instance_groups.0.vpc.subnets",
+        ["subnet-0", "subnet-1"],
+        ACCOUNT | {"instance_groups": [GROUP | {"vpc": ONE_SUBNET}]},
+    ),
+    "a plan of another type": ("HPX214", "instance_groups.0.instance_type", "ml.p5en.48xlarge", PLANNED),
+    "a plan in another zone": ("HPX214", "account.subnets.subnet-0.zone", "usw2-az1", PLANNED),
+    "a plan of fewer": ("HPX214", "instance_groups.0.count", 5, PLANNED),
+    "a file system elsewhere": (
+        "HPX215",
+        "account.file_systems.fs-0123456789abcdef0",
+        "usw2-az1",
+        ACCOUNT | {"instance_groups": [GROUP | {"storage": [FSX]}]},
+    ),
 }
 """What is wrong: the check, the field that makes it so, the wrong value, and the cluster that is right."""
 
@@ -127,6 +177,43 @@ def test_examples_have_neither_errors_nor_warnings(root: Path) -> None:
 
 def test_an_unknown_region_has_no_findings_about_types() -> None:
     assert [*findings(config(EKS | {"region": "xx-west-9"}), "error", ["HPX202"])] == []
+
+
+def test_a_cluster_may_have_restricted_groups_alone_but_not_no_groups(tmp_path: Path) -> None:
+    alone = {name: value for name, value in LEAST.items() if name != "instance_groups"}
+    file = tmp_path / "cluster.yaml"
+    file.write_text(json.dumps(alone | {"restricted_groups": [GROUP]}))
+    done = call_hp_ext("create-cluster", "-f", str(file), "--dry-run", "-o", "json")
+    assert (done.code, "InstanceGroups" in done.json["request"]) == (0, False)
+    file.write_text(json.dumps(alone))
+    refused = call_hp_ext("create-cluster", "-f", str(file), "--dry-run")
+    assert (refused.code, "at least one group" in refused.stderr) == (3, True)
+
+
+def test_a_quota_is_a_warning_with_its_code() -> None:
+    assert [*both(config(ACCOUNT))] == []
+    (told,) = findings(config(with_value(ACCOUNT, "instance_groups.0.count", 80)), "warning", ())
+    assert (told.rule, told.path) == ("HPX216", "instance_groups.0.count")
+    assert "L-0123ABCD" in told.message
+
+
+def made(**fields: Any) -> ClusterConfig:
+    spec = {"name": "lab", "region": "us-west-2", "instance_groups": [GROUP | {"count": 12}]}
+    return config(spec | {"infrastructure": fields})
+
+
+def test_a_new_network_is_checked_by_its_range_and_zones() -> None:
+    zones = ["usw2-az2", "usw2-az1"]
+    assert [*both(made(network={"zones": zones, "cidr": "10.0.0.0/20"}))] == []
+    small = made(network={"zones": zones, "cidr": "10.0.0.0/20"}).model_dump(mode="json")
+    (told,) = findings(config(with_value(small, "instance_groups.0.count", 13)), "error")
+    assert (told.rule, told.path, told.hint.split(";")[0]) == ("HPX211", "instance_groups.0.count", "at most 12 fit")
+    apart = {"zones": zones, "group_zones": {"workers": "usw2-az1"}}
+    assert [*both(made(network=apart))] == []
+    assert [*both(made(network=apart, file_system={}))] == []
+    mounted = made(network=apart, file_system={}).model_copy(update={"orchestrator": "slurm"})
+    (far,) = findings(mounted, "error", ["HPX205"])
+    assert (far.rule, far.path) == ("HPX215", "infrastructure.network.group_zones.workers")
 
 
 def test_a_misspelt_check_is_not_ignored(tmp_path: Path) -> None:

@@ -239,6 +239,7 @@ OTHERS = {
     "HPX102",
     "HPX120",
     "HPX123",
+    "HPX126",
     "HPX121",
     "HPX122",
     "HPX108",
@@ -391,6 +392,9 @@ def test_rules_about_spot_and_tiered_storage() -> None:
     storage = {"enabled": True, "memory_percent": 20}
     assert found("HPX121", on_cluster(managed)) == ["mode"]
     assert found("HPX121", on_cluster(managed, tiered_storage=storage)) == []
+    without = {"mode": "aws-checkpointless"}
+    assert found("HPX126", on_cluster(without, node_recovery="None")) == ["mode"]
+    assert found("HPX126", on_cluster(without, node_recovery="Automatic")) == []
     much = {"resources": P5 | {"memory_mib": 1700 * 1024}}
     assert found("HPX122", on_cluster(much, tiered_storage=storage)) == ["resources.memory_mib"]
     assert found("HPX122", on_cluster(much)) == []

@@ -1,0 +1,32 @@
+"""hp-ext templates diff"""
+
+from __future__ import annotations
+
+import click
+
+from ...command import Command, output_option
+from ...output import print_result, say
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext templates diff my-templates
+  hp-ext templates diff my-templates -o json""",
+)
+@click.argument("folder", type=click.Path(file_okay=False), metavar="DIR")
+@output_option()
+def command(folder: str, output: str) -> None:
+    """Show templates of your own beside those that are shipped: what they change."""
+    from dataclasses import asdict
+    from pathlib import Path
+
+    from hyperpod_ext.submit.own_templates import template_differences, template_problems
+
+    found = template_differences(Path(folder))
+    print_result([asdict(one) for one in found], output, "".join(one.diff for one in found).rstrip("\n"))
+    if same := [one.name for one in found if not one.diff]:
+        say(f"the same as shipped, and not needed: {', '.join(same)}")
+    for problem in template_problems(Path(folder)):
+        say(f"warning: {problem}")

@@ -1,0 +1,44 @@
+"""How old the facts of the catalog are: AWS adds types, regions and versions all the time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+MOST_DAYS = 180
+"""AWS offers a new type of machine with accelerators about twice a year."""
+_FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Age:
+    """One file of facts."""
+
+    file: str
+    """`zones.json`."""
+    dated: str
+    """Day that its oldest facts are of, 2026-11-24."""
+    days: int
+    """Days between then and today."""
+
+
+def ages(today: date) -> Iterator[Age]:
+    """Every file of the catalog, by name."""
+    for file in sorted(_FOLDER.glob("*.json")):
+        dated = _dated(json.loads(file.read_text(encoding="utf-8")))
+        yield Age(file.name, str(dated), (today - dated).days)
+
+
+def stale(today: date) -> list[Age]:
+    """Files whose facts are older than MOST_DAYS."""
+    return [one for one in ages(today) if one.days > MOST_DAYS]
+
+
+def _dated(facts: dict[str, Any]) -> date:
+    """Of the file, or of the oldest of its sources."""
+    days = [facts["dated"]] if "dated" in facts else [source["dated"] for source in facts["sources"].values()]
+    return min(date.fromisoformat(day) for day in days)

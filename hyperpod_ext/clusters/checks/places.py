@@ -1,0 +1,211 @@
+"""Zones and addresses: machines, what they mount, and the plans that they come from, are in one place with room."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+
+from hyperpod_ext.catalog.instances import instance
+from hyperpod_ext.catalog.zones import zones_dated, zones_with
+from hyperpod_ext.clusters.checks import Group, check, groups_of
+from hyperpod_ext.config.clusters.account import AccountFacts
+from hyperpod_ext.config.clusters.cluster import ClusterConfig
+from hyperpod_ext.errors import Problem
+
+_POD_ADDRESSES = 49
+"""Secondary addresses of a machine's primary interface on EKS, for pods. HyperPod's documentation counts 81 for
+ml.p5.48xlarge: 32 interfaces and these (2026-11)."""
+_RESERVED = 5
+"""Addresses of every subnet that AWS keeps for itself."""
+
+
+def machine_addresses(cluster: ClusterConfig, group: Group) -> int:
+    """Addresses that one machine of the group takes."""
+    machine = instance(group.instance_type)
+    interfaces = (machine.efa if machine else None) or 1
+    if getattr(group, "network_interface", None) == "efa-only":
+        interfaces = 1
+    pods = _POD_ADDRESSES if cluster.orchestrator == "eks" and machine and machine.accelerators and machine.efa else 0
+    return interfaces + pods
+
+
+@check(
+    "HPX211",
+    "error",
+    "a subnet with too few addresses",
+    "Each EFA interface of a machine takes an address, and on EKS its pods take 49 more; machines for which none is "
+    "left are started, and given up. Subnets cannot grow.",
+    "Take a larger subnet, several, network_interface: efa-only, or fewer machines.",
+)
+def subnets_have_room(cluster: ClusterConfig) -> Iterator[Problem]:
+    together: dict[tuple[str, ...], list[tuple[str, Group]]] = {}
+    for path, group in groups_of(cluster):
+        together.setdefault(_places(cluster, group), []).append((path, group))
+    for places, groups in together.items():
+        free = _free_addresses(cluster, places)
+        needs = [(group.count * machine_addresses(cluster, group), path, group) for path, group in groups]
+        total = sum(need for need, *_ in needs)
+        if free is None or total <= free:
+            continue
+        largest, path, group = max(needs, key=lambda one: one[0])
+        fits = max(free - (total - largest), 0) // machine_addresses(cluster, group)
+        hint = f"at most {fits} fit" if fits else "take a larger range of addresses"
+        message = f"the machines take {total} addresses, and {' and '.join(places)} has {free}"
+        yield Problem(message, path=f"{path}.count", hint=f"{hint}; or take a larger subnet, or efa-only interfaces")
+
+
+@check(
+    "HPX212",
+    "error",
+    "a zone that does not have the machines",
+    "EC2 offers the type in other zones of the region, and not in this one: the group would wait for capacity, and "
+    "fail. By EC2's own answers; `catalog/zones.json` says of which day.",
+    "Put the group in a zone that has the type. If AWS has added it since: --ignore HPX212.",
+)
+def zones_have_the_machines(cluster: ClusterConfig) -> Iterator[Problem]:
+    for path, group in groups_of(cluster):
+        there, zones = zones_with(group.instance_type, cluster.region), group_zones(cluster, group)
+        if not there or not zones or not all("-az" in zone for zone in zones) or set(there) & set(zones):
+            continue
+        message = f"{group.instance_type} is not offered in {' or '.join(zones)}, by what was known on {zones_dated()}"
+        yield Problem(message, path=f"{path}.instance_type", hint=f"zones that have it: {', '.join(there)}")
+
+
+@check(
+    "HPX213",
+    "error",
+    "a group with EFA over several zones",
+    "EFA does not reach from zone to zone: machines that land in another one train over plain TCP or not at all, and "
+    "traffic between zones is billed.",
+    "Give the group subnets of one zone, and each zone a group of its own.",
+)
+def efa_stays_in_a_zone(cluster: ClusterConfig) -> Iterator[Problem]:
+    for path, group in groups_of(cluster):
+        zones = group_zones(cluster, group)
+        if len(zones) > 1 and _has_efa(group) and group.count > 1:
+            where = f"{path}.vpc.subnets" if group.vpc else "vpc.subnets"
+            message = (
+                f"machines of group {group.name} may be in {' and '.join(zones)}, and EFA reaches none of the others"
+            )
+            yield Problem(message, path=where, hint="name subnets of one zone")
+
+
+@check(
+    "HPX214",
+    "error",
+    "a training plan with other machines, or elsewhere",
+    "A plan holds machines of one type, so many, in one zone; a group that wants others gets none of them, and the "
+    "plan is paid all the same.",
+    "Take the plan's type, zone and number of machines.",
+)
+def plans_are_what_the_group_wants(cluster: ClusterConfig) -> Iterator[Problem]:
+    used: dict[str, int] = {}
+    for path, group in groups_of(cluster):
+        plan = _facts(cluster).training_plans.get(group.training_plan or "")
+        if plan is None or group.training_plan is None:
+            continue
+        zones = group_zones(cluster, group)
+        used[group.training_plan] = used.get(group.training_plan, 0) + group.count
+        if plan.instance_type != group.instance_type:
+            message = f"the plan holds {plan.instance_type}, and the group is of {group.instance_type}"
+            yield Problem(message, path=f"{path}.training_plan", hint=f"write instance_type: {plan.instance_type}")
+        elif plan.zone is not None and zones and plan.zone not in zones:
+            message = f"the plan's machines are in {plan.zone}, and the group in {' and '.join(zones)}"
+            yield Problem(message, path=f"{path}.training_plan", hint=f"name a subnet in {plan.zone}")
+        elif plan.count is not None and used[group.training_plan] > plan.count:
+            message = f"the plan holds {plan.count} machines, and groups want {used[group.training_plan]} of it"
+            yield Problem(message, path=f"{path}.count", hint=f"write at most {plan.count} together")
+
+
+@check(
+    "HPX215",
+    "error",
+    "a file system in another zone than the machines",
+    "Every byte that is read or written crosses zones: slower, and billed both ways.",
+    "Put machines and file system in one zone; if it is meant: --ignore HPX215.",
+)
+def file_systems_are_near(cluster: ClusterConfig) -> Iterator[Problem]:
+    made = cluster.infrastructure
+    for path, group in groups_of(cluster):
+        zones, machine = group_zones(cluster, group), instance(group.instance_type)
+        if not zones or machine is None or not machine.accelerators:
+            continue
+        near = f"the machines of group {group.name} are in {' and '.join(zones)}"
+        for index, storage in enumerate(group.storage):
+            zone = None if storage.kind == "ebs" else _facts(cluster).file_systems.get(storage.dns_name.split(".")[0])
+            if zone is not None and zone not in zones:
+                hint = f"take a file system in {zones[0]}, or subnets in {zone}"
+                where = f"{path}.storage.{index}.dns_name"
+                yield Problem(f"the file system is in {zone}, and {near}", path=where, hint=hint)
+        # on EKS a job chooses whether it mounts the file system that is made; nodes of Slurm all do
+        own = (
+            cluster.orchestrator == "slurm"
+            and made is not None
+            and made.file_system is not None
+            and made.network.vpc_id is None
+        )
+        if own and made is not None and made.network.zones and made.network.zones[0] not in zones:
+            where = f"infrastructure.network.group_zones.{group.name}"
+            message = f"the file system is made in {made.network.zones[0]}, and {near}"
+            yield Problem(message, path=where, hint="put that zone first in zones, or leave the group in the first")
+
+
+@check(
+    "HPX216",
+    "warning",
+    "more machines than the quota",
+    "SageMaker refuses machines beyond the account's quota for clusters; an increase takes days.",
+    "Ask for an increase by the quota's code, `aws service-quotas request-service-quota-increase`, before the cluster.",
+)
+def quotas_are_enough(cluster: ClusterConfig) -> Iterator[Problem]:
+    wanted: dict[str, int] = {}
+    for path, group in groups_of(cluster):
+        wanted[group.instance_type] = wanted.get(group.instance_type, 0) + group.count
+        quota = _facts(cluster).quotas.get(group.instance_type)
+        if quota is not None and wanted[group.instance_type] > quota.machines:
+            code = f" ({quota.code})" if quota.code else ""
+            name = f"`{group.instance_type} for cluster usage`{code}"
+            message = f"the cluster wants {wanted[group.instance_type]}, and quota {name} is {quota.machines}"
+            yield Problem(message, path=f"{path}.count", hint="ask for an increase first")
+
+
+def group_zones(cluster: ClusterConfig, group: Group) -> tuple[str, ...]:
+    """Zones that machines of the group may be in; empty where one of them is not known."""
+    subnets = _facts(cluster).subnets
+    places = _places(cluster, group)
+    if all(place in subnets for place in places):
+        return tuple(sorted({subnets[place].zone for place in places}))
+    made = cluster.infrastructure
+    return places if made is not None and made.network.vpc_id is None and set(places) <= set(made.network.zones) else ()
+
+
+def _places(cluster: ClusterConfig, group: Group) -> tuple[str, ...]:
+    """Subnets of the group, or the zone of the new network that it is in."""
+    network, made = group.vpc or cluster.vpc, cluster.infrastructure
+    if network is not None:
+        return tuple(sorted(network.subnets))
+    if made is None or not made.network.zones:
+        return ()
+    return (made.network.group_zones.get(group.name, made.network.zones[0]),)
+
+
+def _free_addresses(cluster: ClusterConfig, places: tuple[str, ...]) -> int | None:
+    """Addresses in these subnets together; None where that is not known."""
+    made, facts = cluster.infrastructure, _facts(cluster)
+    if made is not None and places and set(places) <= set(made.network.zones):
+        try:
+            return ipaddress.ip_network(made.network.cidr).num_addresses // 4 - _RESERVED
+        except ValueError:
+            return None  # told by the rules of networks
+    free = [facts.subnets[place].free_addresses if place in facts.subnets else None for place in places]
+    known = [one for one in free if one is not None]
+    return sum(known) if free and len(known) == len(free) else None
+
+
+def _has_efa(group: Group) -> bool:
+    machine = instance(group.instance_type)
+    return bool(machine and machine.efa)
+
+
+def _facts(cluster: ClusterConfig) -> AccountFacts:
+    return cluster.account or AccountFacts()
