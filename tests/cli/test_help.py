@@ -14,7 +14,7 @@ COMMANDS = {
     "Before a job": "plan simulate scales",
     "What happens to a job": "report top dashboards",
     "Checkpoints and data": "checkpoints data",
-    "Clusters": "create-cluster update-cluster cluster",
+    "Clusters": "create-cluster update-cluster cluster node",
     "Reference": "schema explain instances templates doctor completion",
 }
 
