@@ -24,6 +24,7 @@ SECTIONS = [
             "wait": "Wait until a job has ended, and show its result.",
             "list": "List the jobs of a target.",
             "status": "Show one job, or all.",
+            "describe": "Show one job on one screen: pods, why they wait, events.",
             "logs": "Show what the workers of a job print.",
             "cancel": "End a job, and leave nothing of it running.",
             "resize": "Have a job that runs go on with more or fewer nodes.",
