@@ -27,6 +27,7 @@ SECTIONS = [
             "describe": "Show one job on one screen: pods, why they wait, events.",
             "logs": "Show what the workers of a job print.",
             "cancel": "End a job, and leave nothing of it running.",
+            "delete": "Delete what a job left on Kubernetes when it had ended.",
             "resize": "Have a job that runs go on with more or fewer nodes.",
             "chaos": "Inflict a fault on a job that runs, to see what it does.",
             "import": "Turn a job for Kubernetes into a spec.",
