@@ -66,7 +66,7 @@ SECTIONS = [
             "create-cluster": "Create a HyperPod cluster from its spec.",
             "update-cluster": "Show what a spec would change in a cluster, and change it.",
             "cluster": "Make a cluster with all around it; list, show and delete clusters.",
-            "node": "Reboot and replace nodes of a cluster.",
+            "node": "Reboot, replace and drain nodes of a cluster.",
         },
     ),
     Section(

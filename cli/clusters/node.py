@@ -9,6 +9,7 @@ from ..lazy_group import LazyGroup, Section
 COMMANDS = {
     "reboot": "Reboot nodes; their disks stay.",
     "replace": "Have nodes replaced by other machines.",
+    "drain": "Have the scheduler leave nodes out, and take them again.",
 }
 
 
@@ -19,10 +20,11 @@ COMMANDS = {
 Examples:
   hp-ext node reboot research i-0123456789abcdef0 --dry-run
   hp-ext node replace research ip-10-1-2-3 --yes
+  hp-ext node drain hyperpod-i-0123456789abcdef0
 
 \b
 A node is named by its instance id, its logical id, its name in Kubernetes or its host:
 `hp-ext cluster nodes research` lists them.""",
 )
 def command() -> None:
-    """Reboot and replace nodes of a HyperPod cluster."""
+    """Reboot, replace and drain nodes of a HyperPod cluster."""
