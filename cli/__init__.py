@@ -24,13 +24,21 @@ SECTIONS = [
             "wait": "Wait until a job has ended, and show its result.",
             "list": "List the jobs of a target.",
             "status": "Show one job, or all.",
-            "describe": "Show one job on one screen: pods, why they wait, events.",
             "logs": "Show what the workers of a job print.",
             "cancel": "End a job, and leave nothing of it running.",
-            "delete": "Delete what a job left on Kubernetes when it had ended.",
             "resize": "Have a job that runs go on with more or fewer nodes.",
             "chaos": "Inflict a fault on a job that runs, to see what it does.",
             "import": "Turn a job for Kubernetes into a spec.",
+        },
+    ),
+    Section(
+        "Jobs on a cluster",
+        f"{__name__}.cluster_jobs",
+        {
+            "describe": "Show one job on one screen: pods, why they wait, events.",
+            "exec": "Run a command on a node of a job, beside its workers.",
+            "port-forward": "Bring ports of a job's pod to this machine.",
+            "delete": "Delete what a job left on Kubernetes when it had ended.",
         },
     ),
     Section(
