@@ -32,6 +32,16 @@ SECTIONS = [
         },
     ),
     Section(
+        "Jobs on a cluster",
+        f"{__name__}.cluster_jobs",
+        {
+            "describe": "Show one job on one screen: pods, why they wait, events.",
+            "exec": "Run a command on a node of a job, beside its workers.",
+            "port-forward": "Bring ports of a job's pod to this machine.",
+            "delete": "Delete what a job left on Kubernetes when it had ended.",
+        },
+    ),
+    Section(
         "Before a job",
         f"{__name__}.plan",
         {
@@ -64,6 +74,7 @@ SECTIONS = [
             "create-cluster": "Create a HyperPod cluster from its spec.",
             "update-cluster": "Show what a spec would change in a cluster, and change it.",
             "cluster": "Make a cluster with all around it; list, show and delete clusters.",
+            "node": "Reboot, replace and drain nodes of a cluster.",
         },
     ),
     Section(

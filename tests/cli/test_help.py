@@ -11,10 +11,11 @@ import hyperpod_ext
 
 COMMANDS = {
     "Jobs": "init validate render diff create-job wait list status logs cancel resize chaos import",
+    "Jobs on a cluster": "describe exec port-forward delete",
     "Before a job": "plan simulate scales",
     "What happens to a job": "report top dashboards",
     "Checkpoints and data": "checkpoints data",
-    "Clusters": "create-cluster update-cluster cluster",
+    "Clusters": "create-cluster update-cluster cluster node",
     "Reference": "schema explain instances templates doctor completion",
 }
 

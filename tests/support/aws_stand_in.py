@@ -32,6 +32,8 @@ class AwsStandIn:
 
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
     clusters: dict[str, dict[str, Any]] = field(default_factory=dict)
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+    """Of all clusters, as ListClusterNodes shows them, each with its ClusterName."""
     secrets: dict[str, str] = field(default_factory=dict)
     objects: dict[str, bytes] = field(default_factory=dict)
     lines: dict[str, list[str]] = field(default_factory=dict)
@@ -135,6 +137,28 @@ class AwsStandIn:
         if cluster is None:
             return 400, {"__type": "ResourceNotFound", "message": "Cluster does not exist"}
         return cluster
+
+    def on_ListClusterNodes(self, request: dict[str, Any]) -> Any:  # noqa: N802
+        found = [node for node in self.nodes if node["ClusterName"] == request["ClusterName"]]
+        start = int(request.get("NextToken", "0"))
+        more = {"NextToken": str(start + 2)} if start + 2 < len(found) else {}
+        return {"ClusterNodeSummaries": found[start : start + 2]} | more
+
+    def on_BatchRebootClusterNodes(self, request: dict[str, Any]) -> Any:  # noqa: N802
+        """Moves each node that is Running to Pending, and refuses the others, as the service does."""
+        if len(request["NodeIds"]) > 25:
+            return 400, {"__type": "ValidationException", "message": "length less than or equal to 25"}
+        answer: dict[str, list[Any]] = {"Successful": [], "Failed": []}
+        for node in (node for node in self.nodes if node["InstanceId"] in request["NodeIds"]):
+            if node["InstanceStatus"]["Status"] == "Running":
+                node["InstanceStatus"] = {"Status": "Pending"}
+                answer["Successful"].append(node["InstanceId"])
+            else:
+                refusal = {"ErrorCode": "InvalidInstanceStatus", "Message": "the node is not Running"}
+                answer["Failed"].append({"NodeId": node["InstanceId"]} | refusal)
+        return answer
+
+    on_BatchReplaceClusterNodes = on_BatchRebootClusterNodes  # noqa: N815
 
     def on_ListTags(self, request: dict[str, Any]) -> Any:  # noqa: N802
         return {"Tags": next(iter(self.clusters.values())).get("Tags", [])}

@@ -22,7 +22,7 @@ from serving import serving
 
 _REASONS = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "AlreadyExists", 422: "Invalid"}
 KNOWN = {
-    "secrets", "pods", "networkpolicies", "hyperpodpytorchjobs", "pytorchjobs", "trainjobs",
+    "secrets", "pods", "networkpolicies", "hyperpodpytorchjobs", "pytorchjobs", "trainjobs", "nodes",
 }  # fmt: skip
 """Collections that exist; the rest answers as a cluster without that operator."""
 
@@ -51,6 +51,8 @@ class KubernetesApi:
     objects: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By path."""
     orders: list[Order] = field(default_factory=list)
+    evicted: list[tuple[str, str]] = field(default_factory=list)
+    """Pods that were, and the version of the API that was asked."""
     requests: list[tuple[str, str, dict[str, str], dict[str, Any] | None]] = field(default_factory=list)
     """method, path, query and body, in the order they came."""
     pod_logs: dict[str, list[str]] = field(default_factory=dict)
@@ -106,7 +108,15 @@ class KubernetesApi:
     def answer(self, method: str, path: str, query: dict[str, str], body: dict[str, Any] | None) -> tuple[int, Any]:
         """What a server without orders says."""
         parts = path.strip("/").split("/")
-        at = parts.index("namespaces") + 2
+        if path == "/api/v1":
+            return 200, {"resources": [{"name": "pods/eviction", "group": "policy", "version": "v1"}]}
+        if path == "/api/v1/pods":
+            return 200, {"items": self._pods_on(query["fieldSelector"].partition("=")[2])}
+        if path.endswith("/eviction"):
+            self.evicted.append((parts[5], (body or {}).get("apiVersion", "")))
+            found = self.objects.pop(path.removesuffix("/eviction"), None)
+            return (201, {"status": "Success"}) if found else (404, {"message": "not found"})
+        at = parts.index("namespaces") + 2 if "namespaces" in parts else 2
         collection, name = parts[at], "/".join(parts[at + 1 :])
         if collection not in self.known:
             return 404, "the server could not find the requested resource"
@@ -127,6 +137,11 @@ class KubernetesApi:
             if method == "PUT" and body is not None:
                 self.objects[path] = body
             return 200, self.objects[path]
+
+    def _pods_on(self, node: str) -> list[dict[str, Any]]:
+        with self.changed:
+            pods = [one for path, one in self.objects.items() if path.split("/")[-2] == "pods"]
+        return [pod for pod in pods if pod.get("spec", {}).get("nodeName") == node]
 
     def _create(self, path: str, query: dict[str, str], body: dict[str, Any]) -> tuple[int, Any]:
         name = body["metadata"]["name"]

@@ -196,6 +196,30 @@ def keep_nodes(job_id: str, hosts: Sequence[str]) -> None:
         raise ConfigError([Problem(error.message, path="slurm", hint=hint)]) from None
 
 
+def find_nodes(names: Sequence[str]) -> list[str]:
+    """The nodes, each once; `gpu-[1-3]` is three.
+
+    Raises:
+        NotFoundError: Slurm does not know one of them.
+    """
+    wanted = list(dict.fromkeys(_ask(["scontrol", "show", "hostnames", ",".join(names)]).split()))
+    known = set(_ask(["sinfo", "--noheader", "--Node", "--format=%N"]).split())
+    if missing := [name for name in wanted if name not in known]:
+        raise NotFoundError(f"Slurm has no node {', '.join(missing)}", hint="`sinfo -N` lists the nodes")
+    return wanted
+
+
+def jobs_on(names: Sequence[str]) -> list[str]:
+    """Ids of the jobs that run on any of these nodes."""
+    return _ask(["squeue", "--noheader", f"--nodelist={','.join(names)}", "--states=R", "--format=%A"]).split()
+
+
+def take_no_jobs(names: Sequence[str], reason: str | None) -> None:
+    """Have the nodes take no more jobs, for this reason; with None, have them take jobs again."""
+    state = ["State=RESUME"] if reason is None else ["State=DRAIN", f"Reason={reason}"]
+    _ask(["scontrol", "update", f"NodeName={','.join(names)}", *state], tries=1)
+
+
 def _ask(
     command: Sequence[str],
     cwd: Path | None = None,

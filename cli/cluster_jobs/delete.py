@@ -1,0 +1,44 @@
+"""hp-ext delete"""
+
+from __future__ import annotations
+
+import click
+
+from ..command import Command, output_option, target_option
+from ..output import columns, print_result, say
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext delete gpt-7b --target hyperpod-eks --dry-run
+  hp-ext delete gpt-7b --target hyperpod-eks --with-secret --yes""",
+)
+@click.argument("job", metavar="NAME|URL")
+@target_option
+@click.option("--with-secret", is_flag=True, help="Its secret too: its checkpoints can then be verified by nobody.")
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted, and stop.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@output_option()
+def command(job: str, target: str, with_secret: bool, dry_run: bool, yes: bool, output: str) -> None:
+    """Delete what a job left on Kubernetes when it had ended: itself, its pods and its network policy.
+
+    Its secret stays, and so do checkpoints: they are signed with it, and the next job of this name reads them.
+    """
+    from hyperpod_ext.submit.contract.handle import JobHandle
+    from hyperpod_ext.submit.delete import get_deleter
+
+    handle = JobHandle.parse(job, target)
+    deleter = get_deleter(handle.target)
+    found = deleter.find(handle, with_secret)
+    objects = [{"kind": kind, "name": name} for kind, name in found]
+    table = columns([("KIND", "NAME"), *found])
+    if not dry_run:
+        if not yes:
+            say(table)
+            click.confirm(f"Delete these {len(found)} objects?", abort=True, err=True)
+        deleter.delete(handle, found)
+    print_result({"name": handle.name, "objects": objects, "deleted": not dry_run}, output, table)
+    if dry_run:
+        say("nothing was deleted")

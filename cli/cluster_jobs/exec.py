@@ -1,0 +1,44 @@
+"""hp-ext exec"""
+
+from __future__ import annotations
+
+import click
+
+from ..command import Command, output_option, target_option
+from ..output import print_result
+
+
+@click.command(
+    cls=Command,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    epilog="""\b
+Examples:
+  hp-ext exec --target hyperpod-eks gpt-7b -- nvidia-smi
+  hp-ext exec --target hyperpod-slurm --node 3 gpt-7b -- dmesg
+  hp-ext exec --target hyperpod-eks -t gpt-7b -- bash""",
+)
+@target_option
+@click.option("--node", type=click.IntRange(min=0), default=0, show_default=True, help="Which of the running nodes.")
+@click.option("-t", "--terminal", is_flag=True, help="With a terminal, to type into.")
+@click.option("--dry-run", is_flag=True, help="Show what would be run, and stop.")
+@output_option()
+@click.argument("job", metavar="NAME|URL")
+@click.argument("words", nargs=-1, required=True, metavar="-- COMMAND...")
+def command(
+    target: str, node: int, terminal: bool, dry_run: bool, output: str, job: str, words: tuple[str, ...]
+) -> None:
+    """Run a command on a node of a job, beside its workers: with kubectl on Kubernetes, with srun on Slurm.
+
+    Options stand before the job. The exit code is the command's own.
+    """
+    import shlex
+
+    from hyperpod_ext.submit.contract.handle import JobHandle
+    from hyperpod_ext.submit.inside import exec_command, run
+
+    words = words[words[0] == "--" :]  # click leaves it where options must stand before the job
+    made = exec_command(JobHandle.parse(job, target), node, words, terminal)
+    if dry_run:
+        print_result({"command": made}, output, shlex.join(made))
+        return
+    click.get_current_context().exit(run(made))

@@ -1,0 +1,35 @@
+"""hp-ext port-forward"""
+
+from __future__ import annotations
+
+import click
+
+from ..command import Command, output_option, target_option
+from ..output import print_result
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext port-forward gpt-7b 9400 --target hyperpod-eks
+  hp-ext port-forward gpt-7b 6006:6006 --target hyperpod-eks --node 2 --dry-run""",
+)
+@click.argument("job", metavar="NAME|URL")
+@click.argument("ports", nargs=-1, required=True, metavar="PORT|HERE:THERE...")
+@target_option
+@click.option("--node", type=click.IntRange(min=0), default=0, show_default=True, help="Which of the running pods.")
+@click.option("--dry-run", is_flag=True, help="Show what would be run, and stop.")
+@output_option()
+def command(job: str, ports: tuple[str, ...], target: str, node: int, dry_run: bool, output: str) -> None:
+    """Bring ports of a job's pod to this machine, with kubectl, until Ctrl-C: metrics, a profiler, TensorBoard."""
+    import shlex
+
+    from hyperpod_ext.submit.contract.handle import JobHandle
+    from hyperpod_ext.submit.inside import forward_command, run
+
+    made = forward_command(JobHandle.parse(job, target), node, ports)
+    if dry_run:
+        print_result({"command": made}, output, shlex.join(made))
+        return
+    click.get_current_context().exit(run(made))

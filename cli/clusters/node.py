@@ -1,0 +1,30 @@
+"""`hp-ext node`: what is done to nodes of a cluster, one file a subcommand."""
+
+from __future__ import annotations
+
+import click
+
+from ..lazy_group import LazyGroup, Section
+
+COMMANDS = {
+    "reboot": "Reboot nodes; their disks stay.",
+    "replace": "Have nodes replaced by other machines.",
+    "drain": "Have the scheduler leave nodes out, and take them again.",
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    sections=[Section("Commands", f"{__package__.rpartition('.')[0]}.nodes", COMMANDS)],
+    epilog="""\b
+Examples:
+  hp-ext node reboot research i-0123456789abcdef0 --dry-run
+  hp-ext node replace research ip-10-1-2-3 --yes
+  hp-ext node drain hyperpod-i-0123456789abcdef0
+
+\b
+A node is named by its instance id, its logical id, its name in Kubernetes or its host:
+`hp-ext cluster nodes research` lists them.""",
+)
+def command() -> None:
+    """Reboot, replace and drain nodes of a HyperPod cluster."""

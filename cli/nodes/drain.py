@@ -1,0 +1,82 @@
+"""hp-ext node drain"""
+
+from __future__ import annotations
+
+import click
+
+from ..command import Command, output_option
+from ..output import columns, print_result, say
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext node drain hyperpod-i-0123456789abcdef0 --dry-run
+  hp-ext node drain gpu-[1-3] --target hyperpod-slurm --reason "NVLink errors"
+  hp-ext node drain gpu-[1-3] --target hyperpod-slurm --undo""",
+)
+@click.argument("names", nargs=-1, required=True, metavar="NODE...")
+@click.option(
+    "--target",
+    type=click.Choice(["hyperpod-eks", "hyperpod-slurm"]),
+    default="hyperpod-eks",
+    show_default=True,
+    help="Whose nodes: of the kubeconfig's context, or of the Slurm of this machine.",
+)
+@click.option("--reason", default="hp-ext node drain", show_default=True, help="Why; Slurm shows it.")
+@click.option("--undo", is_flag=True, help="Have the scheduler take the nodes again.")
+@click.option("--dry-run", is_flag=True, help="Show what would be evicted, and stop.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@output_option()
+def command(
+    names: tuple[str, ...], target: str, reason: str, undo: bool, dry_run: bool, yes: bool, output: str
+) -> None:
+    """Have the scheduler leave nodes out. Shows what runs there, and asks.
+
+    On EKS the pods are evicted, those of jobs too; pods of daemon sets stay. On Slurm jobs that run there go on to
+    their end.
+    """
+    on_target = _on_slurm if target == "hyperpod-slurm" else _on_kubernetes
+    on_target(names, reason, undo, dry_run, yes, output)
+
+
+def _on_kubernetes(names: tuple[str, ...], reason: str, undo: bool, dry_run: bool, yes: bool, output: str) -> None:
+    del reason  # a node of Kubernetes has no place for it
+    from hyperpod_ext.submit.kubernetes.api import drain
+    from hyperpod_ext.submit.kubernetes.api.client import Client
+    from hyperpod_ext.submit.kubernetes.api.kubeconfig import load_access
+
+    client = Client(load_access(), say=say)
+    nodes = drain.find_nodes(client, names)
+    pods = [] if undo else drain.pods_on(client, nodes)
+    table = columns([("NODE", "POD"), *((pod["node"], f"{pod['namespace']}/{pod['name']}") for pod in pods)])
+    if not dry_run:
+        _ask(f"Evict {len(pods)} pods from {', '.join(nodes)}?", table, yes or undo)
+        drain.cordon(client, nodes, cordoned=not undo)
+        drain.evict(client, pods)
+    _print(nodes, {"pods": pods}, table if pods else "", undo, dry_run, output)
+
+
+def _on_slurm(names: tuple[str, ...], reason: str, undo: bool, dry_run: bool, yes: bool, output: str) -> None:
+    from hyperpod_ext.submit.slurm import client
+
+    nodes = client.find_nodes(names)
+    jobs = [] if undo else client.jobs_on(nodes)
+    table = columns([("JOB", ""), *((job, "goes on to its end") for job in jobs)])
+    if not dry_run:
+        _ask(f"Drain {', '.join(nodes)}?", table if jobs else "no jobs run there", yes or undo)
+        client.take_no_jobs(nodes, None if undo else reason)
+    _print(nodes, {"jobs": jobs}, table if jobs else "", undo, dry_run, output)
+
+
+def _ask(question: str, table: str, yes: bool) -> None:
+    if not yes:
+        say(table)
+        click.confirm(question, abort=True, err=True)
+
+
+def _print(nodes: list[str], there: dict[str, object], table: str, undo: bool, dry_run: bool, output: str) -> None:
+    state = "unchanged" if dry_run else "schedulable" if undo else "unschedulable"
+    result = {"nodes": nodes, "state": state} | there
+    print_result(result, output, "\n".join(part for part in (table, f"{', '.join(nodes)}: {state}") if part))

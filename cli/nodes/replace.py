@@ -1,0 +1,25 @@
+"""hp-ext node replace"""
+
+from __future__ import annotations
+
+import click
+
+from ..command import Command
+from .recovery import recovery_options, run
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext node replace research hyperpod-i-0123456789abcdef0 --yes
+  hp-ext node replace research ip-10-1-2-3 ip-10-1-2-4""",
+)
+@recovery_options
+def command(cluster: str, names: tuple[str, ...], region: str | None, dry_run: bool, yes: bool, output: str) -> None:
+    """Have nodes of a HyperPod cluster replaced by other machines. Shows them, and asks.
+
+    Everything on the node is lost: checkpoints in memory, local disks, and its instance id.
+    """
+    warning = "a job that runs there loses these nodes, with their memory and all their disks hold"
+    run("replace", warning, cluster, names, region, dry_run, yes, output)

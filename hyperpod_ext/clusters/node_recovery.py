@@ -1,0 +1,69 @@
+"""Nodes of a HyperPod cluster rebooted and replaced on order, by SageMaker's batch APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+from hyperpod_ext.clusters.existing import nodes
+from hyperpod_ext.clusters.request import Request
+from hyperpod_ext.config.files.nearest import suggest
+from hyperpod_ext.errors import ConflictError, HyperpodExtError, NotFoundError, UnreachableError
+from hyperpod_ext.submit.sagemaker.client import call, client
+
+Action = Literal["reboot", "replace"]
+
+MOST_IN_A_REQUEST = 25
+_OPERATIONS = {"reboot": "BatchRebootClusterNodes", "replace": "BatchReplaceClusterNodes"}
+_ERRORS: Mapping[str, type[HyperpodExtError]] = {
+    "InstanceIdNotFound": NotFoundError,
+    "InvalidInstanceStatus": ConflictError,
+    "InstanceIdInUse": ConflictError,
+    "InternalServerError": UnreachableError,
+}
+
+
+def find_nodes(cluster: str, region: str | None, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Nodes of the cluster, each once, by what users have of them: the instance id, the logical id, the name in
+    Kubernetes (`hyperpod-i-...`), or the host that Slurm knows.
+
+    Raises:
+        NotFoundError: a name is no node's; nothing is done to the others.
+    """
+    known: dict[str, dict[str, Any]] = {}
+    for node in nodes(cluster, region):
+        host = str(node["host"] or "")
+        for name in (node["id"], f"hyperpod-{node['id']}", node["logical_id"], host, host.partition(".")[0]):
+            if name:
+                known[str(name)] = node
+    if missing := [name for name in names if name not in known]:
+        hint = f"{suggest(missing[0], known)}; `hp-ext cluster nodes {cluster}` lists them"
+        raise NotFoundError(f"{cluster} has no node {', '.join(missing)}", hint=hint)
+    return list({str(known[name]["id"]): known[name] for name in names}.values())
+
+
+def recovery_requests(cluster: str, found: Sequence[Mapping[str, Any]]) -> list[Request]:
+    """Requests of either operation, none with more nodes than one takes."""
+    ids = [str(node["id"]) for node in found]
+    starts = range(0, len(ids), MOST_IN_A_REQUEST)
+    return [{"ClusterName": cluster, "NodeIds": ids[at : at + MOST_IN_A_REQUEST]} for at in starts]
+
+
+def recover(action: Action, requests: Sequence[Request], region: str | None) -> Iterator[dict[str, Any]]:
+    """Send the requests; yields each node with `accepted`, and where it was refused `code` and `message`."""
+    service, operation = client("sagemaker", region), _OPERATIONS[action]
+    send = service.batch_reboot_cluster_nodes if action == "reboot" else service.batch_replace_cluster_nodes
+    for request in requests:
+        answer = call(f"{operation} {request['ClusterName']}", partial(send, **request))
+        for node in answer.get("Successful") or []:
+            yield {"id": node, "accepted": True}
+        for refused in answer.get("Failed") or []:
+            code, message = refused.get("ErrorCode"), refused.get("Message")
+            yield {"id": refused["NodeId"], "accepted": False, "code": code, "message": message}
+
+
+def exit_code(outcomes: Sequence[Mapping[str, Any]]) -> int:
+    """0 where every node was accepted; otherwise what the first refusal means."""
+    first = next((one for one in outcomes if not one["accepted"]), None)
+    return 0 if first is None else _ERRORS.get(str(first["code"]), HyperpodExtError).exit_code
