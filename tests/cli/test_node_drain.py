@@ -70,6 +70,17 @@ def test_a_node_that_was_changed_meanwhile_is_a_conflict(api: KubernetesApi) -> 
     assert (hp_ext("i-0a", "--yes").code, api.evicted) == (5, [])
 
 
+def test_a_disruption_budget_refuses_and_the_node_stays_cordoned(
+    api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hyperpod_ext.submit.kubernetes.api.client._FIRST_PAUSE_S", 0.001)
+    refusal = {"message": "Cannot evict pod as it would violate the pod's disruption budget."}
+    api.orders.append(Order(429, path="/eviction", times=99, body=refusal))
+    told = hp_ext("i-0a", "--yes")
+    assert (told.code, "disruption budget" in told.stderr) == (4, True)
+    assert (unschedulable(api), api.evicted) == ([True, False], [])
+
+
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Slurm's commands: three nodes, of which gpu-2 has a job."""
