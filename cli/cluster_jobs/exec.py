@@ -37,6 +37,8 @@ def command(
     from hyperpod_ext.submit.inside import exec_command, run
 
     words = words[words[0] == "--" :]  # click leaves it where options must stand before the job
+    if not words:
+        raise click.UsageError("Give the command after --, as in: hp-ext exec gpt-7b -- nvidia-smi")
     made = exec_command(JobHandle.parse(job, target), node, words, terminal)
     if dry_run:
         print_result({"command": made}, output, shlex.join(made))

@@ -57,6 +57,11 @@ def test_a_node_that_does_not_run_and_a_job_that_is_not_there_are_not_found(api:
     assert call_hp_ext("port-forward", "nobody", "80", *EKS).code == 6
 
 
+def test_no_command_is_wrong_usage(api: KubernetesApi) -> None:
+    told = call_hp_ext("exec", *EKS, "gpt", "--")
+    assert (told.code, "Give the command after --" in told.stderr, api.requests) == (2, True, [])
+
+
 def test_a_machine_without_kubectl_says_so(api: KubernetesApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     told = call_hp_ext("exec", *EKS, "gpt", "--", "true")
