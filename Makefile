@@ -157,8 +157,8 @@ bench-reproducible: $(READY)
 bench-control-plane: $(READY)
 	$(BIN)/python tests/bench/control_plane_bench.py $(ARGS)
 
-# facts of AWS that botocore and moto carry (training plans, zones of machines), with today's date; says what is left to do by hand
-catalog: $(READY)
+# facts of AWS that botocore, moto and cfn-lint carry (training plans, zones and regions of machines), with today's date; says what is left to do by hand
+catalog: $(READY) cdk
 	$(BIN)/python tests/support/refresh_catalog.py
 
 golden: $(READY)

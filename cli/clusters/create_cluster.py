@@ -14,11 +14,17 @@ from .cluster_spec import ignore_option, read_cluster, say_warnings, with_lines
     epilog="""\b
 Examples:
   hp-ext create-cluster -f cluster.yaml --dry-run
+  hp-ext create-cluster -f cluster.yaml --dry-run --check-account
   hp-ext create-cluster -f cluster.yaml --wait""",
 )
 @click.option("-f", "--file", "file", required=True, type=click.Path(), metavar="FILE", help="The cluster's spec.")
 @click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a field; may come again.")
 @click.option("--dry-run", is_flag=True, help="Check, show the request, and stop: no network is needed.")
+@click.option(
+    "--check-account",
+    is_flag=True,
+    help="Ask AWS for subnets, plans, quotas and scripts first, and check against them.",
+)
 @click.option("--wait", is_flag=True, help="Return when the cluster is there, or has failed.")
 @click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer; it goes on.")
 @ignore_option
@@ -27,6 +33,7 @@ def command(
     file: str,
     overrides: tuple[str, ...],
     dry_run: bool,
+    check_account: bool,
     wait: bool,
     timeout: float | None,
     ignored: tuple[str, ...],
@@ -34,10 +41,18 @@ def command(
 ) -> None:
     """Create a HyperPod cluster. Its spec is checked whole before AWS is asked."""
     import json
+    from dataclasses import replace
 
     from hyperpod_ext.clusters import service
 
     loaded = read_cluster(file, overrides)
+    if check_account:
+        from hyperpod_ext.clusters.account import with_account
+
+        asked, unread = with_account(loaded.config)
+        loaded = replace(loaded, config=asked)
+        for sentence in unread:
+            say(f"warning: {sentence}")
     cluster = loaded.config
     with with_lines(loaded):
         request = service.checked_create_request(cluster, ignored)

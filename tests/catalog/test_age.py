@@ -36,9 +36,11 @@ def test_doctor_names_old_facts_and_what_refreshes_them() -> None:
 
 @pytest.mark.parametrize("name", refresh_catalog.FILES)
 def test_what_packages_carry_is_written_with_source_and_day(name: str) -> None:
-    pytest.importorskip("moto")
+    for package in ("moto", "cfnlint"):
+        pytest.importorskip(package)
     facts = refresh_catalog.FILES[name](DAY)
     assert json.loads(refresh_catalog.text_of(facts)) == facts
-    assert facts["dated"] == str(DAY)
-    assert any(package in facts["source"] for package in ("botocore", "moto"))
+    source = facts["sources"]["instance_types"] if "sources" in facts else facts
+    assert source["dated"] == str(DAY)
+    assert any(package in str(source) for package in ("botocore", "moto", "cfn-lint"))
     assert len(list(facts.values())[-1]) > 5

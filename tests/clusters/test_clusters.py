@@ -153,6 +153,10 @@ WRONG: dict[str, tuple[str, ClusterConfig]] = {
     ),
     "some parts": ("instance_groups.1.slurm", cluster(SLURM, instance_groups=[SLURM["instance_groups"][0], GROUP])),
     "no controller": ("instance_groups", cluster(SLURM, instance_groups=SLURM["instance_groups"][1:])),
+    "two groups that are controllers": (
+        "instance_groups.1.slurm.node_type",
+        cluster(SLURM, instance_groups=[SLURM["instance_groups"][0] | {"name": name} for name in ("a", "b")]),
+    ),
     "two controllers": (
         "instance_groups.0.count",
         cluster(SLURM, instance_groups=[SLURM["instance_groups"][0] | {"count": 2}, SLURM["instance_groups"][1]]),

@@ -1,7 +1,8 @@
 """`make catalog`: facts of AWS that public packages carry, written with their source and the day they were read.
 
 botocore's API models name types of machines and of training plans; moto carries EC2's own answers of which zone offers
-which type. What no package carries (EFA interfaces, prices, accounts of images) stays as it is, and is named.
+which type, cfn-lint AWS's price lists by region. What no package carries (EFA interfaces, prices, accounts of images)
+stays as it is, and is named.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import sys
 from collections.abc import Mapping
 from datetime import UTC, date, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,19 @@ def zones(today: date) -> dict[str, Any]:
     return {"source": source, "dated": str(today), "zones": listed}
 
 
+def cluster_regions(today: date) -> dict[str, Any]:
+    """Types of machines that clusters can have in each region, by cfn-lint; the rest of the file stays as it is."""
+    import cfnlint
+
+    folder = Path(cfnlint.__file__).parent / "data" / "schemas" / "extensions" / "aws_sagemaker_cluster"
+    read = json.loads((folder / "instancetype_enum.json").read_text(encoding="utf-8"))
+    known = json.loads((CATALOG / "cluster_regions.json").read_text(encoding="utf-8"))
+    text = f"cfn-lint {version('cfn-lint')}: instance types by region, which it has from AWS's price lists"
+    sources = known["sources"] | {"instance_types": {"dated": str(today), "text": text}}
+    listed = {region: sorted(one["enum"]) for region, one in sorted(read.items()) if "enum" in one}
+    return known | {"sources": sources, "instance_types": listed}
+
+
 def unknown_types() -> list[str]:
     """Types that a cluster can have by the API model, and of which `instance_types.json` knows nothing."""
     known = json.loads((CATALOG / "instance_types.json").read_text(encoding="utf-8"))["types"]
@@ -69,7 +84,7 @@ def text_of(facts: Mapping[str, Any]) -> str:
     return "{\n" + "\n".join(lines) + "\n}\n"
 
 
-FILES = {"training_plans.json": training_plans, "zones.json": zones}
+FILES = {"cluster_regions.json": cluster_regions, "training_plans.json": training_plans, "zones.json": zones}
 
 
 def main() -> int:
@@ -79,7 +94,7 @@ def main() -> int:
         print(f"{name}: of {today}")
     if unknown := unknown_types():
         print(f"not in instance_types.json, add them by hand: {', '.join(unknown)}")
-    print("not in any package, look them up by hand: images.json, prices.json, EFA interfaces in instance_types.json")
+    print("not in any package, look them up by hand: images.json, prices.json, EFA interfaces, versions of Kubernetes")
     return 0
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from hyperpod_ext.catalog.instances import instance
 from hyperpod_ext.config.files.checks import Finding
-from hyperpod_ext.submit.kubernetes.sizes import instance_type_of
-from hyperpod_ext.submit.rules import Context, rule
+from hyperpod_ext.submit.kubernetes.sizes import instance_type_of, node_share
+from hyperpod_ext.submit.rules import KUBERNETES, Context, rule
 
 
 @rule(
@@ -192,9 +192,9 @@ def memory_is_left_for_the_daemon(context: Context) -> Iterator[Finding]:
     if storage is None or not storage.enabled or not storage.memory_percent or machine is None:
         return
     left = int(machine.memory_gib * 1024 * (1 - storage.memory_percent / 100))
-    asked = job.resources.memory_mib
-    if asked is not None and asked > left:
-        message = f"the daemon leaves {left} MiB of {machine.name}, and the job asks for {asked}"
+    asked = node_share(job).memory_mib  # without memory_mib, what a pod can have of a whole machine
+    if asked is not None and asked > left and context.may_be(*KUBERNETES):
+        message = f"the daemon leaves {left} MiB of {machine.name}, and a pod asks for {asked}"
         yield Finding(("resources", "memory_mib"), message, f"write at most {left}")
 
 

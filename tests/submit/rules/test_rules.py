@@ -398,6 +398,10 @@ def test_rules_about_spot_and_tiered_storage() -> None:
     much = {"resources": P5 | {"memory_mib": 1700 * 1024}}
     assert found("HPX122", on_cluster(much, tiered_storage=storage)) == ["resources.memory_mib"]
     assert found("HPX122", on_cluster(much)) == []
+    whole = {"resources": P5, "workers_per_node": 8}
+    assert found("HPX122", on_cluster(whole, tiered_storage=storage)) == ["resources.memory_mib"]
+    less = {"resources": P5 | {"memory_mib": 1600 * 1024}, "workers_per_node": 8}
+    assert found("HPX122", on_cluster(less, tiered_storage=storage)) == []
 
 
 @pytest.mark.parametrize(
