@@ -54,6 +54,8 @@ class Fault:
         if not (agents := cluster.agents):
             return
         machine = agents[int(self.where * len(agents))]
+        if self.kind not in ("kill a worker", "raise", "partition"):
+            cluster.judge.disturbed.add(machine.node)
         _HAPPEN[self.kind](self, cluster, machine)
 
 
@@ -61,6 +63,7 @@ def _kill(fault: Fault, cluster: Cluster, machine: Machine) -> None:
     if machine.workers:
         worker = machine.workers[min(machine.workers)]
         cluster.tell(f"{worker} on node {machine.node} is killed")
+        _strike(cluster, worker.rank)
         worker.kill()
 
 
@@ -69,6 +72,11 @@ def _raise(fault: Fault, cluster: Cluster, machine: Machine) -> None:
         worker = machine.workers[min(machine.workers)]
         cluster.tell(f"{worker} on node {machine.node} will raise")
         worker.raises = True
+        _strike(cluster, worker.rank)
+
+
+def _strike(cluster: Cluster, rank: int) -> None:
+    cluster.judge.struck[rank] = cluster.judge.struck.get(rank, 0) + 1
 
 
 def _lose(fault: Fault, cluster: Cluster, machine: Machine) -> None:
@@ -108,6 +116,7 @@ def _partition(fault: Fault, cluster: Cluster, machine: Machine) -> None:
     rng = random.Random(fault.where)
     groups = {one.host: int(rng.random() < 0.3) for one in cluster.machines}
     cut = [one.node for one in cluster.machines if groups[one.host]]
+    cluster.judge.disturbed.update(cut)
     cluster.tell(f"nodes {cut} are cut off from the others for {fault.lasts:.1f} s")
     cluster.network.partition(groups)
 
@@ -137,15 +146,15 @@ def setting_of(rng: random.Random) -> Setting:
         spares=rng.choice([0, 1, 1, 2]),
         workers_per_node=rng.choice([1, 1, 2]) if nodes < 5 else 1,
         sharing=rng.choice(["same", "shard"]),
-        steps=rng.choice([6, 12, 20]),
-        step_s=rng.choice([0.3, 1.0, 1.5]),
+        steps=rng.choice([8, 15, 25]),
+        step_s=rng.choice([0.3, 0.7, 1.2]),
     )
 
 
 def draw(rng: random.Random, setting: Setting, count: int) -> list[Fault]:
     """So many faults, some of them close together."""
     kinds, weights = zip(*_KINDS, strict=True)
-    at = _BEGIN_S
+    at = _BEGIN_S + rng.choice([0.0, rng.uniform(0, 4.0), rng.uniform(1.0, 4.0)])
     faults = []
     for _ in range(count):
         at += rng.choice([rng.uniform(0, 0.1), rng.uniform(0, 1.0), rng.uniform(0, 2 * _SPREAD_S / count)])

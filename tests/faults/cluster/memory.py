@@ -54,6 +54,7 @@ class Memory:
         self.answered: list[Copy] = []
         """What it had when it was asked last."""
         self._generation = 0
+        self._began = self._begins_at = 0
         self._peers: list[int] = []
         self.ended = ""
 
@@ -68,7 +69,7 @@ class Memory:
 
     def receive(self, copy: Copy) -> None:
         """Another node's."""
-        if copy.generation >= self._generation:
+        if copy.generation >= self._began or copy.step <= self._begins_at:
             self._keep(replace(copy, replica=True, kept_at=self._now()))
 
     def _keep(self, copy: Copy) -> None:
@@ -91,6 +92,7 @@ class Memory:
             case r.Fence(generation=generation, step=step):
                 self._generation = max(self._generation, generation)
                 if step is not None:
+                    self._began, self._begins_at = generation, step
                     self.copies = [
                         copy for copy in self.copies if not (copy.step > step and copy.generation < generation)
                     ]

@@ -39,6 +39,10 @@ class Worker(Process):
         self.generation, self.newest, self.world_size = 0, 1, 0
         self.is_waiting = False
         """Whether it waits for a generation to begin."""
+        self.has_restored = False
+        """Whether it has the state that its generation begins from."""
+        self.finishes_step = False
+        """Whether no other rank is needed any more for the step that it makes."""
         self.raises = False
         """Whether it raises at its next step."""
         self._inbox: deque[c.ToWorker] = deque()
@@ -63,7 +67,7 @@ class Worker(Process):
             except AbortedError:
                 continue
             except RaisedError:
-                where = {"place": "train.py:1", "code": "JobFailedError", "hint": ""}
+                where = {"place": f"train.py:{self.cluster.new_pid()}", "code": "JobFailedError", "hint": ""}
                 step = self.state.step + 1 if self.state else 0
                 self._report(c.Failed(cause="ValueError: planted", step=step, final=False, **where))
                 while not self.aborted:
@@ -96,18 +100,19 @@ class Worker(Process):
         self.cluster.judge.begins(self, order)
 
     async def _restore(self) -> None:
-        attempt = 0
+        attempt, self.has_restored = 0, False
         while True:
             attempt += 1
             given = self._decision
             named = {"rank": self.rank, "save_id": given.save_id, "node": -1, "url": "", "folder": ""}
             others = (c.RestoreSource(kind=given.others, **named),)
             error = await self._take(given.sources.get(self.rank, others)[0])
+            self.has_restored = not error
             self._report(c.Restored(attempt=attempt, error=error))
             order = await self._next(c.GoOn, c.TryNext)
             if isinstance(order, c.GoOn):
                 break
-            self._decision = order.decision
+            self._decision, self.has_restored = order.decision, False
         self.cluster.judge.goes_on(self, order.step)
 
     async def _take(self, source: c.RestoreSource) -> str:
@@ -139,13 +144,14 @@ class Worker(Process):
         step = self.state.step
         self._event("begun", generation=self.generation, step=step, of=cluster.steps, sharing=cluster.sharing)
         while self.state.step < cluster.steps:
+            if self.aborted:
+                raise AbortedError
             if self.raises:
                 self.raises = False
                 raise RaisedError
             began, step = cluster.loop.time() + self.clock, self.state.step + 1
             history = await self._wait(cluster.collectives.arrive(self, step, self.state.history))
-            if self.aborted:
-                raise AbortedError
+            self.finishes_step = False
             made = Copy(self.rank, step, self.generation, history, cluster.sharing, self.world_size)
             if self.machine.memory is None or not self.machine.memory.save(made):
                 while not self.aborted:
@@ -171,7 +177,7 @@ class Worker(Process):
                 self.cluster.collectives.leave(self)
             self._inbox.append(order)
             if self._waiting is not None and not self._waiting.done():
-                if self.aborted and not self.is_waiting:
+                if self.aborted and not self.is_waiting and not self.finishes_step:
                     self._waiting.set_exception(AbortedError())
                 elif self._waits_for_orders:
                     self._waiting.set_result(None)
@@ -252,6 +258,8 @@ class Collectives:
             return
         del self._open[key]
         made = cluster.judge.steps(workers, key[1])
+        for one in workers:  # what is left of the step is its own business: told to leave, it ends the step first
+            one.finishes_step = True
         for one, done in here.values():
             seconds = cluster.step_s + cluster.rng.uniform(0, cluster.spread_s)
             one.soon(lambda done=done: done.done() or done.set_result(made), seconds)
