@@ -36,18 +36,18 @@ def import_sbatch(text: str, source: str) -> tuple[JobConfig, list[str]]:
                 return job, []
             return _changed(job, text, source)
     document: dict[str, Any] = {"mode": "plain", "slurm": {}}
-    told: list[str] = []
+    left_out: list[str] = []
     for name, value, line_number in _options(text):
-        told = []
-        _take(document, name, value, told)
-        left += [f"{source}:{line_number}: {one}" for one in told]
+        left_out = []
+        _take(document, name, value, left_out)
+        left += [f"{source}:{line_number}: {one}" for one in left_out]
     document["slurm"].setdefault("exclusive", False)
     _commands(text, document, left, source)
     document.pop("tasks", None)
     document.setdefault("name", "job")
-    told = []
-    place_script(document, told)
-    left += [f"{source}: {one}" for one in told]
+    left_out = []
+    place_script(document, left_out)
+    left += [f"{source}: {one}" for one in left_out]
     try:
         return JobConfig.model_validate(document, strict=False), left
     except ValidationError as error:

@@ -154,16 +154,16 @@ class _Reader:
                 return [text[1:-1]]
             case "string":
                 inner = text[1:-1]
-                if whole := re.fullmatch(r"\$\{(\w+)\[@\]\}", inner):
-                    return list(self.values.get(whole[1], [inner]))
+                if array := re.fullmatch(r"\$\{(\w+)\[@\]\}", inner):
+                    return list(self.values.get(array[1], [inner]))
                 return [self._expand(inner).replace('\\"', '"')]
             case "concatenation":
                 return ["".join(" ".join(self._words(child)) for child in node.children)]
             case "command_name":
                 return [word for child in node.children for word in self._words(child)]
             case "simple_expansion" | "expansion":
-                if (whole := re.fullmatch(r"\$\{(\w+)\[[@*]\]\}", text)) and whole[1] in self.values:
-                    return list(self.values[whole[1]])
+                if (array := re.fullmatch(r"\$\{(\w+)\[[@*]\]\}", text)) and array[1] in self.values:
+                    return list(self.values[array[1]])
                 return self._expand(text).split()
         return [self._expand(text).replace("\\", "") if "$(" not in text else text]
 

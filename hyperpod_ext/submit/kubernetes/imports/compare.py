@@ -29,9 +29,9 @@ def differences(original: dict[str, Any], rendered: dict[str, Any], document: Do
         if shown in seen:
             continue
         seen.add(shown)
-        whole = [one for other, one in here.items() if other[: len(shown)] == shown]
+        rendered = [one for other, one in here.items() if other[: len(shown)] == shown]
         at = path[: _depth(path, key, shown)]
-        if not whole:
+        if not rendered:
             found.append(document.problem(at, "is not carried: a spec has no field that says it"))
         elif key in here:
             message = f"is changed: {_short(value)} here, {_short(here[key][1])} in what the spec renders to"
@@ -86,8 +86,8 @@ def _walk(value: Any, key: Key, path: Path) -> Iterator[tuple[Key, Path, Any]]:
                             yield from _walk(inner, ("replica", part), (*at, role, part))
             elif name == "tolerations" and isinstance(below, list):
                 for index, one in enumerate(below):
-                    whole = {"operator": "Equal" if one.get("value") else "Exists"} | one
-                    yield ("toleration", json.dumps(whole, sort_keys=True)), (*at, index), True
+                    complete = {"operator": "Equal" if one.get("value") else "Exists"} | one
+                    yield ("toleration", json.dumps(complete, sort_keys=True)), (*at, index), True
             elif name == "ports" and isinstance(below, list):
                 for index, one in enumerate(below):
                     yield ("port", str(one.get("containerPort"))), (*at, index), True
