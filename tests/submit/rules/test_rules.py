@@ -398,8 +398,8 @@ def test_rules_about_spot_and_tiered_storage() -> None:
     much = {"resources": P5 | {"memory_mib": 1700 * 1024}}
     assert found("HPX122", on_cluster(much, tiered_storage=storage)) == ["resources.memory_mib"]
     assert found("HPX122", on_cluster(much)) == []
-    whole = {"resources": P5, "workers_per_node": 8}
-    assert found("HPX122", on_cluster(whole, tiered_storage=storage)) == ["resources.memory_mib"]
+    all_of_it = {"resources": P5, "workers_per_node": 8}
+    assert found("HPX122", on_cluster(all_of_it, tiered_storage=storage)) == ["resources.memory_mib"]
     less = {"resources": P5 | {"memory_mib": 1600 * 1024}, "workers_per_node": 8}
     assert found("HPX122", on_cluster(less, tiered_storage=storage)) == []
 
