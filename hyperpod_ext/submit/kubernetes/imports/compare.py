@@ -29,9 +29,9 @@ def differences(original: dict[str, Any], rendered: dict[str, Any], document: Do
         if shown in seen:
             continue
         seen.add(shown)
-        rendered = [one for other, one in here.items() if other[: len(shown)] == shown]
+        ours = [one for other, one in here.items() if other[: len(shown)] == shown]
         at = path[: _depth(path, key, shown)]
-        if not rendered:
+        if not ours:
             found.append(document.problem(at, "is not carried: a spec has no field that says it"))
         elif key in here:
             message = f"is changed: {_short(value)} here, {_short(here[key][1])} in what the spec renders to"
