@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from .machine import Machine
 
 _TRANSFER_S, _RETRY_S = 0.02, 0.3
+_PEER_S = 5.0
+"""How long another node that says nothing is waited for."""
 
 
 class AbortedError(Exception):
@@ -130,7 +132,11 @@ class Worker(Process):
             found = other.state
         else:
             machine = self.machine if kind == "memory" else cluster.machines[source.node]
+            waits_until = self.loop.time() + _PEER_S
+            while cluster.network.is_cut(self.host, machine.host) and self.loop.time() < waits_until:
+                await self._sleep(_RETRY_S)
             if machine.memory is None or cluster.network.is_cut(self.host, machine.host):
+                cluster.judge.unreadable = True
                 return f"node {machine.node} cannot be reached"
             found = machine.memory.find(source.rank, source.save_id)
         if found is None or found.save_id != source.save_id:
