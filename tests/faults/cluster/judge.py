@@ -38,7 +38,7 @@ class Judge:
     head_generation: int = 0
     members: dict[tuple[int, int], Worker] = field(default_factory=dict)
     """Who has each rank of each generation."""
-    decisions: dict[int, Any] = field(default_factory=dict)
+    decisions: dict[int, int] = field(default_factory=dict)
     went_on: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Step and history of each generation."""
     states: list[str] = field(default_factory=list)
@@ -70,11 +70,9 @@ class Judge:
             if self.coordinators.setdefault(term, coordinator) != coordinator:
                 self.violated(f"nodes {self.coordinators[term]} and {coordinator} both coordinate in term {term}")
         elif isinstance(order, c.BeginGeneration):
-            known = self.decisions.setdefault(order.generation, order.decision)
-            if known != order.decision:
-                self.violated(
-                    f"generation {order.generation} begins twice, from {known.step} and {order.decision.step}"
-                )
+            step = order.decision.step
+            if (known := self.decisions.setdefault(order.generation, step)) != step:
+                self.violated(f"generation {order.generation} begins twice, from steps {known} and {step}")
 
     def logged(self, node: int, coordinator: Any, event: Any) -> None:
         """A coordinator has written a line of the event log."""
@@ -111,7 +109,7 @@ class Judge:
         other = self.members.setdefault(key, worker)
         if other is not worker:
             self.violated(f"{other} and {worker} both have rank {worker.rank} of generation {order.generation}")
-        if worker.rank == min(order.decision.sources):
+        if worker.rank == 0:
             self._judge_decision(order)
 
     def _judge_decision(self, order: c.BeginGeneration) -> None:

@@ -117,6 +117,12 @@ class Worker(Process):
             self._decision, self.has_restored = order.decision, False
         self.cluster.judge.goes_on(self, order.step)
 
+    def _source(self) -> c.RestoreSource:
+        """Where it gets its state: what is said of it, or of all those that nothing is said of."""
+        given, rank = self._decision, self.rank
+        own = c.RestoreSource(kind=given.others, rank=rank, save_id=given.save_id, node=-1, url="", folder="")
+        return given.sources.get(rank, (own,))[0]
+
     async def _take(self, source: c.RestoreSource) -> str:
         """The state of the decision; why not, if it cannot be had."""
         cluster, kind = self.cluster, source.kind
