@@ -18,7 +18,8 @@ _KINDS = (
     ("a node falls silent", 2),
     ("cut a connection", 2),
     ("pause an agent", 2),
-    ("partition", 2),
+    ("partition", 3),
+    ("copies cannot be read", 2),
 )
 
 
@@ -54,7 +55,7 @@ class Fault:
         if not (agents := cluster.agents):
             return
         machine = agents[int(self.where * len(agents))]
-        if self.kind not in ("kill a worker", "raise", "partition"):
+        if self.kind not in ("kill a worker", "raise", "partition", "copies cannot be read"):
             cluster.judge.disturbed.add(machine.node)
         _HAPPEN[self.kind](self, cluster, machine)
 
@@ -114,7 +115,8 @@ def _pause(fault: Fault, cluster: Cluster, machine: Machine) -> None:
 
 def _partition(fault: Fault, cluster: Cluster, machine: Machine) -> None:
     rng = random.Random(fault.where)
-    groups = {one.host: int(rng.random() < 0.3) for one in cluster.machines}
+    share = rng.choice([0.2, 0.5])
+    groups = {one.host: int(rng.random() < share) for one in cluster.machines}
     cut = [one.node for one in cluster.machines if groups[one.host]]
     cluster.judge.disturbed.update(cut)
     cluster.tell(f"nodes {cut} are cut off from the others for {fault.lasts:.1f} s")
@@ -127,6 +129,13 @@ def _partition(fault: Fault, cluster: Cluster, machine: Machine) -> None:
     cluster.loop.call_later(fault.lasts, heal)
 
 
+def _unreadable(fault: Fault, cluster: Cluster, machine: Machine) -> None:
+    assert machine.memory is not None
+    cluster.tell(f"the copies on node {machine.node} cannot be read for {fault.lasts:.1f} s")
+    cluster.judge.unreadable = True
+    machine.memory.unreadable_until = cluster.loop.time() + fault.lasts
+
+
 _HAPPEN: dict[str, Any] = {
     "kill a worker": _kill,
     "raise": _raise,
@@ -135,6 +144,7 @@ _HAPPEN: dict[str, Any] = {
     "cut a connection": _cut,
     "pause an agent": _pause,
     "partition": _partition,
+    "copies cannot be read": _unreadable,
 }
 
 

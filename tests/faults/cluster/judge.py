@@ -39,8 +39,6 @@ class Judge:
     members: dict[tuple[int, int], Worker] = field(default_factory=dict)
     """Who has each rank of each generation."""
     decisions: dict[int, int] = field(default_factory=dict)
-    """The step that each generation begins from."""
-    _judged: set[int] = field(default_factory=set)
     went_on: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Step and history of each generation."""
     states: list[str] = field(default_factory=list)
@@ -51,6 +49,8 @@ class Judge:
     """Newest step that all ranks could have had when the job ended."""
     given_up: set[int] = field(default_factory=set)
     """Nodes that the job goes on without."""
+    unreadable: bool = False
+    """Whether some node's copies could not be read for a while."""
     disturbed: set[int] = field(default_factory=set)
     """Nodes that something has happened to, other than to their workers."""
     struck: dict[int, int] = field(default_factory=dict)
@@ -65,14 +65,14 @@ class Judge:
 
     def ordered(self, node: int, order: c.ToAgent) -> None:
         """An agent is about to follow an order."""
-        if isinstance(order, c.JobNews):
-            term, coordinator = order.term, order.coordinator
+        if isinstance(order, c.JobState):
+            term, coordinator = int(order.job_state["term"]), int(order.job_state["coordinator"])
             if self.coordinators.setdefault(term, coordinator) != coordinator:
                 self.violated(f"nodes {self.coordinators[term]} and {coordinator} both coordinate in term {term}")
         elif isinstance(order, c.BeginGeneration):
-            known = self.decisions.setdefault(order.generation, order.decision.step)
-            if known != order.decision.step:
-                self.violated(f"generation {order.generation} begins twice, from {known} and {order.decision.step}")
+            step = order.decision.step
+            if (known := self.decisions.setdefault(order.generation, step)) != step:
+                self.violated(f"generation {order.generation} begins twice, from steps {known} and {step}")
 
     def logged(self, node: int, coordinator: Any, event: Any) -> None:
         """A coordinator has written a line of the event log."""
@@ -90,8 +90,8 @@ class Judge:
             self.given_up.add(event.node)
         if name == "job_ended":
             self.states.append(event.state)
-            # a gap that is known (seed 384): a coordinator whose network is cut counts its losses before it sees that
-            # it reaches no majority, and ends the job for itself, while the others go on under another one
+            # a known gap: a coordinator whose network is cut counts its losses before it sees that it reaches no
+            # majority, and ends the job for itself, while the others go on under another one
             self.has_ended |= node not in self.disturbed
             self.best_at_end = self._best()
         elif name == "go" and self.has_ended:
@@ -109,8 +109,7 @@ class Judge:
         other = self.members.setdefault(key, worker)
         if other is not worker:
             self.violated(f"{other} and {worker} both have rank {worker.rank} of generation {order.generation}")
-        if order.generation not in self._judged:
-            self._judged.add(order.generation)
+        if worker.rank == 0:
             self._judge_decision(order)
 
     def _judge_decision(self, order: c.BeginGeneration) -> None:
@@ -202,7 +201,7 @@ class Judge:
             if error.get("code") == "HyperpodExtError":  # an error of ours
                 self.violated(f"the job ends with {error['message']}")
             nothing_left = error.get("code") == "NoCheckpointError"
-            if nothing_left and self.best_at_end:
+            if nothing_left and not self.unreadable and self.best_at_end:
                 self.violated(f"the job ends without a step, and all ranks can have step {self.best_at_end}")
             if error:
                 cluster.tell(f"last word: {error['code']}: {error['message']}")

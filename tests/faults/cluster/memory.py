@@ -57,6 +57,7 @@ class Memory:
         self._began = self._begins_at = 0
         self._peers: list[int] = []
         self.ended = ""
+        self.unreadable_until = 0.0
 
     def save(self, copy: Copy) -> bool:
         """A rank saves; False: it is of an older generation, and refused."""
@@ -79,6 +80,8 @@ class Memory:
         self.copies.append(copy)
 
     def find(self, rank: int, save_id: str) -> Copy | None:
+        if self._now() < self.unreadable_until:
+            return None
         return next((one for one in self.copies if one.rank == rank and one.save_id == save_id), None)
 
     async def ask(self, request: Any) -> Any:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from .machine import Machine
 
 _TRANSFER_S, _RETRY_S = 0.02, 0.3
+_PEER_S = 5.0
+"""How long another node that says nothing is waited for."""
 
 
 class AbortedError(Exception):
@@ -115,6 +117,12 @@ class Worker(Process):
             self._decision, self.has_restored = order.decision, False
         self.cluster.judge.goes_on(self, order.step)
 
+    def _source(self) -> c.RestoreSource:
+        """Where it gets its state: what is said of it, or of all those that nothing is said of."""
+        given, rank = self._decision, self.rank
+        own = c.RestoreSource(kind=given.others, rank=rank, save_id=given.save_id, node=-1, url="", folder="")
+        return given.sources.get(rank, (own,))[0]
+
     async def _take(self, source: c.RestoreSource) -> str:
         """The state of the decision; why not, if it cannot be had."""
         cluster, kind = self.cluster, source.kind
@@ -130,7 +138,11 @@ class Worker(Process):
             found = other.state
         else:
             machine = self.machine if kind == "memory" else cluster.machines[source.node]
+            waits_until = self.loop.time() + _PEER_S
+            while cluster.network.is_cut(self.host, machine.host) and self.loop.time() < waits_until:
+                await self._sleep(_RETRY_S)
             if machine.memory is None or cluster.network.is_cut(self.host, machine.host):
+                cluster.judge.unreadable = True
                 return f"node {machine.node} cannot be reached"
             found = machine.memory.find(source.rank, source.save_id)
         if found is None or found.save_id != source.save_id:
