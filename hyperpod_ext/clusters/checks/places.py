@@ -13,8 +13,8 @@ from hyperpod_ext.config.clusters.cluster import ClusterConfig
 from hyperpod_ext.errors import Problem
 
 _POD_ADDRESSES = 49
-"""Secondary addresses of a machine's primary interface on EKS, for pods. HyperPod's documentation counts 81 for
-ml.p5.48xlarge: 32 interfaces and these (2026-11)."""
+"""Secondary addresses of a machine's primary interface on EKS, for pods. AWS's public repository
+agent-plugins counts 81 for ml.p5.48xlarge: 32 interfaces and these (2026-11). For p4d it counts two fewer."""
 _RESERVED = 5
 """Addresses of every subnet that AWS keeps for itself."""
 
