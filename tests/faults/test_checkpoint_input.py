@@ -92,7 +92,7 @@ class Thing:
         (lambda: {"a": [1, {"b": object()}]}, r"thing\.a\.1\.b"),
         (lambda: {"when": torch.ones(3).to_sparse()}, r"thing\.when is a tensor of type torch\.float32 and layout"),
         (lambda: {"q": torch._empty_affine_quantized([2], scale=1.0, dtype=torch.qint8)}, r"thing\.q is a tensor of"),
-        (lambda: {"raw": b"bytes"}, r"thing\.raw"),
+        (lambda: {"raw": bytearray(b"bytes")}, r"thing\.raw"),
         (
             lambda: {"w": TwoTensor(torch.ones(2), torch.ones(2))},
             r"thing\.w is a TwoTensor, which is made of other tensors",

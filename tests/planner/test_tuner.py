@@ -249,9 +249,13 @@ class Sent:
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
+        self.transport = self
 
     def write(self, frame: bytes) -> None:
         self.messages.append(wire.decode(frame[4:]))
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
 
 def listening(coordinator: Coordinator) -> list[dict[str, Any]]:
@@ -303,7 +307,10 @@ def _peer_job(tmp_path: Path, nodes: int, sharing: str, step_s: float) -> list[d
         )
         coordinator = Coordinator.first(config, 0, tmp_path, 1)
         told = listening(coordinator)
-        coordinator.members.members = {node: {"peer": ["127.0.0.1", 1]} for node in range(nodes)}
+        coordinator.members.members = {
+            node: {"peer": ["127.0.0.1", 1], "address": ["127.0.0.1", 2], "domain": f"node {node}"}
+            for node in range(nodes)
+        }
         coordinator.schedule.tuner._tiers["peer"].interval = 0.0
         for rank in range(nodes):
             coordinator.reports.take(rank, Join(rank=rank, live=None, pid=1, store_port=1))

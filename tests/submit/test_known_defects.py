@@ -295,7 +295,7 @@ def test_a_cluster_with_slurm_in_the_account_is_no_reason_to_crash(
 ) -> None:
     """There, commands took every cluster for one with EKS, and a Slurm cluster ended them."""
     plain = {"name": "research", "region": "us-west-2", "orchestrator": "slurm", "execution_role": ROLE}
-    plain["instance_groups"] = [GROUP]
+    plain["instance_groups"] = [GROUP | {"lifecycle": {"source": "s3://bucket/scripts"}}]
     (tmp_path / "slurm.yaml").write_text(json.dumps(plain))
     (tmp_path / "eks.yaml").write_text(json.dumps(LEAST))
     assert hp_ext("create-cluster", "-f", "slurm.yaml", cwd=tmp_path).code == 0

@@ -17,8 +17,8 @@ _TWISTS = 500
 def seeded_each_step() -> set[int]:
     """Ids of the generators that are seeded before each step."""
     numpy = sys.modules.get("numpy")
-    own = [torch.default_generator, getattr(random, "_inst", None)]
-    return {id(each) for each in (*own, numpy and numpy.random.mtrand._rand)}
+    own: list[Any] = [torch.default_generator, getattr(random.random, "__self__", None)]
+    return {id(each) for each in (*own, numpy and numpy.random.rand.__self__)}
 
 
 def state_of(value: Any) -> Hashable:

@@ -106,6 +106,7 @@ TABLE = (
     PrivateName(_REDUCER, "_get_zeros_like_grad_buckets", "parameters of each bucket", Feature.DDP),
     PrivateName(_REDUCER, "_push_all_rebuilt_params", "buckets laid out before the first step", Feature.DDP),
     PrivateName("torch:Tensor", "_version", "whether a tensor has changed", Feature.TENSORS),
+    PrivateName("torch.nn:Module", "_non_persistent_buffers_set", "buffers that are not saved", Feature.TENSORS),
     PrivateName("torch", "_foreach_norm", "norms of many gradients at once", Feature.TENSORS),
     PrivateName("torch.storage", "_dtype_to_storage_type_map", "snapshots that torch.load reads", Feature.TENSORS),
     PrivateName("torch._utils", "_rebuild_tensor_v2", "snapshots that torch.load reads", Feature.TENSORS),
