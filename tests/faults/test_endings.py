@@ -33,10 +33,18 @@ def endings() -> list[Ending]:
     return [Ending(code, where, ordinals[at], int(exit_code), word) for code, where, at, exit_code, word in rows]
 
 
+def each(endings: list[Ending]) -> pytest.MarkDecorator:
+    """A test for each of them; most are thorough."""
+    marks = [[] if ending.code == "os._exit(3)" else [pytest.mark.thorough] for ending in endings]
+    named = [(ending, f"{ending.where}: {ending.code}") for ending in endings]
+    params = [pytest.param(one, id=name, marks=more) for (one, name), more in zip(named, marks, strict=True)]
+    return pytest.mark.parametrize("ending", params)
+
+
 ENDINGS = endings()
 
 
-@pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: f"{ending.where}: {ending.code}")
+@each(ENDINGS)
 def test_an_ending_that_comes_each_time_ends_the_job_as_the_page_says(job: Any, ending: Ending) -> None:
     fault = {"what": "code", "code": ending.code, "where": ending.where, "rank": 1, "step": 5, "always": True}
     running = job(nodes=1, workers_per_node=2, fault=fault).start()
@@ -52,7 +60,7 @@ def test_an_ending_that_comes_each_time_ends_the_job_as_the_page_says(job: Any, 
 AGAIN = [ending for ending in ENDINGS if ending.ends_at > 1]
 
 
-@pytest.mark.parametrize("ending", AGAIN, ids=lambda ending: f"{ending.where}: {ending.code}")
+@each(AGAIN)
 def test_an_ending_that_comes_once_leaves_no_trace_in_the_result(job: Any, undisturbed: Any, ending: Ending) -> None:
     fault = {"what": "code", "code": ending.code, "where": ending.where, "rank": 1, "step": 5}
     report = job(fault=fault).start().wait()
