@@ -8,12 +8,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import select
 import signal
+import time
+from collections.abc import Collection
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_REMOVERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
+_REMOVING_S = 2.0
+"""How long those may take, once all others have ended."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -39,38 +45,104 @@ def become_subreaper() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def descendants(pid: int) -> list[int]:
-    """Process ids of all living children of `pid`, and theirs, parents before children."""
+def children(pid: int) -> list[int]:
+    """Process ids of the children of `pid`, those that have ended and were not reaped among them."""
     found: list[int] = []
-    queue = [pid]
-    while queue:
-        for children in Path(f"/proc/{queue.pop(0)}/task").glob("*/children"):
-            try:
-                direct = [int(child) for child in children.read_text().split()]
-            except (FileNotFoundError, ProcessLookupError):
-                continue  # the thread ended between the listing and the read
-            found += direct
-            queue += direct
+    for each in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread ended since the listing
+            found += [int(child) for child in each.read_text().split()]
     return found
 
 
-def kill_descendants(pid: int) -> list[int]:
+def descendants(pid: int, *, spare: Collection[int] = ()) -> list[int]:
+    """Process ids of all living children of `pid`, and theirs, parents before children; none of `spare`."""
+    found: list[int] = []
+    queue = [pid]
+    while queue:
+        direct = [child for child in children(queue.pop(0)) if child not in spare]
+        found += direct
+        queue += direct
+    return found
+
+
+def kill_descendants(pid: int, *, spare: Collection[int] = ()) -> list[int]:
     """SIGKILL every descendant of `pid`, until none is left; returns the ids that were killed.
 
-    Only reliable in a subreaper (or when `pid` is one): elsewhere orphans escape to init.
+    Only reliable in a subreaper (or when `pid` is one): elsewhere orphans escape to init. Those that remove what dead
+    processes left in shared memory are the last, and have a moment for it. What has ended before is reaped.
+
+    Args:
+        spare: children of `pid` that stay, with all that is theirs.
     """
     killed: list[int] = []
-    while living := [child for child in descendants(pid) if is_alive(child)]:
-        for child in living:
-            try:
-                os.kill(child, signal.SIGKILL)
-            except ProcessLookupError:
+    until: float | None = None
+    while living := [child for child in descendants(pid, spare=spare) if not _reaped(child)]:
+        others = [child for child in living if not _removes_leftovers(child)]
+        if not others:
+            until = time.monotonic() + _REMOVING_S if until is None else until
+            if (left_s := until - time.monotonic()) > 0:
+                _wait_gone(living[0], left_s)
                 continue
-            if child not in killed:
-                killed.append(child)
-        for child in living:
+        for child in others or living:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+                if child not in killed:
+                    killed.append(child)
+        for child in others or living:
             _wait_gone(child)
     return killed
+
+
+def kill_group(leader: int) -> None:
+    """SIGKILL what a child of ours has forked, while it ends or after it has, where that is in its process group.
+
+    Called in a subreaper. Those that remove what dead processes left in shared memory stay: they end by themselves.
+    """
+    seen: set[int] = set()
+    while found := {pid for pid in _members(leader) if not _removes_leftovers(pid)} - seen:
+        seen |= found
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _members(leader: int) -> set[int]:
+    """Of a process group: its leader, what descends from it, and orphans that this process has adopted."""
+    found = {leader, *descendants(leader)}
+    for child in children(os.getpid()):
+        if child not in found and _group_of(child) == leader:
+            found |= {child, *descendants(child)}
+    return {pid for pid in found if _group_of(pid) == leader}
+
+
+def _group_of(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return -1
+
+
+def kill_started_for(folder: Path) -> None:
+    """SIGKILL every process that was started with a variable `HPX_...` that names `folder`, or a path in it, until none
+    is left."""
+    while found := _started_with(re.compile(rb"HPX_\w+=" + re.escape(os.fsencode(folder)) + rb"(/|$)")):
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in found:
+            _wait_gone(pid)
+
+
+def _started_with(variable: re.Pattern[bytes]) -> list[int]:
+    """Living processes, but for this one, with an environment variable whose name and value begin so."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            # it has ended meanwhile, or is another user's
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+                if any(map(variable.match, (entry / "environ").read_bytes().split(b"\0"))):
+                    found.append(int(entry.name))
+    return [pid for pid in found if is_alive(pid)]
 
 
 def describe_exit(status: int) -> str:
@@ -89,14 +161,31 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def _wait_gone(pid: int) -> None:
+def _reaped(pid: int) -> bool:
+    """Whether it does not run any more. A child of ours that has ended is reaped."""
+    if is_alive(pid):
+        return False
+    with contextlib.suppress(ChildProcessError):  # not ours: its parent reaps it
+        os.waitpid(pid, os.WNOHANG)
+    return True
+
+
+def _removes_leftovers(pid: int) -> bool:
+    """Whether it is a process of Python or torch that removes segments of shared memory whose owners were killed."""
+    try:
+        return any(name in Path(f"/proc/{pid}/cmdline").read_bytes() for name in _REMOVERS)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _wait_gone(pid: int, limit_s: float | None = None) -> None:
     """Block until `pid` has died; reaps it when it is our own child."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
         return
     try:
-        select.select([handle], [], [])
+        select.select([handle], [], [], limit_s)
     finally:
         os.close(handle)
     with contextlib.suppress(ChildProcessError):  # not ours: its parent reaps it

@@ -8,22 +8,26 @@ import import_graph
 import pytest
 
 KNOWN = import_graph.modules()
-FOUND = list(import_graph.imports(KNOWN))
-AT_LOAD = import_graph.graph(FOUND, "load")
-OF_ANY_KIND = import_graph.graph(FOUND, "load", "lazy", "typing")
 
 
-def test_no_modules_import_each_other_when_they_are_loaded() -> None:
-    assert import_graph.circles(AT_LOAD) == []
+@pytest.fixture(scope="module")
+def found() -> list[import_graph.Import]:
+    """All imports of the product."""
+    return list(import_graph.imports(KNOWN))
 
 
-def test_no_folders_import_each_other_when_they_are_loaded() -> None:
-    assert import_graph.circles(import_graph.of_folders(AT_LOAD, KNOWN)) == []
+def test_no_modules_import_each_other_when_they_are_loaded(found: list[import_graph.Import]) -> None:
+    assert import_graph.circles(import_graph.graph(found, "load")) == []
 
 
-def test_nor_where_imports_are_lazy_or_for_types() -> None:
-    assert import_graph.circles(OF_ANY_KIND) == []
-    assert import_graph.circles(import_graph.of_folders(OF_ANY_KIND, KNOWN)) == []
+def test_no_folders_import_each_other_when_they_are_loaded(found: list[import_graph.Import]) -> None:
+    assert import_graph.circles(import_graph.of_folders(import_graph.graph(found, "load"), KNOWN)) == []
+
+
+def test_nor_where_imports_are_lazy_or_for_types(found: list[import_graph.Import]) -> None:
+    of_any_kind = import_graph.graph(found, "load", "lazy", "typing")
+    assert import_graph.circles(of_any_kind) == []
+    assert import_graph.circles(import_graph.of_folders(of_any_kind, KNOWN)) == []
 
 
 def test_a_folder_can_be_taken_in_at_a_glance(root: Path) -> None:

@@ -13,13 +13,24 @@ from ..output import columns, print_result
     epilog="""\b
 Examples:
   hp-ext doctor
-  hp-ext doctor --offline -o json""",
+  hp-ext doctor --offline -o json
+  hp-ext doctor --job tiny-gpt""",
 )
 @click.option("--context", metavar="NAME", help="Context of the kubeconfig. Default: its current one.")
 @click.option("--offline", is_flag=True, help="Ask no server.")
+@click.option("--job", metavar="JOB", help="Of a local job: what is saved, its last fault, and what of the next.")
 @output_option()
-def command(context: str | None, offline: bool, output: str) -> None:
-    """Tell what is installed and reachable, and whether the cluster's operator takes what is rendered here."""
+def command(context: str | None, offline: bool, job: str | None, output: str) -> None:
+    """Tell what is installed and reachable, and whether the cluster's operator takes what is rendered here.
+
+    With --job: what is saved of a job and where, what its last fault was, and what would happen at the next.
+    """
+    if job is not None:
+        from .doctor_job import describe_job, look_at_job
+
+        of_job = look_at_job(job)
+        print_result(of_job, output, describe_job(of_job))
+        return
     from dataclasses import asdict
 
     from hyperpod_ext.submit.doctor import look_at_cluster, look_here

@@ -1,4 +1,4 @@
-"""Labels, annotations and resource names that HyperPod, Kueue and Kubernetes give a meaning to."""
+"""Labels, annotations, names and ports that HyperPod, Kueue, Kubernetes and our own objects give a meaning to."""
 
 from __future__ import annotations
 
@@ -36,6 +36,12 @@ JOBSET = "jobset.sigs.k8s.io/jobset-name"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 JOB = "hyperpod-ext/job"
 """Ours, on everything that belongs to a job: its name."""
+SECRET_VOLUME = "hyperpod-ext-secret"
+"""Of a pod: it has the job's secret."""
+SECRET_DIR = "/var/run/hyperpod-ext"
+"""Where that is mounted."""
+AGENT_PORT = 8080
+"""Where hyperpodrun listens to its operator; it asks nobody who they are."""
 
 EFA = "vpc.amazonaws.com/efa"
 HUGEPAGES = "hugepages-2Mi"

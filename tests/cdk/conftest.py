@@ -50,5 +50,4 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
     with mock_aws():
-        cfn_shims.forget()
-        yield Account()
+        yield Account(cfn_shims.forget())

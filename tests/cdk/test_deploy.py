@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import boto3
-import cfn_shims
 import pytest
 from cdk_app import Templates, synthesise
 from cfn_account import REGION, Account
@@ -16,8 +15,8 @@ from deployments import CASES, deployment
 pytestmark = pytest.mark.slow  # the CDK starts node, which takes seconds
 
 
-def counts() -> dict[str, int]:
-    (cluster,) = cfn_shims.WORLD.sagemaker.clusters.values()
+def counts(account: Account) -> dict[str, int]:
+    (cluster,) = account.world.sagemaker.clusters.values()
     return {group["InstanceGroupName"]: group["TargetCount"] for group in cluster["InstanceGroups"]}
 
 
@@ -33,20 +32,20 @@ def fill(account: Account, storage: dict[str, str]) -> dict[str, str]:
 def test_stacks_are_created_scaled_grown_and_deleted_and_buckets_stay(
     case: str, account: Account, synthesised: Callable[..., Templates], tmp_path: Path
 ) -> None:
-    name, first, world = "research", synthesised(case, scale=False), cfn_shims.WORLD
+    name, first, world = "research", synthesised(case, scale=False), account.world
     account.deploy(name, first)
     assert account.statuses() == {f"{name}-{part}": "CREATE_COMPLETE" for part in first}
-    assert set(counts().values()) == {0}
+    assert set(counts(account).values()) == {0}
 
     scaled = synthesised(case, scale=True)
     account.deploy(name, scaled)
     asked = {group["name"]: group["count"] for group in CASES[case]["instance_groups"]}
-    assert counts() == asked
+    assert counts(account) == asked
     assert set(account.statuses()) == {f"{name}-{part}" for part in scaled}
 
     grown = grow(case, tmp_path)
     account.deploy(name, grown)
-    assert counts() == asked | {"more": 3}
+    assert counts(account) == asked | {"more": 3}
     assert set(account.statuses().values()) <= {"CREATE_COMPLETE", "UPDATE_COMPLETE"}
     assert [call for call, _ in world.sagemaker.calls] == ["CreateCluster", "UpdateCluster", "UpdateCluster"]
     assert world.replaced == []
@@ -73,19 +72,19 @@ def test_a_change_that_only_a_new_cluster_can_have_replaces_it(
     moved = copy.deepcopy(synthesised("slurm")["cluster"])
     moved["Resources"]["Cluster"]["Properties"]["VpcConfig"]["Subnets"] = ["subnet-elsewhere"]
     account.deploy("research", {"cluster": moved})
-    assert cfn_shims.WORLD.replaced == ["research"]
+    assert account.world.replaced == ["research"]
 
 
 def test_what_is_made_is_what_outputs_name(account: Account, synthesised: Callable[..., Templates]) -> None:
     account.deploy("research", synthesised("eks"))
     outputs = account.outputs("research-storage") | account.outputs("research-cluster")
-    (cluster,) = cfn_shims.WORLD.sagemaker.clusters.values()
+    (cluster,) = account.world.sagemaker.clusters.values()
     assert outputs["SubnetIds"].split(",") == cluster["VpcConfig"]["Subnets"]
     assert outputs["SecurityGroupIds"].split(",") == cluster["VpcConfig"]["SecurityGroupIds"]
     assert outputs["ExecutionRoleArn"] == cluster["InstanceGroups"][0]["ExecutionRole"]
     ec2 = boto3.client("ec2", REGION)
     assert len(ec2.describe_subnets(SubnetIds=outputs["SubnetIds"].split(","))["Subnets"]) == 1
-    associations = cfn_shims.WORLD.recorded["AWS::EKS::PodIdentityAssociation"]
+    associations = account.world.recorded["AWS::EKS::PodIdentityAssociation"]
     assert outputs["JobRoleArn"] in [one["RoleArn"] for one in associations]
     assert {one["ClusterName"] for one in associations} == {outputs["EksClusterName"]}
     named = {"CheckpointPrefix": "jobs", "Namespace": "hyperpod-ns-a", "QueueName": "hyperpod-ns-a-localqueue"}

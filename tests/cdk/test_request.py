@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import boto3
-import cfn_shims
 import pytest
 from cdk_app import Templates, new_app, synthesise
 from cfn_account import REGION, Account
@@ -63,13 +62,14 @@ def values_of(config: ClusterConfig, account: Account) -> Bindings:
     )
 
 
-@pytest.mark.parametrize("name", DEPLOYED)
-@pytest.mark.parametrize("scale", [False, True], ids=["empty", "scaled"])
+@pytest.mark.parametrize(
+    ("name", "scale"), [*((name, True) for name in DEPLOYED), ("eks", False), ("slurm", False)], ids=str
+)
 def test_what_reaches_sagemaker_is_the_request(name: str, scale: bool, account: Account, tmp_path: Path) -> None:
     config = DEPLOYED[name]
     assert list(problems(config)) == []
     account.deploy(config.name, synthesise(config, tmp_path, scale=scale))
-    ((_, sent),) = cfn_shims.WORLD.sagemaker.calls
+    ((_, sent),) = account.world.sagemaker.calls
     assert sent == create_cluster_request(bound(config, values_of(config, account), scale=scale))
     assert check_request("CreateCluster", sent) == []
 

@@ -68,6 +68,7 @@ checkpoint:
     [
         ('nodes: "two"', "nodes", "a whole number belongs here, not the text `two`", "write digits only, such as 2"),
         ("nodes: 2.0", "nodes", "a whole number belongs here, not the number 2.0", "write 2"),
+        ("nodes: 1e21", "nodes", "a whole number belongs here, not the number 1e+21", "write digits only, such as 2"),
         ("nodes: true", "nodes", "not true, which is true/false", "write digits only"),
         ("nodes:", "nodes", "not nothing", "write digits only"),
         ("nodes: 0", "nodes", "`0` is out of range", "it must be at least 1"),

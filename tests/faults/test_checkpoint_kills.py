@@ -133,6 +133,7 @@ def test_a_worker_killed_at_any_moment_of_its_save_costs_no_number(sharded, undi
     assert [recovery["resumed_step"] for recovery in report["recoveries"]] == [2, 4, 7, 11]
 
 
+@pytest.mark.thorough
 def test_a_worker_of_a_replicated_and_sharded_model_is_replaced(sharded):
     """HSDP: its collectives run in groups of their own, which must not keep survivors waiting."""
     env = {"HPX_TEST_REPLICAS": "2"}
@@ -257,6 +258,7 @@ def test_a_memory_server_killed_in_the_middle_of_a_drain_goes_on_with_the_next_d
     assert max(whole) == STEPS
 
 
+@pytest.mark.thorough
 def test_a_memory_server_that_ends_again_and_again_ends_the_job_and_a_relaunch_goes_on(
     sharded, undisturbed_sharded, tmp_path
 ):
@@ -316,6 +318,7 @@ def test_a_forged_shard_with_the_right_crc_has_a_relaunch_take_the_older_step_an
     assert any(f"{name}: its CRC64-NVME is right, but not its MAC" in event for event in told), second.logs()
 
 
+@pytest.mark.thorough
 def test_with_every_step_damaged_a_relaunch_says_what_it_has_seen(sharded, tmp_path):
     place = Directory(tmp_path / "checkpoints", "tiny")
     tiers = [MEMORY, place.tier(every_steps=2)]
@@ -333,6 +336,7 @@ def test_with_every_step_damaged_a_relaunch_says_what_it_has_seen(sharded, tmp_p
     assert place.names() == before
 
 
+@pytest.mark.thorough
 def test_a_relaunch_with_other_numbers_of_nodes_and_workers_begins_with_the_same_state(sharded, tmp_path):
     """4 ranks on 2 nodes, then 2 on 1, then 3 on 3: the shards are cut anew each time."""
     place = Directory(tmp_path / "checkpoints", "tiny")
@@ -415,6 +419,7 @@ def test_a_job_that_is_told_to_end_loses_no_step_that_all_ranks_have(sharded, un
     assert resumes_whole(sharded, undisturbed_sharded, first, tiers) == 7
 
 
+@pytest.mark.thorough
 def test_a_job_that_is_told_to_end_while_it_recovers_loses_no_step(sharded, undisturbed_sharded, tmp_path):
     place = Directory(tmp_path / "checkpoints", "tiny")
     tiers = [MEMORY, place.tier(every_steps=100)]

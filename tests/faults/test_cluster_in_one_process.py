@@ -15,8 +15,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cluster.cluster import run_seed
+from cluster.cluster import run_faults, run_seed
 from cluster.event_loop import Process, SimulatedLoop
+from cluster.faults import Fault, Setting
 
 ONE = os.environ.get("HPX_CLUSTER_SEED")
 several = pytest.mark.skipif(ONE is not None, reason="HPX_CLUSTER_SEED asks for one seed")
@@ -48,6 +49,29 @@ def test_clusters_with_five_faults_each_keep_what_is_promised(first: int):
 @pytest.mark.parametrize("first", range(300, 20_300, 500))
 def test_twenty_thousand_clusters(first: int):
     check(first, first + 500)
+
+
+def steady(nodes: int, spares: int) -> Setting:
+    return Setting(nodes, spares, workers_per_node=1, sharing="same", steps=15, step_s=0.7)
+
+
+@several
+def test_a_node_that_is_started_again_before_its_silence_is_noticed_is_taken_again():
+    outcome = run_faults(steady(3, 1), Fault(5.0, "a node falls silent", 0.4, 1.0, returns=True))
+    story = "\n".join(outcome.story)
+    assert not outcome.violations, story
+    assert outcome.states == ["succeeded"], story
+    assert story.count("node_joined {'node': 1}") == 2, story
+
+
+@several
+def test_a_coordinator_that_is_cut_off_stands_down_before_its_losses_end_the_job():
+    outcome = run_faults(steady(6, 2), Fault(5.0, "cut off", 0.0, 0.0, returns=False))
+    story = "\n".join(outcome.story)
+    assert not outcome.violations, story
+    assert outcome.states == ["succeeded"], story
+    assert "log of node 0: stepped_down" in story, story
+    assert "log of node 0: node_lost" not in story, story
 
 
 @several

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import hyperpod_operator as operators
 import launched
 import pytest
+import waiting
 from hyperpodrun_env import hyperpodrun
 
 WORKERS = ["--nnodes", "2", "--nproc-per-node", "2", "--tee", "3", "--redirect", "3", "--server-log-level", "warning"]
@@ -30,6 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., tupl
         each_poll: Any = None,
         durable: bool = False,
         hold: Sequence[Sequence[int]] = (),
+        ready: bool = False,
     ) -> tuple[Any, Any]:
         folder = tmp_path_factory.mktemp("h", numbered=True)  # short, for the paths of sockets
         job = launched.Launched(folder / "job", fault or {}, norm, durable)
@@ -39,7 +43,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., tupl
             "NNODES": "2",
             "HPX_PORT_BASE": str(launched.free_ports()),
         }
-        command = [str(hyperpodrun()), *flags, *WORKERS, str(launched.TINY)]
+        front = ["-m", "hyperpod_ext.runtime.prefork"] if ready else []
+        command = [str(hyperpodrun()), *flags, *WORKERS, *front, str(launched.TINY)]
         port = launched.free_ports() + 10
         places = [operators.Pod(number, folder / f"p{number}", command, port, env) for number in range(pods)]
         operator = operators.Operator(places, nodes=2)
@@ -82,6 +87,33 @@ def test_a_killed_rank_costs_its_node_the_processes_and_nobody_a_step(run, undis
     assert job.went_on_from() == [0, 4]
     assert "SIGKILL" in operator.faults[0]["status"][1]["message"]
     assert [len(set(job.pids(rank))) for rank in range(4)] == [1, 1, 2, 2]
+
+
+def test_a_killed_rank_comes_back_with_its_imports_done(run, undisturbed):
+    seconds = {}
+    for ready in (False, True):
+        fault = {"what": "before backward", "rank": 2, "step": 5}
+        job, operator = run("--inprocess-restart", fault=fault, ready=ready)
+        launched.assert_equal(job, undisturbed)
+        assert job.went_on_from() == [0, 4]
+        assert "SIGKILL" in operator.faults[0]["status"][1]["message"]
+        assert [len(set(job.pids(rank))) for rank in range(4)] == [1, 1, 2, 2]
+        steps = [event for event in job.events() if event["event"] == "step"]
+        last = max(event["t"] for event in steps if event["generation"] == 1)
+        seconds[ready] = min(event["t"] for event in steps if event["generation"] == 2) - last
+    print(
+        f"last step to first new step: {seconds[False]:.2f} s with imports, {seconds[True]:.2f} s with a ready process"
+    )
+    for pod in operator.pods:
+        pod.agent.kill()
+        pod.agent.wait()
+        waiting.until(lambda pod=pod: not any("prefork" in _command(pid) for pid in pod.processes()))
+
+
+def _command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
 
 
 def test_a_lost_node_is_replaced_by_the_spare(run, job):

@@ -40,7 +40,7 @@ def test_two_four_three_one_four_is_bitwise_one_rank_and_reads_no_storage(
     resized = job(
         "resized",
         nodes=2,
-        env=env | {"HPX_TEST_SECONDS": "0.25"},
+        env=env | {"HPX_TEST_SECONDS": "1"},
         settings=settings(checkpoint={"tiers": tiers}),
         **known,
     )

@@ -96,6 +96,7 @@ def test_two_four_three_one_four(resizable, undisturbed, parallel):
     assert report["recoveries"] == []
 
 
+@pytest.mark.thorough
 def test_shards_are_cut_anew_from_memory(resizable, undisturbed):
     running = resizable("fsdp2")
     grown, shrunk = running.resize(3), running.resize(2)

@@ -49,14 +49,28 @@ def test_a_template_is_filled_and_each_loss_is_named_with_its_line() -> None:
     assert (job.script, job.args) == ("/app/train.py", ("--steps=4",))
     assert job.env == {"HOME_DIR": "/data", "CACHE": "/data/cache"}
     assert [volume.path for volume in job.volumes] == ["/data"]
+    overlay = job.overlay.kubernetes
+    assert overlay.pod == {"initContainers": [{"name": "fetch", "image": "busybox"}]}
+    assert overlay.container == {"env": [{"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]}
     named = "\n".join(found.left_out)
+    assert "initContainers" not in named
+    assert "NODE:" not in named
     for part in (
         'tiny.yaml:9: spec.elasticPolicy.rdzvBackend: is changed: "etcd" here',
-        "tiny.yaml:15: spec.pytorchReplicaSpecs.Worker.template.spec.initContainers",
-        "tiny.yaml:22: variable NODE: its value comes from fieldRef",
         "tiny.yaml:1: Service store: another object of the file",
     ):
         assert part in named, named
+
+
+def test_what_mounts_a_volume_of_another_name_or_breaks_a_promise_stays_named() -> None:
+    init = "initContainers: [{name: fetch, image: busybox}]"
+    mounting = init.replace("busybox}", "busybox, volumeMounts: [{name: fsx, mountPath: /data}]}")
+    text = TEMPLATE.replace(init, mounting + "\n          hostname: one\n          hostIPC: true")
+    found = import_file(text, "tiny.yaml", {"NUM_NODES": "4", "IMAGE": "repo/tiny:1"})
+    assert found.job.overlay.kubernetes.pod == {"hostIPC": True}
+    named = "\n".join(found.left_out)
+    assert "tiny.yaml:15: spec.pytorchReplicaSpecs.Worker.template.spec.initContainers" in named
+    assert "spec.hostname" in named
 
 
 def test_placeholders_without_a_value_are_refused_by_name() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import boto3
 from cdk_app import Templates
+
+if TYPE_CHECKING:
+    from cfn_shims import World
 
 REGION = "us-west-2"
 
@@ -14,7 +17,9 @@ REGION = "us-west-2"
 class Account:
     """An AWS account that stacks are deployed to."""
 
-    def __init__(self) -> None:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        """What there is beside moto's own."""
         self.cloudformation = boto3.client("cloudformation", REGION)
         self.s3 = boto3.client("s3", REGION)
         boto3.client("ssm", REGION).put_parameter(

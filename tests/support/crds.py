@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from kubeflow_trainer_api.models import IoK8sApiCoreV1PodTemplateSpec, TrainerV1alpha1TrainJobSpec
-
 Schema = dict[str, Any]
 
 TEXT: Schema = {"type": "string"}
@@ -63,6 +61,8 @@ def structural(model: Any) -> Schema:
 
 
 def _pods() -> Schema:
+    from kubeflow_trainer_api.models import IoK8sApiCoreV1PodTemplateSpec
+
     found = structural(IoK8sApiCoreV1PodTemplateSpec)
     text = {"type": "object", "additionalProperties": TEXT}
     found["properties"]["metadata"] = parts({"name": TEXT, "namespace": TEXT, "labels": text, "annotations": text})
@@ -157,6 +157,8 @@ def pytorchjob_spec() -> Schema:
 
 def trainjob_spec() -> Schema:
     """Of a TrainJob."""
+    from kubeflow_trainer_api.models import TrainerV1alpha1TrainJobSpec
+
     return structural(TrainerV1alpha1TrainJobSpec)
 
 

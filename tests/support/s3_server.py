@@ -116,12 +116,23 @@ def new_bucket(url: str) -> str:
     return name
 
 
+@cache
+def _models() -> Any:
+    """What a client knows of S3, read from its files once: most of what a client costs."""
+    import botocore.session
+
+    return botocore.session.get_session().get_component("data_loader")
+
+
 def client(url: str) -> Any:
     """A plain client, to see what is there with other eyes."""
-    import boto3
+    import boto3.session
+    import botocore.session
     from botocore.config import Config
 
-    return boto3.session.Session().client(
+    session = botocore.session.get_session()
+    session.register_component("data_loader", _models())
+    return boto3.session.Session(botocore_session=session).client(
         "s3",
         endpoint_url=url,
         aws_access_key_id="test",

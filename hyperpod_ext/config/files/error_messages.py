@@ -119,10 +119,14 @@ def _hint_for_pattern(value: str, pattern: str) -> str:
     return ""
 
 
+_BEYOND_ANY_LIMIT = 1e12
+"""Whoever writes such a number is not helped by the same one written out: no field takes it."""
+
+
 def _hint_for_number(value: object) -> str:
     if isinstance(value, str) and re.fullmatch(r"\s*-?\d+\s*", value):
         return f"write {value.strip()} without quotes"
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, float) and value.is_integer() and abs(value) < _BEYOND_ANY_LIMIT:
         return f"write {int(value)}"
     return "write digits only, such as 2"
 

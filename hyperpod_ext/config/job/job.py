@@ -13,6 +13,7 @@ from hyperpod_ext.config.detection import HangPolicy, HealthPolicy, NanPolicy
 from hyperpod_ext.config.elastic import Elastic
 from hyperpod_ext.config.fault_injection import Chaos
 from hyperpod_ext.config.job.kubernetes import Kubernetes
+from hyperpod_ext.config.job.overlay import Overlay
 from hyperpod_ext.config.job.parallelism import Parallelism
 from hyperpod_ext.config.job.resources import Libraries, Resources
 from hyperpod_ext.config.job.sagemaker import SageMaker
@@ -168,6 +169,8 @@ class JobConfig(Config):
     """What only Slurm has."""
     sagemaker: SageMaker = SageMaker()
     """What only SageMaker training jobs have."""
+    overlay: Overlay = Overlay()
+    """What this spec has no field for, in the target's own words; applied last."""
     chaos: Chaos | None = None
     """Faults to rehearse. Only for targets that cost nothing."""
 

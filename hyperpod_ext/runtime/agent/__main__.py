@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from hyperpod_ext.runtime.events.event import Events
 from hyperpod_ext.runtime.events.log import REPORT, report_of, report_on, write_report
 from hyperpod_ext.runtime.events.report import make_report
 from hyperpod_ext.runtime.ipc.environment import ENV_RUN_DIR, ENV_SOCKET_DIR
+from hyperpod_ext.scratch import scratch_folder
 
 _EXIT_CODES = {"succeeded": 0, "left": 0, "failed": JobFailedError.exit_code, "cancelled": 130}
 
@@ -88,8 +88,8 @@ def _socket_dir() -> Iterator[Path]:
     if ENV_SOCKET_DIR in os.environ:
         yield Path(os.environ[ENV_SOCKET_DIR])
         return
-    with tempfile.TemporaryDirectory(prefix="hpx-") as private:
-        yield Path(private)
+    with scratch_folder() as private:
+        yield private
 
 
 def _run(arguments: argparse.Namespace, run_dir: Path, private: Path) -> str:

@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.processes import children
 
 _QUOTED = 3
 """Lines of a process's last words."""
@@ -29,14 +30,20 @@ _LISTEN_S = 5.0
 """How long those are waited for: the kernel closes their pipe when the process ends."""
 
 
+_KNOWN: set[int] = set()
+"""Children of this process whose end somebody here hears of, or is about to."""
+
+
 def on_exit(pid: int, tell: Callable[[int], None]) -> None:
     """Call `tell(status)` in the event loop when child `pid` ends, and reap it. Works for one that has ended."""
     loop = asyncio.get_running_loop()
+    _KNOWN.add(pid)
     handle = os.pidfd_open(pid)
 
     def ended() -> None:
         loop.remove_reader(handle)
         os.close(handle)
+        _KNOWN.discard(pid)
         with contextlib.suppress(ChildProcessError):  # reaped when the whole node was ended
             tell(os.waitpid(pid, 0)[1])
 
@@ -118,6 +125,13 @@ def _close_all_but(kept: set[int]) -> None:
                 os.close(int(name))
 
 
+def _session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return os.getsid(0)
+
+
 class MemoryServer:
     """This node's memory server. What it writes goes on to this process's stderr, and is quoted should it end."""
 
@@ -185,6 +199,17 @@ class ForkServer:
         answer = await self._ask({"argv": argv, "env": dict(env), "cwd": str(cwd), "log": str(log)})
         return int(answer["pid"]), bool(answer["warm"])
 
+    async def adopt_orphans(self) -> None:
+        """Have what a dead worker left behind reaped when it ends. What has a session of its own may run on: something
+        that sends the last of a run's logs, say. It ends with the node.
+        """
+        async with self._asking:  # between two forks: the children of this process that are workers are all known
+            # those of its own session are being waited for by whoever started them
+            orphans = [pid for pid in children(os.getpid()) if pid not in _KNOWN and _session_of(pid) != os.getsid(0)]
+            for pid in orphans:
+                with contextlib.suppress(ProcessLookupError):
+                    on_exit(pid, lambda status: None)
+
     async def keep_warm(self, local_ranks: Sequence[int]) -> None:
         """Have a process with a CUDA context ready for each of these that has a GPU here.
 
@@ -217,7 +242,9 @@ class ForkServer:
     async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         async with self._asking:
             self._writer.write(json.dumps(request).encode() + b"\n")
-            return await self._answer()
+            answer = await self._answer()
+            _KNOWN.update([answer["pid"]] if "pid" in answer else answer["pids"])
+            return answer
 
     async def _answer(self) -> dict[str, Any]:
         try:

@@ -19,7 +19,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -45,7 +45,7 @@ def main(cuda_device: str = _CUDA_DEVICE) -> None:
         signal.signal(signum, signal.SIG_IGN)  # the agent's business; it stops us
     with os.fdopen(os.dup(line), "r", encoding="utf-8") as requests, os.fdopen(line, "w", encoding="utf-8") as answers:
         os.environ.setdefault(_NVML_CHECK, "1")  # for workers, too: it is right in them as well
-        _say(answers, _preload([*sys.argv[3:], *_OURS], cuda_device))
+        _say(answers, preload(sys.argv[3:], cuda_device))
         spares = WarmSpares(_fork_twice, agent_pid)
         for request in requests:
             _say(answers, _answer(json.loads(request), spares, agent_pid))
@@ -65,9 +65,10 @@ def _answer(order: dict[str, Any], spares: WarmSpares, agent_pid: int) -> dict[s
     return {"pid": _fork_twice(become_worker), "warm": False}
 
 
-def _preload(modules: list[str], cuda_device: str) -> dict[str, Any]:
+def preload(modules: Iterable[str], cuda_device: str = _CUDA_DEVICE) -> dict[str, Any]:
+    """Import these and what every worker needs: the seconds under `ready`, or an `error` that says what is wrong."""
     began = time.monotonic()
-    for module in modules:
+    for module in (*modules, *_OURS):
         try:
             importlib.import_module(module)
         except ImportError as error:

@@ -28,7 +28,7 @@ from hyperpod_ext.runtime.agent.workers import Workers, held_snapshots
 from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
 from hyperpod_ext.runtime.detection import preemption as notices
 from hyperpod_ext.runtime.detection.failure_causes import OomKills, decode_exit
-from hyperpod_ext.runtime.detection.health import HealthContext, examine
+from hyperpod_ext.runtime.detection.health import HealthContext, examine_until_fit
 from hyperpod_ext.runtime.detection.preflight import check_tiers
 from hyperpod_ext.runtime.events.log import write_report
 from hyperpod_ext.runtime.fault_injection.from_agent import inject_node_fault
@@ -383,7 +383,7 @@ class Node:
     async def _start_once_fit(self, rank: int, start: int, next_world_size: int | None) -> None:
         assert self._ready is not None, "the first news of the job come before the first order"
         await asyncio.shield(self._ready)
-        health = await examine(
+        health = await examine_until_fit(
             HealthContext(self._config, self._settings.run_dir, self._coordinator_client.own_address)
         )
         if health.unhealthy:
@@ -480,8 +480,9 @@ class Node:
 
     def _tell(self, report: c.FromAgent) -> None:
         """To the coordinator. What a worker says that has joined no generation yet is of the one its agent is in."""
-        own = {} if report.generation else {"generation": self._workers.generation}
-        self._coordinator_client.send(report.model_copy(update=own))
+        if not report.generation:
+            report = report.model_copy(update={"generation": self._workers.generation})
+        self._coordinator_client.send(report)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` beside everything else; its failure is the node's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.process
 import os
 import runpy
 import select
@@ -56,8 +57,24 @@ def _become_worker(order: dict[str, Any], agent_pid: int) -> None:
     wait_adopted(agent_pid)
     die_with_parent(agent_pid)
     os.environ.update(order["env"])
-    LivenessLock(Path(order["env"][ENV_HEARTBEAT])).hold()
+    heartbeat = Path(order["env"][ENV_HEARTBEAT])
+    LivenessLock(heartbeat).hold()
+    use_temporary_folder(temporary_folder(heartbeat.parent, os.getpid()))
     os.chdir(order["cwd"])
+
+
+def temporary_folder(socket_dir: Path, pid: int) -> Path:
+    """Where a worker's `multiprocessing` keeps its sockets: its agent removes it when the worker has ended."""
+    return socket_dir / f"worker{pid}"
+
+
+def use_temporary_folder(folder: Path) -> None:
+    """Have `multiprocessing` use it: its own in the temporary directory stays there when the process is killed.
+
+    TMPDIR stays as it is: compiled kernels lie there, for whoever comes next.
+    """
+    folder.mkdir(mode=0o700)
+    multiprocessing.process.current_process()._config["tempdir"] = str(folder)  # type: ignore[attr-defined]
 
 
 def leave_sigterm_to_the_agent() -> None:

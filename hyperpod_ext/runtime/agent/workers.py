@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -17,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.config.fault_injection import NodeFault
+from hyperpod_ext.processes import kill_group
 from hyperpod_ext.runtime.agent.children import ForkServer
 from hyperpod_ext.runtime.agent.gathering import Gathering
 from hyperpod_ext.runtime.agent.hang_monitor import HangMonitor
 from hyperpod_ext.runtime.agent.memory_client import AsyncMemoryClient
 from hyperpod_ext.runtime.agent.settings import NodeSettings
+from hyperpod_ext.runtime.agent.worker_main import temporary_folder
 from hyperpod_ext.runtime.coordinator.queries import all_live
 from hyperpod_ext.runtime.detection.death_watch import LivenessLock, dying_of, has_gpu
 from hyperpod_ext.runtime.detection.failure_causes import is_out_of_memory
@@ -242,11 +245,13 @@ class Workers:
             self._known.notify_all()
         self.monitor.started(rank, pid, log)
         self._event("worker_started", rank=rank, pid=pid, warm=was_warm)
-        fork_server.on_exit(pid, lambda status: self._exited(worker, status))
+        fork_server.on_exit(pid, lambda status: self._exited(worker, status, fork_server))
 
-    def _exited(self, worker: _Worker, status: int) -> None:
+    def _exited(self, worker: _Worker, status: int, fork_server: ForkServer) -> None:
         """A worker's process has ended."""
         worker.gone.set()
+        self._spawn(fork_server.adopt_orphans())
+        shutil.rmtree(temporary_folder(self._settings.socket_dir, worker.pid), ignore_errors=True)
         worker.liveness_lock = None  # others remember the worker for a while; its page has a descriptor
         if not worker.reported:
             worker.reported = True
@@ -284,8 +289,7 @@ class Workers:
             self.monitor.end(rank, cause, "stuck")
 
     async def _ended(self, worker: _Worker, status: int, seen: float) -> None:
-        with contextlib.suppress(ProcessLookupError):  # its children, data loaders: they hold its sockets open
-            os.killpg(worker.pid, signal.SIGKILL)
+        kill_group(worker.pid)  # its children, data loaders: they hold its sockets open
         if worker.writer is not None:
             await worker.hung_up.wait()  # what it said before it died comes before the news of its death
         rank = worker.rank

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.runtime.ipc.environment import ENV_AGENT_SOCKET
+from hyperpod_ext.runtime.prefork.place import ENV_LAUNCHER
 
 ENV_HYPERPOD_SOCKET = "HYPERPOD_ELASTICAGENT_SOCKET_SERVER_PATH"
 ENV_HYPERPOD_MODE = "HPX_HYPERPODRUN_MODE"
@@ -49,7 +50,8 @@ def _restarts_in_process(environ: Mapping[str, str]) -> bool:
 
 
 def _flags_of_ancestors() -> Iterator[str]:
-    pid = os.getppid()
+    launcher = os.environ.get(ENV_LAUNCHER, "")
+    pid = int(launcher) if launcher.isdecimal() else os.getppid()
     while pid > 0:
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")

@@ -12,7 +12,7 @@ import contextlib
 import secrets
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Self
 
@@ -106,10 +106,11 @@ class Coordinator:
         known = {int(its): member for its, member in job_state["members"].items()}
         members.succeed(known, lost, time.monotonic() + config.restart.lease_s / 2)
         made = cls(run, membership, members, job_state)
-        made._start(made.orders_accepted())
+        made._start(made.orders_accepted() if config.elastic is not None else set())
         made._log("coordinator", node=node, before=lost, term=term)
         made.actions.carry_out(actions)
-        made.actions.resize_clock.resume(made.events.read())
+        if config.elastic is not None:
+            made.actions.resize_clock.resume(made.events.read())
         if lost in members.members:
             made._lose(lost, "its agent, which coordinated the job, is gone")
         return made
@@ -182,6 +183,8 @@ class Coordinator:
     ) -> None:
         """An agent has come, with `handshake`; take what it says until it is gone."""
         node = handshake.node
+        if (former := self.members.agents.get(node)) is not None and not handshake.knows_job:
+            await former.doubted()  # a node may be started again before it is noticed that it was lost
         if refusal := self._admission.refusal(node, handshake):
             writer.write(frame_of(c.StopNode(why=refusal, hint="")))
             await writer.drain()
@@ -192,7 +195,7 @@ class Coordinator:
             self._admission.welcome(node, handshake, agent)
             message = await reading
             while message is not None:
-                agent.heard_at = time.monotonic()
+                agent.heard(time.monotonic())
                 if self.members.agents.get(node) is agent:
                     self._read(node, agent, message)
                 message = await wire.read(reader)
@@ -288,9 +291,23 @@ class Coordinator:
             now = time.monotonic()
             if now - before > 2 * every:
                 self.members.was_paused(now, lease_s)
-            for node, cause in self.members.overdue(now, lease_s).items():
-                self._lose(node, cause)
+            self._lose_overdue(now, lease_s)
             self.reports.late_ranks(now)
+
+    def _lose_overdue(self, now: float, lease_s: float) -> None:
+        """Give up nodes that are silent; but where no majority would be left, it is this node that is cut off.
+
+        Then no loss is counted, as that could end the job, which others go on with.
+        """
+        members, overdue = self.members, self.members.overdue(now, lease_s)
+        if overdue and self._formation.job_has_begun and not self.end.final_save.begun:
+            if not members.enough_without(overdue.keys()):
+                self._lose_majority(set(members.members), overdue.keys())
+                return
+            if not members.enough_without(members.silent(now, lease_s) | overdue.keys()):
+                return  # until the others are heard of, or overdue as well
+        for node, cause in overdue.items():
+            self._lose(node, cause)
 
     def _lose(self, node: int, cause: str) -> None:
         """A node is gone, or cannot be told from one that is."""
@@ -326,11 +343,12 @@ class Coordinator:
         if not self.ended.done():
             self.actions.durable.node_lost(node)
 
-    def _lose_majority(self, members: set[int]) -> None:
+    def _lose_majority(self, members: set[int], silent: Set[int] = frozenset()) -> None:
         """Too few nodes are left to speak for the job: others may go on, so these must not."""
-        left = ", ".join(str(node) for node in sorted({*self.members.agents, self._run.node}))
+        reached = self.members.agents.keys() - silent
+        left = ", ".join(str(node) for node in sorted(reached | {self._run.node}))
         why = f"of the job's {len(members)} nodes only {left} can be reached, which is no majority"
-        self._step_down(reached=sorted(self.members.agents))
+        self._step_down(reached=sorted(reached))
         for node in list(self.members.agents):
             self._tell_stop(node, why, "Look at the network between the nodes; the others may have gone on.")
 

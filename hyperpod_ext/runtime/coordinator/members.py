@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,24 @@ class Agent:
     """Whether it was sent the newest news of the job."""
     assignment: NodeAssignment | None = None
     """What it was told that its node has."""
+    is_there: asyncio.Event | None = None
+    """Somebody waits to know whether it is there still: set once it is heard of, or lost."""
+
+    def heard(self, now: float) -> None:
+        """It has said something."""
+        self.heard_at = now
+        self.answer()
+
+    def answer(self) -> None:
+        """It is known whether it is there."""
+        if self.is_there is not None:
+            self.is_there.set()
+
+    async def doubted(self) -> None:
+        """Wait until it is known whether it is there."""
+        if self.is_there is None or self.is_there.is_set():
+            self.is_there = asyncio.Event()
+        await self.is_there.wait()
 
     def send(self, frame: bytes) -> None:
         """Write to it. The connection of one that does not read is cut, which is then as if its node were lost."""
@@ -74,14 +93,19 @@ class Members:
 
     def leave(self, node: int) -> bool:
         """A node is lost; whether the others are enough to go on without it."""
-        self.agents.pop(node, None)
+        enough = self.enough_without({node})
+        if (agent := self.agents.pop(node, None)) is not None:
+            agent.answer()
         self.expected.pop(node, None)
-        reached = {*self.agents, *self.expected, self.node}
-        enough = all(may_go_on(members, reached, self.node) for members in self.memberships)
         self.members.pop(node, None)
         self.version += 1
         self.memberships.append(set(self.members))
         return enough
+
+    def enough_without(self, nodes: Set[int]) -> bool:
+        """Whether the others are enough to go on without these."""
+        reached = ({*self.agents, *self.expected} - nodes) | {self.node}
+        return all(may_go_on(members, reached, self.node) for members in self.memberships)
 
     def forget(self, node: int) -> None:
         """A node is no member any more, though it is there still: it leaves once all others know."""
@@ -132,6 +156,10 @@ class Members:
             if now - agent.heard_at > lease_s / 2 and node != self.node:
                 late[node] = f"its agent was silent for {now - agent.heard_at:.1f} s"
         return late
+
+    def silent(self, now: float, lease_s: float) -> set[int]:
+        """Nodes that missed more than a heartbeat: they may be lost, and it is too early to say."""
+        return {node for node, agent in self.agents.items() if now - agent.heard_at > lease_s / 3 and node != self.node}
 
     def was_paused(self, now: float, lease_s: float) -> None:
         """This process did not run: what came meanwhile has not been read yet."""

@@ -23,6 +23,9 @@ from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.detection import gpu_health
 
 _MIB = 1 << 20
+_ROOM = frozenset({"shared-memory", "disk"})
+"""Checks that ask for room."""
+_LOOK_AGAIN_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +159,22 @@ async def examine(context: HealthContext) -> Health:
     answers = await asyncio.gather(*(_ask(check, context, policy.timeout_s) for check in checks.values()))
     unhealthy = {name: why for name, why in zip(checks, answers, strict=True) if why}
     return Health(unhealthy, time.monotonic() - began)
+
+
+async def examine_until_fit(context: HealthContext) -> Health:
+    """As `examine`; where all that a node lacks is room, that is looked at again until `timeout_s` have passed. What a
+    dead process held may come free, and what filled a disk may be removed.
+
+    Raises:
+        JobFailedError: a check has a name that is not known.
+    """
+    began = time.monotonic()
+    until = began + context.config.restart.health.timeout_s
+    while (health := await examine(context)).unhealthy.keys() and health.unhealthy.keys() <= _ROOM:
+        if time.monotonic() > until:
+            break
+        await asyncio.sleep(_LOOK_AGAIN_S)
+    return Health(health.unhealthy, time.monotonic() - began)
 
 
 async def _ask(check: HealthCheck, context: HealthContext, limit_s: float) -> str | None:

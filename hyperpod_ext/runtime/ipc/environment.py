@@ -51,17 +51,24 @@ class WorkerEnvironment:
         )
 
 
+_HINT_NOT_ROOT = "a container that does not run as root needs fsGroup in its pod's securityContext"
+
+
 def read_secret(path: Path) -> bytes:
     """The job's secret. The file must be closed to other users: it admits to the job's memory."""
     try:
-        mode = path.stat().st_mode
+        status = path.stat()
         secret = path.read_bytes().strip()
+    except PermissionError as error:
+        raise HyperpodExtError(f"cannot read the job's secret: {error}", hint=_HINT_NOT_ROOT) from error
     except OSError as error:
         raise HyperpodExtError(f"cannot read the job's secret: {error}") from error
-    if stat.S_IMODE(mode) & 0o077:
-        raise HyperpodExtError(
-            f"{path} is readable by other users (mode {stat.S_IMODE(mode):o})", hint=f"chmod 600 {path}"
-        )
+    mode = stat.S_IMODE(status.st_mode)
+    # Kubernetes gives a pod that has an fsGroup its files this way: root owns them, that group reads them
+    of_pod = status.st_uid == 0 and status.st_gid in {os.getegid(), *os.getgroups()} - {0}
+    allowed = 0o740 if of_pod else 0o700
+    if mode & ~allowed:
+        raise HyperpodExtError(f"{path} is readable by other users (mode {mode:o})", hint=f"chmod 600 {path}")
     if len(secret) < 16:
         raise HyperpodExtError(f"the secret in {path} is too short; it needs at least 16 bytes")
     return secret

@@ -19,6 +19,7 @@ from typing import Any
 
 MAX_FRAME_BYTES = 64 << 20
 _LENGTH = struct.Struct(">I")
+_TO_JSON = json.JSONEncoder(separators=(",", ":")).encode
 
 Message = dict[str, Any]
 
@@ -33,7 +34,7 @@ class BusyError(ConnectionError):
 
 def encode(message: Message) -> bytes:
     """One frame."""
-    body = json.dumps(message, separators=(",", ":")).encode()
+    body = _TO_JSON(message).encode()
     if len(body) > MAX_FRAME_BYTES:
         raise WireError(f"a message of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
     return _LENGTH.pack(len(body)) + body

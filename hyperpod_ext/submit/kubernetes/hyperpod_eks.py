@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.overlay import KubernetesOverlay
+from hyperpod_ext.errors import Problem
 from hyperpod_ext.submit.contract.capabilities import Capabilities
 from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
@@ -38,6 +40,18 @@ def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
     from hyperpod_ext.submit.kubernetes.hyperpod_eks_render import render_files
 
     return render_files(job, cluster)
+
+
+def problems(job: JobConfig) -> Iterator[Problem]:
+    """What is wrong with the overlay of the spec."""
+    if job.overlay.kubernetes == KubernetesOverlay():
+        return iter(())  # what renders need not be loaded
+    from hyperpod_ext.submit.kubernetes.hyperpod_eks_render import render_files
+    from hyperpod_ext.submit.kubernetes.overlays import apply
+    from hyperpod_ext.submit.kubernetes.pod import CONTAINER
+    from hyperpod_ext.submit.kubernetes.schemas import find_problems
+
+    return apply.problems(job, CONTAINER, lambda one: render_files(one, None), find_problems)
 
 
 def submit(plan: Plan) -> JobHandle:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from hyperpod_ext.catalog import labels
 from hyperpod_ext.catalog.images import checkpointless_image
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.scheduling import NodeGroup
 from hyperpod_ext.submit.contract.launcher_text import RANKED_LINES, for_torchrun
 from hyperpod_ext.submit.contract.render import render as fill
 from hyperpod_ext.submit.contract.spec_annotation import note_of
+from hyperpod_ext.submit.kubernetes.overlays.apply import with_overlay
 from hyperpod_ext.submit.kubernetes.pod import (
-    AGENT_PORT,
     Start,
     filled,
     object_labels,
@@ -40,7 +41,7 @@ def render_files(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str
         policy = network_policy(job, from_operator=True)
         files["network-policy.yaml"] = fill("hyperpod_eks/network-policy.yaml.j2", policy=policy)
     start = start_of(job, cluster)
-    files["job.yaml"] = fill(
+    text = fill(
         "hyperpod_eks/job.yaml.j2",
         title=title(job),
         metadata=metadata(job),
@@ -49,6 +50,7 @@ def render_files(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str
         elastic_policy=elastic_policy(job),
         replica_specs=replica_specs(job, start),
     )
+    files["job.yaml"] = with_overlay(text, job)
     return files
 
 
@@ -104,7 +106,7 @@ def start_of(job: JobConfig, cluster: ClusterConfig | None) -> Start:
         flags=flags,
         command=for_torchrun([job.script, *job.args]),
     )
-    ports = (AGENT_PORT, *(_CHECKPOINTLESS_PORTS if checkpointless else ()))
+    ports = (labels.AGENT_PORT, *(_CHECKPOINTLESS_PORTS if checkpointless else ()))
     return Start(script, image_of(job, cluster), environment, ports)
 
 

@@ -10,6 +10,7 @@ from hyperpod_ext.submit.contract.launcher_text import RANKED_LINES, for_torchru
 from hyperpod_ext.submit.contract.render import render as fill
 from hyperpod_ext.submit.contract.spec_annotation import note_of
 from hyperpod_ext.submit.kubernetes.hyperpod_eks_render import title
+from hyperpod_ext.submit.kubernetes.overlays.apply import with_overlay
 from hyperpod_ext.submit.kubernetes.pod import (
     Start,
     filled,
@@ -20,6 +21,7 @@ from hyperpod_ext.submit.kubernetes.pod import (
 )
 from hyperpod_ext.submit.kubernetes.policy import network_policy
 
+PYTORCH_CONTAINER, TRAIN_CONTAINER = "pytorch", "node"
 _PORT = 29400
 """Where node 0 listens, unless the spec says otherwise; the services of both kinds lead to every port."""
 _CLEAN = {"all": "All", "completed": "Running", "none": "None"}
@@ -35,7 +37,8 @@ def render_files(job: JobConfig) -> dict[str, str]:
     if job.kubernetes.network_policy:
         policy = network_policy(job, from_operator=False)
         files["network-policy.yaml"] = fill("kubeflow/network-policy.yaml.j2", policy=policy)
-    files["job.yaml"] = _train_job(job) if job.kubernetes.kubeflow_api == "trainjob" else _pytorch_job(job)
+    text = _train_job(job) if job.kubernetes.kubeflow_api == "trainjob" else _pytorch_job(job)
+    files["job.yaml"] = with_overlay(text, job)
     return files
 
 
@@ -80,7 +83,7 @@ def _pytorch_job(job: JobConfig) -> str:
         elastic_policy=_elastic_policy(job),
         roles=[(role, replicas) for role, replicas in roles if replicas],
         restart_policy="Never" if again == 0 else "OnFailure",
-        pod_template=pod_template(job, start_of(job), name="pytorch"),  # the operator looks for this name
+        pod_template=pod_template(job, start_of(job), name=PYTORCH_CONTAINER),  # the operator looks for this name
     )
 
 
@@ -110,7 +113,7 @@ def _elastic_policy(job: JobConfig) -> dict[str, Any]:
 
 
 def _train_job(job: JobConfig) -> str:
-    template = pod_template(job, start_of(job), name="node")  # so it is called in Kubeflow's own runtimes
+    template = pod_template(job, start_of(job), name=TRAIN_CONTAINER)  # so it is called in Kubeflow's own runtimes
     pod = template["spec"]
     (container,) = pod["containers"]
     trainer = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.volumes import ClaimVolume, ConfigVolume, HostVolume, ScratchVolume, SecretVolume, Volume
 
@@ -41,7 +42,7 @@ def job_mounts(job: JobConfig) -> Mounts:
     if job.mode == "ours":
         items = [{"key": "secret", "path": "secret"}]
         secret = {"secretName": secret_name(job), "defaultMode": _OWNER_ONLY, "items": items}
-        mounts.add("hyperpod-ext-secret", {"secret": secret}, "/var/run/hyperpod-ext", readOnly=True)
+        mounts.add(labels.SECRET_VOLUME, {"secret": secret}, labels.SECRET_DIR, readOnly=True)
     return mounts
 
 

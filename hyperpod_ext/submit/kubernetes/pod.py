@@ -21,10 +21,7 @@ from hyperpod_ext.submit.kubernetes.sizes import NodeShare, instance_type_of, no
 
 CONTAINER = "worker"
 RUN_DIR = "/tmp/hyperpod-ext"
-SECRET_DIR = "/var/run/hyperpod-ext"
 SECRET_KEY = "secret"
-AGENT_PORT = 8080
-"""Where hyperpodrun listens to its operator; it asks nobody who they are."""
 _GRACE_MARGIN_S = 5.0
 
 
@@ -134,7 +131,7 @@ def runtime_environment(job: JobConfig) -> dict[str, str]:
     return {
         ENV_RUNTIME: RuntimeConfig.of(job).model_dump_json(),
         "HPX_RUN_DIR": RUN_DIR,
-        "HPX_SECRET_FILE": f"{SECRET_DIR}/{SECRET_KEY}",
+        "HPX_SECRET_FILE": f"{labels.SECRET_DIR}/{SECRET_KEY}",
     }
 
 

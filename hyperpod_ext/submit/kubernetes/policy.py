@@ -9,19 +9,28 @@ from typing import Any
 
 from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.submit.kubernetes.pod import AGENT_PORT
+
+_LAST_PORT = 65535
+_ALL_BUT_THE_AGENTS = (
+    {"protocol": "TCP", "port": 1, "endPort": labels.AGENT_PORT - 1},
+    {"protocol": "TCP", "port": labels.AGENT_PORT + 1, "endPort": _LAST_PORT},
+    {"protocol": "UDP"},
+)
+"""What members need of each other: a pod that somebody has broken into stops no other one."""
 
 
 def network_policy(job: JobConfig, *, from_operator: bool) -> dict[str, Any]:
-    """Pods of the job reach each other; with `from_operator` the HyperPod operator reaches the agent's port.
+    """Pods of the job reach each other; with `from_operator` the HyperPod operator reaches the agent's port, and nobody
+    else does, they neither.
 
     Else whoever collects numbers reaches that of `metrics`, which tells them to anybody.
     """
     members = {"matchLabels": {labels.JOB: job.name}}
     ingress: list[dict[str, Any]] = [{"from": [{"podSelector": members}]}]
     if from_operator:
+        ingress[0]["ports"] = [dict(port) for port in _ALL_BUT_THE_AGENTS]
         namespace = {"matchLabels": {"kubernetes.io/metadata.name": labels.OPERATOR_NAMESPACE}}
-        ports = [{"protocol": "TCP", "port": AGENT_PORT}]
+        ports = [{"protocol": "TCP", "port": labels.AGENT_PORT}]
         ingress.append({"from": [{"namespaceSelector": namespace}], "ports": ports})
     elif job.metrics is not None and job.metrics.port and job.mode == "ours":
         ingress.append({"ports": [{"protocol": "TCP", "port": job.metrics.port}]})

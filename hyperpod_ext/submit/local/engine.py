@@ -13,23 +13,21 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import signal
 import sys
-import tempfile
 import traceback
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.files import write_atomically
 from hyperpod_ext.ports import free_port
 from hyperpod_ext.processes import become_subreaper, describe_exit, die_with_parent, kill_descendants
+from hyperpod_ext.scratch import Scratch, make_scratch
 from hyperpod_ext.submit.local.nodes import WANTED, Cancellation, GracePeriod, NodeCommand, Wanted, run_nodes
-from hyperpod_ext.submit.local.result import JobReport, final_report, lost_result, make_result
+from hyperpod_ext.submit.local.result import JobReport, final_report, lost_result, make_result, without_supervisor
 from hyperpod_ext.submit.local.store import Submission
 
-_LONGEST_SCRATCH = 60
-"""Characters; sockets live below it, and the kernel allows their paths 107."""
 _TAIL_LINES = 20
 
 
@@ -48,7 +46,7 @@ def main(arguments: list[str]) -> int:
 def _keep(submission: Submission) -> None:
     """Wait for the engine, then leave nothing of the job but its folder."""
     become_subreaper()
-    scratch, supervisor = _make_scratch(), os.getpid()
+    scratch, supervisor = make_scratch(), os.getpid()
     try:
         engine = os.fork()
         if engine == 0:  # it has the lock too: the name is free when both have ended
@@ -59,7 +57,7 @@ def _keep(submission: Submission) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     finally:
         kill_descendants(supervisor)
-        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.remove()
     if not submission.is_removed() and not submission.has_ended():
         message = f"the job's engine died: {describe_exit(status)}"
         log, ends = str(submission.engine_log), submission.node_ends()
@@ -71,14 +69,14 @@ def _ask_to_end(engine: int) -> None:
         os.kill(engine, signal.SIGTERM)
 
 
-def _run_and_exit(submission: Submission, scratch: Path, supervisor: int) -> None:
+def _run_and_exit(submission: Submission, scratch: Scratch, supervisor: int) -> None:
     code = 1
     try:
         cancellation = Cancellation()
         die_with_parent(supervisor, signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         become_subreaper()
-        _run_job(submission, scratch, cancellation)
+        _run_job(submission, scratch, cancellation, supervisor)
         code = 0
     except BaseException:  # the last frame of this process: engine.log gets the traceback, the keeper the code
         traceback.print_exc()
@@ -88,19 +86,21 @@ def _run_and_exit(submission: Submission, scratch: Path, supervisor: int) -> Non
         os._exit(code)
 
 
-def _run_job(submission: Submission, scratch: Path, cancellation: Cancellation) -> None:
+def _run_job(submission: Submission, scratch: Scratch, cancellation: Cancellation, supervisor: int) -> None:
     job = json.loads(submission.job_file.read_text())
     secret = _secret_of(submission)
     undisturbed = None
     try:
-        submission.write_status(state="running", scratch=str(scratch))
-        main = _run_once(submission, "main", job, secret, scratch, cancellation)
+        submission.write_status(state="running", scratch=str(scratch.path))
+        main = _run_once(submission, "main", job, secret, scratch.path, cancellation)
         if main["state"] == "succeeded" and (job["chaos"] or {}).get("compare"):
             submission.write_status(state="comparing")
-            undisturbed = _run_once(submission, "undisturbed", job, secret, scratch, cancellation)
+            undisturbed = _run_once(submission, "undisturbed", job, secret, scratch.path, cancellation)
     finally:
         kill_descendants(os.getpid())
-        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.remove()
+    if os.getppid() != supervisor:  # its death has told this process to end
+        main = without_supervisor(main)
     if not submission.is_removed():
         submission.end(make_result(submission.name, submission.handle, main, undisturbed))
 
@@ -127,7 +127,7 @@ def _run_once(
     seen_before = len(submission.node_ends())
     wanted = Wanted(run_dir / WANTED, run_dir / "report.json", node) if job.get("elastic") else None
     exit_codes = run_nodes(
-        nodes, cancellation, _grace_period(job), wanted, submission.node_ended, submission.is_removed
+        nodes, cancellation, _grace_period(job), wanted, submission.node_ended, submission.is_removed, _end_left
     )
     kill_descendants(os.getpid())
     failed = next((node for node, code in zip(nodes, exit_codes, strict=True) if code != 0), nodes[0])
@@ -136,6 +136,11 @@ def _run_once(
     known = [report for report in (_read_json(run_dir / "report.json"), *reports.values()) if report]
     ends = submission.node_ends()[seen_before:]
     return final_report(next(iter(known), None), ends, cancellation.requested, _tail(failed.log), words)
+
+
+def _end_left(agents: Collection[int]) -> None:
+    """A node that has ended leaves nothing: what is neither an agent that runs nor below one is of none."""
+    kill_descendants(os.getpid(), spare=agents)
 
 
 def _grace_period(job: Any) -> GracePeriod:
@@ -151,14 +156,6 @@ def _grace_period(job: Any) -> GracePeriod:
 def _is_durable(job: Any) -> bool:
     """Whether nodes that are told to end bring their newest step to a tier, for which they have a grace."""
     return any(tier["kind"] in ("file", "s3") for tier in job["checkpoint"]["tiers"])
-
-
-def _make_scratch() -> Path:
-    made = tempfile.mkdtemp(prefix="hpx-")  # private to this user, 0700
-    if len(made) <= _LONGEST_SCRATCH:
-        return Path(made)
-    Path(made).rmdir()
-    return Path(tempfile.mkdtemp(prefix="hpx-", dir="/tmp"))
 
 
 def _secret_of(submission: Submission) -> Path:

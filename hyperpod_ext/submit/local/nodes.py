@@ -11,7 +11,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -129,10 +129,12 @@ def run_nodes(
     wanted: Wanted | None = None,
     seen: Callable[[NodeEnd], None] = lambda end: None,
     abandoned: Callable[[], bool] = lambda: False,
+    end_left: Callable[[Collection[int]], None] = lambda pids: None,
 ) -> list[int]:
     """Run all nodes to their end; returns their exit codes, negative for a signal, of the last time each was run.
 
     `seen` is told of each end before anything is done about it. All are ended once the job is `abandoned`.
+    `end_left` is given the process ids of those that run, after each end, and ends what others have left.
     """
     grace_period = grace_period or GracePeriod()
     needed = len(nodes) if grace_period.needed is None else grace_period.needed
@@ -185,6 +187,7 @@ def run_nodes(
             os.close(descriptor)
             index, process = running.pop(descriptor)
             codes[index] = process.wait()
+            end_left([process.pid for _, process in running.values()])
             enough = len(running) + ended_well >= needed
             again = codes[index] < 0 and restarts > 0 and not (ended_well or enough or failed_at or asked_at)
             seen(NodeEnd(index, codes[index], asked_at is not None, again))

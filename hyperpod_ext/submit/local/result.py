@@ -134,6 +134,15 @@ def make_result(name: str, handle: str, main: JobReport, undisturbed: JobReport 
     return result
 
 
+def without_supervisor(report: JobReport) -> JobReport:
+    """The report of a run whose engine was told to end by the death of its keeper, and by nobody else."""
+    if report["state"] != "cancelled":
+        return report  # it had ended before
+    message = "the process that looks after the job's engine was killed, and the job was ended with it"
+    hint = "submit it again: it goes on from its newest durable checkpoint, where it has one"
+    return report | {"state": "failed", "error": {"code": "JobFailedError", "message": message, "hint": hint}}
+
+
 def lost_result(name: str, handle: str, message: str, log: str, ends: Iterable[NodeEnd] = ()) -> JobReport:
     """The result of a job whose engine died under it, after these ends of nodes."""
     cause, chain = first_cause(ends, {})

@@ -60,6 +60,8 @@ def submit(plan: Plan) -> JobHandle:
             hint = f"end it with `hp-ext cancel {plan.name}`, or use another name"
             raise ConflictError(f"a job named {plan.name} is running", hint=hint)
         _check_this_machine(plan.job)
+        if (before := local_store.latest(plan.name)) is not None:
+            local_watch.read_job_status(before, running=False)  # ends what nobody is left to end
         submission = local_store.create(plan.name)
         submission.job_file.write_text(plan.job.model_dump_json(indent=2) + "\n")
         for name, text in plan.files.items():

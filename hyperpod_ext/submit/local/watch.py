@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hyperpod_ext.scratch import end_abandoned
 from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
 from hyperpod_ext.submit.contract.run_files import LogReader, Tail, read_event
 from hyperpod_ext.submit.local.result import lost_result
@@ -70,7 +70,7 @@ def read_job_status(submission: Submission, running: bool) -> JobStatus:
 def _end_as_lost(submission: Submission) -> None:
     """Keeper and engine were both killed, and nobody wrote the end: do what they would have done."""
     if scratch := submission.read_status().get("scratch"):
-        shutil.rmtree(scratch, ignore_errors=True)
+        end_abandoned(Path(scratch))
     message = "the job's engine was killed before the job was over"
     log, ends = str(submission.engine_log), submission.node_ends()
     submission.end(lost_result(submission.name, submission.handle, message, log, ends))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.files.checks import Finding
 from hyperpod_ext.submit.contract.spec_annotation import note_of
 from hyperpod_ext.submit.rules import KUBERNETES, Context, rule
@@ -84,7 +85,7 @@ def policy_reaches_the_pods(context: Context) -> Iterator[Finding]:
     reads=("mode", "volumes"),
 )
 def mounts_are_apart(context: Context) -> Iterator[Finding]:
-    seen = {"/var/run/hyperpod-ext": "the job's secret"} if context.job.mode == "ours" else {}
+    seen = {labels.SECRET_DIR: "the job's secret"} if context.job.mode == "ours" else {}
     for index, volume in enumerate(context.job.volumes):
         place = volume.path.rstrip("/") or "/"
         if place in seen:

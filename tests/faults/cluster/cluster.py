@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import io
 import random
-import shutil
-import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier, PeerTier
 from hyperpod_ext.config.job.job import RestartPolicy
 from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.scratch import scratch_folder
 
 from .event_loop import SimulatedLoop, StandstillError, simulated_time
 from .faults import Fault, Setting, draw, setting_of
@@ -23,6 +23,7 @@ from .network import Network
 from .worker import Collectives, Worker
 
 LEASE_S = 6.0
+SHARED_MEMORY = Path("/dev/shm")
 BOUND_S = 150.0
 """After the last fault: in which the job ends, one way or another."""
 
@@ -136,12 +137,17 @@ def run_seed(seed: int, faults: int = 5) -> Outcome:
     """One schedule. The same seed gives the same story."""
     rng = random.Random(seed)
     setting = setting_of(rng)
-    folder = Path(tempfile.mkdtemp(prefix="hpx-cluster-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
-    try:
+    return _run(seed, rng, setting, lambda: draw(rng, setting, faults))
+
+
+def run_faults(setting: Setting, *faults: Fault) -> Outcome:
+    """These faults, in a cluster of this kind."""
+    return _run(0, random.Random(0), setting, lambda: list(faults))
+
+
+def _run(seed: int, rng: random.Random, setting: Setting, plan: Callable[[], list[Fault]]) -> Outcome:
+    with scratch_folder("simulated-", SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as folder:
         cluster = Cluster(setting, rng, folder)
         cluster.tell(f"seed {seed}: {setting}")
-        planned = draw(rng, setting, faults)
-        cluster.run(planned)
+        cluster.run(plan())
         return Outcome(seed, setting, cluster.violations, cluster.judge.states, cluster.story, cluster.loop.time())
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -53,10 +53,10 @@ class Process:
         else:
             self.loop.call_soon(call, context=self.context)
 
-    def may_run(self, handle: asyncio.Handle) -> bool:
-        if self.alive and self.paused:
+    def keep(self, handle: asyncio.Handle) -> None:
+        """It is paused, or dead: this is due when it goes on, or never."""
+        if self.alive:
             self._due.append(handle)
-        return self.alive and not self.paused
 
     def kill(self) -> None:
         """As SIGKILL does."""
@@ -76,21 +76,21 @@ class Process:
         self.loop.ready.extend(due)
 
 
-def _runs(handle: asyncio.Handle) -> bool:
-    process = handle._context.get(PROCESS)
-    return process is None or process.may_run(handle)
-
-
 class _Handle(asyncio.Handle):
-    def _run(self) -> None:
-        if not self._cancelled and _runs(self):
-            super()._run()
+    """Made many times a story: it asks no loop whether it debugs."""
+
+    def __init__(self, callback: Any, args: Any, loop: SimulatedLoop, context: Any) -> None:
+        self._callback, self._args, self._loop = callback, args, loop  # type: ignore[misc]
+        self._context = contextvars.copy_context() if context is None else context
+        self._cancelled, self._repr, self._source_traceback = False, None, None  # type: ignore[misc]
 
 
 class _TimerHandle(asyncio.TimerHandle):
-    def _run(self) -> None:
-        if not self._cancelled and _runs(self):
-            super()._run()
+    def __init__(self, when: float, callback: Any, args: Any, loop: SimulatedLoop, context: Any) -> None:
+        self._callback, self._args, self._loop = callback, args, loop  # type: ignore[misc]
+        self._context = contextvars.copy_context() if context is None else context
+        self._cancelled, self._repr, self._source_traceback = False, None, None  # type: ignore[misc]
+        self._when, self._scheduled = when, False  # type: ignore[misc]
 
 
 class Connects(Protocol):
@@ -109,7 +109,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self._now = 0.0
-        self._selector = self  # the base class asks it to wait
+        self._due: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers = 0
         self._tasks: list[asyncio.Task[Any]] = []
         self.set_task_factory(self._make_task)  # type: ignore[arg-type]
 
@@ -122,12 +123,40 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self._now
 
-    def select(self, timeout: float | None) -> list[Any]:
-        if timeout is None:
-            raise StandstillError("nothing is due any more")
-        if timeout > 0:
-            self._now = max(self._now, self._scheduled[0]._when)  # type: ignore[attr-defined]
-        return []
+    def _run_once(self) -> None:
+        """All that is ready now, and then what is due next, until somebody stops the loop.
+
+        Raises:
+            StandstillError: nothing is due any more.
+        """
+        ready, due = self.ready, self._due
+        while not self._stopping:  # type: ignore[attr-defined]
+            while due and due[0][2]._cancelled:
+                heapq.heappop(due)
+            if not ready:
+                if not due:
+                    raise StandstillError("nothing is due any more")
+                self._now = max(self._now, due[0][0])
+            while due and due[0][0] < self._now + 1e-9:
+                ready.append(heapq.heappop(due)[2])
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if handle._cancelled:
+                    continue
+                context = handle._context
+                process = context.get(PROCESS)
+                if process is not None and (process.paused or not process.alive):
+                    process.keep(handle)
+                    continue
+                try:
+                    context.run(handle._callback, *handle._args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    self.call_exception_handler({"message": f"in {handle._callback}", "exception": error})
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        pass
 
     def _process_events(self, event_list: list[Any]) -> None:
         pass
@@ -147,8 +176,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
         timer = _TimerHandle(when, callback, args, self, context)
-        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
-        timer._scheduled = True  # type: ignore[attr-defined]
+        self._timers += 1
+        heapq.heappush(self._due, (when, self._timers, timer))
         return timer
 
     def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
@@ -189,7 +218,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def end(self) -> None:
         """What processes were doing when they were killed goes with them: nothing of it runs any more."""
         self.ready.clear()
-        self._scheduled.clear()  # type: ignore[attr-defined]
+        self._due.clear()
         for task in self._tasks:
             if not task.done():
                 with contextlib.suppress(BaseException):  # of code that runs as if it were told to end

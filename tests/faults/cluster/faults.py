@@ -129,6 +129,12 @@ def _partition(fault: Fault, cluster: Cluster, machine: Machine) -> None:
     cluster.loop.call_later(fault.lasts, heal)
 
 
+def _cut_off(fault: Fault, cluster: Cluster, machine: Machine) -> None:
+    """Not drawn: tests name the node."""
+    cluster.tell(f"node {machine.node} reaches no other, and stays so")
+    cluster.network.partition({machine.host: 1})
+
+
 def _unreadable(fault: Fault, cluster: Cluster, machine: Machine) -> None:
     assert machine.memory is not None
     cluster.tell(f"the copies on node {machine.node} cannot be read for {fault.lasts:.1f} s")
@@ -144,6 +150,7 @@ _HAPPEN: dict[str, Any] = {
     "cut a connection": _cut,
     "pause an agent": _pause,
     "partition": _partition,
+    "cut off": _cut_off,
     "copies cannot be read": _unreadable,
 }
 

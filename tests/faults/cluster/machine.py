@@ -21,6 +21,7 @@ from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
 from hyperpod_ext.runtime.detection.failure_causes import FaultKind, decode_exit
 from hyperpod_ext.runtime.detection.health import Health
 from hyperpod_ext.runtime.detection.heartbeat import ENV_HEARTBEAT
+from hyperpod_ext.runtime.events.log import EventLog
 from hyperpod_ext.runtime.ipc import control_messages as c
 
 from .event_loop import PROCESS, Process
@@ -82,8 +83,6 @@ class Machine:
         try:
             ended = await _Agent(settings).run()
         except HyperpodExtError as error:
-            ended = f"{type(error).__name__}: {error}"
-        except ConnectionError as error:  # whom it wanted to join was about to end
             ended = f"{type(error).__name__}: {error}"
         except Exception as error:
             self.cluster.tell(traceback.format_exc())
@@ -188,6 +187,9 @@ class _ForkServer:
     def on_exit(self, pid: int, tell: Callable[[int], None]) -> None:
         here().on_exit(pid, tell)
 
+    async def adopt_orphans(self) -> None:
+        pass
+
 
 class _MemoryServer:
     def __init__(self, *_: object) -> None:
@@ -205,10 +207,6 @@ class _Os:
             raise ProcessLookupError(pid)
         if number == signal.SIGKILL:
             worker.kill()
-
-    @staticmethod
-    def killpg(pid: int, number: int) -> None:
-        pass
 
 
 class _NoLock:
@@ -297,12 +295,14 @@ def simulated_machines() -> Iterator[None]:
             become_subreaper=lambda: None,
             kill_descendants=_kill_descendants,
             free_port=lambda host: 29_400,
-            examine=_healthy,
+            examine_until_fit=_healthy,
             check_tiers=lambda config: None,
         )
+        replace(EventLog, report=lambda log, **told: told)  # of each story, a report is much work
         replace(
             agent_workers,
             os=_Os,
+            kill_group=lambda leader: None,
             LivenessLock=_NoLock,
             HangMonitor=_Monitor,
             threading=mock.Mock(Thread=_NoThread),

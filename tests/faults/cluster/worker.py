@@ -234,7 +234,7 @@ class Worker(Process):
         self._report(c.Event(event=event, t=self.loop.time() + self.clock, fields={"rank": self.rank, **fields}))
 
     def _report(self, report: c.FromWorker) -> None:
-        self._say(encode(report.model_copy(update={"generation": self.generation})))
+        self._say({**encode(report), "generation": self.generation})
 
     def _say(self, message: dict[str, Any]) -> None:
         self._writer.write(wire.encode(message))

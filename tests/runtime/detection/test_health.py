@@ -18,7 +18,7 @@ from hyperpod_ext.config.job.job import RestartPolicy
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.detection import gpu_health, health
-from hyperpod_ext.runtime.detection.health import HealthContext, examine
+from hyperpod_ext.runtime.detection.health import HealthContext, examine, examine_until_fit
 
 
 def context(run_dir: Path, **more: Any) -> HealthContext:
@@ -49,6 +49,27 @@ def test_a_file_tier_is_looked_at_where_it_will_be(tmp_path: Path):
 
 def test_shared_memory_that_is_not_there(tmp_path: Path):
     assert "does not exist" in str(health.shared_memory(context(tmp_path, shm=tmp_path / "shm")))
+
+
+def test_what_is_full_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    answers = ["/dev/shm is full", "/dev/shm is full", None]
+    monkeypatch.setattr(health, "CHECKS", {"shared-memory": lambda context: answers.pop(0)})
+    found = asyncio.run(examine_until_fit(context(tmp_path, checks=("shared-memory",), timeout_s=60.0)))
+    assert (found.unhealthy, answers) == ({}, [])
+
+
+def test_what_stays_full_makes_a_node_unfit_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(health, "CHECKS", {"shared-memory": lambda context: "/dev/shm is full"})
+    found = asyncio.run(examine_until_fit(context(tmp_path, checks=("shared-memory",), timeout_s=0.3)))
+    assert found.unhealthy == {"shared-memory": "/dev/shm is full"}
+
+
+def test_what_is_not_a_matter_of_room_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    answers = ["no network", None]
+    checks = {"network": lambda context: answers.pop(0), "disk": lambda context: "full"}
+    monkeypatch.setattr(health, "CHECKS", checks)
+    found = asyncio.run(examine_until_fit(context(tmp_path, checks=("network", "disk"))))
+    assert (found.unhealthy, answers) == ({"network": "no network", "disk": "full"}, [None])
 
 
 def interfaces(root: Path, **states: str) -> Path:

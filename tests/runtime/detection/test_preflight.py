@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -81,3 +85,40 @@ def test_a_secret_that_others_can_read_is_refused(tmp_path: Path):
         read_secret(secret)
     with pytest.raises(HyperpodExtError, match="cannot read the job's secret"):
         read_secret(tmp_path / "none")
+
+
+AS_USER = """
+import os, sys
+from pathlib import Path
+from hyperpod_ext.errors import HyperpodExtError
+from hyperpod_ext.runtime.ipc.environment import read_secret
+os.setgroups([2000])
+os.setgid(int(sys.argv[2]))
+os.setuid(int(sys.argv[2]))
+try:
+    print(read_secret(Path(sys.argv[1])).decode())
+except HyperpodExtError as error:
+    print(error, error.hint)
+"""
+
+
+@pytest.mark.parametrize(
+    ("user", "group", "mode", "said"),
+    [
+        (1000, 2000, 0o440, "0123456789abcdef"),  # as the kubelet leaves it where the pod has an fsGroup of 2000
+        (0, 2000, 0o440, "0123456789abcdef"),
+        (1000, 0, 0o400, "needs fsGroup in its pod's securityContext"),
+        (1000, 2000, 0o444, "readable by other users"),
+        (1000, 2000, 0o460, "readable by other users"),
+    ],
+)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become user 1000")
+def test_a_pod_reads_the_secret_through_its_fs_group(user: int, group: int, mode: int, said: str):
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to other users
+        Path(folder).chmod(0o755)
+        secret = Path(folder) / "secret"
+        secret.write_text("0123456789abcdef")
+        os.chown(secret, 0, group)
+        secret.chmod(mode)
+        done = subprocess.run([sys.executable, "-c", AS_USER, secret, str(user)], capture_output=True, text=True)
+    assert said in done.stdout, done.stderr

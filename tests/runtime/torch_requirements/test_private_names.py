@@ -4,6 +4,7 @@ refused with all of their names."""
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from hyperpod_ext.runtime.torch_requirements.private_names import TABLE, Feature
 RUNTIME = Path(private_names.__file__).parents[1]
 PRIVATE = re.compile(r"_(?!Z)[a-zA-Z]\w*")  # _Z: C++, whose names process_group/test_groups.py looks for
 NOT_TORCH = {
+    "agent/worker_main.py": {"_config"},  # multiprocessing's
     "data/sources.py": {"_fingerprint"},  # Hugging Face's datasets
     "detection/heartbeat.py": {"_value2member_map_"},  # enum
     "integrations/accelerate.py": {"_shared_state", "_reset_state", "_custom_objects"},
@@ -47,7 +49,7 @@ def private_names_of(text: str) -> set[str]:
     """Private names that a module uses and does not define: attributes, imports, and words that are such a name."""
     tree = ast.parse(text)
     used = {name for node in ast.walk(tree) for name in _used(node) if PRIVATE.fullmatch(name)}
-    own = {name for node in ast.walk(tree) for name in _of_self(node)} & DEFINED
+    own = {name for node in ast.walk(tree) for name in _of_self(node)} & defined()
     return used - set(_defined(tree)) - own
 
 
@@ -84,8 +86,10 @@ def _is_self(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id == "self"
 
 
-DEFINED = {name for file in RUNTIME.rglob("*.py") for name in _defined(ast.parse(file.read_text()))}
-"""All names of ours."""
+@functools.cache
+def defined() -> frozenset[str]:
+    """All names of ours."""
+    return frozenset(name for file in RUNTIME.rglob("*.py") for name in _defined(ast.parse(file.read_text())))
 
 
 def test_every_private_name_that_the_runtime_uses_is_in_the_table() -> None:

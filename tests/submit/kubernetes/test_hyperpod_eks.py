@@ -149,7 +149,10 @@ def test_nothing_is_privileged_unless_it_is_asked_for() -> None:
 def test_the_network_policy_lets_the_operator_in_and_nobody_else() -> None:
     policy = yaml.safe_load(make_plan(job(), target="hyperpod-eks").files["network-policy.yaml"])["spec"]
     members, operator = policy["ingress"]
-    assert members == {"from": [{"podSelector": policy["podSelector"]}]}
+    assert members["from"] == [{"podSelector": policy["podSelector"]}]
+    ranges = [range(one["port"], one["endPort"] + 1) for one in members["ports"] if one["protocol"] == "TCP"]
+    assert [port for port in range(1, 65536) if not any(port in one for one in ranges)] == [8080], "nor other members"
+    assert {"protocol": "UDP"} in members["ports"]
     assert operator["ports"] == [{"protocol": "TCP", "port": 8080}]
     names = operator["from"][0]["namespaceSelector"]["matchLabels"]
     assert names == {"kubernetes.io/metadata.name": "aws-hyperpod"}

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 from crds import SPECS, unknown
-from kubeflow_trainer_api.models import IoK8sApiCoreV1PodTemplateSpec, TrainerV1alpha1TrainJobSpec
 from pydantic import ValidationError
 
 from hyperpod_ext.errors import ConfigError
@@ -93,6 +92,8 @@ def test_every_example_passes_the_tables_of_its_operator(root: Path) -> None:
 
 
 def test_every_pod_and_trainjob_passes_the_published_models(root: Path) -> None:
+    from kubeflow_trainer_api.models import IoK8sApiCoreV1PodTemplateSpec, TrainerV1alpha1TrainJobSpec
+
     seen = {"pods": 0, "TrainJob": 0}
     for file in files(root):
         found = yaml.safe_load(file.read_text())
@@ -143,6 +144,8 @@ def test_a_planted_mistake_is_found(path: str, value: object) -> None:
 
 
 def test_a_planted_mistake_in_a_pod_is_found_by_the_published_model() -> None:
+    from kubeflow_trainer_api.models import IoK8sApiCoreV1PodTemplateSpec
+
     pod = yaml.safe_load(HYPERPOD)["spec"]["replicaSpecs"][0]["template"]
     published(IoK8sApiCoreV1PodTemplateSpec, pod)
     with pytest.raises(AssertionError):

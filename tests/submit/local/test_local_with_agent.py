@@ -106,6 +106,7 @@ def test_a_script_that_raises_fails_the_job_with_its_error(place: LocalPlace, sp
     assert place.leftovers() == []
 
 
+@pytest.mark.thorough
 def test_a_job_ends_with_its_last_step_in_the_durable_tier_and_all_commands_say_so(
     place: LocalPlace, spec: Path, tmp_path: Path
 ) -> None:
@@ -134,6 +135,7 @@ def agent_pid(place: LocalPlace, node: int) -> int:
     raise AssertionError(f"node {node} has no agent")
 
 
+@pytest.mark.thorough
 def test_node_0_of_two_killed_is_the_cause_and_the_steps_that_were_made_are_in_the_result(
     spec: Path, place: LocalPlace
 ) -> None:

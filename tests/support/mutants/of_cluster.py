@@ -16,6 +16,18 @@ MUTANTS: list[Mutant] = [
         "for job_state in job_states) + 1",
         "for job_state in job_states)",
     ),
+    COORDINATOR.mutant(
+        "cluster.losses_before_majority",
+        "A coordinator that is cut off counts no loss: it stands down.",
+        "if overdue and self._formation.job_has_begun and not self.end.final_save.begun:",
+        "if False:",
+    ),
+    COORDINATOR.mutant(
+        "cluster.restarted_node_is_refused",
+        "A node that was started again before its silence is noticed is taken again.",
+        "await former.doubted()",
+        "pass",
+    ),
     ADMISSION.mutant(
         "cluster.returned_node_hears_no_abort",
         "A node that comes to another coordinator is told that its generation is over.",

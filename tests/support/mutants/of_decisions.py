@@ -70,8 +70,8 @@ MUTANTS: list[Mutant] = [
     MEMBERS.mutant(
         "members.any_membership_will_do",
         "A coordinator goes on only if it speaks for every membership that some member may still go by.",
-        "enough = all(may_go_on(",
-        "enough = any(may_go_on(",
+        "return all(may_go_on(",
+        "return any(may_go_on(",
     ),
     ESCALATION.mutant(
         "escalation.one_in_process_too_few",

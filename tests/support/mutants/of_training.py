@@ -78,7 +78,7 @@ MUTANTS: list[Mutant] = [
     ENVIRONMENT.mutant(
         "secret.group_may_read_it",
         "A secret that other users may read is refused.",
-        "if stat.S_IMODE(mode) & 0o077:",
-        "if stat.S_IMODE(mode) & 0o007:",
+        "allowed = 0o740 if of_pod else 0o700",
+        "allowed = 0o740",
     ),
 ]

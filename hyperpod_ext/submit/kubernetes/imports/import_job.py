@@ -16,6 +16,7 @@ from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.submit.contract.spec_annotation import ANNOTATION, read_note, without_defaults
 from hyperpod_ext.submit.contract.yaml_text import read_all
 from hyperpod_ext.submit.imports.placeholders import fill
+from hyperpod_ext.submit.kubernetes.imports.carry import carried
 from hyperpod_ext.submit.kubernetes.imports.compare import differences
 from hyperpod_ext.submit.kubernetes.imports.import_pod import read_pod
 from hyperpod_ext.submit.kubernetes.imports.shape import Shape
@@ -82,7 +83,9 @@ def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) 
     if shape.problems:
         raise ConfigError(list(dict.fromkeys(shape.problems)))
     reader = _Reader(source)
-    job = _job(reader.read(found), source)
+    job = carried(_job(reader.read(found), source), target, found)
+    variables = {str(one.get("name")) for one in _items(job.overlay.kubernetes.container.get("env"))}
+    reader.left_out = [text for text in reader.left_out if not _is_carried(text, variables)]
     left = [str(one) for one in (*notes, *shape.notes)] + [
         f"{source}:{_line_of(text, document, path)}: {text}" for text in reader.left_out
     ]
@@ -95,6 +98,15 @@ def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) 
             message = f"{one.get('kind')} {name}: another object of the file; a spec is one job, so apply it beside it"
             left.append(f"{source}:{other.location(at).line}: {message}")
     return Imported(job, target, list(dict.fromkeys(left)))
+
+
+def _items(value: object) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _is_carried(text: str, variables: set[str]) -> bool:
+    """Whether a loss is none any more: the overlay has this variable."""
+    return any(text.startswith(f"variable {name}: its value comes from") for name in variables)
 
 
 def _job(document: dict[str, Any], source: str) -> JobConfig:

@@ -247,7 +247,7 @@ def _volumes(
         elif path == "/dev/shm" and one["kind"] == "scratch" and one.get("in_memory"):
             if one.get("size_mib"):
                 document["shared_memory_mib"] = one["size_mib"]
-        elif path != "/var/run/hyperpod-ext":
+        elif path != labels.SECRET_DIR:
             found.append(one)
     if found:
         document["volumes"] = found

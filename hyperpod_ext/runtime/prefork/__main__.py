@@ -1,0 +1,125 @@
+"""What `hyperpodrun -m hyperpod_ext.runtime.prefork train.py ...` starts for each rank: it imports nothing heavy.
+
+It takes a process from the fork server of this launcher, which the first of its kind starts, and is that process as
+far as `hyperpodrun` can see: signals go on to it, its output goes where ours would, and we end as it ended. When we are
+killed, the fork server kills it. Where no process can be had, the script runs here, with its imports still to do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+from typing import NoReturn
+
+from hyperpod_ext.runtime.prefork import place
+
+_FORWARDED = (
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH),
+)
+
+
+def main() -> None:
+    if len(sys.argv) < 2:
+        sys.exit("usage: python -m hyperpod_ext.runtime.prefork SCRIPT [ARGUMENT]...")
+    try:
+        server = _connect()
+        _ask(server)
+        answer = place.receive(server)
+    except (OSError, ValueError) as error:
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    if "pid" not in answer:
+        _run_here(str(answer.get("error", "no answer")))
+    _be(int(answer["pid"]), server)
+
+
+def _connect() -> socket.socket:
+    """A line to the fork server of our parent, which is started when there is none."""
+    path = place.socket_of(os.getppid())
+    if (server := place.connect(path)) is None:
+        with place.locked(path):
+            if (server := place.connect(path)) is None:  # nobody was quicker
+                _start_server(path)
+                server = place.connect(path)
+    if server is None:
+        raise ConnectionRefusedError(f"{path} does not answer")
+    if place.peer_of(server)[1] != os.getuid():
+        raise PermissionError(f"{path} is another user's")
+    return server
+
+
+def _start_server(path: str) -> None:
+    """It listens before it has begun: whoever connects waits for its imports."""
+    import subprocess
+
+    if os.path.lexists(path):  # of one that was killed
+        os.unlink(path)  # noqa: PTH108  (pathlib is an import)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(path)
+        listener.listen(1024)
+        command = [sys.executable, "-m", "hyperpod_ext.runtime.prefork.server"]
+        command += [str(listener.fileno()), str(os.getppid()), path]
+        process = subprocess.Popen(
+            command, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        process.returncode = 0  # it outlives us: the launcher's other workers need it
+
+
+def _ask(server: socket.socket) -> None:
+    order = {
+        "argv": sys.argv[1:],
+        "env": dict(os.environ),
+        "cwd": os.getcwd(),  # noqa: PTH109
+        "umask": _umask(),
+        "cpus": sorted(os.sched_getaffinity(0)),
+    }
+    body = json.dumps(order).encode()  # bytes that are no text are escaped, and come out as they were
+    socket.send_fds(server, [len(body).to_bytes(4, "big")], [0, 1, 2])
+    server.sendall(body)
+
+
+def _umask() -> int:
+    found = os.umask(0o077)
+    os.umask(found)
+    return found
+
+
+def _be(pid: int, server: socket.socket) -> NoReturn:
+    """Stand for the process until it has ended, and end alike."""
+
+    def forward(signum: int, _frame: object) -> None:
+        server.send(bytes([signum]))
+
+    for signum in _FORWARDED:
+        signal.signal(signum, forward)
+    try:
+        status = int(place.receive(server)["status"])
+    except OSError:
+        place.kill_group(pid)  # the kernel has ended it with the fork server, but not what it has forked
+        sys.exit("the fork server of this pod ended, and the process of this rank with it")
+    if os.WIFSIGNALED(status):
+        _end_by(os.WTERMSIG(status))
+    os._exit(os.WEXITSTATUS(status))
+
+
+def _end_by(signum: int) -> NoReturn:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the process has left its own
+    if signum not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(signum, signal.SIG_DFL)
+    os.kill(os.getpid(), signum)
+    os._exit(128 + signum)  # the signal is blocked
+
+
+def _run_here(why: str) -> NoReturn:
+    sys.stderr.write(f"hyperpod_ext: no ready process ({why}): the script is started anew, with its imports\n")
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-u", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()

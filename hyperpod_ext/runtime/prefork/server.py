@@ -1,0 +1,220 @@
+"""The pod's fork server: it has imported what ranks need, and forks one for each process that `hyperpodrun` starts.
+
+It watches both sides. A rank whose small process is gone is killed, with what it has forked; how a rank ended is told
+to its small process. It ends with the launcher, and the kernel ends all ranks when it is killed itself.
+
+Arguments: the descriptor of the listening socket, the launcher's process id, the socket's path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.processes import die_with_parent
+from hyperpod_ext.runtime.prefork import place
+
+_ORDER_S = 10.0
+"""A process of ours that does not say what it wants for so long is given up: others wait behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a rank is to be, as the process that `hyperpodrun` started found itself."""
+
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    umask: int
+    cpus: list[int]
+    output: list[int]
+    """Its standard input, output and errors."""
+
+    @classmethod
+    def read(cls, line: socket.socket) -> Order:
+        """From the line.
+
+        Raises:
+            OSError: it ended, or takes too long.
+            ValueError: it is no order of a process of this user.
+        """
+        _, uid = place.peer_of(line)
+        if uid != os.getuid():
+            raise ValueError(f"user {uid} asks for a process of user {os.getuid()}")
+        line.settimeout(_ORDER_S)
+        head, output, _, _ = socket.recv_fds(line, 4, 3)
+        try:
+            head += place.exactly(line, 4 - len(head))
+            fields = place.parse(place.exactly(line, place.length_of(head)))
+            if len(output) != 3 or not _fits(fields):
+                raise ValueError("an order with something missing, or of another kind")
+        except BaseException:
+            for descriptor in output:
+                os.close(descriptor)
+            raise
+        line.settimeout(None)
+        known = {key: fields[key] for key in ("argv", "env", "cwd", "umask", "cpus")}
+        return cls(**known, output=list(output))
+
+
+def _fits(fields: dict[str, Any]) -> bool:
+    argv, env, cpus = fields.get("argv"), fields.get("env"), fields.get("cpus")
+    return (
+        isinstance(argv, list)
+        and len(argv) > 0
+        and all(isinstance(word, str) for word in argv)
+        and isinstance(env, dict)
+        and all(isinstance(value, str) for value in env.values())
+        and isinstance(fields.get("cwd"), str)
+        and isinstance(fields.get("umask"), int)
+        and isinstance(cpus, list)
+        and all(isinstance(cpu, int) for cpu in cpus)
+    )
+
+
+class Server:
+    """One a launcher."""
+
+    def __init__(self, listener: socket.socket, launcher: int) -> None:
+        self._events = selectors.DefaultSelector()
+        self._ranks: set[int] = set()
+        self._ended = False
+        self._events.register(os.pidfd_open(launcher), selectors.EVENT_READ, self._launcher_ended)
+        self._events.register(listener, selectors.EVENT_READ, functools.partial(self._accept, listener))
+
+    def serve(self) -> Order | None:
+        """Until the launcher has ended: None. In a process that was forked: what it is to be."""
+        while not self._ended:
+            for key, _ in self._events.select():
+                if key.fileobj not in self._events.get_map():
+                    continue  # it went with another of this round
+                if (order := key.data()) is not None:
+                    return order  # type: ignore[no-any-return]
+        return None
+
+    def _launcher_ended(self) -> None:
+        self._ended = True
+        for pid in self._ranks:
+            place.kill_group(pid)
+
+    def _accept(self, listener: socket.socket) -> Order | None:
+        line, _ = listener.accept()
+        try:
+            order = Order.read(line)
+        except (OSError, ValueError) as error:
+            with contextlib.suppress(OSError):
+                place.send(line, {"error": f"{type(error).__name__}: {error}"})
+            line.close()
+            return None
+        server = os.getpid()
+        if (pid := os.fork()) == 0:
+            os.setsid()
+            die_with_parent(server)
+            self._forget()
+            line.close()
+            return order
+        for descriptor in order.output:
+            os.close(descriptor)
+        self._ranks.add(pid)
+        handle = os.pidfd_open(pid)
+        self._events.register(handle, selectors.EVENT_READ, functools.partial(self._rank_ended, pid, handle, line))
+        self._events.register(line, selectors.EVENT_READ, functools.partial(self._from_front, pid, line))
+        with contextlib.suppress(OSError):  # gone already: the next event says so
+            place.send(line, {"pid": pid})
+        return None
+
+    def _rank_ended(self, pid: int, handle: int, line: socket.socket) -> None:
+        place.kill_group(pid)  # what it has forked; its number is its own until it is waited for
+        _, status = os.waitpid(pid, 0)
+        self._ranks.discard(pid)
+        self._events.unregister(handle)
+        os.close(handle)
+        if line in self._events.get_map():
+            self._events.unregister(line)
+            with contextlib.suppress(OSError):
+                place.send(line, {"status": status})
+        line.close()
+
+    def _from_front(self, pid: int, line: socket.socket) -> None:
+        try:
+            signals = line.recv(64)
+        except OSError:
+            signals = b""
+        if not signals:
+            self._events.unregister(line)
+            place.kill_group(pid)
+        for signum in signals:
+            if signum in signal.valid_signals():
+                os.kill(pid, signum)  # at most a zombie, which we have not waited for
+
+    def _forget(self) -> None:
+        """In a rank: close what is the server's."""
+        for key in list(self._events.get_map().values()):
+            if isinstance(key.fileobj, int):
+                os.close(key.fileobj)
+            else:
+                key.fileobj.close()  # type: ignore[attr-defined]
+        self._events.close()
+
+
+def main() -> None:
+    listening, launcher, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's, with which we end
+    import_all()
+    server = Server(socket.socket(fileno=listening), launcher)
+    order = server.serve()
+    if order is None:
+        Path(path).unlink(missing_ok=True)
+        Path(f"{path}.lock").unlink(missing_ok=True)
+        os._exit(0)
+    _become(order, launcher)
+    runpy.run_path(order.argv[0], run_name="__main__")
+
+
+def import_all() -> None:
+    """What ranks need, and what `restart.preload` of the job names.
+
+    Raises:
+        SystemExit: one of these cannot be imported before a fork; with the reason.
+    """
+    from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
+    from hyperpod_ext.runtime.agent.fork_server import preload
+
+    text = os.environ.get(ENV_RUNTIME)
+    preloaded = preload(RuntimeConfig.from_json(text).restart.preload if text else ())
+    if "error" in preloaded:
+        sys.exit(f"hyperpod_ext: no processes are kept ready: {preloaded['error']}")
+
+
+def _become(order: Order, launcher: int) -> None:
+    """Be an ordinary process that is about to run the script."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for target, descriptor in enumerate(order.output):
+        os.dup2(descriptor, target)
+    for descriptor in order.output:
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(order.env)
+    os.environ[place.ENV_LAUNCHER] = str(launcher)
+    os.umask(order.umask)
+    os.sched_setaffinity(0, order.cpus)
+    os.chdir(order.cwd)
+    tempfile.tempdir = None  # TMPDIR may be another
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]  # as with -u
+    sys.argv = order.argv
+    sys.path[0] = str(Path(order.argv[0]).resolve().parent)
+
+
+if __name__ == "__main__":
+    main()

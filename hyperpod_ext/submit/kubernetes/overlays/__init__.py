@@ -1,0 +1,1 @@
+"""`overlay.kubernetes`: strategic merge patches, merged, checked and applied to rendered objects."""

@@ -1,0 +1,246 @@
+"""What is wrong with `overlay.kubernetes`: fields that a pod does not have, and those that a job relies on. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hyperpod_ext.catalog import labels
+from hyperpod_ext.catalog.pod_fields import MERGE_KEYS, pod_types
+from hyperpod_ext.config.files.nearest import nearest
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.errors import Problem
+from hyperpod_ext.submit.contract.spec_annotation import ANNOTATION
+from hyperpod_ext.submit.kubernetes.overlays.merge import DIRECTIVE, RETAIN
+
+_HERE = "overlay.kubernetes"
+_RANK_VARIABLE = re.compile(
+    r"HPX_\w+|PET_\w+|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_(ADDR|PORT)"
+)
+_SPEC_FIELD = "the spec has a field for it"
+REFUSED_OF_CONTAINER = {
+    "name": ("the operator and the other commands find the container by its name", "remove it"),
+    "command": ("it starts what tells ranks who they are", "write `script` and `args`"),
+    "args": ("it starts what tells ranks who they are", "write `script` and `args`"),
+    "image": (_SPEC_FIELD, "write `image`"),
+    "workingDir": (_SPEC_FIELD, "write `working_dir`"),
+}
+"""Field of the container that trains, why an overlay cannot say it, and what to do."""
+REFUSED_OF_POD = {
+    "ephemeralContainers": ("Kubernetes adds these to a pod that runs, not to a new one", "use `kubectl debug`"),
+    "restartPolicy": ("the operator sets it, from the job's budgets", "write `relaunch`"),
+    "hostname": ("ranks find each other by the names that the operator gives", "remove it"),
+    "hostnameOverride": ("ranks find each other by the names that the operator gives", "remove it"),
+    "subdomain": ("ranks find each other by the names that the operator gives", "remove it"),
+    "nodeName": ("all pods of the job would be on one node", "write `scheduling.node_selector`"),
+    "hostNetwork": (_SPEC_FIELD, "write `kubernetes.host_network`"),
+}
+"""Field of the pod, why an overlay cannot say it, and what to do."""
+REFUSED_OF_JOB = {
+    "apiVersion": ("the object would be another", "remove it"),
+    "kind": ("the object would be another", "choose another --target"),
+    "metadata.name": ("the job is found by its name", "write `name`"),
+    "metadata.namespace": (_SPEC_FIELD, "write `kubernetes.namespace`"),
+    f"metadata.annotations.{ANNOTATION}": ("import and diff read the spec there", "remove it"),
+    f"metadata.labels.{labels.JOB}": ("the job is found by it", "remove it"),
+    f"metadata.labels.{labels.MANAGED_BY}": ("the job is found by it", "remove it"),
+    "spec.nprocPerNode": ("ranks are counted by it", "write `workers_per_node`"),
+    "spec.trainer": ("it is what starts ranks, and how many", "write `nodes`, `workers_per_node`, `resources`, `env`"),
+    "spec.runtimePatches": ("the job's own is there", "write overlay.kubernetes.pod"),
+    "spec.elasticPolicy.minReplicas": ("ranks are counted by it", "write `elastic.min_nodes`"),
+    "spec.elasticPolicy.maxReplicas": ("ranks are counted by it", "write `elastic.max_nodes`"),
+}
+"""Field of the job, why an overlay cannot say it, and what to do."""
+_REFUSED_OF_REPLICAS = {
+    "replicas": ("ranks are counted by it", "write `nodes`"),
+    "maxReplicas": ("ranks are counted by it", "write `elastic.max_nodes`"),
+    "spares": ("ranks are counted by it", "write `spares`"),
+    "template": ("it is a pod", "write overlay.kubernetes.pod, and overlay.kubernetes.container"),
+}
+
+
+def is_of_ranks(name: str) -> bool:
+    """Whether a variable tells ranks who they are, or our runtime what it does."""
+    return _RANK_VARIABLE.fullmatch(name) is not None
+
+
+def problems(job: JobConfig, container: str, pod_type: str = "PodSpec") -> Iterator[Problem]:
+    """Everything that is wrong with the overlay of `job`.
+
+    Args:
+        container: name of the container that trains.
+        pod_type: `PodSpec`, or `PodSpecPatch` where only some fields may be changed.
+    """
+    overlay = job.overlay.kubernetes
+    ours = pod_types()[pod_type]["containers"].removeprefix("[]")
+    yield from _typed(ours, overlay.container, f"{_HERE}.container")
+    yield from _typed(pod_type, overlay.pod, f"{_HERE}.pod")
+    yield from _promises_of_container(overlay.container, f"{_HERE}.container", own=True)
+    yield from _promises_of_pod(job, overlay.pod, container)
+    yield from _promises_of_job(overlay.job)
+
+
+def _typed(kind: str, value: Any, path: str, key: str = "") -> Iterator[Problem]:
+    """Fields that do not exist, and values of another type."""
+    if value is None or kind == "any":
+        return
+    if kind.startswith("[]"):
+        if not isinstance(value, list):
+            yield Problem(f"a list belongs here, not {_kind_of(value)}", path=path, hint="begin each item with a dash")
+            return
+        for index, one in enumerate(value):
+            yield from _typed(kind.removeprefix("[]"), one, f"{path}.{index}")
+            if key and isinstance(one, Mapping) and key not in one and DIRECTIVE not in one:
+                message = f"has no {key}, by which items of this list are told apart"
+                yield Problem(message, path=f"{path}.{index}", hint=f"write its `{key}`")
+    elif kind.startswith("{}"):
+        if not isinstance(value, Mapping):
+            yield Problem(f"fields belong here, not {_kind_of(value)}", path=path)
+            return
+        for name, one in value.items():
+            yield from _typed(kind.removeprefix("{}"), one, f"{path}.{name}")
+    elif kind in pod_types():
+        if not isinstance(value, Mapping):
+            yield Problem(f"fields belong here, not {_kind_of(value)}", path=path)
+            return
+        yield from _fields(kind, value, path)
+    elif _kind_of(value) != kind and not (kind == "number" and _kind_of(value) == "integer"):
+        hint = "put it in quotes" if kind == "string" else ""
+        yield Problem(f"a value of type {kind} belongs here, not {_kind_of(value)}", path=path, hint=hint)
+
+
+def _fields(kind: str, value: Mapping[str, Any], path: str) -> Iterator[Problem]:
+    fields = pod_types()[kind]
+    for name, one in value.items():
+        if name in fields:
+            yield from _typed(fields[name], one, f"{path}.{name}", MERGE_KEYS.get(name, ""))
+        elif name == DIRECTIVE and one in ("replace", "delete", "merge"):
+            continue
+        elif name == RETAIN:
+            yield from _typed("[]string", one, f"{path}.{name}")
+        elif name.startswith("$"):
+            hint = f"{DIRECTIVE}: delete or replace, {RETAIN}, or null for a field"
+            yield Problem("is no directive that is applied here", path=f"{path}.{name}", hint=hint)
+        else:
+            found = nearest(name, fields)
+            hint = f"did you mean `{found}`?" if found else f"valid: {', '.join(fields)}"
+            yield Problem(f"is no field of {kind}", path=f"{path}.{name}", hint=hint)
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    names = {str: "string", int: "integer", float: "number", list: "list", dict: "mapping"}
+    return names.get(type(value), type(value).__name__)
+
+
+def _refused(table: Mapping[str, tuple[str, str]], patch: Mapping[str, Any], path: str) -> Iterator[Problem]:
+    for name in patch:
+        if name in table:
+            why, hint = table[name]
+            yield Problem(f"cannot be changed: {why}", path=f"{path}.{name}", hint=hint)
+
+
+def _complete(patch: Mapping[str, Any], path: str) -> Iterator[Problem]:
+    for name in (DIRECTIVE, RETAIN):
+        if name in patch:
+            message = "would remove what the job relies on"
+            yield Problem(message, path=f"{path}.{name}", hint="name the fields that change")
+
+
+def _promises_of_container(patch: Mapping[str, Any], path: str, own: bool) -> Iterator[Problem]:
+    yield from _complete(patch, path)
+    yield from _refused({k: v for k, v in REFUSED_OF_CONTAINER.items() if own or k != "name"}, patch, path)
+    for field in ("env", "volumeMounts", "ports", "resources"):
+        if field in patch and patch[field] is None:
+            yield Problem("cannot be removed: what the job relies on is in it", path=f"{path}.{field}")
+    for index, one in _items(patch, "env"):
+        name = str(one.get("name", ""))
+        if one == {DIRECTIVE: "replace"}:
+            yield Problem("would remove the job's own variables", path=f"{path}.env.{index}")
+        elif is_of_ranks(name):
+            yield Problem(f"{name} is set by the launcher: ranks know by it who they are", path=f"{path}.env.{index}")
+    for index, one in _items(patch, "volumeMounts"):
+        where = str(one.get("mountPath", ""))
+        if one == {DIRECTIVE: "replace"} or labels.SECRET_DIR in (where.rstrip("/"), *_parents(where)):
+            yield Problem("would hide the job's secret", path=f"{path}.volumeMounts.{index}", hint="mount it elsewhere")
+    for index, one in _items(patch, "ports"):
+        if DIRECTIVE in one:
+            yield Problem("would remove a port of the job", path=f"{path}.ports.{index}")
+
+
+def _promises_of_pod(job: JobConfig, patch: Mapping[str, Any], container: str) -> Iterator[Problem]:
+    path = f"{_HERE}.pod"
+    yield from _complete(patch, path)
+    yield from _refused(REFUSED_OF_POD, patch, path)
+    for field in ("containers", "volumes"):
+        if field in patch and patch[field] is None:
+            yield Problem("cannot be removed: what the job relies on is in it", path=f"{path}.{field}")
+    for index, one in _items(patch, "containers"):
+        if one.get("name") == container:
+            yield from _promises_of_container(one, f"{path}.containers.{index}", own=False)
+        elif one == {DIRECTIVE: "replace"}:
+            yield Problem("would remove the container that trains", path=f"{path}.containers.{index}")
+        elif DIRECTIVE not in one and "image" not in one:
+            yield Problem("a container beside the one that trains needs an image", path=f"{path}.containers.{index}")
+    for index, one in _items(patch, "volumes"):
+        if one == {DIRECTIVE: "replace"} or (one.get("name") == labels.SECRET_VOLUME and job.mode == "ours"):
+            yield Problem("would change or remove the job's secret", path=f"{path}.volumes.{index}")
+
+
+def _promises_of_job(patch: Mapping[str, Any]) -> Iterator[Problem]:
+    path = f"{_HERE}.job"
+    for name in ("metadata", "spec"):
+        if name in patch and not isinstance(patch[name], Mapping):
+            yield Problem(f"fields belong here, not {_kind_of(patch[name])}", path=f"{path}.{name}")
+    yield from _complete(patch, path)
+    for field, (why, hint) in REFUSED_OF_JOB.items():
+        parts = field.split(".", 2)
+        if len(parts) == 3 and parts[1] in ("annotations", "labels"):
+            if not isinstance(_below(patch, parts[:2]), Mapping) and _has(patch, parts[:2]):
+                yield Problem("cannot be removed: the job is found by it", path=f"{path}.{parts[0]}.{parts[1]}")
+        elif len(parts) == 3 and not isinstance(_below(patch, parts[:2]), Mapping) and _has(patch, parts[:2]):
+            continue  # said below, of the whole section
+        if _has(patch, parts):
+            yield Problem(f"cannot be changed: {why}", path=f"{path}.{field}", hint=hint)
+    for section in ("replicaSpecs", "pytorchReplicaSpecs", "elasticPolicy"):
+        value = _below(patch, ["spec", section])
+        if _has(patch, ["spec", section]) and value is None:
+            yield Problem("cannot be removed: ranks are counted by it", path=f"{path}.spec.{section}")
+        if section == "elasticPolicy" or value is None:
+            continue
+        pairs = (
+            enumerate(value) if isinstance(value, list) else dict(value).items() if isinstance(value, Mapping) else ()
+        )
+        groups: list[tuple[Any, Any]] = list(pairs)
+        for place, group in groups:
+            at = f"{path}.spec.{section}.{place}"
+            if isinstance(group, Mapping) and DIRECTIVE not in group:
+                yield from _refused(_REFUSED_OF_REPLICAS, group, at)
+            else:
+                yield Problem("cannot be removed: ranks are counted by it", path=at)
+
+
+def _items(patch: Mapping[str, Any], field: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    value = patch.get(field)
+    if isinstance(value, list):
+        yield from ((index, one) for index, one in enumerate(value) if isinstance(one, Mapping))
+
+
+def _parents(path: str) -> list[str]:
+    parts = path.rstrip("/").split("/")
+    return ["/".join(parts[:count]) for count in range(2, len(parts))]
+
+
+def _below(patch: Any, parts: list[str]) -> Any:
+    for part in parts:
+        if not isinstance(patch, Mapping) or part not in patch:
+            return None
+        patch = patch[part]
+    return patch
+
+
+def _has(patch: Any, parts: list[str]) -> bool:
+    above = _below(patch, parts[:-1]) if len(parts) > 1 else patch
+    return isinstance(above, Mapping) and parts[-1] in above

@@ -1,0 +1,56 @@
+"""Strategic merge patches, by the rules that Kubernetes publishes. Pure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+from hyperpod_ext.catalog.pod_fields import MERGE_KEYS
+
+DIRECTIVE = "$patch"
+RETAIN = "$retainKeys"
+_KEYS = {**MERGE_KEYS, "replicaSpecs": "name"}
+
+
+def merged(original: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """`original` after `patch`; neither is changed. Null removes a field."""
+    if patch.get(DIRECTIVE) == "replace":
+        return {key: copy.deepcopy(value) for key, value in patch.items() if key != DIRECTIVE}
+    found: dict[str, Any] = copy.deepcopy(dict(original))
+    kept_keys = patch.get(RETAIN)
+    if isinstance(kept_keys, list):
+        found = {key: value for key, value in found.items() if key in kept_keys}
+    for key, value in patch.items():
+        if key in (DIRECTIVE, RETAIN):
+            continue
+        if value is None:
+            found.pop(key, None)
+        elif isinstance(value, Mapping):
+            if value.get(DIRECTIVE) == "delete":
+                found.pop(key, None)
+                continue
+            before = found.get(key)
+            found[key] = merged(before if isinstance(before, Mapping) else {}, value)
+        elif isinstance(value, list) and key in _KEYS:
+            found[key] = _merged_list(found.get(key) or [], value, _KEYS[key])
+        else:
+            found[key] = copy.deepcopy(value)
+    return found
+
+
+def _merged_list(original: list[Any], patch: list[Any], key: str) -> list[Any]:
+    """Items of the same `key` are merged in their place; others are added at the end."""
+    if any(one == {DIRECTIVE: "replace"} for one in patch):
+        return [merged({}, one) for one in patch if one != {DIRECTIVE: "replace"}]
+    found = copy.deepcopy(original)
+    for one in patch:
+        place = next((index for index, old in enumerate(found) if old.get(key) == one.get(key)), None)
+        if one.get(DIRECTIVE) == "delete":
+            if place is not None:
+                del found[place]
+        elif place is None:
+            found.append(merged({}, one))
+        else:
+            found[place] = merged(found[place], one)
+    return found

@@ -1,0 +1,75 @@
+"""What is ended, and what has time to remove what others left."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+SCENE = """
+import os, subprocess, sys
+from pathlib import Path
+from hyperpod_ext.processes import become_subreaper, children, kill_descendants, kill_group
+WORKER = '''
+import subprocess, sys
+from multiprocessing.shared_memory import SharedMemory
+segment = SharedMemory(create=True, size=4096)
+subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL)
+subprocess.Popen(["true"], stdout=subprocess.DEVNULL)
+print(segment.name, flush=True)
+sys.stdin.read()
+'''
+become_subreaper()
+
+def worker():
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    started = subprocess.Popen([sys.executable, "-c", WORKER], start_new_session=True, **pipes)
+    return started, Path("/dev/shm") / started.stdout.readline().strip()
+"""
+
+
+def run(scene: str) -> None:
+    done = subprocess.run([sys.executable, "-c", SCENE + scene], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_segments_of_shared_memory_go_with_those_that_made_them() -> None:
+    run("""
+first, segment = worker()
+assert segment.exists()
+assert first.pid in kill_descendants(os.getpid())
+assert not segment.exists()
+assert children(os.getpid()) == []
+""")
+
+
+def test_one_that_is_spared_keeps_all_that_is_its_own() -> None:
+    run("""
+(one, its), (other, others) = worker(), worker()
+one.kill()
+one.wait()
+kill_descendants(os.getpid(), spare=[other.pid])
+assert not its.exists() and others.exists()
+assert children(os.getpid()) == [other.pid]
+kill_descendants(os.getpid())
+assert not others.exists()
+""")
+
+
+def test_a_group_is_ended_without_whoever_removes_what_it_leaves() -> None:
+    run("""
+one, segment = worker()
+kill_group(one.pid)
+one.wait()
+(tracker,) = [pid for pid in children(os.getpid()) if b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+os.waitpid(tracker, 0)
+assert not segment.exists()
+""")
+
+
+def test_a_process_that_must_be_killed_to_end_is_killed() -> None:
+    """One that only looks like those that remove what others left does not hold us up for ever."""
+    run("""
+command = [sys.executable, "-c", "import time; 'multiprocessing.resource_tracker'; time.sleep(600)"]
+started = subprocess.Popen(command)
+assert kill_descendants(os.getpid()) == [started.pid]
+""")
