@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import struct
@@ -75,6 +76,8 @@ def test_no_honest_peer_waits_for_strangers(job: Any, undisturbed: Any) -> None:
     gloo = set(ports) - {shown, *ours}
     assert len(ours) == 2 + 2 + 3, "agents, memory servers, and ranks that live on"
     assert gloo
+    soft, hard = resource.prlimit(ports[ours[0]], resource.RLIMIT_NOFILE)
+    assert soft >= min(hard, 65_536), "gloo ends its process when strangers have taken all files"
     before = {ports[port]: mib(ports[port]) for port in ours}
     slowest: dict[int, float] = defaultdict(float)
     refused: list[str] = []

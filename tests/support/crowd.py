@@ -1,7 +1,8 @@
 """Strangers at every port that a job listens at: they connect by the thousand, and come back when they are hung up on.
 
-`python crowd.py SECONDS EACH AGENT_PID ...`: at most EACH at a time at each port, twice as many in all, and at most `A_SECOND` new ones a second in all. It
-ends after SECONDS, or when its input is closed, and prints once a second, in a line of JSON, how many have come to each port. Loopback only.
+`python crowd.py SECONDS EACH AGENT_PID ...`: at most EACH at a time at each port, twice as many in all, and at most
+`A_SECOND` new ones a second at all ports. It ends after SECONDS, or when its input is closed, and prints once a second,
+in a line of JSON, how many have come to each port. Loopback only.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import random
 import select
 import selectors
@@ -53,7 +53,7 @@ def ports_of(pids: Iterable[int]) -> dict[int, int]:
         with contextlib.suppress(OSError):  # it has ended
             for fd in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
-                    owners.setdefault(os.readlink(fd), pid)
+                    owners.setdefault(str(fd.readlink()), pid)
     found: dict[int, int] = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text().splitlines()[1:]:

@@ -54,7 +54,21 @@ class Unproven(Generic[Connection]):
             return list(self._waiting)
 
 
+_OPEN_FILES = 65_536
+"""As many as any job of ours needs; a hard limit is often a million, which some programs count through."""
+
+
 def places(most: int) -> int:
-    """`most`, or fewer where this process may not open many files: a quarter of what it may."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    """`most`, or fewer where this process may not open many files: a quarter of what it may.
+
+    It and its children may open as many as the hard limit says from here on. The soft one is 1,024 on most machines,
+    and strangers can take them all: gloo keeps whoever connects to its ports, and without a file left it ends its
+    process.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY:
+        wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+        if soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
     return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft // 4))
