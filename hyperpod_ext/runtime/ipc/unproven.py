@@ -54,7 +54,11 @@ class Unproven(Generic[Connection]):
             return list(self._waiting)
 
 
+FILES_A_PLACE = 4
+"""Open files that a process must be allowed for each place: most are for those who have shown the secret."""
+
+
 def places(most: int) -> int:
-    """`most`, or fewer where this process may not open many files: a quarter of what it may."""
+    """`most`, or fewer where this process may not open many files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft // 4))
+    return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft // FILES_A_PLACE))
