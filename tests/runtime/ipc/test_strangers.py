@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hyperpod_ext.runtime.agent.election import ElectionListener
+from hyperpod_ext.runtime.agent.election import ElectionListener, places_for
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.unproven import Unproven
 from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
@@ -55,12 +55,12 @@ def rank_server() -> Iterator[Address]:
 
 
 @contextlib.contextmanager
-def agent() -> Iterator[Address]:
+def agent(places: int = PLACES) -> Iterator[Address]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     errors: list[str] = []
-    listener = ElectionListener(SECRET, errors.append, places=PLACES)
+    listener = ElectionListener(SECRET, errors.append, places=places)
     asyncio.run_coroutine_threadsafe(listener.open("127.0.0.1", 0), loop).result(10)
     host, _ = listener.address
     yield host, listener.address[1]
@@ -184,6 +184,15 @@ def test_the_oldest_makes_place() -> None:
     assert gone == ["a", "c"]
     unproven.leave("d")
     assert not unproven.hang_up_oldest()
+
+
+def test_all_agents_of_a_large_job_may_come_at_once() -> None:
+    """None of them makes place for another."""
+    nodes = 1100
+    with agent(places_for(nodes)) as address, contextlib.ExitStack() as coming:
+        agents = [coming.enter_context(socket.create_connection(address, timeout=30)) for _ in range(nodes)]
+        for sock in reversed(agents):
+            wire.join_peer_blocking(sock, SECRET, 30)
 
 
 @ports
