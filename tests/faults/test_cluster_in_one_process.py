@@ -75,6 +75,16 @@ def test_a_coordinator_that_is_cut_off_stands_down_before_its_losses_end_the_job
 
 
 @several
+@pytest.mark.parametrize("after_ms", range(2, 16, 2))
+def test_a_worker_that_dies_while_its_agent_votes_is_started_again(after_ms: int):
+    death = Fault(5.0 + after_ms / 1000, "kill a worker", 0.99, 0.0, returns=False)
+    outcome = run_faults(steady(5, 0), Fault(5.0, "lose a node", 0.0, 0.5, returns=True), death)
+    story = "\n".join(outcome.story)
+    assert not outcome.violations, story  # least of all that a rank is late
+    assert outcome.states == ["succeeded"], story
+
+
+@several
 def test_a_seed_tells_the_same_story_in_every_process():
     def story(hash_seed: int) -> str:
         environ = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}

@@ -64,6 +64,8 @@ class CoordinatorClient:
         self._over = False
         self._confirmed = False
         """Whether the other end is known to coordinate; until then it is told nothing but who we are."""
+        self._unsaid: list[c.FromAgent] = []
+        """What has happened since the handshake, which does not say it; sent once the other end coordinates."""
 
     @property
     def connected(self) -> bool:
@@ -99,7 +101,7 @@ class CoordinatorClient:
     def send_handshake(self) -> None:
         """Say who this node is, and what it has to say once more; from here on heartbeats are sent."""
         assert self._writer is not None
-        self._writer.write(_encoded(self._introduction()))
+        self._introduce(self._writer)
         self._confirm()
         if self._beating is None:
             self._beating = asyncio.create_task(self._beat())
@@ -107,14 +109,18 @@ class CoordinatorClient:
     def _confirm(self) -> None:
         assert self._writer is not None
         self._confirmed, self._heard_at, self._heard = True, time.monotonic(), 0
-        for event in self._unheard:
-            self._writer.write(wire.encode(encode(event)))
+        for report in (*self._unheard, *self._unsaid):
+            self._writer.write(wire.encode(encode(report)))
+        self._unsaid.clear()
 
     def send(self, report: c.FromAgent) -> None:
         """Send to the coordinator. While disconnected, events are buffered and other messages dropped; the next
-        handshake carries the full state instead."""
+        handshake carries the full state instead. What comes between a handshake and its answer is sent after that: a
+        vote may wait for seconds, and a worker may die meanwhile."""
         if isinstance(report, c.Event):
             self._unheard.append(report)
+        elif self._writer is not None and not self._confirmed:
+            self._unsaid.append(report)
         if self._writer is not None and self._confirmed:
             self._writer.write(wire.encode(encode(report)))
 
@@ -181,6 +187,10 @@ class CoordinatorClient:
             with contextlib.suppress(ConnectionError):
                 await self._writer.drain()
         self._hang_up()
+
+    def _introduce(self, writer: asyncio.StreamWriter) -> None:
+        self._unsaid.clear()
+        writer.write(wire.encode(with_version(encode(self._introduction()))))
 
     def _introduction(self) -> c.AgentHandshake:
         return self._handshake(self._id, self.news.term if self.news is not None else 0, self.job_state)
@@ -293,7 +303,7 @@ class CoordinatorClient:
             return None
         self._reader, self._writer = dialled
         reached.add(node)
-        self._writer.write(_encoded(self._introduction()))
+        self._introduce(self._writer)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.05, deadline - time.monotonic())):
                 if (word := await self._read()) is not None:
@@ -301,10 +311,6 @@ class CoordinatorClient:
                     return word
         self._hang_up()
         return None
-
-
-def _encoded(handshake: c.AgentHandshake) -> bytes:
-    return wire.encode(with_version(encode(handshake)))
 
 
 def _listed(nodes: set[int]) -> str:
