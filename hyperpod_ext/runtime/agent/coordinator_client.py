@@ -21,6 +21,8 @@ from hyperpod_ext.runtime.membership.quorum import candidates, may_take_over
 
 _SEARCH = 0.9
 """Share of the lease after which a node gives up looking for a majority; the rest is for ending its processes."""
+_COME_AGAIN_S = 0.05
+"""How soon a coordinator is tried again that has gone without a word."""
 _UNACKNOWLEDGED = 10_000
 """Events that are kept to be told once more."""
 
@@ -62,6 +64,10 @@ class CoordinatorClient:
         self._heard = 0
         self._beating: asyncio.Task[None] | None = None
         self._over = False
+        self._where: tuple[Callable[[], tuple[str, int]], Callable[[], str]] | None = None
+        """Where the coordinator is, and why not to wait for it."""
+        self._unanswered_since: float | None = None
+        """When a coordinator went for the first time that had not said a word."""
         self._confirmed = False
         """Whether the other end is known to coordinate; until then it is told nothing but who we are."""
         self._unsaid: list[c.FromAgent] = []
@@ -71,13 +77,19 @@ class CoordinatorClient:
     def connected(self) -> bool:
         return self._writer is not None
 
-    async def connect(self, endpoint: Callable[[], tuple[str, int]], give_up: Callable[[], str]) -> None:
+    async def connect(
+        self, endpoint: Callable[[], tuple[str, int]], give_up: Callable[[], str], limit_s: float | None = None
+    ) -> None:
         """Reach the first coordinator, which may start later than this node.
+
+        Args:
+            limit_s: how long it may take; None: as long as a node may take to join.
 
         Raises:
             JobFailedError: it does not come in time, or `give_up` says why not to wait for it.
         """
-        deadline = time.monotonic() + self._settings.join_timeout_s
+        self._where = endpoint, give_up
+        deadline = time.monotonic() + (self._settings.join_timeout_s if limit_s is None else limit_s)
         while True:
             host, port = endpoint()
             try:
@@ -133,9 +145,13 @@ class CoordinatorClient:
         while True:
             message = await self._read()
             if message is None:
-                if self.news is None or self._over:
+                if self._over:
                     return None
                 self._hang_up()
+                if self.news is None:
+                    if not await self._come_again():
+                        return None
+                    continue
                 message = await self._look_for_another(self.news)
             self._heard_at = time.monotonic()
             match message:
@@ -159,6 +175,22 @@ class CoordinatorClient:
                     if self._settings.node not in message.candidates:
                         self.job_state = None
             return message
+
+    async def _come_again(self) -> bool:
+        """The coordinator has gone without a word: reach it, or the next one, within a lease; whether that worked."""
+        now = time.monotonic()
+        if self._unanswered_since is None:
+            self._unanswered_since = now
+        left = self._unanswered_since + self._lease_s - now
+        if self._where is None or left <= 0:
+            return False
+        await asyncio.sleep(_COME_AGAIN_S)
+        try:
+            await self.connect(*self._where, limit_s=left)
+        except JobFailedError:
+            return False
+        self.send_handshake()
+        return True
 
     def _has(self, job_state: wire.Message, digest: str) -> None:
         self.job_state, self._digest = job_state, digest
