@@ -53,10 +53,13 @@ class ElectionListener:
 
     Args:
         places: connections at a time that have not shown the secret yet, as `places_for` has it.
+        encrypted: whether agents speak TLS.
     """
 
-    def __init__(self, secret: bytes, on_error: Callable[[str], None], places: int = _UNPROVEN) -> None:
-        self._secret = secret
+    def __init__(
+        self, secret: bytes, on_error: Callable[[str], None], places: int = _UNPROVEN, *, encrypted: bool = False
+    ) -> None:
+        self._secret, self._encrypted = secret, encrypted
         self._unproven = Unproven(unproven.places(places), asyncio.StreamWriter.close)
         self._listener = Listener(self._serve, on_error)
         self._coordinator: Serves | None = None
@@ -98,7 +101,7 @@ class ElectionListener:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._unproven.enter(writer)
         try:
-            await wire.accept_peer(reader, writer, self._secret)
+            await wire.accept_peer(reader, writer, self._secret, encrypted=self._encrypted)
         finally:
             self._unproven.leave(writer)
         if (first := await wire.read(reader)) is None:

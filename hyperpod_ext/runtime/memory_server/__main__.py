@@ -83,6 +83,7 @@ def _serve_workers() -> None:
         usable_bytes=usable_bytes,
         most_nodes=config.most_nodes,
         group=own_group(),
+        encrypted=config.encrypted,
     )
     idle_exit = IdleExit(arguments.socket, arguments.lock, arguments.idle_exit_s) if arguments.lock else None
     Server(arguments.socket, memory, config, idle_exit).serve()
