@@ -48,6 +48,9 @@ class Kubernetes(Config):
     checkpointless container changes the node's port range if it may."""
     host_network: bool = False
     """Use the node's own network: every port that the job opens is then open to all that reach the node."""
+    fork_server: bool = True
+    """On hyperpod-eks, keep a process in each pod that has done the imports of `restart.preload`: `hyperpodrun` then starts
+    workers by a fork of it, and a worker that dies is back in a third of the time. `hp-ext` adds it in mode `ours`."""
     network_policy: bool = True
     """Add a NetworkPolicy: only the HyperPod operator reaches the agent's port, and only pods of the job reach
     each other's."""
