@@ -2,7 +2,8 @@
 
 It takes a process from the fork server of this launcher, which the first of its kind starts, and is that process as
 far as `hyperpodrun` can see: signals go on to it, its output goes where ours would, and we end as it ended. When we are
-stopped or killed, the fork server stops or kills it. Where no process can be had, the script runs here, with its imports still to do.
+stopped or killed, the fork server stops or kills it. Where no process can be had, the script runs here, with its
+imports still to do.
 """
 
 from __future__ import annotations

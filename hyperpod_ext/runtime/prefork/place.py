@@ -119,4 +119,3 @@ def exactly(line: socket.socket, count: int) -> bytes:
             raise ConnectionResetError("the other end of the line has ended")
         found += part
     return bytes(found)
-

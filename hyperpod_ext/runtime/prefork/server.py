@@ -1,8 +1,8 @@
 """The pod's fork server: it has imported what ranks need, and forks one for each process that `hyperpodrun` starts.
 
-It watches both sides. A rank whose small process is gone is killed, with what it has forked; one whose small process is
-stopped is stopped. How a rank ended is told to its small process. The fork server ends with the launcher, and the kernel
-ends all ranks when it is killed itself.
+It watches both sides. A rank whose small process is gone is killed, with what it has forked; one whose small process
+is stopped is stopped. How a rank ended is told to its small process. The fork server ends with the launcher, and the
+kernel ends all ranks when it is killed itself.
 
 Arguments: the descriptor of the listening socket, the launcher's process id, the socket's path.
 """

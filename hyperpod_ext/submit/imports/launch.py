@@ -59,6 +59,7 @@ class Launch:
         """Those that the rendered file does not settle."""
         return {name: value for name, value in self.options.items() if name not in _OURS}
 
+
 _FORKED = "hyperpod_ext.runtime.prefork"
 """What rendered jobs have between `hyperpodrun` and their script."""
 
