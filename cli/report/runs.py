@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _NOT_COMPARED = {"loss_equal": None, "weights_equal": None, "undisturbed": None}
 _REPORTS = ("result.json", "report.json")
 _KEPT_BY = (
-    "jobs on hyperpod-eks, and others that hyperpodrun or torchrun starts, keep theirs in the first durable tier: name it "
-    "with the job's name, as in s3://bucket/prefix/my-job"
+    "jobs that hyperpodrun or torchrun starts keep theirs in the first durable tier: name it with the job's name, "
+    "as in s3://bucket/prefix/my-job"
 )
 
 

@@ -49,8 +49,8 @@ class Kubernetes(Config):
     host_network: bool = False
     """Use the node's own network: every port that the job opens is then open to all that reach the node."""
     fork_server: bool = True
-    """On hyperpod-eks, keep a process in each pod that has done the imports of `restart.preload`: `hyperpodrun` then starts
-    workers by a fork of it, and a worker that dies is back in a third of the time. `hp-ext` adds it in mode `ours`."""
+    """On hyperpod-eks in mode `ours`, keep a process in each pod that has done the imports of `restart.preload`:
+    `hyperpodrun` starts workers by a fork of it, and one that dies is back sooner by its imports."""
     network_policy: bool = True
     """Add a NetworkPolicy: only the HyperPod operator reaches the agent's port, and only pods of the job reach
     each other's."""

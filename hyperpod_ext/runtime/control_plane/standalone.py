@@ -345,8 +345,8 @@ class Members(ABC):
     # --- what people see --------------------------------------------------------------------------
 
     def event(self, event: str, **fields: Any) -> None:
-        """One line for the job's log beside its checkpoints, and in events-rankN.jsonl of the run directory, where there
-        are such."""
+        """One line for the job's log beside its checkpoints, and for events-rankN.jsonl of the run directory, where
+        there are such."""
         if event == "step":
             self._committed = int(fields["step"])
             self._keep_time(self._committed)

@@ -2,8 +2,8 @@
 
     NAME-OF-THE-JOB/events/1764038400000-00002-000001.jsonl      when its writer began, node, number of the part
 
-A part is a log with a first line of its own, which has the clock of its machine. The newest part of a writer is replaced
-as it grows: readers see all of it or the one before.
+A part is a log with a first line of its own, which has the clock of its machine. The newest part of a writer is
+replaced as it grows: readers see all of it or the one before.
 """
 
 from __future__ import annotations

@@ -64,10 +64,10 @@ class SpoolReader:
             with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
                 file.seek(known.offset)
                 new = file.read()
-                whole = new[: new.rfind(b"\n") + 1]
-                known.offset += len(whole)
-                if whole:
-                    found[int(path.stem)] = whole.splitlines(keepends=True)
+                lines = new[: new.rfind(b"\n") + 1]
+                known.offset += len(lines)
+                if lines:
+                    found[int(path.stem)] = lines.splitlines(keepends=True)
         return found
 
     def keep(self) -> None:

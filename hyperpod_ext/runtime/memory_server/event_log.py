@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.errors import HyperpodExtError
+from hyperpod_ext.runtime.detection.failure_causes import decode_exit
 from hyperpod_ext.runtime.events.kept import KeptLog
 from hyperpod_ext.runtime.events.log import checked
 from hyperpod_ext.runtime.events.reading import parse_line
@@ -29,6 +30,8 @@ _EVERY_S = 10.0
 _AT_ONCE = frozenset({"fault", "go", "done", "job_ended"})
 _LAST_WORDS = frozenset({"done", "stopped"})
 _DIED = "its process ended without a word: the launcher's log says how"
+_EXIT_CODE = 49
+"""Place of the status of a process that has ended, after its name, in /proc/PID/stat."""
 
 
 @dataclass(slots=True)
@@ -132,8 +135,9 @@ class NodeEventLog:
         if process.rank < 0 or process.last in _LAST_WORDS or self._faulty:
             return
         self._faulty = self._urgent = True
-        fields = {"rank": process.rank, "node": self._node(), "step": process.step + 1, "cause": _DIED, "died": True}
-        more = {"escalation_level": "process", "generation": process.generation}
+        kind, cause = _how(pid)
+        fields = {"rank": process.rank, "node": self._node(), "step": process.step + 1, "cause": cause, "died": True}
+        more = {"kind": kind, "escalation_level": "process", "generation": process.generation}
         self._log().add([checked("fault", fields | more)[1]])
 
     def _keep(self) -> None:
@@ -158,3 +162,15 @@ class NodeEventLog:
         if why != self._failed:
             self._failed = why
             sys.stderr.write(f"the job's events are not kept: {json.dumps(why)}\n")
+
+
+def _how(pid: int) -> tuple[str, str]:
+    """Kind and cause of the end of somebody else's child, which the kernel shows until its parent has waited for it."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "", _DIED
+    if fields[0] != "Z":
+        return "", _DIED
+    found = decode_exit(int(fields[_EXIT_CODE]))
+    return found.kind, found.cause
