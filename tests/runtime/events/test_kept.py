@@ -94,7 +94,7 @@ def test_where_none_are_kept_it_is_said(store: FileStore, tmp_path: Path) -> Non
     spec = tmp_path / "job.yaml"
     (tmp_path / "a.py").touch()
     spec.write_text(
-        f"name: tiny\nscript: {tmp_path}/a.py\ncheckpoint:\n  tiers:\n    - {{kind: file, path: {tmp_path}/durable}}\n"
+        f"name: tiny\nscript: a.py\ncheckpoint:\n  tiers:\n    - {{kind: file, path: {tmp_path}/durable}}\n"
     )
     assert call_hp_ext("report", "-f", spec).code == 6
     log = KeptLog(store, 0)
