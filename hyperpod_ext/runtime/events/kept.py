@@ -13,17 +13,18 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from hyperpod_ext.errors import NotFoundError
+from hyperpod_ext.errors import NotFoundError, UnreachableError
 from hyperpod_ext.runtime.events.event import VERSION, Event, Events
 from hyperpod_ext.runtime.events.of_training import Step
 from hyperpod_ext.runtime.events.reading import LogRead, parse_line, read_log
 from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, crc_text
-from hyperpod_ext.runtime.storage.object_store import ObjectStore
+from hyperpod_ext.runtime.storage.object_store import Cancelled, ObjectStore
 
 _FOLDER = "events/"
 _PART_BYTES = 1 << 20
 _MOST_WAITING = 4 << 20
 _LARGEST_PART = 64 << 20
+_PUT_S = 30.0
 _GETS_AT_ONCE = 16
 
 
@@ -56,7 +57,12 @@ class KeptLog:
             return
         head = {"t": time.monotonic(), "event": "log", "version": VERSION, "epoch": self._epoch}
         data = json.dumps(head).encode() + b"\n" + self._part
-        self._store.put(f"{self._name}-{self._number:06d}.jsonl", memoryview(data), crc_text(crc64nvme(data)))
+        name, until = f"{self._name}-{self._number:06d}.jsonl", time.monotonic() + _PUT_S
+        try:
+            checksum = crc_text(crc64nvme(data))
+            self._store.put(name, memoryview(data), checksum, cancelled=lambda: time.monotonic() > until)
+        except Cancelled:
+            raise UnreachableError(f"{self._store.url} did not take {name} within {_PUT_S:g} s") from None
         self._written = len(self._part)
         if self._written >= _PART_BYTES:
             self._number, self._part, self._written = self._number + 1, bytearray(), 0

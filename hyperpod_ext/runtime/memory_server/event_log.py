@@ -11,7 +11,7 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ class NodeEventLog:
             with self._changed:
                 wanted = self._wanted
             urgent = wanted > self._done
-            ended, _, _ = select.select(list(handles), [], [], 0 if urgent else _LOOK_S)
+            ended = _readable(handles, 0 if urgent else _LOOK_S)
             try:
                 self._take()
                 for handle in ended:
@@ -162,6 +162,13 @@ class NodeEventLog:
         if why != self._failed:
             self._failed = why
             sys.stderr.write(f"the job's events are not kept: {json.dumps(why)}\n")
+
+
+def _readable(handles: Iterable[int], timeout_s: float) -> list[int]:
+    watching = select.poll()  # of any number, which `select` does not take
+    for handle in handles:
+        watching.register(handle, select.POLLIN)
+    return [handle for handle, _ in watching.poll(1000 * timeout_s)]
 
 
 def _how(pid: int) -> tuple[str, str]:
