@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import os
 import re
+import resource
 import select
 import signal
 import time
@@ -43,6 +44,19 @@ def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
 def become_subreaper() -> None:
     """Make orphaned descendants children of this process, so that it can wait for them and end them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def allow_open_files(count: int) -> bool:
+    """Raise this process's soft limit of open files to `count`, as far as its hard limit goes. Children inherit it.
+
+    Returns whether `count` files may be open now.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= count:
+        return True
+    allowed = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return allowed == count
 
 
 def children(pid: int) -> list[int]:
