@@ -262,7 +262,8 @@ def endpoint_of_metrics(places: int) -> tuple[asyncio.AbstractEventLoop, threadi
     return loop, thread, endpoint, port
 
 
-def test_strangers_at_the_metrics_hold_no_more_than_their_places() -> None:
+def test_strangers_at_the_metrics_hold_no_more_than_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hyperpod_ext.runtime.metrics.endpoint._TIMEOUT_S", 600.0)  # which would end them, too
     loop, thread, endpoint, port = endpoint_of_metrics(PLACES)
     with contextlib.ExitStack() as stack:
         stack.callback(loop.close)
