@@ -121,7 +121,8 @@ class CoordinatorClient:
     def _confirm(self) -> None:
         assert self._writer is not None
         self._confirmed, self._heard_at, self._heard = True, time.monotonic(), 0
-        for report in (*self._unheard, *self._unsaid):
+        unsaid: list[c.FromAgent] = [*self._unheard, *self._unsaid]
+        for report in unsaid:
             self._writer.write(wire.encode(encode(report)))
         self._unsaid.clear()
 
