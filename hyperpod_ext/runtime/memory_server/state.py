@@ -175,6 +175,8 @@ class NodeMemory:
     def enter(self, order: Enter) -> None:
         """A generation begins on a node without an agent."""
         self.number = order.node
+        if self.event_log is not None:
+            self.event_log.enter(order.first)
         for uploader in self.uploaders:
             # between two runs it may have become another number of ranks, on another number of nodes
             uploader.resize(order.node, order.nodes, order.owners)
@@ -231,6 +233,8 @@ class NodeMemory:
                 cpu_priority=self._cpu_priority,
                 host=host,
             )
+            if self.event_log is not None:
+                self.peer_server.told_events = self.event_log.told
             self.peer_server.start()
         return self.peer_server.port
 
