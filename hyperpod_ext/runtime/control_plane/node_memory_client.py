@@ -99,8 +99,8 @@ class NodeMemoryClient:
     def go(self, generation: int, decision: Decision, run: str, node: int, nodes: int, owners: int) -> None:
         """All have the decided step: what older generations made after it is given up."""
         step = decision.step
-        sizes = {"node": node, "nodes": nodes, "owners": owners}
-        self._ask(r.Enter(generation=generation, base=step, drop=step, run=run, first=self._first, **sizes))
+        begins = r.Enter(generation=generation, base=step, drop=step, run=run, node=node, nodes=nodes, owners=owners)
+        self._ask(begins.model_copy(update={"first": self._first}))
         self._ask(r.Fence(generation=generation, step=step, run=run, stored=tuple(decision.stored)))
 
     def schedule_copy(self, kind: str, step: int) -> None:

@@ -69,7 +69,7 @@ class NodeEventLog:
         self._wanted, self._done = 0, 0
         self._changed = threading.Condition()
         self._failed = ""
-        self._said: list[bytes] = []
+        self._own_events: list[bytes] = []
         """Events of this process."""
         threading.Thread(target=self._work, name="event log", daemon=True).start()
 
@@ -78,15 +78,15 @@ class NodeEventLog:
         if self._numbers is not None:
             self._numbers.enter(self._node(), first, self._own)
 
-    def told(self, epoch: float, lines: Sequence[str]) -> None:
+    def receive(self, epoch: float, lines: Sequence[str]) -> None:
         """Another node has told its events."""
         if self._numbers is not None:
-            self._numbers.told(epoch, lines)
+            self._numbers.receive(epoch, lines)
 
     def _own(self, event: str, **fields: Any) -> None:
         """An event of this process."""
         with self._changed:
-            self._said.append(checked(event, fields)[1])
+            self._own_events.append(checked(event, fields)[1])
 
     def wait_kept(self, timeout_s: float) -> bool:
         """Until all that was written before is kept, or could not be. 0 asks whether it is."""
@@ -109,7 +109,7 @@ class NodeEventLog:
                 for handle in ended:
                     self._ended(handles[handle])
                 if self._numbers is not None:
-                    self._numbers.tell()
+                    self._numbers.forward()
                 if urgent or self._urgent or time.monotonic() >= self._next:
                     self._keep()
             except Exception as error:  # whatever it was: the job goes on, and so does this thread
@@ -129,8 +129,8 @@ class NodeEventLog:
                     self._follow(process, entry)
             self._add(lines)
         with self._changed:
-            said, self._said = self._said, []
-        self._add(said)
+            events, self._own_events = self._own_events, []
+        self._add(events)
 
     def _add(self, lines: Sequence[bytes]) -> None:
         if self._kept is not None:

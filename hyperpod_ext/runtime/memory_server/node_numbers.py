@@ -14,7 +14,7 @@ from hyperpod_ext.runtime.memory_server.client.peer_client import PeerClient
 from hyperpod_ext.runtime.metrics.numbers import Numbers
 from hyperpod_ext.runtime.storage.object_store import ObjectStore
 
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 _AGAIN_S = 30.0
 """How long a node 0 that did not answer is left alone. What is not told to it is missing from its numbers."""
 _AT_ONCE = 20_000
@@ -40,7 +40,7 @@ class NodeNumbers:
         if node == 0 and self._numbers is None:
             self._numbers = Numbers(self._config.metrics, self._config.name, self._past(), event)
         if node != 0 and first is not None and first != self._at:
-            self._first, self._at, self._not_before = PeerClient(*first, self._secret, _PATIENCE_S), first, 0.0
+            self._first, self._at, self._not_before = PeerClient(*first, self._secret, _TIMEOUT_S), first, 0.0
 
     def _past(self) -> list[Event]:
         """What was kept before, by this machine's clock: counters go on where they were."""
@@ -56,20 +56,20 @@ class NodeNumbers:
         if self._config.metrics is not None:
             self._waiting += [line.decode(errors="replace") for line in lines]
 
-    def tell(self) -> None:
+    def forward(self) -> None:
         """Hand what was added to node 0."""
         if self._waiting and self._numbers is not None:
-            self.told(self._epoch, self._waiting)
+            self.receive(self._epoch, self._waiting)
             self._waiting = []
         elif self._waiting and self._first is not None and time.monotonic() >= self._not_before:
             try:
-                self._first.tell_events(self._epoch, self._waiting)
+                self._first.send_events(self._epoch, self._waiting)
                 self._waiting = []
             except HyperpodExtError:
                 self._not_before = time.monotonic() + _AGAIN_S
         self._waiting = self._waiting[-_AT_ONCE:]
 
-    def told(self, epoch: float, lines: Sequence[str]) -> None:
+    def receive(self, epoch: float, lines: Sequence[str]) -> None:
         """Events of a node, whose clock was at 0 at Unix time `epoch`."""
         if self._numbers is not None:
             self._numbers.take(self._read(epoch - self._epoch, lines))

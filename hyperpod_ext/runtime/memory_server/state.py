@@ -234,7 +234,7 @@ class NodeMemory:
                 host=host,
             )
             if self.event_log is not None:
-                self.peer_server.told_events = self.event_log.told
+                self.peer_server.on_events = self.event_log.receive
             self.peer_server.start()
         return self.peer_server.port
 

@@ -97,7 +97,7 @@ def test_a_part_whose_last_line_is_torn_is_read_up_to_it(store: FileStore) -> No
     assert "the last line is cut off" in found.notes[0]
 
 
-def test_where_none_are_kept_it_is_said(store: FileStore, tmp_path: Path) -> None:
+def test_where_none_are_kept_it_is_own_events(store: FileStore, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         read_kept(store)
     spec = tmp_path / "job.yaml"
@@ -219,7 +219,7 @@ def test_node_0_shows_the_numbers_of_all_nodes(store: FileStore, tmp_path: Path)
         writers.append(SpoolWriter(tmp_path / f"s{node}"))
         numbers = NodeNumbers(config, store if node == 0 else None, b"s")
         logs.append(NodeEventLog(tmp_path / f"s{node}", store if node == 0 else None, lambda node=node: node, numbers))
-    peers.told_events = logs[0].told
+    peers.on_events = logs[0].receive
     peers.start()
     for log in logs:
         log.enter(("127.0.0.1", peers.port))

@@ -99,18 +99,18 @@ class ReplicaEnd(Request[Done]):
     token: Count
 
 
-class TellEvents(Request[Done]):
+class PeerEvents(Request[Done]):
     """Events of a node's processes, for the memory server that shows the job's numbers."""
 
     sender = "memory server"
-    op: Literal["tell_events"] = "tell_events"
+    op: Literal["events"] = "events"
     epoch: float
     """Unix time at 0 of the clock of these events."""
     lines: Listed[str]
     """As in an event log."""
 
 
-AnyPeerRequest = PeerHeld | PeerOpen | Read | ReplicaBegin | Chunk | ReplicaEnd | TellEvents
+AnyPeerRequest = PeerHeld | PeerOpen | Read | ReplicaBegin | Chunk | ReplicaEnd | PeerEvents
 PEER_REQUESTS: Kinds[AnyPeerRequest] = Kinds(
     "request of another node to a memory server", "op", typing.get_args(AnyPeerRequest)
 )

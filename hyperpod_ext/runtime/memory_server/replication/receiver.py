@@ -65,7 +65,7 @@ class PeerServer:
         self._lock = threading.Lock()
         self._listener = socket.create_server((host, port), backlog=BACKLOG)
 
-    told_events: Callable[[float, Sequence[str]], None] | None = None
+    on_events: Callable[[float, Sequence[str]], None] | None = None
     """Takes events of other nodes, with the Unix time at 0 of their clock."""
 
     @property
@@ -159,9 +159,9 @@ class PeerServer:
             case p.Read():
                 self._send(connection, request)
                 return None
-            case p.TellEvents():
-                if self.told_events is not None:
-                    self.told_events(request.epoch, request.lines)
+            case p.PeerEvents():
+                if self.on_events is not None:
+                    self.on_events(request.epoch, request.lines)
                 return Done()
             case _:
                 assert_never(request)
