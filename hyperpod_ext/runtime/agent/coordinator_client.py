@@ -231,7 +231,7 @@ class CoordinatorClient:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(host, port)
             try:
-                await wire.join_peer(reader, writer, self._settings.secret)
+                await wire.join_peer(reader, writer, self._settings.secret, encrypted=self._settings.config.encrypted)
             except BaseException:
                 writer.close()
                 raise

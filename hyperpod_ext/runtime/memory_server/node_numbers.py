@@ -40,7 +40,10 @@ class NodeNumbers:
         if node == 0 and self._numbers is None:
             self._numbers = Numbers(self._config.metrics, self._config.name, self._past(), event)
         if node != 0 and first is not None and first != self._at:
-            self._first, self._at, self._not_before = PeerClient(*first, self._secret, _TIMEOUT_S), first, 0.0
+            self._first, self._at, self._not_before = self._peer(first), first, 0.0
+
+    def _peer(self, first: tuple[str, int]) -> PeerClient:
+        return PeerClient(*first, self._secret, _TIMEOUT_S, encrypted=self._config.encrypted)
 
     def _past(self) -> list[Event]:
         """What was kept before, by this machine's clock: counters go on where they were."""
