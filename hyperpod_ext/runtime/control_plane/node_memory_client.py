@@ -38,6 +38,8 @@ class NodeMemoryClient:
         self._client: MemoryClient | None = None
         self._place: ServerFiles | None = None
         self._pid = 0
+        self._first: tuple[str, int] | None = None
+        """Where the memory server of node 0 listens."""
 
     def place(self, index: int) -> ServerFiles:
         """Where the server of the `index`-th node on this machine is reached."""
@@ -89,6 +91,7 @@ class NodeMemoryClient:
     def begin(self, generation: int, peers: Mapping[int, Sequence[Any]]) -> None:
         """Refuse writers of older generations; tell who the other nodes are."""
         self._ask(r.Fence(generation=generation))
+        self._first = (str(peers[0][0]), int(peers[0][1])) if 0 in peers and peers[0][1] else None
         if self._settings.config.checkpoint.peer() is not None and len(peers) > 1:
             addresses = {node: (host, port) for node, (host, port, _) in peers.items()}
             self._ask(r.Peers(peers=addresses, domains={node: domain for node, (_, _, domain) in peers.items()}))
@@ -96,7 +99,8 @@ class NodeMemoryClient:
     def go(self, generation: int, decision: Decision, run: str, node: int, nodes: int, owners: int) -> None:
         """All have the decided step: what older generations made after it is given up."""
         step = decision.step
-        self._ask(r.Enter(generation=generation, base=step, drop=step, run=run, node=node, nodes=nodes, owners=owners))
+        begins = r.Enter(generation=generation, base=step, drop=step, run=run, node=node, nodes=nodes, owners=owners)
+        self._ask(begins.model_copy(update={"first": self._first}))
         self._ask(r.Fence(generation=generation, step=step, run=run, stored=tuple(decision.stored)))
 
     def schedule_copy(self, kind: str, step: int) -> None:

@@ -182,7 +182,7 @@ class Members(ABC):
         settings, leads = self.settings, nodes.leader(node) == rendezvous.rank
         self._node = (self._node or NodeMemoryClient(settings)) if leads else None
         place = NodeMemoryClient(settings).place(nodes.index(node))
-        if self._spool is None and settings.config.checkpoint.durable():
+        if self._spool is None and (settings.config.checkpoint.durable() or settings.config.metrics is not None):
             self._spool = SpoolWriter(place.events)
         return WorkerEnvironment(
             rank=rendezvous.rank,

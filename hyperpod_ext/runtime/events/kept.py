@@ -94,7 +94,7 @@ def _read_part(part: bytes, source: str, seen: set[str]) -> LogRead:
     read = read_log(_new(lines, seen), source)
     if not isinstance(epoch, int | float):
         return read
-    return LogRead(Events(_moved(event, epoch) for event in read.events), read.damaged, read.notes)
+    return LogRead(Events(moved(event, epoch) for event in read.events), read.damaged, read.notes)
 
 
 def _new(lines: Sequence[str], seen: set[str]) -> Iterable[str]:
@@ -103,6 +103,7 @@ def _new(lines: Sequence[str], seen: set[str]) -> Iterable[str]:
         seen.add(line)
 
 
-def _moved(event: Event, seconds: float) -> Event:
+def moved(event: Event, seconds: float) -> Event:
+    """The event by a clock that is `seconds` ahead."""
     began = {"began": event.began + seconds} if isinstance(event, Step) else {}
     return event.model_copy(update={"t": event.t + seconds, **began})

@@ -23,6 +23,7 @@ from hyperpod_ext.runtime.ipc.environment import ENV_SECRET_FILE, read_secret
 from hyperpod_ext.runtime.memory_server.client.start import EVENTS
 from hyperpod_ext.runtime.memory_server.event_log import NodeEventLog
 from hyperpod_ext.runtime.memory_server.idle_exit import IdleExit
+from hyperpod_ext.runtime.memory_server.node_numbers import NodeNumbers
 from hyperpod_ext.runtime.memory_server.replication.cpu_priority import own_group
 from hyperpod_ext.runtime.memory_server.server import Server
 from hyperpod_ext.runtime.memory_server.slots.host_memory import usable_bytes
@@ -87,9 +88,10 @@ def _serve_workers() -> None:
         group=own_group(),
         encrypted=config.encrypted,
     )
-    if arguments.lock and memory.uploaders:
-        store = memory.uploaders[0].checkpoints.store
-        memory.event_log = NodeEventLog(arguments.socket.with_suffix(EVENTS), lambda: store, lambda: memory.number)
+    if arguments.lock and (memory.uploaders or config.metrics is not None):
+        store = memory.uploaders[0].checkpoints.store if memory.uploaders else None
+        directory, secret = arguments.socket.with_suffix(EVENTS), read_secret(Path(os.environ[ENV_SECRET_FILE]))
+        memory.event_log = NodeEventLog(directory, store, lambda: memory.number, NodeNumbers(config, store, secret))
     idle_exit = IdleExit(arguments.socket, arguments.lock, arguments.idle_exit_s) if arguments.lock else None
     Server(arguments.socket, memory, config, idle_exit).serve()
 

@@ -11,7 +11,7 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from hyperpod_ext.runtime.events.kept import KeptLog
 from hyperpod_ext.runtime.events.log import checked
 from hyperpod_ext.runtime.events.reading import parse_line
 from hyperpod_ext.runtime.events.spool import SpoolReader
+from hyperpod_ext.runtime.memory_server.node_numbers import NodeNumbers
 from hyperpod_ext.runtime.storage.object_store import ObjectStore
 
 _LOOK_S = 0.5
@@ -51,13 +52,16 @@ class NodeEventLog:
 
     Args:
         directory: where its processes write.
-        open_store: opens the place of the job in the durable tier.
+        store: place of the job in the durable tier; None: it has none, and nothing is kept.
         node: number of this node by now.
+        numbers: what becomes of events besides; None: nothing.
     """
 
-    def __init__(self, directory: Path, open_store: Callable[[], ObjectStore], node: Callable[[], int]) -> None:
-        self._spool, self._open_store, self._node = SpoolReader(directory), open_store, node
-        self._kept: KeptLog | None = None
+    def __init__(
+        self, directory: Path, store: ObjectStore | None, node: Callable[[], int], numbers: NodeNumbers | None = None
+    ) -> None:
+        self._spool, self._node, self._numbers = SpoolReader(directory), node, numbers
+        self._kept = KeptLog(store, node()) if store is not None else None
         self._processes: dict[int, _Process] = {}
         self._faulty = False
         """A fault is known since this node's ranks have joined."""
@@ -65,7 +69,24 @@ class NodeEventLog:
         self._wanted, self._done = 0, 0
         self._changed = threading.Condition()
         self._failed = ""
+        self._own_events: list[bytes] = []
+        """Events of this process."""
         threading.Thread(target=self._work, name="event log", daemon=True).start()
+
+    def enter(self, first: tuple[str, int] | None) -> None:
+        """A generation begins; `first`: where the memory server of node 0 listens."""
+        if self._numbers is not None:
+            self._numbers.enter(self._node(), first, self._own)
+
+    def receive(self, epoch: float, lines: Sequence[str]) -> None:
+        """Another node has told its events."""
+        if self._numbers is not None:
+            self._numbers.receive(epoch, lines)
+
+    def _own(self, event: str, **fields: Any) -> None:
+        """An event of this process."""
+        with self._changed:
+            self._own_events.append(checked(event, fields)[1])
 
     def wait_kept(self, timeout_s: float) -> bool:
         """Until all that was written before is kept, or could not be. 0 asks whether it is."""
@@ -87,6 +108,8 @@ class NodeEventLog:
                 self._take()
                 for handle in ended:
                     self._ended(handles[handle])
+                if self._numbers is not None:
+                    self._numbers.forward()
                 if urgent or self._urgent or time.monotonic() >= self._next:
                     self._keep()
             except Exception as error:  # whatever it was: the job goes on, and so does this thread
@@ -97,14 +120,23 @@ class NodeEventLog:
 
     def _take(self) -> None:
         """What processes have written since."""
-        if self._log().full:
+        if self._kept is not None and self._kept.full:
             return  # the place cannot be reached; what is written meanwhile stays where it is
         for pid, lines in self._spool.read().items():
             process = self._processes.get(pid) or self._watch(pid)
             for line in lines:
                 if (entry := parse_line(line)) is not None:
                     self._follow(process, entry)
-            self._log().add(lines)
+            self._add(lines)
+        with self._changed:
+            events, self._own_events = self._own_events, []
+        self._add(events)
+
+    def _add(self, lines: Sequence[bytes]) -> None:
+        if self._kept is not None:
+            self._kept.add(lines)
+        if self._numbers is not None:
+            self._numbers.add(lines)
 
     def _watch(self, pid: int) -> _Process:
         try:
@@ -138,12 +170,13 @@ class NodeEventLog:
         kind, cause = _how(pid)
         fields = {"rank": process.rank, "node": self._node(), "step": process.step + 1, "cause": cause, "died": True}
         more = {"kind": kind, "escalation_level": "process", "generation": process.generation}
-        self._log().add([checked("fault", fields | more)[1]])
+        self._add([checked("fault", fields | more)[1]])
 
     def _keep(self) -> None:
         self._next = time.monotonic() + _EVERY_S
         try:
-            self._log().flush()
+            if self._kept is not None:
+                self._kept.flush()
         except HyperpodExtError as error:
             if lost := self._spool.shed():
                 self._say(f"{error}; {lost} bytes of events were given up")
@@ -152,11 +185,6 @@ class NodeEventLog:
             return
         self._urgent, self._failed = False, ""
         self._spool.keep()
-
-    def _log(self) -> KeptLog:
-        if self._kept is None:
-            self._kept = KeptLog(self._open_store(), self._node())
-        return self._kept
 
     def _say(self, why: str) -> None:
         if why != self._failed:

@@ -179,6 +179,8 @@ class NodeMemory:
     def enter(self, order: Enter) -> None:
         """A generation begins on a node without an agent."""
         self.number = order.node
+        if self.event_log is not None:
+            self.event_log.enter(order.first)
         for uploader in self.uploaders:
             # between two runs it may have become another number of ranks, on another number of nodes
             uploader.resize(order.node, order.nodes, order.owners)
@@ -236,6 +238,8 @@ class NodeMemory:
                 host=host,
                 encrypted=self._encrypted,
             )
+            if self.event_log is not None:
+                self.peer_server.on_events = self.event_log.receive
             self.peer_server.start()
         return self.peer_server.port
 

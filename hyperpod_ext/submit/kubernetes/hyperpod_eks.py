@@ -31,7 +31,7 @@ def capabilities() -> Capabilities:
         process_restart=True,
         aws_checkpointless=True,
         managed_tier=True,
-        reads=READS | {"log_rules"},
+        reads=READS | {"log_rules", "metrics"},
     )
 
 

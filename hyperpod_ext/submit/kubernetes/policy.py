@@ -23,7 +23,7 @@ def network_policy(job: JobConfig, *, from_operator: bool) -> dict[str, Any]:
     """Pods of the job reach each other; with `from_operator` the HyperPod operator reaches the agent's port, and nobody
     else does, they neither.
 
-    Else whoever collects numbers reaches that of `metrics`, which tells them to anybody.
+    Whoever collects numbers reaches the port of `metrics`, which tells them to anybody.
     """
     members = {"matchLabels": {labels.JOB: job.name}}
     ingress: list[dict[str, Any]] = [{"from": [{"podSelector": members}]}]
@@ -32,7 +32,7 @@ def network_policy(job: JobConfig, *, from_operator: bool) -> dict[str, Any]:
         namespace = {"matchLabels": {"kubernetes.io/metadata.name": labels.OPERATOR_NAMESPACE}}
         ports = [{"protocol": "TCP", "port": labels.AGENT_PORT}]
         ingress.append({"from": [{"namespaceSelector": namespace}], "ports": ports})
-    elif job.metrics is not None and job.metrics.port and job.mode == "ours":
+    if job.metrics is not None and job.metrics.port and job.mode == "ours":
         ingress.append({"ports": [{"protocol": "TCP", "port": job.metrics.port}]})
     metadata: dict[str, Any] = {"name": f"{job.name}-hpx"}
     if job.kubernetes.namespace:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,22 @@ import pytest
 from command import call_hp_ext
 from waiting import until
 
+from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.config.metrics import Metrics
 from hyperpod_ext.errors import NotFoundError, UnreachableError
 from hyperpod_ext.runtime.events import kept, spool
 from hyperpod_ext.runtime.events.kept import KeptLog, read_kept
 from hyperpod_ext.runtime.events.log import checked
 from hyperpod_ext.runtime.events.of_faults import Fault
-from hyperpod_ext.runtime.events.of_training import JobStarted, Step
+from hyperpod_ext.runtime.events.of_training import JobStarted, MetricsShown, Step
 from hyperpod_ext.runtime.events.spool import SpoolReader, SpoolWriter
 from hyperpod_ext.runtime.memory_server.event_log import NodeEventLog
+from hyperpod_ext.runtime.memory_server.node_numbers import NodeNumbers
+from hyperpod_ext.runtime.memory_server.plans import Plans
+from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPriority
+from hyperpod_ext.runtime.memory_server.replication.receiver import PeerServer
+from hyperpod_ext.runtime.memory_server.slots.budget import Budget
+from hyperpod_ext.runtime.memory_server.slots.regions import Regions
 from hyperpod_ext.runtime.storage.file import FileStore
 
 
@@ -88,7 +97,7 @@ def test_a_part_whose_last_line_is_torn_is_read_up_to_it(store: FileStore) -> No
     assert "the last line is cut off" in found.notes[0]
 
 
-def test_where_none_are_kept_it_is_said(store: FileStore, tmp_path: Path) -> None:
+def test_where_none_are_kept_it_is_own_events(store: FileStore, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError):
         read_kept(store)
     spec = tmp_path / "job.yaml"
@@ -172,7 +181,7 @@ def test_a_rank_that_dies_without_a_word_is_a_fault_and_its_neighbour_is_none(
     rank: Callable[..., subprocess.Popen[bytes]], store: FileStore, tmp_path: Path
 ) -> None:
     ranks = [rank(line("joined", rank=number, pid=1), step(3, rank=number)) for number in (2, 3)]
-    log = NodeEventLog(tmp_path / "s", lambda: store, lambda: 1)
+    log = NodeEventLog(tmp_path / "s", store, lambda: 1)
     assert log.wait_kept(60)
     for each in ranks:
         each.kill()
@@ -192,12 +201,44 @@ def test_the_end_of_a_rank_that_was_done_is_no_fault(
     last: dict[str, Any], rank: Callable[..., subprocess.Popen[bytes]], store: FileStore, tmp_path: Path
 ) -> None:
     process = rank(step(1), line(**last, rank=0))
-    log = NodeEventLog(tmp_path / "s", lambda: store, lambda: 0)
+    log = NodeEventLog(tmp_path / "s", store, lambda: 0)
     assert log.wait_kept(60)
     process.send_signal(signal.SIGTERM)
     process.wait()
     until(lambda: log.wait_kept(60) and log._processes[process.pid].handle < 0)
     assert read_kept(store).events.of(Fault) == []
+
+
+def test_node_0_shows_the_numbers_of_all_nodes(store: FileStore, tmp_path: Path) -> None:
+    """By events of its own ranks, and by what another node tells it over TCP."""
+    config = RuntimeConfig(name="tiny", nodes=2, workers_per_node=1, metrics=Metrics(port=0, host="127.0.0.1"))
+    none = Regions(kind="own", job="tiny", secret=b"s", budget=Budget(1, lambda: 1), slots=2)
+    peers = PeerServer(none, none, Plans(), secret=b"s", job="tiny", cpu_priority=CpuPriority(1.0), host="127.0.0.1")
+    logs, writers = [], []
+    for node in (0, 1):
+        writers.append(SpoolWriter(tmp_path / f"s{node}"))
+        numbers = NodeNumbers(config, store if node == 0 else None, b"s")
+        logs.append(NodeEventLog(tmp_path / f"s{node}", store if node == 0 else None, lambda node=node: node, numbers))
+    peers.on_events = logs[0].receive
+    peers.start()
+    for log in logs:
+        log.enter(("127.0.0.1", peers.port))
+    writers[0].write(line("job_started", world_size=2, nodes=2, spares=0))
+    for rank, writer in enumerate(writers):
+        writer.write(step(7, rank=rank))
+    until(lambda: logs[0].wait_kept(60) and read_kept(store).events.of(MetricsShown))
+    port = read_kept(store).events.of(MetricsShown)[0].port
+
+    def shown() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            return str(answer.read().decode())
+
+    until(lambda: 'hpx_step_seconds_count{hpx_job="tiny"} 2' in shown(), lambda: shown())
+    assert 'hpx_step{hpx_job="tiny"} 7' in shown()
+    assert 'hpx_world_size{hpx_job="tiny"} 2' in shown()
+    peers.close()
+    for writer in writers:
+        writer.close()
 
 
 def test_a_place_that_cannot_be_reached_costs_nothing_but_the_events(
@@ -210,7 +251,7 @@ def test_a_place_that_cannot_be_reached_costs_nothing_but_the_events(
         raise UnreachableError("the place is full")
 
     monkeypatch.setattr(store, "put", refuses)
-    log = NodeEventLog(tmp_path / "s", lambda: store, lambda: 0)
+    log = NodeEventLog(tmp_path / "s", store, lambda: 0)
     writer.write(step(1))
     assert log.wait_kept(60)
     assert log.wait_kept(0), "nobody waits for what cannot be"

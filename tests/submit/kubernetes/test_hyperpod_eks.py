@@ -225,10 +225,11 @@ def test_a_template_of_ones_own_is_taken_and_what_it_lacks_is_told(tmp_path: Pat
         make_plan(job(), target="hyperpod-eks")
 
 
-def test_numbers_that_nobody_shows_there_are_warned_of() -> None:
+def test_whoever_collects_numbers_reaches_their_port() -> None:
     plan = make_plan(job(metrics={}), target="hyperpod-eks")
-    assert "metrics is not used on hyperpod-eks" in plan.warnings
-    assert len(yaml.safe_load(plan.files["network-policy.yaml"])["spec"]["ingress"]) == 2
+    assert not any("metrics" in warning for warning in plan.warnings)
+    ingress = yaml.safe_load(plan.files["network-policy.yaml"])["spec"]["ingress"]
+    assert ingress[-1] == {"ports": [{"protocol": "TCP", "port": 9464}]}
 
 
 @pytest.mark.parametrize(

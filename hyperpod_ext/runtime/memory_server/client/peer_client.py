@@ -12,7 +12,7 @@ from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, Unreacha
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
-from hyperpod_ext.runtime.memory_server.protocol.peer_requests import PeerHeld, PeerOpen, Read
+from hyperpod_ext.runtime.memory_server.protocol.peer_requests import PeerEvents, PeerHeld, PeerOpen, Read
 from hyperpod_ext.runtime.memory_server.protocol.request import A, Request, read_answer
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest
@@ -42,6 +42,11 @@ class PeerClient:
         with self._connection() as sock:
             held = _ask(sock, PeerHeld())
         return list(held.own), list(held.replicas)
+
+    def send_events(self, epoch: float, lines: Sequence[str]) -> None:
+        """Hand over events for the job's numbers; `epoch`: Unix time at 0 of their clock."""
+        with self._connection() as sock:
+            _ask(sock, PeerEvents(epoch=epoch, lines=tuple(lines)))
 
     def open(self, owner: int, save_id: str, *, job: str) -> tuple[Manifest, Plan]:
         """Manifest and plan of a whole snapshot, both verified; its bytes are not yet.

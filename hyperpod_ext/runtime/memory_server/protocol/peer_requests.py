@@ -99,7 +99,18 @@ class ReplicaEnd(Request[Done]):
     token: Count
 
 
-AnyPeerRequest = PeerHeld | PeerOpen | Read | ReplicaBegin | Chunk | ReplicaEnd
+class PeerEvents(Request[Done]):
+    """Events of a node's processes, for the memory server that shows the job's numbers."""
+
+    sender = "memory server"
+    op: Literal["events"] = "events"
+    epoch: float
+    """Unix time at 0 of the clock of these events."""
+    lines: Listed[str]
+    """As in an event log."""
+
+
+AnyPeerRequest = PeerHeld | PeerOpen | Read | ReplicaBegin | Chunk | ReplicaEnd | PeerEvents
 PEER_REQUESTS: Kinds[AnyPeerRequest] = Kinds(
     "request of another node to a memory server", "op", typing.get_args(AnyPeerRequest)
 )

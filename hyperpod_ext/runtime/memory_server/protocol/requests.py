@@ -255,6 +255,8 @@ class Enter(Request[Done]):
     nodes: Count
     owners: Count
     """Ranks of this node."""
+    first: Address | None = None
+    """Where the memory server of node 0 listens, which shows the job's numbers."""
 
 
 class PeerPort(Declared):

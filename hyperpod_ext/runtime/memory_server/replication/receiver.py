@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, assert_never
 
@@ -65,6 +66,9 @@ class PeerServer:
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._listener = socket.create_server((host, port), backlog=BACKLOG)
+
+    on_events: Callable[[float, Sequence[str]], None] | None = None
+    """Takes events of other nodes, with the Unix time at 0 of their clock."""
 
     @property
     def port(self) -> int:
@@ -164,6 +168,10 @@ class PeerServer:
             case p.Read():
                 self._send(connection, request)
                 return None
+            case p.PeerEvents():
+                if self.on_events is not None:
+                    self.on_events(request.epoch, request.lines)
+                return Done()
             case _:
                 assert_never(request)
 
