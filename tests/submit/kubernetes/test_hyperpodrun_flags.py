@@ -19,7 +19,8 @@ import json
 parser = agent.get_args_parser()
 agent.add_additional_hyperpod_args(parser)
 found = parser.parse_args()
-names = ("nproc_per_node", "log_dir", "redirects", "tee", "inprocess_restart", "inprocess_timeout", "training_script")
+names = ("nproc_per_node", "log_dir", "redirects", "tee", "inprocess_restart", "inprocess_timeout")
+names += ("module", "training_script")
 before_lines = agent.config_from_args(found)[0].log_line_prefix_template
 more = {"args": found.training_script_args, "before lines": before_lines}
 print(json.dumps({name: str(getattr(found, name)) for name in names} | more))
@@ -57,7 +58,8 @@ def test_hyperpodrun_reads_what_is_rendered(mode: str) -> None:
         "tee": "3",
         "inprocess_restart": str(in_process),
         "inprocess_timeout": "60" if in_process else "None",
-        "training_script": "train.py",
-        "args": ["--x", "a b"],
+        "module": str(in_process),  # the pod's fork server has a process ready
+        "training_script": "hyperpod_ext.runtime.prefork" if in_process else "train.py",
+        "args": ["train.py", "--x", "a b"] if in_process else ["--x", "a b"],
         "before lines": "rank ${rank} | ",
     }
