@@ -80,7 +80,7 @@ test-sdks: $(READY)
 	-@$(BIN)/python tests/support/sdk_venvs.py v2 v3 hyp
 	$(BIN)/pytest -q -m sdks
 
-# Lightning, Hugging Face's Trainer, Accelerate and a loop like TorchTitan's, each through a kill -9; about five minutes
+# Lightning, Hugging Face's Trainer, Accelerate, TorchTitan and Megatron-core, each through a kill -9 or two; about ten minutes
 test-integrations: $(READY)
 	-@$(BIN)/python tests/support/integrations_env.py
 	$(BIN)/pytest -q -m integrations

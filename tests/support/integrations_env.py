@@ -1,6 +1,7 @@
-"""An environment with Lightning, Transformers and Accelerate, over ours: torch is not installed twice.
+"""Environments over ours, so that torch is not installed twice: `integrations`, with Lightning, Transformers and
+Accelerate, and `trainers`, with TorchTitan and Megatron-core, which want other versions of what they share.
 
-`python tests/support/integrations_env.py` makes it, below .venv/sdk.
+`python tests/support/integrations_env.py` makes both, below .venv/sdk.
 """
 
 from __future__ import annotations
@@ -14,40 +15,42 @@ from pathlib import Path
 
 import pytest
 
-PINS = Path(__file__).with_name("integrations-pins.txt")
-VENV = PINS.parents[2] / ".venv" / "sdk" / "integrations"
+HERE = Path(__file__).parent
+NAMES = ("integrations", "trainers")
 HP_EXT = "import sys\nfrom hyperpod_ext.cli import main\nsys.exit(main())\n"
 
 
-def install() -> Path:
+def install(name: str) -> Path:
     """`hp-ext` of the environment, which is made unless it is as the pins want it."""
+    pins, venv = HERE / f"{name}-pins.txt", HERE.parents[1] / ".venv" / "sdk" / name
     ours = sysconfig.get_paths()["purelib"]
-    wanted = f"{PINS.read_text()}{ours}\n"
-    ready, command = VENV / ".ready", VENV / "bin" / "hp-ext"
+    wanted = f"{pins.read_text()}{ours}\n"
+    ready, command = venv / ".ready", venv / "bin" / "hp-ext"
     if not ready.exists() or ready.read_text() != wanted:
-        shutil.rmtree(VENV, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True, capture_output=True, timeout=120)
-        places = {"base": str(VENV), "platbase": str(VENV)}
+        shutil.rmtree(venv, ignore_errors=True)
+        subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True, capture_output=True, timeout=120)
+        places = {"base": str(venv), "platbase": str(venv)}
         theirs = Path(sysconfig.get_path("purelib", vars=places))
         (theirs / "ours.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
-        pip = [str(VENV / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", "-r", str(PINS)]
+        pip = [str(venv / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", "-r", str(pins)]
         subprocess.run(pip, check=True, capture_output=True, text=True, timeout=900)
-        command.write_text(f"#!{VENV / 'bin' / 'python'}\n{HP_EXT}")
+        command.write_text(f"#!{venv / 'bin' / 'python'}\n{HP_EXT}")
         command.chmod(0o755)
         ready.write_text(wanted)
     return command
 
 
-def hp_ext() -> Path:
+def hp_ext(name: str = NAMES[0]) -> Path:
     """`install` for tests: skips where it cannot be, and fails under CI."""
     try:
-        return install()
+        return install(name)
     except (OSError, subprocess.SubprocessError) as error:
-        said = f"no environment for integrations: {(getattr(error, 'stderr', '') or str(error)).strip()[-300:]}"
+        said = f"no environment for {name}: {(getattr(error, 'stderr', '') or str(error)).strip()[-300:]}"
         if os.environ.get("CI"):
             pytest.fail(said)
         pytest.skip(said)
 
 
 if __name__ == "__main__":
-    print(install())
+    for each in NAMES:
+        print(install(each))

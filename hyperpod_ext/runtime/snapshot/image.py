@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.snapshot.layout_plan import DTYPE_BYTES, Item, Plan
+from hyperpod_ext.runtime.snapshot.model_parallel import held_shard
 from hyperpod_ext.runtime.snapshot.tree import Parts, Path, fqn, leaf_paths
 from hyperpod_ext.runtime.snapshot.zip_file import ALIGNMENT, Frame, frame
 
@@ -91,8 +92,9 @@ def _is_dtensor_class(kind: type) -> bool:
 
 
 def holders_of(tensors: Sequence[Any]) -> frozenset[int] | None:
-    """Ranks that hold the same part of each of these tensors as this one, as their meshes say; None: all ranks."""
-    held: frozenset[int] | None = None
+    """Ranks that hold the same part of each of these tensors as this one, so say meshes and Megatron; None: all."""
+    part = held_shard()
+    held: frozenset[int] | None = part and part.ranks
     seen: set[tuple[int, Any]] = set()
     for tensor in tensors:
         if not is_dtensor(tensor):
@@ -129,6 +131,8 @@ class Layout:
         _check_names(paths)
         items, frames, locals_ = [], [], []
         end, frames_of = 0, {}
+        part = held_shard()
+        whose = f" ({part.name})" if part else ""
         for index, (tensor, path) in enumerate(zip(parts.tensors, paths, strict=True)):
             chunk = chunk_of(tensor, fqn(path))
             if chunk is None:
@@ -143,7 +147,8 @@ class Layout:
             end = data + nbytes + len(around.suffix)
             dtype = str(chunk.local.dtype).removeprefix("torch.")
             sizes = tuple(chunk.local.shape)
-            items.append(Item(index, fqn(path), dtype, chunk.shape, chunk.offsets, sizes, start, data, nbytes, end))
+            name = fqn(path) + whose
+            items.append(Item(index, name, dtype, chunk.shape, chunk.offsets, sizes, start, data, nbytes, end))
             frames.append(around)
             locals_.append(chunk.local)
         self.plan = Plan(parts.shape, tuple(items), max(end, 1))

@@ -95,7 +95,11 @@ def fill(live: Parts, snapshots: Sequence[Snapshot], layout: Layout | None = Non
     saved, _ = leaf_paths(first.plan.shape)
     missing = {fqn(path) for path in saved} - by_name.keys()
     parts = _parts_of(snapshots) if missing else {}  # rarely: then all are read
-    tensors = [_private(parts, fqn(path)) if fqn(path) in missing else by_name[fqn(path)] for path in saved]
+    names = {item.tensor: item.fqn for item in first.plan.items}  # they tell whose part of a model a tensor is
+    tensors = [
+        _private(parts, names.get(index, fqn(path))) if fqn(path) in missing else by_name[fqn(path)]
+        for index, path in enumerate(saved)
+    ]
     return put_together(first.plan.shape, tensors, first.values)
 
 

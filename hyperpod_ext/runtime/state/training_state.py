@@ -15,6 +15,7 @@ import torch.distributed as dist
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.snapshot.image import Layout, check_memory, chunk_of, has_memory, holders_of, is_dtensor
 from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, crc_text
+from hyperpod_ext.runtime.snapshot.model_parallel import held_shard, is_distributed_optimizer
 from hyperpod_ext.runtime.snapshot.sharing import Sharing
 from hyperpod_ext.runtime.snapshot.snapshot import Snapshot, fill
 from hyperpod_ext.runtime.snapshot.tree import Parts, fqn, leaf_paths, put_together, take_apart
@@ -43,7 +44,7 @@ class CapturedState:
     @property
     def is_sharded(self) -> bool:
         """Whether it is laid out for the ranks of one world, even where each of them holds all of it."""
-        return any(is_dtensor(tensor) for tensor in self.parts.tensors)
+        return held_shard() is not None or any(is_dtensor(tensor) for tensor in self.parts.tensors)
 
     def versions(self) -> list[int]:
         """Autograd's version counters; in-place changes raise them, but for those of fused optimizers and `.data`."""
@@ -97,6 +98,12 @@ class TrainingState:
                 raise JobFailedError(
                     f"restore({name}=...): {type(value).__name__} has no state_dict() and load_state_dict()",
                     hint="Pass modules, optimizers, schedulers, or objects with these two methods.",
+                )
+            if is_distributed_optimizer(value):
+                raise JobFailedError(
+                    f"restore({name}=...): Megatron's distributed optimizer holds one rank's part of the state, and "
+                    "says of no tensor which part it is",
+                    hint="Give DistributedDataParallelConfig and OptimizerConfig use_distributed_optimizer=False.",
                 )
         self._objects = dict(objects)
         self._may_change, self._before_change = may_change, before_change
