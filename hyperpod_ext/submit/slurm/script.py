@@ -35,7 +35,7 @@ _REFUSED_OF_BATCH |= {"ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket", 
 REFUSED_OF_STEP = {"nodes", "ntasks", "nodelist", "exclude", "relative", "multi-prog", "export", "chdir", "no-kill"}
 REFUSED_OF_STEP |= {"ntasks-per-node", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket", "auto-resume"}
 REFUSED_OF_STEP |= {"kill-on-bad-exit", "wait", "test-only", "jobid", "container-image", "container-mounts"}
-REFUSED_OF_STEP |= {"no-container-mount-home", "cpu-bind", "pty"}
+REFUSED_OF_STEP |= {"no-container-mount-home", "container-mount-home", "container-entrypoint", "cpu-bind", "pty"}
 """What starts one agent on each node, and brings it its files and its secret."""
 
 _PASSED = ("HPX_NODE_RANK", "HPX_RUN_DIR", "HPX_RDZV_ENDPOINT", "HPX_SOURCE_DIR", "HPX_JOB_DIR", "HPX_SECRET_FILE")

@@ -51,6 +51,7 @@ def test_the_file_has_what_the_overlay_says_with_a_mark_and_nothing_less() -> No
         ("{sbatch: ['mail-type=END', 'requeue']}", "overlay.slurm.sbatch.1"),
         ("{srun: {ntasks: '4'}}", "overlay.slurm.srun.ntasks"),
         ("{srun: {export: NONE}}", "overlay.slurm.srun.export"),
+        ("{srun: {container-mount-home: ''}}", "overlay.slurm.srun.container-mount-home"),
         ("{before: ['export MASTER_PORT=1']}", "overlay.slurm.before.0"),
         ("{before: ['rm -f $HOME/x; unset HPX_SECRET_FILE']}", "overlay.slurm.before.0"),
         ("{before: ['echo \"open']}", "overlay.slurm.before"),
