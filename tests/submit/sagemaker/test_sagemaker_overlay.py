@@ -1,4 +1,4 @@
-"""`overlay.sagemaker`: members added to the request, what is refused with line and path, and that import brings it back."""
+"""`overlay.sagemaker`: members added to the request, what is refused and where, and that import brings it back."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_what_would_break_the_job_or_is_no_member_is_refused_at_its_path(
 
 
 def test_the_sdks_estimators_refuse_it_as_they_make_the_request_themselves() -> None:
-    with pytest.raises(UnsupportedError, match="overlay.sagemaker"):
+    with pytest.raises(UnsupportedError, match=r"overlay\.sagemaker"):
         estimator_kwargs(job(overlay={"sagemaker": {"request": ADDED}}))
 
 

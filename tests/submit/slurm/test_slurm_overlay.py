@@ -1,4 +1,4 @@
-"""`overlay.slurm`: what it makes of the sbatch file, what is refused with line and path, and that import brings it back."""
+"""`overlay.slurm`: what it makes of the sbatch file, what is refused and where, and that import brings it back."""
 
 from __future__ import annotations
 
