@@ -108,9 +108,9 @@ def kill_descendants(pid: int, *, spare: Collection[int] = ()) -> list[int]:
 
 
 def kill_group(leader: int) -> None:
-    """SIGKILL what a child of ours has forked, while it ends or after it has, where that is in its process group.
+    """SIGKILL a process group: a process and what it has forked, while it ends or after it has.
 
-    Called in a subreaper. Those that remove what dead processes left in shared memory stay: they end by themselves.
+    Those that remove what dead processes left in shared memory stay: they end by themselves.
     """
     seen: set[int] = set()
     while found := {pid for pid in _members(leader) if not _removes_leftovers(pid)} - seen:
@@ -120,13 +120,10 @@ def kill_group(leader: int) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _members(leader: int) -> set[int]:
-    """Of a process group: its leader, what descends from it, and orphans that this process has adopted."""
-    found = {leader, *descendants(leader)}
-    for child in children(os.getpid()):
-        if child not in found and _group_of(child) == leader:
-            found |= {child, *descendants(child)}
-    return {pid for pid in found if _group_of(pid) == leader}
+def _members(group: int) -> set[int]:
+    """Processes of a group, whoever their parents are by now."""
+    pids = {int(name) for name in os.listdir("/proc") if name.isdecimal()}  # noqa: PTH208  (half the time)
+    return {pid for pid in pids if _group_of(pid) == group}
 
 
 def _group_of(pid: int) -> int:

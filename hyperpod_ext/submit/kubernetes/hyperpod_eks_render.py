@@ -32,6 +32,8 @@ _CLEAN = {"all": "All", "completed": "OnlyComplete", "none": "None"}
 _CHECKPOINTLESS_PORTS = (9000, 9001, 9002, 9003, 9004, 9005)
 _CHECKPOINTLESS_ENV = {"HPCT_USE_ROOTLESS": "1", "INPROCESS_RESTART": "1", "INPROCESS_RESTART_TIMEOUT": "1800"}
 _FOR_EVER = -1
+_FORKED = ("-m", "hyperpod_ext.runtime.prefork")
+"""The last flags: the script's process comes from the pod's fork server."""
 
 
 def render_files(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
@@ -99,6 +101,8 @@ def start_of(job: JobConfig, cluster: ClusterConfig | None) -> Start:
         environment |= runtime_environment(job)
     if job.elastic is not None and job.elastic.graceful_shutdown_s:
         environment["HYPERPOD_SIGNAL_COORDINATION"] = "distributed"
+    if job.mode == "ours" and job.kubernetes.fork_server:
+        flags += _FORKED
     script = fill(
         "hyperpod_eks/start.sh.j2",
         checkpointless=checkpointless,

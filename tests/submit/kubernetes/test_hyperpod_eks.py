@@ -229,3 +229,17 @@ def test_numbers_that_nobody_shows_there_are_warned_of() -> None:
     plan = make_plan(job(metrics={}), target="hyperpod-eks")
     assert "metrics is not used on hyperpod-eks" in plan.warnings
     assert len(yaml.safe_load(plan.files["network-policy.yaml"])["spec"]["ingress"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "forked"),
+    [
+        ({}, True),
+        ({"kubernetes": {"fork_server": False}}, False),
+        ({"mode": "plain"}, False),
+        ({"elastic": {"min_nodes": 1, "max_nodes": 3}}, True),
+    ],
+)
+def test_workers_of_ours_come_from_the_pods_fork_server(fields: dict[str, Any], forked: bool) -> None:
+    (start,) = container(job(**fields))["args"]
+    assert ("-m hyperpod_ext.runtime.prefork \\\n    train.py" in start) is forked
