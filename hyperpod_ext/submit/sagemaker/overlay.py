@@ -48,7 +48,7 @@ def problems(request: Mapping[str, Any], added: Mapping[str, Any]) -> Iterator[P
     """
     from hyperpod_ext.submit.sagemaker.strict import check_request
 
-    found = [*_said_twice(request, added, ""), *_promises(request, added)]
+    found = [*_repeated(request, added, ""), *_promises(request, added)]
     if not found:
         for one in check_request("CreateTrainingJob", with_overlay(request, added)):
             if (path := _within(request, added, one.path)) is not None:
@@ -66,7 +66,7 @@ def paths(added: Mapping[str, Any], path: str = "") -> Iterator[str]:
             yield at
 
 
-def _said_twice(request: Mapping[str, Any], added: Mapping[str, Any], path: str) -> Iterator[Problem]:
+def _repeated(request: Mapping[str, Any], added: Mapping[str, Any], path: str) -> Iterator[Problem]:
     for name, value in added.items():
         at = f"{path}.{name}" if path else name
         if at in REFUSED:
@@ -76,9 +76,9 @@ def _said_twice(request: Mapping[str, Any], added: Mapping[str, Any], path: str)
             yield Problem("cannot be removed: an overlay adds", path=f"{_HERE}.{at}", hint="change the spec's field")
         elif name not in request:
             below = value if isinstance(value, Mapping) else {}
-            yield from _said_twice({}, below, at)
+            yield from _repeated({}, below, at)
         elif isinstance(value, Mapping) and isinstance(request[name], Mapping):
-            yield from _said_twice(request[name], value, at)
+            yield from _repeated(request[name], value, at)
         elif not (isinstance(value, list) and isinstance(request[name], list)):
             message = "is said by the spec already"
             yield Problem(message, path=f"{_HERE}.{at}", hint="change the spec's own field")
@@ -94,12 +94,12 @@ def _promises(request: Mapping[str, Any], added: Mapping[str, Any]) -> Iterator[
             message = "is SageMaker's own: the script is started by it"
             yield Problem(message, path=f"{_HERE}.HyperParameters.{name}", hint="write `script` and `args`")
     for member, key in (("Tags", "Key"), ("InputDataConfig", "ChannelName")):
-        taken = {one.get(key) for one in request.get(member, [])} | ({"code"} if key == "ChannelName" else set())
+        used = {one.get(key) for one in request.get(member, [])} | ({"code"} if key == "ChannelName" else set())
         items = added.get(member)
         for index, one in enumerate(items if isinstance(items, list) else []):
-            if isinstance(one, Mapping) and one.get(key) in taken:
+            if isinstance(one, Mapping) and one.get(key) in used:
                 at = f"{_HERE}.{member}.{index}"
-                yield Problem(f"{one.get(key)} is taken by the job itself", path=at, hint="give it another name")
+                yield Problem(f"{one.get(key)} is used by the job itself", path=at, hint="give it another name")
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

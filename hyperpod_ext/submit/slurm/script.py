@@ -239,7 +239,7 @@ def _overlay_problems(job: JobConfig) -> Iterator[Problem]:
     """What of the overlay would break what the job relies on, or says again what the spec says."""
     overlay, path = job.overlay.slurm, "overlay.slurm"
     plain = job.model_copy(update={"overlay": Overlay()})
-    said = {_name(option) for option in _batch_options(plain)}
+    present = {_name(option) for option in _batch_options(plain)}
     for index, line in enumerate(overlay.sbatch):
         name, at = _name(line), f"{path}.sbatch.{index}"
         if name in _REFUSED_OF_BATCH:
@@ -248,13 +248,13 @@ def _overlay_problems(job: JobConfig) -> Iterator[Problem]:
         elif not _is_one_word(line):
             hint = "put its value in double quotes, and further options in lines of their own"
             yield Problem(f"--{name} is not one option, as sbatch reads it", path=at, hint=hint)
-        elif name in said:
+        elif name in present:
             yield Problem(
                 f"--{name} is said by the spec already", path=at, hint="change that field, or remove this line"
             )
-    said = {_name(option) for option in _step_options(plain)}
+    present = {_name(option) for option in _step_options(plain)}
     for name in overlay.srun:
-        if name in REFUSED_OF_STEP | said:
+        if name in REFUSED_OF_STEP | present:
             hint = "remove it: the step starts one agent on each node, with the job's files and secret"
             yield Problem(f"--{name} of srun is set by the rendered file", path=f"{path}.srun.{name}", hint=hint)
     for index, line in enumerate(overlay.before):
