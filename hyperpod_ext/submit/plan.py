@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import Problem, UnsupportedError
@@ -41,7 +41,7 @@ def make_plan(
         files=module.render(job, cluster),
         world_size=job.world_size,
         source_dir=source_dir,
-        warnings=(*unused(job, target, module.capabilities()), *_of_target(target, "warnings", job), *warned),
+        warnings=(*unused(job, target, module.capabilities()), *module.warnings(job), *warned),
     )
 
 
@@ -52,7 +52,7 @@ def find_problems(
     problems: list[Problem] = []
     if target is not None:
         problems += unsupported(job, target, get_target(target).capabilities())
-        problems += _of_target(target, "problems", job)
+        problems += get_target(target).problems(job)
     if cluster is not None:
         problems += _cluster_problems(job, cluster)
     return problems + [one for one in findings(Context(job, cluster, target), "error") if one.rule not in ignore]
@@ -63,12 +63,6 @@ def find_warnings(
 ) -> list[Problem]:
     """What will work, and is probably not what was meant."""
     return [one for one in findings(Context(job, cluster, target), "warning") if one.rule not in ignore]
-
-
-def _of_target(target: str, function: str, job: JobConfig) -> list[Any]:
-    """What a target itself finds: `problems(job)` and `warnings(job)`, where its module has them."""
-    find = getattr(get_target(target), function, None)
-    return [] if find is None else list(find(job))
 
 
 def _cluster_problems(job: JobConfig, cluster: ClusterConfig) -> Iterator[Problem]:

@@ -32,6 +32,12 @@ class Target(Protocol):
     def capabilities(self) -> Capabilities:
         """Its row of the table."""
 
+    def problems(self, job: JobConfig) -> Iterator[Problem]:
+        """Why this target cannot run `job`, besides what its capabilities say."""
+
+    def warnings(self, job: JobConfig) -> Iterator[str]:
+        """What will be otherwise than one may think."""
+
     def render(self, job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
         """The files that submit would send. Pure; depends on nothing of this machine."""
 

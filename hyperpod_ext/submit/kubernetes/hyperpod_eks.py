@@ -54,6 +54,12 @@ def problems(job: JobConfig) -> Iterator[Problem]:
     return apply.problems(job, CONTAINER, lambda one: render_files(one, None), find_problems)
 
 
+def warnings(job: JobConfig) -> Iterator[str]:
+    """Nothing: what renders says it all."""
+    del job
+    return iter(())
+
+
 def submit(plan: Plan) -> JobHandle:
     """Create the objects of the plan, and the job's secret if there is none."""
     from hyperpod_ext.submit.kubernetes import jobs

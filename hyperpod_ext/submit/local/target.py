@@ -18,7 +18,7 @@ from hyperpod_ext.config.clusters.cluster import ClusterConfig
 from hyperpod_ext.config.files.nearest import suggest
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.runtime import RuntimeConfig
-from hyperpod_ext.errors import ConflictError, HyperpodExtError, JobFailedError, NotFoundError
+from hyperpod_ext.errors import ConflictError, HyperpodExtError, JobFailedError, NotFoundError, Problem
 from hyperpod_ext.submit.contract.capabilities import Capabilities
 from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
@@ -51,6 +51,18 @@ def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
     del cluster  # this machine is the cluster
     runtime = RuntimeConfig.of(job).model_dump_json()
     return {"node.sh": fill("local/node.sh.j2", job=job, runtime=runtime, command=[job.script, *job.args])}
+
+
+def problems(job: JobConfig) -> Iterator[Problem]:
+    """Nothing besides what the capabilities say."""
+    del job
+    return iter(())
+
+
+def warnings(job: JobConfig) -> Iterator[str]:
+    """Nothing besides what the capabilities say."""
+    del job
+    return iter(())
 
 
 def submit(plan: Plan) -> JobHandle:

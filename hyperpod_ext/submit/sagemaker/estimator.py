@@ -260,8 +260,15 @@ def _code_problems(job: JobConfig, who: str) -> list[Problem]:
     return [Problem(f"{who} brings the code itself, and would ignore this", path="sagemaker.code", hint=hint)]
 
 
+def _overlay_problems(job: JobConfig) -> list[Problem]:
+    if not job.overlay.sagemaker.request:
+        return []
+    hint = "remove it, and give the SDK's own arguments; or submit with `hp-ext create-job --target sagemaker`"
+    return [Problem("the SDK makes the request itself, and takes no members", path="overlay.sagemaker", hint=hint)]
+
+
 def _check(job: JobConfig, more: list[Problem] | None = None) -> None:
-    if found := [*problems(job), *(more or [])]:
+    if found := [*problems(job), *(more or []), *_overlay_problems(job)]:
         raise UnsupportedError(found)
 
 

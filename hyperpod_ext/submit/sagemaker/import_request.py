@@ -17,11 +17,19 @@ from pydantic import ValidationError
 from hyperpod_ext.catalog.labels import JOB as TAG
 from hyperpod_ext.config.files.document import dotted
 from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.overlay import Overlay, SageMakerOverlay
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig, take_variable
-from hyperpod_ext.errors import ConfigError, Problem
+from hyperpod_ext.errors import ConfigError, HyperpodExtError, Problem
 from hyperpod_ext.submit.contract.spec_annotation import parse_note
 from hyperpod_ext.submit.sagemaker.container import ENTRY, ENV_SECRET_ID, ENV_SPEC
-from hyperpod_ext.submit.sagemaker.request import CODE_CHANNEL, DEFAULT_RUN_S, code_uri, training_job_request
+from hyperpod_ext.submit.sagemaker.overlay import problems
+from hyperpod_ext.submit.sagemaker.request import (
+    CODE_CHANNEL,
+    DEFAULT_RUN_S,
+    code_uri,
+    plain_request,
+    training_job_request,
+)
 
 _TIME = re.compile(r"-\d{8}-\d{6}$")
 _INSTALL = re.compile(r"^python3 -m pip install -q (?P<wanted>.+) && exec ")
@@ -61,8 +69,35 @@ def import_request(request: Mapping[str, Any], source: str) -> tuple[JobConfig, 
     except ValidationError as error:
         problems = [Problem(str(one["msg"]), path=dotted(one["loc"]), source=source) for one in error.errors()]
         raise ConfigError(problems) from None
+    job = _carried(job, rest)
     changed = [] if note is None else [f"Environment.{ENV_SPEC}: the request was changed after it was written"]
     return job, [*changed, *sorted(_left(rest, ""))]
+
+
+def _carried(job: JobConfig, rest: Document) -> JobConfig:
+    """`job` with an overlay of the members that are left, which are then taken out of `rest`; those that an overlay may
+    not say stay there."""
+    for name in sorted(rest):
+        if not (members := _without_empty(rest[name])) and members not in (0, False):
+            continue
+        added = {**job.overlay.sagemaker.request, name: members}
+        overlay = Overlay(sagemaker=SageMakerOverlay(request=added))
+        changed = job.model_copy(update={"overlay": overlay})
+        try:
+            refused = list(problems(plain_request(changed), added))
+        except HyperpodExtError:
+            return job  # without botocore's model nothing is certain
+        if not refused:
+            job = changed
+            del rest[name]
+    return job
+
+
+def _without_empty(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    found = {name: _without_empty(below) for name, below in value.items()}
+    return {name: below for name, below in found.items() if below != {}}
 
 
 def _environment(rest: Document, options: Document) -> Document:

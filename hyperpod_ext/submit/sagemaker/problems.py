@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import Problem
+from hyperpod_ext.submit.sagemaker import overlay
 from hyperpod_ext.submit.sagemaker.container import (
     LONGEST_ARGUMENT,
     LONGEST_VARIABLE,
@@ -13,6 +14,7 @@ from hyperpod_ext.submit.sagemaker.container import (
     entrypoint_of,
     environment_of,
 )
+from hyperpod_ext.submit.sagemaker.request import plain_request
 
 _MOST_VARIABLES = 100
 _MOST_RETRIES = 30
@@ -22,10 +24,13 @@ _LONGEST_RUN_S = 28 * 86400
 
 def problems(job: JobConfig) -> Iterator[Problem]:
     """Every reason why there is no request for `job`."""
-    yield from _missing(job)
+    missing = list(_missing(job))
+    yield from missing
     yield from _limits(job)
     yield from _combinations(job)
     yield from _arguments(job)
+    if job.overlay.sagemaker.request and not missing:
+        yield from overlay.problems(plain_request(job), job.overlay.sagemaker.request)
 
 
 def warnings(job: JobConfig) -> Iterator[str]:
@@ -38,6 +43,8 @@ def warnings(job: JobConfig) -> Iterator[str]:
         )
     if job.sagemaker.spot and not job.checkpoint.durable() and not job.sagemaker.checkpoint_uri:
         yield "spot without a durable tier: a job whose nodes are taken away begins from step 0"
+    if job.overlay.sagemaker.request:
+        yield f"from overlay.sagemaker: {', '.join(overlay.paths(job.overlay.sagemaker.request))}"
     if job.volumes:
         yield "volumes are not used: a training job sees its channels, below /opt/ml/input/data"
     if job.shared_memory_mib is not None:

@@ -17,6 +17,7 @@ from hyperpod_ext.catalog.labels import JOB as TAG
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.sagemaker import FileSystemChannel, S3Channel
 from hyperpod_ext.submit.sagemaker.container import arguments_of, entrypoint_of, environment_of
+from hyperpod_ext.submit.sagemaker.overlay import with_overlay
 
 Request = dict[str, Any]
 
@@ -28,11 +29,16 @@ _TRAINER_SCRIPT = "/opt/ml/input/data/sm_drivers/sm_train.sh"
 
 
 def training_job_request(job: JobConfig, job_name: str | None = None) -> Request:
-    """The request for `job`, which `sagemaker.problems` has nothing to say against.
+    """The request for `job`, which `sagemaker.problems` has nothing to say against, with its overlay.
 
     Args:
         job_name: name of the training job, which SageMaker keeps for ever. Default: the job's own.
     """
+    return with_overlay(plain_request(job, job_name), job.overlay.sagemaker.request)
+
+
+def plain_request(job: JobConfig, job_name: str | None = None) -> Request:
+    """The request without the overlay."""
     name, options = job_name or job.name, job.sagemaker
     request: Request = {
         "TrainingJobName": name,

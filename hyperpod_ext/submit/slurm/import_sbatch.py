@@ -13,7 +13,7 @@ from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.submit.imports.launch import Launch, parse_launch
 from hyperpod_ext.submit.kubernetes.imports.import_pod import place_script
-from hyperpod_ext.submit.slurm.script import NOTE, OWN_OPTIONS, job_script
+from hyperpod_ext.submit.slurm.script import NOTE, OWN_OPTIONS, REFUSED_OF_STEP, job_script
 from hyperpod_ext.submit.slurm.shell import read_script
 
 _SHORT = {"J": "job-name", "N": "nodes", "p": "partition", "q": "qos", "t": "time", "A": "account", "o": "output"}
@@ -269,5 +269,15 @@ def _srun(options: list[tuple[str, str]], document: dict[str, Any], left: list[s
                     variable, equals, text = one.partition("=")
                     if equals:
                         document.setdefault("env", {})[variable] = text
+            case _ if _is_carried(name, value):
+                overlay = document.setdefault("overlay", {}).setdefault("slurm", {})
+                overlay.setdefault("srun", {})[name.removeprefix("--")] = value
             case _ if name not in _SRUN_QUIET:
                 left.append(f"{where}: srun {name}{'=' if value else ''}{value}: a spec has no field that says it")
+
+
+def _is_carried(name: str, value: str) -> bool:
+    """Whether an option of srun is the overlay's: long, none that the file sets itself, and known before it runs."""
+    long = re.fullmatch(r"--[a-z][a-z0-9]*(-[a-z0-9]+)*", name) is not None
+    known = not re.search(r"[$`\n\r\x00]", value)
+    return long and known and name not in _SRUN_QUIET and name.removeprefix("--") not in REFUSED_OF_STEP

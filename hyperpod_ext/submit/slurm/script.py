@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.overlay import Overlay
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
-from hyperpod_ext.errors import Problem
+from hyperpod_ext.errors import HyperpodExtError, Problem
 from hyperpod_ext.submit.contract.launcher_text import RANKED_LINES, for_torchrun
-from hyperpod_ext.submit.contract.render import render
+from hyperpod_ext.submit.contract.rank_variables import changes_ranks
+from hyperpod_ext.submit.contract.render import check_shell, render
 from hyperpod_ext.submit.contract.spec_annotation import without_defaults
 
 NOTE = "# spec: "
@@ -26,6 +28,15 @@ OWN_OPTIONS = frozenset(
     {"job-name", "nodes", "ntasks-per-node", "ntasks", "output", "open-mode", "comment", "chdir", "array", "export"}
 )
 """Options of sbatch that the file sets itself and stands or falls with."""
+
+OVERLAY_MARK = "# from overlay.slurm: "
+_REFUSED_OF_BATCH = OWN_OPTIONS | {"signal", "requeue", "no-requeue", "no-kill", "get-user-env"}
+_REFUSED_OF_BATCH |= {"ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket", "wrap", "test-only", "export-file"}
+REFUSED_OF_STEP = {"nodes", "ntasks", "nodelist", "exclude", "relative", "multi-prog", "export", "chdir", "no-kill"}
+REFUSED_OF_STEP |= {"ntasks-per-node", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket", "auto-resume"}
+REFUSED_OF_STEP |= {"kill-on-bad-exit", "wait", "test-only", "jobid", "container-image", "container-mounts"}
+REFUSED_OF_STEP |= {"no-container-mount-home", "container-mount-home", "container-entrypoint", "cpu-bind", "pty"}
+"""What starts one agent on each node, and brings it its files and its secret."""
 
 _PASSED = ("HPX_NODE_RANK", "HPX_RUN_DIR", "HPX_RDZV_ENDPOINT", "HPX_SOURCE_DIR", "HPX_JOB_DIR", "HPX_SECRET_FILE")
 _PASSED_ELASTIC = ("HPX_NNODES", "HPX_REJOIN")
@@ -48,6 +59,8 @@ def job_script(job: JobConfig) -> str:
         env={**own, **job.env},
         options=list(_batch_options(job)),
         step_options=list(_step_options(job)),
+        marks=list(_marks(job)),
+        before=job.overlay.slurm.before,
         enroot=_container(job) == "enroot",
         mounts=_mounts(job),
         passed=(*_PASSED, *(_PASSED_ELASTIC if elastic else ()), "SLURM_JOB_ID", "SLURM_STEP_ID"),
@@ -114,6 +127,7 @@ def problems(job: JobConfig) -> Iterator[Problem]:
             hint = "use a folder of the node: a volume of kind host"
             yield Problem("Slurm makes no scratch volumes", path=f"volumes.{index}", hint=hint)
     yield from _problems_at_limit(job)
+    yield from _overlay_problems(job)
     if job.node_groups:
         hint = "remove node_groups; one job on Slurm has nodes that are alike"
         yield Problem("Slurm jobs here have one kind of node", path="node_groups", hint=hint)
@@ -197,6 +211,62 @@ def _place_options(job: JobConfig) -> Iterator[str]:
 def _further(job: JobConfig) -> Iterator[str]:
     for name, value in job.slurm.sbatch.items():
         yield f"{name}={value}" if value else name
+    yield from job.overlay.slurm.sbatch
+
+
+def _marks(job: JobConfig) -> Iterator[str]:
+    """What of the file is from the overlay."""
+    overlay = job.overlay.slurm
+    yield from (f"{OVERLAY_MARK}#SBATCH --{_name(line)}" for line in overlay.sbatch)
+    yield from (f"{OVERLAY_MARK}srun --{name}" for name in overlay.srun)
+    if overlay.before:
+        yield f"{OVERLAY_MARK}lines before the step"
+
+
+def _name(line: str) -> str:
+    return line.partition("=")[0]
+
+
+def _is_one_word(line: str) -> bool:
+    """Whether sbatch reads the line as this option alone."""
+    try:
+        return len(shlex.split(line, comments=True)) == 1 and not line.endswith("\\")
+    except ValueError:
+        return False
+
+
+def _overlay_problems(job: JobConfig) -> Iterator[Problem]:
+    """What of the overlay would break what the job relies on, or says again what the spec says."""
+    overlay, path = job.overlay.slurm, "overlay.slurm"
+    plain = job.model_copy(update={"overlay": Overlay()})
+    present = {_name(option) for option in _batch_options(plain)}
+    for index, line in enumerate(overlay.sbatch):
+        name, at = _name(line), f"{path}.sbatch.{index}"
+        if name in _REFUSED_OF_BATCH:
+            hint = "remove it: ranks are counted and found by what the file sets"
+            yield Problem(f"--{name} is set by the rendered file itself", path=at, hint=hint)
+        elif not _is_one_word(line):
+            hint = "put its value in double quotes, and further options in lines of their own"
+            yield Problem(f"--{name} is not one option, as sbatch reads it", path=at, hint=hint)
+        elif name in present:
+            yield Problem(
+                f"--{name} is said by the spec already", path=at, hint="change that field, or remove this line"
+            )
+    present = {_name(option) for option in _step_options(plain)}
+    for name in overlay.srun:
+        if name in REFUSED_OF_STEP | present:
+            hint = "remove it: the step starts one agent on each node, with the job's files and secret"
+            yield Problem(f"--{name} of srun is set by the rendered file", path=f"{path}.srun.{name}", hint=hint)
+    for index, line in enumerate(overlay.before):
+        if changes_ranks(line):
+            hint = "remove it: the launcher sets these variables"
+            message = "would change variables that ranks or the runtime rely on"
+            yield Problem(message, path=f"{path}.before.{index}", hint=hint)
+    if overlay.before:
+        try:
+            check_shell("overlay", "\n".join(overlay.before) + "\n")
+        except HyperpodExtError:
+            yield Problem("is no shell that sh can read", path=f"{path}.before", hint="end what it begins, quotes too")
 
 
 def _step_options(job: JobConfig) -> Iterator[str]:
@@ -209,6 +279,8 @@ def _step_options(job: JobConfig) -> Iterator[str]:
     # our agents end by themselves, and then the exit code is the job's own; workers of torchrun may wait for ever
     yield f"kill-on-bad-exit={int(job.mode == 'plain')}"
     yield "cpu-bind=none"
+    for name, value in job.overlay.slurm.srun.items():
+        yield f"{name}={_quoted(value)}" if value else name
     if _container(job) == "pyxis":
         yield f"container-image={_quoted(job.image or '')}"
         yield f"container-mounts={','.join(_mounts(job))}"

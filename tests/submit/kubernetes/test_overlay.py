@@ -203,3 +203,23 @@ def test_what_a_pod_may_say_is_what_kubernetes_publishes() -> None:
     assert pod_schema.FILE.read_text(encoding="utf-8") == pod_schema.text()
     lists = {name for fields in (pod_types()["PodSpec"], pod_types()["Container"]) for name in fields}
     assert set(MERGE_KEYS) <= lists
+
+
+@pytest.mark.parametrize(
+    ("where", "group", "mode", "refused"),
+    [
+        ("pod", "", "ours", True),
+        ("container", "", "ours", True),
+        ("pod", "fsGroup: 1000, ", "ours", False),
+        ("pod", "", "plain", False),
+    ],
+)
+def test_a_user_who_could_not_read_the_secret_is_refused(where: str, group: str, mode: str, refused: bool) -> None:
+    found = told(
+        f"mode: {mode}\noverlay: {{kubernetes: {{{where}: {{securityContext: {{{group}runAsUser: 1000}}}}}}}}\n"
+    )
+    wanted = [
+        f"job.yaml:7: overlay.kubernetes.{where}.securityContext.runAsUser: user 1000 cannot read the job's secret"
+    ]
+    assert len(found) == refused
+    assert all(one.startswith(start) for one, start in zip(found, wanted, strict=False))

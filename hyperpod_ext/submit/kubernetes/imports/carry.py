@@ -11,6 +11,7 @@ from hyperpod_ext.catalog.pod_fields import pod_types
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.overlay import KubernetesOverlay, Overlay
 from hyperpod_ext.submit.contract.targets import get_target
+from hyperpod_ext.submit.kubernetes.imports.import_pod import is_own
 from hyperpod_ext.submit.kubernetes.overlays.check import REFUSED_OF_CONTAINER, REFUSED_OF_POD
 
 _READ_OF_POD = {"containers", "volumes", "nodeSelector", "serviceAccountName", "terminationGracePeriodSeconds"}
@@ -25,7 +26,7 @@ def carried(job: JobConfig, target: str, found: Mapping[str, Any]) -> JobConfig:
     pods = list(_pods(found))
     if not pods:
         return job
-    find = get_target(target).problems  # type: ignore[attr-defined]
+    find = get_target(target).problems
     parts = [_parts(pod) for pod in pods]
     common = {key: value for key, value in parts[0].items() if all(one.get(key) == value for one in parts)}
     while common:
@@ -68,6 +69,9 @@ def _parts(pod: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
     for name, value in pod.items():
         if name in pod_types()["PodSpec"] and name not in _READ_OF_POD and _stands_alone(name, value):
             found["pod", name] = value
+    affinity = {name: rule for name, rule in (pod.get("affinity") or {}).items() if not is_own(rule)}
+    if affinity:
+        found["pod", "affinity"] = affinity
     if others and _stands_alone("containers", others):
         found["pod", "containers"] = others
     for name, value in first.items():

@@ -76,8 +76,13 @@ def read_pod(
     affinity = spec.pop("affinity", None) or {}
     if labels.NODE_HEALTH not in str(affinity.get("nodeAffinity")):
         scheduling["healthy_only"] = False
-    if "podAntiAffinity" not in affinity:
+    if not is_own(affinity.get("podAntiAffinity")):
         scheduling["spread"] = False
+
+
+def is_own(rule: Any) -> bool:
+    """Whether an affinity is what `scheduling.healthy_only` or `scheduling.spread` render to."""
+    return labels.NODE_HEALTH in str(rule) or labels.JOB in str(rule)
 
 
 def _toleration(one: Mapping[str, Any]) -> dict[str, Any]:

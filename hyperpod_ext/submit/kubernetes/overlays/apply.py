@@ -9,6 +9,7 @@ from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.overlay import KubernetesOverlay
 from hyperpod_ext.errors import ConfigError, Problem
+from hyperpod_ext.submit.contract.rank_variables import is_of_ranks
 from hyperpod_ext.submit.contract.yaml_text import read_all, to_yaml
 from hyperpod_ext.submit.kubernetes.overlays import check
 from hyperpod_ext.submit.kubernetes.overlays.merge import merged
@@ -111,7 +112,7 @@ def _relied_on(found: Mapping[str, Any]) -> Any:
 
 def _relied_on_of(pod: Mapping[str, Any]) -> Any:
     first = pod["containers"][0]
-    variables = [one for one in first.get("env") or [] if check.is_of_ranks(str(one.get("name")))]
+    variables = [one for one in first.get("env") or [] if is_of_ranks(str(one.get("name")))]
     secret = [one for one in pod.get("volumes") or [] if one.get("name") == labels.SECRET_VOLUME]
     mount = [one for one in first.get("volumeMounts") or [] if one.get("name") == labels.SECRET_VOLUME]
     ports = {one.get("containerPort") for one in first.get("ports") or []} & {labels.AGENT_PORT}

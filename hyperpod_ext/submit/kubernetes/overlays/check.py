@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,13 +10,11 @@ from hyperpod_ext.catalog.pod_fields import MERGE_KEYS, pod_types
 from hyperpod_ext.config.files.nearest import nearest
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import Problem
+from hyperpod_ext.submit.contract.rank_variables import is_of_ranks
 from hyperpod_ext.submit.contract.spec_annotation import ANNOTATION
 from hyperpod_ext.submit.kubernetes.overlays.merge import DIRECTIVE, RETAIN
 
 _HERE = "overlay.kubernetes"
-_RANK_VARIABLE = re.compile(
-    r"HPX_\w+|PET_\w+|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_(ADDR|PORT)"
-)
 _SPEC_FIELD = "the spec has a field for it"
 REFUSED_OF_CONTAINER = {
     "name": ("the operator and the other commands find the container by its name", "remove it"),
@@ -58,11 +55,6 @@ _REFUSED_OF_REPLICAS = {
     "spares": ("ranks are counted by it", "write `spares`"),
     "template": ("it is a pod", "write overlay.kubernetes.pod, and overlay.kubernetes.container"),
 }
-
-
-def is_of_ranks(name: str) -> bool:
-    """Whether a variable tells ranks who they are, or our runtime what it does."""
-    return _RANK_VARIABLE.fullmatch(name) is not None
 
 
 def problems(job: JobConfig, container: str, pod_type: str = "PodSpec") -> Iterator[Problem]:
@@ -174,6 +166,7 @@ def _promises_of_pod(job: JobConfig, patch: Mapping[str, Any], container: str) -
     path = f"{_HERE}.pod"
     yield from _complete(patch, path)
     yield from _refused(REFUSED_OF_POD, patch, path)
+    yield from _secret_unread(job, patch)
     for field in ("containers", "volumes"):
         if field in patch and patch[field] is None:
             yield Problem("cannot be removed: what the job relies on is in it", path=f"{path}.{field}")
@@ -187,6 +180,22 @@ def _promises_of_pod(job: JobConfig, patch: Mapping[str, Any], container: str) -
     for index, one in _items(patch, "volumes"):
         if one == {DIRECTIVE: "replace"} or (one.get("name") == labels.SECRET_VOLUME and job.mode == "ours"):
             yield Problem("would change or remove the job's secret", path=f"{path}.volumes.{index}")
+
+
+def _secret_unread(job: JobConfig, patch: Mapping[str, Any]) -> Iterator[Problem]:
+    """A user besides root who would not be let near the job's secret, which is of root and of the pod's group."""
+    if job.mode != "ours":
+        return
+    of_pod, of_container = patch.get("securityContext"), job.overlay.kubernetes.container.get("securityContext")
+    own, above = (one if isinstance(one, Mapping) else {} for one in (of_container, of_pod))
+    if above.get("fsGroup") is not None:
+        return
+    where = "container" if own.get("runAsUser") is not None else "pod"
+    user = own.get("runAsUser") if where == "container" else above.get("runAsUser")
+    if user:
+        hint = f"write overlay.kubernetes.pod.securityContext.fsGroup, {user} for example"
+        at = f"{_HERE}.{where}.securityContext.runAsUser"
+        yield Problem(f"user {user} cannot read the job's secret without a group of the pod", path=at, hint=hint)
 
 
 def _promises_of_job(patch: Mapping[str, Any]) -> Iterator[Problem]:
