@@ -1,4 +1,4 @@
-"""`python -m hyperpod_ext.runtime.operator_api [flags] -- script.py [args]`: our agent under AWS's operator.
+"""`python -m hyperpod_ext.runtime.operator_api [flags] -- train.py [args]`: our agent under AWS's operator.
 
 It is the first process of a pod of a HyperPodPyTorchJob, in the place of `hyperpodrun`: it serves what the operator asks,
 and runs this node's agent with the rank and the addresses that come with `/start`. What workers print goes to the pod's
@@ -8,22 +8,18 @@ output, as `rank 2 | ...`.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import ipaddress
 import os
-import signal
 import sys
 import threading
 from pathlib import Path
 
 from hyperpod_ext.processes import kill_descendants
+from hyperpod_ext.runtime.agent.__main__ import socket_dir
 from hyperpod_ext.runtime.container_kubernetes import print_logs
-from hyperpod_ext.runtime.ipc.environment import ENV_RUN_DIR, ENV_SOCKET_DIR
+from hyperpod_ext.runtime.ipc.environment import ENV_RUN_DIR
 from hyperpod_ext.runtime.operator_api.agent_here import AgentHere
-from hyperpod_ext.runtime.operator_api.server import OperatorApi
-from hyperpod_ext.scratch import scratch_folder
-
-_CANCELLED = 130
+from hyperpod_ext.runtime.operator_api.server import OperatorApi, serving
 
 
 def main() -> None:
@@ -35,11 +31,8 @@ def main() -> None:
     printer = threading.Thread(target=print_logs, args=(logs, ended))
     printer.start()
     try:
-        if ENV_SOCKET_DIR in os.environ:
-            code = asyncio.run(_serve(arguments, run_dir, Path(os.environ[ENV_SOCKET_DIR])))
-        else:
-            with scratch_folder() as private:
-                code = asyncio.run(_serve(arguments, run_dir, private))
+        with socket_dir() as private:
+            code = _serve(arguments, run_dir, private)
     finally:
         kill_descendants(os.getpid())
         ended.set()
@@ -52,7 +45,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m hyperpod_ext.runtime.operator_api",
         description="Run one pod of a job for AWS's HyperPod training operator, with this project's agent.",
-        epilog="example: python -m hyperpod_ext.runtime.operator_api --nnodes 2 --nproc-per-node 8 -- train.py --lr 1e-3",
+        epilog="example: python -m hyperpod_ext.runtime.operator_api --nnodes 2 --nproc-per-node 8 -- train.py",
     )
     parser.add_argument("--nnodes", type=int, default=1, help="nodes of the job, without spares")
     parser.add_argument("--nproc-per-node", "--nproc_per_node", type=int, default=1, help="workers on each node")
@@ -65,7 +58,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         default=[],
         type=_network,
         metavar="NETWORK",
-        help="who may give orders, as 10.1.0.0/16 or an address; may be repeated; default: all but the job's other pods",
+        help="who may give orders, as 10.1.0.0/16; may be repeated; default: all but the job's other pods",
     )
     parser.add_argument("script", help="training script")
     parser.add_argument("script_args", nargs=argparse.REMAINDER, help="its arguments")
@@ -79,39 +72,12 @@ def _network(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-async def _serve(arguments: argparse.Namespace, run_dir: Path, private: Path) -> int:
+def _serve(arguments: argparse.Namespace, run_dir: Path, private: Path) -> int:
     """Until somebody wants the pod to end; returns its exit code."""
-    loop = asyncio.get_running_loop()
-    leaving: asyncio.Future[int] = loop.create_future()
-    asked = asyncio.Event()
-
-    def leave(code: int = 0) -> None:
-        if not leaving.done():
-            leaving.set_result(code)
-
-    def told_to_end() -> None:
-        """The pod is deleted: what only its memory holds goes to a durable tier first, if the job has one."""
-        asked.set()
-        if not agent.save_and_end():
-            leave(_CANCELLED)
-
-    def listen_to_signals() -> None:
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, told_to_end)
-
-    def cancelled() -> None:
-        if asked.is_set():
-            leave(_CANCELLED)
-
-    agent = AgentHere(arguments, run_dir, private, took_over=listen_to_signals, cancelled=cancelled)
-    api = OperatorApi(agent, arguments.nnodes, arguments.allow, leave)
-    agent.told = api
-    listen_to_signals()
-    await api.listen(arguments.server_host, arguments.server_port)
-    code = await leaving
-    await agent.end()
-    await api.close()
-    return code
+    agent = AgentHere(arguments, run_dir, private)
+    api = OperatorApi(agent, arguments.nnodes, arguments.allow)
+    with serving(api, arguments.server_host, arguments.server_port):
+        return agent.run(api)
 
 
 if __name__ == "__main__":

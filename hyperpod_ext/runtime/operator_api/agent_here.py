@@ -1,4 +1,4 @@
-"""This node's agent in the process that serves its operator: a `Node` after another, as `/start` and `/stop` have it."""
+"""This node's agent in the process that serves its operator: one `Node` after another, as the operator has it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import argparse
 import asyncio
 import contextlib
 import json
+import queue
+import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +20,8 @@ from hyperpod_ext.runtime.agent.node import Node
 from hyperpod_ext.runtime.events.log import REPORT
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.operator_api.states import JOB_LEVEL, PROCESS_LEVEL
+
+_CANCELLED = 130
 
 
 class Told(Protocol):
@@ -34,82 +39,118 @@ class Told(Protocol):
 class AgentHere:
     """Runs a `Node` for the rank that the operator gives.
 
+    Each has the main thread, for its signals, and an event loop of its own, with which all of it ends. Calls of the
+    operator come from another thread.
+
     Args:
         arguments: of the pod: nodes, workers, port of the rendezvous, script.
-        told: hears of the job.
-        took_over: called when a node has installed handlers of signals, which are to be others.
-        cancelled: called when the job has ended because some pod was told to end.
     """
 
-    def __init__(
-        self,
-        arguments: argparse.Namespace,
-        run_dir: Path,
-        private: Path,
-        *,
-        took_over: Callable[[], None],
-        cancelled: Callable[[], None],
-    ) -> None:
+    def __init__(self, arguments: argparse.Namespace, run_dir: Path, private: Path) -> None:
         self._arguments, self._run_dir, self._private = arguments, run_dir, private
-        self._took_over, self._cancelled = took_over, cancelled
-        self.told: Told | None = None
-        self._node: Node | None = None
-        self._running: asyncio.Task[None] | None = None
+        self._orders: queue.SimpleQueue[tuple[int, int, str] | int] = queue.SimpleQueue()
+        self._wanted = 0
+        """Number of the newest order; what an older one started is to end."""
+        self._idle = threading.Event()
+        self._idle.set()
+        self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any], Node] | None = None
+        self._told_to_end = False
         self._rank = -1
         self._name = ""
         self._durable = False
 
+    # --- in the thread that serves the operator -----------------------------------------------------
+
     @property
     def runs(self) -> bool:
-        return self._running is not None and not self._running.done()
+        return not self._idle.is_set()
 
     def begin(self, rank: int, first_node: str) -> None:
         """Start it, once one that runs has ended."""
-        self._running = asyncio.create_task(self._run(rank, first_node, self._running), name=f"node {rank}")
+        self._drop()
+        self._idle.clear()
+        self._orders.put((self._wanted, rank, first_node))
 
     def resume(self) -> None:
-        if self._node is not None:
-            self._node.resume()
+        self._to_node(lambda node: node.resume())
 
     def pause(self, why: str) -> None:
-        if self._node is not None:
-            self._node.pause(why)
-
-    def save_and_end(self) -> bool:
-        """Have the job save its last step and end, if that outlives the pods; else nothing is done."""
-        if self._node is None or not self._durable:
-            return False
-        self._node.ask_to_end()
-        return True
+        self._to_node(lambda node: node.pause(why))
 
     async def end(self) -> None:
         """Returns when nothing of it is left."""
-        await _ended(self._running)
+        self._drop()
+        await asyncio.to_thread(self._idle.wait)
+
+    def leave(self, code: int = 0) -> None:
+        """End it, and have `run` return `code`."""
+        self._drop()
+        self._orders.put(code)
 
     def note(self, **fields: Any) -> None:
         """For the job's event log, if there is one."""
-        if self._node is not None:
-            self._node.note("operator_asked", **fields)
+        self._to_node(lambda node: node.note("operator_asked", **fields))
 
-    async def _run(self, rank: int, first_node: str, before: asyncio.Task[None] | None) -> None:
-        await _ended(before)
-        assert self.told is not None
+    def _drop(self) -> None:
+        self._wanted += 1
+        if (running := self._running) is not None:
+            loop, task, _ = running
+            with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+                loop.call_soon_threadsafe(task.cancel)
+
+    def _to_node(self, call: Callable[[Node], None]) -> None:
+        if (running := self._running) is not None:
+            loop, _, node = running
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(call, node)
+
+    # --- in the main thread -------------------------------------------------------------------------
+
+    def run(self, told: Told) -> int:
+        """Follow orders until one says to leave; returns the exit code."""
+        while True:
+            for signum in (signal.SIGTERM, signal.SIGINT):  # a node that has ended has taken them away
+                signal.signal(signum, lambda _signum, _frame: self._is_told_to_end())
+            order = self._orders.get()
+            if isinstance(order, int):
+                return order
+            number, rank, first_node = order
+            if number == self._wanted:
+                asyncio.run(self._run(told, number, rank, first_node))
+            if self._orders.empty():
+                self._idle.set()
+
+    def _is_told_to_end(self) -> None:
+        """SIGTERM: the pod is deleted. What only its memory holds goes to a durable tier first, if the job has one."""
+        self._told_to_end = True
+        if self._running is not None and self._durable:
+            self._running[2].ask_to_end()
+        else:
+            self.leave(_CANCELLED)
+
+    async def _run(self, told: Told, number: int, rank: int, first_node: str) -> None:
         message, mode, state = "", JOB_LEVEL, "failed"
         try:
-            state = await self._job(rank, first_node)
+            state = await self._job(told, number, rank, first_node)
             message = self._why_failed()
+        except asyncio.CancelledError:
+            return
         except ExcludedError as error:  # the others may go on without it: a new process may come back to them
             message, mode = str(error), PROCESS_LEVEL
         except HyperpodExtError as error:
             message = "\n".join(filter(None, (str(error), error.hint)))
+        except Exception as error:
+            message = f"an error of hyperpod_ext itself: {error!r}"
         finally:
-            self._node = None
+            self._running = None
         if state in ("cancelled", "left"):
             message, mode = "a pod of the job was told to end", PROCESS_LEVEL
-            self._cancelled()
-        self.told.job_ended(succeeded=state == "succeeded", message=message, restart_mode=mode)
+            if self._told_to_end:
+                self.leave(_CANCELLED)
+        if number == self._wanted:
+            told.job_ended(succeeded=state == "succeeded", message=message, restart_mode=mode)
 
-    async def _job(self, rank: int, first_node: str) -> str:
+    async def _job(self, told: Told, number: int, rank: int, first_node: str) -> str:
         host = f"[{first_node}]" if ":" in first_node else first_node
         flags = {
             "--nnodes": self._arguments.nnodes,
@@ -125,29 +166,27 @@ class AgentHere:
         settings = read_settings(arguments, self._run_dir, self._private)
         self._rank, self._name = rank, settings.config.name
         self._durable = bool(settings.config.checkpoint.durable())
-        self._node = Node(settings, self._hear)
-        running = asyncio.ensure_future(self._node.run())
-        try:
-            await asyncio.sleep(0)
-            self._took_over()
-            return await running
-        finally:
-            if not running.done():
-                running.cancel()
-                await asyncio.gather(running, return_exceptions=True)
+        node = Node(settings, lambda message: self._hear(told, message))
+        task = asyncio.ensure_future(node.run())
+        self._running = (asyncio.get_running_loop(), task, node)
+        if number != self._wanted:
+            task.cancel()
+        await asyncio.sleep(0)
+        for signum in (signal.SIGTERM, signal.SIGINT):  # in the place of the node's own
+            asyncio.get_running_loop().add_signal_handler(signum, self._is_told_to_end)
+        return await task
 
-    def _hear(self, message: c.ToAgent | c.FromAgent) -> None:
+    def _hear(self, told: Told, message: c.ToAgent | c.FromAgent) -> None:
         """What is said between this agent and the coordinator."""
-        assert self.told is not None
         match message:
             case c.Died(rank=rank, step=step, cause=cause) | c.Failed(rank=rank, step=step, cause=cause):
-                self.told.fault_seen(f"rank {rank}, step {step}: {cause}")
+                told.fault_seen(f"rank {rank}, step {step}: {cause}")
             case c.AbortGeneration(rank=rank) if rank >= 0 and rank // self._arguments.nproc_per_node != self._rank:
-                self.told.fault_seen(f"a fault of rank {rank}, on node {rank // self._arguments.nproc_per_node}")
+                told.fault_seen(f"a fault of rank {rank}, on node {rank // self._arguments.nproc_per_node}")
             case c.GoOn(step=step):
-                self.told.fault_mended(step)
+                told.fault_mended(step)
             case c.Event(event="step", fields=fields) if isinstance(fields.get("step"), int):
-                self.told.stepped(self._name, fields["step"])
+                told.stepped(self._name, fields["step"])
 
     def _why_failed(self) -> str:
         try:
@@ -156,10 +195,3 @@ class AgentHere:
             error = {}
         why = "\n".join(str(error[key]) for key in ("message", "hint") if error.get(key))
         return why or f"the job failed; {REPORT} of the node that led it says why"
-
-
-async def _ended(task: asyncio.Task[None] | None) -> None:
-    if task is not None and not task.done():
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task

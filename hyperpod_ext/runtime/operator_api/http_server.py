@@ -1,4 +1,4 @@
-"""HTTP/1.1 as far as an operator speaks it: small requests with a length, on asyncio. No threads, nothing to install."""
+"""HTTP/1.1 as far as an operator speaks it: requests with a length, on asyncio. Nothing to install."""
 
 from __future__ import annotations
 

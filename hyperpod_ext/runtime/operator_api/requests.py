@@ -1,4 +1,4 @@
-"""Bodies of the operator's calls. Lenient as those of AWS's agent: `"1"` is a number, and unknown fields are passed over."""
+"""Bodies of the operator's calls. As lenient as AWS's agent: `"1"` is a number, unknown fields are passed over."""
 
 from __future__ import annotations
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
-from collections.abc import Callable, Collection
+import threading
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
@@ -38,6 +40,9 @@ class Agent(Protocol):
     async def end(self) -> None:
         """Returns when nothing of it is left."""
 
+    def leave(self) -> None:
+        """End it, and the process."""
+
     def note(self, **fields: Any) -> None:
         """For the job's event log, if there is one."""
 
@@ -49,14 +54,16 @@ class OperatorApi:
         agent: that of this node.
         nodes: of the job.
         allowed: networks and addresses that may give orders; none: everybody but the job's other pods.
-        leave: ends this process.
     """
 
-    def __init__(self, agent: Agent, nodes: int, allowed: Collection[str], leave: Callable[[], None]) -> None:
-        self._agent, self._allowed, self._leave = agent, allowed, leave
+    def __init__(self, agent: Agent, nodes: int, allowed: Collection[str]) -> None:
+        self._agent, self._allowed = agent, allowed
         self.pod = Pod(nodes)
         self._server = HttpServer(self._handle, _say)
         self._work: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._made = -1
+        """Newest step that was told of."""
 
     async def listen(self, host: str, port: int) -> int:
         """Serve; the pod is ready from then on. Returns the port.
@@ -64,6 +71,7 @@ class OperatorApi:
         Raises:
             OSError: the port is taken.
         """
+        self._loop = asyncio.get_running_loop()
         self.pod = states.enter(self.pod, State.INIT, now())
         port = await self._server.listen(host, port)
         self.pod = states.is_ready(self.pod, now(), agent_runs=False)
@@ -73,24 +81,32 @@ class OperatorApi:
         await self._server.close()
         await asyncio.gather(*self._work)
 
-    # --- news of the job ------------------------------------------------------------------------
+    # --- news of the job, from any thread ---------------------------------------------------------
 
     def fault_seen(self, cause: str) -> None:
-        self.pod = states.fault_seen(self.pod, cause)
+        self._take(lambda pod: states.fault_seen(pod, cause))
 
     def fault_mended(self, step: int) -> None:
-        self.pod = states.fault_mended(self.pod, step)
+        self._take(lambda pod: states.fault_mended(pod, step))
 
     def stepped(self, name: str, step: int) -> None:
         """A rank here has made a step."""
-        made = int(self.pod.progress.get(name, {}).get("progressCount", -1))
-        if step > made:
-            self.pod = replace(self.pod, progress={name: {"progressData": "", "progressCount": step}})
+        if step > self._made:
+            self._made = step
+            self._take(lambda pod: replace(pod, progress={name: {"progressData": "", "progressCount": step}}))
 
     def job_ended(self, *, succeeded: bool, message: str, restart_mode: str) -> None:
-        self.pod = states.job_ended(
-            self.pod, now(), succeeded=succeeded, message=message, restart_mode=restart_mode
-        )
+        def ended(pod: Pod) -> Pod:
+            return states.job_ended(pod, now(), succeeded=succeeded, message=message, restart_mode=restart_mode)
+
+        self._take(ended)
+
+    def _take(self, change: Callable[[Pod], Pod]) -> None:
+        def take() -> None:
+            self.pod = change(self.pod)
+
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(take)
 
     # --- calls ----------------------------------------------------------------------------------
 
@@ -155,7 +171,7 @@ class OperatorApi:
             case Order.END:
                 self._spawn(self._end())
             case Order.LEAVE:
-                self._leave()
+                self._agent.leave()
 
     async def _end(self) -> None:
         await self._agent.end()
@@ -168,6 +184,24 @@ class OperatorApi:
         task = asyncio.get_running_loop().create_task(work)
         self._work.add(task)
         task.add_done_callback(self._work.discard)
+
+
+@contextlib.contextmanager
+def serving(api: OperatorApi, host: str, port: int) -> Iterator[int]:
+    """Serve in a thread of its own, so that an agent that is busy is not one that is gone. Gives the port.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="hpx-operator", daemon=True)
+    thread.start()
+    try:
+        yield asyncio.run_coroutine_threadsafe(api.listen(host, port), loop).result()
+        asyncio.run_coroutine_threadsafe(api.close(), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
 
 
 def now() -> str:
@@ -185,4 +219,3 @@ def _read(kind: type[Body], body: bytes) -> Body:
 
 def _say(words: str) -> None:
     sys.stderr.write(f"hyperpod_ext, the operator's calls: {words}\n")
-

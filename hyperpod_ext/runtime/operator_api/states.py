@@ -1,7 +1,7 @@
 """What a pod answers its operator, and what it does then: state and request -> state, answer, order. Pure.
 
-A call that does not fit what is known of the job is refused (409) and changes nothing; one that comes in a state in which
-it means nothing changes no state, as with AWS's agent, so that an operator may ask twice.
+A call that does not fit what is known of the job is refused (409) and changes nothing. One that comes in a state in
+which it means nothing changes no state, as with AWS's agent, so that an operator may ask twice.
 """
 
 from __future__ import annotations
