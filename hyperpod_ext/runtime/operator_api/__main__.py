@@ -1,7 +1,7 @@
 """`python -m hyperpod_ext.runtime.operator_api [flags] -- train.py [args]`: our agent under AWS's operator.
 
-It is the first process of a pod of a HyperPodPyTorchJob, in the place of `hyperpodrun`: it serves what the operator asks,
-and runs this node's agent with the rank and the addresses that come with `/start`. What workers print goes to the pod's
+It is the first process of a pod of a HyperPodPyTorchJob, in the place of `hyperpodrun`. It serves what the operator
+asks, and runs this node's agent with the rank and the addresses of `/start`. What workers print goes to the pod's
 output, as `rank 2 | ...`.
 """
 
