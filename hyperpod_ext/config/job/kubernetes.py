@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, PositiveInt
@@ -12,6 +11,8 @@ from hyperpod_ext.config.names import DnsLabel, ObjectName
 
 
 def _network(text: str) -> str:
+    import ipaddress  # few specs name a network
+
     ipaddress.ip_network(text, strict=False)
     return text
 

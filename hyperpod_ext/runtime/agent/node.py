@@ -174,9 +174,9 @@ class Node:
         """As SIGTERM does."""
         self._is_asked_to_end()
 
-    def note(self, event: str, **fields: Any) -> None:
-        """Something that belongs into the job's event log."""
-        self._event(event, **fields)
+    def operator_asked(self, call: str, caller: str, status: int, why: str, state: str) -> None:
+        """For the job's event log: somebody has called the pod as AWS's operator does."""
+        self._event("operator_asked", call=call, caller=caller, status=status, why=why, state=state)
 
     # --- who coordinates ------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from hyperpod_ext.runtime.operator_api.states import JOB_LEVEL, PROCESS_LEVEL
 _CANCELLED = 130
 
 
-class Told(Protocol):
+class JobListener(Protocol):
     """Who hears of the job."""
 
     def fault_seen(self, cause: str) -> None: ...
@@ -54,7 +54,7 @@ class AgentHere:
         self._idle = threading.Event()
         self._idle.set()
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any], Node] | None = None
-        self._told_to_end = False
+        self._asked_to_end = False
         self._rank = -1
         self._name = ""
         self._durable = False
@@ -89,7 +89,7 @@ class AgentHere:
 
     def note(self, **fields: Any) -> None:
         """For the job's event log, if there is one."""
-        self._to_node(lambda node: node.note("operator_asked", **fields))
+        self._to_node(lambda node: node.operator_asked(**fields))
 
     def _drop(self) -> None:
         self._wanted += 1
@@ -106,32 +106,32 @@ class AgentHere:
 
     # --- in the main thread -------------------------------------------------------------------------
 
-    def run(self, told: Told) -> int:
+    def run(self, listener: JobListener) -> int:
         """Follow orders until one says to leave; returns the exit code."""
         while True:
             for signum in (signal.SIGTERM, signal.SIGINT):  # a node that has ended has taken them away
-                signal.signal(signum, lambda _signum, _frame: self._is_told_to_end())
+                signal.signal(signum, lambda _signum, _frame: self._is_asked_to_end())
             order = self._orders.get()
             if isinstance(order, int):
                 return order
             number, rank, first_node = order
             if number == self._wanted:
-                asyncio.run(self._run(told, number, rank, first_node))
+                asyncio.run(self._run(listener, number, rank, first_node))
             if self._orders.empty():
                 self._idle.set()
 
-    def _is_told_to_end(self) -> None:
+    def _is_asked_to_end(self) -> None:
         """SIGTERM: the pod is deleted. What only its memory holds goes to a durable tier first, if the job has one."""
-        self._told_to_end = True
+        self._asked_to_end = True
         if self._running is not None and self._durable:
             self._running[2].ask_to_end()
         else:
             self.leave(_CANCELLED)
 
-    async def _run(self, told: Told, number: int, rank: int, first_node: str) -> None:
+    async def _run(self, listener: JobListener, number: int, rank: int, first_node: str) -> None:
         message, mode, state = "", JOB_LEVEL, "failed"
         try:
-            state = await self._job(told, number, rank, first_node)
+            state = await self._job(listener, number, rank, first_node)
             message = self._why_failed()
         except asyncio.CancelledError:
             return
@@ -145,12 +145,12 @@ class AgentHere:
             self._running = None
         if state in ("cancelled", "left"):
             message, mode = "a pod of the job was told to end", PROCESS_LEVEL
-            if self._told_to_end:
+            if self._asked_to_end:
                 self.leave(_CANCELLED)
         if number == self._wanted:
-            told.job_ended(succeeded=state == "succeeded", message=message, restart_mode=mode)
+            listener.job_ended(succeeded=state == "succeeded", message=message, restart_mode=mode)
 
-    async def _job(self, told: Told, number: int, rank: int, first_node: str) -> str:
+    async def _job(self, listener: JobListener, number: int, rank: int, first_node: str) -> str:
         host = f"[{first_node}]" if ":" in first_node else first_node
         flags = {
             "--nnodes": self._arguments.nnodes,
@@ -166,27 +166,27 @@ class AgentHere:
         settings = read_settings(arguments, self._run_dir, self._private)
         self._rank, self._name = rank, settings.config.name
         self._durable = bool(settings.config.checkpoint.durable())
-        node = Node(settings, lambda message: self._hear(told, message))
+        node = Node(settings, lambda message: self._hear(listener, message))
         task = asyncio.ensure_future(node.run())
         self._running = (asyncio.get_running_loop(), task, node)
         if number != self._wanted:
             task.cancel()
         await asyncio.sleep(0)
         for signum in (signal.SIGTERM, signal.SIGINT):  # in the place of the node's own
-            asyncio.get_running_loop().add_signal_handler(signum, self._is_told_to_end)
+            asyncio.get_running_loop().add_signal_handler(signum, self._is_asked_to_end)
         return await task
 
-    def _hear(self, told: Told, message: c.ToAgent | c.FromAgent) -> None:
+    def _hear(self, listener: JobListener, message: c.ToAgent | c.FromAgent) -> None:
         """What is said between this agent and the coordinator."""
         match message:
             case c.Died(rank=rank, step=step, cause=cause) | c.Failed(rank=rank, step=step, cause=cause):
-                told.fault_seen(f"rank {rank}, step {step}: {cause}")
+                listener.fault_seen(f"rank {rank}, step {step}: {cause}")
             case c.AbortGeneration(rank=rank) if rank >= 0 and rank // self._arguments.nproc_per_node != self._rank:
-                told.fault_seen(f"a fault of rank {rank}, on node {rank // self._arguments.nproc_per_node}")
+                listener.fault_seen(f"a fault of rank {rank}, on node {rank // self._arguments.nproc_per_node}")
             case c.GoOn(step=step):
-                told.fault_mended(step)
+                listener.fault_mended(step)
             case c.Event(event="step", fields=fields) if isinstance(fields.get("step"), int):
-                told.stepped(self._name, fields["step"])
+                listener.stepped(self._name, fields["step"])
 
     def _why_failed(self) -> str:
         try:

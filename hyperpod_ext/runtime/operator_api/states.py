@@ -103,19 +103,19 @@ def start(pod: Pod, asked: Start, now: str) -> Answer:
     """`/start`: train, as this rank."""
     if why := _misfit(pod, asked) or _incomplete(pod, asked):
         return Answer(pod, CONFLICT, why)
-    told = _told(pod, asked)
+    updated = _updated(pod, asked)
     if pod.state is not State.READY:
-        return Answer(told)
+        return Answer(updated)
     order = Order.RESUME if pod.agent_rank == asked.rank else Order.BEGIN
-    told = replace(told, agent_rank=asked.rank, restart_mode=IN_PROCESS)
-    return Answer(enter(told, State.RUNNING, now, "Running"), orders=(order,))
+    updated = replace(updated, agent_rank=asked.rank, restart_mode=IN_PROCESS)
+    return Answer(enter(updated, State.RUNNING, now, "Running"), orders=(order,))
 
 
 def update(pod: Pod, asked: Ranks) -> Answer:
     """`/update`: another rank, other addresses, a spare or none any more."""
     if why := _misfit(pod, asked):
         return Answer(pod, CONFLICT, why)
-    return Answer(_told(pod, asked))
+    return Answer(_updated(pod, asked))
 
 
 def stop(pod: Pod, asked: Stop, now: str) -> Answer:
@@ -134,7 +134,7 @@ def shutdown(pod: Pod, now: str) -> Answer:
     return Answer(enter(pod, State.SHUTDOWN, now), orders=(Order.LEAVE,))
 
 
-def _told(pod: Pod, asked: Ranks) -> Pod:
+def _updated(pod: Pod, asked: Ranks) -> Pod:
     return replace(
         pod,
         rank=asked.rank,
