@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import os
 import re
+import resource
 import select
 import signal
 import time
@@ -43,6 +44,19 @@ def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
 def become_subreaper() -> None:
     """Make orphaned descendants children of this process, so that it can wait for them and end them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def allow_open_files(count: int) -> bool:
+    """Raise this process's soft limit of open files to `count`, as far as its hard limit goes. Children inherit it.
+
+    Returns whether `count` files may be open now.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= count:
+        return True
+    allowed = count if hard == resource.RLIM_INFINITY else min(count, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return allowed == count
 
 
 def children(pid: int) -> list[int]:
@@ -94,9 +108,9 @@ def kill_descendants(pid: int, *, spare: Collection[int] = ()) -> list[int]:
 
 
 def kill_group(leader: int) -> None:
-    """SIGKILL what a child of ours has forked, while it ends or after it has, where that is in its process group.
+    """SIGKILL a process group: a process and what it has forked, while it ends or after it has.
 
-    Called in a subreaper. Those that remove what dead processes left in shared memory stay: they end by themselves.
+    Those that remove what dead processes left in shared memory stay: they end by themselves.
     """
     seen: set[int] = set()
     while found := {pid for pid in _members(leader) if not _removes_leftovers(pid)} - seen:
@@ -106,13 +120,10 @@ def kill_group(leader: int) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _members(leader: int) -> set[int]:
-    """Of a process group: its leader, what descends from it, and orphans that this process has adopted."""
-    found = {leader, *descendants(leader)}
-    for child in children(os.getpid()):
-        if child not in found and _group_of(child) == leader:
-            found |= {child, *descendants(child)}
-    return {pid for pid in found if _group_of(pid) == leader}
+def _members(group: int) -> set[int]:
+    """Processes of a group, whoever their parents are by now."""
+    pids = {int(name) for name in os.listdir("/proc") if name.isdecimal()}  # noqa: PTH208  (half the time)
+    return {pid for pid in pids if _group_of(pid) == group}
 
 
 def _group_of(pid: int) -> int:

@@ -28,9 +28,13 @@ Examples:
   hp-ext report tiny-gpt
   hp-ext report tiny-gpt --page report.html
   hp-ext report ./run/events.jsonl --beside ./other-run
+  hp-ext report s3://bucket/prefix/tiny-gpt
   hp-ext report tiny-gpt --usd-per-hour 98.32 -o json | jq '.advice[]'""",
 )
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="[RUN]", required=False)
+@click.option(
+    "-f", "--file", type=click.Path(), metavar="FILE", help="A job's spec, for what lies in its durable tiers."
+)
 @click.option("--page", type=click.Path(dir_okay=False), metavar="FILE", help="Write it as one HTML page, too.")
 @click.option("--beside", "other", metavar="RUN", help="Another run to compare with, such as an undisturbed one.")
 @click.option(
@@ -40,17 +44,21 @@ Examples:
     help="Price of the whole job: says what advice is worth in money.",
 )
 @output_option()
-def command(run: str, page: str | None, other: str | None, usd_per_hour: float | None, output: str) -> None:
+def command(
+    run: str | None, file: str | None, page: str | None, other: str | None, usd_per_hour: float | None, output: str
+) -> None:
     """Show what happened to a job that has ended: its faults, what they cost, and where the time went.
 
     RUN is a job's name or URL; or, with a slash or a suffix, a folder with its files, or one of them: result.json,
-    report.json, or the events.jsonl of a job that wrote no report.
+    report.json, or the events.jsonl of a job that wrote no report; or where its checkpoints lie, as s3://bucket/prefix/JOB.
     """
     from hyperpod_ext.planner.advice import advise
 
-    from .runs import compare, read_run
+    from .runs import compare, read_kept_run, read_run
 
-    result = read_run(run)
+    if (run is None) == (file is None):
+        raise click.UsageError("Name one run, as in: tiny-gpt, or: s3://bucket/prefix/tiny-gpt, or: -f job.yaml")
+    result = read_run(run) if run is not None else read_kept_run(file or "")
     if other is not None:
         result = compare(result, read_run(other))
     advice = advise(result) if "phases" in result else []

@@ -48,6 +48,8 @@ class Job:
     """Network namespace of each node, where they do not share one."""
     elsewhere: dict[int, list[str]] = field(default_factory=dict)
     """What each node's agent is started with, where that makes another machine of it."""
+    env_of: dict[int, dict[str, str]] = field(default_factory=dict)
+    """Variables of one node alone."""
     cold: bool = False
     """Whether each process is started as on a machine that runs nothing yet, and does its own imports."""
     agents: list[Any] = field(default_factory=list)
@@ -85,11 +87,12 @@ class Job:
         arguments += ["--", str(self.script), *self.args]
         inside = ["ip", "netns", "exec", self.namespaces[node]] if self.namespaces else []
         inside += self.elsewhere.get(node, [])
+        env = self.environ | self.env_of.get(node, {})
         with (self.folder / f"node{node}.log").open("ab") as log:
             if not self.cold and not inside:
-                return warm.start(warm.AGENT, arguments, env=self.environ, log=log)
+                return warm.start(warm.AGENT, arguments, env=env, log=log)
             command = [*inside, sys.executable, "-m", "hyperpod_ext.runtime.agent", *arguments]
-            return subprocess.Popen(command, env=self.environ, stdout=log, stderr=log)
+            return subprocess.Popen(command, env=env, stdout=log, stderr=log)
 
     def wait(self) -> dict[str, Any]:
         """The report, once every agent has ended."""

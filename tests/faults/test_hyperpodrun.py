@@ -12,6 +12,7 @@ import hyperpod_operator as operators
 import launched
 import pytest
 import waiting
+from hyperpod_ext.cli.report.runs import read_run
 from hyperpodrun_env import hyperpodrun
 
 WORKERS = ["--nnodes", "2", "--nproc-per-node", "2", "--tee", "3", "--redirect", "3", "--server-log-level", "warning"]
@@ -82,11 +83,22 @@ def test_for_a_process_that_cannot_use_its_gpu_any_more_a_new_one_is_asked_for(r
 
 
 def test_a_killed_rank_costs_its_node_the_processes_and_nobody_a_step(run, undisturbed):
-    job, operator = run("--inprocess-restart", fault={"what": "before backward", "rank": 2, "step": 5})
+    fault = {"what": "before backward", "rank": 2, "step": 5}
+    job, operator = run("--inprocess-restart", fault=fault, durable=True)
     launched.assert_equal(job, undisturbed)
     assert job.went_on_from() == [0, 4]
     assert "SIGKILL" in operator.faults[0]["status"][1]["message"]
     assert [len(set(job.pids(rank))) for rank in range(4)] == [1, 1, 2, 2]
+    for pod in operator.pods:
+        pod.kill()
+    kept = read_run(str(job.folder / "durable" / "tiny"))
+    assert (kept["state"], kept["steps"], kept["steps_lost"], kept["world_size"]) == ("succeeded", 12, 0, 4)
+    (told,) = kept["faults"]
+    assert (told["rank"], told["node"], told["step"]) == (2, 1, 5)
+    (recovery,) = kept["recoveries"]
+    assert not recovery["survivor_pids_kept"], "hyperpodrun ended its neighbour, too"
+    assert 0 < kept["goodput"] < 1
+    assert kept["losses"] == undisturbed["losses"]
 
 
 def test_a_killed_rank_comes_back_with_its_imports_done(run, undisturbed):

@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-STEPS = {"HPX_TEST_STEPS": "150"}
+HELD = {"HPX_TEST_STEPS": "30", "HPX_TEST_HOLD": "[[2, 0, 24]]"}
 SHOWN = {"host": "127.0.0.1", "port": 0}
 
 
@@ -28,7 +28,7 @@ def numbers(text: str) -> dict[str, float]:
 
 
 def test_a_kill_is_seen_in_the_numbers_of_the_job_that_goes_on(job: Any) -> None:
-    run = job(settings={"metrics": SHOWN}, env=STEPS, fault={"what": "after optimizer", "rank": 1, "step": 20}).start()
+    run = job(settings={"metrics": SHOWN}, env=HELD, fault={"what": "after optimizer", "rank": 1, "step": 20}).start()
     port = run.until("metrics_shown")["port"]
     run.until("step", step=15, rank=0)
     before, began = numbers(read(port)), time.time()
@@ -44,6 +44,7 @@ def test_a_kill_is_seen_in_the_numbers_of_the_job_that_goes_on(job: Any) -> None
     )  # gauges are rounded
     with pytest.raises(urllib.error.HTTPError, match="404"):
         read(port, "/")
+    (run.folder / "let-go").touch()
     report = run.wait()
     assert report["state"] == "succeeded"
 

@@ -51,8 +51,7 @@ def test_a_death_at_any_point_of_a_step_changes_no_number(job, undisturbed, plac
 
 
 def test_a_kill_from_outside_is_seen_without_any_warning(job, undisturbed):
-    """And each process is started as on a machine that runs nothing yet."""
-    running = job(env={"HPX_TEST_HOLD": "[[1, 3, 5]]"}, cold=True).start()
+    running = job(env={"HPX_TEST_HOLD": "[[1, 3, 5]]"}).start()
     pid = running.until("joined", rank=3)["pid"]
     running.until("step", step=4, rank=3)
     os.kill(pid, signal.SIGKILL)

@@ -18,9 +18,9 @@ def test_a_node_leaves_when_ec2_gives_notice_and_the_others_keep_their_processes
             "HPX_TEST_SECONDS": "0.1",
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": imds.of("stays"),
         }
-        elsewhere = {1: ["env", f"AWS_EC2_METADATA_SERVICE_ENDPOINT={imds.of('spot')}"]}
+        env_of = {1: {"AWS_EC2_METADATA_SERVICE_ENDPOINT": imds.of("spot")}}
         made = settings(elastic={"notices": {"ec2": True, "every_s": 0.1}})
-        known = {"workers_per_node": 1, "script": ELASTIC, "settings": made, "env": env, "elsewhere": elsewhere}
+        known = {"workers_per_node": 1, "script": ELASTIC, "settings": made, "env": env, "env_of": env_of}
         running = job(nodes=2, **known).start()
         running.until("step", step=3)
         imds.notices["spot"] = NOTICE

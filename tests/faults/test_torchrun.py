@@ -8,6 +8,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
+@pytest.mark.thorough
 def test_an_exception_in_the_first_step_ends_no_process_and_the_last_one_is_durable(tmp_path, undisturbed):
     fault, seldom = {"what": "exception", "rank": 0, "step": 1}, {"every_steps": 50}
     job = launched.Launched(tmp_path / "job", fault, durable=True, every=seldom)

@@ -2,7 +2,8 @@
 
 HPX_TEST_FAULT is JSON, `{"what": ..., "rank": R, "step": S}`; a fault strikes once per job, unless `always`.
 `{"what": "code", "code": ..., "where": ..., "step": S}` is run at start-up, in a step, after the last, or after train.
-HPX_TEST_HOLD is JSON, `[[generation, rank, step], ...]`: there that rank stays, until somebody kills it.
+HPX_TEST_HOLD is JSON, `[[generation, rank, step], ...]`: there that rank stays, until somebody kills it or makes
+the file `let-go` in the job's folder.
 """
 
 import json
@@ -89,7 +90,9 @@ def train(run: Run) -> None:
             raise ValueError(f"bad sample at step {step}")
         if due("illegal access", run, step):
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        if due("sleeps", run, step) or [run.generation, run.rank, step] in HOLD:
+        while [run.generation, run.rank, step] in HOLD and not (HERE / "let-go").exists():
+            time.sleep(0.02)
+        if due("sleeps", run, step):
             time.sleep(600)  # a rank that hangs outside of any collective: nothing wakes it but its end
         if (
             FAULT.get("what") == "sleeps"

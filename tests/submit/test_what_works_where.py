@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.errors import UnsupportedError
 from hyperpod_ext.submit.contract.capabilities import unused
+from hyperpod_ext.submit.contract.resize import get_resizer
 from hyperpod_ext.submit.contract.targets import TARGETS, get_target
 from hyperpod_ext.submit.plan import find_problems
 
@@ -42,6 +44,29 @@ ASKED: dict[str, dict[str, Any]] = {
     "rules about what is printed (`log_rules`)": {"log_rules": [{"name": "loss", "pattern": "loss", "every_s": 60}]},
 }
 """What a job asks for, by the promise."""
+_STATE_ALONE = (
+    "jobs of target {target} tell their state alone while they run: copy HPX_RUN_DIR, or read the port of `metrics`"
+)
+NOT_THERE: dict[str, Callable[[str], str]] = {
+    "`hp-ext resize` of a job that runs": lambda target: _resize_refusal(target),
+    "`hp-ext report`: faults, goodput, where the time went": lambda target: (
+        _STATE_ALONE.format(target=target) if target in ("kubeflow", "sagemaker") else ""
+    ),
+    "`hp-ext top`: what each rank does now": lambda target: (
+        "its ranks write their events beside the checkpoints, which `hp-ext top` does not follow yet"
+        if target == "hyperpod-eks"
+        else _STATE_ALONE.format(target=target)
+        if target in ("kubeflow", "sagemaker")
+        else ""
+    ),
+    "ranks that hang are found and replaced": lambda target: (
+        "our agent looks for hangs, and `hyperpodrun` starts the ranks there: use `log_rules`"
+        if target == "hyperpod-eks"
+        else ""
+    ),
+    "the job's secret is read by another user than root": lambda target: "",
+}
+"""Promises that no field of a spec asks for: why a target does not keep one; empty: it does."""
 SHOWN: dict[str, dict[str, str]] = {
     "an exception is met in the process": {
         "local": "tests/faults/test_recovery.py::test_an_exception_on_one_rank_is_recovered_in_process",
@@ -97,6 +122,35 @@ SHOWN: dict[str, dict[str, str]] = {
     "tier: S3": {
         "local": "tests/faults/test_checkpoint_s3.py::test_what_is_drained_and_restored_in_bad_weather_is_whole",
     },
+    "`hp-ext resize` of a job that runs": {
+        "local": "tests/faults/test_resize.py::test_two_four_three_one_four",
+        "hyperpod-eks": (
+            "tests/submit/kubernetes/test_eks_resize.py::"
+            "test_the_operator_gets_other_bounds_and_it_is_waited_for_its_pods"
+        ),
+        "hyperpod-slurm": (
+            "tests/submit/slurm/test_slurm_resize_real.py::test_nodes_come_from_another_allocation_and_go_back_to_slurm"
+        ),
+    },
+    "`hp-ext report`: faults, goodput, where the time went": {
+        "local": (
+            "tests/submit/local/test_local_with_agent.py::"
+            "test_a_job_ends_with_its_last_step_in_the_durable_tier_and_all_commands_say_so"
+        ),
+        "hyperpod-eks": (
+            "tests/faults/test_hyperpodrun.py::test_a_killed_rank_costs_its_node_the_processes_and_nobody_a_step"
+        ),
+    },
+    "`hp-ext top`: what each rank does now": {
+        "local": "tests/cli/test_top.py::test_what_people_read",
+    },
+    "ranks that hang are found and replaced": {
+        "local": "tests/faults/test_detection.py::test_a_rank_that_hangs_is_replaced_and_no_other_is",
+    },
+    "the job's secret is read by another user than root": {
+        "hyperpod-eks": ("tests/runtime/detection/test_preflight.py::test_a_pod_reads_the_secret_through_its_fs_group"),
+        "kubeflow": "tests/runtime/detection/test_preflight.py::test_a_pod_reads_the_secret_through_its_fs_group",
+    },
     "faults are rehearsed (`chaos`)": {
         "local": (
             "tests/submit/local/test_local_with_agent.py::"
@@ -126,7 +180,10 @@ def test_what_a_target_cannot_do_no_test_shows() -> None:
 
 
 def refusal(what: str, target: str) -> str:
-    """What `validate` says of a job that asks for it, and not of one that does not. Empty: nothing."""
+    """What `validate` says of a job that asks for it, and not of one that does not; or why it is not there. Empty:
+    nothing."""
+    if what in NOT_THERE:
+        return NOT_THERE[what](target)
     new = [sentence for sentence in _said(LEAST | ASKED[what], target) if sentence not in _said(LEAST, target)]
     return " / ".join(new)
 
@@ -135,7 +192,7 @@ def table() -> str:
     """Rows, and the sentences they refer to."""
     sentences: dict[str, int] = {}
     lines = ["| | " + " | ".join(f"`{target}`" for target in TARGETS) + " |", "|---" * (len(TARGETS) + 1) + "|"]
-    for what in ASKED:
+    for what in (*ASKED, *NOT_THERE):
         cells = []
         for target in TARGETS:
             if said := refusal(what, target):
@@ -147,6 +204,14 @@ def table() -> str:
                 cells.append("taken")
         lines.append(f"| {what} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", *(f"{number}. {said}" for said, number in sentences.items())]) + "\n"
+
+
+def _resize_refusal(target: str) -> str:
+    try:
+        get_resizer(target)
+    except UnsupportedError as error:
+        return error.problems[0].message
+    return ""
 
 
 def _said(fields: dict[str, Any], target: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -38,7 +39,12 @@ class Directory:
         return {"kind": "file", "path": str(self.base), "every_steps": 2, **more}
 
     def names(self) -> list[str]:
-        return sorted(str(path.relative_to(self.root)) for path in self.root.rglob("*") if path.is_file())
+        # folders that are removed meanwhile end `Path.rglob`, not `os.walk`
+        return sorted(
+            str((Path(folder) / name).relative_to(self.root))
+            for folder, _, names in os.walk(self.root)
+            for name in names
+        )
 
     def read(self, name: str) -> bytes:
         return (self.root / name).read_bytes()

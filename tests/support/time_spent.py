@@ -1,4 +1,4 @@
-"""Where the time of a test run went: the ten slowest tests, those that wait most, and the folders.
+"""Where the time of a test run went: the ten slowest tests, those that compute and that wait most, and the folders.
 
 A pytest plugin. A test waits as long as neither its process nor a child of it that it has waited for computes.
 """
@@ -50,6 +50,8 @@ def table(spent: dict[str, tuple[float, float]]) -> list[str]:
     lines = ["the slowest, in seconds of wall and CPU"]
     slowest = sorted(spent, key=lambda test: -spent[test][0])[:_MOST]
     lines += [f"  {spent[test][0]:7.1f} {spent[test][1]:7.1f}  {test}" for test in slowest]
+    lines.append("those that compute most: seconds of CPU")
+    lines += [f"  {spent[test][1]:7.1f}  {test}" for test in sorted(spent, key=lambda test: -spent[test][1])[:_MOST]]
     waits = {test: wall - cpu for test, (wall, cpu) in spent.items() if wall - cpu > _WAITS_S and test not in slowest}
     if waits:
         lines.append("of the others, those that wait most: seconds that neither they nor processes they ended computed")

@@ -64,6 +64,9 @@ class Kubernetes(Config):
     checkpointless container changes the node's port range if it may."""
     host_network: bool = False
     """Use the node's own network: every port that the job opens is then open to all that reach the node."""
+    fork_server: bool = True
+    """On hyperpod-eks in mode `ours`, keep a process in each pod that has done the imports of `restart.preload`:
+    `hyperpodrun` starts workers by a fork of it, and one that dies is back sooner by its imports."""
     network_policy: bool = True
     """Add a NetworkPolicy: only the HyperPod operator reaches the agent's port, and only pods of the job reach
     each other's."""

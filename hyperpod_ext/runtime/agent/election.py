@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Collection
 from typing import Protocol
 
+from hyperpod_ext.processes import allow_open_files
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc import unproven
@@ -16,7 +17,9 @@ from hyperpod_ext.runtime.ipc.unproven import Unproven
 from hyperpod_ext.runtime.membership.quorum import may_take_over
 
 _UNPROVEN = 1024
-"""Connections at a time that have not shown the secret yet. All agents of a job may come at once."""
+"""Least number of connections at a time that have not shown the secret yet."""
+_OTHER_FILES = 1024
+"""Files that an agent has open beside the connections of others."""
 
 
 class Serves(Protocol):
@@ -31,8 +34,26 @@ class Serves(Protocol):
     ) -> None: ...
 
 
+def places_for(nodes: int) -> int:
+    """Places for connections that have not shown the secret yet: all agents of a job of `nodes` nodes, spares included,
+    may come at once, and again, while strangers come. Lets this process open as many files as that takes.
+    """
+    places = max(_UNPROVEN, 2 * nodes)
+    allow_open_files(unproven.FILES_A_PLACE * places)
+    if not allow_open_files(nodes + _OTHER_FILES):
+        sys.stderr.write(
+            f"the coordinator of a job of {nodes} nodes needs up to {nodes + _OTHER_FILES} open files, and this "
+            "process may have fewer: raise the hard limit (ulimit -Hn) where agents start\n"
+        )
+    return places
+
+
 class ElectionListener:
-    """Listens for agents of the job, from this one's start to its end."""
+    """Listens for agents of the job, from this one's start to its end.
+
+    Args:
+        places: connections at a time that have not shown the secret yet, as `places_for` has it.
+    """
 
     def __init__(self, secret: bytes, on_error: Callable[[str], None], places: int = _UNPROVEN) -> None:
         self._secret = secret

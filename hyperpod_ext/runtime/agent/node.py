@@ -20,7 +20,7 @@ from hyperpod_ext.ports import free_port
 from hyperpod_ext.processes import become_subreaper, describe_exit, kill_descendants
 from hyperpod_ext.runtime.agent.children import ForkServer, ForkServerEndedError, MemoryServer, on_exit
 from hyperpod_ext.runtime.agent.coordinator_client import CoordinatorClient
-from hyperpod_ext.runtime.agent.election import ElectionListener
+from hyperpod_ext.runtime.agent.election import ElectionListener, places_for
 from hyperpod_ext.runtime.agent.last_step import LastStep
 from hyperpod_ext.runtime.agent.memory_client import AsyncMemoryClient, CopyMonitor
 from hyperpod_ext.runtime.agent.settings import NodeSettings
@@ -92,7 +92,8 @@ class Node:
         """Steps in which a memory server of this node has ended."""
         self._oom_kills = OomKills()
         self._listener = Listener(self._workers.serve, self._break)
-        self._election = ElectionListener(settings.secret, self._coordinator_broke)
+        places = places_for(self._config.most_nodes + self._config.spares)
+        self._election = ElectionListener(settings.secret, self._coordinator_broke, places)
         self._coordinator_client = CoordinatorClient(settings, self._election, self._who, self._take_over)
 
     async def run(self) -> str:

@@ -29,6 +29,7 @@ from hyperpod_ext.runtime.control_plane.stop_at_step import StopAtStep
 from hyperpod_ext.runtime.events.durable_steps import left_out
 from hyperpod_ext.runtime.events.event import Events
 from hyperpod_ext.runtime.events.log import append, checked
+from hyperpod_ext.runtime.events.spool import SpoolWriter
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc.environment import ENV_RUN_DIR, WorkerEnvironment
 from hyperpod_ext.runtime.ipc.messages import WireError
@@ -87,6 +88,7 @@ class Members(ABC):
         self._generation, self._committed, self._began = 0, 0, dict[int, int]()
         self._timed: TimedTiers | None = None
         self._decision: Decision | None = None
+        self._spool: SpoolWriter | None = None
         self._run = secrets.token_hex(8)
 
     # --- what a launcher knows --------------------------------------------------------------------
@@ -168,7 +170,10 @@ class Members(ABC):
         if self._node is not None:
             self._node.begin(self._generation, peers)
         if rendezvous.rank == 0:
-            self.event("generation", step=decision.step)
+            if self._generation == 1:
+                world_size, count = rendezvous.world_size, nodes.count
+                self.event("job_started", world_size=world_size, nodes=count, spares=self.settings.config.spares)
+            self.event("generation", step=decision.step, world_size=rendezvous.world_size)
         servers = {node: (str(host), int(port)) for node, (host, port, _) in peers.items() if port}
         return Generation(self._generation, decision, rendezvous.addresses, servers)
 
@@ -176,13 +181,16 @@ class Members(ABC):
         node = nodes.node_of[rendezvous.rank]
         settings, leads = self.settings, nodes.leader(node) == rendezvous.rank
         self._node = (self._node or NodeMemoryClient(settings)) if leads else None
+        place = NodeMemoryClient(settings).place(nodes.index(node))
+        if self._spool is None and settings.config.checkpoint.durable():
+            self._spool = SpoolWriter(place.events)
         return WorkerEnvironment(
             rank=rendezvous.rank,
             world_size=rendezvous.world_size,
             local_rank=rendezvous.local_rank,
             node=node,
             agent_socket="",
-            memory_socket=str(NodeMemoryClient(settings).place(nodes.index(node)).socket),
+            memory_socket=str(place.socket),
             secret=settings.secret,
             config=sized(settings.config, nodes.count, rendezvous.local_world_size),
         )
@@ -276,6 +284,8 @@ class Members(ABC):
             return
         if self.settings.config.checkpoint.durable():
             self._upload_last(self._node)
+        if self.rank == 0 and not (again or self._comes_again()):
+            self.event("job_ended", state="succeeded")
         if again or self._comes_again():  # those who come find that all is done, and have nothing left to do
             self._node.hand_over()
             return
@@ -335,14 +345,19 @@ class Members(ABC):
     # --- what people see --------------------------------------------------------------------------
 
     def event(self, event: str, **fields: Any) -> None:
-        """One line in events-rankN.jsonl of the run directory, where there is one."""
+        """One line for the job's log beside its checkpoints, and for events-rankN.jsonl of the run directory, where
+        there are such."""
         if event == "step":
             self._committed = int(fields["step"])
             self._keep_time(self._committed)
-        directory = os.environ.get(ENV_RUN_DIR)
-        if directory is not None and self.rank >= 0:
-            fields = {"generation": self._generation, **fields}
-            append(Path(directory) / f"events-rank{self.rank}.jsonl", event, fields)
+        if self.rank < 0:
+            return
+        fields = {"generation": self._generation, **fields}
+        _, line = checked(event, fields)
+        if self._spool is not None:
+            self._spool.write(line)
+        if (directory := os.environ.get(ENV_RUN_DIR)) is not None:
+            append(Path(directory) / f"events-rank{self.rank}.jsonl", line)
 
     def _keep_time(self, step: int) -> None:
         if self._timed is None or self._store is None:

@@ -16,6 +16,8 @@ class LogBegun(ByCoordinator):
     event: Literal["log"] = "log"
     version: Count
     """Version of the log. Logs without this line are of version 1."""
+    epoch: float | None = None
+    """Unix time at 0 of the log's clock; null: one log is all there is of its job."""
 
 
 class JobStarted(ByCoordinator):

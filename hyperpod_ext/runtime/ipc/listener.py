@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-_BACKLOG = 4096
+BACKLOG = 4096
 """Connections that may wait to be accepted: all nodes of a job come at once when it starts or loses its coordinator."""
 Converse = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -24,7 +24,7 @@ class Listener:
 
     async def listen_tcp(self, host: str, port: int) -> int:
         """Listen on `host`; returns the port, which is a free one when `port` is 0."""
-        self._server = await asyncio.start_server(self._accept, host, port, backlog=_BACKLOG)
+        self._server = await asyncio.start_server(self._accept, host, port, backlog=BACKLOG)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def listen_unix(self, path: Path) -> None:

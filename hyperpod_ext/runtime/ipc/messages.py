@@ -15,7 +15,8 @@ import secrets
 import socket
 import struct
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 MAX_FRAME_BYTES = 64 << 20
 _LENGTH = struct.Struct(">I")
@@ -129,8 +130,30 @@ def check_same_user(sock: socket.socket) -> int:
     return int(pid)
 
 
+_TRIES = 5
+_BUSY_S = 0.05
+"""Between two tries. Strangers by the thousand may take an honest peer's place before it has shown the secret."""
+Connected = TypeVar("Connected")
+
+
+def again_while_busy(connect: Callable[[], Connected]) -> Connected:
+    """What `connect` returns, which is called again, a few times, where the server hangs up in the handshake.
+
+    Raises:
+        OSError: the last error of `connect`.
+    """
+    for _ in range(_TRIES - 1):
+        try:
+            return connect()
+        except BusyError:
+            time.sleep(_BUSY_S)
+    return connect()
+
+
 HANDSHAKE_S = 10.0
 """From a connection to its proof, however many bytes come in between."""
+REFUSED: Message = {"refused": True}
+"""What a server says to a client without the job's secret. One that hangs up without it has no place for now."""
 _NOT_SHOWN = "a peer has not shown within {:g} s that it is of this job"
 _HANDSHAKE_BYTES = 1024  # whoever has not proved anything yet may not make us read more
 
@@ -170,7 +193,7 @@ async def accept_peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     try:
         proof = admit(secret, ours, answer)
     except WireError:
-        writer.write(encode({"refused": True}))
+        writer.write(encode(REFUSED))
         raise
     writer.write(encode(proof))
 
@@ -185,7 +208,13 @@ def accept_peer_blocking(sock: socket.socket, secret: bytes, timeout_s: float = 
     try:
         with _Handshake(sock, timeout_s) as handshake:
             handshake.send({"nonce": ours})
-            handshake.send(admit(secret, ours, handshake.receive()))
+            answer = handshake.receive()
+            try:
+                proof = admit(secret, ours, answer)
+            except WireError:
+                handshake.send(REFUSED)
+                raise
+            handshake.send(proof)
     except TimeoutError as error:
         raise WireError(_NOT_SHOWN.format(timeout_s)) from error
 
@@ -215,20 +244,23 @@ def join_peer_blocking(sock: socket.socket, secret: bytes, timeout_s: float = 3 
     """Client's half of the handshake, on a blocking socket.
 
     Raises:
-        WireError: the server is not of this job, has no place, or has not answered `timeout_s` after this was called.
+        BusyError: the server has hung up without a word: it is ending, or many came at once.
+        WireError: the server is not of this job, or has not answered `timeout_s` after this was called.
     """
     ours = secrets.token_hex(16)
     try:
         with _Handshake(sock, timeout_s) as handshake:
-            challenge = handshake.receive()
-            try:
-                handshake.send(_answer(secret, ours, challenge))
-                answer = handshake.receive()
-            except (ConnectionResetError, BrokenPipeError):
-                answer = None
+            challenge = handshake.answered("before the handshake")
+            handshake.send(_answer(secret, ours, challenge))
+            answer = handshake.answered("on our proof")
+    except (ConnectionResetError, BrokenPipeError) as error:
+        raise BusyError(_HUNG_UP.format("in the handshake")) from error
     except TimeoutError as error:
         raise WireError(f"the server has finished no handshake within {timeout_s:g} s") from error
     _check_server(secret, ours, challenge, answer)
+
+
+_HUNG_UP = "the server hung up {}: it is ending, or many peers came at once"
 
 
 class _Handshake:
@@ -258,6 +290,11 @@ class _Handshake:
             raise WireError("the peer closed in the middle of a frame")
         return decode(body)
 
+    def answered(self, where: str) -> Message:
+        if (message := self.receive()) is None:
+            raise BusyError(_HUNG_UP.format(where))
+        return message
+
     def _receive(self, count: int) -> bytes:
         data = b""
         while len(data) < count:
@@ -276,19 +313,13 @@ class _Handshake:
         self._sock.settimeout(left)
 
 
-def _answer(secret: bytes, ours: str, challenge: Message | None) -> Message:
-    if challenge is None:
-        raise WireError("the server hung up before the handshake: it is ending, or many peers came at once")
+def _answer(secret: bytes, ours: str, challenge: Message) -> Message:
     return {"nonce": ours, "proof": _proof(secret, "client", str(challenge.get("nonce")), ours)}
 
 
-def _check_server(secret: bytes, ours: str, challenge: Message | None, answer: Message | None) -> None:
-    if answer is None:
-        raise WireError(
-            "the server hung up on our proof: it has another job's secret, is ending, or many peers came at once"
-        )
+def _check_server(secret: bytes, ours: str, challenge: Message, answer: Message) -> None:
     if answer.get("refused") is True:
         raise WireError("the server hung up on our proof: it has another job's secret")
-    expected = _proof(secret, "server", ours, str((challenge or {}).get("nonce")))
+    expected = _proof(secret, "server", ours, str(challenge.get("nonce")))
     if not _equal(answer.get("proof"), expected):
         raise WireError("the server does not have the job's secret; this is not our job's endpoint")

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from hyperpod_ext.processes import allow_open_files
+
 Connection = TypeVar("Connection")
 
 
@@ -54,7 +56,19 @@ class Unproven(Generic[Connection]):
             return list(self._waiting)
 
 
+FILES_A_PLACE = 4
+"""Open files that a process must be allowed for each place: most are for those who have shown the secret."""
+_OPEN_FILES = 65_536
+"""As many as a job's processes need; a hard limit is often a million, which some programs count through."""
+
+
 def places(most: int) -> int:
-    """`most`, or fewer where this process may not open many files: a quarter of what it may."""
+    """`most`, or fewer where this process may not open many files.
+
+    It may open as many as its hard limit says from here on, and so may its children. The soft one is 1,024 on most
+    machines, and strangers could take them all: gloo keeps whoever connects to its ports, and without a file left it
+    ends its process.
+    """
+    allow_open_files(_OPEN_FILES)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft // 4))
+    return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft // FILES_A_PLACE))

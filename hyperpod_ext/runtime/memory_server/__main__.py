@@ -20,6 +20,8 @@ from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.errors import HyperpodExtError
 from hyperpod_ext.processes import die_with_parent
 from hyperpod_ext.runtime.ipc.environment import ENV_SECRET_FILE, read_secret
+from hyperpod_ext.runtime.memory_server.client.start import EVENTS
+from hyperpod_ext.runtime.memory_server.event_log import NodeEventLog
 from hyperpod_ext.runtime.memory_server.idle_exit import IdleExit
 from hyperpod_ext.runtime.memory_server.replication.cpu_priority import own_group
 from hyperpod_ext.runtime.memory_server.server import Server
@@ -84,6 +86,9 @@ def _serve_workers() -> None:
         most_nodes=config.most_nodes,
         group=own_group(),
     )
+    if arguments.lock and memory.uploaders:
+        store = memory.uploaders[0].checkpoints.store
+        memory.event_log = NodeEventLog(arguments.socket.with_suffix(EVENTS), lambda: store, lambda: memory.number)
     idle_exit = IdleExit(arguments.socket, arguments.lock, arguments.idle_exit_s) if arguments.lock else None
     Server(arguments.socket, memory, config, idle_exit).serve()
 

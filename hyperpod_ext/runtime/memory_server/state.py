@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
 from hyperpod_ext.errors import MemoryTierFullError, NotFoundError
@@ -28,6 +28,9 @@ from hyperpod_ext.runtime.memory_server.slots.slots import MIN_SLOTS
 from hyperpod_ext.runtime.memory_server.uploader import Uploader
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest
+
+if TYPE_CHECKING:
+    from hyperpod_ext.runtime.memory_server.event_log import NodeEventLog
 
 
 class NodeMemory:
@@ -58,6 +61,9 @@ class NodeMemory:
         limit = memory.budget_mib << 20 if memory is not None and memory.budget_mib is not None else None
         self._budget = Budget(limit, usable_bytes)
         self._node, self._owners = node, owners
+        self.number = node
+        """Of this node by now, where no agent tells."""
+        self.event_log: NodeEventLog | None = None
         slots = slots_of(policy)
         self.own = Regions(kind="own", job=job, secret=secret, budget=self._budget, slots=slots)
         self.replicas = Regions(kind="replica", job=job, secret=secret, budget=self._budget, slots=MIN_SLOTS)
@@ -168,6 +174,7 @@ class NodeMemory:
 
     def enter(self, order: Enter) -> None:
         """A generation begins on a node without an agent."""
+        self.number = order.node
         for uploader in self.uploaders:
             # between two runs it may have become another number of ranks, on another number of nodes
             uploader.resize(order.node, order.nodes, order.owners)
@@ -293,8 +300,10 @@ class NodeMemory:
         return UploadProgress(idle=idle, tiers=tuple(tiers))
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Until everything that is due has arrived somewhere or failed."""
+        """Until everything that is due has arrived somewhere or failed, the event log's last lines among it."""
         deadline = time.monotonic() + timeout_s
+        if self.event_log is not None and not self.event_log.wait_kept(timeout_s):
+            return False
         uploaded = self._wait_uploaded(deadline)
         return (self.replicator is None or self.replicator.wait_idle(_left(deadline))) and uploaded
 

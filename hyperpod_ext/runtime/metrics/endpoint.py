@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 
+from hyperpod_ext.runtime.ipc import unproven
 from hyperpod_ext.runtime.ipc.listener import Listener
+from hyperpod_ext.runtime.ipc.unproven import Unproven
 from hyperpod_ext.runtime.metrics.families import CONTENT_TYPE
 
 _TIMEOUT_S = 5.0
 _LONGEST_HEAD = 8192
+_PLACES = 64
+"""Connections at a time. Nobody proves anything here: when all places are taken, the oldest is hung up on."""
 
 
 class MetricsEndpoint:
@@ -21,9 +24,12 @@ class MetricsEndpoint:
         on_error: hears of errors of our own.
     """
 
-    def __init__(self, text: Callable[[], str], on_error: Callable[[str], None]) -> None:
+    def __init__(self, text: Callable[[], str], on_error: Callable[[str], None], places: int = _PLACES) -> None:
         self._text = text
-        self._listener = Listener(self._answer, on_error)
+        self._listener = Listener(self._converse, on_error)
+        self._places: Unproven[asyncio.StreamWriter] = Unproven(
+            unproven.places(places), lambda writer: writer.transport.abort()
+        )
 
     async def open(self, host: str, port: int) -> int:
         """Listen; returns the port, which is a free one when `port` is 0.
@@ -36,8 +42,15 @@ class MetricsEndpoint:
     async def close(self) -> None:
         await self._listener.close()
 
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._places.enter(writer)
+        try:
+            await self._answer(reader, writer)
+        finally:
+            self._places.leave(writer)
+
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        try:
             async with asyncio.timeout(_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
                 status, body = self._respond(head[:_LONGEST_HEAD])
@@ -45,6 +58,10 @@ class MetricsEndpoint:
                 lines = [f"HTTP/1.1 {status}", f"Content-Type: {kind}", f"Content-Length: {len(body)}"]
                 writer.write("\r\n".join([*lines, "Connection: close", "", ""]).encode() + body)
                 await writer.drain()
+                writer.close()
+                await writer.wait_closed()  # a reader that takes nothing holds what it asked for no longer than this
+        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            writer.transport.abort()
 
     def _respond(self, head: bytes) -> tuple[str, bytes]:
         method, _, rest = head.partition(b" ")

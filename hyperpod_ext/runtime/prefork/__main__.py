@@ -2,7 +2,8 @@
 
 It takes a process from the fork server of this launcher, which the first of its kind starts, and is that process as
 far as `hyperpodrun` can see: signals go on to it, its output goes where ours would, and we end as it ended. When we are
-killed, the fork server kills it. Where no process can be had, the script runs here, with its imports still to do.
+stopped or killed, the fork server stops or kills it. Where no process can be had, the script runs here, with its
+imports still to do.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _FORWARDED = (
 
 def main() -> None:
     if len(sys.argv) < 2:
-        sys.exit("usage: python -m hyperpod_ext.runtime.prefork SCRIPT [ARGUMENT]...")
+        sys.exit("usage: python -m hyperpod_ext.runtime.prefork {SCRIPT | -m MODULE} [ARGUMENT]...")
     try:
         server = _connect()
         _ask(server)
@@ -98,7 +99,9 @@ def _be(pid: int, server: socket.socket) -> NoReturn:
     try:
         status = int(place.receive(server)["status"])
     except OSError:
-        place.kill_group(pid)  # the kernel has ended it with the fork server, but not what it has forked
+        from hyperpod_ext.processes import kill_group
+
+        kill_group(pid)  # the kernel has ended it with the fork server, but not what it has forked
         sys.exit("the fork server of this pod ended, and the process of this rank with it")
     if os.WIFSIGNALED(status):
         _end_by(os.WTERMSIG(status))

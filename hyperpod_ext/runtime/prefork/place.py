@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import json
 import os
-import signal
 import socket
 import stat
 import struct
@@ -120,10 +119,3 @@ def exactly(line: socket.socket, count: int) -> bytes:
             raise ConnectionResetError("the other end of the line has ended")
         found += part
     return bytes(found)
-
-
-def kill_group(pid: int) -> None:
-    """SIGKILL a process and the group that it leads, which it may not lead yet."""
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError):
-            kill(pid, signal.SIGKILL)

@@ -1,13 +1,15 @@
 """The pod's fork server: it has imported what ranks need, and forks one for each process that `hyperpodrun` starts.
 
-It watches both sides. A rank whose small process is gone is killed, with what it has forked; how a rank ended is told
-to its small process. It ends with the launcher, and the kernel ends all ranks when it is killed itself.
+It watches both sides. A rank whose small process is gone is killed, with what it has forked; one whose small process
+is stopped is stopped. How a rank ended is told to its small process. The fork server ends with the launcher, and the
+kernel ends all ranks when it is killed itself.
 
 Arguments: the descriptor of the listening socket, the launcher's process id, the socket's path.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import os
@@ -18,14 +20,20 @@ import socket
 import sys
 import tempfile
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType, TracebackType
 from typing import Any
 
-from hyperpod_ext.processes import die_with_parent
+from hyperpod_ext.processes import become_subreaper, children, die_with_parent, kill_descendants, kill_group
 from hyperpod_ext.runtime.prefork import place
 
 _ORDER_S = 10.0
 """A process of ours that does not say what it wants for so long is given up: others wait behind it."""
+_LOOK_S = 0.5
+"""How often it looks whether a small process is stopped: SIGSTOP tells nobody."""
+_MODULE = "-m"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +95,10 @@ class Server:
 
     def __init__(self, listener: socket.socket, launcher: int) -> None:
         self._events = selectors.DefaultSelector()
-        self._ranks: set[int] = set()
+        self._ranks: dict[int, int] = {}
+        """Small process of each."""
+        self._stopped: set[int] = set()
+        """Ranks that are stopped because their small processes are."""
         self._ended = False
         self._events.register(os.pidfd_open(launcher), selectors.EVENT_READ, self._launcher_ended)
         self._events.register(listener, selectors.EVENT_READ, functools.partial(self._accept, listener))
@@ -95,17 +106,32 @@ class Server:
     def serve(self) -> Order | None:
         """Until the launcher has ended: None. In a process that was forked: what it is to be."""
         while not self._ended:
-            for key, _ in self._events.select():
+            for key, _ in self._events.select(_LOOK_S if self._ranks else None):
                 if key.fileobj not in self._events.get_map():
                     continue  # it went with another of this round
                 if (order := key.data()) is not None:
                     return order  # type: ignore[no-any-return]
+            self._stop_with_fronts()
+            self._reap()
         return None
+
+    def _stop_with_fronts(self) -> None:
+        for pid, front in self._ranks.items():
+            if not _is_stopped(front):
+                self._stopped.discard(pid)  # it hands SIGCONT on by itself
+            elif pid not in self._stopped:
+                self._stopped.add(pid)
+                os.kill(pid, signal.SIGSTOP)
+
+    def _reap(self) -> None:
+        """What ranks left behind, and has ended."""
+        for pid in set(children(os.getpid())) - self._ranks.keys():
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
 
     def _launcher_ended(self) -> None:
         self._ended = True
-        for pid in self._ranks:
-            place.kill_group(pid)
+        kill_descendants(os.getpid())
 
     def _accept(self, listener: socket.socket) -> Order | None:
         line, _ = listener.accept()
@@ -125,7 +151,7 @@ class Server:
             return order
         for descriptor in order.output:
             os.close(descriptor)
-        self._ranks.add(pid)
+        self._ranks[pid] = place.peer_of(line)[0]
         handle = os.pidfd_open(pid)
         self._events.register(handle, selectors.EVENT_READ, functools.partial(self._rank_ended, pid, handle, line))
         self._events.register(line, selectors.EVENT_READ, functools.partial(self._from_front, pid, line))
@@ -134,9 +160,10 @@ class Server:
         return None
 
     def _rank_ended(self, pid: int, handle: int, line: socket.socket) -> None:
-        place.kill_group(pid)  # what it has forked; its number is its own until it is waited for
+        kill_group(pid)  # what it has forked; its number is its own until it is waited for
         _, status = os.waitpid(pid, 0)
-        self._ranks.discard(pid)
+        del self._ranks[pid]
+        self._stopped.discard(pid)
         self._events.unregister(handle)
         os.close(handle)
         if line in self._events.get_map():
@@ -152,7 +179,7 @@ class Server:
             signals = b""
         if not signals:
             self._events.unregister(line)
-            place.kill_group(pid)
+            kill_group(pid)
         for signum in signals:
             if signum in signal.valid_signals():
                 os.kill(pid, signum)  # at most a zombie, which we have not waited for
@@ -167,9 +194,17 @@ class Server:
         self._events.close()
 
 
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False  # it has ended, which its line says
+
+
 def main() -> None:
     listening, launcher, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the launcher's, with which we end
+    become_subreaper()
     import_all()
     server = Server(socket.socket(fileno=listening), launcher)
     order = server.serve()
@@ -178,7 +213,7 @@ def main() -> None:
         Path(f"{path}.lock").unlink(missing_ok=True)
         os._exit(0)
     _become(order, launcher)
-    runpy.run_path(order.argv[0], run_name="__main__")
+    _run(order.argv)
 
 
 def import_all() -> None:
@@ -212,8 +247,47 @@ def _become(order: Order, launcher: int) -> None:
     tempfile.tempdir = None  # TMPDIR may be another
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]  # as with -u
-    sys.argv = order.argv
-    sys.path[0] = str(Path(order.argv[0]).resolve().parent)
+
+
+def _run(argv: list[str]) -> None:
+    """Run the script or module as Python would. What is neither is left to Python itself, which says why."""
+    sys.excepthook = _say
+    if argv[0] == _MODULE and len(argv) > 1:
+        sys.argv, sys.path[0] = argv[1:], os.getcwd()  # noqa: PTH109
+        if _is_module(argv[1]):
+            runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+            return
+    elif Path(argv[0]).is_file() and os.access(argv[0], os.R_OK):
+        path = str(Path.cwd() / argv[0])
+        sys.argv, sys.path[0] = argv, str(Path(argv[0]).resolve().parent)
+        main = sys.modules["__main__"] = ModuleType("__main__")
+        loader = SourceFileLoader("__main__", path)
+        vars(main).update(__file__=path, __loader__=loader, __builtins__=builtins, __cached__=None)
+        exec(loader.source_to_code(loader.get_data(path), path), vars(main))
+        return
+    os.execv(sys.executable, [sys.executable, "-u", *argv])
+
+
+def _is_module(name: str) -> bool:
+    try:
+        found = find_spec(name)
+        return found is not None and (
+            found.submodule_search_locations is None or find_spec(f"{name}.__main__") is not None
+        )
+    except (ImportError, ValueError):
+        return False
+
+
+def _say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """What Python says of an exception, from the script's first line on."""
+    own = trace
+    while own is not None and own.tb_frame.f_code is not _run.__code__:
+        own = own.tb_next
+    if own is not None:
+        trace = own.tb_next
+        while trace is not None and trace.tb_frame.f_code.co_filename.startswith("<frozen "):
+            trace = trace.tb_next
+    sys.__excepthook__(kind, error.with_traceback(trace), trace)
 
 
 if __name__ == "__main__":

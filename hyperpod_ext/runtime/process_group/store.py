@@ -202,6 +202,9 @@ class PartitionedStore(Store):
                 raise
             except OSError:
                 pass  # it broke while nobody used it
+        return wire.again_while_busy(lambda: self._ask_anew(address, request))
+
+    def _ask_anew(self, address: Address, request: wire.Message) -> wire.Message:
         line = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
         with self._in_use(line):
             self._connections.connect(line, address)

@@ -215,7 +215,12 @@ class RankServer:
                 break
         for message in peer.frames():
             if not peer.known:
-                self._send(peer, wire.admit(self._secret, peer.nonce, message))
+                try:
+                    proof = wire.admit(self._secret, peer.nonce, message)
+                except wire.WireError:
+                    self._send(peer, wire.REFUSED)
+                    raise
+                self._send(peer, proof)
                 peer.known = True
                 self._unproven.leave(peer)
                 continue

@@ -153,7 +153,7 @@ class FileStore:
         probe = f".check-{secrets.token_hex(8)}"
         with self._explained("use", self.root):
             self.root.mkdir(parents=True, exist_ok=True)
-            for path in self.root.rglob(f".*{PARTIAL}"):
+            for path in self._partials():
                 with suppress(FileNotFoundError):
                     if time.time() - path.stat().st_mtime > ABANDONED_S:
                         path.unlink()
@@ -170,6 +170,11 @@ class FileStore:
 
     def _path(self, name: str) -> Path:
         return self.root / checked_name(name)
+
+    def _partials(self) -> Iterator[Path]:
+        """Files that were not finished. Other nodes may remove folders meanwhile, which ends `Path.rglob`."""
+        for folder, _, names in os.walk(self.root):
+            yield from (Path(folder, name) for name in names if name.startswith(".") and name.endswith(PARTIAL))
 
     def _walk(self, folder: Path) -> Iterator[Entry]:
         try:

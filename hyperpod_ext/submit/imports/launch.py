@@ -60,6 +60,10 @@ class Launch:
         return {name: value for name, value in self.options.items() if name not in _OURS}
 
 
+_FORKED = "hyperpod_ext.runtime.prefork"
+"""What rendered jobs have between `hyperpodrun` and their script."""
+
+
 def parse_launch(words: Sequence[str]) -> Launch | None:
     """What `words` start, or None where that is no Python file."""
     for at, word in enumerate(words):
@@ -95,7 +99,10 @@ def _with_options(launcher: str, words: Sequence[str], before: Sequence[str]) ->
     while rest and rest[0].startswith("-"):
         word = rest.pop(0)
         if word in ("-m", "--module"):
-            return None
+            if rest[:1] != [_FORKED]:
+                return None
+            rest.pop(0)
+            break
         name, equals, value = word.lstrip("-").partition("=")
         name = name.replace("_", "-")
         if not equals and name not in _FLAGS and rest and not rest[0].endswith(".py"):

@@ -34,6 +34,8 @@ _CHECKPOINTLESS_ENV = {"HPCT_USE_ROOTLESS": "1", "INPROCESS_RESTART": "1", "INPR
 _FOR_EVER = -1
 _AGENTS_MEET = 29400
 """Port on the first node, unless the spec says otherwise."""
+_FORKED = ("-m", "hyperpod_ext.runtime.prefork")
+"""The last flags: the script's process comes from the pod's fork server."""
 
 
 def render_files(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
@@ -103,6 +105,8 @@ def start_of(job: JobConfig, cluster: ClusterConfig | None) -> Start:
         environment |= runtime_environment(job)
     if job.elastic is not None and job.elastic.graceful_shutdown_s:
         environment["HYPERPOD_SIGNAL_COORDINATION"] = "distributed"
+    if job.mode == "ours" and job.kubernetes.fork_server:
+        flags += _FORKED
     script = fill(
         "hyperpod_eks/start.sh.j2",
         checkpointless=checkpointless,

@@ -21,7 +21,7 @@ from pathlib import Path
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier, PeerTier
 from hyperpod_ext.config.job.job import RestartPolicy
 from hyperpod_ext.config.job.runtime import RuntimeConfig
-from hyperpod_ext.runtime.agent.election import ElectionListener
+from hyperpod_ext.runtime.agent.election import ElectionListener, places_for
 from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
 
 SECRET = b"the secret of this benchmark's job"
@@ -38,7 +38,7 @@ async def main(run_dir: Path, nodes: int, workers_per_node: int, spares: int) ->
         restart=RestartPolicy(lease_s=LEASE_S),
         checkpoint=CheckpointPolicy(tiers=(MemoryTier(), PeerTier())),
     )
-    listener = ElectionListener(SECRET, _fail)
+    listener = ElectionListener(SECRET, _fail, places_for(nodes + spares))
     await listener.open("127.0.0.1", 0)
     coordinator = Coordinator.first(config, 0, run_dir, 1)
     listener.lead_to(coordinator)

@@ -10,8 +10,14 @@ from sampler_mutants import MUTANTS, SOURCES, mutant
 
 from hyperpod_ext.errors import JobFailedError
 
+RARE = {"StepCounted"}
 
-@pytest.mark.parametrize("name", MUTANTS)
+
+@pytest.mark.parametrize(
+    "name",
+    # those that take seconds to find are left to `make test-thorough`
+    [pytest.param(name, marks=pytest.mark.thorough) if name in RARE else name for name in MUTANTS],
+)
 def test_a_known_bug_is_found(name: str) -> None:
     with mutant(name) as sampler_class:
         machine = machine_of(sampler_class, sources=SOURCES.get(name))

@@ -78,7 +78,7 @@ def test_a_log_begins_with_its_version_whoever_writes_it(tmp_path: Path) -> None
     EventLog(tmp_path, fresh=True).close()
     EventLog(tmp_path, fresh=False).close()
     for _ in range(2):
-        append(tmp_path / "events-rank0.jsonl", "go", {"step": 1})
+        append(tmp_path / "events-rank0.jsonl", checked("go", {"step": 1})[1])
     for name, count in (("events.jsonl", 1), ("events-rank0.jsonl", 3)):
         written = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
         assert [one["event"] for one in written] == ["log", *["go"] * (count - 1)]

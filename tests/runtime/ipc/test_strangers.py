@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import selectors
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from hyperpod_ext.runtime.agent.election import ElectionListener
+from hyperpod_ext.runtime.agent.election import ElectionListener, places_for
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.unproven import Unproven
 from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
@@ -21,6 +24,7 @@ from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPrior
 from hyperpod_ext.runtime.memory_server.replication.receiver import PeerServer
 from hyperpod_ext.runtime.memory_server.slots.budget import Budget
 from hyperpod_ext.runtime.memory_server.slots.regions import Regions
+from hyperpod_ext.runtime.metrics.endpoint import MetricsEndpoint
 from hyperpod_ext.runtime.process_group.store_server import RankServer
 
 SECRET = b"0123456789abcdef0123456789abcdef"
@@ -51,12 +55,12 @@ def rank_server() -> Iterator[Address]:
 
 
 @contextlib.contextmanager
-def agent() -> Iterator[Address]:
+def agent(places: int = PLACES) -> Iterator[Address]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     errors: list[str] = []
-    listener = ElectionListener(SECRET, errors.append, places=PLACES)
+    listener = ElectionListener(SECRET, errors.append, places=places)
     asyncio.run_coroutine_threadsafe(listener.open("127.0.0.1", 0), loop).result(10)
     host, _ = listener.address
     yield host, listener.address[1]
@@ -182,6 +186,15 @@ def test_the_oldest_makes_place() -> None:
     assert not unproven.hang_up_oldest()
 
 
+def test_all_agents_of_a_large_job_may_come_at_once() -> None:
+    """None of them makes place for another."""
+    nodes = 1100
+    with agent(places_for(nodes)) as address, contextlib.ExitStack() as coming:
+        agents = [coming.enter_context(socket.create_connection(address, timeout=30)) for _ in range(nodes)]
+        for sock in reversed(agents):
+            wire.join_peer_blocking(sock, SECRET, 30)
+
+
 @ports
 def test_a_peer_of_another_job_is_told_so(port: Port) -> None:
     with port() as address, pytest.raises(wire.WireError, match=r"hung up on our proof: .* another job's secret"):
@@ -189,9 +202,73 @@ def test_a_peer_of_another_job_is_told_so(port: Port) -> None:
 
 
 def test_a_server_that_hangs_up_at_once_is_not_said_to_lack_the_secret() -> None:
-    listener = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=lambda: listener.accept()[0].close())
-    thread.start()
-    with listener, pytest.raises(wire.WireError, match="hung up before the handshake"):
-        ps.connect(*listener.getsockname(), SECRET)
+    with hanging_up(times=100) as address, pytest.raises(wire.BusyError, match=r"hung up .* many peers came at once"):
+        ps.connect(*address, SECRET)
+
+
+def test_a_peer_whose_place_was_taken_comes_again() -> None:
+    with hanging_up(times=2) as address:
+        ps.connect(*address, SECRET).close()
+
+
+@contextlib.contextmanager
+def hanging_up(times: int) -> Iterator[Address]:
+    """A server that has no place for the first so many."""
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):  # closed
+            for _ in range(times):
+                listener.accept()[0].close()
+            wire.accept_peer_blocking(listener.accept()[0], SECRET)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield listener.getsockname()
+        ps.disconnect(listener)
     thread.join()
+
+
+LIMITS = """
+import resource, sys
+from hyperpod_ext.runtime.ipc import unproven
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+print(unproven.places(10_000_000), *resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def test_a_job_may_open_as_many_files_as_the_machine_allows() -> None:
+    """gloo ends its process where strangers have taken all."""
+    output = subprocess.run([sys.executable, "-c", LIMITS], capture_output=True, text=True, check=True).stdout
+    places, soft, hard = map(int, output.split())
+    expected = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    assert (places, soft) == (expected // 4, expected)
+
+
+def endpoint_of_metrics(places: int) -> tuple[asyncio.AbstractEventLoop, threading.Thread, MetricsEndpoint, int]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    endpoint = MetricsEndpoint(lambda: "step 7\n", pytest.fail, places=places)
+    port = asyncio.run_coroutine_threadsafe(endpoint.open("127.0.0.1", 0), loop).result(10)
+    return loop, thread, endpoint, port
+
+
+def test_strangers_at_the_metrics_hold_no_more_than_their_places() -> None:
+    loop, thread, endpoint, port = endpoint_of_metrics(PLACES)
+    with contextlib.ExitStack() as stack:
+        stack.callback(loop.close)
+        stack.callback(thread.join)
+        stack.callback(loop.call_soon_threadsafe, loop.stop)
+        stack.callback(lambda: asyncio.run_coroutine_threadsafe(endpoint.close(), loop).result(10))
+        strangers = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 10)) for _ in range(STRANGERS)]
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as honest:
+            honest.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            assert b"step 7" in b"".join(iter(lambda: honest.recv(1000), b""))
+        gone = 0
+        for stranger in strangers[: STRANGERS - PLACES]:
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
+            gone += 1
+        assert gone == STRANGERS - PLACES

@@ -32,7 +32,7 @@ def told(*_):
     sys.exit(7)
 signal.signal(signal.SIGUSR1, told)
 child = subprocess.Popen(["sleep", "1000"])
-print(os.getpid(), os.getppid(), child.pid, "hyperpod_ext.runtime.prefork.server" in sys.modules, flush=True)
+print(os.getpid(), os.getppid(), child.pid, "hyperpod_ext.runtime.prefork.place" in sys.modules, flush=True)
 while True:
     signal.pause()
 """
@@ -108,6 +108,72 @@ def test_the_script_finds_what_it_would_find_and_ends_as_it_would(tmp_path: Path
     assert seen(*FRONT, "lib/shows.py", "--a", "b $c") == seen(sys.executable, "-u", "lib/shows.py", "--a", "b $c")
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("-m", "package.shows", "--a"),
+        ("-m", "package", "--a"),
+        ("-m", "package.nothing"),
+        ("-m", "other.shows"),
+        ("-m",),
+        ("nothing.py",),
+        ("package",),
+        ("raises.py",),
+        ("no_python.py",),
+    ],
+    ids=" ".join,
+)
+def test_what_python_would_run_or_say(argv: tuple[str, ...], tmp_path: Path, environ: dict[str, str]) -> None:
+    (tmp_path / "package").mkdir()
+    for name in ("shows.py", "__main__.py"):
+        (tmp_path / "package" / name).write_text(SHOWS)
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "raises.py").write_text("def f():\n    raise KeyError('a')\n\nf()\n")
+    (tmp_path / "no_python.py").write_text("a b c\n")
+
+    def seen(*command: str) -> tuple[int, str, str]:
+        env = environ | {"WORD": "a"}
+        done = subprocess.run([*command, *argv], env=env, cwd=tmp_path, input="b", capture_output=True, text=True)
+        return done.returncode, done.stdout, done.stderr
+
+    assert seen(*FRONT) == seen(sys.executable, "-u")
+
+
+def test_a_rank_stops_and_goes_on_with_its_small_process(tmp_path: Path, environ: dict[str, str]) -> None:
+    front, (rank, _, _) = _waiting(tmp_path, environ)
+
+    def stopped() -> bool:
+        return Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+    for _ in range(2):
+        front.send_signal(signal.SIGSTOP)
+        until(stopped, "the rank is not stopped")
+        front.send_signal(signal.SIGCONT)
+        until(lambda: not stopped(), "the rank does not go on")
+    front.kill()
+    front.wait()
+    _gone(rank)
+
+
+SHARES = """\
+import os
+from multiprocessing import resource_tracker
+from multiprocessing.shared_memory import SharedMemory
+held = SharedMemory(create=True, size=4096)
+while b"resource_tracker" not in open(f"/proc/{resource_tracker._resource_tracker._pid}/cmdline", "rb").read():
+    pass  # whoever is to remove it begins
+print(held.name, flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_shared_memory_of_a_killed_rank_is_removed(tmp_path: Path, environ: dict[str, str]) -> None:
+    (tmp_path / "shares.py").write_text(SHARES)
+    done = subprocess.run([*FRONT, str(tmp_path / "shares.py")], env=environ, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL
+    until(lambda: not Path(f"/dev/shm/{done.stdout.strip()}").exists(), "it is left")
+
+
 def test_a_signal_goes_on_to_the_rank(tmp_path: Path, environ: dict[str, str]) -> None:
     front, (rank, _, child) = _waiting(tmp_path, environ)
     front.send_signal(signal.SIGUSR1)
@@ -176,8 +242,9 @@ def test_the_fork_servers_end_is_the_ranks_and_the_next_starts_another(tmp_path:
     front, (rank, another, child) = _waiting(tmp_path, environ)
     assert another != server
     front.kill()
+    _gone(rank, child)  # both at once, and nobody would end what the rank has forked
     os.kill(another, signal.SIGKILL)
-    _gone(rank, child, another)
+    _gone(another)
 
 
 @pytest.mark.thorough

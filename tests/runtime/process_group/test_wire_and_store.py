@@ -312,7 +312,7 @@ def answer_to(nonce: str) -> wire.Message:
     with ours, theirs:
         wire.send(theirs, {"nonce": nonce})
         theirs.shutdown(socket.SHUT_WR)
-        with pytest.raises(wire.WireError):  # nobody proves anything to it
+        with pytest.raises(wire.BusyError):  # nobody proves anything to it
             wire.join_peer_blocking(ours, SECRET)
         answer = wire.receive(theirs)
     assert answer is not None

@@ -1,6 +1,6 @@
 """Weights after 9 steps of AdamW with dropout, clipping and uneven shares: one hash for any number of ranks.
 
-After 40, in the middle of a second epoch, in `make test-thorough`.
+After 40, in the middle of a second epoch, and each number of ranks alone, in `make test-thorough`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ WORLDS = Path(__file__).with_name("worlds.py")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
-def hashes_of(folder: Path, *kinds: str, steps: int = 9) -> dict[str, dict[str, str]]:
-    """By kind and history. All ranks have the same."""
-    env = os.environ | {"HPX_TEST_STEPS": str(steps)}
+def hashes_of(folder: Path, *kinds: str, steps: int = 9, sizes: str = "1,4") -> dict[str, dict[str, str]]:
+    """By kind and history: each size alone, and one of 2, 3 and 1 in turn. All ranks have the same."""
+    env = os.environ | {"HPX_TEST_STEPS": str(steps), "HPX_TEST_SIZES": sizes}
     done = subprocess.run([sys.executable, str(WORLDS), str(folder), *kinds], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     found: dict[str, dict[str, str]] = json.loads((folder / "hashes-0.json").read_text())
@@ -43,18 +43,18 @@ def hashes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]
 @pytest.mark.parametrize("kind", ["replicated", "sharded"])
 def test_weights_are_the_same_bits_for_every_world_size_and_history(hashes, kind):
     runs = hashes[kind]
-    assert len(runs) == 5
+    assert len(runs) == 3
     assert set(runs.values()) == {runs["1"]}
 
 
 def test_sums_in_float32_differ(hashes):
     """So the test above can fail."""
-    assert len(set(hashes["plain"].values())) >= 4
+    assert len(set(hashes["plain"].values())) == 3
 
 
 @pytest.mark.thorough
 def test_replicas_of_shards_and_a_second_epoch_do_not_matter_either(tmp_path):
-    found = hashes_of(tmp_path, "replicated", "sharded", "hybrid", steps=40)
+    found = hashes_of(tmp_path, "replicated", "sharded", "hybrid", steps=40, sizes="1,2,3,4")
     assert {kind: len(runs) for kind, runs in found.items()} == {"replicated": 5, "sharded": 5, "hybrid": 4}
     assert set(found["replicated"].values()) == {found["replicated"]["1"]}
     assert {digest for kind in ("sharded", "hybrid") for digest in found[kind].values()} == {found["sharded"]["1"]}

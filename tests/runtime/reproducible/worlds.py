@@ -32,7 +32,8 @@ from hyperpod_ext.runtime.reproducible import reproducible, seeded, sharded  # n
 
 STEPS = int(os.environ.get("HPX_TEST_STEPS", "40"))
 THIRD, TWO_THIRDS = STEPS // 3, 2 * STEPS // 3
-HISTORIES = {str(size): [(size, STEPS)] for size in (1, 2, 3, 4)} | {"2-3-1": [(2, THIRD), (3, TWO_THIRDS), (1, STEPS)]}
+SIZES = [int(size) for size in os.environ.get("HPX_TEST_SIZES", "1,2,3,4").split(",")]
+HISTORIES = {str(size): [(size, STEPS)] for size in SIZES} | {"2-3-1": [(2, THIRD), (3, TWO_THIRDS), (1, STEPS)]}
 HYBRID = {str(size): [(size, STEPS)] for size in (1, 2, 4)} | {"2-4-1": [(2, THIRD), (4, TWO_THIRDS), (1, STEPS)]}
 MOST = 4
 

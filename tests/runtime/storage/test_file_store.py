@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from awscrt import checksums
@@ -147,6 +148,26 @@ def test_a_check_removes_what_nobody_can_still_be_writing(tmp_path: Path) -> Non
     store.check()
     assert not old.exists()
     assert new.exists()
+
+
+def test_a_check_goes_on_where_another_node_removes_a_folder_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (gone := tmp_path / "a-step-1").mkdir()
+    (tmp_path / "step-2").mkdir()
+    (old := tmp_path / "step-2" / ".x.0123456789abcdef.partial").write_bytes(b"half")
+    os.utime(old, (time.time() - 90_000,) * 2)
+    look = os.scandir
+
+    def removed_meanwhile(folder: Any = ".") -> Any:
+        if Path(folder) == gone and gone.exists():
+            gone.rmdir()
+        return look(folder)
+
+    monkeypatch.setattr(os, "scandir", removed_meanwhile)
+    FileStore(tmp_path).check()
+    assert not gone.exists()
+    assert not old.exists()
 
 
 def test_a_place_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:

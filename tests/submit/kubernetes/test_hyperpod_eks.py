@@ -263,3 +263,17 @@ def test_what_the_launcher_cannot_do_is_refused_by_field(fields: dict[str, Any],
 def test_a_network_that_is_none_is_a_mistake_of_its_field() -> None:
     with pytest.raises(ValueError, match="operator_addresses"):
         job(kubernetes={"launcher": "ours", "operator_addresses": ["the operator"]})
+
+
+@pytest.mark.parametrize(
+    ("fields", "forked"),
+    [
+        ({}, True),
+        ({"kubernetes": {"fork_server": False}}, False),
+        ({"mode": "plain"}, False),
+        ({"elastic": {"min_nodes": 1, "max_nodes": 3}}, True),
+    ],
+)
+def test_workers_of_ours_come_from_the_pods_fork_server(fields: dict[str, Any], forked: bool) -> None:
+    (start,) = container(job(**fields))["args"]
+    assert ("-m hyperpod_ext.runtime.prefork \\\n    train.py" in start) is forked

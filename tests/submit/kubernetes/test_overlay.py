@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pod_schema
 import pytest
 from kubeflow_trainer_api.models import IoK8sApiCoreV1PodSpec
 
@@ -199,6 +198,8 @@ def test_lists_are_merged_as_kubernetes_does(before: Any, patch: Any, after: Any
 
 
 def test_what_a_pod_may_say_is_what_kubernetes_publishes() -> None:
+    import pod_schema  # which imports all models of Kubernetes: a second that only this test needs
+
     assert pod_schema.FILE.read_text(encoding="utf-8") == pod_schema.text()
     lists = {name for fields in (pod_types()["PodSpec"], pod_types()["Container"]) for name in fields}
     assert set(MERGE_KEYS) <= lists

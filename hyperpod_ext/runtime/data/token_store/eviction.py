@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 from collections.abc import Iterable
@@ -55,9 +56,10 @@ def stores_in(place: Path) -> list[CachedStore]:
 def nbytes_of(folder: Path) -> int:
     """Bytes of a store's files, unfinished ones included."""
     total = 0
-    for path in folder.rglob("*"):
-        with suppress(FileNotFoundError):
-            total += path.stat().st_size
+    for inside, folders, files in os.walk(folder):  # goes on where another process removes folders meanwhile
+        for name in (*folders, *files):
+            with suppress(FileNotFoundError):
+                total += Path(inside, name).stat().st_size
     return total
 
 

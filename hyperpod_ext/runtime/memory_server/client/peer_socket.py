@@ -32,8 +32,12 @@ def connect(host: str, port: int, secret: bytes, timeout_s: float = TIMEOUT_S) -
     """A connection to a peer of the same job.
 
     Raises:
-        OSError: it cannot be reached, is not of this job, or does not answer.
+        OSError: it cannot be reached, is not of this job, has no place, or does not answer.
     """
+    return wire.again_while_busy(lambda: _connect_once(host, port, secret, timeout_s))
+
+
+def _connect_once(host: str, port: int, secret: bytes, timeout_s: float) -> socket.socket:
     sock = socket.create_connection((host, port), timeout=timeout_s)
     try:
         prepare(sock, timeout_s)

@@ -24,6 +24,7 @@ from hyperpod_ext.runtime.ipc.environment import ENV_SECRET_FILE, ENV_SOCKET_DIR
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
 from hyperpod_ext.runtime.memory_server.protocol.requests import Handshake
 
+EVENTS = ".events"
 _START_S = 60.0
 _LONGEST_SOCKET = 107  # what the kernel takes
 
@@ -79,6 +80,11 @@ class ServerFiles:
     @property
     def lock(self) -> Path:
         return self._file("lock")
+
+    @property
+    def events(self) -> Path:
+        """Directory of the events that its processes write and its memory server keeps, where no agent does."""
+        return self.socket.with_suffix(EVENTS)
 
     @property
     def log(self) -> Path:

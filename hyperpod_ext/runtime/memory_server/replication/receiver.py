@@ -14,6 +14,7 @@ from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFound
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc import unproven
 from hyperpod_ext.runtime.ipc.declared import Declared, checked_version, encode
+from hyperpod_ext.runtime.ipc.listener import BACKLOG
 from hyperpod_ext.runtime.ipc.unproven import Unproven
 from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
 from hyperpod_ext.runtime.memory_server.protocol import peer_requests as p
@@ -61,7 +62,7 @@ class PeerServer:
         self._closed = threading.Event()
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
-        self._listener = socket.create_server((host, port), backlog=128)
+        self._listener = socket.create_server((host, port), backlog=BACKLOG)
 
     @property
     def port(self) -> int:

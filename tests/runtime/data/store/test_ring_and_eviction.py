@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from hyperpod_ext.errors import NotFoundError
 from hyperpod_ext.runtime.data.store import ReadyRing, TokenStore, build, evict
-from hyperpod_ext.runtime.data.token_store.eviction import CachedStore, choose_evictions
+from hyperpod_ext.runtime.data.token_store.eviction import CachedStore, choose_evictions, nbytes_of
 from hyperpod_ext.runtime.data.token_store.files import FileLock
 from hyperpod_ext.runtime.data.token_store.ring import Arrays
 
@@ -31,6 +32,22 @@ def same(one: Arrays, other: Arrays) -> bool:
     return one.keys() == other.keys() and all(
         one[name].dtype == other[name].dtype and np.array_equal(one[name], other[name]) for name in one
     )
+
+
+def test_a_folder_that_another_process_removes_meanwhile_counts_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (gone := tmp_path / "a").mkdir()
+    (tmp_path / "b").write_bytes(b"12345")
+    whole, look = nbytes_of(tmp_path), os.scandir
+
+    def removed_meanwhile(folder: Any = ".") -> Any:
+        if Path(folder) == gone and gone.exists():
+            gone.rmdir()
+        return look(folder)
+
+    monkeypatch.setattr(os, "scandir", removed_meanwhile)
+    assert 5 <= nbytes_of(tmp_path) <= whole
 
 
 class TestRing:

@@ -195,6 +195,7 @@ def test_a_stranger_is_told_nothing_and_makes_nobody_allocate(node):
     with socket.create_connection(node.address) as stranger:
         wire.receive(stranger)
         wire.send(stranger, {"nonce": "n", "proof": "p"})
+        assert wire.receive(stranger) == {"refused": True}
         assert stranger.recv(100) == b""
 
 

@@ -1,0 +1,108 @@
+"""A job's events beside its checkpoints, where they outlive its nodes: each node's memory server writes its own parts.
+
+    NAME-OF-THE-JOB/events/1764038400000-00002-000001.jsonl      when its writer began, node, number of the part
+
+A part is a log with a first line of its own, which has the clock of its machine. The newest part of a writer is
+replaced as it grows: readers see all of it or the one before.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from hyperpod_ext.errors import NotFoundError, UnreachableError
+from hyperpod_ext.runtime.events.event import VERSION, Event, Events
+from hyperpod_ext.runtime.events.of_training import Step
+from hyperpod_ext.runtime.events.reading import LogRead, parse_line, read_log
+from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, crc_text
+from hyperpod_ext.runtime.storage.object_store import Cancelled, ObjectStore
+
+_FOLDER = "events/"
+_PART_BYTES = 1 << 20
+_MOST_WAITING = 4 << 20
+_LARGEST_PART = 64 << 20
+_PUT_S = 30.0
+_GETS_AT_ONCE = 16
+
+
+class KeptLog:
+    """What one node writes."""
+
+    def __init__(self, store: ObjectStore, node: int) -> None:
+        self._store = store
+        self._epoch = time.time() - time.monotonic()
+        self._name = f"{_FOLDER}{int(time.time() * 1000):013d}-{node:05d}"
+        self._number, self._part, self._written = 1, bytearray(), 0
+
+    def add(self, lines: Iterable[bytes]) -> None:
+        """Lines to be written with the next `flush`."""
+        for line in lines:
+            self._part += line
+
+    @property
+    def full(self) -> bool:
+        """Whether so much waits to be written that no more should be added."""
+        return len(self._part) - self._written > _MOST_WAITING
+
+    def flush(self) -> None:
+        """Write what was added.
+
+        Raises:
+            HyperpodExtError: the place cannot be reached, or is full; the next call tries again.
+        """
+        if self._written == len(self._part):
+            return
+        head = {"t": time.monotonic(), "event": "log", "version": VERSION, "epoch": self._epoch}
+        data = json.dumps(head).encode() + b"\n" + self._part
+        name, until = f"{self._name}-{self._number:06d}.jsonl", time.monotonic() + _PUT_S
+        try:
+            checksum = crc_text(crc64nvme(data))
+            self._store.put(name, memoryview(data), checksum, cancelled=lambda: time.monotonic() > until)
+        except Cancelled:
+            raise UnreachableError(f"{self._store.url} did not take {name} within {_PUT_S:g} s") from None
+        self._written = len(self._part)
+        if self._written >= _PART_BYTES:
+            self._number, self._part, self._written = self._number + 1, bytearray(), 0
+
+
+def read_kept(store: ObjectStore) -> LogRead:
+    """The events of all nodes in the order of time; moments are Unix time.
+
+    Raises:
+        NotFoundError: there are none.
+    """
+    names = [entry.name for entry in store.list(_FOLDER) if entry.name.endswith(".jsonl")]
+    if not names:
+        raise NotFoundError(f"no events are kept at {store.url}")
+    with ThreadPoolExecutor(_GETS_AT_ONCE) as pool:
+        parts = list(pool.map(lambda name: store.get(name, _LARGEST_PART), names))
+    seen: set[str] = set()
+    read = [_read_part(part, f"{store.url}/{name}", seen) for name, part in zip(names, parts, strict=True)]
+    events = Events(sorted((event for one in read for event in one.events), key=lambda event: event.t))
+    damaged = next((one.damaged for one in read if one.damaged is not None), None)
+    return LogRead(events, damaged, tuple(note for one in read for note in one.notes))
+
+
+def _read_part(part: bytes, source: str, seen: set[str]) -> LogRead:
+    """What a writer that was started again has written twice is read once."""
+    lines = part.decode(errors="replace").splitlines()
+    first = parse_line(lines[0]) if lines else None
+    epoch = first.get("epoch") if first is not None else None
+    read = read_log(_new(lines, seen), source)
+    if not isinstance(epoch, int | float):
+        return read
+    return LogRead(Events(_moved(event, epoch) for event in read.events), read.damaged, read.notes)
+
+
+def _new(lines: Sequence[str], seen: set[str]) -> Iterable[str]:
+    for line in lines:
+        yield "" if line in seen else line
+        seen.add(line)
+
+
+def _moved(event: Event, seconds: float) -> Event:
+    began = {"began": event.began + seconds} if isinstance(event, Step) else {}
+    return event.model_copy(update={"t": event.t + seconds, **began})

@@ -1,0 +1,121 @@
+"""Events of a node's processes on their way to a log that outlives the node: files that its memory server empties.
+
+Each process appends to a file of its own, named after it; the kernel keeps what one that is killed has written.
+Appending takes microseconds and waits for nobody but a reader that is emptying this file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_SUFFIX = ".jsonl"
+_EMPTIED_BYTES = 1 << 20
+"""Files that are longer are emptied once they have been read."""
+_MOST_BYTES = 64 << 20
+"""Of files that nobody could take further: longer ones are emptied all the same."""
+
+
+class SpoolWriter:
+    """This process's file in `directory`."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        self._file = os.open(
+            directory / f"{os.getpid()}{_SUFFIX}", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
+
+    def write(self, line: bytes) -> None:
+        """Add a line. A full disk loses it, and nothing else."""
+        with contextlib.suppress(OSError), _locked(self._file):
+            os.write(self._file, line)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+@dataclass(slots=True)
+class _Read:
+    """How far a file was read."""
+
+    offset: int = 0
+    kept: int = 0
+    """How far what was read has been kept."""
+
+
+class SpoolReader:
+    """All files in `directory`. One process reads."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._files: dict[int, _Read] = {}
+
+    def read(self) -> dict[int, list[bytes]]:
+        """New whole lines of each process, by its id."""
+        found: dict[int, list[bytes]] = {}
+        for path in sorted(self._directory.glob(f"*{_SUFFIX}")):
+            if not path.stem.isdecimal():
+                continue
+            known = self._files.setdefault(int(path.stem), _Read())
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                file.seek(known.offset)
+                new = file.read()
+                lines = new[: new.rfind(b"\n") + 1]
+                known.offset += len(lines)
+                if lines:
+                    found[int(path.stem)] = lines.splitlines(keepends=True)
+        return found
+
+    def keep(self) -> None:
+        """All that was read is kept elsewhere: long files are emptied, those of processes that have ended removed."""
+        for known in self._files.values():
+            known.kept = known.offset
+        self._tidy()
+
+    def shed(self) -> int:
+        """Nobody takes what is here: empty the files that are too long. How many bytes were given up."""
+        return self._tidy(_MOST_BYTES)
+
+    @property
+    def left(self) -> bool:
+        """Whether something has not been kept yet."""
+        return any(self._size(pid) > known.kept for pid, known in list(self._files.items()))
+
+    def _tidy(self, unkept: int | None = None) -> int:
+        lost = 0
+        for pid, known in list(self._files.items()):
+            path = self._directory / f"{pid}{_SUFFIX}"
+            with contextlib.suppress(FileNotFoundError):
+                file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    with _locked(file):
+                        size = os.fstat(file).st_size
+                        if size == known.kept and not Path(f"/proc/{pid}").exists():
+                            path.unlink()
+                            del self._files[pid]
+                        elif (size == known.kept and size > _EMPTIED_BYTES) or (unkept is not None and size > unkept):
+                            lost += size - known.kept
+                            os.ftruncate(file, 0)
+                            self._files[pid] = _Read()
+                finally:
+                    os.close(file)
+        return lost
+
+    def _size(self, pid: int) -> int:
+        try:
+            return (self._directory / f"{pid}{_SUFFIX}").stat().st_size
+        except FileNotFoundError:
+            return 0
+
+
+@contextlib.contextmanager
+def _locked(file: int) -> Iterator[None]:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)

@@ -1,0 +1,183 @@
+"""Where no agent of ours writes a job's event log: the memory server keeps what its node's processes have written.
+
+It brings their events to the first durable tier, beside the checkpoints, and says which of them died without a word.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.errors import HyperpodExtError
+from hyperpod_ext.runtime.detection.failure_causes import decode_exit
+from hyperpod_ext.runtime.events.kept import KeptLog
+from hyperpod_ext.runtime.events.log import checked
+from hyperpod_ext.runtime.events.reading import parse_line
+from hyperpod_ext.runtime.events.spool import SpoolReader
+from hyperpod_ext.runtime.storage.object_store import ObjectStore
+
+_LOOK_S = 0.5
+_EVERY_S = 10.0
+"""How often events are brought to the tier, at most; what people wait for goes at once."""
+_AT_ONCE = frozenset({"fault", "go", "done", "job_ended"})
+_LAST_WORDS = frozenset({"done", "stopped"})
+_DIED = "its process ended without a word: the launcher's log says how"
+_EXIT_CODE = 49
+"""Place of the status of a process that has ended, after its name, in /proc/PID/stat."""
+
+
+@dataclass(slots=True)
+class _Process:
+    """A rank's process, as its events show it."""
+
+    handle: int
+    """Of the process; -1: it has ended."""
+    rank: int = -1
+    step: int = 0
+    generation: int | None = None
+    last: str = ""
+
+
+class NodeEventLog:
+    """This node's share of the job's event log.
+
+    Args:
+        directory: where its processes write.
+        open_store: opens the place of the job in the durable tier.
+        node: number of this node by now.
+    """
+
+    def __init__(self, directory: Path, open_store: Callable[[], ObjectStore], node: Callable[[], int]) -> None:
+        self._spool, self._open_store, self._node = SpoolReader(directory), open_store, node
+        self._kept: KeptLog | None = None
+        self._processes: dict[int, _Process] = {}
+        self._faulty = False
+        """A fault is known since this node's ranks have joined."""
+        self._urgent, self._next = False, 0.0
+        self._wanted, self._done = 0, 0
+        self._changed = threading.Condition()
+        self._failed = ""
+        threading.Thread(target=self._work, name="event log", daemon=True).start()
+
+    def wait_kept(self, timeout_s: float) -> bool:
+        """Until all that was written before is kept, or could not be. 0 asks whether it is."""
+        if not timeout_s:
+            return bool(self._failed) or not self._spool.left
+        with self._changed:
+            self._wanted += 1
+            wanted = self._wanted
+            return self._changed.wait_for(lambda: self._done >= wanted, timeout_s)
+
+    def _work(self) -> None:
+        while True:
+            handles = {process.handle: pid for pid, process in self._processes.items() if process.handle >= 0}
+            with self._changed:
+                wanted = self._wanted
+            urgent = wanted > self._done
+            ended = _readable(handles, 0 if urgent else _LOOK_S)
+            try:
+                self._take()
+                for handle in ended:
+                    self._ended(handles[handle])
+                if urgent or self._urgent or time.monotonic() >= self._next:
+                    self._keep()
+            except Exception as error:  # whatever it was: the job goes on, and so does this thread
+                self._say(repr(error))
+            with self._changed:
+                self._done = wanted
+                self._changed.notify_all()
+
+    def _take(self) -> None:
+        """What processes have written since."""
+        if self._log().full:
+            return  # the place cannot be reached; what is written meanwhile stays where it is
+        for pid, lines in self._spool.read().items():
+            process = self._processes.get(pid) or self._watch(pid)
+            for line in lines:
+                if (entry := parse_line(line)) is not None:
+                    self._follow(process, entry)
+            self._log().add(lines)
+
+    def _watch(self, pid: int) -> _Process:
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            handle = -1
+        process = self._processes[pid] = _Process(handle)
+        return process
+
+    def _follow(self, process: _Process, entry: dict[str, Any]) -> None:
+        name = str(entry["event"])
+        if isinstance(rank := entry.get("rank"), int):
+            process.rank = rank
+        if isinstance(generation := entry.get("generation"), int):
+            process.generation = generation
+        if name in ("step", "begun", "go") and isinstance(step := entry.get("step"), int):
+            process.step = step
+        if name in ("joined", "fault"):
+            self._faulty = name == "fault"
+        process.last = name
+        self._urgent |= name in _AT_ONCE
+
+    def _ended(self, pid: int) -> None:
+        """A process has ended: a fault, unless it was done, or went with another for which its node is started anew."""
+        process = self._processes[pid]
+        os.close(process.handle)
+        process.handle = -1
+        if process.rank < 0 or process.last in _LAST_WORDS or self._faulty:
+            return
+        self._faulty = self._urgent = True
+        kind, cause = _how(pid)
+        fields = {"rank": process.rank, "node": self._node(), "step": process.step + 1, "cause": cause, "died": True}
+        more = {"kind": kind, "escalation_level": "process", "generation": process.generation}
+        self._log().add([checked("fault", fields | more)[1]])
+
+    def _keep(self) -> None:
+        self._next = time.monotonic() + _EVERY_S
+        try:
+            self._log().flush()
+        except HyperpodExtError as error:
+            if lost := self._spool.shed():
+                self._say(f"{error}; {lost} bytes of events were given up")
+            else:
+                self._say(str(error))
+            return
+        self._urgent, self._failed = False, ""
+        self._spool.keep()
+
+    def _log(self) -> KeptLog:
+        if self._kept is None:
+            self._kept = KeptLog(self._open_store(), self._node())
+        return self._kept
+
+    def _say(self, why: str) -> None:
+        if why != self._failed:
+            self._failed = why
+            sys.stderr.write(f"the job's events are not kept: {json.dumps(why)}\n")
+
+
+def _readable(handles: Iterable[int], timeout_s: float) -> list[int]:
+    watching = select.poll()  # of any number, which `select` does not take
+    for handle in handles:
+        watching.register(handle, select.POLLIN)
+    return [handle for handle, _ in watching.poll(1000 * timeout_s)]
+
+
+def _how(pid: int) -> tuple[str, str]:
+    """Kind and cause of the end of somebody else's child, which the kernel shows until its parent has waited for it."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "", _DIED
+    if fields[0] != "Z":
+        return "", _DIED
+    found = decode_exit(int(fields[_EXIT_CODE]))
+    return found.kind, found.cause
