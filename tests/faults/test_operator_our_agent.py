@@ -14,7 +14,7 @@ from event_log import events_in
 
 START = [sys.executable, "-m", "hyperpod_ext.runtime.operator_api"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(180)]
 
 
 @pytest.fixture
@@ -79,9 +79,7 @@ MENDED = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.thorough) if kind != "kill" else kind for kind in MENDED]
-)
+@pytest.mark.parametrize("kind", MENDED)
 def test_what_a_rank_can_meet_is_mended_in_place_and_the_operator_sees_a_job_that_runs(run, undisturbed, kind):
     fault, cause = MENDED[kind]
     seen = set()
@@ -107,7 +105,6 @@ def said(operator: Any) -> list[tuple[str, str, str]]:
     return [(one["status"], one.get("reason", ""), one.get("message", "")) for one in operator.last.values()]
 
 
-@pytest.mark.thorough
 def test_a_lost_pod_comes_back_as_a_spare_into_the_generation_that_waits(run, alike):
     def lose(job: Any, operator: Any) -> None:
         if not operator.faults and (held := job.held()):

@@ -34,7 +34,7 @@ class Response:
     """What is answered."""
 
     status: int
-    said: Any = None
+    content: Any = None
     """As JSON; None: nothing."""
 
 
@@ -148,7 +148,7 @@ async def _chunks(reader: asyncio.StreamReader) -> bytes:
 
 
 def _text(response: Response, *, keep: bool) -> bytes:
-    body = b"" if response.said is None else json.dumps(response.said, ensure_ascii=False).encode()
+    body = b"" if response.content is None else json.dumps(response.content, ensure_ascii=False).encode()
     head = [f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}", f"content-length: {len(body)}"]
     if body:
         head.append("content-type: application/json")

@@ -122,8 +122,8 @@ def stop(pod: Pod, asked: Stop, now: str) -> Answer:
     """`/stop`: no worker trains any more, and the pod is ready for `/start`."""
     if pod.state not in (State.RUNNING, State.FAULTED, State.COMPLETED):
         return Answer(pod)
-    whole = pod.state is not State.RUNNING or (asked.restart_mode or "").lower() == JOB_LEVEL
-    order = Order.END if whole else Order.PAUSE
+    anew = pod.state is not State.RUNNING or (asked.restart_mode or "").lower() == JOB_LEVEL
+    order = Order.END if anew else Order.PAUSE
     return Answer(enter(pod, State.STOPPING, now), orders=(order,))
 
 
@@ -221,7 +221,7 @@ def job_ended(pod: Pod, now: str, *, succeeded: bool, message: str, restart_mode
 
 def status(pod: Pod, version: str) -> dict[str, Any]:
     """Answer of `/status`; what is empty is left out."""
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "status": pod.state.value.lower(),
         "transitions": dict(pod.transitions),
         "reason": pod.reason,
@@ -234,7 +234,7 @@ def status(pod: Pod, version: str) -> dict[str, Any]:
         "assigned_rank": str(pod.rank) if pod.rank >= 0 else "",
         "spare": str(pod.spare),
     }
-    return {name: value for name, value in said.items() if value}
+    return {name: value for name, value in fields.items() if value}
 
 
 def may_order(caller: str, allowed: Collection[str], members: Collection[str]) -> bool:
