@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import signal
@@ -78,6 +79,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalPlac
         monkeypatch.setenv("HPX_HOME", str(found.home))
         monkeypatch.setenv("TMPDIR", scratch)
         yield found
-        for pid in (left := found.processes()):
-            os.kill(pid, signal.SIGKILL)
+        for pid in (left := found.lasting()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         assert not left, "the test left processes"

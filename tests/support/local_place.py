@@ -20,6 +20,13 @@ class LocalPlace:
         """Every living process that a job here has started."""
         return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal() and self._ours(entry)]
 
+    def lasting(self) -> list[int]:
+        """Those of them that do not end by themselves; waits for the kernel, which takes a moment for each."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (found := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return found
+
     def leftovers(self) -> list[str]:
         """Processes and temporary folders that outlived their job; waits for the kernel."""
         deadline = time.monotonic() + PATIENCE_S

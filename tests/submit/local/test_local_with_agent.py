@@ -24,7 +24,9 @@ ONE_NODE = ("--set", "nodes=1", "--set", "workers_per_node=4")
 def in_shared_memory() -> set[Path]:
     """What lies there, but for what tests beside this one put there."""
     return {
-        path for path in Path("/dev/shm").iterdir() if not path.name.startswith(("test-", "torch_", "sem.", "psm_"))
+        path
+        for path in Path("/dev/shm").iterdir()
+        if not path.name.startswith(("test-", "simulated-", "torch_", "sem.", "psm_"))
     }
 
 
