@@ -24,7 +24,7 @@ export PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: catalog setup environments cdk ready ready-with-cdk run check static test test-thorough test-sdks test-integrations soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible bench-control-plane golden clean test-mutants test-series test-torch test-gpu bench-gpu
+.PHONY: catalog setup environments cdk ready ready-with-cdk run check static test test-thorough test-sdks test-integrations soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible bench-control-plane bench-tls golden clean test-mutants test-series test-torch test-gpu bench-gpu
 
 setup: $(READY) environments
 
@@ -156,6 +156,10 @@ bench-reproducible: $(READY)
 # the coordinator's CPU time, bytes and messages by number of nodes, 16 to 2,048, with agents that are only their messages
 bench-control-plane: $(READY)
 	$(BIN)/python tests/bench/control_plane_bench.py $(ARGS)
+
+# what network.tls costs: a snapshot read from a peer, with TLS and without, in turns; ten seconds
+bench-tls: $(READY)
+	$(BIN)/python tests/bench/peer_tls.py $(ARGS)
 
 # facts of AWS that botocore, moto and cfn-lint carry (training plans, zones and regions of machines), with today's date; says what is left to do by hand
 catalog: $(READY) cdk

@@ -46,6 +46,20 @@ def test_a_spare_takes_the_place_of_a_node_that_is_killed(job, alike, node):
     assert coordinators == ([1] if node == 0 else [])
 
 
+@pytest.mark.thorough
+def test_nodes_that_speak_tls_are_replaced_as_others_are(job, alike):
+    """The first one, so that another coordinates; what the spare restores comes from the memory of a peer."""
+    settings = {"network": {"tls": True}}
+    running = job(spares=1, settings=settings, env=LIVE | {"HPX_TEST_HOLD": json.dumps([[1, 0, 6]])}).start()
+    running.until("node_joined", node=2)
+    running.until("step", step=5, rank=0)
+    kill_node(running, 0)
+    report = running.wait()
+    assert_equal_to(alike, report)
+    assert report["nodes_lost"] == [0]
+    assert [its["node"] for its in events(running, "coordinator")] == [1]
+
+
 def test_two_nodes_in_turn_the_first_one_and_its_successor(job, alike):
     """Of four nodes: the second is lost once the job goes on without the first, or they would be half of it at once."""
     running = job(spares=2, env=LIVE | {"HPX_TEST_HOLD": json.dumps([[1, 0, 5], [2, 2, 9]])}).start()

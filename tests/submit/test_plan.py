@@ -89,6 +89,16 @@ def test_everything_a_target_cannot_do_is_refused_at_once() -> None:
     assert all(problem.hint for problem in problems)
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_tls_is_refused_where_nothing_would_speak_it(target: str) -> None:
+    can = get_target(target).capabilities()
+    told = [problem.path for problem in unsupported(job(network={"tls": True}), target, can)]
+    assert told.count("network.tls") == ("network" not in can.reads)
+    assert not any("network" in problem.path for problem in unsupported(job(network={"interface": "e"}), target, can))
+    plain = job(network={"tls": True}, mode="plain")
+    assert "network.tls" in [problem.path for problem in unsupported(plain, target, can)]
+
+
 def test_a_laptop_has_every_tier() -> None:
     assert make_plan(job(nodes=3, checkpoint={"tiers": TIERS})).world_size == 3
 

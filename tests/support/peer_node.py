@@ -43,9 +43,10 @@ class Node:
         budget: int = 1 << 30,
         timeout_s: float = 10.0,
         slots: int = 4,
+        encrypted: bool = False,
         **tier: Any,
     ) -> None:
-        self.number, self.secret = number, secret
+        self.number, self.secret, self.encrypted = number, secret, encrypted
         whole = Budget(budget, lambda: 1 << 40)
         self.own = Regions(kind="own", job=JOB, secret=secret, budget=whole, slots=slots)
         self.replicas = Regions(kind="replica", job=JOB, secret=secret, budget=whole, slots=2)
@@ -60,6 +61,7 @@ class Node:
             cpu_priority=cpu_priority,
             host="127.0.0.1",
             timeout_s=timeout_s,
+            encrypted=encrypted,
         )
         self.server.start()
         when_busy = tier.pop("when_busy", "supersede")
@@ -72,6 +74,7 @@ class Node:
             cpu_priority=cpu_priority,
             when_busy=when_busy,
             timeout_s=timeout_s,
+            encrypted=encrypted,
         )
 
     @property
@@ -79,7 +82,7 @@ class Node:
         return "127.0.0.1", self.server.port
 
     def client(self, secret: bytes = SECRET) -> PeerClient:
-        return PeerClient(*self.address, secret)
+        return PeerClient(*self.address, secret, encrypted=self.encrypted)
 
     def save(
         self,

@@ -81,11 +81,15 @@ class Rendezvous(Config):
 
 
 class Network(Config):
-    """What nodes reach each other by, where a machine has several networks."""
+    """What nodes reach each other by, and whether others on the way can read it."""
 
-    interface: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,14}$", examples=["ens5"])]
+    interface: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,14}$", examples=["ens5"])] | None = None
     """Interface of every node, for snapshots between nodes, the ranks' key-value servers, gloo, and NCCL's own sockets.
-    `env` may name others by GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME."""
+    `env` may name others by GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME. Default: that by which
+    a node reaches the first one."""
+    tls: bool = False
+    """Whether agents, and memory servers, encrypt what they say to each other: messages and snapshots, by TLS 1.3.
+    Gradients are not: gloo and NCCL of PyTorch's builds have no TLS. It takes `cryptography` in the image."""
 
 
 class JobConfig(Config):
@@ -146,7 +150,8 @@ class JobConfig(Config):
     rendezvous: Rendezvous = Rendezvous()
     """Where the nodes meet."""
     network: Network | None = None
-    """Which network state goes over. Default: that by which a node reaches the first one."""
+    """Which network state goes over, and whether it is encrypted. Default: that by which a node reaches the first one,
+    not encrypted."""
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     """Where snapshots go, and how often."""
     restart: RestartPolicy = RestartPolicy()

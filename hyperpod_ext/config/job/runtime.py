@@ -54,7 +54,7 @@ class RuntimeConfig(Config):
     process_group_backend: Literal["gloo", "nccl"] | None = None
     """What process groups are opened with. Left out of the text where the workers find out."""
     network: Network | None = None
-    """Interface that state goes over. Left out of the text where none is named."""
+    """What state goes over. Left out of the text where nothing is said of it."""
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     """Where snapshots go."""
     restart: RestartPolicy = RestartPolicy()
@@ -82,6 +82,16 @@ class RuntimeConfig(Config):
             hint = "`hp-ext render` writes it"
             found = [(str(each["msg"]), ".".join(map(str, each["loc"]))) for each in error.errors()]
             raise ConfigError([Problem(what, path, ENV_RUNTIME, hint=hint) for what, path in found]) from None
+
+    @property
+    def interface(self) -> str:
+        """Interface that nodes reach each other by; empty: that by which they reach the first one."""
+        return (self.network.interface or "") if self.network is not None else ""
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether agents, and memory servers, speak TLS with each other."""
+        return self.network is not None and self.network.tls
 
     @property
     def most_nodes(self) -> int:

@@ -21,6 +21,8 @@ from hyperpod_ext.runtime.membership.quorum import candidates, may_take_over
 
 _SEARCH = 0.9
 """Share of the lease after which a node gives up looking for a majority; the rest is for ending its processes."""
+_COME_AGAIN_S = 0.05
+"""How soon a coordinator is tried again that has gone without a word."""
 _UNACKNOWLEDGED = 10_000
 """Events that are kept to be told once more."""
 
@@ -62,20 +64,32 @@ class CoordinatorClient:
         self._heard = 0
         self._beating: asyncio.Task[None] | None = None
         self._over = False
+        self._where: tuple[Callable[[], tuple[str, int]], Callable[[], str]] | None = None
+        """Where the coordinator is, and why not to wait for it."""
+        self._unanswered_since: float | None = None
+        """When a coordinator went for the first time that had not said a word."""
         self._confirmed = False
         """Whether the other end is known to coordinate; until then it is told nothing but who we are."""
+        self._unsaid: list[c.FromAgent] = []
+        """What has happened since the handshake, which does not say it; sent once the other end coordinates."""
 
     @property
     def connected(self) -> bool:
         return self._writer is not None
 
-    async def connect(self, endpoint: Callable[[], tuple[str, int]], give_up: Callable[[], str]) -> None:
+    async def connect(
+        self, endpoint: Callable[[], tuple[str, int]], give_up: Callable[[], str], limit_s: float | None = None
+    ) -> None:
         """Reach the first coordinator, which may start later than this node.
+
+        Args:
+            limit_s: how long it may take; None: as long as a node may take to join.
 
         Raises:
             JobFailedError: it does not come in time, or `give_up` says why not to wait for it.
         """
-        deadline = time.monotonic() + self._settings.join_timeout_s
+        self._where = endpoint, give_up
+        deadline = time.monotonic() + (self._settings.join_timeout_s if limit_s is None else limit_s)
         while True:
             host, port = endpoint()
             try:
@@ -99,7 +113,7 @@ class CoordinatorClient:
     def send_handshake(self) -> None:
         """Say who this node is, and what it has to say once more; from here on heartbeats are sent."""
         assert self._writer is not None
-        self._writer.write(_encoded(self._introduction()))
+        self._introduce(self._writer)
         self._confirm()
         if self._beating is None:
             self._beating = asyncio.create_task(self._beat())
@@ -107,14 +121,19 @@ class CoordinatorClient:
     def _confirm(self) -> None:
         assert self._writer is not None
         self._confirmed, self._heard_at, self._heard = True, time.monotonic(), 0
-        for event in self._unheard:
-            self._writer.write(wire.encode(encode(event)))
+        unsaid: list[c.FromAgent] = [*self._unheard, *self._unsaid]
+        for report in unsaid:
+            self._writer.write(wire.encode(encode(report)))
+        self._unsaid.clear()
 
     def send(self, report: c.FromAgent) -> None:
         """Send to the coordinator. While disconnected, events are buffered and other messages dropped; the next
-        handshake carries the full state instead."""
+        handshake carries the full state instead. What comes between a handshake and its answer is sent after that: a
+        vote may wait for seconds, and a worker may die meanwhile."""
         if isinstance(report, c.Event):
             self._unheard.append(report)
+        elif self._writer is not None and not self._confirmed:
+            self._unsaid.append(report)
         if self._writer is not None and self._confirmed:
             self._writer.write(wire.encode(encode(report)))
 
@@ -127,9 +146,13 @@ class CoordinatorClient:
         while True:
             message = await self._read()
             if message is None:
-                if self.news is None or self._over:
+                if self._over:
                     return None
                 self._hang_up()
+                if self.news is None:
+                    if not await self._come_again():
+                        return None
+                    continue
                 message = await self._look_for_another(self.news)
             self._heard_at = time.monotonic()
             match message:
@@ -153,6 +176,22 @@ class CoordinatorClient:
                     if self._settings.node not in message.candidates:
                         self.job_state = None
             return message
+
+    async def _come_again(self) -> bool:
+        """The coordinator has gone without a word: reach it, or the next one, within a lease; whether that worked."""
+        now = time.monotonic()
+        if self._unanswered_since is None:
+            self._unanswered_since = now
+        left = self._unanswered_since + self._lease_s - now
+        if self._where is None or left <= 0:
+            return False
+        await asyncio.sleep(_COME_AGAIN_S)
+        try:
+            await self.connect(*self._where, limit_s=left)
+        except JobFailedError:
+            return False
+        self.send_handshake()
+        return True
 
     def _has(self, job_state: wire.Message, digest: str) -> None:
         self.job_state, self._digest = job_state, digest
@@ -181,6 +220,10 @@ class CoordinatorClient:
             with contextlib.suppress(ConnectionError):
                 await self._writer.drain()
         self._hang_up()
+
+    def _introduce(self, writer: asyncio.StreamWriter) -> None:
+        self._unsaid.clear()
+        writer.write(wire.encode(with_version(encode(self._introduction()))))
 
     def _introduction(self) -> c.AgentHandshake:
         return self._handshake(self._id, self.news.term if self.news is not None else 0, self.job_state)
@@ -231,7 +274,7 @@ class CoordinatorClient:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(host, port)
             try:
-                await wire.join_peer(reader, writer, self._settings.secret)
+                await wire.join_peer(reader, writer, self._settings.secret, encrypted=self._settings.config.encrypted)
             except BaseException:
                 writer.close()
                 raise
@@ -293,7 +336,7 @@ class CoordinatorClient:
             return None
         self._reader, self._writer = dialled
         reached.add(node)
-        self._writer.write(_encoded(self._introduction()))
+        self._introduce(self._writer)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.05, deadline - time.monotonic())):
                 if (word := await self._read()) is not None:
@@ -301,10 +344,6 @@ class CoordinatorClient:
                     return word
         self._hang_up()
         return None
-
-
-def _encoded(handshake: c.AgentHandshake) -> bytes:
-    return wire.encode(with_version(encode(handshake)))
 
 
 def _listed(nodes: set[int]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Collection
-from typing import Protocol
+from typing import Any, Protocol
 
 from hyperpod_ext.processes import allow_open_files
 from hyperpod_ext.runtime.ipc import control_messages as c
@@ -53,11 +53,15 @@ class ElectionListener:
 
     Args:
         places: connections at a time that have not shown the secret yet, as `places_for` has it.
+        encrypted: whether agents speak TLS.
     """
 
-    def __init__(self, secret: bytes, on_error: Callable[[str], None], places: int = _UNPROVEN) -> None:
-        self._secret = secret
-        self._unproven = Unproven(unproven.places(places), asyncio.StreamWriter.close)
+    def __init__(
+        self, secret: bytes, on_error: Callable[[str], None], places: int = _UNPROVEN, *, encrypted: bool = False
+    ) -> None:
+        self._secret, self._encrypted = secret, encrypted
+        # not the connection: asyncio breaks when that is closed in the middle of a TLS handshake
+        self._unproven: Unproven[asyncio.Task[Any]] = Unproven(unproven.places(places), asyncio.Task.cancel)
         self._listener = Listener(self._serve, on_error)
         self._coordinator: Serves | None = None
         self._opened = asyncio.Event()
@@ -96,11 +100,13 @@ class ElectionListener:
         await self._listener.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._unproven.enter(writer)
+        conversation = asyncio.current_task()
+        assert conversation is not None
+        self._unproven.enter(conversation)
         try:
-            await wire.accept_peer(reader, writer, self._secret)
+            await wire.accept_peer(reader, writer, self._secret, encrypted=self._encrypted)
         finally:
-            self._unproven.leave(writer)
+            self._unproven.leave(conversation)
         if (first := await wire.read(reader)) is None:
             return
         try:

@@ -93,7 +93,9 @@ class Node:
         self._oom_kills = OomKills()
         self._listener = Listener(self._workers.serve, self._break)
         places = places_for(self._config.most_nodes + self._config.spares)
-        self._election = ElectionListener(settings.secret, self._coordinator_broke, places)
+        self._election = ElectionListener(
+            settings.secret, self._coordinator_broke, places, encrypted=self._config.encrypted
+        )
         self._coordinator_client = CoordinatorClient(settings, self._election, self._who, self._take_over)
 
     async def run(self) -> str:
@@ -116,8 +118,8 @@ class Node:
 
     async def _run(self) -> str:
         settings = self._settings
-        if self._config.network is not None:
-            address_of(self._config.network.interface)  # before anything is started
+        if interface := self._config.interface:
+            address_of(interface)  # before anything is started
         if settings.node == 0 and not settings.rejoin:
             await self._coordinate_first()
         self._memory_socket.unlink(missing_ok=True)  # of an agent that was killed
@@ -128,8 +130,7 @@ class Node:
         self._start_memory_server(self._memory_socket)
         await self._listener.listen_unix(self._agent_socket)
         await self._coordinator_client.connect(self._endpoint, self._why_broken)
-        network = self._config.network
-        address = self._coordinator_client.own_address if network is None else address_of(network.interface)
+        address = address_of(interface) if interface else self._coordinator_client.own_address
         if self._coordinator is None:
             await self._election.open(address, 0)
         self._known = {
@@ -140,7 +141,7 @@ class Node:
             "domain": os.environ.get(ENV_FAILURE_DOMAIN, ""),
         }
         self._coordinator_client.send_handshake()
-        self._event("network", interface="" if network is None else network.interface, address=address)
+        self._event("network", interface=interface, address=address)
         if self._config.elastic is not None:
             preemption = self._config.elastic.notices
             self._spawn(
@@ -501,9 +502,9 @@ class Node:
             ENV_MEMORY_SOCKET: str(self._memory_socket),
         }
         environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does: many workers share the cores
-        if self._config.network is not None:
+        if interface := self._config.interface:
             for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-                environ.setdefault(variable, self._config.network.interface)
+                environ.setdefault(variable, interface)
         elif self._settings.host in ("127.0.0.1", "localhost"):
             environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         return environ

@@ -60,6 +60,7 @@ class Checkpointer:
         secret: the job's, checks the manifests.
         overlap: copy beside the caller. The tensors must then not change before `wait_staged` returns.
         when_busy: `wait`, `skip` or `supersede`, when no slot is free.
+        encrypted: whether memory servers of other nodes speak TLS.
     """
 
     def __init__(
@@ -72,7 +73,9 @@ class Checkpointer:
         secret: bytes,
         overlap: bool = False,
         when_busy: WhenBusy = "wait",
+        encrypted: bool = False,
     ) -> None:
+        self._encrypted = encrypted
         self._client, self._rank, self._world_size = client, rank, world_size
         self._job, self._secret = job, secret
         self._overlap, self._when_busy = overlap, when_busy
@@ -380,7 +383,7 @@ class Checkpointer:
         self.wait_staged()
         self._client.forget_slot()
         if address not in self._peers:
-            self._peers[address] = PeerClient(*address, self._secret)
+            self._peers[address] = PeerClient(*address, self._secret, encrypted=self._encrypted)
         peer = self._peers[address]
         manifest, plan = peer.open(owner, save_id, job=self._job)
 

@@ -104,8 +104,8 @@ class Session:
         self._addresses, self._peers = AddressBook(), dict[int, tuple[str, int]]()
         self.generation = 0
         self.stop_at_step = StopAtStep(self._send)
-        network = environment.config.network
-        host = "" if network is None else address_of(network.interface)
+        interface = environment.config.interface
+        host = address_of(interface) if interface else ""
         self._endpoint = Endpoint(environment.rank, environment.secret, _end, host)
         handshake = c.WorkerHandshake(rank=environment.rank, pid=os.getpid())
         wire.send(self._socket, with_version(encode(handshake)))

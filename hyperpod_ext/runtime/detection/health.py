@@ -78,7 +78,7 @@ def disk(context: HealthContext) -> str | None:
 
 def network(context: HealthContext) -> str | None:
     """Whether the interface that other nodes reach this one by is up."""
-    chosen = context.config.network.interface if context.config.network is not None else ""
+    chosen = context.config.interface
     wanted = chosen or os.environ.get("GLOO_SOCKET_IFNAME") or os.environ.get("NCCL_SOCKET_IFNAME", "")
     names = [name for name in wanted.split(",") if name and name[0] not in "^="]
     for name in names:

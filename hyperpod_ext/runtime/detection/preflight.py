@@ -62,6 +62,6 @@ def _shared_memory(config: RuntimeConfig, shm: Path) -> str | None:
 
 def _packages(config: RuntimeConfig) -> list[str]:
     needed = {"torch": "pip install torch", "awscrt": "pip install 'hyperpod-ext[runtime]'"}
-    if config.checkpoint.durable():  # its files get MACs
+    if config.checkpoint.durable() or config.encrypted:  # MACs of files; certificates
         needed["cryptography"] = needed["awscrt"]
     return [f"{name} is not installed here: {command}" for name, command in needed.items() if find_spec(name) is None]

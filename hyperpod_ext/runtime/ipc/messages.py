@@ -13,10 +13,13 @@ import json
 import os
 import secrets
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+from hyperpod_ext.runtime.ipc import tls
 
 MAX_FRAME_BYTES = 64 << 20
 _LENGTH = struct.Struct(">I")
@@ -180,15 +183,25 @@ def admit(secret: bytes, ours: str, answer: Message | None) -> Message:
     return {"proof": _proof(secret, "server", theirs, ours)}
 
 
-async def accept_peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:
-    """Server's half of the handshake. Raises WireError for a peer without the job's secret."""
+async def accept_peer(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, *, encrypted: bool = False
+) -> None:
+    """Server's half of the handshake, with TLS where `encrypted`.
+
+    Raises:
+        WireError: the peer has not shown the job's secret.
+    """
     ours = secrets.token_hex(16)
-    writer.write(encode({"nonce": ours}))
+    writer.write(encode(_challenge(ours, encrypted)))
     try:
         async with asyncio.timeout(HANDSHAKE_S):
+            if encrypted:
+                await _start_tls(writer, tls.own_certificate().context)
+                secret = tls.bound(secret, tls.own_certificate().bytes)
             answer = await read(reader, _HANDSHAKE_BYTES)
     except TimeoutError as error:
-        writer.write(encode({"busy": True}))  # its answer may have come, and not have been read in time
+        if not encrypted:
+            writer.write(encode({"busy": True}))  # its answer may have come, and not have been read in time
         raise WireError(_NOT_SHOWN.format(HANDSHAKE_S)) from error
     try:
         proof = admit(secret, ours, answer)
@@ -198,8 +211,21 @@ async def accept_peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     writer.write(encode(proof))
 
 
+async def _start_tls(writer: asyncio.StreamWriter, context: ssl.SSLContext) -> None:
+    try:
+        await writer.start_tls(context)
+    except OSError as error:
+        raise WireError(f"a TLS handshake has failed: {error}") from error
+    if writer.transport is None:  # it was closed meanwhile
+        raise WireError("a TLS handshake was cut off")
+
+
+def _challenge(nonce: str, encrypted: bool) -> Message:
+    return {"nonce": nonce, "tls": True} if encrypted else {"nonce": nonce}
+
+
 def accept_peer_blocking(sock: socket.socket, secret: bytes, timeout_s: float = HANDSHAKE_S) -> None:
-    """Server's half of the handshake, on a blocking socket.
+    """Server's half of the handshake, on a blocking socket; with TLS where that is an `ssl.SSLSocket`.
 
     Raises:
         WireError: the peer has not shown the job's secret, `timeout_s` after this was called.
@@ -207,7 +233,11 @@ def accept_peer_blocking(sock: socket.socket, secret: bytes, timeout_s: float = 
     ours = secrets.token_hex(16)
     try:
         with _Handshake(sock, timeout_s) as handshake:
-            handshake.send({"nonce": ours})
+            if isinstance(sock, ssl.SSLSocket):
+                handshake.start_tls(sock, encode(_challenge(ours, encrypted=True)))
+                secret = tls.bound(secret, tls.own_certificate().bytes)
+            else:
+                handshake.send(_challenge(ours, encrypted=False))
             answer = handshake.receive()
             try:
                 proof = admit(secret, ours, answer)
@@ -219,7 +249,9 @@ def accept_peer_blocking(sock: socket.socket, secret: bytes, timeout_s: float = 
         raise WireError(_NOT_SHOWN.format(timeout_s)) from error
 
 
-async def join_peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> None:
+async def join_peer(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, *, encrypted: bool = False
+) -> None:
     """Client's half of the handshake, on an asyncio stream.
 
     Raises:
@@ -228,6 +260,10 @@ async def join_peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
     """
     ours = secrets.token_hex(16)
     challenge = await _answered(reader)
+    _check_same(challenge, encrypted)
+    if encrypted:
+        await _start_tls(writer, tls.client_context())
+        secret = tls.bound(secret, writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
     writer.write(encode(_answer(secret, ours, challenge)))
     answer = await _answered(reader)
     _check_server(secret, ours, challenge, answer)
@@ -240,8 +276,17 @@ async def _answered(reader: asyncio.StreamReader) -> Message:
     return answer
 
 
-def join_peer_blocking(sock: socket.socket, secret: bytes, timeout_s: float = 3 * HANDSHAKE_S) -> None:
-    """Client's half of the handshake, on a blocking socket.
+def _check_same(challenge: Message, encrypted: bool) -> None:
+    """Both ends encrypt, or none: a client that shall never goes on without."""
+    if (challenge.get("tls") is True) != encrypted:
+        has = "asks for TLS, and this process has none" if not encrypted else "has no TLS, and this process asks for it"
+        raise WireError(f"the server {has}: network.tls must be the same on all nodes")
+
+
+def join_peer_blocking(
+    sock: socket.socket, secret: bytes, timeout_s: float = 3 * HANDSHAKE_S, *, encrypted: bool = False
+) -> socket.socket:
+    """Client's half of the handshake, on a blocking socket. Returns the one to go on with: another, where `encrypted`.
 
     Raises:
         BusyError: the server has hung up without a word: it is ending, or many came at once.
@@ -251,6 +296,10 @@ def join_peer_blocking(sock: socket.socket, secret: bytes, timeout_s: float = 3 
     try:
         with _Handshake(sock, timeout_s) as handshake:
             challenge = handshake.answered("before the handshake")
+            _check_same(challenge, encrypted)
+            if encrypted:
+                sock = handshake.wrap()
+                secret = tls.bound(secret, sock.getpeercert(binary_form=True))
             handshake.send(_answer(secret, ours, challenge))
             answer = handshake.answered("on our proof")
     except (ConnectionResetError, BrokenPipeError) as error:
@@ -258,6 +307,7 @@ def join_peer_blocking(sock: socket.socket, secret: bytes, timeout_s: float = 3 
     except TimeoutError as error:
         raise WireError(f"the server has finished no handshake within {timeout_s:g} s") from error
     _check_server(secret, ours, challenge, answer)
+    return sock
 
 
 _HUNG_UP = "the server hung up {}: it is ending, or many peers came at once"
@@ -279,6 +329,19 @@ class _Handshake:
     def send(self, message: Message) -> None:
         self._set_timeout()
         self._sock.sendall(encode(message))
+
+    def start_tls(self, sock: ssl.SSLSocket, challenge: bytes) -> None:
+        """As server, which says the first word in the open."""
+        self._set_timeout()
+        socket.socket.sendall(sock, challenge)
+        self._set_timeout()
+        sock.do_handshake()
+
+    def wrap(self) -> ssl.SSLSocket:
+        """As client."""
+        self._set_timeout()
+        self._sock = wrapped = tls.client_context().wrap_socket(self._sock)
+        return wrapped
 
     def receive(self) -> Message | None:
         """Next frame; None when the peer closed between frames."""

@@ -85,6 +85,7 @@ def _serve_workers() -> None:
         usable_bytes=usable_bytes,
         most_nodes=config.most_nodes,
         group=own_group(),
+        encrypted=config.encrypted,
     )
     if arguments.lock and memory.uploaders:
         store = memory.uploaders[0].checkpoints.store

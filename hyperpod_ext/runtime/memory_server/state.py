@@ -41,6 +41,7 @@ class NodeMemory:
         node, nodes, owners: this node's number, how many there are, and how many ranks each has.
         most_nodes: how many there may come to be. Default: as many as there are.
         group: see `CpuPriority`.
+        encrypted: whether other nodes are spoken to with TLS.
     """
 
     def __init__(
@@ -55,7 +56,9 @@ class NodeMemory:
         usable_bytes: Callable[[], int],
         most_nodes: int | None = None,
         group: Path | None = None,
+        encrypted: bool = False,
     ) -> None:
+        self._encrypted = encrypted
         self.policy, self._job, self._secret = policy, job, secret
         memory = policy.memory()
         limit = memory.budget_mib << 20 if memory is not None and memory.budget_mib is not None else None
@@ -96,6 +99,7 @@ class NodeMemory:
                 secret=secret,
                 cpu_priority=self._cpu_priority,
                 when_busy=policy.when_busy,
+                encrypted=encrypted,
             )
         self._peers: dict[int, tuple[str, int]] = {}
         self._servers_lost = 0
@@ -230,6 +234,7 @@ class NodeMemory:
                 job=self._job,
                 cpu_priority=self._cpu_priority,
                 host=host,
+                encrypted=self._encrypted,
             )
             self.peer_server.start()
         return self.peer_server.port

@@ -100,6 +100,7 @@ class _Member:
             secret=environment.secret,
             overlap=config.checkpoint.overlap,
             when_busy=config.checkpoint.when_busy,
+            encrypted=config.encrypted,
         )
         link = JobLink(session, rank, checkpointer)
         run = Run(config, rank, environment.local_rank, link, checkpointer, environment.world_size)

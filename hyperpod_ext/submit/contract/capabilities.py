@@ -50,6 +50,14 @@ def unsupported(job: JobConfig, target: str, can: Capabilities) -> Iterator[Prob
                 path=f"checkpoint.tiers.{index}",
                 hint=f"remove this tier; {target} has: {', '.join(sorted(can.tiers))}",
             )
+    with_agents = "network" in can.reads and job.mode == "ours"
+    if job.network is not None and job.network.tls and not with_agents:
+        where = f"mode {job.mode}" if job.mode != "ours" else f"target {target}"
+        yield Problem(
+            f"{where} has no TLS between nodes: no agent of this project runs such jobs",
+            path="network.tls",
+            hint="remove it, and have the network encrypt; docs/security.md says how",
+        )
     if job.chaos is not None and not can.chaos:
         yield Problem(
             f"target {target} does not rehearse faults: its machines cost money",

@@ -65,14 +65,16 @@ class Judge:
 
     def ordered(self, node: int, order: c.ToAgent) -> None:
         """An agent is about to follow an order."""
-        if isinstance(order, c.JobState):
-            term, coordinator = int(order.job_state["term"]), int(order.job_state["coordinator"])
-            if self.coordinators.setdefault(term, coordinator) != coordinator:
-                self.violated(f"nodes {self.coordinators[term]} and {coordinator} both coordinate in term {term}")
+        if isinstance(order, c.JobNews):
+            self._coordinates(order.term, order.coordinator)
         elif isinstance(order, c.BeginGeneration):
             step = order.decision.step
             if (known := self.decisions.setdefault(order.generation, step)) != step:
                 self.violated(f"generation {order.generation} begins twice, from steps {known} and {step}")
+
+    def _coordinates(self, term: int, node: int) -> None:
+        if (other := self.coordinators.setdefault(term, node)) != node:
+            self.violated(f"nodes {other} and {node} both coordinate in term {term}")
 
     def logged(self, node: int, coordinator: Any, event: Any) -> None:
         """A coordinator has written a line of the event log."""

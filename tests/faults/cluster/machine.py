@@ -161,11 +161,19 @@ class _Agent(Node):
     def _coordinate(self, coordinator: Coordinator) -> None:
         machine = here()
         machine.cluster.tell(f"node {machine.node} coordinates")
-        coordinator.events.heard = lambda event: machine.cluster.judge.logged(machine.node, coordinator, event)
         super()._coordinate(coordinator)
 
     def _worker_environ(self) -> dict[str, str]:
         return {}
+
+
+class _Coordinator(Coordinator):
+    """The real one; all that it logs is seen, from its first line."""
+
+    def _start(self, orders_accepted: set[str]) -> None:
+        machine = here()
+        self.events.heard = lambda event: machine.cluster.judge.logged(machine.node, self, event)
+        super()._start(orders_accepted)
 
 
 # --- what an agent finds in place of the machine ----------------------------------------------------
@@ -288,6 +296,7 @@ def simulated_machines() -> Iterator[None]:
 
         replace(
             agent_node,
+            Coordinator=_Coordinator,
             ForkServer=_ForkServer,
             MemoryServer=_MemoryServer,
             AsyncMemoryClient=lambda path: here().memory,

@@ -7,6 +7,7 @@ import contextlib
 import resource
 import selectors
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -34,12 +35,12 @@ Address = tuple[str, int]
 
 
 @contextlib.contextmanager
-def memory_server(places: int = PLACES) -> Iterator[Address]:
+def memory_server(places: int = PLACES, *, encrypted: bool = False) -> Iterator[Address]:
     whole = Budget(1 << 20, lambda: 1 << 40)
     own = Regions(kind="own", job="j", secret=SECRET, budget=whole, slots=2)
     replicas = Regions(kind="replica", job="j", secret=SECRET, budget=whole, slots=2)
     options = {"secret": SECRET, "job": "j", "cpu_priority": CpuPriority(1.0), "host": "127.0.0.1"}
-    server = PeerServer(own, replicas, Plans(), places=places, **options)
+    server = PeerServer(own, replicas, Plans(), places=places, encrypted=encrypted, **options)
     server.start()
     yield "127.0.0.1", server.port
     server.close()
@@ -55,12 +56,12 @@ def rank_server() -> Iterator[Address]:
 
 
 @contextlib.contextmanager
-def agent(places: int = PLACES) -> Iterator[Address]:
+def agent(places: int = PLACES, *, encrypted: bool = False) -> Iterator[Address]:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     errors: list[str] = []
-    listener = ElectionListener(SECRET, errors.append, places=places)
+    listener = ElectionListener(SECRET, errors.append, places=places, encrypted=encrypted)
     asyncio.run_coroutine_threadsafe(listener.open("127.0.0.1", 0), loop).result(10)
     host, _ = listener.address
     yield host, listener.address[1]
@@ -71,7 +72,15 @@ def agent(places: int = PLACES) -> Iterator[Address]:
     assert errors == []
 
 
-ports = pytest.mark.parametrize("port", [memory_server, rank_server, agent])
+def memory_server_tls() -> contextlib.AbstractContextManager[Address]:
+    return memory_server(encrypted=True)
+
+
+def agent_tls() -> contextlib.AbstractContextManager[Address]:
+    return agent(encrypted=True)
+
+
+ports = pytest.mark.parametrize("port", [memory_server, rank_server, agent, memory_server_tls, agent_tls])
 Port = Callable[[], contextlib.AbstractContextManager[Address]]
 
 
@@ -111,10 +120,10 @@ class Strangers:
         return len(self._open.get_map())
 
 
-def come_in(address: Address, secret: bytes = SECRET) -> None:
+def come_in(port: Port, address: Address, secret: bytes = SECRET) -> socket.socket:
     """As an honest peer does."""
-    with socket.create_connection(address, timeout=10) as sock:
-        wire.join_peer_blocking(sock, secret)
+    sock = socket.create_connection(address, timeout=10)
+    return wire.join_peer_blocking(sock, secret, encrypted=port in (memory_server_tls, agent_tls))
 
 
 @ports
@@ -122,7 +131,7 @@ def test_honest_peers_get_in_beside_slow_strangers(port: Port) -> None:
     with port() as address, Strangers(address, STRANGERS) as strangers:
         for _ in range(20):
             strangers.send_a_byte()
-            come_in(address)
+            come_in(port, address).close()
 
 
 @ports
@@ -136,14 +145,12 @@ def test_only_so_many_strangers_keep_a_place(port: Port) -> None:
 
 @ports
 def test_those_who_have_shown_the_secret_keep_their_place(port: Port) -> None:
-    with port() as address, socket.create_connection(address, timeout=10) as peer:
-        wire.join_peer_blocking(peer, SECRET)
-        with Strangers(address, STRANGERS) as strangers:
-            come_in(address)
-            strangers.send_a_byte()
-            peer.setblocking(False)
-            with pytest.raises(BlockingIOError):
-                peer.recv(1)
+    with port() as address, come_in(port, address) as peer, Strangers(address, STRANGERS) as strangers:
+        come_in(port, address).close()
+        strangers.send_a_byte()
+        peer.setblocking(False)
+        with pytest.raises((BlockingIOError, ssl.SSLWantReadError)):
+            peer.recv(1)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +205,7 @@ def test_all_agents_of_a_large_job_may_come_at_once() -> None:
 @ports
 def test_a_peer_of_another_job_is_told_so(port: Port) -> None:
     with port() as address, pytest.raises(wire.WireError, match=r"hung up on our proof: .* another job's secret"):
-        come_in(address, b"another job's secret")
+        come_in(port, address, b"another job's secret")
 
 
 def test_a_server_that_hangs_up_at_once_is_not_said_to_lack_the_secret() -> None:
@@ -255,7 +262,8 @@ def endpoint_of_metrics(places: int) -> tuple[asyncio.AbstractEventLoop, threadi
     return loop, thread, endpoint, port
 
 
-def test_strangers_at_the_metrics_hold_no_more_than_their_places() -> None:
+def test_strangers_at_the_metrics_hold_no_more_than_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hyperpod_ext.runtime.metrics.endpoint._TIMEOUT_S", 600.0)  # which would end them, too
     loop, thread, endpoint, port = endpoint_of_metrics(PLACES)
     with contextlib.ExitStack() as stack:
         stack.callback(loop.close)

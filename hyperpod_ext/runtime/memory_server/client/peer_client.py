@@ -24,8 +24,11 @@ class PeerClient:
     Raises the server's errors as their own types, and UnreachableError when it is gone, too slow or not ours.
     """
 
-    def __init__(self, host: str, port: int, secret: bytes, timeout_s: float = ps.TIMEOUT_S) -> None:
+    def __init__(
+        self, host: str, port: int, secret: bytes, timeout_s: float = ps.TIMEOUT_S, *, encrypted: bool = False
+    ) -> None:
         self._host, self._port, self._secret, self._timeout_s = host, port, secret, timeout_s
+        self._encrypted = encrypted
         self._idle: list[socket.socket] = []
         self._lock = threading.Lock()
 
@@ -94,7 +97,9 @@ class PeerClient:
     def _connection(self) -> Iterator[socket.socket]:
         """One that nobody else uses, for one request and its answer."""
         try:
-            sock = self._take_idle() or ps.connect(self._host, self._port, self._secret, self._timeout_s)
+            sock = self._take_idle() or ps.connect(
+                self._host, self._port, self._secret, self._timeout_s, encrypted=self._encrypted
+            )
             try:
                 yield sock
             except HyperpodExtError:  # the server's whole answer: the connection is as good as before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Sequence
@@ -28,20 +29,24 @@ _FLOW_BYTES_PER_S = 1.25e9
 _TCP_INFO_RTT = struct.Struct("=68xI")
 
 
-def connect(host: str, port: int, secret: bytes, timeout_s: float = TIMEOUT_S) -> socket.socket:
-    """A connection to a peer of the same job.
+def connect(
+    host: str, port: int, secret: bytes, timeout_s: float = TIMEOUT_S, *, encrypted: bool = False
+) -> socket.socket:
+    """A connection to a peer of the same job, with TLS where `encrypted`.
 
     Raises:
         OSError: it cannot be reached, is not of this job, has no place, or does not answer.
     """
-    return wire.again_while_busy(lambda: _connect_once(host, port, secret, timeout_s))
+    return wire.again_while_busy(lambda: _connect_once(host, port, secret, timeout_s, encrypted))
 
 
-def _connect_once(host: str, port: int, secret: bytes, timeout_s: float) -> socket.socket:
+def _connect_once(host: str, port: int, secret: bytes, timeout_s: float, encrypted: bool) -> socket.socket:
     sock = socket.create_connection((host, port), timeout=timeout_s)
     try:
         prepare(sock, timeout_s)
-        wire.join_peer_blocking(sock, secret, timeout_s)
+        sock = wire.join_peer_blocking(sock, secret, timeout_s, encrypted=encrypted)
+        if encrypted:
+            sock.settimeout(timeout_s)
         wire.send(sock, with_version({}))
     except BaseException:
         sock.close()
@@ -67,6 +72,9 @@ def prepare(sock: socket.socket, timeout_s: float) -> None:
     (microseconds,) = _TCP_INFO_RTT.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_RTT.size))
     if (buffer := send_buffer(microseconds / 1e6)) is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
+    if isinstance(sock, ssl.SSLSocket):
+        sock.settimeout(timeout_s)  # it waits by itself, and takes no notice of the kernel's
+        return
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         set_timeout(sock, option, timeout_s)
 
@@ -78,12 +86,17 @@ def send_buffer(rtt_s: float) -> int | None:
 
 def wait_readable(sock: socket.socket, seconds: float | None = None) -> bool:
     """Whether something is there to be read, the end included."""
+    if isinstance(sock, ssl.SSLSocket) and sock.pending():
+        return True
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(None if seconds is None else seconds * 1000))
 
 
 def set_timeout(sock: socket.socket, option: int, seconds: float) -> None:
+    if isinstance(sock, ssl.SSLSocket):
+        sock.settimeout(seconds)
+        return
     full_s = int(seconds)
     sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", full_s, int((seconds - full_s) * 1e6)))
 
@@ -91,14 +104,14 @@ def set_timeout(sock: socket.socket, option: int, seconds: float) -> None:
 def disconnect(sock: socket.socket) -> None:
     """Wake whoever waits on the socket, in this process and on the other side."""
     with suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # SSLSocket's own would have others go on in the open
 
 
 def receive_checked(sock: socket.socket, destination: memoryview, previous: int = 0) -> int:
     """Fill `destination`; returns its CRC64-NVME, continued from `previous`."""
     checksum, filled = previous, 0
     while filled < len(destination):
-        count = sock.recv_into(destination[filled : filled + PIECE], 0, socket.MSG_WAITALL)
+        count = _fill(sock, destination[filled : filled + PIECE])
         if count == 0:
             raise wire.WireError("the peer closed in the middle of a snapshot")
         checksum = crc64nvme(destination[filled : filled + count], checksum)
@@ -106,12 +119,23 @@ def receive_checked(sock: socket.socket, destination: memoryview, previous: int 
     return checksum
 
 
+def _fill(sock: socket.socket, piece: memoryview) -> int:
+    """Receive into all of `piece`; returns how much has come, less where the peer has closed."""
+    if not isinstance(sock, ssl.SSLSocket):
+        return sock.recv_into(piece, 0, socket.MSG_WAITALL)
+    filled = 0
+    while filled < len(piece) and (count := sock.recv_into(piece[filled:])):
+        filled += count
+    return filled
+
+
 def receive_scattered(sock: socket.socket, destinations: Sequence[memoryview], previous: int = 0) -> int:
     """Fill all of `destinations` in order; returns the CRC64-NVME over what came."""
     checksum = previous
     for batch in _batches(destinations):
-        if len(batch) == 1:
-            checksum = receive_checked(sock, batch[0], checksum)
+        if len(batch) == 1 or isinstance(sock, ssl.SSLSocket):
+            for buffer in batch:
+                checksum = receive_checked(sock, buffer, checksum)
             continue
         count = sock.recvmsg_into(batch, 0, socket.MSG_WAITALL)[0]
         if count == 0:

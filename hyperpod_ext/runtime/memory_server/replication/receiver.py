@@ -12,7 +12,7 @@ from typing import Any, Protocol, assert_never
 
 from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFoundError
 from hyperpod_ext.runtime.ipc import messages as wire
-from hyperpod_ext.runtime.ipc import unproven
+from hyperpod_ext.runtime.ipc import tls, unproven
 from hyperpod_ext.runtime.ipc.declared import Declared, checked_version, encode
 from hyperpod_ext.runtime.ipc.listener import BACKLOG
 from hyperpod_ext.runtime.ipc.unproven import Unproven
@@ -53,7 +53,9 @@ class PeerServer:
         port: int = 0,
         timeout_s: float = ps.TIMEOUT_S,
         places: int = _UNPROVEN,
+        encrypted: bool = False,
     ) -> None:
+        self._certificate = tls.own_certificate() if encrypted else None
         self._own, self._replicas, self._plans = own, replicas, plans
         self._secret, self._job, self._timeout_s = secret, job, timeout_s
         self._cpu_priority = cpu_priority
@@ -87,7 +89,7 @@ class PeerServer:
     def _accept(self) -> None:
         while True:
             try:
-                connection, _ = self._listener.accept()
+                connection = self._accept_one()
             except OSError:
                 if self._listener.fileno() < 0:
                     return
@@ -96,6 +98,13 @@ class PeerServer:
                 continue
             self._unproven.enter(connection)
             threading.Thread(target=self._meet, args=(connection,), name="peer", daemon=True).start()
+
+    def _accept_one(self) -> socket.socket:
+        connection, _ = self._listener.accept()
+        if self._certificate is None:
+            return connection
+        context = self._certificate.context
+        return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
 
     def _meet(self, connection: socket.socket) -> None:
         with connection, suppress(OSError):

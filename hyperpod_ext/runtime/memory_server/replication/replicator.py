@@ -78,7 +78,9 @@ class Replicator:
         cpu_priority: CpuPriority,
         when_busy: WhenBusy = "supersede",
         timeout_s: float = ps.TIMEOUT_S,
+        encrypted: bool = False,
     ) -> None:
+        self._encrypted = encrypted
         self._regions, self._plan_of, self._tier, self._node = regions, plan_of, tier, node
         self._secret, self._when_busy, self._timeout_s = secret, when_busy, timeout_s
         self.rate_limit, self._cpu_priority = RateLimit(tier.max_slowdown), cpu_priority
@@ -200,6 +202,7 @@ class Replicator:
             rate_limit=self.rate_limit,
             cpu_priority=self._cpu_priority,
             timeout_s=self._timeout_s,
+            encrypted=self._encrypted,
         )
 
     def _take(self, owner: int, manifest: Manifest, *, again: bool = False) -> None:

@@ -43,7 +43,9 @@ class PeerSender:
         rate_limit: RateLimit,
         cpu_priority: CpuPriority,
         timeout_s: float = ps.TIMEOUT_S,
+        encrypted: bool = False,
     ) -> None:
+        self._encrypted = encrypted
         self.address = (host, port)
         self._secret, self._streams, self._rate_limit, self._timeout_s = secret, streams, rate_limit, timeout_s
         self._cpu_priority = cpu_priority
@@ -71,8 +73,7 @@ class PeerSender:
             self._disconnect()  # nothing is due on them, so this is their end: the peer was started anew
         try:
             while len(self._sockets) < self._streams:
-                sock = ps.connect(*self.address, self._secret, self._timeout_s)
-                ps.set_timeout(sock, socket.SO_SNDTIMEO, _LOOK_S)
+                sock = ps.connect(*self.address, self._secret, self._timeout_s, encrypted=self._encrypted)
                 with self._lock:
                     self._sockets.append(sock)
                     if self._closed:
@@ -168,12 +169,13 @@ class PeerSender:
     def _push(self, sock: socket.socket, data: memoryview, stop: Stop) -> None:
         """`sendall` that can be given up."""
         gives_up_at = time.monotonic() + self._timeout_s
+        ps.set_timeout(sock, socket.SO_SNDTIMEO, _LOOK_S)
         while len(data):
             if stop():
                 raise Superseded
             try:
                 data = data[sock.send(data) :]
-            except BlockingIOError:
+            except (BlockingIOError, TimeoutError):
                 if time.monotonic() > gives_up_at:
                     raise TimeoutError(f"it took no bytes for {self._timeout_s:.0f} s") from None
             else:
@@ -186,6 +188,7 @@ class PeerSender:
                 raise Superseded
             if time.monotonic() > gives_up_at:
                 raise TimeoutError(f"it did not answer for {self._timeout_s:.0f} s")
+        ps.set_timeout(sock, socket.SO_RCVTIMEO, self._timeout_s)  # with TLS there is one for both directions
         answer = wire.receive(sock)
         if answer is None:
             raise wire.WireError("it closed the connection")
