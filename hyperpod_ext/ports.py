@@ -19,8 +19,12 @@ def free_port(host: str = "127.0.0.1") -> int:
         port = random.randrange(_LOWEST, max(_lowest_of_the_kernel(), _LOWEST + 1))
         if _can_listen(host, port):
             return port
-    with socket.create_server((host, 0)) as probe:
+    with socket.create_server((host, 0), family=_family(host)) as probe:
         return int(probe.getsockname()[1])
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _lowest_of_the_kernel() -> int:
@@ -32,7 +36,7 @@ def _lowest_of_the_kernel() -> int:
 
 def _can_listen(host: str, port: int) -> bool:
     try:
-        socket.create_server((host, port)).close()
+        socket.create_server((host, port), family=_family(host)).close()
     except OSError:
         return False
     return True

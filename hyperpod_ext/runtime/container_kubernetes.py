@@ -35,7 +35,7 @@ def wait_printing(agent: subprocess.Popen[bytes], logs: Path) -> int:
     """Print what workers print until the agent has ended; pass on that the job is to end. Returns its exit code."""
     signal.signal(signal.SIGTERM, lambda _signum, _frame: agent.send_signal(signal.SIGTERM))
     ended = threading.Event()
-    printer = threading.Thread(target=_print_logs, args=(logs, ended))
+    printer = threading.Thread(target=print_logs, args=(logs, ended))
     printer.start()
     try:
         return agent.wait()
@@ -44,7 +44,8 @@ def wait_printing(agent: subprocess.Popen[bytes], logs: Path) -> int:
         printer.join()
 
 
-def _print_logs(folder: Path, ended: threading.Event) -> None:
+def print_logs(folder: Path, ended: threading.Event) -> None:
+    """Print what is written to the logs of `folder` until `ended` is set, and what is left then."""
     offsets: dict[Path, int] = {}
     while True:
         last = ended.wait(_TICK_S)

@@ -49,11 +49,15 @@ class Pod:
     def start(self) -> None:
         (self.folder / "sockets").mkdir(parents=True, mode=0o700)
         own = {_POD: str(self.folder), "HPX_SOCKET_DIR": str(self.folder / "sockets"), "TMPDIR": str(self.folder)}
-        program, *rest = self.command
-        command = [program, "--server-host", self.ip, "--server-port", str(self.port), "--log_dir", str(self.folder)]
-        command += ["--rdzv-conf", f"resource_config_dir={self.folder}", *rest]
+        command = self.command_line()
         with (self.folder / "agent.log").open("wb") as log:
             self.agent = subprocess.Popen(command, env={**os.environ, **self.env, **own}, stdout=log, stderr=log)
+
+    def command_line(self) -> list[str]:
+        """The agent's, at this pod's address."""
+        program, *rest = self.command
+        command = [program, "--server-host", self.ip, "--server-port", str(self.port), "--log_dir", str(self.folder)]
+        return [*command, "--rdzv-conf", f"resource_config_dir={self.folder}", *rest]
 
     def processes(self) -> list[int]:
         """Everything that runs in this pod, whoever its parent is by now."""

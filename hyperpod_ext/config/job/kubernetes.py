@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import AfterValidator, Field, PositiveInt
 
 from hyperpod_ext.config.base import Config
 from hyperpod_ext.config.names import DnsLabel, ObjectName
+
+
+def _network(text: str) -> str:
+    import ipaddress  # few specs name a network
+
+    ipaddress.ip_network(text, strict=False)
+    return text
+
+
+Network = Annotated[str, AfterValidator(_network), Field(examples=["10.1.0.0/16"])]
 
 
 class SecretEnv(Config):
@@ -28,6 +38,12 @@ class Kubernetes(Config):
     """Context of the kubeconfig to submit with. Default: its current one."""
     namespace: DnsLabel | None = None
     """Namespace of the job. Default: that of the context, and `default` where it has none."""
+    launcher: Literal["hyperpodrun", "ours"] = "hyperpodrun"
+    """What serves the operator in the pods of target hyperpod-eks: AWS's hyperpodrun, or this project's agent, which
+    mends most faults without the operator. Ours was never run on a real cluster."""
+    operator_addresses: tuple[Network, ...] = ()
+    """Networks that may give orders to the pods, with launcher `ours`, as `10.1.0.0/16`. Default: all but the job's
+    other pods; the NetworkPolicy lets only the operator's namespace reach that port."""
     kubeflow_api: Literal["pytorchjob", "trainjob"] = "pytorchjob"
     """Which of its two kinds target kubeflow makes: PyTorchJob (v1) or TrainJob (v2)."""
     training_runtime: ObjectName = "torch-distributed"

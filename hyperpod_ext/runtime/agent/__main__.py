@@ -34,7 +34,7 @@ def main() -> None:
         for report in (REPORT, *(path.name for path in run_dir.glob(report_of("*")))):
             (run_dir / report).unlink(missing_ok=True)  # of an earlier run in the same place
     tell_here(run_dir, arguments.node_rank)
-    with _socket_dir() as private:
+    with socket_dir() as private:
         try:
             state = _run(arguments, run_dir, private)
         except HyperpodExtError as error:
@@ -83,7 +83,7 @@ def _report(error: HyperpodExtError, arguments: argparse.Namespace, run_dir: Pat
 
 
 @contextlib.contextmanager
-def _socket_dir() -> Iterator[Path]:
+def socket_dir() -> Iterator[Path]:
     """Private directory for sockets: the one we are given, or one of our own that goes with us."""
     if ENV_SOCKET_DIR in os.environ:
         yield Path(os.environ[ENV_SOCKET_DIR])

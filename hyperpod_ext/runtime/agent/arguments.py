@@ -96,6 +96,7 @@ def read_settings(arguments: argparse.Namespace, run_dir: Path, private: Path) -
 
 def _where_node_0_is(arguments: argparse.Namespace) -> tuple[str, int]:
     host, _, port = arguments.rdzv_endpoint.rpartition(":")
+    host = host.strip("[]")  # of an IPv6 address
     if int(port):
         return host, int(port)
     if arguments.nnodes == 1 and not arguments.rejoin:  # as with torchrun

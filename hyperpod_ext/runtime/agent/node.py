@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,8 @@ _LAST_WORD_S = 5.0
 class Node:
     """Runs one node of a job until the job ends."""
 
-    def __init__(self, settings: NodeSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: NodeSettings, watch: Callable[[c.ToAgent | c.FromAgent], None] | None = None) -> None:
+        self._settings, self._watch = settings, watch
         self._config = settings.config
         self._agent_socket = settings.socket_dir / f"node{settings.node}.agent"
         self._memory_socket = settings.socket_dir / f"node{settings.node}.memory"
@@ -83,6 +83,11 @@ class Node:
         self._ready: asyncio.Task[None] | None = None
         self._over = False
         """Whether the job is, or goes on without this node."""
+        self._may_train = asyncio.Event()
+        """Cleared while somebody wants no worker to train here."""
+        self._may_train.set()
+        self._generation_goes = False
+        """Whether ranks restore or train, as far as the coordinator has told."""
         self._memory_ends: list[int] = []
         """Steps in which a memory server of this node has ended."""
         self._oom_kills = OomKills()
@@ -152,6 +157,29 @@ class Node:
             if self._coordinator is not None:
                 await self._coordinator.close()
 
+    # --- who is told by somebody else than the coordinator ----------------------------------------
+
+    def pause(self, why: str) -> None:
+        """Have no worker train until `resume`. Memory stays, and processes that wait for a generation.
+
+        Others are ended: the job meets that as a fault of theirs.
+        """
+        self._may_train.clear()
+        if self._generation_goes and not self._over:
+            self._workers.end_all(why)
+
+    def resume(self) -> None:
+        """Let workers train again."""
+        self._may_train.set()
+
+    def ask_to_end(self) -> None:
+        """As SIGTERM does."""
+        self._is_asked_to_end()
+
+    def operator_asked(self, call: str, caller: str, status: int, why: str, state: str) -> None:
+        """For the job's event log: somebody has called the pod as AWS's operator does."""
+        self._event("operator_asked", call=call, caller=caller, status=status, why=why, state=state)
+
     # --- who coordinates ------------------------------------------------------------------------
 
     async def _coordinate_first(self) -> None:
@@ -205,6 +233,8 @@ class Node:
 
     async def _obey(self) -> str:
         while (order := await self._next_order()) is not None:
+            if self._watch is not None:
+                self._watch(order)
             if isinstance(order, c.EndJob):
                 self._over = True
                 if order.state != "succeeded":
@@ -314,6 +344,7 @@ class Node:
         """What the ranks of a generation are to do; the memory server hears of it first."""
         match order:
             case c.AbortGeneration():
+                self._generation_goes = False
                 self._workers.leave(order)  # first of all: survivors are waiting in their collectives
                 return
             case c.BeginGeneration() | c.TryNext():
@@ -329,6 +360,7 @@ class Node:
         self._workers.send(order)
 
     async def _begin(self, order: c.BeginGeneration | c.TryNext) -> None:
+        self._generation_goes = True
         self._workers.generation = order.generation  # the first one follows those of earlier runs
         self._beginning = {"run": order.run, "stored": order.decision.stored}
         # not at the abort: what ranks saved before they left, or died, is still on its way then
@@ -392,6 +424,7 @@ class Node:
             self._event("unhealthy", problems=health.unhealthy, seconds=health.seconds)
             self._lose(f"it is not fit for a worker: {health.sentence()}")
             return
+        await self._may_train.wait()
         await self._workers.start(rank, start, self._fork_server, next_world_size, joining=next_world_size is not None)
 
     async def _decommission(self) -> None:
@@ -484,6 +517,8 @@ class Node:
         """To the coordinator. What a worker says that has joined no generation yet is of the one its agent is in."""
         if not report.generation:
             report = report.model_copy(update={"generation": self._workers.generation})
+        if self._watch is not None:
+            self._watch(report)
         self._coordinator_client.send(report)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

@@ -189,6 +189,13 @@ class Workers:
         """SIGKILL to each; nobody is told of these deaths."""
         self.keep_only(())
 
+    def end_all(self, why: str) -> None:
+        """SIGKILL to each, for this cause; each is told as a death."""
+        for rank, worker in self._workers.items():
+            self.monitor.blame(rank, why)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGKILL)
+
     def keep_only(self, ranks: Collection[int]) -> None:
         """End those that are none of these: of a world that has come to nothing, or that this node has left."""
         for rank in self._starts.keys() - set(ranks):

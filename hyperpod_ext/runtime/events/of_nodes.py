@@ -53,6 +53,22 @@ class Network(ByAgent):
     address: str
 
 
+class OperatorAsked(ByAgent):
+    """Somebody has called a pod as AWS's operator does, and that has changed something, or was refused."""
+
+    event: Literal["operator_asked"] = "operator_asked"
+    call: str
+    """`/start`, `/update`, `/stop` or `/shutdown`."""
+    caller: str
+    """Address that it came from."""
+    status: Count
+    """Of HTTP: 200, 403 from an address that may not, 409 where it does not fit the job, 422 for a malformed body."""
+    why: str
+    """Why it was refused; empty: it was not."""
+    state: str
+    """Of the pod, after the call."""
+
+
 class NodeLost(OfNode):
     """A node is gone, or cannot be told from one that is."""
 

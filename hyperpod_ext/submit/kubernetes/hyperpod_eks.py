@@ -43,15 +43,45 @@ def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
 
 
 def problems(job: JobConfig) -> Iterator[Problem]:
-    """What is wrong with the overlay of the spec."""
+    """What the launcher cannot do, and what is wrong with the overlay of the spec."""
+    yield from _of_launcher(job)
     if job.overlay.kubernetes == KubernetesOverlay():
-        return iter(())  # what renders need not be loaded
+        return  # what renders need not be loaded
     from hyperpod_ext.submit.kubernetes.hyperpod_eks_render import render_files
     from hyperpod_ext.submit.kubernetes.overlays import apply
     from hyperpod_ext.submit.kubernetes.pod import CONTAINER
     from hyperpod_ext.submit.kubernetes.schemas import find_problems
 
-    return apply.problems(job, CONTAINER, lambda one: render_files(one, None), find_problems)
+    yield from apply.problems(job, CONTAINER, lambda one: render_files(one, None), find_problems)
+
+
+def _of_launcher(job: JobConfig) -> Iterator[Problem]:
+    """What does not go together with `kubernetes.launcher`."""
+    if job.kubernetes.launcher != "ours":
+        if job.kubernetes.operator_addresses:
+            yield Problem(
+                "hyperpodrun takes orders from anybody who can connect",
+                path="kubernetes.operator_addresses",
+                hint="remove it, or write `launcher: ours`",
+            )
+        return
+    back = "write `launcher: hyperpodrun`"
+    if job.mode != "ours":
+        yield Problem(
+            f"our agent runs jobs of mode ours, and this one's is {job.mode}", path="kubernetes.launcher", hint=back
+        )
+    if job.elastic is not None:
+        yield Problem(
+            "under the operator our agent has one number of nodes: it follows no elastic policy",
+            path="elastic",
+            hint=f"remove elastic, or {back}",
+        )
+    if job.log_rules:
+        yield Problem(
+            "rules on what rank 0 prints are followed by hyperpodrun, and not by our agent",
+            path="log_rules",
+            hint=f"remove log_rules: our agent looks for hangs itself (restart.hang); or {back}",
+        )
 
 
 def warnings(job: JobConfig) -> Iterator[str]:

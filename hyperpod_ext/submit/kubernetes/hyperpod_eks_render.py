@@ -32,6 +32,8 @@ _CLEAN = {"all": "All", "completed": "OnlyComplete", "none": "None"}
 _CHECKPOINTLESS_PORTS = (9000, 9001, 9002, 9003, 9004, 9005)
 _CHECKPOINTLESS_ENV = {"HPCT_USE_ROOTLESS": "1", "INPROCESS_RESTART": "1", "INPROCESS_RESTART_TIMEOUT": "1800"}
 _FOR_EVER = -1
+_AGENTS_MEET = 29400
+"""Port on the first node, unless the spec says otherwise."""
 _FORKED = ("-m", "hyperpod_ext.runtime.prefork")
 """The last flags: the script's process comes from the pod's fork server."""
 
@@ -85,7 +87,9 @@ def image_of(job: JobConfig, cluster: ClusterConfig | None) -> str:
 
 
 def start_of(job: JobConfig, cluster: ClusterConfig | None) -> Start:
-    """How the container begins: always with exec hyperpodrun, which this operator alone can drive."""
+    """How the container begins: with exec hyperpodrun, which this operator alone can drive, or with our agent."""
+    if ours(job):
+        return _start_of_ours(job, cluster)
     checkpointless = job.mode == "aws-checkpointless"
     flags = ["--nproc-per-node", str(job.workers_per_node), "--log-dir", LOG_DIR, "--redirects", "3", "--tee", "3"]
     # an elastic job is told of another number of nodes by SIGUSR1, which only agents that restart processes send
@@ -112,6 +116,21 @@ def start_of(job: JobConfig, cluster: ClusterConfig | None) -> Start:
     )
     ports = (labels.AGENT_PORT, *(_CHECKPOINTLESS_PORTS if checkpointless else ()))
     return Start(script, image_of(job, cluster), environment, ports)
+
+
+def ours(job: JobConfig) -> bool:
+    """Whether our agent serves the operator."""
+    return job.kubernetes.launcher == "ours"
+
+
+def _start_of_ours(job: JobConfig, cluster: ClusterConfig | None) -> Start:
+    flags = ["--nnodes", str(job.nodes), "--nproc-per-node", str(job.workers_per_node)]
+    flags += ["--rdzv-port", str(job.rendezvous.port or _AGENTS_MEET), "--server-port", str(labels.AGENT_PORT)]
+    for network in job.kubernetes.operator_addresses:
+        flags += ["--allow", network]
+    script = fill("hyperpod_eks/start-ours.sh.j2", flags=flags, command=[job.script, *job.args])
+    alone = job.model_copy(update={"spares": 0})  # spares are the operator's: they come in the place of a node
+    return Start(script, image_of(job, cluster), runtime_environment(alone), (labels.AGENT_PORT,))
 
 
 def replica_specs(job: JobConfig, start: Start) -> list[dict[str, Any]]:

@@ -232,6 +232,40 @@ def test_whoever_collects_numbers_reaches_their_port() -> None:
     assert ingress[-1] == {"ports": [{"protocol": "TCP", "port": 9464}]}
 
 
+def test_our_agent_serves_the_operator_where_the_spec_says_so() -> None:
+    only = {"launcher": "ours", "operator_addresses": ["10.1.0.0/16"]}
+    queue = {"queue": "team-localqueue"}
+    spec = job(nodes=2, workers_per_node=2, spares=1, kubernetes=only, scheduling=queue)
+    text = container(spec)["args"][0]
+    assert "exec python3 -m hyperpod_ext.runtime.operator_api --nnodes 2 --nproc-per-node 2 --rdzv-port 29400" in text
+    assert "--server-port 8080 --allow 10.1.0.0/16" in text
+    assert text.rstrip().endswith("-- train.py")
+    assert container(spec)["ports"] == [{"containerPort": 8080}]
+    assert RuntimeConfig.from_json(environment(spec)["HPX_RUNTIME"]).spares == 0, "spares are the operator's"
+    assert rendered(spec)["spec"]["replicaSpecs"][0]["spares"] == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"mode": "plain"}, "kubernetes.launcher"),
+        ({"elastic": {"min_nodes": 1, "max_nodes": 2}}, "elastic"),
+        ({"log_rules": [{"name": "loss", "pattern": "loss", "every_s": 60}]}, "log_rules"),
+        ({"kubernetes": {"operator_addresses": ["10.1.0.0/16"]}}, "kubernetes.operator_addresses"),
+    ],
+)
+def test_what_the_launcher_cannot_do_is_refused_by_field(fields: dict[str, Any], path: str) -> None:
+    asked = {"nodes": 2, "kubernetes": {"launcher": "ours"}} | fields
+    with pytest.raises(UnsupportedError) as refused:
+        make_plan(job(**asked), target="hyperpod-eks")
+    assert path in [problem.path for problem in refused.value.problems]
+
+
+def test_a_network_that_is_none_is_a_mistake_of_its_field() -> None:
+    with pytest.raises(ValueError, match="operator_addresses"):
+        job(kubernetes={"launcher": "ours", "operator_addresses": ["the operator"]})
+
+
 @pytest.mark.parametrize(
     ("fields", "forked"),
     [

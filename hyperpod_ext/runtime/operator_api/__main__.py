@@ -1,0 +1,84 @@
+"""`python -m hyperpod_ext.runtime.operator_api [flags] -- train.py [args]`: our agent under AWS's operator.
+
+It is the first process of a pod of a HyperPodPyTorchJob, in the place of `hyperpodrun`. It serves what the operator
+asks, and runs this node's agent with the rank and the addresses of `/start`. What workers print goes to the pod's
+output, as `rank 2 | ...`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import sys
+import threading
+from pathlib import Path
+
+from hyperpod_ext.processes import kill_descendants
+from hyperpod_ext.runtime.agent.__main__ import socket_dir
+from hyperpod_ext.runtime.container_kubernetes import print_logs
+from hyperpod_ext.runtime.ipc.environment import ENV_RUN_DIR
+from hyperpod_ext.runtime.operator_api.agent_here import AgentHere
+from hyperpod_ext.runtime.operator_api.server import OperatorApi, serving
+
+
+def main() -> None:
+    arguments = parse(sys.argv[1:])
+    run_dir = Path(os.environ.get(ENV_RUN_DIR, "hpx-run"))
+    logs = run_dir / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    ended = threading.Event()
+    printer = threading.Thread(target=print_logs, args=(logs, ended))
+    printer.start()
+    try:
+        with socket_dir() as private:
+            code = _serve(arguments, run_dir, private)
+    finally:
+        kill_descendants(os.getpid())
+        ended.set()
+        printer.join()
+    sys.exit(code)
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hyperpod_ext.runtime.operator_api",
+        description="Run one pod of a job for AWS's HyperPod training operator, with this project's agent.",
+        epilog="example: python -m hyperpod_ext.runtime.operator_api --nnodes 2 --nproc-per-node 8 -- train.py",
+    )
+    parser.add_argument("--nnodes", type=int, default=1, help="nodes of the job, without spares")
+    parser.add_argument("--nproc-per-node", "--nproc_per_node", type=int, default=1, help="workers on each node")
+    parser.add_argument("--rdzv-port", type=int, default=29400, help="where agents meet, on the first node")
+    parser.add_argument("--server-host", default="0.0.0.0", help="address to serve the operator at; `::` for IPv6")
+    parser.add_argument("--server-port", type=int, default=8080, help="port to serve the operator at")
+    parser.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        type=_network,
+        metavar="NETWORK",
+        help="who may give orders, as 10.1.0.0/16; may be repeated; default: all but the job's other pods",
+    )
+    parser.add_argument("script", help="training script")
+    parser.add_argument("script_args", nargs=argparse.REMAINDER, help="its arguments")
+    return parser.parse_args(argv)
+
+
+def _network(text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text, strict=False))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _serve(arguments: argparse.Namespace, run_dir: Path, private: Path) -> int:
+    """Until somebody wants the pod to end; returns its exit code."""
+    agent = AgentHere(arguments, run_dir, private)
+    api = OperatorApi(agent, arguments.nnodes, arguments.allow)
+    with serving(api, arguments.server_host, arguments.server_port):
+        return agent.run(api)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""This node's agent in the process that serves its operator: one `Node` after another, as the operator has it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import queue
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from hyperpod_ext.errors import HyperpodExtError
+from hyperpod_ext.runtime.agent.arguments import parse, read_settings
+from hyperpod_ext.runtime.agent.coordinator_client import ExcludedError
+from hyperpod_ext.runtime.agent.node import Node
+from hyperpod_ext.runtime.events.log import REPORT
+from hyperpod_ext.runtime.ipc import control_messages as c
+from hyperpod_ext.runtime.operator_api.states import JOB_LEVEL, PROCESS_LEVEL
+
+_CANCELLED = 130
+
+
+class JobListener(Protocol):
+    """Who hears of the job."""
+
+    def fault_seen(self, cause: str) -> None: ...
+
+    def fault_mended(self, step: int) -> None: ...
+
+    def stepped(self, name: str, step: int) -> None: ...
+
+    def job_ended(self, *, succeeded: bool, message: str, restart_mode: str) -> None: ...
+
+
+class AgentHere:
+    """Runs a `Node` for the rank that the operator gives.
+
+    Each has the main thread, for its signals, and an event loop of its own, with which all of it ends. Calls of the
+    operator come from another thread.
+
+    Args:
+        arguments: of the pod: nodes, workers, port of the rendezvous, script.
+    """
+
+    def __init__(self, arguments: argparse.Namespace, run_dir: Path, private: Path) -> None:
+        self._arguments, self._run_dir, self._private = arguments, run_dir, private
+        self._orders: queue.SimpleQueue[tuple[int, int, str] | int] = queue.SimpleQueue()
+        self._wanted = 0
+        """Number of the newest order; what an older one started is to end."""
+        self._idle = threading.Event()
+        self._idle.set()
+        self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any], Node] | None = None
+        self._asked_to_end = False
+        self._rank = -1
+        self._name = ""
+        self._durable = False
+
+    # --- in the thread that serves the operator -----------------------------------------------------
+
+    @property
+    def runs(self) -> bool:
+        return not self._idle.is_set()
+
+    def begin(self, rank: int, first_node: str) -> None:
+        """Start it, once one that runs has ended."""
+        self._drop()
+        self._idle.clear()
+        self._orders.put((self._wanted, rank, first_node))
+
+    def resume(self) -> None:
+        self._to_node(lambda node: node.resume())
+
+    def pause(self, why: str) -> None:
+        self._to_node(lambda node: node.pause(why))
+
+    async def end(self) -> None:
+        """Returns when nothing of it is left."""
+        self._drop()
+        await asyncio.to_thread(self._idle.wait)
+
+    def leave(self, code: int = 0) -> None:
+        """End it, and have `run` return `code`."""
+        self._drop()
+        self._orders.put(code)
+
+    def note(self, **fields: Any) -> None:
+        """For the job's event log, if there is one."""
+        self._to_node(lambda node: node.operator_asked(**fields))
+
+    def _drop(self) -> None:
+        self._wanted += 1
+        if (running := self._running) is not None:
+            loop, task, _ = running
+            with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+                loop.call_soon_threadsafe(task.cancel)
+
+    def _to_node(self, call: Callable[[Node], None]) -> None:
+        if (running := self._running) is not None:
+            loop, _, node = running
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(call, node)
+
+    # --- in the main thread -------------------------------------------------------------------------
+
+    def run(self, listener: JobListener) -> int:
+        """Follow orders until one says to leave; returns the exit code."""
+        while True:
+            for signum in (signal.SIGTERM, signal.SIGINT):  # a node that has ended has taken them away
+                signal.signal(signum, lambda _signum, _frame: self._is_asked_to_end())
+            order = self._orders.get()
+            if isinstance(order, int):
+                return order
+            number, rank, first_node = order
+            if number == self._wanted:
+                asyncio.run(self._run(listener, number, rank, first_node))
+            if self._orders.empty():
+                self._idle.set()
+
+    def _is_asked_to_end(self) -> None:
+        """SIGTERM: the pod is deleted. What only its memory holds goes to a durable tier first, if the job has one."""
+        self._asked_to_end = True
+        if self._running is not None and self._durable:
+            self._running[2].ask_to_end()
+        else:
+            self.leave(_CANCELLED)
+
+    async def _run(self, listener: JobListener, number: int, rank: int, first_node: str) -> None:
+        message, mode, state = "", JOB_LEVEL, "failed"
+        try:
+            state = await self._job(listener, number, rank, first_node)
+            message = self._why_failed()
+        except asyncio.CancelledError:
+            return
+        except ExcludedError as error:  # the others may go on without it: a new process may come back to them
+            message, mode = str(error), PROCESS_LEVEL
+        except HyperpodExtError as error:
+            message = "\n".join(filter(None, (str(error), error.hint)))
+        except Exception as error:
+            message = f"an error of hyperpod_ext itself: {error!r}"
+        finally:
+            self._running = None
+        if state in ("cancelled", "left"):
+            message, mode = "a pod of the job was told to end", PROCESS_LEVEL
+            if self._asked_to_end:
+                self.leave(_CANCELLED)
+        if number == self._wanted:
+            listener.job_ended(succeeded=state == "succeeded", message=message, restart_mode=mode)
+
+    async def _job(self, listener: JobListener, number: int, rank: int, first_node: str) -> str:
+        host = f"[{first_node}]" if ":" in first_node else first_node
+        flags = {
+            "--nnodes": self._arguments.nnodes,
+            "--nproc-per-node": self._arguments.nproc_per_node,
+            "--node-rank": rank,
+            "--rdzv-endpoint": f"{host}:{self._arguments.rdzv_port}",
+        }
+        argv = [str(word) for flag in flags.items() for word in flag]
+        arguments = parse([*argv, self._arguments.script, *self._arguments.script_args])
+        (self._run_dir / "logs").mkdir(parents=True, exist_ok=True)
+        if rank == 0:
+            (self._run_dir / REPORT).unlink(missing_ok=True)  # of an earlier run
+        settings = read_settings(arguments, self._run_dir, self._private)
+        self._rank, self._name = rank, settings.config.name
+        self._durable = bool(settings.config.checkpoint.durable())
+        node = Node(settings, lambda message: self._hear(listener, message))
+        task = asyncio.ensure_future(node.run())
+        self._running = (asyncio.get_running_loop(), task, node)
+        if number != self._wanted:
+            task.cancel()
+        await asyncio.sleep(0)
+        for signum in (signal.SIGTERM, signal.SIGINT):  # in the place of the node's own
+            asyncio.get_running_loop().add_signal_handler(signum, self._is_asked_to_end)
+        return await task
+
+    def _hear(self, listener: JobListener, message: c.ToAgent | c.FromAgent) -> None:
+        """What is said between this agent and the coordinator."""
+        match message:
+            case c.Died(rank=rank, step=step, cause=cause) | c.Failed(rank=rank, step=step, cause=cause):
+                listener.fault_seen(f"rank {rank}, step {step}: {cause}")
+            case c.AbortGeneration(rank=rank) if rank >= 0 and rank // self._arguments.nproc_per_node != self._rank:
+                listener.fault_seen(f"a fault of rank {rank}, on node {rank // self._arguments.nproc_per_node}")
+            case c.GoOn(step=step):
+                listener.fault_mended(step)
+            case c.Event(event="step", fields=fields) if isinstance(fields.get("step"), int):
+                listener.stepped(self._name, fields["step"])
+
+    def _why_failed(self) -> str:
+        try:
+            error = json.loads((self._run_dir / REPORT).read_text()).get("error") or {}
+        except (OSError, ValueError):
+            error = {}
+        why = "\n".join(str(error[key]) for key in ("message", "hint") if error.get(key))
+        return why or f"the job failed; {REPORT} of the node that led it says why"

@@ -1,0 +1,157 @@
+"""HTTP/1.1 as far as an operator speaks it: requests with a length, on asyncio. Nothing to install."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from hyperpod_ext.runtime.ipc.listener import Listener
+
+_HEADER_BYTES = 64 << 10
+_BODY_BYTES = 32 << 20
+"""The addresses of 100,000 nodes take 5 MB."""
+_IDLE_S = 60.0
+"""How long a connection may be silent."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What somebody asks."""
+
+    method: str
+    path: str
+    body: bytes
+    caller: str
+    """Address that it came from."""
+
+
+@dataclass(frozen=True)
+class Response:
+    """What is answered."""
+
+    status: int
+    content: Any = None
+    """As JSON; None: nothing."""
+
+
+Handle = Callable[[Request], Response]
+
+
+class HttpServer:
+    """Answers requests one after another on each connection.
+
+    Args:
+        handle: answers at once.
+        on_error: hears of errors of ours.
+    """
+
+    def __init__(self, handle: Handle, on_error: Callable[[str], None]) -> None:
+        self._handle = handle
+        self._listener = Listener(self._serve, on_error)
+
+    async def listen(self, host: str, port: int) -> int:
+        """Listen; returns the port.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        return await self._listener.listen_tcp(host, port)
+
+    async def close(self) -> None:
+        await self._listener.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        caller = str(writer.get_extra_info("peername")[0])
+        while True:
+            try:
+                async with asyncio.timeout(_IDLE_S):
+                    head = await _read_head(reader)
+                    if head is None:
+                        return
+                    method, path, headers = head
+                    body = await _read_body(reader, headers)
+            except (TimeoutError, asyncio.IncompleteReadError):
+                return
+            except _BadRequestError as error:
+                writer.write(_text(Response(error.status, {"detail": str(error)}), keep=False))
+                await writer.drain()
+                return
+            keep = headers.get("connection", "").lower() != "close"
+            writer.write(_text(self._handle(Request(method, path, body, caller)), keep=keep))
+            await writer.drain()
+            if not keep:
+                return
+
+
+class _BadRequestError(Exception):
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+async def _read_head(reader: asyncio.StreamReader) -> tuple[str, str, dict[str, str]] | None:
+    """Method, path without its query, and headers by their names in lower case; None: no request came."""
+    lines: list[str] = []
+    size = 0
+    while (line := await _line(reader)) not in ("", "\r\n", "\n"):
+        size += len(line)
+        if size > _HEADER_BYTES:
+            raise _BadRequestError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "headers are too long")
+        lines.append(line.strip())
+    if not lines:
+        return None
+    parts = lines[0].split()
+    if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
+        raise _BadRequestError(HTTPStatus.BAD_REQUEST, "this is no request of HTTP/1.1")
+    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
+    return parts[0], parts[1].partition("?")[0], headers
+
+
+async def _line(reader: asyncio.StreamReader) -> str:
+    try:
+        return (await reader.readline()).decode("latin-1")
+    except ValueError:
+        raise _BadRequestError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "a line is too long") from None
+
+
+async def _read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
+    if "transfer-encoding" in headers:
+        return await _chunks(reader)
+    length = headers.get("content-length", "0")
+    if not length.isdecimal():
+        raise _BadRequestError(HTTPStatus.BAD_REQUEST, "Content-Length is no number")
+    if int(length) > _BODY_BYTES:
+        raise _BadRequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the body is too long")
+    return await reader.readexactly(int(length))
+
+
+async def _chunks(reader: asyncio.StreamReader) -> bytes:
+    body = b""
+    while True:
+        size = (await _line(reader)).partition(";")[0].strip()
+        try:
+            length = int(size, 16)
+        except ValueError:
+            raise _BadRequestError(HTTPStatus.BAD_REQUEST, "a chunk has no length") from None
+        if length < 0 or len(body) + length > _BODY_BYTES:
+            raise _BadRequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the body is too long")
+        if length == 0:
+            while await _line(reader) not in ("", "\r\n", "\n"):
+                pass
+            return body
+        body += await reader.readexactly(length)
+        await reader.readexactly(2)
+
+
+def _text(response: Response, *, keep: bool) -> bytes:
+    body = b"" if response.content is None else json.dumps(response.content, ensure_ascii=False).encode()
+    head = [f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}", f"content-length: {len(body)}"]
+    if body:
+        head.append("content-type: application/json")
+    if not keep:
+        head.append("connection: close")
+    return "\r\n".join([*head, "", ""]).encode() + body

@@ -1,0 +1,221 @@
+"""The server of a pod: reads calls, lets `states` decide, has the agent here begin, pause, resume and end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, Protocol, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from hyperpod_ext import __version__
+from hyperpod_ext.runtime.operator_api import states
+from hyperpod_ext.runtime.operator_api.http_server import HttpServer, Request, Response
+from hyperpod_ext.runtime.operator_api.requests import Ranks, Start, Stop, mistakes
+from hyperpod_ext.runtime.operator_api.states import Answer, Order, Pod, State
+
+_METHODS = {"/status": "GET", "/start": "POST", "/update": "POST", "/stop": "POST", "/shutdown": "POST"}
+_MALFORMED = 422
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class Agent(Protocol):
+    """This node's agent, as the server sees it."""
+
+    @property
+    def runs(self) -> bool: ...
+
+    def begin(self, rank: int, first_node: str) -> None:
+        """Start it, once one that runs has ended."""
+
+    def resume(self) -> None: ...
+
+    def pause(self, why: str) -> None: ...
+
+    async def end(self) -> None:
+        """Returns when nothing of it is left."""
+
+    def leave(self) -> None:
+        """End it, and the process."""
+
+    def note(self, **fields: Any) -> None:
+        """For the job's event log, if there is one."""
+
+
+class OperatorApi:
+    """Serves the five calls.
+
+    Args:
+        agent: that of this node.
+        nodes: of the job.
+        allowed: networks and addresses that may give orders; none: everybody but the job's other pods.
+    """
+
+    def __init__(self, agent: Agent, nodes: int, allowed: Collection[str]) -> None:
+        self._agent, self._allowed = agent, allowed
+        self.pod = Pod(nodes)
+        self._server = HttpServer(self._handle, _say)
+        self._work: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._made = -1
+        """Newest step that was told of."""
+
+    async def listen(self, host: str, port: int) -> int:
+        """Serve; the pod is ready from then on. Returns the port.
+
+        Raises:
+            OSError: the port is taken.
+        """
+        self._loop = asyncio.get_running_loop()
+        self.pod = states.enter(self.pod, State.INIT, now())
+        port = await self._server.listen(host, port)
+        self.pod = states.is_ready(self.pod, now(), agent_runs=False)
+        return port
+
+    async def close(self) -> None:
+        await self._server.close()
+        await asyncio.gather(*self._work)
+
+    # --- news of the job, from any thread ---------------------------------------------------------
+
+    def fault_seen(self, cause: str) -> None:
+        self._take(lambda pod: states.fault_seen(pod, cause))
+
+    def fault_mended(self, step: int) -> None:
+        self._take(lambda pod: states.fault_mended(pod, step))
+
+    def stepped(self, name: str, step: int) -> None:
+        """A rank here has made a step."""
+        if step > self._made:
+            self._made = step
+            self._take(lambda pod: replace(pod, progress={name: {"progressData": "", "progressCount": step}}))
+
+    def job_ended(self, *, succeeded: bool, message: str, restart_mode: str) -> None:
+        def ended(pod: Pod) -> Pod:
+            return states.job_ended(pod, now(), succeeded=succeeded, message=message, restart_mode=restart_mode)
+
+        self._take(ended)
+
+    def _take(self, change: Callable[[Pod], Pod]) -> None:
+        def take() -> None:
+            self.pod = change(self.pod)
+
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(take)
+
+    # --- calls ----------------------------------------------------------------------------------
+
+    def _handle(self, request: Request) -> Response:
+        if request.path not in _METHODS:
+            return Response(404, {"detail": "Not Found"})
+        if request.method != _METHODS[request.path]:
+            return Response(405, {"detail": "Method Not Allowed"})
+        if request.path == "/status":
+            return self._status()
+        before = self.pod
+        try:
+            answer = self._answer(request)
+        except ValidationError as error:
+            self._note(request, before, _MALFORMED, "the body is malformed")
+            return Response(_MALFORMED, {"detail": mistakes(error)})
+        self.pod = answer.pod
+        if answer.why or answer.orders or answer.pod.rank != before.rank:  # others repeat what was said
+            self._note(request, before, answer.status, answer.why)
+        for order in answer.orders:
+            self._carry_out(order, f"{request.path} of {request.caller}")
+        if answer.status != states.OK:
+            return Response(answer.status, {"detail": answer.why})
+        return self._status() if request.path == "/update" else Response(states.OK)
+
+    def _status(self) -> Response:
+        return Response(states.OK, states.status(self.pod, __version__))
+
+    def _answer(self, request: Request) -> Answer:
+        if not states.may_order(request.caller, self._allowed, self.pod.addresses.values()):
+            why = f"{request.caller} is not the operator of this job"
+            return Answer(self.pod, states.FORBIDDEN, why)
+        match request.path:
+            case "/start":
+                return states.start(self.pod, _read(Start, request.body), now())
+            case "/update":
+                return states.update(self.pod, _read(Ranks, request.body))
+            case "/stop":
+                asked = _read(Stop, request.body) if _says(request.body) else Stop()
+                return states.stop(self.pod, asked, now())
+            case _:
+                return states.shutdown(self.pod, now())
+
+    def _note(self, request: Request, before: Pod, status: int, why: str) -> None:
+        """Who has asked what, and what has come of it: on stderr, and in the event log where the job has one."""
+        words = f"{request.path} of {request.caller}: {status}" + (f", {why}" if why else "")
+        _say(f"{words}; {before.state.value} -> {self.pod.state.value}, rank {self.pod.rank}")
+        state = self.pod.state.value.lower()
+        self._agent.note(call=request.path, caller=request.caller, status=status, why=why, state=state)
+
+    # --- orders ---------------------------------------------------------------------------------
+
+    def _carry_out(self, order: Order, why: str) -> None:
+        match order:
+            case Order.BEGIN:
+                self._agent.begin(self.pod.rank, self.pod.first_node)
+            case Order.RESUME:
+                self._agent.resume()
+            case Order.PAUSE:
+                self._agent.pause(why)
+                self._is_ready()
+            case Order.END:
+                self._spawn(self._end())
+            case Order.LEAVE:
+                self._agent.leave()
+
+    async def _end(self) -> None:
+        await self._agent.end()
+        self._is_ready()
+
+    def _is_ready(self) -> None:
+        self.pod = states.is_ready(self.pod, now(), agent_runs=self._agent.runs)
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+
+
+@contextlib.contextmanager
+def serving(api: OperatorApi, host: str, port: int) -> Iterator[int]:
+    """Serve in a thread of its own, so that an agent that is busy is not one that is gone. Gives the port.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="hpx-operator", daemon=True)
+    thread.start()
+    try:
+        yield asyncio.run_coroutine_threadsafe(api.listen(host, port), loop).result()
+        asyncio.run_coroutine_threadsafe(api.close(), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+
+
+def now() -> str:
+    """This moment, as the operator reads it."""
+    return datetime.now(UTC).isoformat()
+
+
+def _says(body: bytes) -> bool:
+    return bool(body) and body.strip() != b"null"
+
+
+def _read(kind: type[Body], body: bytes) -> Body:
+    return kind.model_validate_json(body or b"null")
+
+
+def _say(words: str) -> None:
+    sys.stderr.write(f"hyperpod_ext, the operator's calls: {words}\n")

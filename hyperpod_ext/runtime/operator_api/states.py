@@ -1,0 +1,255 @@
+"""What a pod answers its operator, and what it does then: state and request -> state, answer, order. Pure.
+
+A call that does not fit what is known of the job is refused (409) and changes nothing. One that comes in a state in
+which it means nothing changes no state, as with AWS's agent, so that an operator may ask twice.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from hyperpod_ext.runtime.operator_api.requests import Ranks, Start, Stop, is_address
+
+OK, FORBIDDEN, CONFLICT = 200, 403, 409
+IN_PROCESS, PROCESS_LEVEL, JOB_LEVEL = "in_process_restart", "process_level_restart", "job_level_restart"
+
+
+class State(StrEnum):
+    """Of the agent in a pod, in the operator's words."""
+
+    INIT = "INIT"
+    READY = "READY"
+    RUNNING = "RUNNING"
+    COMPLETED = "COMPLETED"
+    FAULTED = "FAULTED"
+    STOPPING = "STOPPING"
+    SHUTDOWN = "SHUTDOWN"
+
+
+class Order(StrEnum):
+    """What the pod does."""
+
+    BEGIN = "begin"
+    """Start this node's agent; if one runs with another rank, end that first."""
+    RESUME = "resume"
+    """Let the agent that was paused start workers."""
+    PAUSE = "pause"
+    """No worker trains until the agent is resumed; what its memory holds stays."""
+    END = "end"
+    """End the agent with all that it has started."""
+    LEAVE = "leave"
+    """The same, and end the pod's first process."""
+
+
+@dataclass(frozen=True)
+class Pod:
+    """What a pod knows, and tells its operator."""
+
+    nodes: int
+    """Of the job, as its spec has them."""
+    state: State = State.INIT
+    transitions: Mapping[str, str] = field(default_factory=dict)
+    """When each state was last entered, ISO 8601 in UTC."""
+    reason: str = ""
+    message: str = ""
+    restart_mode: str = IN_PROCESS
+    rank: int = -1
+    """Of the node, as the operator has it; -1: it has not said."""
+    spare: bool = True
+    fault_count: int = 0
+    ip_version: str = ""
+    addresses: Mapping[int, str] = field(default_factory=dict)
+    """Of the job's nodes."""
+    master: str = ""
+    agent_rank: int | None = None
+    """Rank that the agent here runs with, paused or not; None: none runs."""
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    mended: int = 0
+    """Faults that the job has met without the operator."""
+
+    @property
+    def first_node(self) -> str:
+        """Address of the node that the others meet at."""
+        return self.addresses.get(0, self.master)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What becomes of a call."""
+
+    pod: Pod
+    status: int = OK
+    """Of HTTP."""
+    why: str = ""
+    """Why it is refused."""
+    orders: tuple[Order, ...] = ()
+
+
+def enter(pod: Pod, state: State, now: str, reason: str = "", message: str = "") -> Pod:
+    """`pod` in another state."""
+    transitions = {**pod.transitions, state.value: now}
+    return replace(pod, state=state, transitions=transitions, reason=reason, message=message)
+
+
+# --- calls --------------------------------------------------------------------------------------
+
+
+def start(pod: Pod, asked: Start, now: str) -> Answer:
+    """`/start`: train, as this rank."""
+    if why := _misfit(pod, asked) or _incomplete(pod, asked):
+        return Answer(pod, CONFLICT, why)
+    updated = _updated(pod, asked)
+    if pod.state is not State.READY:
+        return Answer(updated)
+    order = Order.RESUME if pod.agent_rank == asked.rank else Order.BEGIN
+    updated = replace(updated, agent_rank=asked.rank, restart_mode=IN_PROCESS)
+    return Answer(enter(updated, State.RUNNING, now, "Running"), orders=(order,))
+
+
+def update(pod: Pod, asked: Ranks) -> Answer:
+    """`/update`: another rank, other addresses, a spare or none any more."""
+    if why := _misfit(pod, asked):
+        return Answer(pod, CONFLICT, why)
+    return Answer(_updated(pod, asked))
+
+
+def stop(pod: Pod, asked: Stop, now: str) -> Answer:
+    """`/stop`: no worker trains any more, and the pod is ready for `/start`."""
+    if pod.state not in (State.RUNNING, State.FAULTED, State.COMPLETED):
+        return Answer(pod)
+    anew = pod.state is not State.RUNNING or (asked.restart_mode or "").lower() == JOB_LEVEL
+    order = Order.END if anew else Order.PAUSE
+    return Answer(enter(pod, State.STOPPING, now), orders=(order,))
+
+
+def shutdown(pod: Pod, now: str) -> Answer:
+    """`/shutdown`: the pod's first process ends."""
+    if pod.state in (State.STOPPING, State.SHUTDOWN):
+        return Answer(pod)
+    return Answer(enter(pod, State.SHUTDOWN, now), orders=(Order.LEAVE,))
+
+
+def _updated(pod: Pod, asked: Ranks) -> Pod:
+    return replace(
+        pod,
+        rank=asked.rank,
+        spare=asked.spare,
+        fault_count=asked.faultCount,
+        ip_version=asked.ipVersion or pod.ip_version,
+        addresses=_table(pod, asked),
+        master=asked.master_addr,
+    )
+
+
+def _table(pod: Pod, asked: Ranks) -> dict[int, str]:
+    known = {**pod.addresses, **{line.rank: line.ip for line in asked.rankIps or ()}}
+    return {rank: address for rank, address in known.items() if rank < pod.nodes}
+
+
+def _misfit(pod: Pod, asked: Ranks) -> str:
+    """Why what the operator says cannot be true of this job; empty: it can."""
+    lines = asked.rankIps or []
+    if asked.nnodes != pod.nodes:
+        return f"nnodes is {asked.nnodes}; the job has {pod.nodes} nodes"
+    if asked.rank < 0 or (asked.rank >= asked.nnodes and not asked.spare):
+        return f"rank is {asked.rank}; ranks of nodes that train go from 0 to {asked.nnodes - 1}"
+    if asked.faultCount < pod.fault_count:
+        return f"faultCount is {asked.faultCount}; {pod.fault_count} was said before, so this is an older call"
+    if pod.state is State.RUNNING and (asked.rank != pod.rank or asked.spare):
+        return f"rank is {asked.rank}; this pod trains as rank {pod.rank}, and takes another one after /stop"
+    if wrong := [line for line in lines if line.rank < 0 or not is_address(line.ip)]:
+        return f"rankIps: {wrong[0].ip!r} of rank {wrong[0].rank} is no address of a node"
+    if len({line.rank for line in lines}) < len(lines):
+        return "rankIps names a rank twice"
+    if pod.state is State.RUNNING and _table(pod, asked).get(asked.rank) != pod.addresses.get(asked.rank):
+        return "rankIps gives this pod, which trains, another address"
+    return ""
+
+
+def _incomplete(pod: Pod, asked: Start) -> str:
+    if asked.rank >= asked.nnodes:
+        return f"rank is {asked.rank}; a spare is started once it has a rank below {asked.nnodes}"
+    table = _table(pod, asked)
+    if missing := sorted(set(range(pod.nodes)) - table.keys()) if table else []:
+        return f"rankIps: no address of rank {', '.join(map(str, missing))}"
+    return ""
+
+
+# --- news of the job ----------------------------------------------------------------------------
+
+
+def is_ready(pod: Pod, now: str, *, agent_runs: bool) -> Pod:
+    """What `/stop` asked for is done, or the server is there."""
+    ready = pod if agent_runs else replace(pod, agent_rank=None)
+    return enter(ready, State.READY, now) if pod.state in (State.INIT, State.STOPPING) else ready
+
+
+def fault_seen(pod: Pod, cause: str) -> Pod:
+    """The job meets a fault in place: the operator sees it, and has nothing to do."""
+    if pod.state is not State.RUNNING:
+        return pod
+    return replace(pod, reason="MendingInPlace", message=cause)
+
+
+def fault_mended(pod: Pod, step: int) -> Pod:
+    """All ranks train again."""
+    if pod.state is not State.RUNNING or pod.reason != "MendingInPlace":
+        return pod
+    mended = pod.mended + 1
+    labels = {**pod.labels, "hyperpod-ext/mended": str(mended), "hyperpod-ext/last-fault": pod.message[:256]}
+    message = f"{pod.message}; mended in place, all ranks train from step {step} on"
+    return replace(pod, reason="MendedInPlace", message=message, labels=labels, mended=mended)
+
+
+def job_ended(pod: Pod, now: str, *, succeeded: bool, message: str, restart_mode: str) -> Pod:
+    """The agent here has ended by itself."""
+    pod = replace(pod, agent_rank=None)
+    if pod.state is not State.RUNNING:
+        return pod
+    if succeeded:
+        return enter(pod, State.COMPLETED, now)
+    return replace(enter(pod, State.FAULTED, now, "JobFailed", message), restart_mode=restart_mode)
+
+
+# --- what the operator reads --------------------------------------------------------------------
+
+
+def status(pod: Pod, version: str) -> dict[str, Any]:
+    """Answer of `/status`; what is empty is left out."""
+    fields: dict[str, Any] = {
+        "status": pod.state.value.lower(),
+        "transitions": dict(pod.transitions),
+        "reason": pod.reason,
+        "message": pod.message,
+        "restartMode": pod.restart_mode,
+        "rank_labels": {str(max(pod.rank, 0)): dict(pod.labels)} if pod.labels else {},
+        "ipversion": pod.ip_version,
+        "progress": dict(pod.progress),
+        "agent_version": version,
+        "assigned_rank": str(pod.rank) if pod.rank >= 0 else "",
+        "spare": str(pod.spare),
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+def may_order(caller: str, allowed: Collection[str], members: Collection[str]) -> bool:
+    """Whether `caller` may give orders: one of `allowed`, networks or addresses, if there are any.
+
+    Else everybody but the job's other pods, which have no reason to; who else can connect, the NetworkPolicy says.
+    """
+    address = _plain(caller)
+    if allowed:
+        return any(address in ipaddress.ip_network(network, strict=False) for network in allowed)
+    return address.is_loopback or str(address) not in {str(_plain(member)) for member in members}
+
+
+def _plain(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """An IPv4 address that came over an IPv6 socket is what it is."""
+    address = ipaddress.ip_address(text.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address

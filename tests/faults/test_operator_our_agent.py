@@ -1,0 +1,126 @@
+"""Our agent in every pod, in the place of hyperpodrun, and a stand-in for the operator."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import hyperpod_operator as operators
+import launched
+import pytest
+from event_log import events_in
+
+START = [sys.executable, "-m", "hyperpod_ext.runtime.operator_api"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., tuple[Any, Any, Any]]]:
+    """A function that runs a job of 2 x 2 ranks on pods to its end: what ranks saw, the operator, and the event log."""
+    made: list[Any] = []
+
+    def run_job(
+        *, fault: Any = None, pods: int = 2, each_poll: Any = None, norm: str = "BatchNorm1d", hold: Any = ()
+    ) -> tuple[Any, Any, list[dict[str, Any]]]:
+        folder = tmp_path_factory.mktemp("h", numbered=True)  # short, for the paths of sockets
+        job = OurJob(folder / "job", fault or {}, norm)
+        port = launched.free_ports() + 10
+        command = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-port", str(port + 1), "--", str(launched.TINY)]
+        env = job.env() | {"HPX_TEST_HOLD": json.dumps(hold)}
+        places = [OurPod(number, folder / f"p{number}", command, port, env) for number in range(pods)]
+        operator = operators.Operator(places, nodes=2)
+        if each_poll is not None:
+            operator.each_poll = lambda its, status: each_poll(job, its)
+        made.append(operator)
+        operator.run()
+        return job, operator, events_in(job.folder / "events.jsonl")
+
+    yield run_job
+    for operator in made:
+        operator.end()
+        for pod in operator.pods:
+            print(f"--- pod {pod.number}\n{(pod.folder / 'agent.log').read_text()[-6000:]}")
+
+
+class OurPod(operators.Pod):
+    """A pod that our agent runs in."""
+
+    def command_line(self) -> list[str]:
+        at = ["--server-host", self.ip, "--server-port", str(self.port)]
+        return [*START, *at, *self.command]
+
+
+class OurJob(launched.Launched):
+    """One that our agents write the log and the report of."""
+
+    def env(self) -> dict[str, str]:
+        env = super().env()
+        runtime = json.loads(env["HPX_RUNTIME"])
+        runtime["restart"] = {"hang": {"floor_s": 2.0, "factor": 2.0}}
+        runtime["checkpoint"]["tiers"].append({"kind": "peer"})
+        return env | {"HPX_RUNTIME": json.dumps(runtime)}
+
+    def held(self) -> bool:
+        """Whether rank 2 stands still in step 5, after all have made step 4."""
+        steps = [e for e in events_in(self.folder / "events.jsonl") if e["event"] == "step"]
+        return {e["rank"] for e in steps if e["step"] == 4} == {0, 1, 2, 3}
+
+    def report(self) -> dict[str, Any]:
+        return json.loads((self.folder / "report.json").read_text())
+
+
+MENDED = {
+    "exception": ({"what": "exception"}, "ValueError: bad sample at step 5"),
+    "kill": ({"what": "before backward"}, "killed by SIGKILL"),
+    "hang": ({"what": "sleeps", "dies": -1}, "no progress"),
+}
+
+
+@pytest.mark.parametrize("kind", MENDED)
+def test_what_a_rank_can_meet_is_mended_in_place_and_the_operator_sees_a_job_that_runs(run, undisturbed, kind):
+    fault, cause = MENDED[kind]
+    seen = set()
+    job, operator, events = run(
+        fault=fault | {"rank": 2, "step": 5}, each_poll=lambda _job, its: seen.update(said(its))
+    )
+    launched.assert_equal(job, undisturbed)
+    assert operator.faults == []
+    assert [event["step"] for event in events if event["event"] == "go"] == [0, 4]
+    (fault,) = [event for event in events if event["event"] == "fault"]
+    assert (fault["rank"], fault["step"]) == (2, 5)
+    assert cause in fault["cause"]
+    assert {state for state, _, _ in seen} <= {"running", "completed"}
+    assert any(reason in ("MendingInPlace", "MendedInPlace") and cause in why for _, reason, why in seen), seen
+    calls = [
+        (event["call"], event["caller"], event["status"]) for event in events if event["event"] == "operator_asked"
+    ]
+    assert calls == []
+
+
+def said(operator: Any) -> list[tuple[str, str, str]]:
+    """What the pods told, in short."""
+    return [(one["status"], one.get("reason", ""), one.get("message", "")) for one in operator.last.values()]
+
+
+def test_a_lost_pod_comes_back_as_a_spare_into_the_generation_that_waits(run, alike):
+    def lose(job: Any, operator: Any) -> None:
+        if not operator.faults and (held := job.held()):
+            print(held)
+            operator.pods[1].kill()
+
+    job, operator, events = run(pods=3, each_poll=lose, norm="LayerNorm", hold=[[1, 2, 5]])
+    launched.assert_equal(job, alike)
+    (fault,) = operator.faults
+    print(
+        fault,
+        [
+            e
+            for e in events
+            if e["event"]
+            in ("fault", "go", "node_lost", "awaiting_node", "node_replaced", "operator_asked", "restored")
+        ],
+    )
+    assert [event["step"] for event in events if event["event"] == "go"] == [0, 4]

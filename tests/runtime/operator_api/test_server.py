@@ -1,0 +1,160 @@
+"""The operator's calls over HTTP, answered for an agent that obeys at once."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from waiting import until
+
+from hyperpod_ext.ports import free_port
+from hyperpod_ext.runtime.operator_api.server import OperatorApi, serving
+
+
+class Obeys:
+    """An agent that does at once what it is told, and remembers it."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.notes: list[dict[str, Any]] = []
+        self.runs = False
+
+    def begin(self, rank: int, first_node: str) -> None:
+        self.done.append(f"begin {rank} at {first_node}")
+        self.runs = True
+
+    def resume(self) -> None:
+        self.done.append("resume")
+
+    def pause(self, why: str) -> None:
+        self.done.append(f"pause: {why}")
+
+    async def end(self) -> None:
+        self.done.append("end")
+        self.runs = False
+
+    def leave(self) -> None:
+        self.done.append("leave")
+
+    def note(self, **fields: Any) -> None:
+        self.notes.append(fields)
+
+
+class Served:
+    """A server with its agent, and calls of it."""
+
+    def __init__(self, host: str = "127.0.0.1", allowed: tuple[str, ...] = ()) -> None:
+        self.agent, self.host = Obeys(), host
+        self.api = OperatorApi(self.agent, 2, allowed)
+
+    def call(self, path: str, body: Any = None, method: str = "POST") -> tuple[int, Any]:
+        line = http.client.HTTPConnection(self.host, self.port, timeout=30)
+        line.request(method, path, body if isinstance(body, str) or body is None else json.dumps(body))
+        answer = line.getresponse()
+        said = answer.read()
+        line.close()
+        return answer.status, json.loads(said) if said else None
+
+    def status(self) -> dict[str, Any]:
+        return self.call("/status", method="GET")[1]
+
+
+@pytest.fixture(params=["127.0.0.1", "::1"])
+def served(request: pytest.FixtureRequest) -> Iterator[Served]:
+    made = Served(request.param)
+    with serving(made.api, request.param, 0) as made.port:
+        yield made
+
+
+def info(**fields: Any) -> dict[str, Any]:
+    said = {"rank": 0, "nnodes": 2, "faultCount": 0, "master_addr": "10.0.0.1", "master_port": 9}
+    return {**said, "rankIps": [{"rank": 0, "ip": "10.0.0.1"}, {"rank": 1, "ip": "10.0.0.2"}], **fields}
+
+
+def test_a_job_from_its_start_to_the_end_of_the_pod(served: Served) -> None:
+    assert served.status()["status"] == "ready"
+    assert served.call("/update", info())[1]["assigned_rank"] == "0"
+    assert served.call("/start", info() | {"progress": {}}) == (200, None)
+    assert served.call("/start", info() | {"progress": {}}) == (200, None)  # asked twice
+    assert served.call("/stop", {"restart_mode": "process_level_restart"}) == (200, None)
+    until(lambda: served.status()["status"] == "ready")
+    served.call("/start", info(faultCount=1))
+    served.api.fault_seen("rank 1, step 5: killed")
+    until(lambda: served.status().get("message") == "rank 1, step 5: killed")
+    assert served.status()["status"] == "running"
+    served.api.stepped("tiny", 7)
+    served.api.job_ended(succeeded=True, message="", restart_mode="")
+    until(lambda: served.status()["status"] == "completed")
+    assert served.status()["progress"]["tiny"]["progressCount"] == 7
+    assert served.call("/shutdown") == (200, None)
+    why = f"/stop of {served.host}"
+    assert served.agent.done == ["begin 0 at 10.0.0.1", f"pause: {why}", "resume", "leave"]
+    assert [(note["call"], note["state"]) for note in served.agent.notes if note["call"] == "/stop"] == [
+        ("/stop", "stopping")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "method", "status"),
+    [
+        ("/status", None, "POST", 405),
+        ("/start", None, "GET", 405),
+        ("/else", None, "GET", 404),
+        ("/start", None, "POST", 422),
+        ("/start", "{", "POST", 422),
+        ("/start", [1], "POST", 422),
+        ("/start", info(master_addr=""), "POST", 422),
+        ("/start", info(rank="one"), "POST", 422),
+        ("/start", info(rank=5), "POST", 409),
+        ("/update", info(nnodes=9), "POST", 409),
+        ("/stop", None, "POST", 200),
+        ("/stop", {"timeout": "soon"}, "POST", 422),
+    ],
+)
+def test_what_is_malformed_or_does_not_fit_changes_nothing(
+    served: Served, path: str, body: Any, method: str, status: int
+) -> None:
+    before = served.status()
+    answered, said = served.call(path, body, method)
+    assert answered == status
+    assert status == 200 or said["detail"]
+    assert served.status() == before
+    assert served.agent.done == []
+
+
+def test_who_may_not_order_is_refused_and_named() -> None:
+    served = Served(allowed=("10.1.0.0/16",))
+    with serving(served.api, "127.0.0.1", 0) as served.port:
+        for path in ("/start", "/update", "/stop", "/shutdown"):
+            assert served.call(path, info()) == (403, {"detail": "127.0.0.1 is not the operator of this job"})
+        assert served.status()["status"] == "ready"
+    assert [(note["call"], note["caller"], note["status"]) for note in served.agent.notes] == [
+        (path, "127.0.0.1", 403) for path in ("/start", "/update", "/stop", "/shutdown")
+    ]
+    assert served.agent.done == []
+
+
+def test_a_connection_that_sends_no_http_ends_alone(served: Served) -> None:
+    with socket.create_connection((served.host, served.port)) as line:
+        line.sendall(b"\x16\x03\x01nonsense\r\n\r\n")
+        assert line.makefile("rb").readline().startswith(b"HTTP/1.1 400")
+    with socket.create_connection((served.host, served.port)) as line:
+        line.sendall(b"POST /stop HTTP/1.1\r\ncontent-length: 999999999999\r\n\r\n")
+        assert line.makefile("rb").readline().startswith(b"HTTP/1.1 413")
+    with socket.create_connection((served.host, served.port)) as line:
+        line.sendall(b"POST /stop HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n4\r\nnull\r\n0\r\n\r\n")
+        assert line.makefile("rb").readline().startswith(b"HTTP/1.1 200")
+    assert served.status()["status"] == "ready"
+
+
+def test_a_port_that_is_taken_is_an_error() -> None:
+    with (
+        socket.create_server(("127.0.0.1", free_port())) as taken,
+        pytest.raises(OSError, match="in use"),
+        serving(Served().api, "127.0.0.1", taken.getsockname()[1]),
+    ):
+        pass
