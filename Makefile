@@ -69,7 +69,7 @@ test: ready-with-cdk
 
 # hangs, lost nodes, partitions, hyperpodrun, Slurm, SageMaker's API, every place of a step, thousands of specs
 test-thorough: $(READY) environments cdk
-	$(BIN)/pytest -q -n $(WORKERS) --dist loadfile --hypothesis-profile new -m 'thorough and not soak and not measures and not torch_versions'
+	$(BIN)/pytest -q -n $(WORKERS) --dist worksteal --hypothesis-profile new -m 'thorough and not soak and not measures and not torch_versions'
 
 # seconds and CPU of commands and uploads, each beside a floor in the same run; about a minute, for a quiet machine
 bench-costs: $(READY)

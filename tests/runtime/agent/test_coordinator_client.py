@@ -1,0 +1,86 @@
+"""What an agent says to the coordinator, and to the node that is about to become it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.runtime.agent.coordinator_client import CoordinatorClient
+from hyperpod_ext.runtime.agent.settings import NodeSettings
+from hyperpod_ext.runtime.ipc import control_messages as c
+from hyperpod_ext.runtime.ipc import messages as wire
+from hyperpod_ext.runtime.ipc.declared import encode
+
+SECRET = b"0123456789abcdef"
+CONFIG = RuntimeConfig(name="a", nodes=3, workers_per_node=1)
+DEATH = c.Died(
+    rank=0, exit_code=-9, cause="killed by SIGKILL (9)", kind="signal", step=3, phase="", place="", final=False,
+    hint="", t=1.0,
+)  # fmt: skip
+ABORT = c.AbortGeneration(generation=2, rank=-1)
+
+
+def handshake(own_id: str, term: int, job_state: wire.Message | None) -> c.AgentHandshake:
+    return c.AgentHandshake(
+        node=0, id=own_id, pid=1, peer=("127.0.0.1", 1), address=("127.0.0.1", 2), domain="", generation=1,
+        workers={0: c.RunningWorker(pid=2, step=3, joining=False)}, committed=2, exited={}, term=term,
+        job_state=job_state,
+    )  # fmt: skip
+
+
+def news(port: int) -> c.JobNews:
+    return c.JobNews(
+        term=1, coordinator=2, candidates={1: ("127.0.0.1", port)}, members=3, master_port=1, world_size=3, nodes=3,
+        moved_in=0, spares=False, servers_lost=0,
+    )  # fmt: skip
+
+
+def test_a_death_between_a_vote_and_the_first_word_of_the_next_coordinator_is_told_to_it(tmp_path: Path) -> None:
+    """The vote says that the rank lives; it was told to nobody, and waited for until it was late."""
+
+    async def run() -> list[str]:
+        voted, died = asyncio.Event(), asyncio.Event()
+        heard: asyncio.Queue[wire.Message] = asyncio.Queue()
+
+        async def coordinate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await wire.accept_peer(reader, writer, SECRET)
+            await wire.read(reader)
+            writer.write(wire.encode(encode(news(next_one.sockets[0].getsockname()[1]))))
+            await writer.drain()
+            writer.close()
+
+        async def take_over(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await wire.accept_peer(reader, writer, SECRET)
+            vote = await wire.read(reader)
+            assert vote is not None
+            heard.put_nowait(vote)
+            voted.set()
+            await died.wait()
+            writer.write(wire.encode(encode(ABORT)))
+            while (message := await wire.read(reader)) is not None:
+                heard.put_nowait(message)
+
+        first = await asyncio.start_server(coordinate, "127.0.0.1", 0)
+        next_one = await asyncio.start_server(take_over, "127.0.0.1", 0)
+        settings = NodeSettings(
+            CONFIG, 0, "127.0.0.1", 0, ["train.py"], tmp_path, tmp_path, tmp_path / "secret", SECRET
+        )
+        unused: Any = None
+        client = CoordinatorClient(settings, unused, handshake, unused)
+        await client.connect(lambda: ("127.0.0.1", first.sockets[0].getsockname()[1]), lambda: "")
+        client.send_handshake()
+        assert isinstance(await client.next(), c.JobNews)
+        order = asyncio.create_task(client.next())
+        await voted.wait()
+        client.send(DEATH)
+        died.set()
+        assert await order == ABORT
+        kinds = [str((await heard.get())["type"]) for _ in range(2)]
+        await client.close()
+        first.close()
+        next_one.close()
+        return kinds
+
+    assert asyncio.run(asyncio.wait_for(run(), 60)) == ["handshake", "died"]
