@@ -1,8 +1,9 @@
 """AWS's agent without workers: its server, its states and its loop, for calls that are compared with ours.
 
 Run by the interpreter of `hyperpodrun_env`. It prints the server's port, and then follows lines of its input, each
-answered by one: `new` and `new --inprocess-restart` (another agent), `turn` (its loop goes on until it waits for something), `fail` and `finish`
-(of the workers). The loop stands still between them, so that what is read does not depend on time.
+answered by one: `new` and `new --inprocess-restart` (another agent), `turn` (its loop goes on until it waits for
+something), `fail` and `finish` (of the workers). The loop stands still between them, so that what is read does not
+depend on time.
 """
 
 from __future__ import annotations

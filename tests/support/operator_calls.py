@@ -18,6 +18,7 @@ import hyperpodrun_env
 from hyperpod_ext.runtime.operator_api.server import OperatorApi, serving
 
 NODES = 2
+FAULT = "a worker failed"
 _THEIRS = Path(__file__).with_name("hyperpodrun_answers.py")
 _METHODS = {"/status": "GET", "/start": "POST", "/update": "POST", "/stop": "POST", "/shutdown": "POST"}
 _JSON = "application/json"
@@ -28,7 +29,7 @@ class Step:
     """A call, or what workers do."""
 
     what: str
-    """`call`, `fail` or `finish`."""
+    """`call`; `turn`: the agent gets time; `fail`, `finish`: so do the workers."""
     path: str = ""
     method: str = "POST"
     body: bytes | None = None
@@ -122,7 +123,9 @@ class _Job:
 
     def wrong(self) -> Step:
         pick = self.chance.choice
-        match self.chance.choices(("value", "body", "line", "ranks", "stop", "path", "method", "type"), (30, 12, *[9] * 6))[0]:
+        match self.chance.choices(
+            ("value", "body", "line", "ranks", "stop", "path", "method", "type"), (30, 12, *[9] * 6)
+        )[0]:
             case "value":
                 name = pick(tuple(_WRONG_VALUES))
                 said = self.ranks()
@@ -270,7 +273,7 @@ class Ours(Asked):
     def tell(self, what: str) -> None:
         if what != "turn":
             self.runs = False
-            self._api.job_ended(succeeded=what == "finish", message="a worker failed", restart_mode="process_level_restart")
+            self._api.job_ended(succeeded=what == "finish", message=FAULT, restart_mode="process_level_restart")
         assert self._api._loop is not None
         asyncio.run_coroutine_threadsafe(self._turn(), self._api._loop).result()
 

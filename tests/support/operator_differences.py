@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
-from operator_calls import NODES, Asked, Step
+from operator_calls import FAULT, NODES, Asked, Step
 from pydantic import ValidationError
 
 from hyperpod_ext.runtime.operator_api.requests import Ranks, is_address
@@ -70,6 +71,7 @@ class Comparison:
     flag: str = ""
     """Of `hyperpodrun`."""
     found: list[Seen] = field(default_factory=list)
+    last_code: int = 0
     calls: int = 0
     """Of the sequences; those that bring the two to a state, and `/status` after each, are not counted."""
     codes: set[int] = field(default_factory=set)
@@ -87,7 +89,7 @@ class Comparison:
             if after[0]["status"] != after[1]["status"] or any(one.field == "code" for one in seen):
                 before = self._begin_anew(accepted)  # one has taken what the other has refused
             else:
-                accepted.append(step)
+                accepted.append(step if self.last_code < 400 else Step("turn"))
                 before = after
 
     def _begin_anew(self, steps: Sequence[Step]) -> list[dict[str, Any]]:
@@ -117,11 +119,12 @@ class Comparison:
             ]
             same("entered", *map(sorted, entered), at_once=at_once)
 
-        sides, code, our_code = (self.theirs, self.ours), 0, 0
+        sides, code, our_code, self.last_code = (self.theirs, self.ours), 0, 0, 0
         if step.what == "call":
             self.calls += 1
             (code, said), (our_code, we_said) = [asked.call(step) for asked in sides]
             self.codes.add(our_code)
+            self.last_code = our_code
             same("code", code, our_code)
             if code == our_code:
                 if isinstance(said, dict) and isinstance(we_said, dict) and "status" in said:
@@ -138,9 +141,9 @@ class Comparison:
                 asked.tell("turn")
         after = [asked.status() for asked in sides]
         self.states.update(one["status"] for one in after)
-        if step.what == "call" and our_code >= 400:
+        if our_code >= 400 and before[1]["status"] != "stopping":
             same("changed", {}, {name: now for name, now in after[1].items() if now != before[1].get(name)})
-        if step.what != "call" or code == our_code:
+        if code == our_code:
             same_status(after, at_once=step.held)
         return seen, after
 
@@ -163,7 +166,7 @@ def _wrong(said: Any) -> Any:
     detail = said.get("detail") if isinstance(said, dict) else None
     if not isinstance(detail, list):
         return None
-    return sorted({str(one["loc"][1]) if isinstance(one["loc"][1], str) else "" for one in detail if len(one["loc"]) > 1})
+    return sorted({name for one in detail for name in one["loc"][1:2] if isinstance(name, str)})
 
 
 # --- what may differ --------------------------------------------------------------------------------
@@ -231,9 +234,9 @@ def _anew(seen: Seen) -> bool:
     spares = [bool(ranks.spare) for step in steps if (ranks := _ranks(step))]
     stops = [step.said.get("restart_mode") or "" for step in steps if step.path == "/stop"]
     return (
-        any(step.what != "call" for step in steps)
+        any(step.what in ("fail", "finish") for step in steps)
         or any(str(mode).lower() == "process_level_restart" for mode in stops)
-        or any(spare and not before for before, spare in zip(spares, spares[1:], strict=False))
+        or any(spare and not before for before, spare in pairwise(spares))
     )
 
 
@@ -241,10 +244,12 @@ def _keeps_memory(seen: Seen) -> bool:
     """Whether the last `/stop` was of a job that trained, and of no whole restart, with no `/start` since."""
     trains, keeps = False, False
     for step in (*seen.accepted, seen.step):
-        if step.path == "/start" and _ranks(step) is not None and seen.before["status"] != "shutdown":
+        if step.path == "/start" and _ranks(step) is not None:
             trains, keeps = True, False
-        elif step.what != "call":
+        elif step.what in ("fail", "finish"):
             trains, keeps = False, False
+        elif step.path == "/shutdown" and step.method == "POST":
+            return False
         elif step.path == "/stop" and step.method == "POST" and trains:
             keeps = str(step.said.get("restart_mode") or "").lower() != "job_level_restart"
             trains = False
@@ -252,10 +257,18 @@ def _keeps_memory(seen: Seen) -> bool:
 
 
 def _last_is_a_fault(seen: Seen) -> bool:
-    """And no `/start` has come since."""
-    steps = [*seen.accepted, seen.step]
-    kinds = [step.what for step in steps if step.what != "call" or (step.path == "/start" and _ranks(step) is not None)]
-    return "fail" in kinds and "call" not in kinds[len(kinds) - kinds[::-1].index("fail") :]
+    """And no `/start` has begun anything since."""
+    fault = stopped = stopping = False
+    for step in (*seen.accepted, seen.step):
+        if step.what in ("fail", "finish"):
+            fault, stopped, stopping = step.what == "fail", False, False
+        elif step.path == "/stop" and step.method == "POST":
+            stopping = True
+        elif step.path == "/start" and stopped and _ranks(step) is not None:
+            fault = False
+        if stopping and not step.held:
+            stopped, stopping = True, False
+    return fault
 
 
 def _lines_are_malformed(seen: Seen) -> bool:
@@ -276,7 +289,7 @@ DIFFERENCES: list[Difference] = [
     ),
     Difference(
         "`/start`, `/update` with another `nnodes`, a rank outside of it, an address that is none, a rank twice",
-        "200; 500 with a rank over 100,000",
+        "200, or 500",
         "409, nothing changes",
         "they are not of this job",
         lambda seen: _refused(seen) and _not_of_this_job(seen),
@@ -316,6 +329,17 @@ DIFFERENCES: list[Difference] = [
         "read as a number",
         "as elsewhere in a body",
         lambda seen: seen.field == "code" and (seen.theirs, seen.ours) == (500, 200) and _lines_are_malformed(seen),
+    ),
+    Difference(
+        "`rankIps` with a rank over 100,000",
+        "500",
+        "it is passed over",
+        "as others past the last node",
+        lambda seen: (
+            seen.field == "code"
+            and (seen.theirs, seen.ours) == (500, 200)
+            and any(line.rank > 100_000 for line in (seen.ranks and seen.ranks.rankIps) or ())
+        ),
     ),
     Difference(
         "`NaN` in a body",
@@ -388,7 +412,12 @@ DIFFERENCES: list[Difference] = [
         "`JobFailed`, and the job's cause",
         "the cause may be on another node",
         lambda seen: (
-            seen.field in ("reason", "message") and _last_is_a_fault(seen) and "JobFailed, a worker failed".find(str(seen.ours)) >= 0
+            _last_is_a_fault(seen)
+            and (seen.field, seen.theirs, seen.ours)
+            in (
+                ("reason", "WorkerCrash", "JobFailed"),
+                ("message", "A training worker process has crashed:\n", FAULT),
+            )
         ),
     ),
     Difference(
@@ -445,14 +474,12 @@ DIFFERENCES: list[Difference] = [
     ),
     Difference(
         "`priority`",
-        "with `--inprocess-restart` `True` from a `/stop` that keeps processes to `/start`",
-        "`True` from a `/stop` that keeps memory to `/start`",
+        "with `--inprocess-restart` `True` from a `/stop` that keeps processes to the next `/start`",
+        "`True` from a `/stop` that keeps memory to the next `/start` or `/shutdown`",
         "such a pod goes on sooner than another",
         lambda seen: seen.field == "priority" and _keeps_memory(seen) is (seen.ours == "True"),
     ),
-    Difference(
-        "`log_monitoring_configuration`", "followed", "not used", "[hang detection](faults.md)"
-    ),
+    Difference("`log_monitoring_configuration`", "followed", "not used", "[hang detection](faults.md)"),
     Difference("`worker_data`, `progress` of `/start`", "handed to workers", "not used", "ranks agree themselves"),
     Difference("`pod_resourceconfig.json`", "written", "not written", "only AWS's containers read it"),
 ]
@@ -466,3 +493,9 @@ def _newest(seen: Seen) -> Ranks | None:
 def unexplained(found: Sequence[Seen]) -> list[Seen]:
     """What is no case of a difference that may be."""
     return [seen for seen in found if not any(one.holds is not None and one.holds(seen) for one in DIFFERENCES)]
+
+
+def table() -> str:
+    """All of them, for the docs."""
+    rows = [f"| {one.call} | {one.theirs} | {one.ours} | {one.why} |\n" for one in DIFFERENCES]
+    return "| call, or field of `/status` | `hyperpodrun` 1.1.3 | ours | why |\n|---|---|---|---|\n" + "".join(rows)
