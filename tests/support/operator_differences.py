@@ -10,7 +10,7 @@ from typing import Any
 from operator_calls import FAULT, NODES, Asked, Step
 from pydantic import ValidationError
 
-from hyperpod_ext.runtime.operator_api.requests import Ranks, is_address
+from hyperpod_ext.runtime.operator_api.requests import Ranks, Start, is_address
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def _ranks(step: Step) -> Ranks | None:
     if step.path not in ("/start", "/update") or step.method != "POST":
         return None
     try:
-        return Ranks.model_validate_json(step.body or b"null")
+        return (Start if step.path == "/start" else Ranks).model_validate_json(step.body or b"null")
     except ValidationError:
         return None
 
@@ -439,8 +439,8 @@ DIFFERENCES: list[Difference] = [
     Difference(
         "`/stop` of a pod that trains",
         "`stopping` until workers have stopped",
-        "`ready` in the answer's moment",
-        "what is ordered next waits for the workers' end",
+        "`ready` at once",
+        "what comes next waits for the workers' end",
         lambda seen: (
             seen.at_once
             and seen.step.path == "/stop"
@@ -455,9 +455,9 @@ DIFFERENCES: list[Difference] = [
         ),
     ),
     Difference(
-        "`/stop` after which processes begin anew",
-        "with `--inprocess-restart` `init` before `ready`, and `ipversion` is forgotten; a `/start` meanwhile is, too",
-        "no `init`; `ipversion` stays; `/start` counts",
+        "`/stop` with `process_level_restart`, `/stop` after a fault, `/start` as a spare of what was none",
+        "with `--inprocess-restart` processes begin anew: `init`, then `ready`; `ipversion` and a `/start` are forgotten",
+        "no `init`; `ipversion` stays, `/start` counts",
         "as without that flag",
         lambda seen: (
             _anew(seen)
@@ -467,7 +467,13 @@ DIFFERENCES: list[Difference] = [
                 or (
                     seen.step.path == "/start"
                     and (seen.field, seen.theirs, seen.ours)
-                    in (("status", "ready", "running"), ("reason", None, "Running"))
+                    in (
+                        ("status", "ready", "running"),
+                        ("reason", None, "Running"),
+                        ("status", "ready", "faulted"),
+                        ("reason", None, "JobFailed"),
+                        ("message", None, FAULT),
+                    )
                 )
             )
         ),
