@@ -456,7 +456,7 @@ DIFFERENCES: list[Difference] = [
     ),
     Difference(
         "`/stop` with `process_level_restart`, `/stop` after a fault, `/start` as a spare of what was none",
-        "with `--inprocess-restart` processes begin anew: `init`, then `ready`; `ipversion` and a `/start` are forgotten",
+        "with `--inprocess-restart` new processes: `init`, then `ready`; `ipversion` and a `/start` are forgotten",
         "no `init`; `ipversion` stays, `/start` counts",
         "as without that flag",
         lambda seen: (
