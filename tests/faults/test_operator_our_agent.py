@@ -14,7 +14,7 @@ from event_log import events_in
 
 START = [sys.executable, "-m", "hyperpod_ext.runtime.operator_api"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(400)]
 
 
 @pytest.fixture

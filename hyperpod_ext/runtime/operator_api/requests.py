@@ -18,6 +18,10 @@ def _port(port: Any) -> Any:
     return 0 if port == "" else port
 
 
+def _flag(number: Any) -> Any:
+    return bool(number) if isinstance(number, int) else number
+
+
 class RankAddress(BaseModel):
     """One line of the table of addresses."""
 
@@ -41,7 +45,7 @@ class Ranks(BaseModel):
     rankIps: list[RankAddress] | None = None  # noqa: N815
     """Addresses of nodes: all of them at first, then those that have changed."""
     worker_data: Any = None
-    spare: bool = False
+    spare: Annotated[bool, BeforeValidator(_flag)] = False
 
 
 class Start(Ranks):

@@ -140,7 +140,7 @@ def _updated(pod: Pod, asked: Ranks) -> Pod:
         rank=asked.rank,
         spare=asked.spare,
         fault_count=asked.faultCount,
-        ip_version=asked.ipVersion or pod.ip_version,
+        ip_version=pod.ip_version if asked.ipVersion is None or asked.rankIps is None else asked.ipVersion,
         addresses=_table(pod, asked),
         master=asked.master_addr,
     )
@@ -233,6 +233,7 @@ def status(pod: Pod, version: str) -> dict[str, Any]:
         "agent_version": version,
         "assigned_rank": str(pod.rank) if pod.rank >= 0 else "",
         "spare": str(pod.spare),
+        "priority": "True" if pod.state is State.READY and pod.agent_rank is not None else "",  # its memory is of use
     }
     return {name: value for name, value in fields.items() if value}
 

@@ -44,6 +44,16 @@ def test_start_begins_an_agent_and_says_when() -> None:
     }
 
 
+def test_what_comes_as_aws_agent_takes_it() -> None:
+    assert Ranks(**body(spare=2)).spare is True
+    known = states.update(ready(), Ranks(**body())).pod
+    later = states.update(known, Ranks(**body(ipVersion="v1", rankIps=None))).pod
+    assert states.status(later, "1")["ipversion"] == "v0"  # the table is still that one
+    stopped = states.is_ready(states.stop(running(), Stop(), NOW).pod, NOW, agent_runs=True)
+    assert states.status(stopped, "1")["priority"] == "True"
+    assert "priority" not in states.status(states.start(stopped, Start(**body()), NOW).pod, "1")
+
+
 def test_start_that_is_asked_twice_starts_once() -> None:
     answer = states.start(running(), Start(**body()), NOW)
     assert (answer.status, answer.orders, answer.pod.state) == (200, (), State.RUNNING)
