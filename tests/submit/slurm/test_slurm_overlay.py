@@ -48,6 +48,7 @@ def test_the_file_has_what_the_overlay_says_with_a_mark_and_nothing_less() -> No
     [
         ("{sbatch: ['nodes=4']}", "overlay.slurm.sbatch.0"),
         ("{sbatch: ['mail-type=END --nodes=4']}", "overlay.slurm.sbatch.0"),
+        ("{sbatch: ['wait']}", "overlay.slurm.sbatch.0"),
         ("{sbatch: ['mail-type=END', 'requeue']}", "overlay.slurm.sbatch.1"),
         ("{srun: {ntasks: '4'}}", "overlay.slurm.srun.ntasks"),
         ("{srun: {export: NONE}}", "overlay.slurm.srun.export"),
