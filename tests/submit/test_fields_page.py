@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -195,10 +195,11 @@ def values(kind: str) -> dict[str, Any]:
 
 
 def patched() -> str:
-    """Fields that an overlay of a TrainJob may have."""
+    """Fields that an overlay of a TrainJob may have; containers are its runtime's, so that none brings an image."""
     lines = []
     for section, kind in (("pod", "PodSpec"), ("container", "Container")):
-        taken = [name for name in pod_types()[kind] if not _refusals(section, kind, name, "PodSpecPatch")]
+        known = values(kind) | ({"initContainers": [{"name": "fetch", "env": []}]} if section == "pod" else {})
+        taken = [name for name in known if not _of_pod(section, {name: known[name]}, "PodSpecPatch")]
         lines.append(f"- `overlay.kubernetes.{section}`: {', '.join(f'`{name}`' for name in taken)}")
     return "\n".join(lines) + "\n"
 
@@ -234,9 +235,8 @@ def _is_own(variable: str) -> bool:
     return variable.startswith("HPX_")
 
 
-def _refusals(section: str, kind: str, field: str, pod_type: str = "PodSpec") -> list[Problem]:
-    one = job({"overlay": {"kubernetes": {section: {field: values(kind)[field]}}}})
-    return list(check.problems(one, CONTAINER, pod_type))
+def _of_pod(section: str, patch: Mapping[str, Any], pod_type: str = "PodSpec") -> list[Problem]:
+    return list(check.problems(job({"overlay": {"kubernetes": {section: patch}}}), CONTAINER, pod_type))
 
 
 def _of_sbatch(option: str) -> list[Problem]:
@@ -308,8 +308,14 @@ def _members() -> tuple[str, ...]:
 
 
 SCHEMAS = {
-    "PodSpec": Schema(tuple(pod_types()["PodSpec"]), _pod, partial(_refusals, "pod", "PodSpec")),
-    "Container": Schema(tuple(pod_types()["Container"]), _container, partial(_refusals, "container", "Container")),
+    "PodSpec": Schema(
+        tuple(pod_types()["PodSpec"]), _pod, lambda field: _of_pod("pod", {field: values("PodSpec")[field]})
+    ),
+    "Container": Schema(
+        tuple(pod_types()["Container"]),
+        _container,
+        lambda field: _of_pod("container", {field: values("Container")[field]}),
+    ),
     "sbatch": Schema(sbatch_options.NAMES, _sbatch, _of_sbatch),
     "CreateTrainingJob": Schema(_members(), _request, _of_request),
 }
