@@ -191,7 +191,7 @@ def rows(name: str) -> dict[str, Row]:
 def values(kind: str) -> dict[str, Any]:
     """A least value of each field of a pod or container."""
     known = OF_POD if kind == "PodSpec" else OF_CONTAINER
-    return {name: known.get(name, PLAIN.get(of)) for name, of in pod_types()[kind].items()}
+    return {name: known[name] if name in known else PLAIN[of] for name, of in pod_types()[kind].items()}
 
 
 def patched() -> str:
