@@ -64,6 +64,8 @@ REFUSED_OF_BATCH = {
     "clusters": ("would bring the job to a cluster where it is not looked for", "submit it from that cluster"),
 }
 """Option of sbatch, why an overlay cannot say it, and what to do."""
+NEVER = frozenset({"wrap", "test-only", "help", "usage", "version", "wait", "clusters"})
+"""Options of these that `slurm.sbatch` does not take either: the job would not be submitted, or not be found."""
 REFUSED_OF_STEP = {"nodes", "ntasks", "nodelist", "exclude", "relative", "multi-prog", "export", "chdir", "no-kill"}
 REFUSED_OF_STEP |= {"ntasks-per-node", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket", "auto-resume"}
 REFUSED_OF_STEP |= {"kill-on-bad-exit", "wait", "test-only", "jobid", "container-image", "container-mounts"}
@@ -148,6 +150,9 @@ def problems(job: JobConfig) -> Iterator[Problem]:
         if name in OWN_OPTIONS:
             hint = "remove it: the spec's own fields say what it would"
             yield Problem(f"--{name} is set by the rendered file itself", path=f"slurm.sbatch.{name}", hint=hint)
+        elif name in NEVER:
+            why, hint = REFUSED_OF_BATCH[name]
+            yield Problem(f"--{name} {why}", path=f"slurm.sbatch.{name}", hint=hint)
     if _container(job) == "enroot" and not (job.image or "").endswith(".sqsh"):
         hint = "`enroot import -o /fsx/train.sqsh docker://...` makes one; or use slurm.container: pyxis"
         yield Problem("enroot starts images that are squashfs files (.sqsh)", path="image", hint=hint)
