@@ -11,6 +11,7 @@ from hyperpod_ext.submit.contract.rank_variables import is_of_ranks
 
 _HERE = "overlay.sagemaker.request"
 _COUNTED = ("ranks are counted by it", "write `nodes`, `resources.instance_type` or `node_groups`")
+_ANSWERED = ("SageMaker answers with it, and takes it from nobody", "remove it")
 _STARTED = ("it starts what tells ranks who they are", "write `image`, `script` and `args`")
 REFUSED = {
     "TrainingJobName": ("the job is found by its name", "write `name`"),
@@ -18,9 +19,13 @@ REFUSED = {
     "AlgorithmSpecification.ContainerArguments": _STARTED,
     "AlgorithmSpecification.ContainerEntrypoint": _STARTED,
     "AlgorithmSpecification.TrainingImage": _STARTED,
+    "AlgorithmSpecification.TrainingInputMode": ("each channel has its own", "write `mode` of the channel"),
     "ResourceConfig.InstanceCount": _COUNTED,
     "ResourceConfig.InstanceGroups": _COUNTED,
+    "ResourceConfig.InstancePreferences": _COUNTED,
     "ResourceConfig.InstanceType": _COUNTED,
+    "ResourceConfig.SelectedInstanceCount": _ANSWERED,
+    "ResourceConfig.SelectedInstanceType": _ANSWERED,
     "ServerlessJobConfig": ("SageMaker would choose the machines and the script", "remove it"),
 }
 """Member, why an overlay cannot say it, and what to do."""

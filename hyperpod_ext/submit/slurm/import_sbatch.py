@@ -13,7 +13,7 @@ from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.submit.imports.launch import Launch, parse_launch
 from hyperpod_ext.submit.kubernetes.imports.import_pod import place_script
-from hyperpod_ext.submit.slurm.script import NOTE, OWN_OPTIONS, REFUSED_OF_STEP, job_script
+from hyperpod_ext.submit.slurm.script import NEVER, NOTE, OWN_OPTIONS, REFUSED_OF_BATCH, REFUSED_OF_STEP, job_script
 from hyperpod_ext.submit.slurm.shell import read_script
 
 _SHORT = {"J": "job-name", "N": "nodes", "p": "partition", "q": "qos", "t": "time", "A": "account", "o": "output"}
@@ -139,6 +139,8 @@ def _take(document: dict[str, Any], name: str, value: str, left: list[str]) -> N
             left.append(f"--{name}={value}: a spec takes no such text as an option of sbatch")
         case _ if name in _QUIET:
             left.append(f"--{name}={value}: the rendered file sets this itself")
+        case _ if name in NEVER:
+            left.append(f"--{name}: {REFUSED_OF_BATCH[name][0]}")
         case _:
             slurm.setdefault("sbatch", {})[name] = value
 

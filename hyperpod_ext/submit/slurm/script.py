@@ -30,8 +30,42 @@ OWN_OPTIONS = frozenset(
 """Options of sbatch that the file sets itself and stands or falls with."""
 
 OVERLAY_MARK = "# from overlay.slurm: "
-_REFUSED_OF_BATCH = OWN_OPTIONS | {"signal", "requeue", "no-requeue", "no-kill", "get-user-env"}
-_REFUSED_OF_BATCH |= {"ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket", "wrap", "test-only", "export-file"}
+_SET = "is set by the rendered file itself"
+_ONE_AGENT = ("would start other than one agent on each node", "write `nodes` and `workers_per_node`")
+_LOG = ("would take the job's log from where it is looked for", "read it by `hp-ext logs`")
+_NO_JOB = ("has sbatch submit no job", "remove it")
+_VARIABLES = ("would bring the job other variables than its own", "write `env`")
+REFUSED_OF_BATCH = {
+    "job-name": (_SET, "write `name`"),
+    "nodes": (_SET, "write `nodes`"),
+    "ntasks": _ONE_AGENT,
+    "ntasks-per-node": _ONE_AGENT,
+    "ntasks-per-core": _ONE_AGENT,
+    "ntasks-per-gpu": _ONE_AGENT,
+    "ntasks-per-socket": _ONE_AGENT,
+    "output": _LOG,
+    "open-mode": _LOG,
+    "comment": (_SET, "remove it: the job is told by it from others in the queue"),
+    "chdir": ("would take the job from the folder of its files", "submit it from the folder of the script"),
+    "array": ("would start many jobs as one", "submit each under a name of its own"),
+    "export": _VARIABLES,
+    "export-file": _VARIABLES,
+    "get-user-env": _VARIABLES,
+    "signal": (_SET, "write `timeouts.run_s` and `checkpoint.grace_s`"),
+    "requeue": (_SET, "write `slurm.requeue`"),
+    "no-requeue": (_SET, "write `slurm.requeue`"),
+    "no-kill": (_SET, "write `spares` or `elastic`"),
+    "wrap": ("would stand in the place of the file", "write `script` and `args`"),
+    "test-only": _NO_JOB,
+    "help": _NO_JOB,
+    "usage": _NO_JOB,
+    "version": _NO_JOB,
+    "wait": ("would have the submission last as long as the job", "use `hp-ext wait`"),
+    "clusters": ("would bring the job to a cluster where it is not looked for", "submit it from that cluster"),
+}
+"""Option of sbatch, why an overlay cannot say it, and what to do."""
+NEVER = frozenset({"wrap", "test-only", "help", "usage", "version", "wait", "clusters"})
+"""Options of these that `slurm.sbatch` does not take either: the job would not be submitted, or not be found."""
 REFUSED_OF_STEP = {"nodes", "ntasks", "nodelist", "exclude", "relative", "multi-prog", "export", "chdir", "no-kill"}
 REFUSED_OF_STEP |= {"ntasks-per-node", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket", "auto-resume"}
 REFUSED_OF_STEP |= {"kill-on-bad-exit", "wait", "test-only", "jobid", "container-image", "container-mounts"}
@@ -116,6 +150,9 @@ def problems(job: JobConfig) -> Iterator[Problem]:
         if name in OWN_OPTIONS:
             hint = "remove it: the spec's own fields say what it would"
             yield Problem(f"--{name} is set by the rendered file itself", path=f"slurm.sbatch.{name}", hint=hint)
+        elif name in NEVER:
+            why, hint = REFUSED_OF_BATCH[name]
+            yield Problem(f"--{name} {why}", path=f"slurm.sbatch.{name}", hint=hint)
     if _container(job) == "enroot" and not (job.image or "").endswith(".sqsh"):
         hint = "`enroot import -o /fsx/train.sqsh docker://...` makes one; or use slurm.container: pyxis"
         yield Problem("enroot starts images that are squashfs files (.sqsh)", path="image", hint=hint)
@@ -242,9 +279,9 @@ def _overlay_problems(job: JobConfig) -> Iterator[Problem]:
     present = {_name(option) for option in _batch_options(plain)}
     for index, line in enumerate(overlay.sbatch):
         name, at = _name(line), f"{path}.sbatch.{index}"
-        if name in _REFUSED_OF_BATCH:
-            hint = "remove it: ranks are counted and found by what the file sets"
-            yield Problem(f"--{name} is set by the rendered file itself", path=at, hint=hint)
+        if name in REFUSED_OF_BATCH:
+            why, hint = REFUSED_OF_BATCH[name]
+            yield Problem(f"--{name} {why}", path=at, hint=hint)
         elif not _is_one_word(line):
             hint = "put its value in double quotes, and further options in lines of their own"
             yield Problem(f"--{name} is not one option, as sbatch reads it", path=at, hint=hint)

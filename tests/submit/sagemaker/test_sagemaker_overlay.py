@@ -51,6 +51,7 @@ def test_the_request_has_what_the_overlay_says_and_nothing_less() -> None:
         ({"TrainingJobName": "other"}, "TrainingJobName"),
         ({"AlgorithmSpecification": {"ContainerEntrypoint": ["sh"]}}, "AlgorithmSpecification.ContainerEntrypoint"),
         ({"ResourceConfig": {"InstanceCount": 9}}, "ResourceConfig.InstanceCount"),
+        ({"ResourceConfig": {"InstancePreferences": [{}]}}, "ResourceConfig.InstancePreferences"),
         ({"RoleArn": None}, "RoleArn"),
         ({"StoppingCondition": {"MaxRuntimeInSeconds": 5}}, "StoppingCondition.MaxRuntimeInSeconds"),
         ({"Environment": {"RANK": "0"}}, "Environment.RANK"),

@@ -16,12 +16,15 @@ from hyperpod_ext.submit.kubernetes.overlays.merge import DIRECTIVE, RETAIN
 
 _HERE = "overlay.kubernetes"
 _SPEC_FIELD = "the spec has a field for it"
+_RESTARTED = ("the operator restarts what ends, from the job's budgets", "write `relaunch`")
 REFUSED_OF_CONTAINER = {
     "name": ("the operator and the other commands find the container by its name", "remove it"),
     "command": ("it starts what tells ranks who they are", "write `script` and `args`"),
     "args": ("it starts what tells ranks who they are", "write `script` and `args`"),
     "image": (_SPEC_FIELD, "write `image`"),
     "workingDir": (_SPEC_FIELD, "write `working_dir`"),
+    "restartPolicy": _RESTARTED,
+    "restartPolicyRules": _RESTARTED,
 }
 """Field of the container that trains, why an overlay cannot say it, and what to do."""
 REFUSED_OF_POD = {
