@@ -65,9 +65,10 @@ class Resizable:
     def _start_nodes(self) -> None:
         seen, file, agents = None, self.job.folder / "nodes_wanted.json", self.job.agents
         while not self._stopped.wait(0.05):
-            if not file.exists() or (status := file.stat()).st_ino == seen:
+            # the number of a file that was replaced twice may be that of the first again
+            if not file.exists() or (said := ((status := file.stat()).st_ino, status.st_mtime_ns)) == seen:
                 continue
-            seen = status.st_ino
+            seen = said
             for node in json.loads(file.read_text())["nodes"]:
                 while len(agents) > node and agents[node].poll() is None and not self._is_member(node):
                     time.sleep(0.01)  # it is about to end
