@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, Strict
 
 from hyperpod_ext.runtime.detection.failure_causes import FaultKind
+from hyperpod_ext.runtime.detection.heartbeat import Phase
 from hyperpod_ext.runtime.ipc.declared import (
     Address,
     ByNumber,
@@ -133,7 +134,7 @@ class RankHeartbeat(Declared):
     rank: Count
     generation: Count
     step: Number
-    phase: Annotated[int, Field(ge=0, le=6)]
+    phase: Annotated[int, Field(ge=0, le=max(Phase))]
     collectives: Count
     quiet_s: Seconds
     silent_s: Seconds

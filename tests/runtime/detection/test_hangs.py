@@ -13,6 +13,8 @@ from hyperpod_ext.config.detection import HangPolicy
 from hyperpod_ext.runtime.detection.hangs import Heartbeat, StepTimes, find_hung, quantile, silent_too_long
 from hyperpod_ext.runtime.detection.heartbeat import HeartbeatPage, Phase
 from hyperpod_ext.runtime.detection.stacks import line_in_script
+from hyperpod_ext.runtime.ipc import control_messages
+from hyperpod_ext.runtime.ipc.declared import encode
 
 POLICY = HangPolicy(floor_s=2.0, factor=10.0, first_step_s=100.0, heartbeat_s=30.0)
 
@@ -134,6 +136,17 @@ def test_silence_alone_is_enough_after_the_heartbeat_limit():
 def test_signs_travel_as_json():
     one = sign(3, Phase.OPTIMIZER, stopped=True)
     assert Heartbeat.from_json(json.loads(json.dumps(one.to_json()))) == one
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_an_agent_can_report_a_rank_in_any_phase(phase):
+    reported = control_messages.RankHeartbeat(**sign(0, phase).to_json())
+    assert Heartbeat.from_json(encode(reported)).phase is phase
+
+
+def test_a_phase_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="phase"):
+        control_messages.RankHeartbeat(**sign(0).to_json() | {"phase": max(Phase) + 1})
 
 
 def test_a_heartbeat_is_read_by_another_process_and_outlives_its_writer(tmp_path: Path):
