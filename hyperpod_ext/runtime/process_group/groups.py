@@ -84,8 +84,8 @@ class ProcessGroups:
                 "a process group is open already; under @resilient the groups are opened for the script",
                 hint="Remove init_process_group (and destroy_process_group) from the script.",
             )
-        if self._lasting is None and kind == "gloo" and can_last(world_size):
-            self._lasting = LastingGroups(rank, world_size)
+        if self._lasting is None and can_last(world_size, nccl=kind == "nccl"):
+            self._lasting = LastingGroups(rank, world_size, TORCH_NAMES[kind])
         if kind == "nccl" and len(self.backends) == 1:
             self.backends.append(Nccl.prepare())
         for backend in self.backends:

@@ -4,6 +4,9 @@ A DDP module, an FSDP2 module, a device mesh or a variable of the script goes on
 two generations each group has this rank alone in it, so that its connections are closed. In the next generation it
 gets its ranks back when it would have been made: the default group at once, any other when the script, or `run.keep`
 for it, asks for one of the same name and ranks. A new process makes its own in the same order, and meets them there.
+
+Torch reconfigures no group of several backends, but each of its backends: gloo's and NCCL's are, one after the other.
+NCCL can do that in its second implementation, torch's default from 2.15 on. Not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -12,11 +15,13 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from hyperpod_ext.runtime.process_group import torch_private as torch_names
 from hyperpod_ext.runtime.process_group.gloo_backend import LAZY
+from hyperpod_ext.runtime.process_group.nccl.environment import engine_of
 from hyperpod_ext.runtime.process_group.store import LastingStore, PartitionedStore
 from hyperpod_ext.runtime.torch_requirements.private_names import Feature, missing
 
@@ -29,18 +34,28 @@ groups that are made anew."""
 _RANK_BITS = 20
 
 
-def can_last(world_size: int) -> bool:
-    """Whether groups of a job of so many ranks are reconfigured; all of its ranks find the same."""
+def can_last(world_size: int, *, nccl: bool = False) -> bool:
+    """Whether groups of a job of so many ranks are reconfigured; all of its ranks find the same.
+
+    Args:
+        nccl: whether NCCL is one of their backends.
+    """
     # in torch 2.15.0 lazy connections of a group that is reconfigured a second time are never made: gloo has ended the
     # thread that would
-    return not missing(Feature.LASTING_GROUPS) and world_size <= _MOST_RANKS and os.environ.get(LAZY, "0") == "0"
+    if missing(Feature.LASTING_GROUPS) or world_size > _MOST_RANKS or os.environ.get(LAZY, "0") != "0":
+        return False
+    return not nccl or engine_of(torch.__version__, os.environ) == "nccl2"
 
 
 class LastingGroups:
-    """The groups of one process, while its rank and the number of ranks stay the same."""
+    """The groups of one process, while its rank and the number of ranks stay the same.
 
-    def __init__(self, rank: int, world_size: int) -> None:
-        self.place = rank, world_size
+    Args:
+        backends: as `init_process_group` takes them.
+    """
+
+    def __init__(self, rank: int, world_size: int, backends: str = "gloo") -> None:
+        self.place, self._backends = (rank, world_size), backends
         self._store = LastingStore()
         self._generation = 0
         self._asleep: set[str] = set()
@@ -54,7 +69,7 @@ class LastingGroups:
         if not dist.is_initialized():
             torch_names.forget_groups()
             _dist.init_process_group(
-                "gloo", store=self._store, rank=rank, world_size=world_size, enable_reconfigure=True
+                self._backends, store=self._store, rank=rank, world_size=world_size, enable_reconfigure=True
             )
         torch_names.forget_groups(kept=1)
         self._wake(_default(), range(world_size))
@@ -70,7 +85,7 @@ class LastingGroups:
         if known is not None:
             self._forget(known)
         group, store = make(enable_reconfigure=True)
-        if isinstance(group, dist.ProcessGroup) and _dist._supports_reconfigure(group):
+        if isinstance(group, dist.ProcessGroup) and _can_be_reconfigured(group):
             self._wake(group, ranks)
         return group, store
 
@@ -78,8 +93,10 @@ class LastingGroups:
         """A generation is over: close all connections, and keep the groups' objects."""
         self._store.become(HashStore())
         for name, group in torch_names.open_groups().items():
-            if _dist._supports_reconfigure(group):
-                _reconfigure(group, self._uuid(alone=True), [_dist._get_reconfigure_handle(group)])
+            if _can_be_reconfigured(group):
+                # of NCCL's, the abort was enough: a communicator of one rank would be made on the GPU for nothing
+                if (part := torch_names.parts_of(group).get("cpu")) is not None:
+                    _reconfigure(part, self._uuid(alone=True), [part.get_reconfigure_handle()])
                 self._asleep.add(name)
             else:
                 self._forget(group)
@@ -91,9 +108,10 @@ class LastingGroups:
     def _wake(self, group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
         """Give a group its ranks; each of them does."""
         name = str(group.group_name)
-        self._store.set(f"handle/{name}/{self.place[0]}", _dist._get_reconfigure_handle(group))
-        handles = [self._store.get(f"handle/{name}/{rank}").decode() for rank in ranks]
-        _reconfigure(group, self._uuid(), handles)
+        for device, part in torch_names.parts_of(group).items():
+            self._store.set(f"handle/{name}/{device}/{self.place[0]}", part.get_reconfigure_handle())
+            handles = [self._store.get(f"handle/{name}/{device}/{rank}").decode() for rank in ranks]
+            _reconfigure(part, self._uuid(), handles)
         self._asleep.discard(name)
 
     def _uuid(self, *, alone: bool = False) -> int:
@@ -111,5 +129,11 @@ def _default() -> dist.ProcessGroup:
     return group
 
 
-def _reconfigure(group: dist.ProcessGroup, uuid: int, handles: list[str]) -> None:
-    _dist._reconfigure(uuid=uuid, handles=handles, group=group).wait()
+def _can_be_reconfigured(group: dist.ProcessGroup) -> bool:
+    return all(part.supports_reconfigure for part in torch_names.parts_of(group).values())
+
+
+def _reconfigure(part: Any, uuid: int, handles: list[str]) -> None:
+    options = torch_names.ReconfigureOptions()
+    options.uuid, options.handles = uuid, handles
+    part.reconfigure(options).wait()

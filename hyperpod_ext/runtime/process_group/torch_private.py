@@ -19,6 +19,8 @@ GroupMaker = Callable[[str, Sequence[int], Callable[..., Any]], Any]
 _OLDEST = (2, 6)
 _c10d: Any = getattr(dist, "distributed_c10d", None)
 _make_group: Any = getattr(_c10d, "_new_process_group_helper", None)
+ReconfigureOptions: Any = getattr(getattr(torch._C, "_distributed_c10d", None), "ReconfigureOptions", None)
+"""What a backend becomes: `uuid`, and one of the `handles` for each of its ranks. Torch before 2.14 has none."""
 
 
 def check() -> None:
@@ -74,6 +76,16 @@ def backends_of(device: str) -> dict[str, Any]:
             if hasattr(backend, "abort"):  # before torch 2.7, that of gloo cannot
                 found[str(name)] = backend
     return found
+
+
+def parts_of(group: dist.ProcessGroup) -> dict[str, Any]:
+    """The backends of a group, that for CPUs first, by the first type of device that they are for."""
+    devices = sorted(group._device_types, key=lambda device: (device.type != "cpu", device.type))
+    parts: dict[str, Any] = {}
+    for device in devices:
+        if (backend := group._get_backend(device)) not in parts.values():
+            parts[device.type] = backend
+    return parts
 
 
 def collectives_begun() -> int:

@@ -95,11 +95,12 @@ TABLE = (
     PrivateName(f"{_C}:ProcessGroup", "_get_backend", "what a group uses for one kind of device", Feature.GROUPS),
     PrivateName(f"{_C}:ProcessGroup", "_device_types", "what a group uses for one kind of device", Feature.GROUPS),
     PrivateName(f"{_C}:Backend", "_get_sequence_number_for_group", "how many collectives have begun", Feature.GROUPS),
-    PrivateName("torch.distributed", "_supports_reconfigure", "whether a backend can do it", Feature.LASTING_GROUPS),
-    PrivateName("torch.distributed", "_reconfigure", "other ranks for a group that is open", Feature.LASTING_GROUPS),
+    PrivateName(f"{_C}:Backend", "supports_reconfigure", "whether a backend can do it", Feature.LASTING_GROUPS),
+    PrivateName(f"{_C}:Backend", "reconfigure", "other ranks for a group that is open", Feature.LASTING_GROUPS),
     PrivateName(
-        "torch.distributed", "_get_reconfigure_handle", "a rank, to those it meets in a group", Feature.LASTING_GROUPS
+        f"{_C}:Backend", "get_reconfigure_handle", "a rank, to those it meets in a group", Feature.LASTING_GROUPS
     ),
+    PrivateName(_C, "ReconfigureOptions", "the ranks of a group that gets others", Feature.LASTING_GROUPS),
     PrivateName(_DDP, "_has_rebuilt_buckets", "whether gradient buckets have their final layout", Feature.DDP),
     PrivateName(_DDP, "_build_params_for_reducer", "parameters in the order of the former buckets", Feature.DDP),
     PrivateName(_REDUCER, "_rebuild_buckets", "buckets laid out before the first step", Feature.DDP),

@@ -129,7 +129,7 @@ def _say_who_is_connected(member: Member) -> None:
 @pytest.mark.skipif(torch.__version__ < "2.8", reason="this torch cannot wait with connections of gloo")
 def test_ranks_of_groups_that_are_made_anew_connect_when_they_first_speak(monkeypatch):
     """Of many ranks few speak with each other: a connection for each pair would be made at each fault."""
-    monkeypatch.setattr(groups, "can_last", lambda world_size: False)
+    monkeypatch.setattr(groups, "can_last", lambda world_size, *, nccl: False)
     with Ranks(SIZE, _say_who_is_connected) as ranks:
         ranks.begin()
         assert {connections for (connections,) in ranks.hear("open").values()} == {0}

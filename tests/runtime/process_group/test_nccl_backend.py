@@ -12,13 +12,14 @@ from ranks import Member, Ranks
 from torch._C._distributed_c10d import Backend
 
 from hyperpod_ext.errors import ConfigError, JobFailedError
-from hyperpod_ext.runtime.process_group import groups, nccl_backend
+from hyperpod_ext.runtime.process_group import groups, lasting_groups, nccl_backend
 from hyperpod_ext.runtime.process_group import torch_private as torch_names
 from hyperpod_ext.runtime.process_group.backend import AbortStuckError
 from hyperpod_ext.runtime.process_group.nccl import versions
 from hyperpod_ext.runtime.process_group.nccl.environment import engine_of, nccl_environment, variables_of
 from hyperpod_ext.runtime.process_group.nccl.versions import Component
 from hyperpod_ext.runtime.process_group.nccl_backend import Nccl
+from hyperpod_ext.runtime.torch_requirements.private_names import Feature, missing
 
 
 class Communicators:
@@ -156,6 +157,65 @@ def test_groups_of_two_backends_go_through_faults():
             ranks.start(target)
         ranks.begin()
         ranks.hear("groups")
+
+
+def _a_second_gloo(options, _):
+    return dist.ProcessGroupGloo(
+        options.store, options.group_rank, options.group_size, timeout=options.timeout,
+        enable_reconfigure=options.enable_reconfigure,
+    )  # fmt: skip
+
+
+def _hold_on(member: Member) -> None:
+    """What was made in the first generation is used in all, each of its backends."""
+    held: list[dist.ProcessGroup] = []
+    while member.join():
+        with member.faults():
+            now = [dist.group.WORLD, [dist.new_group([0, 1]), dist.new_group([2, 3])][member.rank // 2]]
+            held = held or now
+            same = all(mine is its for mine, its in zip(held, now, strict=True))
+            sums = {}
+            for number, group in enumerate(held):
+                for device, backend in torch_names.parts_of(group).items():
+                    number_of_rank = torch.tensor([member.rank + 1.0])
+                    backend.allreduce([number_of_rank]).wait()
+                    sums[number, device] = int(number_of_rank)
+            member.send("sums", same, sums)
+            while True:
+                torch_names.parts_of(held[0])["cuda"].allreduce([torch.ones(1)]).wait()
+
+
+@pytest.mark.skipif(bool(missing(Feature.LASTING_GROUPS)), reason="this torch cannot give an open group other ranks")
+def test_a_group_of_two_backends_is_kept_with_both_of_them(gloo_for_nccl, monkeypatch):
+    dist.Backend.register_backend("hpx_gloo", _a_second_gloo, extended_api=True, devices=["cuda"])
+    monkeypatch.setitem(groups.TORCH_NAMES, "nccl", "cpu:gloo,cuda:hpx_gloo")
+    monkeypatch.setenv("TORCH_DIST_USE_NCCL2", "1")
+    with Ranks(4, _hold_on, kind=lambda rank: "nccl") as ranks:
+        for target in (2, 0, 3, None):
+            ranks.begin()
+            for rank, (same, sums) in ranks.hear("sums").items():
+                pair = 3 if rank < 2 else 7
+                assert same
+                assert sums == {(0, "cpu"): 10, (0, "cuda"): 10, (1, "cpu"): pair, (1, "cuda"): pair}
+            if target is not None:
+                ranks.kill(target)
+                ranks.abort(target)
+                ranks.hear("freed", target)
+                ranks.start(target)
+
+
+@pytest.mark.parametrize(
+    ("version", "given", "lasts"),
+    [("2.15.0", {}, True), ("2.15.0", {"TORCH_DIST_USE_NCCL2": "0"}, False), ("2.14.1", {}, False)],
+)
+def test_groups_with_nccl_last_where_its_second_implementation_is_used(version, given, lasts, monkeypatch):
+    monkeypatch.setattr(lasting_groups, "missing", lambda feature: ())
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.delenv("TORCH_DIST_USE_NCCL2", raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert lasting_groups.can_last(4, nccl=True) is lasts
+    assert lasting_groups.can_last(4)
 
 
 def _say_what_is_raised(member: Member) -> None:
