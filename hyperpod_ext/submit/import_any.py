@@ -21,7 +21,7 @@ _OLD_NAMES = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in MOVED))
 def import_file(text: str, source: str, values: Mapping[str, Any] | None = None) -> Imported:
     """Read an sbatch file, a CreateTrainingJob request as JSON, a config.yaml of hyp, or a job for Kubernetes.
 
-    `values` fill the placeholders of a template.
+    `values` fill the placeholders of a template, and are variables of an sbatch file.
 
     Raises:
         ConfigError: it is none of them, or what it says is no valid job; names every field.
@@ -37,7 +37,7 @@ def _imported(text: str, source: str, values: Mapping[str, Any] | None) -> Impor
     if text.startswith("#!") or "\n#SBATCH" in text:
         from hyperpod_ext.submit.slurm.import_sbatch import import_sbatch
 
-        job, left = import_sbatch(text, source)
+        job, left = import_sbatch(text, source, values)
         return Imported(job, "hyperpod-slurm", left)
     try:
         found = json.loads(text)

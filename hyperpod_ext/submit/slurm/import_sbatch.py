@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -22,8 +23,10 @@ _QUIET = OWN_OPTIONS
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?:(?P<hours>\d+):)?(?P<minutes>\d+)(?::(?P<seconds>\d+))?")
 
 
-def import_sbatch(text: str, source: str) -> tuple[JobConfig, list[str]]:
+def import_sbatch(text: str, source: str, values: Mapping[str, Any] | None = None) -> tuple[JobConfig, list[str]]:
     """The job, and the options of the file that a JobConfig cannot say.
+
+    `values` are those of variables that whoever submits the file has in the environment.
 
     Raises:
         ConfigError: what it says is no valid job; names every field.
@@ -37,16 +40,22 @@ def import_sbatch(text: str, source: str) -> tuple[JobConfig, list[str]]:
             return _changed(job, text, source)
     document: dict[str, Any] = {"mode": "plain", "slurm": {}}
     left_out: list[str] = []
-    for name, value, line_number in _options(text):
+    for name, value, line_number in sorted(
+        _options(text), key=lambda one: one[0] != "nodes"
+    ):  # tasks are counted by it
         left_out = []
         _take(document, name, value, left_out)
         left += [f"{source}:{line_number}: {one}" for one in left_out]
     document["slurm"].setdefault("exclusive", False)
-    _commands(text, document, left, source)
+    given = {name: str(value) for name, value in (values or {}).items() if isinstance(value, str | int | float)}
+    _commands(text, document, left, source, given)
     document.pop("tasks", None)
     document.setdefault("name", "job")
     left_out = []
-    place_script(document, left_out)
+    if "image" in document:  # without one, both files begin in the folder that they were submitted from
+        place_script(document, left_out)
+        if "working_dir" not in document:
+            left_out.append("the folder that the job starts in: the image's own; write it as working_dir")
     left += [f"{source}: {one}" for one in left_out]
     try:
         return JobConfig.model_validate(document, strict=False), left
@@ -121,7 +130,13 @@ def _take(document: dict[str, Any], name: str, value: str, left: list[str]) -> N
             slurm.setdefault("sbatch", {})[name] = value
         case "ntasks-per-node":
             document["tasks"] = value
-            left.append(f"--ntasks-per-node={value}: one task a node starts the workers")
+            if value != "1":
+                left.append(f"--ntasks-per-node={value}: one task a node starts the workers")
+        case "ntasks" if value.isdecimal() and int(value) > 0 and int(value) % document.get("nodes", 1) == 0:
+            tasks = int(value) // document.get("nodes", 1)
+            document.setdefault("tasks", str(tasks))
+            if tasks != 1:
+                left.append(f"--ntasks={value}: one task a node starts the workers")
         case "cpus-per-task":
             if value.isdecimal() and int(value) > 0:
                 document.setdefault("resources", {})["cpus"] = float(value)
@@ -165,9 +180,9 @@ _SRUN_FLAGS |= {
 _SRUN_QUIET = {"-l", "--label", "--no-container-mount-home", "--cpu-bind", "-u", "--unbuffered"}
 
 
-def _commands(text: str, document: dict[str, Any], left: list[str], source: str) -> None:
+def _commands(text: str, document: dict[str, Any], left: list[str], source: str, given: Mapping[str, str]) -> None:
     """What the file runs: exports become variables, srun's options fields, and its launcher script and arguments."""
-    script = read_script(text, source)
+    script = read_script(text, source, {**_set_by_slurm(document), **given})
     left += [f"{source}:{line or 1}: {note}" for note, line in script.notes]
     for name, (value, line) in script.exports.items():
         if name.startswith("HPX_"):
@@ -180,6 +195,9 @@ def _commands(text: str, document: dict[str, Any], left: list[str], source: str)
             quoted = value.replace('"', '\\"') if "$(" not in value else value
             document["slurm"].setdefault("setup", []).append(f'export {name}="{quoted}"')
             left.append(f"{source}:{line}: export {name}: is worked out on each node, by slurm.setup, not on the first")
+    for words, _line in script.prepare:
+        command = shlex.join(words) + ("" if script.strict else " || true")
+        document.setdefault("overlay", {}).setdefault("slurm", {}).setdefault("before", []).append(command)
     for other, line in script.others:
         first = (other.strip().splitlines() or [""])[0]
         left.append(f"{source}:{line}: {first[:100]}: a command besides the step is not run")
@@ -221,9 +239,20 @@ def _commands(text: str, document: dict[str, Any], left: list[str], source: str)
         left.append(f"{where}: the launcher's {launch.nodes} nodes: --nodes is {nodes}, which counts")
     left += [
         f"{where}: {word}: is worked out when the job runs; the spec passes it as text"
-        for word in [launch.script, *launch.args, document.get("image", "")]
+        for word in [launch.script, *launch.args, document.get("image", ""), document.get("working_dir", "")]
         if re.search(r"\$[\w({]|`", word)
     ]
+
+
+def _set_by_slurm(document: Mapping[str, Any]) -> dict[str, str]:
+    """Variables that sbatch sets from the options of the file."""
+    nodes, options = str(document.get("nodes", 1)), document["slurm"].get("sbatch", {})
+    found = {"SLURM_JOB_NUM_NODES": nodes, "SLURM_NNODES": nodes}
+    if "tasks" in document:
+        found["SLURM_NTASKS_PER_NODE"] = document["tasks"]
+    if "gpus-per-node" in options:
+        found["SLURM_GPUS_PER_NODE"] = options["gpus-per-node"]
+    return found
 
 
 def _step(words: list[str]) -> tuple[list[tuple[str, str]], Launch | None]:
@@ -271,6 +300,8 @@ def _srun(options: list[tuple[str, str]], document: dict[str, Any], left: list[s
                     variable, equals, text = one.partition("=")
                     if equals:
                         document.setdefault("env", {})[variable] = text
+                    elif variable != "ALL":
+                        left.append(f"{where}: srun --export={variable}: the step has all variables of the job")
             case _ if _is_carried(name, value):
                 overlay = document.setdefault("overlay", {}).setdefault("slurm", {})
                 overlay.setdefault("srun", {})[name.removeprefix("--")] = value

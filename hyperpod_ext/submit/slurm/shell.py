@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import operator
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from hyperpod_ext.errors import ConfigError, Problem
+from hyperpod_ext.submit.imports.placeholders import HOW
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _CLUSTER = "/opt/sagemaker_cluster"
 _QUIET = {"set", "echo", ":", "true", "["}
+_MAKES = {"mkdir", "touch", "chmod", "ln", "cp", "mv", "rm"}
+"""Commands that do the same wherever the first node runs them: no variables of the script change what they do."""
+_NUMERIC = {"-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le}
+_NUMERIC |= {"-gt": operator.gt, "-ge": operator.ge}
 
 
 @dataclass
@@ -22,12 +29,20 @@ class Script:
     """Words of the commands that start workers: srun, or a launcher."""
     others: list[tuple[str, int]] = field(default_factory=list)
     """Everything else that is run."""
+    prepare: list[tuple[list[str], int]] = field(default_factory=list)
+    """Commands before the first step that make folders and files, whose words are all known."""
+    strict: bool = False
+    """Whether a command that fails ends the script, `set -e`."""
     notes: list[tuple[str, int]] = field(default_factory=list)
     """What was settled here and may be otherwise when the job runs."""
 
 
-def read_script(text: str, source: str) -> Script:
-    """Raises ConfigError where the parser is not installed."""
+def read_script(text: str, source: str, known: Mapping[str, str] | None = None) -> Script:
+    """What `text` does, where variables have the values of `known` before it begins.
+
+    Raises:
+        ConfigError: the parser is not installed.
+    """
     try:
         import tree_sitter_bash
         from tree_sitter import Language, Parser
@@ -38,6 +53,7 @@ def read_script(text: str, source: str) -> Script:
         ) from None
     root = Parser(Language(tree_sitter_bash.language())).parse(text.encode()).root_node
     reader = _Reader()
+    reader.values |= {name: [value] for name, value in (known or {}).items()}
     reader.walk(root)
     return reader.found
 
@@ -47,6 +63,8 @@ class _Reader:
         self.found = Script()
         self.values: dict[str, list[str]] = {}
         self.line = 1
+        self.moved = False
+        """Whether it has left the folder that it was submitted from."""
 
     def walk(self, node: Any) -> None:
         for child in node.named_children:
@@ -93,27 +111,28 @@ class _Reader:
         head = [word.rpartition("/")[2] for word in words]
         if "srun" in head[:2] or (head and head[0] in ("torchrun", "accelerate", "deepspeed", "hyperpodrun")):
             self.found.steps.append((words, line))
+        elif head[:1] == ["set"] and any(re.fullmatch(r"-[a-z]*e[a-z]*", word) for word in words):
+            self.found.strict = True
+        elif head and words[0] in _MAKES and not self.moved and not self.found.steps and _is_known(words):
+            self.found.prepare.append((words, line))
         elif not head or head[0] not in _QUIET:
+            self.moved |= head[:1] in (["cd"], ["pushd"])
             self.found.others.append((text, line))
 
     def _if(self, node: Any, line: int) -> None:
-        condition = node.child_by_field_name("condition")
-        holds = self._holds(condition.text.decode())
-        if holds is None:
-            self.found.notes.append(
-                (f"whether `{condition.text.decode()[:80]}` holds is not known here: taken as no", line)
-            )
-        past = False
-        for child in node.children:
-            if child.type == "then":
-                past = True
-            elif child.type in ("else_clause", "elif_clause"):
-                if not holds and child.type == "else_clause":
-                    self.walk(child)
-                elif not holds:
-                    self.found.others.append((child.text.decode(), child.start_point[0] + 1))
-            elif past and holds and child.is_named:
-                self._statement(child)
+        """The first branch whose condition holds; an else where none does."""
+        clauses = [child for child in node.children if child.type in ("elif_clause", "else_clause")]
+        for branch in (node, *clauses):
+            head, body = _branch(branch)
+            holds = self._holds(head.text.decode()) if head is not None else True
+            if holds is None and head is not None:
+                condition = head.text.decode()[:80]
+                where = head.start_point[0] + 1
+                self.found.notes.append((f"whether `{condition}` holds is not known here: taken as no", where))
+            elif holds:
+                for child in body:
+                    self._statement(child)
+                return
 
     def _holds(self, condition: str) -> bool | None:
         if "&&" in condition or "||" in condition:
@@ -121,14 +140,31 @@ class _Reader:
             known = all(one is not None for one in both)
             return (all(both) if "&&" in condition else any(both)) if known else None
         if _CLUSTER in condition:
-            return True
+            return not re.search(r"\[\s*!", condition)
         match = re.search(r"\[\[?\s*(!?)\s*-([nz])\s+\"?\$\{?([A-Za-z_]\w*)(?::-)?\}?\"?\s*\]", condition)
         if match is None:
-            return None
-        if match[3].startswith("SLURM"):
+            return self._compared(condition)
+        if match[3] not in self.values and match[3].startswith("SLURM"):
             return (match[2] == "n") != bool(match[1])  # Slurm sets them
+        if match[3] not in self.values:
+            how = HOW.format(name=match[3])
+            self.found.notes.append((f"{match[3]}: nothing in the file sets it: taken as empty ({how})", self.line))
         empty = not " ".join(self.values.get(match[3], []))
         return (empty == (match[2] == "z")) != bool(match[1])
+
+    def _compared(self, condition: str) -> bool | None:
+        """`[ A -le B ]` or `[ A = B ]` of two values that are known."""
+        match = re.fullmatch(r"\[\[?\s+(\S+)\s+(-\w\w|==?|!=)\s+(\S+)\s+\]\]?", condition.strip())
+        if match is None or re.search(r"\$\{?\d", condition):
+            return None  # arguments that sbatch may be given for the file
+        left, right = (self._expand(match[at].strip("\"'")) for at in (1, 3))
+        if re.search(r"[$`*?\[]", left + right):
+            return None
+        if match[2] in ("=", "==", "!="):
+            return (left == right) == (match[2] != "!=")
+        if match[2] not in _NUMERIC or not (re.fullmatch(r"-?\d+", left) and re.fullmatch(r"-?\d+", right)):
+            return None
+        return bool(_NUMERIC[match[2]](int(left), int(right)))
 
     def _assign(self, node: Any) -> str | None:
         target, value = node.child_by_field_name("name"), node.child_by_field_name("value")
@@ -155,17 +191,24 @@ class _Reader:
             case "string":
                 inner = text[1:-1]
                 if array := re.fullmatch(r"\$\{(\w+)\[@\]\}", inner):
-                    return list(self.values.get(array[1], [inner]))
+                    return self._array(array[1])
                 return [self._expand(inner).replace('\\"', '"')]
             case "concatenation":
                 return ["".join(" ".join(self._words(child)) for child in node.children)]
             case "command_name":
                 return [word for child in node.children for word in self._words(child)]
             case "simple_expansion" | "expansion":
-                if (array := re.fullmatch(r"\$\{(\w+)\[[@*]\]\}", text)) and array[1] in self.values:
-                    return list(self.values[array[1]])
-                return self._expand(text).split()
+                if array := re.fullmatch(r"\$\{(\w+)\[[@*]\]\}", text):
+                    return self._array(array[1])
+                found = self._expand(text)
+                return [found] if "$(" in found or "`" in found else found.split()
         return [self._expand(text).replace("\\", "") if "$(" not in text else text]
+
+    def _array(self, name: str) -> list[str]:
+        """One that nothing has set is empty: arrays do not come from the environment."""
+        if name not in self.values and any(re.search(rf"\b{name}\b", other) for other, _line in self.found.others):
+            return [f"${{{name}[@]}}"]  # set by what is not followed here: a loop, mapfile
+        return list(self.values.get(name, []))
 
     def _expand(self, text: str) -> str:
         """Variables with a known value, and defaults; the rest stays as it is written."""
@@ -194,6 +237,24 @@ class _Reader:
         if "=" in match[2]:
             self.values[name] = [default]
         return default
+
+
+def _is_known(words: list[str]) -> bool:
+    """Whether the shell would find nothing in them that it replaces."""
+    return not any(re.search(r"[$`*?\[\]{}~\n\r\x00]", word) for word in words)
+
+
+def _branch(node: Any) -> tuple[Any | None, list[Any]]:
+    """Condition of an if, an elif or an else, and its statements."""
+    conditions: list[Any] = []
+    body: list[Any] = []
+    past = node.type == "else_clause"
+    for child in node.children:
+        if child.type == "then":
+            past = True
+        elif child.is_named and child.type not in ("elif_clause", "else_clause", "comment"):
+            (body if past else conditions).append(child)
+    return (conditions[0] if conditions else None), body
 
 
 def _end_of(text: str, at: int) -> int:
