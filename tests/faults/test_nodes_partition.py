@@ -18,6 +18,7 @@ from hyperpod_ext.processes import descendants, is_alive
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
+LONG = {"HPX_TEST_STEPS": "100000", "HPX_TEST_SECONDS": "0.02"}
 LEASE_S = 3.0
 
 
@@ -67,7 +68,7 @@ def test_the_minority_stops_within_its_lease_and_the_majority_goes_on(job, netwo
         host="10.78.0.1",
         port=29555,
         namespaces=network,
-        env={"HPX_TEST_NORM": "LayerNorm", "HPX_TEST_STEPS": "100000", "GLOO_SOCKET_IFNAME": "hpxin"},
+        env={"HPX_TEST_NORM": "LayerNorm", **LONG, "GLOO_SOCKET_IFNAME": "hpxin"},
         settings={"checkpoint": {"tiers": tiers}, "restart": {"lease_s": LEASE_S}},
     ).start()
     running.until("imported", node=2)

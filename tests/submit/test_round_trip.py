@@ -67,10 +67,10 @@ def test_any_job_goes_round(target: str) -> None:
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("target", ["hyperpod-eks", "kubeflow"])
-def test_two_thousand_jobs_go_round(target: str) -> None:
-    accepted = _run(target, examples=2300)
+def test_a_thousand_jobs_of_each_target_go_round(target: str) -> None:
+    accepted = _run(target, examples=1150)
     print(f"{target}: {accepted} jobs rendered, parsed and imported")
-    assert accepted >= 2000
+    assert accepted >= 1000
 
 
 def _run(target: str, examples: int) -> int:
