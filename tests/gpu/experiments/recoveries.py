@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from lane import Lane
-from product import LATE_STEP, RANK, STEP_OF, STEPS, job_environment, require_wheels, run_job
+from product import RANK, STEP_OF, STEPS, job_environment, late_step, require_wheels, run_job
 from results import Figure, Figures
 
 _NAME = "first_new_step_less_a_step"
@@ -40,11 +40,11 @@ def _our_s(lane: Lane, fault: str, *, warm: bool) -> tuple[float, bool]:
 
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
-        report = run_job(lane, "01-local", [fault], home, compare=False, warm=warm)
+        report = run_job(lane, "01-local", [] if warm else [fault], home, compare=False, warm=warm)
         (file,) = home.glob("local/*/*/main/events.jsonl")
         events = read_events(file).all_events()
         had_spare = any(started.warm for started in events.of(WorkerStarted))
-        recovery = our_recovery(report, kept_steps(events), LATE_STEP if warm else STEP_OF[fault])
+        recovery = our_recovery(report, kept_steps(events), late_step(lane) if warm else STEP_OF[fault])
         return recovery.seconds(_NAME), had_spare
 
 
