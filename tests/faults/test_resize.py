@@ -13,7 +13,7 @@ from resizing import BITWISE, ELASTIC, Resizable, assert_bitwise, assert_went_on
 
 pytestmark = [pytest.mark.slow]
 
-STEPS, FEWER = "260", "140"
+STEPS, FEWER = "160", "80"
 WITH_PEERS = [{"kind": "memory"}, {"kind": "peer", "every_steps": 1, "max_slowdown": 1.0}]
 
 
@@ -46,7 +46,7 @@ def resizable(job: Any) -> Iterator[Any]:
     made: list[Resizable] = []
 
     def make(parallel: str = "ddp", nodes: int = 2, script: Path = ELASTIC, **more: Any) -> Resizable:
-        steps, seconds = (STEPS, "0.25") if script is ELASTIC else (FEWER, "0.5")
+        steps, seconds = (STEPS, "0.4") if script is ELASTIC else (FEWER, "0.8")
         env = {"HPX_TEST_STEPS": steps, "HPX_TEST_SECONDS": seconds, "HPX_TEST_PARALLEL": parallel}
         known = {"workers_per_node": 1, "script": script, "settings": settings(**more)}
         made.append(Resizable(job(f"job{len(made)}", nodes=nodes, env=env, **known)).start())
