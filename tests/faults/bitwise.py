@@ -10,11 +10,16 @@ or `raise`; a fault at some moment can only kill.
 
 import json
 import os
+import sys
 import threading
+import time
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import torch
 import torch.distributed as dist
+from event_log import events_in
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import DataLoader, Dataset
@@ -48,9 +53,20 @@ def strike(place: str, micro: int = 1) -> None:
         return
     for number, fault in enumerate(FAULTS):
         if fault["place"] == place and fault["step"] == Now.step and spend(number, fault):
+            if place == "optimizer":  # the others need nothing more from this rank to make the step
+                wait_for_others(fault["ranks"])
             if fault["how"] == "kill":
                 os.kill(os.getpid(), 9)
             raise ValueError(f"fault {number} at step {Now.step}, in {place}")
+
+
+def wait_for_others(failing: list[int]) -> None:
+    """Until all that do not fail have made this step."""
+    others = set(range(Now.run.world_size)) - set(failing)
+    while others:
+        made = [event for event in events_in(HERE / "events.jsonl") if event["event"] == "step"]
+        others -= {event["rank"] for event in made if event["step"] == Now.step}
+        time.sleep(0.005)
 
 
 def spend(number: int, fault: dict) -> bool:

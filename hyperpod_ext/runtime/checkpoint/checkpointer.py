@@ -184,10 +184,6 @@ class Checkpointer:
         if generation != self._generation:  # what the server promised to an earlier one does not hold any more
             self._generation = generation
             self._client.forget_slot()
-        slot = self._client.begin(self._rank, step, save_id, generation, when_busy)
-        if slot is None:
-            return False
-        self._lost = False
         record = {
             "save_id": save_id,
             "world_size": self._world_size,
@@ -198,29 +194,54 @@ class Checkpointer:
             "extras": dict(extras or {}),
             "saved_at": time.time(),  # for people; nothing is decided by a clock
         }
-        self._write_frames(layout, slot)
-        destinations = self._views[slot]
+        begin = functools.partial(self._begin, layout, step, save_id, generation, when_busy)
+        self._stager.follow()
         if self._background is None or not self._overlap or at_once:
-            self._stager.follow()
-            self._stager.copy(layout.locals, destinations)
+            if (slot := begin()) is None:
+                return False
+            self._stager.copy(layout.locals, self._views[slot])
             if not self._is_good(step):
                 return False
             self._client.seal(self._rank, slot, record)
             return True
-        self._stager.follow()
-        self._stager.copy([layout.locals[i] for i in self._now], [destinations[i] for i in self._now])
+        slot = None
+        if self._stager.device is None or self._now:  # else the device is waited for beside the caller
+            if (slot := begin()) is None:
+                return False
+            now = self._now
+            self._stager.copy([layout.locals[i] for i in now], [self._views[slot][i] for i in now])
         if self._mutation_check is None:
             names = [layout.plan.items[i].fqn for i in self._later]
             later = [layout.locals[i] for i in self._later]
             self._mutation_check = MutationCheck(names, later, readable=self._stager.device is None)
         self._staged = _Staged(step, save_id, self._mutation_check, self._mutation_check.look())
         self._unthrottle.clear()
-        self._background.do(functools.partial(self._stage, self._staged, layout, slot, record))
+        self._background.do(functools.partial(self._stage, self._staged, layout, slot, begin, record))
         self._staged.began = time.monotonic()
         return True
 
-    def _stage(self, staged: _Staged, layout: Layout, slot: int, record: dict[str, Any]) -> None:
-        """Copy what is copied beside the caller, and have it sealed."""
+    def _begin(self, layout: Layout, step: int, save_id: str, generation: int, when_busy: WhenBusy) -> int | None:
+        """The slot for a snapshot of `step`, whose former one is given up; None: this save is skipped.
+
+        What a device makes behind the caller is waited for. Only when it has done the step, every rank that shares its
+        state has committed the step before, and will not need the one that is given up.
+        """
+        self._stager.wait_device()
+        if not self._is_good(step):
+            return None
+        slot = self._client.begin(self._rank, step, save_id, generation, when_busy)
+        if slot is not None:
+            self._lost = False
+            self._write_frames(layout, slot)
+        return slot
+
+    def _stage(
+        self, staged: _Staged, layout: Layout, slot: int | None, begin: Callable[[], int | None], record: dict[str, Any]
+    ) -> None:
+        """Copy what is copied beside the caller, and have it sealed. `slot`: None where it is yet to begin."""
+        if slot is None and (slot := begin()) is None:
+            staged.skipped = True
+            return
         sources, destinations, left = layout.locals, self._views[slot], self._later
         at_rest = self._stager.device is None and not any(source.is_cuda for source in sources)
         on_way = self._room.enough() and at_rest
@@ -246,10 +267,9 @@ class Checkpointer:
     @_with_the_next_server
     def wait_staged(self) -> bool:
         """Until the last save has been copied: from then on the state may change, and the snapshot survives
-        the death of this process.
+        the death of this process. False: there is none of it.
 
-        A state that has changed before this is called may be torn in the copy: that snapshot is taken back, and this
-        returns False.
+        A state that has changed before this is called may be torn in the copy: that snapshot is taken back.
         """
         if self._background is None:
             return True
@@ -274,7 +294,7 @@ class Checkpointer:
                 RuntimeWarning,
                 stacklevel=2,
             )
-        return changed is None
+        return changed is None and not staged.skipped
 
     @_with_the_next_server
     def move(self, rank: int, world_size: int) -> None:
@@ -426,6 +446,8 @@ class _Staged:
     versions: TensorVersions
     began: float = 0.0
     sealed: bool = False
+    skipped: bool = False
+    """No slot was free for it, or its step does not count."""
 
     def changed(self, *, elements: bool = False) -> str | None:
         """Name of a tensor that is not what it was when the save began, as far as can be seen; None: none."""

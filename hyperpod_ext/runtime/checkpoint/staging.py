@@ -41,8 +41,7 @@ class Stager:
         """Copy, and return when the bytes are there. Frees the GIL."""
         on_gpu = any(source.is_cuda for source in sources)
         if not on_gpu:
-            if self._after is not None:
-                self._after.synchronize()
+            self.wait_device()
             for source, destination in zip(sources, destinations, strict=True):
                 copy(destination, source)
             return
@@ -55,6 +54,11 @@ class Stager:
             done = torch.cuda.Event()
             done.record(stream)
         done.synchronize()
+
+    def wait_device(self) -> None:
+        """Wait until the device has done what the copies that come next follow."""
+        if self._after is not None:
+            self._after.synchronize()
 
     def follow(self) -> None:
         """Have the copies that come next wait for what is queued now."""

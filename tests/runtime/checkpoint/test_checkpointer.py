@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from served import JOB, SECRET, Served, serve
+from served import JOB, SECRET, Served, request, serve
 
 from hyperpod_ext.errors import (
     CorruptSnapshotError,
@@ -483,6 +483,48 @@ def test_a_copy_is_waited_for_though_the_one_before_was_not(make, server):
     assert staged.wait(10)
     checkpointer.flush()
     assert server.held_steps() == [1, 2]
+
+
+class Behind:
+    """A device that has done what is queued when the test says so; its only marker."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+
+    def record(self) -> Behind:
+        return self
+
+    def query(self) -> bool:
+        return self.reached.is_set()
+
+    def synchronize(self) -> None:
+        assert self.reached.wait(60)
+
+
+@pytest.mark.parametrize("counts", [True, False])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_snapshot_gives_way_to_a_step_only_once_the_device_has_made_that(make, server, at_once, counts):
+    """Until then other ranks may have to go back to it: see `Checkpointer._begin`."""
+    checkpointer, device, aborted = make(overlap=True), Behind(), set()
+    checkpointer.follow(device, lambda step: step not in aborted)
+    device.reached.set()
+    for step in (1, 2):
+        assert save(checkpointer, step, {"t": torch.ones(3)})
+        checkpointer.flush()
+    device.reached.clear()
+    saving = threading.Thread(target=save, args=(checkpointer, 3, {"t": torch.ones(3)}), kwargs={"at_once": at_once})
+    saving.start()
+    if not at_once:  # the loop runs ahead
+        saving.join()
+    assert checkpointer._client.ask(request("held", owner=9, pid=os.getpid())) is not None  # all that was sent is done
+    assert server.held_steps() == [1, 2]
+    if not counts:
+        aborted.add(3)
+    device.reached.set()
+    saving.join()
+    assert checkpointer.wait_staged() is (counts or at_once)
+    checkpointer.flush()
+    assert server.held_steps() == ([2, 3] if counts else [1, 2])
 
 
 def test_a_copy_that_fails_is_told_at_the_next_moment(make, server):
