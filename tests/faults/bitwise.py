@@ -5,7 +5,8 @@ HPX_TEST_PARALLEL is `ddp`, `fsdp2` or `hsdp`, and ` compiled` where blocks are;
 built anew after each fault.
 HPX_TEST_FAULTS is a JSON list of `{"place": ..., "how": ..., "ranks": [...], "step": S}`. Each strikes once on each of
 its ranks. `place` is one of PLACES, or a number: seconds after the step began, whatever is done then. `how` is `kill`
-or `raise`; a fault at some moment can only kill.
+or `raise`; a fault at some moment can only kill. With `together` it waits until all others have made the step before:
+one that is cut between its two optimizers has no live state, and where there are no snapshots those are all there is.
 """
 
 import json
@@ -54,18 +55,20 @@ def strike(place: str, micro: int = 1) -> None:
     for number, fault in enumerate(FAULTS):
         if fault["place"] == place and fault["step"] == Now.step and spend(number, fault):
             if place == "optimizer":  # the others need nothing more from this rank to make the step
-                wait_for_others(fault["ranks"])
+                wait_for_others(fault["ranks"], Now.step)
+            elif "together" in fault:
+                wait_for_others(fault["ranks"], Now.step - 1)
             if fault["how"] == "kill":
                 os.kill(os.getpid(), 9)
             raise ValueError(f"fault {number} at step {Now.step}, in {place}")
 
 
-def wait_for_others(failing: list[int]) -> None:
+def wait_for_others(failing: list[int], step: int) -> None:
     """Until all that do not fail have made this step."""
     others = set(range(Now.run.world_size)) - set(failing)
     while others:
         made = [event for event in events_in(HERE / "events.jsonl") if event["event"] == "step"]
-        others -= {event["rank"] for event in made if event["step"] == Now.step}
+        others -= {event["rank"] for event in made if event["step"] == step}
         time.sleep(0.005)
 
 

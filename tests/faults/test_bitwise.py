@@ -79,11 +79,15 @@ def test_faults_in_every_place_of_a_step_change_no_bit(equal, parallel):
             assert recoveries[number]["resumed_step"] == faults[number]["step"]
 
 
+def kill_together(place: str, *ranks: int, step: int) -> dict[str, Any]:
+    """Ranks are killed once all others have made the step before."""
+    return {"place": place, "how": "kill", "ranks": list(ranks), "step": step, "together": True}
+
+
 @pytest.mark.parametrize("parallel", ["ddp", "hsdp"])
 def test_without_any_snapshot_the_state_comes_from_live_ranks(equal, parallel):
-    places = ("data loading", "forward", "backward", "all-reduce")
-    faults = [{"place": place, "how": "kill", "ranks": [n], "step": 3 * n + 3} for n, place in enumerate(places)]
-    node = {"place": "backward", "how": "kill", "ranks": [0, 1], "step": 18}  # of each HSDP shard one copy is left
+    faults = [kill_together(place, n, step=3 * n + 3) for n, place in enumerate(PLACES[:4])]
+    node = kill_together("backward", 0, 1, step=18)  # of each HSDP shard one copy is left
     recoveries = equal(parallel, *faults, node, every_steps=1000)
     assert {recovery["source"] for recovery in recoveries} == {"live"}
 
@@ -95,7 +99,7 @@ def test_a_process_that_comes_anew_compiles_its_modules_again(equal):
 
 
 def test_objects_that_are_built_anew_after_a_fault_take_over_what_they_replace(equal):
-    faults = [{"place": place, "how": "kill", "ranks": [n], "step": 3 * n + 3} for n, place in enumerate(PLACES[:4])]
+    faults = [kill_together(place, n, step=3 * n + 3) for n, place in enumerate(PLACES[:4])]
     recoveries = equal("hsdp", *faults, HPX_TEST_REBUILD="1", every_steps=1000)
     assert {recovery["source"] for recovery in recoveries} == {"live"}
 
