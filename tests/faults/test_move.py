@@ -1,0 +1,78 @@
+"""The ranks of a node move to a spare between two steps: no fault is counted, no step lost, and no bit differs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.slow]
+
+
+def order(job: Any, node: int, name: str = "001") -> str:
+    """As `hp-ext move` does."""
+    folder: Path = job.folder / "resizes"
+    folder.mkdir(exist_ok=True)
+    partial = folder / f"{name}.partial"
+    partial.write_text(json.dumps({"node": node}))
+    partial.rename(folder / f"{name}.json")
+    return name
+
+
+def assert_equal(report: dict[str, Any], undisturbed: dict[str, Any]) -> None:
+    assert report["state"] == "succeeded", report["error"]
+    assert (report["losses"], report["weights"]) == (undisturbed["losses"], undisturbed["weights"])
+    assert (report["steps_lost"], report["recoveries"], report["faults"], report["nodes_lost"]) == (0, [], [], [])
+
+
+def moved_while_a_rank_stands(running: Any, node: int, let_go: Callable[[], None]) -> None:
+    running.until("step", step=4, rank=3)
+    name = order(running, node)
+    running.until("resize_prepared")
+    let_go()
+    resized = running.until("resized", order=name)
+    assert (resized["cause"], resized["of"], resized["nodes"], resized["pids_kept"]) == ("move", 2, 2, True)
+    assert running.agents[node].wait() == 0
+
+
+@pytest.mark.parametrize("node", [1, pytest.param(0, marks=pytest.mark.thorough)])
+def test_a_spare_gets_the_ranks_and_the_node_ends_while_the_others_train(job: Any, undisturbed: Any, node: int) -> None:
+    """Node 0 coordinates the job. Each rank has state of its own, which goes with it."""
+    running = job(spares=1, env={"HPX_TEST_HOLD": "[[1, 3, 5]]"}).start()
+    moved_while_a_rank_stands(running, node, (running.folder / "let-go").touch)
+    assert (running.folder / f"node{node}.left").exists()
+    report = running.wait()
+    assert_equal(report, undisturbed)
+    (resize,) = report["resizes"]
+    assert (resize["cause"], resize["of"], resize["nodes"]) == ("move", 2, 2)
+    steps = [event["step"] for event in running.events() if event["event"] == "step" and event["rank"] == 2 * node]
+    assert steps == list(range(1, 13)), "each is made once"
+
+
+@pytest.mark.parametrize("every_steps", [1, 1000])
+def test_shards_that_no_other_rank_has_go_with_it(
+    sharded: Any, undisturbed_sharded: Any, tmp_path: Path, every_steps: int
+) -> None:
+    """The node serves them until the new ranks have saved, which of every 1,000th step is the job's end."""
+    gate, tiers = tmp_path / "gate", [{"kind": "memory", "every_steps": every_steps}]
+    os.mkfifo(gate)
+    running = sharded("moved", {"what": "at the gate in step", "rank": 3, "step": 5}, tiers=tiers, spares=1)
+    running.env["HPX_TEST_GATE"] = str(gate)
+    running.start()
+    moved_while_a_rank_stands(running, 1, lambda: os.close(os.open(gate, os.O_WRONLY)))
+    assert_equal(running.wait(), undisturbed_sharded)
+    assert (running.folder / "node1.left").exists() == (every_steps == 1)
+
+
+def test_where_no_spare_is_the_ranks_stay_and_the_answer_says_what_would_help(job: Any, undisturbed: Any) -> None:
+    running = job(spares=1, env={"HPX_TEST_HOLD": "[[1, 3, 5]]"}).start(later=[2])
+    running.until("step", step=4, rank=3)
+    name = order(running, 1)
+    refused = running.until("resize_refused", order=name)
+    assert "no spare" in refused["why"]
+    (running.folder / "let-go").touch()
+    assert_equal(running.wait(), undisturbed)
