@@ -135,6 +135,10 @@ SHOWN: dict[str, dict[str, str]] = {
     },
     "`hp-ext move`: a node's ranks go to a spare, without a fault": {
         "local": "tests/faults/test_move.py::test_a_spare_gets_the_ranks_and_the_node_ends_while_the_others_train",
+        "hyperpod-slurm": (
+            "tests/submit/slurm/test_slurm_resize_real.py::"
+            "test_the_ranks_of_a_node_move_to_a_spare_and_slurm_starts_nothing_more_there"
+        ),
     },
     "`hp-ext report`: faults, goodput, where the time went": {
         "local": (

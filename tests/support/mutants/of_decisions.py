@@ -22,6 +22,7 @@ PLACING = Source(
     ("tests/runtime/membership/test_placing.py", "tests/runtime/membership/test_rescaling.py"),
 )
 STATES = Source("hyperpod_ext.runtime.membership.node_states", ("tests/runtime/membership/test_node_states.py",))
+RESCALING = Source("hyperpod_ext.runtime.membership.rescaling", ("tests/runtime/membership/test_rescaling.py",))
 STOP = Source("hyperpod_ext.runtime.membership.stop_agreement", ("tests/runtime/membership/test_rescaling.py",))
 
 MUTANTS: list[Mutant] = [
@@ -150,5 +151,11 @@ MUTANTS: list[Mutant] = [
         "Ranks stand still for a resize only at a step that all of them can stop at.",
         "if number != self.number or not self.agreed:",
         "if number != self.number:",
+    ),
+    RESCALING.mutant(
+        "rescaling.move_unanswered",
+        "An order to move ranks is answered when the last spare is lost on the way.",
+        "(is_there and states.spares)",
+        "is_there",
     ),
 ]
