@@ -39,6 +39,9 @@ def moved_while_a_rank_stands(running: Any, node: int, let_go: Callable[[], None
     let_go()
     resized = running.until("resized", order=name)
     assert (resized["cause"], resized["of"], resized["nodes"], resized["pids_kept"]) == ("move", 2, 2, True)
+    assert resized["pause_s"] < resized["t"] - next(running.events())["t"], (
+        "another coordinator knows when all had stopped"
+    )
     assert running.agents[node].wait() == 0
 
 

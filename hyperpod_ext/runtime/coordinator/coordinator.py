@@ -25,7 +25,7 @@ from hyperpod_ext.runtime.coordinator.job_run import Formation, JobRun, Ranks
 from hyperpod_ext.runtime.coordinator.members import Agent, Members
 from hyperpod_ext.runtime.coordinator.outbox import Outbox, frame_of
 from hyperpod_ext.runtime.coordinator.reports import Reports
-from hyperpod_ext.runtime.coordinator.resize_orders import orders_due, read_orders
+from hyperpod_ext.runtime.coordinator.resize_orders import orders_due, orders_were_left, read_orders
 from hyperpod_ext.runtime.coordinator.save_schedule import SaveSchedule
 from hyperpod_ext.runtime.events.capacity import orders_accepted
 from hyperpod_ext.runtime.events.log import EventLog
@@ -107,10 +107,11 @@ class Coordinator:
         known = {int(its): member for its, member in job_state["members"].items()}
         members.succeed(known, lost, time.monotonic() + config.restart.lease_s / 2)
         made = cls(run, membership, members, job_state)
-        made._start(made.orders_accepted() if made._takes_orders else set())
+        ordered = config.elastic is not None or orders_were_left(run_dir)
+        made._start(made.orders_accepted() if ordered else set())
         made._log("coordinator", node=node, before=lost, term=term)
         made.actions.carry_out(actions)
-        if made._takes_orders:
+        if ordered:
             made.actions.resize_clock.resume(made.events.read())
         if lost in members.members:
             made._lose(lost, "its agent, which coordinated the job, is gone")

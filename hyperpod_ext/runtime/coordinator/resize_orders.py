@@ -31,6 +31,11 @@ def read_orders(run_dir: Path) -> dict[str, Order]:
     return found
 
 
+def orders_were_left(run_dir: Path) -> bool:
+    """Whether anybody has left an order, for this run of the job or an earlier one."""
+    return (run_dir / RESIZES).is_dir()
+
+
 def orders_due(
     orders: Mapping[str, Order], accepted: Collection[str], members: Collection[int]
 ) -> list[tuple[str, Order]]:
