@@ -27,6 +27,7 @@ SECTIONS = [
             "logs": "Show what the workers of a job print.",
             "cancel": "End a job, and leave nothing of it running.",
             "resize": "Have a job that runs go on with more or fewer nodes.",
+            "move": "Have the ranks of a node go to a spare, and the node end.",
             "chaos": "Inflict a fault on a job that runs, to see what it does.",
             "import": "Turn a job for Kubernetes into a spec.",
         },

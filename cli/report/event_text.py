@@ -72,11 +72,16 @@ def _lines(event: Event) -> list[str]:
         case of_nodes.Coordinator():
             return [f"node {event.node} coordinates the job from here on"]
         case of_nodes.ResizeBegun():
+            if event.of == event.nodes:  # a spare in the place of another node
+                leaving, joining = (", ".join(map(str, nodes)) for nodes in (event.leaving, event.joining))
+                return [f"the ranks of node {leaving} are about to go to node {joining}"]
             return [f"on its way from {event.of} to {event.nodes} nodes"]
         case of_nodes.ResizeRefused():
-            return [f"the number of nodes stays as it is: {_first_line(event.why)}"]
+            return [f"the job keeps its nodes: {_first_line(event.why)}"]
         case of_nodes.Resized():
             what = f"goes on with {event.nodes} nodes instead of {event.of} after step {event.step}"
+            if event.cause == "move":
+                what = f"goes on with a spare in place of a node after step {event.step}"
             return [f"{what}, {event.pause_s:.2f} s without a step"]
         case of_checkpoints.FinalSave(step=int(step)):
             return [f"step {step} goes to the durable tiers"]

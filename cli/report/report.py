@@ -19,6 +19,13 @@ _SOURCES = {
     "fresh": "a fresh start",
 }
 """Where a state can come back from; other sources are shown as they are."""
+_WHY = {
+    "lost": "a node was lost",
+    "leave": "a node left",
+    "order": "as ordered",
+    "move": "a node's ranks moved to a spare",
+    "nodes": "nodes came",
+}
 
 
 @click.command(
@@ -137,10 +144,9 @@ def _recovery(recovery: Mapping[str, Any]) -> str:
 
 
 def _resize(resize: Mapping[str, Any]) -> str:
-    why = {"lost": "a node was lost", "leave": "a node left", "order": "as ordered"}.get(resize["cause"], "nodes came")
     kept = "processes kept" if resize["pids_kept"] else "processes replaced"
     moved = f"{resize['bytes_moved'] / (1 << 20):.1f} MiB from other nodes"
-    head = f"{resize['of']} -> {resize['nodes']} nodes after step {resize['step']} ({why}): "
+    head = f"{resize['of']} -> {resize['nodes']} nodes after step {resize['step']} ({_WHY[resize['cause']]}): "
     return f"{head}{resize['pause_s']:.2f} s without a step, {moved}, {kept}"
 
 

@@ -1,4 +1,4 @@
-"""Orders to resize a job that runs, in its run folder: the only thing that both sides of them share."""
+"""Orders to resize a job that runs, or to move ranks in it: files in its run folder, all that both sides share."""
 
 from __future__ import annotations
 
@@ -18,6 +18,13 @@ LEFT = "node{}.left"
 """In the run folder: nothing of this node is needed any more, and whoever lent it may have it back."""
 
 
+class MoveOrder(Config):
+    """What `hp-ext move` leaves there."""
+
+    node: Annotated[NonNegativeInt, Field(examples=[1])]
+    """Number of the node whose ranks go to a spare."""
+
+
 class ResizeOrder(Config):
     """What `hp-ext resize` leaves there."""
 
@@ -25,6 +32,9 @@ class ResizeOrder(Config):
     """Nodes that the job goes on with, spares not counted."""
     joining: tuple[NonNegativeInt, ...] = ()
     """Numbers of nodes that come for it; it waits for all of them, however long a queue may take."""
+
+
+Order = ResizeOrder | MoveOrder
 
 
 def allowed_sizes(elastic: Elastic, nodes: int, workers_per_node: int, batch: int | None) -> tuple[int, ...]:

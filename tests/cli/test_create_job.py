@@ -290,3 +290,16 @@ def test_while_the_last_step_comes_home_it_is_told_how_far_it_is() -> None:
         "node 1 brings its part to /d/j, for 58 s at most: 3.0 MiB are still to come"
     ]
     assert story.tell(way | {"tiers": [sent]}) == ["node 1 brings its part to /d/j, for 58 s at most: all is sent"]
+
+
+def test_a_move_is_told_by_the_nodes_that_it_is_between() -> None:
+    main, story = {"run": "main", "order": "a", "nodes": 2, "of": 2}, EventText()
+    begun = entry(1.0, "resize_begun", leaving=[1], joining=[2])
+    assert story.tell(begun | main) == ["the ranks of node 1 are about to go to node 2"]
+    fields = {"world_size": 2, "local_share": 1.0, "step": 7, "pause_s": 0.25, "pids_kept": True, "generation": 2}
+    moved = ["goes on with a spare in place of a node after step 7, 0.25 s without a step"]
+    assert story.tell(entry(2.0, "resized", **fields, cause="move") | main) == moved
+    resized = ["goes on with 3 nodes instead of 2 after step 7, 0.25 s without a step"]
+    assert story.tell(entry(2.0, "resized", **fields, cause="order") | main | {"nodes": 3}) == resized
+    grows = entry(1.0, "resize_begun", leaving=[], joining=[2])
+    assert story.tell(grows | main | {"nodes": 3}) == ["on its way from 2 to 3 nodes"]

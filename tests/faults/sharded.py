@@ -5,8 +5,9 @@ Nobody else holds a rank's shard, so after a death it comes from a tier or not a
 HPX_TEST_FAULTS is a JSON list of `{"what": ..., "rank": R, "step": S}`. Each strikes once, at a moment of the save of
 step S on rank R: `before begin`, `halfway`, `seal asked` (this process is killed; the last, once every rank has asked),
 `memory server halfway` (that one is), `raises` (the copy fails), `hangs` (it never ends), `at the gate` (before it
-begins, it waits until somebody writes to the FIFO that HPX_TEST_GATE names), `memory server in step` (killed before the
-backward pass), `memory server in save` (once that has begun), `memory server in restore` (of step S on rank R).
+begins, it waits until somebody writes to the FIFO that HPX_TEST_GATE names), `at the gate in step` (before the backward
+pass), `memory server in step` (killed there), `memory server in save` (once that has begun), `memory server in restore`
+(of step S on rank R).
 """
 
 import hashlib
@@ -181,6 +182,8 @@ def train(run: Run) -> None:
         x = torch.randn(8, 16)
         loss = (model(x).sum(1) - x.sum(1)).square().mean()
         optimizer.zero_grad()
+        if strike(run, made, "at the gate in step"):
+            os.close(os.open(os.environ["HPX_TEST_GATE"], os.O_RDONLY))
         if strike(run, made, "memory server in step"):
             kill_memory_server()
         loss.backward()

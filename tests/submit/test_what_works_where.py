@@ -12,7 +12,7 @@ from typing import Any
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import UnsupportedError
 from hyperpod_ext.submit.contract.capabilities import unused
-from hyperpod_ext.submit.contract.resize import get_resizer
+from hyperpod_ext.submit.contract.resize import get_mover, get_resizer
 from hyperpod_ext.submit.contract.targets import TARGETS, get_target
 from hyperpod_ext.submit.plan import find_problems
 
@@ -48,7 +48,8 @@ _STATE_ALONE = (
     "jobs of target {target} tell their state alone while they run: copy HPX_RUN_DIR, or read the port of `metrics`"
 )
 NOT_THERE: dict[str, Callable[[str], str]] = {
-    "`hp-ext resize` of a job that runs": lambda target: _resize_refusal(target),
+    "`hp-ext resize` of a job that runs": lambda target: _refusal_of(get_resizer, target),
+    "`hp-ext move`: a node's ranks go to a spare, without a fault": lambda target: _refusal_of(get_mover, target),
     "`hp-ext report`: faults, goodput, where the time went": lambda target: (
         _STATE_ALONE.format(target=target) if target in ("kubeflow", "sagemaker") else ""
     ),
@@ -132,6 +133,13 @@ SHOWN: dict[str, dict[str, str]] = {
             "tests/submit/slurm/test_slurm_resize_real.py::test_nodes_come_from_another_allocation_and_go_back_to_slurm"
         ),
     },
+    "`hp-ext move`: a node's ranks go to a spare, without a fault": {
+        "local": "tests/faults/test_move.py::test_a_spare_gets_the_ranks_and_the_node_ends_while_the_others_train",
+        "hyperpod-slurm": (
+            "tests/submit/slurm/test_slurm_resize_real.py::"
+            "test_the_ranks_of_a_node_move_to_a_spare_and_slurm_starts_nothing_more_there"
+        ),
+    },
     "`hp-ext report`: faults, goodput, where the time went": {
         "local": (
             "tests/submit/local/test_local_with_agent.py::"
@@ -206,9 +214,9 @@ def table() -> str:
     return "\n".join([*lines, "", *(f"{number}. {said}" for said, number in sentences.items())]) + "\n"
 
 
-def _resize_refusal(target: str) -> str:
+def _refusal_of(find: Callable[[str], object], target: str) -> str:
     try:
-        get_resizer(target)
+        find(target)
     except UnsupportedError as error:
         return error.problems[0].message
     return ""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.config.resize import MoveOrder
 from hyperpod_ext.runtime.coordinator.actions import Actions
 from hyperpod_ext.runtime.coordinator.admission import Admission
 from hyperpod_ext.runtime.coordinator.job_end import FinalState, JobEnd
@@ -24,7 +25,7 @@ from hyperpod_ext.runtime.coordinator.job_run import Formation, JobRun, Ranks
 from hyperpod_ext.runtime.coordinator.members import Agent, Members
 from hyperpod_ext.runtime.coordinator.outbox import Outbox, frame_of
 from hyperpod_ext.runtime.coordinator.reports import Reports
-from hyperpod_ext.runtime.coordinator.resize_orders import orders_due, read_orders
+from hyperpod_ext.runtime.coordinator.resize_orders import orders_due, orders_were_left, read_orders
 from hyperpod_ext.runtime.coordinator.save_schedule import SaveSchedule
 from hyperpod_ext.runtime.events.capacity import orders_accepted
 from hyperpod_ext.runtime.events.log import EventLog
@@ -106,10 +107,11 @@ class Coordinator:
         known = {int(its): member for its, member in job_state["members"].items()}
         members.succeed(known, lost, time.monotonic() + config.restart.lease_s / 2)
         made = cls(run, membership, members, job_state)
-        made._start(made.orders_accepted() if config.elastic is not None else set())
+        ordered = config.elastic is not None or orders_were_left(run_dir)
+        made._start(made.orders_accepted() if ordered else set())
         made._log("coordinator", node=node, before=lost, term=term)
         made.actions.carry_out(actions)
-        if config.elastic is not None:
+        if ordered:
             made.actions.resize_clock.resume(made.events.read())
         if lost in members.members:
             made._lose(lost, "its agent, which coordinated the job, is gone")
@@ -246,8 +248,8 @@ class Coordinator:
     # --- another number of nodes ----------------------------------------------------------------
 
     async def _look_for_orders(self, accepted: set[str]) -> None:
-        """Take orders to resize, in the order in which they came; those of an earlier run are none."""
-        if self._run.config.elastic is None:
+        """Take orders to resize and to move, in the order in which they came; those of an earlier run are none."""
+        if not self._takes_orders:
             return
         while not self._is_over:
             await asyncio.sleep(_ORDERS_S)
@@ -255,7 +257,15 @@ class Coordinator:
                 continue
             for name, order in orders_due(read_orders(self._run.run_dir), accepted, self.members.members):
                 accepted.add(name)
-                self.actions.carry_out(self.membership.resize(order.nodes, name))
+                if isinstance(order, MoveOrder):
+                    self.actions.carry_out(self.membership.move(order.node, name))
+                else:
+                    self.actions.carry_out(self.membership.resize(order.nodes, name))
+
+    @property
+    def _takes_orders(self) -> bool:
+        """Whether other nodes than now could have ranks."""
+        return self._run.config.elastic is not None or self._run.config.spares > 0
 
     def orders_accepted(self) -> set[str]:
         """Orders that a coordinator before this one has taken."""
@@ -339,7 +349,8 @@ class Coordinator:
             level = EscalationLevel.NODE.value
             self._log("fault", t=seen, **fault, died=True, phase="", kind="lost", escalation_level=level)
         self.actions.carry_out(actions)
-        self._outbox.share_job_state()
+        if not actions or self.ended.done():
+            self._outbox.share_job_state()  # else it has been
         if not self.ended.done():
             self.actions.durable.node_lost(node)
 
@@ -368,6 +379,6 @@ class Coordinator:
         self._outbox.send(node, c.StopNode(why=why, hint=hint))
 
 
-def _scale(config: RuntimeConfig) -> Scale | None:
+def _scale(config: RuntimeConfig) -> Scale:
     """The numbers of nodes that the job may have."""
     return Scale.of(config.elastic, config.nodes, config.workers_per_node, config.global_batch_size)

@@ -50,7 +50,8 @@ class Outbox:
         }
         self._servers: dict[int, Any] = {}
         """Memory servers of nodes with ranks."""
-        self._servers_lost = int(before.get("servers_lost", -1)) + 1
+        was_lost = str(before.get("coordinator")) in before.get("members", {})  # one that has left the job was not
+        self._servers_lost = int(before.get("servers_lost", 0)) + was_lost
 
     def send(self, node: int, order: c.ToAgent) -> None:
         """To one agent; one that is not there yet hears what it must when it comes."""

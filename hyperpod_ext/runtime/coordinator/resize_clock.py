@@ -7,6 +7,7 @@ from typing import Any
 
 from hyperpod_ext.runtime.events.capacity import unfinished_resize
 from hyperpod_ext.runtime.events.event import Events
+from hyperpod_ext.runtime.events.of_training import Joined
 
 
 class ResizeClock:
@@ -33,8 +34,14 @@ class ResizeClock:
         return {"order": before["order"], "nodes": before["nodes"], "why": why}
 
     def resume(self, events: Events) -> None:
-        """Go on where another coordinator was, as its event log tells."""
-        self._under_way = unfinished_resize(events)
+        """Go on where another coordinator was, as its event log tells: ranks are reassigned once all have stopped."""
+        self._under_way, unfinished = None, unfinished_resize(events)
+        for event in events:
+            if isinstance(event, Joined):
+                self.joined(event.rank, event.pid)
+            elif event is unfinished:
+                self._last_step_at = event.t
+                self.reassigned(event.model_dump(exclude={"t", "event"}), unfinished.moved)
 
     def joined(self, rank: int, pid: int) -> None:
         """The process of `rank` waits for a generation."""

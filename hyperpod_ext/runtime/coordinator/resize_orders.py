@@ -1,4 +1,4 @@
-"""Orders to resize a job, and word of which nodes it would have: files in its run folder.
+"""Orders to resize a job or to move ranks in it, and word of which nodes it would have: files in its run folder.
 
 RUN_DIR/resizes/NAME.json      one order, written whole; its name tells when it came
 RUN_DIR/nodes_wanted.json      for whoever starts nodes
@@ -11,32 +11,45 @@ import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from hyperpod_ext.config.resize import LEFT, RESIZES, WANTED, ResizeOrder
+from pydantic import TypeAdapter
+
+from hyperpod_ext.config.resize import LEFT, RESIZES, WANTED, Order, ResizeOrder
 from hyperpod_ext.files import write_atomically
 
+_ORDER: TypeAdapter[Order] = TypeAdapter(Order)
 
-def read_orders(run_dir: Path) -> dict[str, ResizeOrder]:
+
+def read_orders(run_dir: Path) -> dict[str, Order]:
     """All orders, by name, the oldest first. A file that is no order is left alone."""
     folder = run_dir / RESIZES
     found = {}
     for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
         try:
-            found[file.stem] = ResizeOrder.model_validate_json(file.read_bytes())
+            found[file.stem] = _ORDER.validate_json(file.read_bytes())
         except (OSError, ValueError):  # none of ours
             continue
     return found
 
 
+def orders_were_left(run_dir: Path) -> bool:
+    """Whether anybody has left an order, for this run of the job or an earlier one."""
+    return (run_dir / RESIZES).is_dir()
+
+
 def orders_due(
-    orders: Mapping[str, ResizeOrder], accepted: Collection[str], members: Collection[int]
-) -> list[tuple[str, ResizeOrder]]:
+    orders: Mapping[str, Order], accepted: Collection[str], members: Collection[int]
+) -> list[tuple[str, Order]]:
     """Those that can be carried out now, in the order of `orders`.
 
     One that still waits for its nodes when a later one is taken is overtaken for good: else a job would go back to an
     old size when they come at last.
     """
     latest = max(accepted, default="")
-    return [(name, order) for name, order in orders.items() if name > latest and set(order.joining) <= set(members)]
+    return [(name, order) for name, order in orders.items() if name > latest and _joining(order) <= set(members)]
+
+
+def _joining(order: Order) -> set[int]:
+    return set(order.joining) if isinstance(order, ResizeOrder) else set()
 
 
 def tell_wanted(run_dir: Path, nodes: Collection[int]) -> None:

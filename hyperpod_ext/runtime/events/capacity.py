@@ -56,10 +56,10 @@ def find_resizes(events: Events) -> list[dict[str, Any]]:
     return [_resize(events, index, event) for index, event in enumerate(events) if isinstance(event, Resized)]
 
 
-def unfinished_resize(events: Events) -> dict[str, Any] | None:
-    """The fields of a resize that had all ranks stop, and no step since; None: there is none."""
+def unfinished_resize(events: Events) -> RanksReassigned | None:
+    """The resize that had all ranks stop, and no step since; None: there is none."""
     last = next((event for event in reversed(events) if isinstance(event, RanksReassigned | Resized)), None)
-    return last.model_dump(exclude={"t", "event", "moved"}) if isinstance(last, RanksReassigned) else None
+    return last if isinstance(last, RanksReassigned) else None
 
 
 def orders_accepted(events: Events) -> set[str]:

@@ -175,11 +175,13 @@ class Resizing(ByCoordinator):
 
 
 class ResizeAsked(Resizing):
-    """An order to resize was taken."""
+    """An order to resize, or to move the ranks of a node, was taken."""
 
     event: Literal["resize_asked"] = "resize_asked"
     of: Count
     """Nodes that the job has."""
+    moving: Count | None = None
+    """The node whose ranks are to move."""
 
 
 class ResizeRefused(Resizing):
@@ -240,8 +242,8 @@ class Resize(Resizing):
     world_size: Count
     of: Count
     """Nodes that the job had."""
-    cause: Literal["order", "nodes", "leave", "lost"]
-    """Why: somebody ordered it, nodes came, a node left or was lost."""
+    cause: Literal["order", "nodes", "leave", "lost", "move"]
+    """Why: somebody ordered it, nodes came, a node left or was lost, ranks moved to a spare."""
     local_share: float
     """Share of the state that stays on its node."""
 

@@ -52,7 +52,7 @@ class Membership:
     Args:
         nodes: node of each rank; another one after that node was lost.
         durable: whether there are durable tiers.
-        scale: numbers of nodes that the job may have; None: the one that it began with.
+        scale: numbers of nodes that the job may have; None: the one that `nodes` has.
         reserve: spares that are not taken for growth.
         states: of the nodes; None: all that have ranks are there.
     """
@@ -86,6 +86,7 @@ class Membership:
         self.sharded = False
         """Whether each rank holds a part of the state that no other has."""
         self.restoring = RestoreNegotiation(durable)
+        scale = scale or Scale((self.size,), max(1, len(self.nodes) // max(1, self.size)))
         self.rescaling = Rescaling(scale, reserve, wanted=self.size, desired=self.size)
         self.renumbering = Renumbering()
         self.retention = Retention()
@@ -265,7 +266,7 @@ class Membership:
     def _grow(self) -> list[Action]:
         """Another spare is there: take it where more nodes were asked for."""
         rescaling = self.rescaling
-        if rescaling.scale is None or rescaling.change is not None:
+        if rescaling.change is not None:
             return []
         if self.size < rescaling.desired and rescaling.wanted == self.size:
             size = rescaling.scale.most(min(rescaling.desired, self.size + rescaling.free(self.states)))
@@ -349,15 +350,22 @@ class Membership:
             why = has_already(nodes)
         if why:
             return [Log("resize_refused", {"order": order, "nodes": nodes, "why": why})]
-        dropped = rescaling.drop(self.states)
-        rescaling.want(nodes, order)
+        dropped = [*rescaling.drop(self.states), *rescaling.want(nodes, order, self.states)]
         return [*dropped, Log("resize_asked", {"order": order, "nodes": nodes, "of": self.size}), *self.reconcile()]
+
+    def move(self, node: int, order: str) -> list[Action]:
+        """Somebody wants the ranks of `node` on a spare."""
+        over, size = self.phase is JobPhase.ENDED, self.size
+        if why := "the job is over" if over else self.rescaling.why_no_move(node, size, self.states):
+            return [Log("resize_refused", {"order": order, "nodes": size, "why": why})]
+        self.rescaling.move(node, order, self.states)
+        return [Log("resize_asked", {"order": order, "nodes": size, "of": size, "moving": node}), *self.reconcile()]
 
     def leave(self, node: int) -> list[Action]:
         """A node has been told to end: it goes as soon as it is not needed any more."""
         if self.phase is JobPhase.ENDED:
             return []
-        if self.states[node] is NodeState.MEMBER:
+        if self.states[node] is NodeState.MEMBER or node == self.rescaling.moving:
             return self._depart(node)
         if self.states[node] in (NodeState.DEPARTING, NodeState.RELEASED):
             return []
@@ -366,23 +374,34 @@ class Membership:
             return []
         dropped = self.rescaling.drop(self.states) if self.states[node] is NodeState.JOINING else []
         self.states.set_state(node, NodeState.RELEASED)
-        return [*dropped, Release((node,)), *self.reconcile()]
+        return [*dropped, Release((node,)), *(self._without_departing() or self.reconcile())]
 
     def _depart(self, node: int) -> list[Action]:
         """A node with ranks leaves: the job goes on without, where it may have fewer nodes."""
-        self.states.ask_to_leave(node)
+        if self.states[node] is NodeState.MEMBER:
+            self.states.ask_to_leave(node)
+        else:
+            self.rescaling.moving = None  # it goes now, with a spare or without
+        if cancelled := self._without_departing():
+            return cancelled
+        dropped = self.rescaling.drop(self.states)
+        return [*dropped, Log("node_leaves", {"node": node}), *self.reconcile()]
+
+    def _without_departing(self) -> list[Action]:
+        """Want no more nodes than are there without those that leave; where those are too few, the job is cancelled."""
+        if not self.states.those(NodeState.DEPARTING) - {self.rescaling.moving}:
+            return []
         rest = len(self.states.those(NodeState.MEMBER, NodeState.SPARE, NodeState.JOINING))
-        size = self.rescaling.scale.most(min(self.size, rest)) if self.rescaling.scale is not None else None
+        size = self.rescaling.scale.most(min(self.size, rest))
         if size is None:
             return [Cancel()]
-        dropped = self.rescaling.drop(self.states)
         self.rescaling.wanted = size
-        return [*dropped, Log("node_leaves", {"node": node}), *self.reconcile()]
+        return []
 
     def gave_up_waiting(self) -> list[Action]:
         """The nodes that were asked for have not come in time: go on with those that are there."""
         rescaling, size = self.rescaling, self.size
-        if rescaling.change is not None or rescaling.scale is None or rescaling.wanted <= size:
+        if rescaling.change is not None or rescaling.wanted <= size:
             return []
         most = rescaling.scale.most(size + rescaling.free(self.states))
         rescaling.wanted = rescaling.desired = max(most or size, size)
@@ -394,7 +413,9 @@ class Membership:
         """What brings the job nearer to the number of nodes that is wanted."""
         if self.phase is not JobPhase.RUNNING or self.unassigned:
             return []
-        return self.rescaling.reconcile(self.nodes, self.states, self.committed, sharded=self.sharded)
+        called_off = self.rescaling.call_off_move(self.states)
+        nearer = self.rescaling.reconcile(self.nodes, self.states, self.committed, sharded=self.sharded)
+        return [*called_off, *nearer]
 
     def prepared(self, rank: int) -> list[Action]:
         """A joining worker has its imports done and waits."""
@@ -408,7 +429,9 @@ class Membership:
         """Try once more, but not for ever."""
         gives_up = self.rescaling.gives_up()
         dropped = self.rescaling.drop(self.states)
-        return [*dropped, self.rescaling.stay(self.size, why)] if gives_up else [*dropped, *self.reconcile()]
+        if gives_up:
+            return [*dropped, self.rescaling.stay(self.size, why, self.states)]
+        return [*dropped, *(self._without_departing() or self.reconcile())]
 
     def stop_answered(self, rank: int, number: int, can: bool, making: int, over: bool) -> list[Action]:
         """`rank`, which makes step `making`, can stop where it was asked to, or not; `over`: it makes no more steps."""
@@ -416,7 +439,7 @@ class Membership:
         if actions is not None:
             return actions
         dropped = self.rescaling.drop(self.states)
-        return [*dropped, self.rescaling.stay(self.size, "the job is about to end")]
+        return [*dropped, self.rescaling.stay(self.size, "the job is about to end", self.states)]
 
     def stopped(self, rank: int, number: int) -> list[Action]:
         """`rank` has stopped at the step that was agreed on, and has saved what only it holds."""
@@ -429,6 +452,9 @@ class Membership:
         """All have stopped: from here on, ranks are those of the change."""
         departs = any(self.states[node] is NodeState.DEPARTING for node in change.to.left_out)
         cause = "leave" if departs else "order" if self.rescaling.order else "nodes"
+        if self.rescaling.moving in change.to.left_out:
+            cause = "move"
+            self.spares_used += 1
         late = [Replace(rank) for rank in change.joining if rank not in change.ready]
         return [*self._reassign(change.to, cause), *late]
 
@@ -456,6 +482,7 @@ class Membership:
         leaving = [node for node in to.left_out if self.states[node] in WITH_RANKS]
         for node in leaving:
             self.states.set_state(node, NodeState.DECOMMISSIONED, self.states.why(node) or Why.RESIZED)
+        self.rescaling.keep_moving(self.states)
         self.retention.begin()
         numbers = {"generation": self.generation, "world_size": len(to.after), "moved": numbers_json(to.moved)}
         return [Log("world", {**fields, "cause": cause, **numbers}), abort, *(Decommission(node) for node in leaving)]

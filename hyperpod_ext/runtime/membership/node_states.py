@@ -1,6 +1,6 @@
 """The states of a node, and how it may come from one to another. Pure.
 
-    absent ──▶ spare ──▶ joining ──▶ member ──▶ departing ──▶ decommissioned ──▶ retained ──▶ released
+    absent ──▶ spare ──▶ joining ──▶ member ◀─▶ departing ──▶ decommissioned ──▶ retained ──▶ released
       ▲          │                    ▲ │                         ▲                  │
       │          └────────────────────┘ └─────────────────────────┘                  └──▶ spare
       └── from any of them: the node is lost
@@ -26,7 +26,7 @@ class NodeState(Enum):
     MEMBER = "member"
     """It has ranks."""
     DEPARTING = "departing"
-    """It has ranks, and has asked to leave."""
+    """It has ranks, and has asked to leave, or somebody wants them on another node."""
     DECOMMISSIONED = "decommissioned"
     """Its ranks are elsewhere. It ends its workers, and has yet to report what its memory holds."""
     RETAINED = "retained"
@@ -41,7 +41,7 @@ class Why(Enum):
     RESIZED = "resized"
     """The job goes on with fewer nodes."""
     ASKED = "asked"
-    """It asked to leave, as it will be taken away."""
+    """It asked to leave, or its ranks are to move, as it will be taken away."""
     FAILED = "failed"
     """Its processes die again and again."""
 
@@ -52,7 +52,7 @@ TRANSITIONS: Mapping[NodeState, frozenset[NodeState]] = {
     _S.SPARE: frozenset({_S.JOINING, _S.MEMBER, _S.RELEASED, _S.ABSENT}),
     _S.JOINING: frozenset({_S.SPARE, _S.MEMBER, _S.ABSENT}),
     _S.MEMBER: frozenset({_S.DEPARTING, _S.DECOMMISSIONED, _S.ABSENT}),
-    _S.DEPARTING: frozenset({_S.DECOMMISSIONED, _S.ABSENT}),
+    _S.DEPARTING: frozenset({_S.MEMBER, _S.DECOMMISSIONED, _S.ABSENT}),
     _S.DECOMMISSIONED: frozenset({_S.DECOMMISSIONED, _S.RETAINED, _S.ABSENT}),
     _S.RETAINED: frozenset({_S.RETAINED, _S.SPARE, _S.RELEASED, _S.ABSENT}),
     _S.RELEASED: frozenset({_S.SPARE, _S.ABSENT}),
@@ -110,7 +110,7 @@ class NodeStates:
         if state not in TRANSITIONS[before := self[node]]:
             raise TransitionError(f"node {node} is {before.value}, and cannot become {state.value}")
         self._states[node] = state
-        if state in (_S.ABSENT, _S.SPARE, _S.RELEASED):
+        if state in (_S.ABSENT, _S.SPARE, _S.MEMBER, _S.RELEASED):
             self._why.pop(node, None)
         elif why is not None:
             self._why[node] = why

@@ -22,11 +22,10 @@ class Scale:
     workers_per_node: int
 
     @classmethod
-    def of(cls, elastic: Elastic | None, nodes: int, workers_per_node: int, batch: int | None = None) -> Scale | None:
-        """Those of a job that begins with `nodes`; None: it has no others."""
-        return (
-            None if elastic is None else cls(allowed_sizes(elastic, nodes, workers_per_node, batch), workers_per_node)
-        )
+    def of(cls, elastic: Elastic | None, nodes: int, workers_per_node: int, batch: int | None = None) -> Scale:
+        """Those of a job that begins with `nodes`."""
+        sizes = (nodes,) if elastic is None else allowed_sizes(elastic, nodes, workers_per_node, batch)
+        return cls(sizes, workers_per_node)
 
     def most(self, nodes: int) -> int | None:
         """The largest of the numbers that is not above `nodes`."""

@@ -1,4 +1,4 @@
-"""The way from one number of nodes to another, while all train. Pure: messages in, actions out.
+"""The way from one number of nodes to another, or to other nodes, while all train. Pure: messages in, actions out.
 
     asked ──▶ enough nodes? ──▶ joining nodes start workers ──▶ all ranks agree on one step ──▶ all stop there
                   │ no: more are asked for                             │ one is past it: a later one
@@ -39,6 +39,7 @@ from hyperpod_ext.runtime.membership.stop_agreement import Answer, StopAgreement
 
 _AHEAD, _FARTHEST = 2, 4096
 """Steps that a common stop lies ahead."""
+NO_SPARE = "no spare is there to take the ranks; start the job with more `spares`"
 _TRIES = 3
 """Deaths of joining workers before they are ready, after which the job stays as it is."""
 
@@ -88,8 +89,7 @@ class PlannedRescale:
 class Rescaling:
     """How many nodes are wanted, and the change that is under way to have them."""
 
-    scale: Scale | None = None
-    """None: the job has the nodes that it began with."""
+    scale: Scale
     reserve: int = 0
     """Spares that are not taken for growth."""
     wanted: int = 0
@@ -98,6 +98,8 @@ class Rescaling:
     """What was asked for last; a node that comes by itself is taken up to here."""
     order: str = ""
     """Names the request."""
+    moving: int | None = None
+    """The node that the request wants to have no ranks any more, as a spare is there for them."""
     change: PlannedRescale | None = None
     _questions: int = 0
     _tries: int = 0
@@ -105,25 +107,60 @@ class Rescaling:
     @property
     def each(self) -> int:
         """Ranks of a node."""
-        return self.scale.workers_per_node if self.scale is not None else 1
+        return self.scale.workers_per_node
 
     def refusal(self, nodes: int) -> str:
         """Why the job cannot have so many nodes; empty: it can."""
-        if self.scale is None:
-            return "the job is not elastic: it runs on exactly the nodes that it began with"
         if nodes in self.scale.sizes:
             return ""
+        if len(self.scale.sizes) == 1:
+            return f"the job runs on exactly {self.scale.sizes[0]} nodes"
         return f"the job cannot run on {nodes} nodes; it can on {', '.join(map(str, self.scale.sizes))}"
 
-    def want(self, nodes: int, order: str) -> None:
-        """The job is to have so many nodes."""
+    def want(self, nodes: int, order: str, states: NodeStates) -> list[Action]:
+        """The job is to have so many nodes. Returns the refusal of what was ordered before, if it has not come true."""
+        overtaken: list[Action] = [self.refused("another order came")] if self.order else []
+        self.keep_moving(states)
         self.wanted = self.desired = nodes
         self.order, self._tries = order, 0
+        return overtaken
 
-    def stay(self, nodes: int, why: str) -> Log:
+    def stay(self, nodes: int, why: str, states: NodeStates) -> Log:
         """The job keeps the nodes that it has."""
+        self.keep_moving(states)
         self.wanted = self.desired = nodes
         return self.refused(why)
+
+    # --- the ranks of one node to a spare ---------------------------------------------------------
+
+    def why_no_move(self, node: int, nodes: int, states: NodeStates) -> str:
+        """Why no spare can have the ranks of `node` now; empty: one can. `nodes`: those that have ranks."""
+        if states[node] is NodeState.DEPARTING:
+            return f"node {node} is leaving already"
+        if states[node] is not NodeState.MEMBER:
+            return f"node {node} has no ranks that could move"
+        if self.order or self.change is not None or self.wanted != nodes:
+            return "it is on its way to other nodes; order it again after that"
+        return "" if states.spares else NO_SPARE
+
+    def move(self, node: int, order: str, states: NodeStates) -> None:
+        """A spare is to have the ranks of `node`."""
+        self.moving, self.order, self._tries = node, order, 0
+        states.ask_to_leave(node)
+
+    def keep_moving(self, states: NodeStates) -> None:
+        """The node whose ranks were to move keeps those that it has."""
+        if self.moving is not None and states[self.moving] is NodeState.DEPARTING:
+            states.set_state(self.moving, NodeState.MEMBER)
+        self.moving = None
+
+    def call_off_move(self, states: NodeStates) -> list[Action]:
+        """Answer an order to move that cannot come true any more, if there is one."""
+        node, is_there = self.moving, self.moving is not None and states[self.moving] is NodeState.DEPARTING
+        if node is None or self.change is not None or (is_there and states.spares):
+            return []
+        self.keep_moving(states)
+        return [self.refused(NO_SPARE if is_there else f"a fault took the ranks of node {node} before")]
 
     def refused(self, why: str) -> Log:
         order, self.order = self.order, ""
@@ -137,12 +174,11 @@ class Rescaling:
 
     def reconcile(self, nodes: Mapping[int, int], states: NodeStates, committed: int, *, sharded: bool) -> list[Action]:
         """What brings the job nearer to the number of nodes that is wanted. `nodes`: of each rank, all there."""
-        if self.scale is None or self.change is not None:
+        departing = states.those(NodeState.DEPARTING)
+        if self.change is not None or (not departing and self.wanted == len(set(nodes.values()))):
             return []
         before = blocks_of(nodes, self.each)
-        able = [node for node in before if states[node] is not NodeState.DEPARTING]
-        if self.wanted == len(before) == len(able):
-            return []
+        able = [node for node in before if node not in departing]
         staying = choose_staying(before, able, self.wanted, sharded=sharded)
         short = self.wanted - len(staying)
         if short > (self.free(states) if len(able) == len(before) else len(states.spares)):
@@ -215,18 +251,19 @@ class Rescaling:
 
     def staying_without(self, node: int, nodes: Mapping[int, int], states: NodeStates) -> set[int] | None:
         """Nodes with which the job goes on when `node` is lost; None: it needs another one in its place."""
-        if self.scale is None or states.spares:
+        size = self.scale.most(len(set(nodes.values())) - 1)
+        if states.spares or size is None:
             return None
         rest = [its for its in blocks_of(nodes, self.each) if its != node]
         rest.sort(key=lambda its: states[its] is NodeState.DEPARTING)  # who is about to leave is left out first
-        size = self.scale.most(len(rest))
-        return None if size is None else set(rest[:size])
+        return set(rest[:size])
 
     # --- what another coordinator needs to go on --------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        return {"wanted": self.wanted, "desired": self.desired, "order": self.order}
+        return {"wanted": self.wanted, "desired": self.desired, "order": self.order, "moving": self.moving}
 
     def learn(self, data: Mapping[str, Any]) -> None:
         """Go on where another coordinator was."""
         self.wanted, self.desired, self.order = int(data["wanted"]), int(data["desired"]), str(data["order"])
+        self.moving = None if data["moving"] is None else int(data["moving"])

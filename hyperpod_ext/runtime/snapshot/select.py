@@ -134,12 +134,12 @@ def choose_step(
         nodes: node of each rank of the new generation.
         began: step at which each generation began: what an earlier one did after it was given up.
     """
-    alive = [offer for offer in offers if not is_given_up(offer, began or {})]
-    differing = _differing(alive)
     # parts of one state must be of one commit: two of the same step may come from two generations
-    commits: dict[tuple[int, int, str], list[Offer]] = {}
-    for offer in alive:
-        commits.setdefault(commit_of(offer), []).append(offer)
+    together: dict[tuple[int, str], list[Offer]] = {}
+    for offer in offers:
+        together.setdefault((offer.step, offer.save_id), []).append(offer)
+    commits = {commit_of(its[0]): its for its in together.values() if not is_given_up(its[0], began or {})}
+    differing = _differing([offer for its in commits.values() for offer in its])
     for key in sorted(commits, reverse=True):
         usable = commits[key]
         world_sizes = {offer.world_size or len(nodes) for offer in usable}
@@ -155,11 +155,18 @@ def _sources(
     offers: Sequence[Offer], nodes: Mapping[int, int], world_size: int, differing: Collection[_Holders]
 ) -> dict[int, tuple[Source, ...]] | None:
     """Sources of every rank at one commit, or None when one of them has none."""
+    resized = world_size != len(nodes)
+    live = {} if resized else {offer.rank: offer.save_id for offer in offers if offer.tier == "live"}
+    sources: dict[int, tuple[Source, ...]] = {
+        rank: (Source("self", rank, live[rank]),) for rank in nodes if rank in live
+    }
+    if len(sources) == len(nodes):  # each has what it needs
+        return sources
     commit = _Commit(offers, differing)
     any_will_do = None in commit.serving
-    resized = world_size != len(nodes)
-    sources: dict[int, tuple[Source, ...]] = {}
     for rank, node in nodes.items():
+        if rank in live:
+            continue
         wanted = range(world_size) if resized and not any_will_do else [rank]
         found = [commit.nearest(rank, one, node, resized) for one in wanted]
         if not all(found):
@@ -278,13 +285,9 @@ class _Commit:
     def nearest(self, rank: int, wanted: int, node: int, resized: bool) -> list[Source]:
         """Where `rank` can get the state of rank `wanted`, the cheapest place first.
 
-        In order: itself, memory of its node, a live peer, memory of another node, a shared directory, S3. Its own
-        state comes before another's that is equal, and load spreads by rank among equals.
+        In order: memory of its node, a live peer, memory of another node, a shared directory, S3. Its own state comes
+        before another's that is equal, and load spreads by rank among equals.
         """
-        if wanted == rank and not resized:
-            for offer in self._own.get(rank, ()):
-                if offer.tier == "live":  # it has what it needs
-                    return [Source("self", rank, offer.save_id)]
         own = [*self._own.get(wanted, ()), *self._everybody]
         equals = self._equals.get(None) or self._equals_of.get(wanted)
         others = equals.near(rank, wanted, node) if equals is not None else ()

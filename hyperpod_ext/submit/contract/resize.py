@@ -1,4 +1,4 @@
-"""Resizing a job that runs: what may be ordered, the order in its run folder, and what came of it."""
+"""Resizing a job that runs, or moving ranks in it: what may be ordered, the order in its run folder, and its end."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.config.resize import RESIZES, ResizeOrder, allowed_sizes, has_already
-from hyperpod_ext.errors import ConflictError, Problem, UnsupportedError, WaitTimeoutError
+from hyperpod_ext.config.resize import LEFT, RESIZES, Order, allowed_sizes, has_already
+from hyperpod_ext.errors import ConflictError, HyperpodExtError, Problem, UnsupportedError, WaitTimeoutError
 from hyperpod_ext.files import write_atomically
 from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.contract.run_files import Tail, read_event
@@ -28,7 +28,17 @@ _INSTEAD = {
     "sagemaker": "a training job keeps the instances that it began with: submit it again with other `nodes`; "
     "it goes on from its newest durable checkpoint",
 }
+MOVERS = {"local": "hyperpod_ext.submit.local.resize", "hyperpod-slurm": "hyperpod_ext.submit.slurm.move"}
+"""Targets in whose jobs ranks can move to a spare, and the module that does it."""
+_NO_MOVE = {
+    "hyperpod-eks": "the operator says which pod has which ranks, and has no call to exchange two: drain the node with "
+    "`hp-ext node drain`, and a spare takes over as after a fault",
+    "kubeflow": "its jobs have no spares: drain the node, and the pod comes back on another one",
+    "sagemaker": "a training job keeps the instances that it began with, and has no spares",
+}
 _TICK_S = 0.1
+_LEAVE_S = 30.0
+"""How long a node may take to end after its time to hand over is up."""
 
 
 class PendingResize(Protocol):
@@ -66,6 +76,29 @@ def get_resizer(target: str) -> Resizer:
     raise UnsupportedError([Problem(f"jobs of target {target} cannot be resized", hint=_INSTEAD[target])])
 
 
+class Mover(Protocol):
+    """What a target's module for moving ranks can do."""
+
+    def move(self, handle: JobHandle, node: str) -> Any:
+        """Order the ranks of a node on a spare; returns what `moved` takes."""
+
+    def moved(self, ordered: Any, timeout_s: float | None, *, drain: bool) -> dict[str, Any]:
+        """Wait until they are there and the node has ended; `drain`: have the scheduler leave it out."""
+
+
+def get_mover(target: str) -> Mover:
+    """The module that moves ranks in jobs of a target.
+
+    Raises:
+        ConfigError: there is no such target.
+        UnsupportedError: ranks of its jobs cannot move.
+    """
+    if target in MOVERS:
+        return cast(Mover, importlib.import_module(MOVERS[target]))
+    get_target(target)
+    raise UnsupportedError([Problem(f"ranks in jobs of target {target} cannot move", hint=_NO_MOVE[target])])
+
+
 @dataclass(frozen=True, slots=True)
 class JobNodes:
     """A job's nodes, as its event log tells."""
@@ -97,6 +130,17 @@ def refusal(job: JobConfig, nodes: int) -> Problem | None:
     return Problem(message, source="--nodes", hint=f"{job.name} can run on {', '.join(map(str, sizes))}")
 
 
+def refusal_to_move(job: JobConfig, node: int) -> Problem | None:
+    """Why no spare can get the ranks of a node, as far as the spec tells. Pure."""
+    if not job.spares and job.elastic is None:
+        hint = "give it `spares: 1`, and start it again"
+        return Problem(f"{job.name} has no spares that ranks could move to", source="--node", hint=hint)
+    most = max(job.nodes, job.elastic.max_nodes if job.elastic else 0) + job.spares
+    if node < most:
+        return None
+    return Problem(f"{job.name} has no node {node}", source="--node", hint=f"its nodes are 0 to {most - 1}")
+
+
 def nodes_of_job(events: Iterable[Mapping[str, Any]]) -> JobNodes:
     """The job's nodes after these events. Pure."""
     size, members = 0, set[int]()
@@ -116,7 +160,7 @@ def new_name() -> str:
     return f"{time.time_ns():020d}"
 
 
-def leave_order(run_dir: Path, name: str, order: ResizeOrder) -> None:
+def leave_order(run_dir: Path, name: str, order: Order) -> None:
     """Put an order where the job's coordinator looks for it."""
     folder = run_dir / RESIZES
     folder.mkdir(parents=True, exist_ok=True)
@@ -164,4 +208,33 @@ def outcome(
         if deadline is not None and time.monotonic() > deadline:
             hint = f"it may come yet; `hp-ext status {job}` and its events tell"
             raise WaitTimeoutError(f"{job} has not been resized within {timeout_s:g} s", hint=hint)
+        time.sleep(_TICK_S)
+
+
+def came_to(events: Iterable[Mapping[str, Any]], name: str) -> int | None:
+    """The node that has the ranks which order `name` moved. Pure."""
+    begun = [one for one in events if one.get("event") == "resize_begun" and one.get("order") == name]
+    return int(begun[-1]["joining"][0]) if begun and begun[-1]["joining"] else None
+
+
+def wait_until_left(job: JobConfig, start: Path, leaving: Mapping[int, str], runs: Callable[[], bool]) -> None:
+    """Until the agents of these nodes have ended, checkpoints and all, or the job has.
+
+    Args:
+        start: run folder of the job's start.
+        leaving: what each node is called in words.
+        runs: whether the job does.
+
+    Raises:
+        HyperpodExtError: they do not.
+    """
+    elastic, grace_s = job.elastic, job.checkpoint.grace_s
+    timeout_s = ((elastic and elastic.graceful_shutdown_s) or grace_s) + grace_s + _LEAVE_S
+    deadline = time.monotonic() + timeout_s
+    while late := [number for number in leaving if not (start / LEFT.format(number)).exists()]:
+        if not runs():
+            return
+        if time.monotonic() > deadline:
+            message = f"{job.name} goes on without node {late[0]}, but {leaving[late[0]]} does not end"
+            raise HyperpodExtError(message, hint=f"see {start}/logs/node{late[0]}.log")
         time.sleep(_TICK_S)

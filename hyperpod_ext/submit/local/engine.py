@@ -125,7 +125,8 @@ def _run_once(
 
     nodes = [node(number) for number in range(job["nodes"] + job["spares"])]
     seen_before = len(submission.node_ends())
-    wanted = Wanted(run_dir / WANTED, run_dir / "report.json", node) if job.get("elastic") else None
+    comes_and_goes = job.get("elastic") or job["spares"]
+    wanted = Wanted(run_dir / WANTED, run_dir / "report.json", node) if comes_and_goes else None
     exit_codes = run_nodes(
         nodes, cancellation, _grace_period(job), wanted, submission.node_ended, submission.is_removed, _end_left
     )

@@ -18,7 +18,7 @@ from typing import Any
 
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.resize import LEFT, ResizeOrder
-from hyperpod_ext.errors import ConfigError, ConflictError, HyperpodExtError, NotFoundError, Problem, UnsupportedError
+from hyperpod_ext.errors import ConfigError, ConflictError, NotFoundError, Problem, UnsupportedError
 from hyperpod_ext.files import write_atomically
 from hyperpod_ext.submit.contract import resize
 from hyperpod_ext.submit.contract.handle import JobHandle
@@ -31,8 +31,6 @@ from hyperpod_ext.submit.slurm import target as hyperpod_slurm
 from hyperpod_ext.submit.slurm.script import NOTE, nodes_script
 
 _ASK_EVERY_S = 2.0
-_LEAVE_S = 30.0
-"""How long a node may take to end after its time to hand over is up."""
 _ENDED_BADLY = frozenset({"failed", "cancelled"})
 
 
@@ -73,22 +71,17 @@ def order(handle: JobHandle, nodes: int) -> PendingResize:
         ConfigError: it cannot run on so many, or Slurm refuses the nodes.
     """
     job = hyperpod_slurm.submission(handle)
-    spec = _spec_of(job)
+    spec = spec_of(job)
     if spec.mode != "ours":
         hint = "submit it again with other `nodes`; in mode ours it is resized while it runs"
         raise UnsupportedError([Problem(f"mode {spec.mode} cannot be resized", path="mode", hint=hint)])
     if problem := resize.refusal(spec, nodes):
         raise ConfigError([problem])
-    starts = hyperpod_slurm_runs.starts(job.job_dir)
-    if slurm.find(job.id).our_state != "running" or not starts or not (starts[-1] / "events.jsonl").exists():
-        raise ConflictError(f"{job.name} does not train", hint=f"`hp-ext status {handle}` shows how far it is")
-    if not (starts[-1] / "hosts").is_dir():
-        hint = "submit it again: jobs that this version writes can be resized"
-        raise UnsupportedError([Problem(f"{job.name} was submitted by another version of hp-ext", hint=hint)])
+    start = training_start(job, handle)
     if waiting := [one for one in _joining(job) if slurm.task_states(one) & {"starting"}]:
         hint = f"wait for them, or drop them with `scancel {waiting[0]}`"
         raise ConflictError(f"{job.name} waits for nodes already, job {waiting[0]} of the queue", hint=hint)
-    events = Tail(starts[-1] / "events.jsonl")
+    events = Tail(start / "events.jsonl")
     job_nodes = resize.nodes_of_job(read_event(line) for line in events.lines())
     if nodes == job_nodes.size:
         raise ConflictError(f"{job.name} has {nodes} nodes already")
@@ -98,8 +91,24 @@ def order(handle: JobHandle, nodes: int) -> PendingResize:
     if joining:
         arriving = _send_for(job, spec, name, ResizeOrder(nodes=nodes, joining=joining))
     else:
-        resize.leave_order(starts[-1], name, ResizeOrder(nodes=nodes))
-    return PendingResize(job, spec, starts[-1], name, nodes, job_nodes.size, events, arriving)
+        resize.leave_order(start, name, ResizeOrder(nodes=nodes))
+    return PendingResize(job, spec, start, name, nodes, job_nodes.size, events, arriving)
+
+
+def training_start(job: hyperpod_slurm.Submitted, handle: JobHandle) -> Path:
+    """Folder of the start of a job that trains now, with the names of its nodes.
+
+    Raises:
+        ConflictError: it does not train.
+        UnsupportedError: another version wrote it.
+    """
+    starts = hyperpod_slurm_runs.starts(job.job_dir)
+    if not runs(job) or not starts or not (starts[-1] / "events.jsonl").exists():
+        raise ConflictError(f"{job.name} does not train", hint=f"`hp-ext status {handle}` shows how far it is")
+    if not (starts[-1] / "hosts").is_dir():
+        hint = "submit it again: nodes of jobs that this version writes can come and go"
+        raise UnsupportedError([Problem(f"{job.name} was submitted by another version of hp-ext", hint=hint)])
+    return starts[-1]
 
 
 def numbers_for(spec: JobConfig, nodes: int, job_nodes: resize.JobNodes) -> tuple[int, ...]:
@@ -135,7 +144,7 @@ def outcome(ordered: PendingResize, timeout_s: float | None) -> dict[str, Any]:
 
 def _why_not(ordered: PendingResize) -> str:
     job = ordered.job
-    if slurm.find(job.id).our_state != "running":
+    if not runs(job):
         return f"{job.name} ended, or was queued again, before it was resized"
     if ordered.joining and (bad := slurm.task_states(ordered.joining) & _ENDED_BADLY):
         return f"a node that should come has {min(bad)}: see {job.folder}/{job.name}.nodes-{ordered.joining}_*.out"
@@ -149,7 +158,7 @@ def give_back(ordered: PendingResize, done: dict[str, Any]) -> dict[str, Any]:
         `given_back`, their names, and `kept`, those that left but stay in the allocation, with a reason, `why_kept`.
     """
     start, job = ordered.start, ordered.job
-    hosts = {int(file.name): file.read_text().strip() for file in (start / "hosts").iterdir()}
+    hosts = hosts_of(start)
     if done["nodes"] < done["of"]:
         _wait_for_departing(ordered, hosts)
     held, first = slurm.nodes_of(job.id)
@@ -167,6 +176,11 @@ def give_back(ordered: PendingResize, done: dict[str, Any]) -> dict[str, Any]:
     return result | {"given_back": gone}
 
 
+def hosts_of(start: Path) -> dict[int, str]:
+    """What Slurm calls each node of the job's own allocation."""
+    return {int(file.name): file.read_text().strip() for file in (start / "hosts").iterdir()}
+
+
 def _wait_for_departing(ordered: PendingResize, hosts: dict[int, str]) -> None:
     """Until those of the job's own nodes that the order sends away have ended, checkpoints and all.
 
@@ -175,17 +189,13 @@ def _wait_for_departing(ordered: PendingResize, hosts: dict[int, str]) -> None:
     """
     events = [read_event(line) for line in Tail(ordered.start / "events.jsonl").lines()]
     begun = [one for one in events if one.get("event") == "resize_begun" and one["order"] == ordered.name]
-    leaving = [number for number in (begun[-1]["leaving"] if begun else ()) if number in hosts]
-    elastic, grace_s = ordered.spec.elastic, ordered.spec.checkpoint.grace_s
-    timeout_s = ((elastic and elastic.graceful_shutdown_s) or grace_s) + grace_s + _LEAVE_S
-    deadline = time.monotonic() + timeout_s
-    while late := [number for number in leaving if not (ordered.start / LEFT.format(number)).exists()]:
-        if slurm.find(ordered.job.id).our_state != "running":
-            return
-        if time.monotonic() > deadline:
-            message = f"{ordered.job.name} is resized, but node {late[0]} ({hosts[late[0]]}) does not end"
-            raise HyperpodExtError(message, hint=f"see {ordered.start}/logs/node{late[0]}.log")
-        time.sleep(_ASK_EVERY_S / 4)
+    leaving = {number: hosts[number] for number in (begun[-1]["leaving"] if begun else ()) if number in hosts}
+    resize.wait_until_left(ordered.spec, ordered.start, leaving, lambda: runs(ordered.job))
+
+
+def runs(job: hyperpod_slurm.Submitted) -> bool:
+    """Whether Slurm runs it now."""
+    return slurm.find(job.id).our_state == "running"
 
 
 def _send_for(job: hyperpod_slurm.Submitted, spec: JobConfig, name: str, order: ResizeOrder) -> str:
@@ -201,7 +211,7 @@ def _joining(job: hyperpod_slurm.Submitted) -> Sequence[str]:
     return hyperpod_slurm.more_jobs(job.job_dir)
 
 
-def _spec_of(job: hyperpod_slurm.Submitted) -> JobConfig:
+def spec_of(job: hyperpod_slurm.Submitted) -> JobConfig:
     """What the job was made from, as its own file says.
 
     Raises:

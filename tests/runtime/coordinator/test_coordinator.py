@@ -20,6 +20,9 @@ from hyperpod_ext.config.job.job import RestartPolicy
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.runtime.agent.election import ElectionListener
 from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
+from hyperpod_ext.runtime.coordinator.job_run import JobRun
+from hyperpod_ext.runtime.coordinator.members import Members
+from hyperpod_ext.runtime.coordinator.outbox import Outbox
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.declared import PROTOCOL, Declared, encode, with_version
@@ -232,6 +235,17 @@ def test_a_successor_goes_on_with_what_the_voters_know(tmp_path: Path) -> None:
     assert (took["node"], took["before"], took["term"]) == (1, 0, 2)
     assert len(events(tmp_path, "job_started")) == 1
     assert events(tmp_path, "fault")[0]["step"] == 8
+
+
+@pytest.mark.parametrize(("members", "lost"), [((0, 1), 4), ((1,), 3)])
+def test_only_the_memory_of_a_coordinator_that_did_not_leave_the_job_is_lost(
+    tmp_path: Path, members: tuple[int, ...], lost: int
+) -> None:
+    """Else uploads that wait for nobody would be given up."""
+    config = RuntimeConfig(name="a", nodes=1, workers_per_node=1, spares=1)
+    before = {"coordinator": 0, "members": {str(node): {} for node in members}, "servers_lost": 3}
+    run, membership = JobRun(config, 1, tmp_path, 1, "run", 2), Membership({0: 1}, Budgets(1))
+    assert Outbox(run, Members(1), membership, before)._make_job_state()["servers_lost"] == lost
 
 
 def test_who_waits_for_a_world_that_its_coordinator_took_with_it_gets_a_number_of_the_next_one(tmp_path: Path) -> None:

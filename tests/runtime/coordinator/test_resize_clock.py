@@ -44,9 +44,18 @@ def test_a_resize_that_comes_to_no_step_is_refused_to_who_asked_for_it() -> None
 
 
 def test_another_coordinator_tells_how_a_resize_ended_that_it_has_not_begun() -> None:
+    before = [made(0.5, "joined", rank=rank, pid=100 + rank) for rank in (0, 1, 2)]
     begun = made(1.0, "world", **WORLD)
+    after = made(1.5, "joined", rank=0, pid=100)
     clock = ResizeClock()
-    clock.resume(Events([begun]))
-    assert clock.stepped(2, 8, 12.0, 13.0) is not None
+    clock.resume(Events([*before, begun, after]))
+    clock.joined(1, 101)
+    resized = clock.stepped(2, 8, 12.0, 13.0)
+    assert resized is not None
+    assert (resized["order"], resized["pause_s"], resized["pids_kept"]) == ("a", 11.0, True)
+    clock.resume(Events([*before, begun, after]))
+    resized = clock.stepped(2, 8, 12.0, 13.0)
+    assert resized is not None
+    assert not resized["pids_kept"], "rank 1 has not come"
     clock.resume(Events([begun, made(2.0, "resized")]))
     assert clock.stepped(2, 9, 12.0, 13.0) is None

@@ -92,4 +92,4 @@ def test_numbers_that_do_not_divide_the_batch_are_left_out():
     assert among_ranks.sizes == (1, 2, 3)
     assert (scale.most(5), scale.most(3), scale.most(0)) == (4, 3, None)
     assert Scale.of(Elastic(min_nodes=2, max_nodes=8, sizes=(2, 4, 8)), 4, 1).sizes == (2, 4, 8)
-    assert Scale.of(None, 2, 2) is None
+    assert Scale.of(None, 2, 2).sizes == (2,)

@@ -226,7 +226,7 @@ def test_what_cannot_be_is_refused_with_what_can(nodes, words):
 
 def test_a_job_that_is_not_elastic_or_over_is_not_resized():
     still = Membership({0: 0}, Budgets(10))
-    assert "not elastic" in logged(still.resize(2, "a"), "resize_refused")["why"]
+    assert "exactly 1 nodes" in logged(still.resize(2, "a"), "resize_refused")["why"]
     membership = elastic(2, 1)
     for rank in membership.nodes:
         membership.finished(rank, 1, "digest")
@@ -273,7 +273,7 @@ def test_whatever_happens_in_whatever_order_the_ranks_are_those_of_a_world_that_
         membership = elastic(rng.randint(1, 4), rng.choice([1, 2]), budgets=Budgets(10**6, max_node_losses=10**6))
         for _ in range(30):
             each = membership.rescaling.scale.workers_per_node
-            match rng.randrange(6):
+            match rng.randrange(7):
                 case 0:
                     membership.resize(rng.randint(1, 4), "x")
                 case 1:
@@ -284,6 +284,8 @@ def test_whatever_happens_in_whatever_order_the_ranks_are_those_of_a_world_that_
                         membership.node_came(min(gone))
                 case 2 if membership.size > 1:
                     membership.node_lost(rng.choice(sorted(membership.nodes.values())), "gone")
+                case 6 if membership.phase is m.JobPhase.RUNNING:
+                    membership.move(rng.choice(sorted(membership.nodes.values())), "y")
                 case 3 if membership.size > 1 and not membership.unassigned:
                     membership.leave(rng.choice(sorted(set(membership.nodes.values()))))
                 case 4 if membership.rescaling.change is not None and not membership.unassigned:
@@ -303,6 +305,8 @@ def test_whatever_happens_in_whatever_order_the_ranks_are_those_of_a_world_that_
             assert len(set(blocks)) == len(blocks)
             assert membership.size in membership.rescaling.scale.sizes or membership.unassigned
             assert not membership.states.spares & set(membership.nodes.values())
+            moving = membership.rescaling.moving
+            assert moving is None or membership.rescaling.order == "y"
             worlds_seen = max(worlds_seen, membership.renumbering.newest)
     assert worlds_seen > 3
 
@@ -349,3 +353,112 @@ def test_a_node_whose_agent_began_anew_before_it_was_missed_is_lost_first() -> N
     assert kinds(membership.node_came(1)) == [m.Abort]
     assert membership.nodes == {0: 0, 1: 2}
     assert membership.states.spares == {1}
+
+
+# --- the ranks of a node to a spare ---------------------------------------------------------------
+
+
+def with_spare(nodes: int = 2, each: int = 2) -> Membership:
+    """A job that is not elastic, and one spare."""
+    ranks = {rank: rank // each for rank in range(nodes * each)}
+    made = Membership(ranks, Budgets(10), reserve=1)
+    made.begin_with_spares({nodes})
+    begin(made, live=False)
+    return made
+
+
+def prepare(membership: Membership) -> list[m.Action]:
+    assert membership.rescaling.change is not None
+    (*_, asked) = [membership.prepared(rank) for rank in membership.rescaling.change.joining]
+    return asked
+
+
+def test_ranks_move_to_a_spare_between_two_steps_and_no_fault_is_counted() -> None:
+    membership = with_spare()
+    commands = membership.move(0, "a")
+    assert logged(commands, "resize_asked")["moving"] == 0
+    assert [c for c in commands if isinstance(c, m.Prepare)] == [m.Prepare(0, 2, 4), m.Prepare(1, 2, 4)]
+    commands = stop(membership, prepare(membership))
+    assert kinds(commands) == [m.Abort, m.Decommission]
+    world = logged(commands, "world")
+    assert (world["order"], world["cause"], world["of"], world["nodes"]) == ("a", "move", 2, 2)
+    assert membership.nodes == {0: 2, 1: 2, 2: 1, 3: 1}
+    membership.decommissioned(0, [])
+    assert m.Release((0,)) in begin(membership)
+    assert (membership.faults, membership.states.losses, membership.spares_left(1)) == ([], {}, False)
+    assert "no spare" in logged(membership.move(1, "b"), "resize_refused")["why"]
+
+
+@pytest.mark.parametrize(("node", "words"), [(2, "has no ranks"), (7, "has no ranks")])
+def test_only_nodes_with_ranks_are_moved_from(node: int, words: str) -> None:
+    assert words in logged(with_spare().move(node, "a"), "resize_refused")["why"]
+
+
+def test_one_move_after_the_other() -> None:
+    membership = with_spare()
+    membership.move(0, "a")
+    assert "leaving already" in logged(membership.move(0, "b"), "resize_refused")["why"]
+    assert "order it again" in logged(membership.move(1, "c"), "resize_refused")["why"]
+    assert membership.rescaling.order == "a"
+
+
+def test_the_spare_is_lost_before_the_switch_and_the_ranks_stay_where_they_are() -> None:
+    membership = with_spare()
+    membership.move(0, "a")
+    commands = membership.node_lost(2, "gone")
+    assert kinds(commands) == [m.EndPrepared]
+    assert logged(commands, "resize_refused")["order"] == "a"
+    assert membership.states[0] is NodeState.MEMBER
+    assert membership.states.asked == set()
+
+
+def test_a_fault_before_the_switch_and_the_ranks_move_after_it() -> None:
+    membership = with_spare()
+    membership.move(0, "a")
+    membership.fault(m.Fault(3, "killed by SIGKILL (9)", 8, died=True, kind="signal"), membership.generation)
+    assert m.Prepare in kinds(begin(membership))
+    assert logged(stop(membership, prepare(membership)), "world")["order"] == "a"
+
+
+def test_a_node_that_is_lost_before_its_ranks_move_is_a_loss_and_the_order_is_answered() -> None:
+    membership = with_spare()
+    membership.move(0, "a")
+    assert m.TakeOver(2, (0, 1)) in membership.node_lost(0, "gone")
+    assert "a fault took" in logged(begin(membership), "resize_refused")["why"]
+    assert membership.states.losses == {0: 1}
+
+
+def test_another_coordinator_moves_them_as_was_ordered() -> None:
+    membership = with_spare()
+    membership.move(0, "a")
+    data = json.loads(json.dumps(membership.to_json()))
+    revived, _ = Membership.revived(data, Budgets(10), durable=False, generation=2, committed=7)
+    assert m.Prepare in kinds(begin(revived))
+    assert logged(stop(revived, prepare(revived)), "world")["cause"] == "move"
+
+
+def test_a_node_that_is_told_to_end_while_its_ranks_are_to_move_leaves_as_well() -> None:
+    membership = elastic(3, 1)
+    membership.node_came(3)
+    membership.move(0, "a")
+    assert m.Prepare in kinds(membership.leave(0))
+    commands = membership.node_lost(3, "gone")
+    assert m.AskStop in kinds(commands)
+    assert logged(stop(membership, commands), "world")["nodes"] == 2
+
+
+def test_all_nodes_told_to_end_is_the_end_of_the_job_in_whatever_order() -> None:
+    membership = elastic(1, 1, sizes=(1,))
+    membership.node_came(1)
+    assert m.Prepare in kinds(membership.leave(0))
+    assert m.Cancel in kinds(membership.leave(1))
+
+
+def test_an_order_for_other_nodes_overtakes_a_move() -> None:
+    membership = elastic(3, 1)
+    membership.node_came(3)
+    membership.move(0, "a")
+    commands = membership.resize(2, "b")
+    assert logged(commands, "resize_refused")["order"] == "a"
+    stop(membership, [c for c in commands if isinstance(c, m.AskStop)])
+    assert membership.nodes == {0: 0, 1: 1}

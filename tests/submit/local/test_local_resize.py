@@ -12,7 +12,7 @@ import pytest
 
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.resize import WANTED
-from hyperpod_ext.errors import ConflictError, NotFoundError
+from hyperpod_ext.errors import ConfigError, ConflictError, NotFoundError
 from hyperpod_ext.submit.contract import resize
 from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.local import nodes as local_nodes
@@ -55,6 +55,46 @@ def test_a_job_that_is_not_there_or_does_not_run_is_told_as_that(tmp_path: Path,
     local_store.create("a")
     with pytest.raises(ConflictError, match="does not run"):
         local_resize.order(JobHandle("local", "localhost", "a"), 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "node", "words"),
+    [
+        ({}, 1, "has no spares that ranks could move to"),
+        ({"spares": 1}, 3, "has no node 3"),
+        ({"spares": 1, "elastic": {"min_nodes": 2, "max_nodes": 4}}, 5, "has no node 5"),
+    ],
+)
+def test_a_node_whose_ranks_cannot_move_is_refused_with_what_would_help(
+    fields: dict[str, Any], node: int, words: str
+) -> None:
+    problem = resize.refusal_to_move(job(**fields), node)
+    assert problem is not None
+    assert words in problem.message
+    assert problem.hint
+    assert resize.refusal_to_move(job(**fields | {"spares": 1}), 1) is None
+
+
+def test_a_move_tells_which_node_has_the_ranks_and_that_the_other_has_ended(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("HPX_HOME", str(tmp_path))
+    (tmp_path / "local" / "a").mkdir(parents=True)
+    submission = local_store.create("a")
+    submission.job_file.write_text(job(spares=1).model_dump_json())
+    submission.write_status(state="running")
+    monkeypatch.setattr(type(submission), "is_running", lambda self: True)
+    start = submission.run_dir("main")
+    start.mkdir()
+    (start / "events.jsonl").touch()
+    handle = JobHandle("local", "localhost", "a")
+    with pytest.raises(ConfigError, match="has no node gpu-1"):
+        local_resize.move(handle, "gpu-1")
+    ordered = local_resize.move(handle, "1")
+    assert json.loads((start / "resizes" / f"{ordered.name}.json").read_text()) == {"node": 1}
+    begun = {"event": "resize_begun", "order": ordered.name, "leaving": [1], "joining": [2]}
+    made = {"event": "resized", "order": ordered.name, "nodes": 2, "of": 2}
+    (start / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in (begun, made)))
+    (start / "node1.left").touch()
+    assert local_resize.moved(ordered, 10, drain=True) == {**made, "node": 1, "to": 2}
 
 
 def test_the_engine_and_the_agents_mean_the_same_file() -> None:

@@ -1,7 +1,8 @@
-"""A job on Slurm that is resized: what is asked of Slurm, and what of the user is refused. With commands of our own."""
+"""A job on Slurm that is resized, or whose ranks move: what is asked of Slurm, what refused. With our own commands."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 from pathlib import Path
@@ -14,7 +15,9 @@ from hyperpod_ext.errors import ConfigError, ConflictError, NotFoundError, Unsup
 from hyperpod_ext.submit.contract import records, resize
 from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.contract.render import check_shell
+from hyperpod_ext.submit.contract.run_files import Tail
 from hyperpod_ext.submit.plan import make_plan
+from hyperpod_ext.submit.slurm import move as hyperpod_slurm_move
 from hyperpod_ext.submit.slurm import resize as hyperpod_slurm_resize
 from hyperpod_ext.submit.slurm import target as hyperpod_slurm
 from hyperpod_ext.submit.slurm.script import job_script, nodes_script
@@ -243,3 +246,84 @@ def test_targets_whose_jobs_keep_their_nodes_say_what_to_do_instead(target: str)
         resize.get_resizer(target)
     with pytest.raises(ConfigError, match="there is no target"):
         resize.get_resizer("kubeflw")
+
+
+# --- the ranks of a node to a spare ---------------------------------------------------------------
+
+
+@pytest.fixture
+def with_spare(running: Path) -> Path:
+    """The same folder, of a job that is not elastic and has a spare."""
+    (running / "hpx-runs" / "a" / "17" / "job.sbatch").write_text(job_script(job(nodes=2, spares=1)))
+    return running
+
+
+def ranks_moved(folder: Path, ordered: hyperpod_slurm_move.PendingMove) -> None:
+    begun = {"event": "resize_begun", "order": ordered.name, "leaving": [1], "joining": [2]}
+    tell(folder, begun, {"event": "resized", "order": ordered.name, "nodes": 2, "of": 2})
+    (ordered.start / "node1.left").touch()
+
+
+@pytest.mark.parametrize("node", ["n1", "1"])
+def test_the_ranks_of_a_node_move_and_slurm_is_told_to_leave_it_out(with_spare: Path, node: str) -> None:
+    ordered = hyperpod_slurm_move.move(HANDLE, node)
+    assert order_of(with_spare) == {"node": 1}
+    ranks_moved(with_spare, ordered)
+    done = hyperpod_slurm_move.moved(ordered, 10, drain=True)
+    assert (done["node"], done["to"], done["drain"]) == (1, 2, "n1")
+    updates = (with_spare / "updates").read_text()
+    assert updates == "update NodeName=n1 State=DRAIN Reason=hp-ext move a\n", "it stays in the allocation"
+
+
+def test_who_may_not_drain_nodes_has_the_ranks_moved_and_hears_it(with_spare: Path) -> None:
+    ordered = hyperpod_slurm_move.move(HANDLE, "n1")
+    ranks_moved(with_spare, ordered)
+    say(with_spare, "RUNNING", shrink="echo 'slurm_update error: Invalid user id' >&2; exit 1")
+    assert "Invalid user id" in hyperpod_slurm_move.moved(ordered, 10, drain=True)["why_no_drain"]
+    say(with_spare, "RUNNING")
+    (with_spare / "updates").unlink()
+    again = dataclasses.replace(ordered, events=Tail(ordered.start / "events.jsonl"))
+    assert hyperpod_slurm_move.moved(again, 10, drain=False)["to"] == 2
+    assert not (with_spare / "updates").exists()
+
+
+def test_a_node_of_an_elastic_job_goes_back(running: Path) -> None:
+    ordered = hyperpod_slurm_move.move(HANDLE, "n1")
+    ranks_moved(running, ordered)
+    assert hyperpod_slurm_move.moved(ordered, 10, drain=True)["given_back"] == ["n1"]
+    assert "update JobId=17 NodeList=n0" in (running / "updates").read_text()
+
+
+def test_a_move_that_cannot_be_is_refused_with_what_would_help(with_spare: Path) -> None:
+    with pytest.raises(ConfigError, match="does not run on node n7") as caught:
+        hyperpod_slurm_move.move(HANDLE, "n7")
+    assert caught.value.problems[0].hint == "its nodes are 0 (n0), 1 (n1)"
+    with pytest.raises(ConfigError, match="has no node 3"):
+        hyperpod_slurm_move.move(HANDLE, "3")
+    ordered = hyperpod_slurm_move.move(HANDLE, "n1")
+    say(with_spare, "COMPLETED")
+    with pytest.raises(ConflictError, match="before they moved"):
+        hyperpod_slurm_move.moved(ordered, 10, drain=True)
+    with pytest.raises(ConflictError, match="does not train"):
+        hyperpod_slurm_move.move(HANDLE, "n1")
+    job_file = with_spare / "hpx-runs" / "a" / "17" / "job.sbatch"
+    job_file.write_text(job_script(job(nodes=2)))
+    with pytest.raises(ConfigError, match="has no spares"):
+        hyperpod_slurm_move.move(HANDLE, "n1")
+    job_file.write_text(job_script(job(mode="plain", nodes=2)))
+    with pytest.raises(UnsupportedError, match="cannot move in mode plain"):
+        hyperpod_slurm_move.move(HANDLE, "n1")
+
+
+@pytest.mark.parametrize("target", ["hyperpod-eks", "kubeflow", "sagemaker"])
+def test_targets_whose_ranks_stay_say_what_to_do_instead(target: str) -> None:
+    with pytest.raises(UnsupportedError, match="cannot move") as caught:
+        resize.get_mover(target)
+    assert caught.value.problems[0].hint
+    with pytest.raises(ConfigError, match="there is no target"):
+        resize.get_mover("kubeflw")
+
+
+def test_each_node_of_a_job_with_spares_says_its_name_for_the_drain() -> None:
+    assert "hosts/$HPX_NODE_RANK" in job_script(job(nodes=2, spares=1))
+    assert "hosts/$HPX_NODE_RANK" not in job_script(job(nodes=2))

@@ -111,6 +111,30 @@ def test_nodes_come_from_another_allocation_and_go_back_to_slurm(place: Place, l
     assert whole["losses"] == pytest.approx(losses, rel=2e-3, abs=1e-4)
 
 
+def test_the_ranks_of_a_node_move_to_a_spare_and_slurm_starts_nothing_more_there(
+    place: Place, losses: dict[str, float]
+) -> None:
+    job = begun(place, spares=1)
+    moved = place.hp_ext("move", URL, "--node", "hpx2", "-o", "json")
+    assert moved.code == 0, moved.stderr
+    assert (moved.json["node"], moved.json["to"], moved.json["drain"]) == (1, 2, "hpx2")
+    try:
+        assert place.cluster.ask("sinfo", "-h", "-n", "hpx2", "-p", "dev", "-o", "%T %E").split(None, 1) == [
+            "draining",
+            "hp-ext move tiny-gpt\n",
+        ]
+        assert place.cluster.ask("squeue", "-h", "-j", job, "-o", "%N").strip() == "hpx[1-3]"
+        refused = place.hp_ext("move", URL, "--node", "hpx1")
+        assert (refused.code, "no spare" in refused.stderr) == (5, True), refused.stderr
+        hurry(place, job, "0.0")
+        whole = ended(place)
+    finally:
+        place.cluster.ask("scontrol", "update", "NodeName=hpx2", "State=RESUME")
+    assert (whole["starts"], whole["steps_lost"], whole["recoveries"], whole["nodes_lost"]) == (1, 0, [], [])
+    assert [one["cause"] for one in whole["resizes"]] == ["move"]
+    assert whole["losses"] == losses
+
+
 def test_a_job_whose_own_nodes_have_all_left_lasts_as_long_as_its_training(
     place: Place, losses: dict[str, float]
 ) -> None:

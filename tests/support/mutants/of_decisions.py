@@ -22,6 +22,7 @@ PLACING = Source(
     ("tests/runtime/membership/test_placing.py", "tests/runtime/membership/test_rescaling.py"),
 )
 STATES = Source("hyperpod_ext.runtime.membership.node_states", ("tests/runtime/membership/test_node_states.py",))
+RESCALING = Source("hyperpod_ext.runtime.membership.rescaling", ("tests/runtime/membership/test_rescaling.py",))
 STOP = Source("hyperpod_ext.runtime.membership.stop_agreement", ("tests/runtime/membership/test_rescaling.py",))
 
 MUTANTS: list[Mutant] = [
@@ -40,8 +41,8 @@ MUTANTS: list[Mutant] = [
     CHOOSE.mutant(
         "choose_step.mixes_commits",
         "What ranks restore together is of one commit: the same step of another generation is another history.",
-        "commits.setdefault(commit_of(offer), [])",
-        'commits.setdefault((offer.step, 0, ""), [])',
+        "together.setdefault((offer.step, offer.save_id), [])",
+        'together.setdefault((offer.step, ""), [])',
     ),
     CHOOSE.mutant(
         "choose_step.mixes_world_sizes",
@@ -150,5 +151,11 @@ MUTANTS: list[Mutant] = [
         "Ranks stand still for a resize only at a step that all of them can stop at.",
         "if number != self.number or not self.agreed:",
         "if number != self.number:",
+    ),
+    RESCALING.mutant(
+        "rescaling.move_unanswered",
+        "An order to move ranks is answered when the last spare is lost on the way.",
+        "(is_there and states.spares)",
+        "is_there",
     ),
 ]

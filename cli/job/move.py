@@ -1,0 +1,65 @@
+"""hp-ext move"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from ..command import Command, output_option, target_option
+from ..output import print_result
+
+
+@click.command(
+    cls=Command,
+    epilog="""\b
+Examples:
+  hp-ext move tiny-gpt --node 1
+  hp-ext move hyperpod-slurm://research/tiny-gpt --node gpu-3
+  hp-ext move hyperpod-slurm://research/tiny-gpt --node gpu-3 --no-drain""",
+)
+@click.argument("job", metavar="NAME|URL")
+@target_option
+@click.option("--node", required=True, metavar="N", help="Its number in the job; on Slurm also its name.")
+@click.option("--drain/--no-drain", default=True, help="Have Slurm start nothing more there. Default: --drain.")
+@click.option("--wait/--no-wait", default=True, help="Return when the node has ended. Default: --wait.")
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Wait no longer.")
+@output_option()
+def command(job: str, target: str, node: str, drain: bool, wait: bool, timeout: float | None, output: str) -> None:
+    """Have the ranks of a node go to a spare between two steps, and the node end.
+
+    For maintenance, a node with warnings, or one that will be taken away. No step is lost, and no fault counted.
+    The job needs a spare. With --no-wait nobody drains the node.
+    """
+    from hyperpod_ext.submit.contract.handle import JobHandle
+    from hyperpod_ext.submit.contract.resize import get_mover
+
+    handle = JobHandle.parse(job, target)
+    mover = get_mover(handle.target)
+    ordered = mover.move(handle, node)
+    if not wait:
+        print_result(
+            {"order": ordered.name, "node": node}, output, f"{handle.name}: the ranks of node {node} will move"
+        )
+        return
+    done = mover.moved(ordered, timeout, drain=drain)
+    print_result(done, output, _sentence(handle.name, done))
+
+
+def _sentence(name: str, done: Mapping[str, Any]) -> str:
+    pause = f"after step {done['step']}, {done['pause_s']:.2f} s without a step"
+    if done["to"] is None:  # it was to leave by itself as well, and no spare was left
+        parts = [f"{name}: node {done['node']} has left, {done['of']} -> {done['nodes']} nodes {pause}"]
+    else:
+        parts = [f"{name}: node {done['to']} has the ranks of node {done['node']} {pause}"]
+    parts.append("the others kept their processes" if done["pids_kept"] else "a process was replaced")
+    if done.get("drain"):
+        parts.append(f"{done['drain']} is drained")
+    if done.get("why_no_drain"):
+        parts.append(f"Slurm was not told to drain it: {done['why_no_drain']}")
+    if done.get("given_back"):
+        parts.append(f"{', '.join(done['given_back'])} went back")
+    if done.get("kept"):
+        parts.append(f"{', '.join(done['kept'])} stays in the allocation: {done['why_kept']}")
+    return "; ".join(parts)
