@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,8 +10,6 @@ import hyperpod_operator as operators
 import launched
 import pytest
 from event_log import events_in
-
-START = [sys.executable, "-m", "hyperpod_ext.runtime.operator_api"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(400)]
 
@@ -30,7 +27,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., tupl
         port = launched.free_ports() + 10
         command = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-port", str(port + 1), "--", str(launched.TINY)]
         env = job.env() | {"HPX_TEST_HOLD": json.dumps(hold)}
-        places = [OurPod(number, folder / f"p{number}", command, port, env) for number in range(pods)]
+        places = [operators.OurPod(number, folder / f"p{number}", command, port, env) for number in range(pods)]
         operator = operators.Operator(places, nodes=2)
         if each_poll is not None:
             operator.each_poll = lambda its, status: each_poll(job, its)
@@ -43,14 +40,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., tupl
         operator.end()
         for pod in operator.pods:
             print(f"--- pod {pod.number}\n{(pod.folder / 'agent.log').read_text()[-6000:]}")
-
-
-class OurPod(operators.Pod):
-    """A pod that our agent runs in."""
-
-    def command_line(self) -> list[str]:
-        at = ["--server-host", self.ip, "--server-port", str(self.port)]
-        return [*START, *at, *self.command]
 
 
 class OurJob(launched.Launched):

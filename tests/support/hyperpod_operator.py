@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -91,6 +92,14 @@ class Pod:
             raise
         except OSError:
             return {"status": "unreachable"}
+
+
+class OurPod(Pod):
+    """A pod that our agent runs in."""
+
+    def command_line(self) -> list[str]:
+        at = ["--server-host", self.ip, "--server-port", str(self.port)]
+        return [sys.executable, "-m", "hyperpod_ext.runtime.operator_api", *at, *self.command]
 
 
 @dataclass

@@ -288,7 +288,7 @@ DIFFERENCES: list[Difference] = [
         lambda seen: _refused(seen) and _incomplete(seen),
     ),
     Difference(
-        "`/start`, `/update` with another `nnodes`, a rank outside of it, an address that is none, a rank twice",
+        "`/start`, `/update` with `nnodes` that the job cannot have, a rank or an address that is none, a rank twice",
         "200, or 500",
         "409, nothing changes",
         "they are not of this job",
@@ -439,7 +439,7 @@ DIFFERENCES: list[Difference] = [
     Difference(
         "`/stop` of a pod that trains",
         "`stopping` until workers have stopped",
-        "`ready` at once",
+        "`ready` at once, but after a graceful one",
         "what comes next waits for the workers' end",
         lambda seen: (
             seen.at_once
