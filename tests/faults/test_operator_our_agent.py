@@ -20,7 +20,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., tupl
     made: list[Any] = []
 
     def run_job(
-        *, fault: Any = None, pods: int = 2, each_poll: Any = None, norm: str = "BatchNorm1d", hold: Any = ()
+        *,
+        fault: Any = None,
+        pods: int = 2,
+        each_poll: Any = None,
+        norm: str = "BatchNorm1d",
+        hold: Any = (),
+        log_rules: Any = (),
     ) -> tuple[Any, Any, list[dict[str, Any]]]:
         folder = tmp_path_factory.mktemp("h", numbered=True)  # short, for the paths of sockets
         job = OurJob(folder / "job", fault or {}, norm)
@@ -28,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., tupl
         command = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-port", str(port + 1), "--", str(launched.TINY)]
         env = job.env() | {"HPX_TEST_HOLD": json.dumps(hold)}
         places = [operators.OurPod(number, folder / f"p{number}", command, port, env) for number in range(pods)]
-        operator = operators.Operator(places, nodes=2)
+        operator = operators.Operator(places, nodes=2, log_rules=list(log_rules))
         if each_poll is not None:
             operator.each_poll = lambda its, status: each_poll(job, its)
         made.append(operator)
@@ -48,7 +54,7 @@ class OurJob(launched.Launched):
     def env(self) -> dict[str, str]:
         env = super().env()
         runtime = json.loads(env["HPX_RUNTIME"])
-        runtime["restart"] = {"hang": {"floor_s": 2.0, "factor": 2.0}}
+        runtime["restart"] = {"hang": {"enabled": self.fault.get("what") != "code", "floor_s": 2.0, "factor": 2.0}}
         runtime["checkpoint"]["tiers"].append({"kind": "peer"})
         return env | {"HPX_RUNTIME": json.dumps(runtime)}
 
@@ -87,6 +93,23 @@ def test_what_a_rank_can_meet_is_mended_in_place_and_the_operator_sees_a_job_tha
         (event["call"], event["caller"], event["status"]) for event in events if event["event"] == "operator_asked"
     ]
     assert calls == []
+
+
+def test_a_rank_that_breaks_a_log_rule_of_the_operator_is_replaced_in_place(run, undisturbed):
+    fault = {
+        "what": "code",
+        "where": "in a step",
+        "rank": 0,
+        "step": 5,
+        "code": "print('the link is down', flush=True)",
+    }
+    rule = {"name": "link", "logPattern": ".*link is down", "faultOnMatch": True}
+    job, operator, events = run(fault=fault, hold=[[1, 0, 5]], log_rules=[rule])
+    launched.assert_equal(job, undisturbed)
+    assert operator.faults == []
+    (met,) = [event for event in events if event["event"] == "fault"]
+    assert (met["rank"], met["step"], met["kind"]) == (0, 5, "log-rule")
+    assert met["cause"].startswith("log rule link: rank 0 printed 'the link is down', which is a fault")
 
 
 def said(operator: Any) -> list[tuple[str, str, str]]:

@@ -115,6 +115,7 @@ class Operator:
     faults: list[dict[str, Any]] = field(default_factory=list)
     """What the agents reported at each fault, and how they were told to restart."""
     max_faults: int = 3
+    log_rules: list[dict[str, Any]] = field(default_factory=list)
     resizes: list[dict[str, Any]] = field(default_factory=list)
     """Each change of the number of nodes: from, to, and how long agents took until they were ready again."""
     last: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -194,6 +195,7 @@ class Operator:
             "ipVersion": f"v{len(self.faults) + len(self.resizes)}",
             "rankIps": [{"rank": place, "ip": pod.ip} for place, pod in enumerate(self.active)],
             "spare": False,
+            "log_monitoring_configuration": self.log_rules or None,
         }
 
     def _await(self, pods: Sequence[Pod], wanted: str) -> None:

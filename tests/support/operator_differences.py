@@ -485,7 +485,12 @@ DIFFERENCES: list[Difference] = [
         "such a pod goes on sooner than another",
         lambda seen: seen.field == "priority" and _keeps_memory(seen) is (seen.ours == "True"),
     ),
-    Difference("`log_monitoring_configuration`", "followed", "not used", "[hang detection](faults.md)"),
+    Difference(
+        "`log_monitoring_configuration`",
+        "in each pod, of its first rank; a broken rule is `faulted`",
+        "of rank 0 alone, whose process is replaced in place",
+        "as other faults; most scripts print on rank 0 alone",
+    ),
     Difference("`worker_data`, `progress` of `/start`", "handed to workers", "not used", "ranks agree themselves"),
     Difference("`pod_resourceconfig.json`", "written", "not written", "only AWS's containers read it"),
 ]

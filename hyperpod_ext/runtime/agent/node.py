@@ -185,6 +185,14 @@ class Node:
             self._hold_ends = None
         self._tell(c.ResumeTraining(nodes=nodes))
 
+    def end_rank(self, rank: int, cause: str) -> None:
+        """End its process, if that is here: a fault of the rank, as any other."""
+        self._workers.monitor.end(rank, cause, "log-rule")
+
+    def run_along(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` as long as this node runs; its failure is the node's."""
+        self._spawn(work)
+
     def ask_to_end(self) -> None:
         """As SIGTERM does."""
         self._is_asked_to_end()

@@ -8,6 +8,7 @@ import contextlib
 import json
 import queue
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,9 @@ from hyperpod_ext.runtime.agent.coordinator_client import ExcludedError
 from hyperpod_ext.runtime.agent.node import Node
 from hyperpod_ext.runtime.events.log import REPORT
 from hyperpod_ext.runtime.ipc import control_messages as c
+from hyperpod_ext.runtime.operator_api import log_rules
+from hyperpod_ext.runtime.operator_api.log_rules import LogRules
+from hyperpod_ext.runtime.operator_api.log_watch import LogWatch
 from hyperpod_ext.runtime.operator_api.states import JOB_LEVEL, PROCESS_LEVEL, NodeStart
 
 _CANCELLED = 130
@@ -57,6 +61,7 @@ class AgentHere:
         self._is_held = False
         """Whether no rank is to train, also of an agent that is about to start."""
         self._asked_to_end = False
+        self._log_watch: LogWatch | None = None
         self._rank = -1
         self._name = ""
         self._has_time = False
@@ -183,6 +188,7 @@ class AgentHere:
         self._rank, self._name = rank, settings.config.name
         self._has_time = bool(settings.config.checkpoint.durable() or settings.config.elastic)
         node = Node(settings, lambda message: self._hear(listener, message))
+        self._watch_log(at, node)
         task = asyncio.ensure_future(node.run())
         self._running = (asyncio.get_running_loop(), task, node)
         if number != self._wanted:
@@ -194,8 +200,22 @@ class AgentHere:
             asyncio.get_running_loop().add_signal_handler(signum, self._is_asked_to_end)
         return await task
 
+    def _watch_log(self, at: NodeStart, node: Node) -> None:
+        try:
+            rules = log_rules.read(at.log_rules)
+        except ValueError as error:
+            sys.stderr.write(f"hyperpod_ext: the operator's log rules are not followed: {error}\n")
+            rules = []
+        self._log_watch = None
+        if rules:
+            log = self._run_dir / "logs" / "rank0.log"
+            self._log_watch = LogWatch(LogRules(rules), log, lambda why: node.end_rank(0, why))
+            node.run_along(self._log_watch.run())
+
     def _hear(self, listener: JobListener, message: c.ToAgent | c.FromAgent) -> None:
         """What is said between this agent and the coordinator."""
+        if self._log_watch is not None:
+            self._log_watch.hear(message)
         match message:
             case c.Died(rank=rank, step=step, cause=cause) | c.Failed(rank=rank, step=step, cause=cause):
                 listener.fault_seen(f"rank {rank}, step {step}: {cause}")

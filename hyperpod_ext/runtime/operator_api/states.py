@@ -7,7 +7,7 @@ which it means nothing changes no state, as with AWS's agent, so that an operato
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -57,6 +57,8 @@ class NodeStart:
     """Of the job."""
     first_node: str
     """Address of the node that the others meet at."""
+    log_rules: Sequence[Mapping[str, Any]] = ()
+    """Rules on what rank 0 prints, as the operator sends them."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class Pod:
     addresses: Mapping[int, str] = field(default_factory=dict)
     """Of the job's nodes."""
     master: str = ""
+    log_rules: Sequence[Mapping[str, Any]] = ()
     agent_rank: int | None = None
     """Rank that the agent here runs with, paused or not; None: none runs."""
     progress: Mapping[str, Any] = field(default_factory=dict)
@@ -91,7 +94,7 @@ class Pod:
     @property
     def node_start(self) -> NodeStart:
         """Where an agent that starts here belongs."""
-        return NodeStart(self.rank, self.nodes, self.addresses.get(0, self.master))
+        return NodeStart(self.rank, self.nodes, self.addresses.get(0, self.master), self.log_rules)
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,7 @@ def _updated(pod: Pod, asked: Ranks) -> Pod:
         ip_version=pod.ip_version if asked.ipVersion is None or asked.rankIps is None else asked.ipVersion,
         addresses=_table(pod, asked),
         master=asked.master_addr,
+        log_rules=asked.log_monitoring_configuration or pod.log_rules,
     )
 
 

@@ -70,12 +70,6 @@ def _of_launcher(job: JobConfig) -> Iterator[Problem]:
         yield Problem(
             f"our agent runs jobs of mode ours, and this one's is {job.mode}", path="kubernetes.launcher", hint=back
         )
-    if job.log_rules:
-        yield Problem(
-            "rules on what rank 0 prints are followed by hyperpodrun, and not by our agent",
-            path="log_rules",
-            hint=f"remove log_rules: our agent looks for hangs itself (restart.hang); or {back}",
-        )
 
 
 def warnings(job: JobConfig) -> Iterator[str]:

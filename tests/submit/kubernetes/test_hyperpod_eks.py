@@ -249,7 +249,6 @@ def test_our_agent_serves_the_operator_where_the_spec_says_so() -> None:
     ("fields", "path"),
     [
         ({"mode": "plain"}, "kubernetes.launcher"),
-        ({"log_rules": [{"name": "loss", "pattern": "loss", "every_s": 60}]}, "log_rules"),
         ({"kubernetes": {"operator_addresses": ["10.1.0.0/16"]}}, "kubernetes.operator_addresses"),
     ],
 )
