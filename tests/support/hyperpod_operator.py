@@ -82,7 +82,7 @@ class Pod:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"http://{self.ip}:{self.port}{path}", data)
         request.add_header("Content-Type", "application/json")
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
             return json.loads(answer.read() or b"{}")
 
     def status(self) -> dict[str, Any]:
@@ -116,6 +116,7 @@ class Operator:
     """What the agents reported at each fault, and how they were told to restart."""
     max_faults: int = 3
     log_rules: list[dict[str, Any]] = field(default_factory=list)
+    poll_s: float = _POLL_S
     resizes: list[dict[str, Any]] = field(default_factory=list)
     """Each change of the number of nodes: from, to, and how long agents took until they were ready again."""
     last: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -142,7 +143,7 @@ class Operator:
             if {"faulted", "unreachable"} & set(said):
                 self._recover(status)
             self.each_poll(self, status)
-            time.sleep(_POLL_S)
+            time.sleep(self.poll_s)
 
     def _recover(self, status: dict[int, dict[str, Any]]) -> None:
         assert len(self.faults) < self.max_faults, f"one fault too many: {status}"
