@@ -12,6 +12,7 @@ import hyperpod_operator as operators
 import launched
 import pytest
 from hyperpodrun_env import hyperpodrun
+from launched import losses, weights
 
 SCRIPT = Path(__file__).with_name("elastic_bitwise.py")
 STEPS = 60
@@ -64,20 +65,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         operator.end()
         for pod in operator.pods:
             print(f"--- pod {pod.number}\n{(pod.folder / 'agent.log').read_text()[-6000:]}")
-
-
-def weights(job: launched.Launched) -> tuple[int, int]:
-    found = [e for e in job.events() if e["event"] == "metric" and "weights_low" in e]
-    assert found
-    assert len({(e["weights_low"], e["weights_high"]) for e in found}) == 1, "all ranks have the same"
-    return found[0]["weights_low"], found[0]["weights_high"]
-
-
-def losses(job: launched.Launched) -> dict[int, float]:
-    steps = [event for event in job.events() if event["event"] == "step"]
-    found = {event["step"]: event["loss"] for event in steps}
-    assert all(found[event["step"]] == event["loss"] for event in steps), "ranks differ"
-    return found
 
 
 def test_graceful_shrink_and_grow_cost_no_step_and_no_bit(run: Run) -> None:

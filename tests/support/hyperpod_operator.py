@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -81,7 +82,7 @@ class Pod:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"http://{self.ip}:{self.port}{path}", data)
         request.add_header("Content-Type", "application/json")
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
             return json.loads(answer.read() or b"{}")
 
     def status(self) -> dict[str, Any]:
@@ -91,6 +92,14 @@ class Pod:
             raise
         except OSError:
             return {"status": "unreachable"}
+
+
+class OurPod(Pod):
+    """A pod that our agent runs in."""
+
+    def command_line(self) -> list[str]:
+        at = ["--server-host", self.ip, "--server-port", str(self.port)]
+        return [sys.executable, "-m", "hyperpod_ext.runtime.operator_api", *at, *self.command]
 
 
 @dataclass
@@ -106,6 +115,8 @@ class Operator:
     faults: list[dict[str, Any]] = field(default_factory=list)
     """What the agents reported at each fault, and how they were told to restart."""
     max_faults: int = 3
+    log_rules: list[dict[str, Any]] = field(default_factory=list)
+    poll_s: float = _POLL_S
     resizes: list[dict[str, Any]] = field(default_factory=list)
     """Each change of the number of nodes: from, to, and how long agents took until they were ready again."""
     last: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -132,7 +143,7 @@ class Operator:
             if {"faulted", "unreachable"} & set(said):
                 self._recover(status)
             self.each_poll(self, status)
-            time.sleep(_POLL_S)
+            time.sleep(self.poll_s)
 
     def _recover(self, status: dict[int, dict[str, Any]]) -> None:
         assert len(self.faults) < self.max_faults, f"one fault too many: {status}"
@@ -185,6 +196,7 @@ class Operator:
             "ipVersion": f"v{len(self.faults) + len(self.resizes)}",
             "rankIps": [{"rank": place, "ip": pod.ip} for place, pod in enumerate(self.active)],
             "spare": False,
+            "log_monitoring_configuration": self.log_rules or None,
         }
 
     def _await(self, pods: Sequence[Pod], wanted: str) -> None:

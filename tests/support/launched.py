@@ -99,3 +99,19 @@ def free_ports() -> int:
     """The first of some ports that nobody uses."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1]) % 10000 + 20000  # below those that the kernel gives away
+
+
+def weights(job: Launched) -> tuple[int, int]:
+    """Digest of the weights that `elastic_bitwise.py` ends with."""
+    found = [e for e in job.events() if e["event"] == "metric" and "weights_low" in e]
+    assert found
+    assert len({(e["weights_low"], e["weights_high"]) for e in found}) == 1, "all ranks have the same"
+    return found[0]["weights_low"], found[0]["weights_high"]
+
+
+def losses(job: Launched) -> dict[int, float]:
+    """Of each step, the same on all ranks."""
+    steps = [event for event in job.events() if event["event"] == "step"]
+    found = {event["step"]: event["loss"] for event in steps}
+    assert all(found[event["step"]] == event["loss"] for event in steps), "ranks differ"
+    return found

@@ -282,13 +282,16 @@ class Ours(Asked):
             self._ended.set()
         await asyncio.gather(*self._api._work)
 
-    def begin(self, rank: int, first_node: str) -> None:
+    def begin(self, place: Any) -> None:
         self.runs = True
 
-    def resume(self) -> None:
+    def resume(self, nodes: int) -> None:
         assert self.runs
 
-    def pause(self, why: str) -> None:
+    def pause(self) -> None:
+        assert self.runs
+
+    async def rest(self, limit_s: float) -> None:
         assert self.runs
 
     async def end(self) -> None:

@@ -288,7 +288,7 @@ DIFFERENCES: list[Difference] = [
         lambda seen: _refused(seen) and _incomplete(seen),
     ),
     Difference(
-        "`/start`, `/update` with another `nnodes`, a rank outside of it, an address that is none, a rank twice",
+        "`/start`, `/update` with `nnodes` that the job cannot have, a rank or an address that is none, a rank twice",
         "200, or 500",
         "409, nothing changes",
         "they are not of this job",
@@ -439,7 +439,7 @@ DIFFERENCES: list[Difference] = [
     Difference(
         "`/stop` of a pod that trains",
         "`stopping` until workers have stopped",
-        "`ready` at once",
+        "`ready` at once, but after a graceful one",
         "what comes next waits for the workers' end",
         lambda seen: (
             seen.at_once
@@ -485,7 +485,12 @@ DIFFERENCES: list[Difference] = [
         "such a pod goes on sooner than another",
         lambda seen: seen.field == "priority" and _keeps_memory(seen) is (seen.ours == "True"),
     ),
-    Difference("`log_monitoring_configuration`", "followed", "not used", "[hang detection](faults.md)"),
+    Difference(
+        "`log_monitoring_configuration`",
+        "in each pod, of its first rank; a broken rule is `faulted`",
+        "of rank 0 alone, whose process is replaced in place",
+        "as other faults; most scripts print on rank 0 alone",
+    ),
     Difference("`worker_data`, `progress` of `/start`", "handed to workers", "not used", "ranks agree themselves"),
     Difference("`pod_resourceconfig.json`", "written", "not written", "only AWS's containers read it"),
 ]

@@ -43,7 +43,8 @@ class RestartPolicy(Config):
     """Seconds in which a node that is cut off from the majority of the others has stopped by itself. One that
     was not heard of for half of that counts as lost."""
     node_wait_s: NonNegativeFloat = 30.0
-    """Seconds the job waits, when a node is lost and no spare is left, for another one in its place."""
+    """Seconds the job waits, when a node is lost and no spare is left, for another one in its place. Pods of
+    hyperpod-eks with `kubernetes.launcher: ours` wait 900 unless this is written."""
     form_timeout_s: PositiveFloat = 600.0
     """Seconds in which a rank must be ready, at the start and after a fault; one that is not is replaced."""
     max_in_process: NonNegativeInt = 3

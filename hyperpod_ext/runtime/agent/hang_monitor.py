@@ -180,11 +180,6 @@ class HangMonitor:
         worker.ending.add(task)
         task.add_done_callback(worker.ending.discard)
 
-    def blame(self, rank: int, cause: str) -> None:
-        """Whoever calls this ends the worker, and says why."""
-        if (worker := self._workers.get(rank)) is not None and not worker.kill_reason:
-            worker.kill_reason = cause
-
     async def _end(self, rank: int, worker: _MonitoredWorker) -> None:
         self._event("hung", rank=rank, cause=worker.kill_reason, phase=self.phase(rank))
         before = worker.log.stat().st_size if worker.log.exists() else 0

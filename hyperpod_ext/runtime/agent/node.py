@@ -83,11 +83,10 @@ class Node:
         self._ready: asyncio.Task[None] | None = None
         self._over = False
         """Whether the job is, or goes on without this node."""
-        self._may_train = asyncio.Event()
-        """Cleared while somebody wants no worker to train here."""
-        self._may_train.set()
-        self._generation_goes = False
-        """Whether ranks restore or train, as far as the coordinator has told."""
+        self._is_held = False
+        """Whether somebody wants no rank to train."""
+        self._hold_ends: asyncio.TimerHandle | None = None
+        """Until then ranks may leave their step."""
         self._memory_ends: list[int] = []
         """Steps in which a memory server of this node has ended."""
         self._oom_kills = OomKills()
@@ -159,18 +158,40 @@ class Node:
 
     # --- who is told by somebody else than the coordinator ----------------------------------------
 
-    def pause(self, why: str) -> None:
-        """Have no worker train until `resume`. Memory stays, and processes that wait for a generation.
+    def hold(self, limit_s: float | None = None) -> None:
+        """Have no rank of the job train until `resume`; processes and memory stay.
 
-        Others are ended: the job meets that as a fault of theirs.
+        Args:
+            limit_s: ranks here that have not left their step by then are ended; None: `restart.leave_timeout_s`.
         """
-        self._may_train.clear()
-        if self._generation_goes and not self._over:
-            self._workers.end_all(why)
+        self._is_held = True
+        self._tell(c.HoldTraining())
+        if limit_s is not None and self._hold_ends is None:
+            why = f"did not leave its step within {limit_s:g} s, when the operator stopped the job"
+            self._hold_ends = asyncio.get_running_loop().call_later(limit_s, self._workers.end_trainers, why)
 
-    def resume(self) -> None:
-        """Let workers train again."""
-        self._may_train.set()
+    async def held(self, limit_s: float) -> None:
+        """Returns when ranks here wait, and what is due of their state has arrived elsewhere, or after `limit_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._workers.all_wait()
+                await self._memory.ask(r.WaitIdle(timeout_s=limit_s))
+
+    def resume(self, nodes: int) -> None:
+        """Let ranks train again, on `nodes` nodes if the job is elastic."""
+        self._is_held = False
+        if self._hold_ends is not None:
+            self._hold_ends.cancel()
+            self._hold_ends = None
+        self._tell(c.ResumeTraining(nodes=nodes))
+
+    def end_rank(self, rank: int, cause: str) -> None:
+        """End its process, if that is here: a fault of the rank, as any other."""
+        self._workers.monitor.end(rank, cause, "log-rule")
+
+    def run_along(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work` as long as this node runs; its failure is the node's."""
+        self._spawn(work)
 
     def ask_to_end(self) -> None:
         """As SIGTERM does."""
@@ -344,7 +365,6 @@ class Node:
         """What the ranks of a generation are to do; the memory server hears of it first."""
         match order:
             case c.AbortGeneration():
-                self._generation_goes = False
                 self._workers.leave(order)  # first of all: survivors are waiting in their collectives
                 return
             case c.BeginGeneration() | c.TryNext():
@@ -360,7 +380,6 @@ class Node:
         self._workers.send(order)
 
     async def _begin(self, order: c.BeginGeneration | c.TryNext) -> None:
-        self._generation_goes = True
         self._workers.generation = order.generation  # the first one follows those of earlier runs
         self._beginning = {"run": order.run, "stored": order.decision.stored}
         # not at the abort: what ranks saved before they left, or died, is still on its way then
@@ -381,6 +400,8 @@ class Node:
         self._workers.world_size, self._nodes_in_use = news.world_size, news.nodes
         if not self._workers.ranks:
             self._workers.moved_in = news.moved_in
+        if self._is_held:  # another coordinator may not know
+            self._tell(c.HoldTraining())
         await self._know_peers(self._assignment, news.servers_lost)
 
     async def _take_over_ranks(self, assignment: c.NodeAssignment) -> None:
@@ -424,7 +445,6 @@ class Node:
             self._event("unhealthy", problems=health.unhealthy, seconds=health.seconds)
             self._lose(f"it is not fit for a worker: {health.sentence()}")
             return
-        await self._may_train.wait()
         await self._workers.start(rank, start, self._fork_server, next_world_size, joining=next_world_size is not None)
 
     async def _decommission(self) -> None:

@@ -189,12 +189,17 @@ class Workers:
         """SIGKILL to each; nobody is told of these deaths."""
         self.keep_only(())
 
-    def end_all(self, why: str) -> None:
-        """SIGKILL to each, for this cause; each is told as a death."""
+    def end_trainers(self, why: str) -> None:
+        """End those that are in a generation still."""
         for rank, worker in self._workers.items():
-            self.monitor.blame(rank, why)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(worker.pid, signal.SIGKILL)
+            if worker.joined and worker.waiting is None:
+                self._event("stuck", rank=rank, step=worker.step)
+                self.monitor.end(rank, why, "stuck")
+
+    async def all_wait(self) -> None:
+        """Returns when each worker here waits for a generation."""
+        async with self._known:
+            await self._known.wait_for(lambda: all(worker.waiting is not None for worker in self._workers.values()))
 
     def keep_only(self, ranks: Collection[int]) -> None:
         """End those that are none of these: of a world that has come to nothing, or that this node has left."""
@@ -406,6 +411,8 @@ class Workers:
 
     async def _join(self, rank: int, worker: _Worker, report: c.Join) -> None:
         worker.joined, worker.waiting, worker.finished = self.generation, report, False
+        async with self._known:
+            self._known.notify_all()
         held = await self._memory.ask(r.Held(owner=rank, pid=worker.pid))
         rank = worker.rank
         if self._workers.get(rank) is worker and worker.waiting is report:

@@ -61,7 +61,18 @@ class Coordinator:
         self.end = end = JobEnd(run, members, membership, outbox, ranks, schedule, self.events)
         self.actions = Actions(run, members, membership, outbox, ranks, schedule, formation, end, log)
         self.reports = Reports(
-            run, members, membership, outbox, ranks, schedule, formation, end, self.actions, log, self._give_up_node
+            run,
+            members,
+            membership,
+            outbox,
+            ranks,
+            schedule,
+            formation,
+            end,
+            self.actions,
+            log,
+            self._give_up_node,
+            self._lose_majority,
         )
         self._admission = Admission(run, members, membership, outbox, formation, end, self.actions, self.events)
         self._clocks = Clocks()
@@ -310,7 +321,8 @@ class Coordinator:
         Then no loss is counted, as that could end the job, which others go on with.
         """
         members, overdue = self.members, self.members.overdue(now, lease_s)
-        if overdue and self._formation.job_has_begun and not self.end.final_save.begun:
+        waits = bool(self.membership.held)  # and nobody trains: who says that they go on says with how many
+        if overdue and self._formation.job_has_begun and not (self.end.final_save.begun or waits):
             if not members.enough_without(overdue.keys()):
                 self._lose_majority(set(members.members), overdue.keys())
                 return
@@ -326,6 +338,9 @@ class Coordinator:
             agent.writer.close()
         known, seen = set(self.members.members), time.monotonic()
         enough = self.members.leave(node)
+        if not enough and self.membership.held:
+            self.members.lost_while_held |= known
+            enough = True
         if not self._is_over:
             self._log("node_lost", t=seen, node=node, cause=cause)
         if self._is_over or self.end.final_save.begun:
@@ -342,9 +357,9 @@ class Coordinator:
 
     def _go_on_without(self, node: int, cause: str, seen: float) -> None:
         membership = self.membership
-        ranks, step = membership.ranks_on(node), membership.committed + 1
+        ranks, step, before = membership.ranks_on(node), membership.committed + 1, len(membership.faults)
         actions = membership.node_lost(node, cause, time.time())
-        for rank in ranks:
+        for rank in ranks if len(membership.faults) > before else ():  # of a job that is held it may be none
             fault = {"rank": rank, "node": node, "step": step, "cause": f"node {node} is lost: {cause}"}
             level = EscalationLevel.NODE.value
             self._log("fault", t=seen, **fault, died=True, phase="", kind="lost", escalation_level=level)
@@ -354,7 +369,7 @@ class Coordinator:
         if not self.ended.done():
             self.actions.durable.node_lost(node)
 
-    def _lose_majority(self, members: set[int], silent: Set[int] = frozenset()) -> None:
+    def _lose_majority(self, members: Set[int], silent: Set[int] = frozenset()) -> None:
         """Too few nodes are left to speak for the job: others may go on, so these must not."""
         reached = self.members.agents.keys() - silent
         left = ", ".join(str(node) for node in sorted(reached | {self._run.node}))

@@ -80,6 +80,8 @@ class Members:
     """Rises when members change, or what they said of themselves."""
     number: int = 0
     """Of the newest job state."""
+    lost_while_held: set[int] = field(default_factory=set)
+    """Members before more of them were lost than the others may go on without, while no rank was to train."""
     stepped_down: bool = False
     """Whether this coordinator speaks for the job no more."""
 

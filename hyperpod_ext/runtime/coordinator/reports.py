@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import replace
 
 from hyperpod_ext.runtime.coordinator.actions import Actions
@@ -38,7 +38,8 @@ class _OfStep(Declared, extra="ignore"):
 class Reports:
     """Takes reports.
 
-    `give_up_node`: takes a node that cannot go on, and why.
+    `give_up_node`: takes a node that cannot go on, and why. `lose_majority`: takes the members, of whom too few can be
+    reached.
     """
 
     def __init__(
@@ -54,10 +55,12 @@ class Reports:
         actions: Actions,
         log: Callable[..., None],
         give_up_node: Callable[[int, str], None],
+        lose_majority: Callable[[Set[int]], None],
     ) -> None:
         self._run, self._members, self._membership, self._outbox = run, members, membership, outbox
         self._ranks, self._schedule, self._formation, self._end = ranks, schedule, formation, end
         self._actions, self._log, self._give_up_node = actions, log, give_up_node
+        self._lose_majority = lose_majority
         self._hangs = HangQuery()
         self._liveness: LivenessQuery | None = None
 
@@ -126,10 +129,23 @@ class Reports:
                 self._outbox.send(node, c.Addresses(generation=generation, addresses=known))
             case c.Leave():
                 carry_out(membership.leave(node))
+            case c.HoldTraining():
+                carry_out(membership.hold(node))
+            case c.ResumeTraining(nodes=nodes):
+                self._resume(node, nodes)
             case c.CancelJob():
                 self._end.cancel()
             case c.NodeBroken():
                 self._broken(node, report)
+
+    def _resume(self, node: int, nodes: int) -> None:
+        """Somebody outside wants ranks to train again, on `nodes` nodes: which says that others may be gone."""
+        if lost := self._members.lost_while_held:
+            self._members.lost_while_held = set()
+            if nodes > len(self._members.members):
+                self._lose_majority(lost | self._members.members.keys())
+                return
+        self._actions.carry_out(self._membership.resume(node, nodes))
 
     def late_ranks(self, now: float) -> None:
         """A generation that does not form is a fault of those that are missing."""

@@ -24,6 +24,7 @@ FaultKind = Literal[
     "stuck",
     "late",
     "stalled",
+    "log-rule",
     "connection",
     "lost",
 ]
@@ -96,6 +97,11 @@ CAUSES = (
         "no rank makes progress, and none is behind",
         "which ranks, and where",
         no_progress=True,
+    ),
+    Cause(
+        "log-rule",
+        "what rank 0 printed, or did not print, broke a rule of `log_rules`, and the process was ended",
+        "the rule's name, how it was broken, and the line",
     ),
     Cause(
         "connection",

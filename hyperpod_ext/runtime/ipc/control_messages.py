@@ -421,6 +421,22 @@ class Leave(Report):
     type: Literal["leave"] = "leave"
 
 
+class HoldTraining(Report):
+    """No rank is to train until this node says otherwise: all leave their step, and keep processes and memory."""
+
+    sender, reader = "agent", "coordinator"
+    type: Literal["hold"] = "hold"
+
+
+class ResumeTraining(Report):
+    """This node has no reason any more to keep ranks from training."""
+
+    sender, reader = "agent", "coordinator"
+    type: Literal["resume"] = "resume"
+    nodes: Count
+    """Nodes that the job is to have from now on, where it may have several numbers; the first ones stay."""
+
+
 class CancelJob(Report):
     """Somebody has asked this agent to end the job."""
 
@@ -758,6 +774,8 @@ FromAgent = (
     | Heartbeats
     | ServesPeers
     | Leave
+    | HoldTraining
+    | ResumeTraining
     | CancelJob
     | NodeBroken
     | LastSnapshots

@@ -45,6 +45,9 @@ from hyperpod_ext.runtime.membership.restoring import RestoreNegotiation
 from hyperpod_ext.runtime.membership.retention import Retention
 from hyperpod_ext.runtime.snapshot.select import Decision, Offer
 
+OPERATOR = "operator"
+"""Order to resize that comes with the word to go on."""
+
 
 class Membership:
     """State machine of one job's membership.
@@ -90,6 +93,8 @@ class Membership:
         self.rescaling = Rescaling(scale, reserve, wanted=self.size, desired=self.size)
         self.renumbering = Renumbering()
         self.retention = Retention()
+        self.held: set[int] = set()
+        """Nodes that want no rank to train: the next generation forms, and does not begin."""
 
     # --- what others ask ------------------------------------------------------------------------
 
@@ -145,7 +150,7 @@ class Membership:
     def _begin_if_complete(self) -> list[Action]:
         """Once all ranks wait for the generation, and all is known that can be restored."""
         complete = self.phase is JobPhase.FORMING and len(self.restoring.joined) == len(self.nodes)
-        return self._decide() if complete and not self.states.those(NodeState.DECOMMISSIONED) else []
+        return self._decide() if complete and not (self.held or self.states.those(NodeState.DECOMMISSIONED)) else []
 
     def _decide(self) -> list[Action]:
         """Have all restore, or try the next best; ask the durable tiers first where they may have more."""
@@ -275,7 +280,8 @@ class Membership:
 
     def node_lost(self, node: int, cause: str, at: float = 0.0) -> list[Action]:
         """All processes of `node` are gone, or nobody can tell any more what they do. `at`: see `Fault`."""
-        ranks, others_wait = self.ranks_on(node), bool(self.unassigned)
+        ranks, others_wait, was_held = self.ranks_on(node), bool(self.unassigned), bool(self.held)
+        self.held.discard(node)
         was = self.states.lose(node)
         self.restoring.forget_node(node)
         if self.phase is JobPhase.ENDED:
@@ -284,6 +290,8 @@ class Membership:
             return self._joining_lost(f"node {node} was lost on its way in: {cause}")
         if not ranks:
             return self._begin_if_complete()
+        if was_held and not others_wait and (rest := self.rescaling.staying_without(node, self.nodes, self.states)):
+            return self._shrink(rest)  # nobody trains, so nothing is lost but this node
         actions = self.rescaling.drop(self.states)
         fault = Fault(ranks[0], cause, self.committed + 1, died=True, kind="lost", node=node, node_lost=True, at=at)
         met = self._escalate(fault)
@@ -337,6 +345,45 @@ class Membership:
             self.states.set_state(node, NodeState.SPARE if spare else NodeState.RELEASED)
             gone += [] if spare else [node]
         return [Release(tuple(gone))] if gone else []
+
+    # --- held from outside ----------------------------------------------------------------------
+
+    def hold(self, node: int) -> list[Action]:
+        """`node` wants no rank to train: all leave their step. That is no fault."""
+        if self.phase is JobPhase.ENDED or node in self.held:
+            return []
+        self.held.add(node)
+        dropped = self.rescaling.drop(self.states)
+        return dropped if self.phase is JobPhase.FORMING else [*dropped, self._leave()]
+
+    def resume(self, node: int, nodes: int) -> list[Action]:
+        """`node` lets ranks train again; once all do, they go on. An elastic job goes on to `nodes` nodes.
+
+        Those that are held still and are none of the first `nodes` leave the job.
+        """
+        if self.phase is JobPhase.ENDED or node not in self.held:
+            return []
+        self.held.discard(node)
+        rescaling, actions = self.rescaling, list[Action]()
+        if rescaling.scale is not None and nodes != rescaling.wanted:
+            fields = {"order": OPERATOR, "nodes": nodes}
+            if why := rescaling.refusal(nodes):
+                actions.append(Log("resize_refused", {**fields, "why": why}))
+            else:
+                rescaling.want(nodes, OPERATOR)
+                actions.append(Log("resize_asked", {**fields, "of": self.size}))
+        leaving = {its for its in self.held if its >= nodes}
+        if rescaling.scale is not None and leaving == self.held and leaving:
+            self.held.clear()
+            if staying := set(self.nodes.values()) - leaving:
+                actions += self._shrink(staying)
+        return [*actions, *self._begin_if_complete()]
+
+    def _shrink(self, staying: Collection[int]) -> list[Action]:
+        """Nobody trains: from here on, ranks are those of the nodes that stay."""
+        self.rescaling.wanted = len(staying)
+        to = Reassignment.of(self.nodes, staying, self.rescaling.each, sharded=self.sharded)
+        return self._reassign(to, "order" if self.rescaling.order else "leave")
 
     # --- another number of nodes ----------------------------------------------------------------
 

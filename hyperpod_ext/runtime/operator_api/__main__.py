@@ -14,6 +14,8 @@ import sys
 import threading
 from pathlib import Path
 
+from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
+from hyperpod_ext.config.resize import allowed_sizes
 from hyperpod_ext.processes import kill_descendants
 from hyperpod_ext.runtime.agent.__main__ import socket_dir
 from hyperpod_ext.runtime.container_kubernetes import print_logs
@@ -75,9 +77,17 @@ def _network(text: str) -> str:
 def _serve(arguments: argparse.Namespace, run_dir: Path, private: Path) -> int:
     """Until somebody wants the pod to end; returns its exit code."""
     agent = AgentHere(arguments, run_dir, private)
-    api = OperatorApi(agent, arguments.nnodes, arguments.allow)
+    api = OperatorApi(agent, arguments.nnodes, arguments.allow, _sizes(arguments))
     with serving(api, arguments.server_host, arguments.server_port):
         return agent.run(api)
+
+
+def _sizes(arguments: argparse.Namespace) -> tuple[int, ...]:
+    """Numbers of nodes that the job may have; none, if it is not elastic."""
+    config = RuntimeConfig.from_json(os.environ[ENV_RUNTIME]) if ENV_RUNTIME in os.environ else None
+    if config is None or config.elastic is None:
+        return ()
+    return allowed_sizes(config.elastic, arguments.nnodes, arguments.nproc_per_node, config.global_batch_size)
 
 
 if __name__ == "__main__":

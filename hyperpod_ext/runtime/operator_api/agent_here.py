@@ -8,6 +8,7 @@ import contextlib
 import json
 import queue
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,10 @@ from hyperpod_ext.runtime.agent.coordinator_client import ExcludedError
 from hyperpod_ext.runtime.agent.node import Node
 from hyperpod_ext.runtime.events.log import REPORT
 from hyperpod_ext.runtime.ipc import control_messages as c
-from hyperpod_ext.runtime.operator_api.states import JOB_LEVEL, PROCESS_LEVEL
+from hyperpod_ext.runtime.operator_api import log_rules
+from hyperpod_ext.runtime.operator_api.log_rules import LogRules
+from hyperpod_ext.runtime.operator_api.log_watch import LogWatch
+from hyperpod_ext.runtime.operator_api.states import JOB_LEVEL, PROCESS_LEVEL, NodeStart
 
 _CANCELLED = 130
 
@@ -48,16 +52,20 @@ class AgentHere:
 
     def __init__(self, arguments: argparse.Namespace, run_dir: Path, private: Path) -> None:
         self._arguments, self._run_dir, self._private = arguments, run_dir, private
-        self._orders: queue.SimpleQueue[tuple[int, int, str] | int] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[tuple[int, NodeStart] | int] = queue.SimpleQueue()
         self._wanted = 0
         """Number of the newest order; what an older one started is to end."""
         self._idle = threading.Event()
         self._idle.set()
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any], Node] | None = None
+        self._is_held = False
+        """Whether no rank is to train, also of an agent that is about to start."""
         self._asked_to_end = False
+        self._log_watch: LogWatch | None = None
         self._rank = -1
         self._name = ""
-        self._durable = False
+        self._has_time = False
+        """Whether there is something to do before this pod may end: a job that goes on without, or a durable tier."""
 
     # --- in the thread that serves the operator -----------------------------------------------------
 
@@ -65,17 +73,29 @@ class AgentHere:
     def runs(self) -> bool:
         return not self._idle.is_set()
 
-    def begin(self, rank: int, first_node: str) -> None:
+    def begin(self, at: NodeStart) -> None:
         """Start it, once one that runs has ended."""
         self._drop()
+        self._is_held = False
         self._idle.clear()
-        self._orders.put((self._wanted, rank, first_node))
+        self._orders.put((self._wanted, at))
 
-    def resume(self) -> None:
-        self._to_node(lambda node: node.resume())
+    def resume(self, nodes: int) -> None:
+        self._is_held = False
+        self._to_node(lambda node: node.resume(nodes))
 
-    def pause(self, why: str) -> None:
-        self._to_node(lambda node: node.pause(why))
+    def pause(self) -> None:
+        self._is_held = True
+        self._to_node(lambda node: node.hold())
+
+    async def rest(self, limit_s: float) -> None:
+        """The same; returns when ranks here have left their step, and what is due of their state is elsewhere."""
+        self._is_held = True
+        self._to_node(lambda node: node.hold(limit_s))
+        if (running := self._running) is not None:
+            loop, _, node = running
+            with contextlib.suppress(RuntimeError, asyncio.CancelledError, HyperpodExtError):  # it has ended meanwhile
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(node.held(limit_s), loop))
 
     async def end(self) -> None:
         """Returns when nothing of it is left."""
@@ -114,24 +134,25 @@ class AgentHere:
             order = self._orders.get()
             if isinstance(order, int):
                 return order
-            number, rank, first_node = order
+            number, at = order
             if number == self._wanted:
-                asyncio.run(self._run(listener, number, rank, first_node))
+                asyncio.run(self._run(listener, number, at))
             if self._orders.empty():
                 self._idle.set()
 
     def _is_asked_to_end(self) -> None:
-        """SIGTERM: the pod is deleted. What only its memory holds goes to a durable tier first, if the job has one."""
+        """SIGTERM: the pod is deleted. An elastic job goes on without it first; what only its memory holds goes to a
+        durable tier, if the job has one."""
         self._asked_to_end = True
-        if self._running is not None and self._durable:
+        if self._running is not None and self._has_time:
             self._running[2].ask_to_end()
         else:
             self.leave(_CANCELLED)
 
-    async def _run(self, listener: JobListener, number: int, rank: int, first_node: str) -> None:
+    async def _run(self, listener: JobListener, number: int, at: NodeStart) -> None:
         message, mode, state = "", JOB_LEVEL, "failed"
         try:
-            state = await self._job(listener, number, rank, first_node)
+            state = await self._job(listener, number, at)
             message = self._why_failed()
         except asyncio.CancelledError:
             return
@@ -150,10 +171,10 @@ class AgentHere:
         if number == self._wanted:
             listener.job_ended(succeeded=state == "succeeded", message=message, restart_mode=mode)
 
-    async def _job(self, listener: JobListener, number: int, rank: int, first_node: str) -> str:
-        host = f"[{first_node}]" if ":" in first_node else first_node
+    async def _job(self, listener: JobListener, number: int, at: NodeStart) -> str:
+        host, rank = f"[{at.first_node}]" if ":" in at.first_node else at.first_node, at.rank
         flags = {
-            "--nnodes": self._arguments.nnodes,
+            "--nnodes": at.nodes,
             "--nproc-per-node": self._arguments.nproc_per_node,
             "--node-rank": rank,
             "--rdzv-endpoint": f"{host}:{self._arguments.rdzv_port}",
@@ -165,19 +186,36 @@ class AgentHere:
             (self._run_dir / REPORT).unlink(missing_ok=True)  # of an earlier run
         settings = read_settings(arguments, self._run_dir, self._private)
         self._rank, self._name = rank, settings.config.name
-        self._durable = bool(settings.config.checkpoint.durable())
+        self._has_time = bool(settings.config.checkpoint.durable() or settings.config.elastic)
         node = Node(settings, lambda message: self._hear(listener, message))
+        self._watch_log(at, node)
         task = asyncio.ensure_future(node.run())
         self._running = (asyncio.get_running_loop(), task, node)
         if number != self._wanted:
             task.cancel()
+        if self._is_held:
+            node.hold()
         await asyncio.sleep(0)
         for signum in (signal.SIGTERM, signal.SIGINT):  # in the place of the node's own
             asyncio.get_running_loop().add_signal_handler(signum, self._is_asked_to_end)
         return await task
 
+    def _watch_log(self, at: NodeStart, node: Node) -> None:
+        try:
+            rules = log_rules.read(at.log_rules)
+        except ValueError as error:
+            sys.stderr.write(f"hyperpod_ext: the operator's log rules are not followed: {error}\n")
+            rules = []
+        self._log_watch = None
+        if rules:
+            log = self._run_dir / "logs" / "rank0.log"
+            self._log_watch = LogWatch(LogRules(rules), log, lambda why: node.end_rank(0, why))
+            node.run_along(self._log_watch.run())
+
     def _hear(self, listener: JobListener, message: c.ToAgent | c.FromAgent) -> None:
         """What is said between this agent and the coordinator."""
+        if self._log_watch is not None:
+            self._log_watch.hear(message)
         match message:
             case c.Died(rank=rank, step=step, cause=cause) | c.Failed(rank=rank, step=step, cause=cause):
                 listener.fault_seen(f"rank {rank}, step {step}: {cause}")

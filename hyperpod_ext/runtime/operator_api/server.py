@@ -17,7 +17,7 @@ from hyperpod_ext import __version__
 from hyperpod_ext.runtime.operator_api import states
 from hyperpod_ext.runtime.operator_api.http_server import HttpServer, Request, Response
 from hyperpod_ext.runtime.operator_api.requests import Ranks, Start, Stop, mistakes
-from hyperpod_ext.runtime.operator_api.states import Answer, Order, Pod, State
+from hyperpod_ext.runtime.operator_api.states import Answer, NodeStart, Order, Pod, State
 
 _METHODS = {"/status": "GET", "/start": "POST", "/update": "POST", "/stop": "POST", "/shutdown": "POST"}
 _MALFORMED = 422
@@ -30,12 +30,15 @@ class Agent(Protocol):
     @property
     def runs(self) -> bool: ...
 
-    def begin(self, rank: int, first_node: str) -> None:
+    def begin(self, at: NodeStart) -> None:
         """Start it, once one that runs has ended."""
 
-    def resume(self) -> None: ...
+    def resume(self, nodes: int) -> None: ...
 
-    def pause(self, why: str) -> None: ...
+    def pause(self) -> None: ...
+
+    async def rest(self, limit_s: float) -> None:
+        """Returns when ranks have left their step, or after `limit_s`."""
 
     async def end(self) -> None:
         """Returns when nothing of it is left."""
@@ -53,12 +56,13 @@ class OperatorApi:
     Args:
         agent: that of this node.
         nodes: of the job.
+        sizes: numbers of nodes that it may have, if it is elastic.
         allowed: networks and addresses that may give orders; none: everybody but the job's other pods.
     """
 
-    def __init__(self, agent: Agent, nodes: int, allowed: Collection[str]) -> None:
+    def __init__(self, agent: Agent, nodes: int, allowed: Collection[str], sizes: Collection[int] = ()) -> None:
         self._agent, self._allowed = agent, allowed
-        self.pod = Pod(nodes)
+        self.pod = Pod(nodes, frozenset(sizes))
         self._server = HttpServer(self._handle, _say)
         self._work: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -127,7 +131,7 @@ class OperatorApi:
         if answer.why or answer.orders or answer.pod.rank != before.rank:  # others repeat what was said
             self._note(request, before, answer.status, answer.why)
         for order in answer.orders:
-            self._carry_out(order, f"{request.path} of {request.caller}")
+            self._carry_out(order, request)
         if answer.status != states.OK:
             return Response(answer.status, {"detail": answer.why})
         return self._status() if request.path == "/update" else Response(states.OK)
@@ -159,19 +163,25 @@ class OperatorApi:
 
     # --- orders ---------------------------------------------------------------------------------
 
-    def _carry_out(self, order: Order, why: str) -> None:
+    def _carry_out(self, order: Order, request: Request) -> None:
         match order:
             case Order.BEGIN:
-                self._agent.begin(self.pod.rank, self.pod.first_node)
+                self._agent.begin(self.pod.node_start)
             case Order.RESUME:
-                self._agent.resume()
+                self._agent.resume(self.pod.nodes)
             case Order.PAUSE:
-                self._agent.pause(why)
+                self._agent.pause()
                 self._is_ready()
+            case Order.REST:
+                self._spawn(self._rest(float(_read(Stop, request.body).timeout or 0)))
             case Order.END:
                 self._spawn(self._end())
             case Order.LEAVE:
                 self._agent.leave()
+
+    async def _rest(self, limit_s: float) -> None:
+        await self._agent.rest(limit_s)
+        self._is_ready()
 
     async def _end(self) -> None:
         await self._agent.end()

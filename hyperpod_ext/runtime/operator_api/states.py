@@ -7,7 +7,7 @@ which it means nothing changes no state, as with AWS's agent, so that an operato
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -38,7 +38,9 @@ class Order(StrEnum):
     RESUME = "resume"
     """Let the agent that was paused start workers."""
     PAUSE = "pause"
-    """No worker trains until the agent is resumed; what its memory holds stays."""
+    """No rank trains until the agent is resumed; processes and memory stay."""
+    REST = "rest"
+    """The same, with time for ranks to leave their step and for what is due elsewhere; the pod is ready after that."""
     END = "end"
     """End the agent with all that it has started."""
     LEAVE = "leave"
@@ -46,11 +48,27 @@ class Order(StrEnum):
 
 
 @dataclass(frozen=True)
+class NodeStart:
+    """Of an agent in its job."""
+
+    rank: int
+    """Number of its node."""
+    nodes: int
+    """Of the job."""
+    first_node: str
+    """Address of the node that the others meet at."""
+    log_rules: Sequence[Mapping[str, Any]] = ()
+    """Rules on what rank 0 prints, as the operator sends them."""
+
+
+@dataclass(frozen=True)
 class Pod:
     """What a pod knows, and tells its operator."""
 
     nodes: int
-    """Of the job, as its spec has them."""
+    """Of the job, as its spec has them, or as the operator says, where it is elastic."""
+    sizes: frozenset[int] = frozenset()
+    """Numbers of nodes that an elastic job may have."""
     state: State = State.INIT
     transitions: Mapping[str, str] = field(default_factory=dict)
     """When each state was last entered, ISO 8601 in UTC."""
@@ -65,6 +83,7 @@ class Pod:
     addresses: Mapping[int, str] = field(default_factory=dict)
     """Of the job's nodes."""
     master: str = ""
+    log_rules: Sequence[Mapping[str, Any]] = ()
     agent_rank: int | None = None
     """Rank that the agent here runs with, paused or not; None: none runs."""
     progress: Mapping[str, Any] = field(default_factory=dict)
@@ -73,9 +92,9 @@ class Pod:
     """Faults that the job has met without the operator."""
 
     @property
-    def first_node(self) -> str:
-        """Address of the node that the others meet at."""
-        return self.addresses.get(0, self.master)
+    def node_start(self) -> NodeStart:
+        """Where an agent that starts here belongs."""
+        return NodeStart(self.rank, self.nodes, self.addresses.get(0, self.master), self.log_rules)
 
 
 @dataclass(frozen=True)
@@ -123,7 +142,7 @@ def stop(pod: Pod, asked: Stop, now: str) -> Answer:
     if pod.state not in (State.RUNNING, State.FAULTED, State.COMPLETED):
         return Answer(pod)
     anew = pod.state is not State.RUNNING or (asked.restart_mode or "").lower() == JOB_LEVEL
-    order = Order.END if anew else Order.PAUSE
+    order = Order.END if anew else Order.REST if asked.is_graceful and (asked.timeout or 0) > 0 else Order.PAUSE
     return Answer(enter(pod, State.STOPPING, now), orders=(order,))
 
 
@@ -137,25 +156,29 @@ def shutdown(pod: Pod, now: str) -> Answer:
 def _updated(pod: Pod, asked: Ranks) -> Pod:
     return replace(
         pod,
+        nodes=asked.nnodes,
         rank=asked.rank,
         spare=asked.spare,
         fault_count=asked.faultCount,
         ip_version=pod.ip_version if asked.ipVersion is None or asked.rankIps is None else asked.ipVersion,
         addresses=_table(pod, asked),
         master=asked.master_addr,
+        log_rules=asked.log_monitoring_configuration or pod.log_rules,
     )
 
 
 def _table(pod: Pod, asked: Ranks) -> dict[int, str]:
     known = {**pod.addresses, **{line.rank: line.ip for line in asked.rankIps or ()}}
-    return {rank: address for rank, address in known.items() if rank < pod.nodes}
+    return {rank: address for rank, address in known.items() if rank < asked.nnodes}
 
 
 def _misfit(pod: Pod, asked: Ranks) -> str:
     """Why what the operator says cannot be true of this job; empty: it can."""
     lines = asked.rankIps or []
-    if asked.nnodes != pod.nodes:
-        return f"nnodes is {asked.nnodes}; the job has {pod.nodes} nodes"
+    if asked.nnodes != pod.nodes and (asked.nnodes not in pod.sizes or pod.state is State.RUNNING):
+        others = ", ".join(str(size) for size in sorted(pod.sizes - {pod.nodes}))
+        may = f", and may have {others} after /stop" if others else ""
+        return f"nnodes is {asked.nnodes}; the job has {pod.nodes} nodes{may}"
     if asked.rank < 0 or (asked.rank >= asked.nnodes and not asked.spare):
         return f"rank is {asked.rank}; ranks of nodes that train go from 0 to {asked.nnodes - 1}"
     if asked.faultCount < pod.fault_count:
@@ -175,7 +198,7 @@ def _incomplete(pod: Pod, asked: Start) -> str:
     if asked.rank >= asked.nnodes:
         return f"rank is {asked.rank}; a spare is started once it has a rank below {asked.nnodes}"
     table = _table(pod, asked)
-    if missing := sorted(set(range(pod.nodes)) - table.keys()) if table else []:
+    if missing := sorted(set(range(asked.nnodes)) - table.keys()) if table else []:
         return f"rankIps: no address of rank {', '.join(map(str, missing))}"
     return ""
 

@@ -70,18 +70,6 @@ def _of_launcher(job: JobConfig) -> Iterator[Problem]:
         yield Problem(
             f"our agent runs jobs of mode ours, and this one's is {job.mode}", path="kubernetes.launcher", hint=back
         )
-    if job.elastic is not None:
-        yield Problem(
-            "under the operator our agent has one number of nodes: it follows no elastic policy",
-            path="elastic",
-            hint=f"remove elastic, or {back}",
-        )
-    if job.log_rules:
-        yield Problem(
-            "rules on what rank 0 prints are followed by hyperpodrun, and not by our agent",
-            path="log_rules",
-            hint=f"remove log_rules: our agent looks for hangs itself (restart.hang); or {back}",
-        )
 
 
 def warnings(job: JobConfig) -> Iterator[str]:

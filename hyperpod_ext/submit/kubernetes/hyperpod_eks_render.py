@@ -32,6 +32,8 @@ _CLEAN = {"all": "All", "completed": "OnlyComplete", "none": "None"}
 _CHECKPOINTLESS_PORTS = (9000, 9001, 9002, 9003, 9004, 9005)
 _CHECKPOINTLESS_ENV = {"HPCT_USE_ROOTLESS": "1", "INPROCESS_RESTART": "1", "INPROCESS_RESTART_TIMEOUT": "1800"}
 _FOR_EVER = -1
+_POD_COMES_S = 900.0
+"""How long a job waits for a pod in the place of a lost one, unless it says: a machine may have to be replaced."""
 _AGENTS_MEET = 29400
 """Port on the first node, unless the spec says otherwise."""
 _FORKED = ("-m", "hyperpod_ext.runtime.prefork")
@@ -129,7 +131,11 @@ def _start_of_ours(job: JobConfig, cluster: ClusterConfig | None) -> Start:
     for network in job.kubernetes.operator_addresses:
         flags += ["--allow", network]
     script = fill("hyperpod_eks/start-ours.sh.j2", flags=flags, command=[job.script, *job.args])
-    alone = job.model_copy(update={"spares": 0})  # spares are the operator's: they come in the place of a node
+    restart = job.restart
+    if "node_wait_s" not in restart.model_fields_set:  # what a target where nodes are processes takes is too short
+        restart = restart.model_copy(update={"node_wait_s": _POD_COMES_S})
+    # spares are the operator's: they come in the place of a node
+    alone = job.model_copy(update={"spares": 0, "restart": restart})
     return Start(script, image_of(job, cluster), runtime_environment(alone), (labels.AGENT_PORT,))
 
 

@@ -13,6 +13,7 @@ from waiting import until
 
 from hyperpod_ext.ports import free_port
 from hyperpod_ext.runtime.operator_api.server import OperatorApi, serving
+from hyperpod_ext.runtime.operator_api.states import NodeStart
 
 
 class Obeys:
@@ -23,15 +24,18 @@ class Obeys:
         self.notes: list[dict[str, Any]] = []
         self.runs = False
 
-    def begin(self, rank: int, first_node: str) -> None:
-        self.done.append(f"begin {rank} at {first_node}")
+    def begin(self, at: NodeStart) -> None:
+        self.done.append(f"begin {at.rank} at {at.first_node}")
         self.runs = True
 
-    def resume(self) -> None:
-        self.done.append("resume")
+    def resume(self, nodes: int) -> None:
+        self.done.append(f"resume on {nodes}")
 
-    def pause(self, why: str) -> None:
-        self.done.append(f"pause: {why}")
+    def pause(self) -> None:
+        self.done.append("pause")
+
+    async def rest(self, limit_s: float) -> None:
+        self.done.append(f"rest within {limit_s:g} s")
 
     async def end(self) -> None:
         self.done.append("end")
@@ -91,8 +95,7 @@ def test_a_job_from_its_start_to_the_end_of_the_pod(served: Served) -> None:
     until(lambda: served.status()["status"] == "completed")
     assert served.status()["progress"]["tiny"]["progressCount"] == 7
     assert served.call("/shutdown") == (200, None)
-    why = f"/stop of {served.host}"
-    assert served.agent.done == ["begin 0 at 10.0.0.1", f"pause: {why}", "resume", "leave"]
+    assert served.agent.done == ["begin 0 at 10.0.0.1", "pause", "resume on 2", "leave"]
     assert [(note["call"], note["state"]) for note in served.agent.notes if note["call"] == "/stop"] == [
         ("/stop", "stopping")
     ]

@@ -30,7 +30,7 @@ def running(**fields: Any) -> Pod:
 def test_start_begins_an_agent_and_says_when() -> None:
     answer = states.start(ready(), Start(**body()), NOW)
     assert (answer.status, answer.orders) == (200, (Order.BEGIN,))
-    assert answer.pod.first_node == "10.0.0.1"
+    assert answer.pod.node_start.first_node == "10.0.0.1"
     said = states.status(answer.pod, "1")
     assert said == {
         "status": "running",

@@ -249,8 +249,6 @@ def test_our_agent_serves_the_operator_where_the_spec_says_so() -> None:
     ("fields", "path"),
     [
         ({"mode": "plain"}, "kubernetes.launcher"),
-        ({"elastic": {"min_nodes": 1, "max_nodes": 2}}, "elastic"),
-        ({"log_rules": [{"name": "loss", "pattern": "loss", "every_s": 60}]}, "log_rules"),
         ({"kubernetes": {"operator_addresses": ["10.1.0.0/16"]}}, "kubernetes.operator_addresses"),
     ],
 )
@@ -259,6 +257,14 @@ def test_what_the_launcher_cannot_do_is_refused_by_field(fields: dict[str, Any],
     with pytest.raises(UnsupportedError) as refused:
         make_plan(job(**asked), target="hyperpod-eks")
     assert path in [problem.path for problem in refused.value.problems]
+
+
+@pytest.mark.parametrize(("written", "waits"), [({}, 900.0), ({"node_wait_s": 30}, 30.0)])
+def test_a_pod_of_ours_is_waited_for_longer_than_a_process_unless_the_spec_says(
+    written: dict[str, Any], waits: float
+) -> None:
+    spec = job(nodes=2, restart=written, kubernetes={"launcher": "ours"})
+    assert RuntimeConfig.from_json(environment(spec)["HPX_RUNTIME"]).restart.node_wait_s == waits
 
 
 def test_a_network_that_is_none_is_a_mistake_of_its_field() -> None:

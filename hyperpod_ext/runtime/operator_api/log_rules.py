@@ -1,0 +1,139 @@
+"""Rules on what rank 0 prints, as the operator sends them: lines and seconds in, what is wrong out. Pure.
+
+They are read as AWS's agent reads them (`hyperpod_elastic_agent.logagent`), but for one thing: after a fault that was
+mended, the time to the next match begins anew.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+_COMPARES = {"gt": operator.gt, "gteq": operator.ge, "lt": operator.lt, "lteq": operator.le, "eq": operator.eq}
+_LINE_CHARS = 200
+"""Of a line, in the cause of a fault."""
+
+
+class LogRule(BaseModel):
+    """One rule, in the operator's words."""
+
+    name: str = Field(min_length=1)
+    pattern: re.Pattern[str] = Field(alias="logPattern")
+    stop_pattern: re.Pattern[str] | None = Field(None, alias="stopPattern")
+    first_within_s: float | None = Field(None, alias="expectedStartCutOffInSeconds")
+    every_s: float | None = Field(None, alias="expectedRecurringFrequencyInSeconds")
+    threshold: float | None = Field(None, alias="metricThreshold")
+    compare: str | None = Field(None, alias="operator", pattern="^(gt|gteq|lt|lteq|eq)$")
+    data_points: int = Field(1, alias="metricEvaluationDataPoints")
+    fault_on_match: bool = Field(False, alias="faultOnMatch")
+
+
+def read(rules: Iterable[Mapping[str, Any]]) -> list[LogRule]:
+    """The rules that an operator has sent.
+
+    Raises:
+        ValueError: one of them is none; which, and why.
+    """
+    found, wrong = list[LogRule](), list[str]()
+    for index, rule in enumerate(rules):
+        try:
+            found.append(LogRule.model_validate(rule))
+        except ValidationError as error:
+            name = rule.get("name") or index
+            wrong += [f"rule {name}: {'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+    if wrong:
+        raise ValueError("; ".join(wrong))
+    return found
+
+
+@dataclass
+class _Seen:
+    """What one rule has seen."""
+
+    rule: LogRule
+    since: float
+    """When the job began, or went on."""
+    matched_at: float | None = None
+    line: str = ""
+    """The last one that matched."""
+    slow: int = 0
+    """Matches in a row whose number is as it should not be."""
+    fault: bool = False
+    over: bool = False
+    """Whether it is applied no more."""
+
+    def read(self, line: str, now: float) -> None:
+        if self.over:
+            return
+        match = self.rule.pattern.match(line)
+        if match is not None:
+            self.matched_at, self.line = now, line
+            self.fault = self.rule.fault_on_match
+        if not self.fault and self.rule.stop_pattern is not None and self.rule.stop_pattern.match(line):
+            self.over = True
+        elif match is not None and match.groups():
+            self._compare(match.group(1))
+
+    def _compare(self, number: str | None) -> None:
+        rule = self.rule
+        if rule.threshold is None or rule.compare is None:
+            return
+        try:
+            is_slow = _COMPARES[rule.compare](float(number or ""), rule.threshold)
+        except ValueError:
+            return  # what the group has matched is no number
+        self.slow = self.slow + 1 if is_slow else 0
+
+    def problem(self, now: float) -> str:
+        rule = self.rule
+        if self.over:
+            return ""
+        if self.fault:
+            return f"rank 0 printed {self.line[:_LINE_CHARS]!r}, which is a fault"
+        if rule.first_within_s is not None and self.matched_at is None and now - self.since > rule.first_within_s:
+            return f"rank 0 printed no line that matches within {rule.first_within_s:g} s"
+        last = None if self.matched_at is None else max(self.matched_at, self.since)
+        if rule.every_s is not None and last is not None and now - last > rule.every_s:
+            return f"rank 0 printed no line that matches for {rule.every_s:g} s, after {self.line[:_LINE_CHARS]!r}"
+        if self.slow >= rule.data_points:
+            return f"{rule.compare} {rule.threshold:g}, {rule.data_points} times in a row: {self.line[:_LINE_CHARS]!r}"
+        return ""
+
+
+class LogRules:
+    """What the rules have seen of one log. Seconds are of any clock, the same in all calls.
+
+    Time counts while the job trains: from `train` to `pause`.
+    """
+
+    def __init__(self, rules: Sequence[LogRule]) -> None:
+        self._rules = [_Seen(rule, 0.0) for rule in rules]
+        self._trains = False
+
+    def train(self, now: float) -> None:
+        """The job begins, or goes on: what was seen before is no fault any more."""
+        self._trains = True
+        for seen in self._rules:
+            seen.since, seen.slow, seen.fault = now, 0, False
+
+    def pause(self) -> None:
+        """Ranks have left their step."""
+        self._trains = False
+
+    def read(self, lines: Iterable[str], now: float) -> None:
+        """Rank 0 has printed these."""
+        for line in lines:
+            for seen in self._rules:
+                seen.read(line, now)
+
+    def problem(self, now: float) -> str:
+        """The first rule that is broken, and how; empty: none is."""
+        if not self._trains:
+            return ""
+        broken = (f"log rule {seen.rule.name}: {why}" for seen in self._rules if (why := seen.problem(now)))
+        return next(broken, "")

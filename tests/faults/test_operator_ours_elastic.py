@@ -1,0 +1,117 @@
+"""Our agent in every pod: what the operator stops and starts again, on as many nodes or on others, stays in place."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import hyperpod_operator as operators
+import launched
+import pytest
+from event_log import events_in
+from launched import losses, weights
+
+SCRIPT = Path(__file__).with_name("elastic_bitwise.py")
+STEPS = 400
+"""Of a tenth of a second each, until the operator has done all that it does: a pod that comes imports first."""
+
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(240)]
+
+Run = Callable[..., tuple["Job", operators.Operator]]
+
+
+class Job(launched.Launched):
+    """What our agents log of it."""
+
+    def events(self) -> list[dict[str, Any]]:
+        return events_in(self.folder / "events.jsonl")
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events() if event["event"] == kind]
+
+
+@pytest.fixture
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """A function that runs a job of one rank a node on `pods`, with `changes`: after which step of rank 0 what is done
+    to it."""
+    made: list[operators.Operator] = []
+
+    def run_job(nodes: int, pods: int, changes: dict[int, Callable[[operators.Operator], None]]) -> Any:
+        folder = tmp_path_factory.mktemp("o", numbered=True)  # short, for the paths of sockets
+        job = Job(folder / "job")
+        told = job.env()
+        runtime = json.loads(told["HPX_RUNTIME"])
+        elastic = {"min_nodes": 1, "max_nodes": 3}
+        runtime |= {"nodes": nodes, "workers_per_node": 1, "global_batch_size": 24, "elastic": elastic}
+        runtime["checkpoint"] |= {"tiers": [{"kind": "memory"}]}
+        more = {"HPX_TEST_STEPS": str(STEPS), "HPX_TEST_SECONDS": "0.1"}
+        env = {**told, "HPX_RUNTIME": json.dumps(runtime), **more}
+        port = launched.free_ports() + 10
+        command = ["--nnodes", str(nodes), "--nproc-per-node", "1", "--rdzv-port", str(port + 1), "--", str(SCRIPT)]
+        places = [operators.OurPod(number, folder / f"p{number}", command, port, env) for number in range(pods)]
+        left = dict(changes)
+
+        def each_poll(operator: operators.Operator, status: Any) -> None:
+            if len(job.of("resized")) < len(operator.resizes):
+                return  # a pod that comes imports first, and the others train meanwhile
+            steps = [event["step"] for event in job.of("step") if event["rank"] == 0]
+            for after in [after for after in left if steps and max(steps) >= after]:
+                left.pop(after)(operator)
+            if not left:
+                (job.folder / "hurry").touch()
+
+        operator = operators.Operator(places, nodes=nodes, each_poll=each_poll)
+        made.append(operator)
+        operator.run()
+        assert not left
+        return job, operator
+
+    yield run_job
+    for operator in made:
+        operator.end()
+        for pod in operator.pods:
+            print(f"--- pod {pod.number}\n{(pod.folder / 'agent.log').read_text()[-6000:]}")
+
+
+def resize(nodes: int) -> Callable[[operators.Operator], None]:
+    return lambda operator: operator.resize(nodes)
+
+
+def stop_and_start(**body: Any) -> Callable[[operators.Operator], None]:
+    """As an operator that was restarted does: it calls pods that are ready, or train, twice."""
+
+    def calls(operator: operators.Operator) -> None:
+        for pod in operator.active * 2:
+            pod.ask("/stop", body)
+        operator._await(operator.active, "ready")
+        operator._start()
+        operator._start()
+
+    return calls
+
+
+def test_the_operator_stops_and_starts_and_resizes_a_job_whose_processes_stay(run: Run) -> None:
+    alone, _ = run(1, 1, {})
+    job, operator = run(
+        2,
+        3,
+        {
+            4: stop_and_start(restart_mode="process_level_restart"),
+            8: stop_and_start(is_graceful=True, timeout=30),
+            12: resize(3),
+            24: resize(1),
+        },
+    )
+    assert losses(job) == losses(alone)
+    assert weights(job) == weights(alone)
+    assert [(one["of"], one["nodes"]) for one in operator.resizes] == [(2, 3), (3, 1)]
+    assert operator.faults == []
+    assert job.of("fault") == []
+    assert [(one["nodes"], one["pids_kept"]) for one in job.of("resized")] == [(3, True), (1, True)]
+    assert len(job.of("worker_started")) == 3, "one process for each rank, from its start to its end"
+    made = [(e["step"], e["world"]) for e in job.of("step") if e["rank"] == 0]
+    assert [step for step, _ in made] == list(range(1, STEPS + 1)), "no step was made twice"
+    assert [world for world, _ in itertools.groupby(world for _, world in made)] == [2, 3, 1]
