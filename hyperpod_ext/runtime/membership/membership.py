@@ -370,7 +370,7 @@ class Membership:
             if why := rescaling.refusal(nodes):
                 actions.append(Log("resize_refused", {**fields, "why": why}))
             else:
-                rescaling.want(nodes, OPERATOR)
+                actions += rescaling.want(nodes, OPERATOR, self.states)
                 actions.append(Log("resize_asked", {**fields, "of": self.size}))
         leaving = {its for its in self.held if its >= nodes}
         if rescaling.scale is not None and leaving == self.held and leaving:

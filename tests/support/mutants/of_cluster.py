@@ -19,7 +19,7 @@ MUTANTS: list[Mutant] = [
     COORDINATOR.mutant(
         "cluster.losses_before_majority",
         "A coordinator that is cut off counts no loss: it stands down.",
-        "if overdue and self._formation.job_has_begun and not self.end.final_save.begun:",
+        "if overdue and self._formation.job_has_begun and not (self.end.final_save.begun or waits):",
         "if False:",
     ),
     COORDINATOR.mutant(
