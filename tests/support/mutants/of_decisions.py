@@ -41,8 +41,8 @@ MUTANTS: list[Mutant] = [
     CHOOSE.mutant(
         "choose_step.mixes_commits",
         "What ranks restore together is of one commit: the same step of another generation is another history.",
-        "together.setdefault((offer.step, offer.save_id), [])",
-        'together.setdefault((offer.step, ""), [])',
+        "commits.setdefault(commit_of(offer), [])",
+        'commits.setdefault((offer.step, 0, ""), [])',
     ),
     CHOOSE.mutant(
         "choose_step.mixes_world_sizes",
