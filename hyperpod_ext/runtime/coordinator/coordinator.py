@@ -364,8 +364,7 @@ class Coordinator:
             level = EscalationLevel.NODE.value
             self._log("fault", t=seen, **fault, died=True, phase="", kind="lost", escalation_level=level)
         self.actions.carry_out(actions)
-        if not actions or self.ended.done():
-            self._outbox.share_job_state()  # else it has been
+        self._outbox.share_job_state()
         if not self.ended.done():
             self.actions.durable.node_lost(node)
 

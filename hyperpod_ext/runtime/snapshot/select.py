@@ -155,17 +155,13 @@ def _sources(
     offers: Sequence[Offer], nodes: Mapping[int, int], world_size: int, differing: Collection[_Holders]
 ) -> dict[int, tuple[Source, ...]] | None:
     """Sources of every rank at one commit, or None when one of them has none."""
-    resized = world_size != len(nodes)
-    live = {} if resized else {offer.rank: offer.save_id for offer in offers if offer.tier == "live"}
-    sources: dict[int, tuple[Source, ...]] = {
-        rank: (Source("self", rank, live[rank]),) for rank in nodes if rank in live
-    }
-    if len(sources) == len(nodes):  # each has what it needs
-        return sources
     commit = _Commit(offers, differing)
     any_will_do = None in commit.serving
+    resized = world_size != len(nodes)
+    sources: dict[int, tuple[Source, ...]] = {}
     for rank, node in nodes.items():
-        if rank in live:
+        if not resized and (save_id := commit.live.get(rank)) is not None:  # it has what it needs
+            sources[rank] = (Source("self", rank, save_id),)
             continue
         wanted = range(world_size) if resized and not any_will_do else [rank]
         found = [commit.nearest(rank, one, node, resized) for one in wanted]
@@ -264,6 +260,8 @@ class _Commit:
     def __init__(self, offers: Sequence[Offer], differing: Collection[_Holders]) -> None:
         self._everybody = [offer for offer in offers if offer.rank < 0]
         self._own: dict[int, list[Offer]] = {}
+        self.live = {offer.rank: offer.save_id for offer in offers if offer.tier == "live"}
+        """What ranks have in their processes."""
         together: dict[_Holders, list[Offer]] = {}
         for offer in offers:
             if offer.rank >= 0:
