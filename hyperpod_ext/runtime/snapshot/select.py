@@ -134,12 +134,12 @@ def choose_step(
         nodes: node of each rank of the new generation.
         began: step at which each generation began: what an earlier one did after it was given up.
     """
+    alive = [offer for offer in offers if not is_given_up(offer, began or {})]
+    differing = _differing(alive)
     # parts of one state must be of one commit: two of the same step may come from two generations
-    together: dict[tuple[int, str], list[Offer]] = {}
-    for offer in offers:
-        together.setdefault((offer.step, offer.save_id), []).append(offer)
-    commits = {commit_of(its[0]): its for its in together.values() if not is_given_up(its[0], began or {})}
-    differing = _differing([offer for its in commits.values() for offer in its])
+    commits: dict[tuple[int, int, str], list[Offer]] = {}
+    for offer in alive:
+        commits.setdefault(commit_of(offer), []).append(offer)
     for key in sorted(commits, reverse=True):
         usable = commits[key]
         world_sizes = {offer.world_size or len(nodes) for offer in usable}
@@ -160,9 +160,6 @@ def _sources(
     resized = world_size != len(nodes)
     sources: dict[int, tuple[Source, ...]] = {}
     for rank, node in nodes.items():
-        if not resized and (save_id := commit.live.get(rank)) is not None:  # it has what it needs
-            sources[rank] = (Source("self", rank, save_id),)
-            continue
         wanted = range(world_size) if resized and not any_will_do else [rank]
         found = [commit.nearest(rank, one, node, resized) for one in wanted]
         if not all(found):
@@ -260,8 +257,6 @@ class _Commit:
     def __init__(self, offers: Sequence[Offer], differing: Collection[_Holders]) -> None:
         self._everybody = [offer for offer in offers if offer.rank < 0]
         self._own: dict[int, list[Offer]] = {}
-        self.live = {offer.rank: offer.save_id for offer in offers if offer.tier == "live"}
-        """What ranks have in their processes."""
         together: dict[_Holders, list[Offer]] = {}
         for offer in offers:
             if offer.rank >= 0:
@@ -283,9 +278,13 @@ class _Commit:
     def nearest(self, rank: int, wanted: int, node: int, resized: bool) -> list[Source]:
         """Where `rank` can get the state of rank `wanted`, the cheapest place first.
 
-        In order: memory of its node, a live peer, memory of another node, a shared directory, S3. Its own state comes
-        before another's that is equal, and load spreads by rank among equals.
+        In order: itself, memory of its node, a live peer, memory of another node, a shared directory, S3. Its own
+        state comes before another's that is equal, and load spreads by rank among equals.
         """
+        if wanted == rank and not resized:
+            for offer in self._own.get(rank, ()):
+                if offer.tier == "live":  # it has what it needs
+                    return [Source("self", rank, offer.save_id)]
         own = [*self._own.get(wanted, ()), *self._everybody]
         equals = self._equals.get(None) or self._equals_of.get(wanted)
         others = equals.near(rank, wanted, node) if equals is not None else ()
