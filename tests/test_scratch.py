@@ -21,6 +21,8 @@ from hyperpod_ext.scratch import make_scratch
 made = make_scratch(within=Path(sys.argv[1]))
 environ = {"HPX_AGENT_SOCKET": f"{made.path}/node0.agent"}
 left = subprocess.Popen(["sleep", "600"], env=environ, start_new_session=True, stdout=subprocess.DEVNULL)
+while b"HPX_AGENT_SOCKET" not in Path(f"/proc/{left.pid}/environ").read_bytes():
+    pass  # for a moment it has neither the former program's variables nor its own
 print(made.path, left.pid, flush=True)
 sys.stdin.read()
 """
