@@ -365,15 +365,16 @@ class Membership:
             return []
         self.held.discard(node)
         rescaling, actions = self.rescaling, list[Action]()
-        if rescaling.scale is not None and nodes != rescaling.wanted:
+        if nodes != rescaling.wanted:
             fields = {"order": OPERATOR, "nodes": nodes}
             if why := rescaling.refusal(nodes):
                 actions.append(Log("resize_refused", {**fields, "why": why}))
             else:
                 actions += rescaling.want(nodes, OPERATOR, self.states)
                 actions.append(Log("resize_asked", {**fields, "of": self.size}))
-        leaving = {its for its in self.held if its >= nodes}
-        if rescaling.scale is not None and leaving == self.held and leaving:
+        fewer = rescaling.wanted == nodes < self.size
+        leaving = {its for its in self.held if its >= nodes} if fewer else set()
+        if leaving and leaving == self.held:
             self.held.clear()
             if staying := set(self.nodes.values()) - leaving:
                 actions += self._shrink(staying)

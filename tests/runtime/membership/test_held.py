@@ -96,3 +96,18 @@ def test_a_node_that_is_lost_while_a_job_that_is_not_elastic_is_held_is_waited_f
     assert m.AwaitNode(1) in membership.node_lost(1, "silent")
     assert len(membership.faults) == 1
     assert membership.held == {0}
+
+
+@pytest.mark.parametrize("elastic", [True, False])
+def test_a_number_that_is_refused_sends_no_held_node_away(elastic: bool) -> None:
+    membership = running(2, elastic=elastic)
+    if elastic:
+        membership.rescaling.scale = Scale((2, 4), 1)
+    membership.hold(0)
+    membership.hold(1)
+    join(membership)
+    (refused,) = membership.resume(0, 1)
+    assert isinstance(refused, m.Log)
+    assert refused.event == "resize_refused"
+    assert (membership.nodes, membership.held) == ({0: 0, 1: 1}, {1})
+    assert kinds(membership.resume(1, 2)) == [m.Begin]
