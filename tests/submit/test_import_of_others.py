@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from command import call_hp_ext
+from public_jobs import PUBLIC
 
 from hyperpod_ext.errors import ConfigError
 from hyperpod_ext.submit.import_any import import_file
@@ -39,7 +40,6 @@ spec:
               volumeMounts: [{name: fsx, mountPath: /data}]
           volumes: [{name: fsx, persistentVolumeClaim: {claimName: fsx-claim}}]
 """
-PUBLIC = Path(__file__).parents[3].parent / "shared" / "public-jobs"
 
 
 def test_a_template_is_filled_and_each_loss_is_named_with_its_line() -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
+from public_jobs import PUBLIC
 
 from hyperpod_ext.errors import ConfigError
 from hyperpod_ext.submit.import_any import import_file
 from hyperpod_ext.submit.slurm.script import job_script
 
-PUBLIC = Path(__file__).parents[4].parent / "shared" / "public-jobs" / "slurm"
 LAUNCHER = {"nnodes", "nproc-per-node", "rdzv-id", "rdzv-backend", "rdzv-endpoint", "rdzv-conf", "node-rank"}
 LAUNCHER |= {"master-addr", "master-port", "num-machines", "num-processes", "machine-rank", "main-process-ip"}
 LAUNCHER |= {"main-process-port", "standalone", "nproc"}
@@ -87,10 +86,10 @@ def test_a_variable_that_nothing_sets_is_named_and_can_be_given() -> None:
     assert (found.job.image, found.job.args[1]) == ("/fsx/a.sqsh", "32")
 
 
-@pytest.mark.skipif(not PUBLIC.is_dir(), reason=f"{PUBLIC} is not here")
+@pytest.mark.skipif(not PUBLIC.is_dir(), reason=f"published files are not in the repository: {PUBLIC} is not here")
 def test_public_files_lose_nothing_without_a_word() -> None:
     lost, read = [], 0
-    for file in sorted(PUBLIC.iterdir()):
+    for file in sorted((PUBLIC / "slurm").iterdir()):
         try:
             found = import_file(text := file.read_text(), file.name)
         except ConfigError:
