@@ -58,8 +58,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., tupl
     yield run_job
     for operator in made:
         operator.end()
-        for pod in operator.pods:
-            print(f"--- pod {pod.number}\n{(pod.folder / 'agent.log').read_text()[-6000:]}")
 
 
 def test_an_exception_is_met_in_process_at_the_operators_word(run, undisturbed):

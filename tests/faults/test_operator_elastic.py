@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,15 +31,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     ) -> Any:
         """`changes`: after which step of rank 0 the operator goes to how many nodes."""
         folder = tmp_path_factory.mktemp("e", numbered=True)  # short, for the paths of sockets
-        job = launched.Launched(folder / "job")
-        told = job.env()
-        runtime = json.loads(told["HPX_RUNTIME"])
-        tiers = [{"kind": "memory"}, *([{"kind": "peer"}] if peer else [])]
-        runtime |= {"nodes": nodes, "workers_per_node": 1, "global_batch_size": 24}
-        runtime["checkpoint"] |= {"tiers": tiers}
-        more = {"HPX_TEST_STEPS": str(STEPS), "HPX_TEST_PARALLEL": parallel, "HPX_TEST_SECONDS": "0.1"}
-        more |= {"HPX_TEST_HEAR_AT": hear_at} if hear_at else {}
-        env = {**told, "HPX_RUNTIME": json.dumps(runtime), **more, "NNODES": str(nodes)}
+        job = launched.Launched(folder / "job", steps=STEPS)
+        env = {**job.elastic_env(nodes, peer=peer), "HPX_TEST_PARALLEL": parallel, "NNODES": str(nodes)}
+        env |= {"HPX_TEST_HEAR_AT": hear_at} if hear_at else {}
         command = [str(hyperpodrun()), "--nnodes", str(nodes), *WORKERS, str(SCRIPT)]
         port = launched.free_ports() + 10
         places = [operators.Pod(number, folder / f"p{number}", command, port, env) for number in range(pods)]
@@ -63,8 +56,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     yield run_job
     for operator in made:
         operator.end()
-        for pod in operator.pods:
-            print(f"--- pod {pod.number}\n{(pod.folder / 'agent.log').read_text()[-6000:]}")
 
 
 def test_graceful_shrink_and_grow_cost_no_step_and_no_bit(run: Run) -> None:

@@ -44,8 +44,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., tupl
     yield run_job
     for operator in made:
         operator.end()
-        for pod in operator.pods:
-            print(f"--- pod {pod.number}\n{(pod.folder / 'agent.log').read_text()[-6000:]}")
 
 
 class OurJob(launched.Launched):

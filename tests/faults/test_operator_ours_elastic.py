@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,14 +40,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
     def run_job(nodes: int, pods: int, changes: dict[int, Callable[[operators.Operator], None]]) -> Any:
         folder = tmp_path_factory.mktemp("o", numbered=True)  # short, for the paths of sockets
-        job = Job(folder / "job")
-        told = job.env()
-        runtime = json.loads(told["HPX_RUNTIME"])
-        elastic = {"min_nodes": 1, "max_nodes": 3}
-        runtime |= {"nodes": nodes, "workers_per_node": 1, "global_batch_size": 24, "elastic": elastic}
-        runtime["checkpoint"] |= {"tiers": [{"kind": "memory"}]}
-        more = {"HPX_TEST_STEPS": str(STEPS), "HPX_TEST_SECONDS": "0.1"}
-        env = {**told, "HPX_RUNTIME": json.dumps(runtime), **more}
+        job = Job(folder / "job", steps=STEPS)
+        env = job.elastic_env(nodes, elastic={"min_nodes": 1, "max_nodes": 3})
         port = launched.free_ports() + 10
         command = ["--nnodes", str(nodes), "--nproc-per-node", "1", "--rdzv-port", str(port + 1), "--", str(SCRIPT)]
         places = [operators.OurPod(number, folder / f"p{number}", command, port, env) for number in range(pods)]
@@ -72,8 +65,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     yield run_job
     for operator in made:
         operator.end()
-        for pod in operator.pods:
-            print(f"--- pod {pod.number}\n{(pod.folder / 'agent.log').read_text()[-6000:]}")
 
 
 def resize(nodes: int) -> Callable[[operators.Operator], None]:

@@ -206,6 +206,7 @@ class Operator:
             time.sleep(_POLL_S)
 
     def end(self) -> None:
-        """Nothing of any pod is left."""
+        """Nothing of any pod is left; what their agents have said last is printed."""
         for pod in self.pods:
             pod.kill()
+            print(f"--- pod {pod.number}\n{(pod.folder / 'agent.log').read_text()[-6000:]}")

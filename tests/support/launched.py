@@ -57,6 +57,14 @@ class Launched:
             "GLOO_SOCKET_IFNAME": "lo",
         }
 
+    def elastic_env(self, nodes: int, *, peer: bool = False, **runtime: Any) -> dict[str, str]:
+        """The same for `elastic_bitwise.py` with one rank a node, a tenth of a second a step."""
+        told = self.env()
+        config = json.loads(told["HPX_RUNTIME"]) | {"nodes": nodes, "workers_per_node": 1, "global_batch_size": 24}
+        config["checkpoint"]["tiers"] = [{"kind": "memory"}, *([{"kind": "peer"}] if peer else [])]
+        more = {"HPX_TEST_STEPS": str(self.steps), "HPX_TEST_SECONDS": "0.1"}
+        return {**told, "HPX_RUNTIME": json.dumps(config | runtime), **more}
+
     def events(self) -> list[dict[str, Any]]:
         """Of all ranks, in the order of time."""
         files = self.folder.glob("events-rank*.jsonl")

@@ -223,7 +223,7 @@ def wait_until_left(job: JobConfig, start: Path, leaving: Mapping[int, str], run
     Args:
         start: run folder of the job's start.
         leaving: what each node is called in words.
-        runs: whether the job does.
+        runs: whether the job does; asked several times a second.
 
     Raises:
         HyperpodExtError: they do not.

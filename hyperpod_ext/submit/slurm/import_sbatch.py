@@ -40,9 +40,8 @@ def import_sbatch(text: str, source: str, values: Mapping[str, Any] | None = Non
             return _changed(job, text, source)
     document: dict[str, Any] = {"mode": "plain", "slurm": {}}
     left_out: list[str] = []
-    for name, value, line_number in sorted(
-        _options(text), key=lambda one: one[0] != "nodes"
-    ):  # tasks are counted by it
+    # nodes first: tasks are counted by them
+    for name, value, line_number in sorted(_options(text), key=lambda option: option[0] != "nodes"):
         left_out = []
         _take(document, name, value, left_out)
         left += [f"{source}:{line_number}: {one}" for one in left_out]
@@ -195,7 +194,8 @@ def _commands(text: str, document: dict[str, Any], left: list[str], source: str,
             quoted = value.replace('"', '\\"') if "$(" not in value else value
             document["slurm"].setdefault("setup", []).append(f'export {name}="{quoted}"')
             left.append(f"{source}:{line}: export {name}: is worked out on each node, by slurm.setup, not on the first")
-    for words, _line in script.prepare:
+    for words in script.prepare:
+        # a line of `before` that fails ends the job, as here only with `set -e`
         command = shlex.join(words) + ("" if script.strict else " || true")
         document.setdefault("overlay", {}).setdefault("slurm", {}).setdefault("before", []).append(command)
     for other, line in script.others:

@@ -6,7 +6,6 @@ starts the job's step again, it must find the nodes that the job began with.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,7 @@ from hyperpod_ext.submit.contract.handle import JobHandle
 from hyperpod_ext.submit.contract.run_files import Tail, read_event
 from hyperpod_ext.submit.slurm import client as slurm
 from hyperpod_ext.submit.slurm import target as hyperpod_slurm
-from hyperpod_ext.submit.slurm.resize import PendingResize, give_back, hosts_of, runs, spec_of, training_start
-
-_ASK_EVERY_S = 2.0
+from hyperpod_ext.submit.slurm.resize import PendingResize, give_back, hosts_of, runs, seldom, spec_of, training_start
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +78,10 @@ def moved(ordered: PendingMove, timeout_s: float | None, *, drain: bool) -> dict
         ConflictError: it was refused, or the job ended first.
         WaitTimeoutError: it takes longer than `timeout_s`.
     """
-    job, asked, over = ordered.job, 0.0, ""
-
-    def ended() -> str:
-        nonlocal asked, over
-        if time.monotonic() - asked >= _ASK_EVERY_S:
-            over, asked = (
-                "" if runs(job) else f"{job.name} ended, or was queued again, before they moved",
-                time.monotonic(),
-            )
-        return over
-
-    done = resize.outcome(job.name, ordered.events, ordered.name, ended, timeout_s)
-    called = ordered.host or f"node {ordered.node}"
-    resize.wait_until_left(ordered.spec, ordered.start, {ordered.node: called}, lambda: runs(job))
+    job, still_runs = ordered.job, seldom(lambda: runs(ordered.job))
+    over, called = f"{job.name} ended, or was queued again, before they moved", ordered.host or f"node {ordered.node}"
+    done = resize.outcome(job.name, ordered.events, ordered.name, lambda: "" if still_runs() else over, timeout_s)
+    resize.wait_until_left(ordered.spec, ordered.start, {ordered.node: called}, still_runs)
     came = resize.came_to(map(read_event, Tail(ordered.start / "events.jsonl").lines()), ordered.name)
     result = {"node": ordered.node, "to": came, **done, **(_drain(ordered) if drain else {})}
     if ordered.spec.elastic is None:

@@ -11,10 +11,10 @@ RUNS/NAME/JOBID/0.0/hosts/3      what Slurm calls node 3 of the job's own alloca
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.resize import LEFT, ResizeOrder
@@ -30,6 +30,7 @@ from hyperpod_ext.submit.slurm import runs as hyperpod_slurm_runs
 from hyperpod_ext.submit.slurm import target as hyperpod_slurm
 from hyperpod_ext.submit.slurm.script import NOTE, nodes_script
 
+Answer = TypeVar("Answer")
 _ASK_EVERY_S = 2.0
 _ENDED_BADLY = frozenset({"failed", "cancelled"})
 
@@ -129,16 +130,8 @@ def outcome(ordered: PendingResize, timeout_s: float | None) -> dict[str, Any]:
         ConflictError: it was refused, the job ended first, or the nodes that should come have failed.
         WaitTimeoutError: it takes longer than `timeout_s`.
     """
-    job, asked, why = ordered.job, 0.0, ""
-
-    def ended() -> str:
-        nonlocal asked, why
-        if time.monotonic() - asked >= _ASK_EVERY_S:
-            why, asked = _why_not(ordered), time.monotonic()
-        return why
-
-    unasked = ordered.nodes if ordered.joining else None
-    done = resize.outcome(job.name, ordered.events, ordered.name, ended, timeout_s, unasked)
+    unasked, ended = ordered.nodes if ordered.joining else None, seldom(lambda: _why_not(ordered))
+    done = resize.outcome(ordered.job.name, ordered.events, ordered.name, ended, timeout_s, unasked)
     return done | give_back(ordered, done)
 
 
@@ -190,7 +183,19 @@ def _wait_for_departing(ordered: PendingResize, hosts: dict[int, str]) -> None:
     events = [read_event(line) for line in Tail(ordered.start / "events.jsonl").lines()]
     begun = [one for one in events if one.get("event") == "resize_begun" and one["order"] == ordered.name]
     leaving = {number: hosts[number] for number in (begun[-1]["leaving"] if begun else ()) if number in hosts}
-    resize.wait_until_left(ordered.spec, ordered.start, leaving, lambda: runs(ordered.job))
+    resize.wait_until_left(ordered.spec, ordered.start, leaving, seldom(lambda: runs(ordered.job)))
+
+
+def seldom(ask: Callable[[], Answer]) -> Callable[[], Answer]:
+    """`ask`, which runs a command of Slurm's, but its answer is kept for two seconds."""
+    newest: list[tuple[float, Answer]] = []
+
+    def kept() -> Answer:
+        if not newest or time.monotonic() - newest[0][0] >= _ASK_EVERY_S:
+            newest[:] = [(time.monotonic(), ask())]
+        return newest[0][1]
+
+    return kept
 
 
 def runs(job: hyperpod_slurm.Submitted) -> bool:

@@ -29,7 +29,7 @@ class Script:
     """Words of the commands that start workers: srun, or a launcher."""
     others: list[tuple[str, int]] = field(default_factory=list)
     """Everything else that is run."""
-    prepare: list[tuple[list[str], int]] = field(default_factory=list)
+    prepare: list[list[str]] = field(default_factory=list)
     """Commands before the first step that make folders and files, whose words are all known."""
     strict: bool = False
     """Whether a command that fails ends the script, `set -e`."""
@@ -114,7 +114,7 @@ class _Reader:
         elif head[:1] == ["set"] and any(re.fullmatch(r"-[a-z]*e[a-z]*", word) for word in words):
             self.found.strict = True
         elif head and words[0] in _MAKES and not self.moved and not self.found.steps and _is_known(words):
-            self.found.prepare.append((words, line))
+            self.found.prepare.append(words)
         elif not head or head[0] not in _QUIET:
             self.moved |= head[:1] in (["cd"], ["pushd"])
             self.found.others.append((text, line))

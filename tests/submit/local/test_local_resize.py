@@ -81,6 +81,7 @@ def test_a_move_tells_which_node_has_the_ranks_and_that_the_other_has_ended(tmp_
     submission = local_store.create("a")
     submission.job_file.write_text(job(spares=1).model_dump_json())
     submission.write_status(state="running")
+    # nobody runs it: what its coordinator would write is written here
     monkeypatch.setattr(type(submission), "is_running", lambda self: True)
     start = submission.run_dir("main")
     start.mkdir()

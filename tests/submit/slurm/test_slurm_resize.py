@@ -327,3 +327,9 @@ def test_targets_whose_ranks_stay_say_what_to_do_instead(target: str) -> None:
 def test_each_node_of_a_job_with_spares_says_its_name_for_the_drain() -> None:
     assert "hosts/$HPX_NODE_RANK" in job_script(job(nodes=2, spares=1))
     assert "hosts/$HPX_NODE_RANK" not in job_script(job(nodes=2))
+
+
+def test_slurm_is_asked_once_though_its_answer_is_wanted_several_times_a_second() -> None:
+    answers = iter(range(9))
+    wanted = hyperpod_slurm_resize.seldom(lambda: next(answers))
+    assert [wanted(), wanted(), wanted()] == [0, 0, 0]
