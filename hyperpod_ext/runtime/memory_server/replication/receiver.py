@@ -66,6 +66,7 @@ class PeerServer:
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._listener = socket.create_server((host, port), backlog=BACKLOG)
+        self._accepting = threading.Thread(target=self._accept, name="peers", daemon=True)
 
     on_events: Callable[[float, Sequence[str]], None] | None = None
     """Takes events of other nodes, with the Unix time at 0 of their clock."""
@@ -76,12 +77,14 @@ class PeerServer:
 
     def start(self) -> None:
         """Answer from now on, in threads of their own."""
-        threading.Thread(target=self._accept, name="peers", daemon=True).start()
+        self._accepting.start()
 
     def close(self) -> None:
         """Answer nobody any more."""
         self._closed.set()
         ps.disconnect(self._listener)
+        if self._accepting.is_alive():  # its next accept would be on whatever has the descriptor's number by then
+            self._accepting.join()
         self._listener.close()
         with self._lock:
             for connection in self._connections:
@@ -95,7 +98,7 @@ class PeerServer:
             try:
                 connection = self._accept_one()
             except OSError:
-                if self._listener.fileno() < 0:
+                if self._closed.is_set():
                     return
                 if not self._unproven.hang_up_oldest():  # out of descriptors, or a peer that left at once
                     self._closed.wait(_OUT_OF_DESCRIPTORS_S)

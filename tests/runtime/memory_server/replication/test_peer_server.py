@@ -236,6 +236,25 @@ def test_an_image_without_a_piece_is_still_checksummed(node):
     assert node.client().read_scattered(0, "g1-s1", [], len(data)) == crc64nvme(data)
 
 
+def test_nobody_accepts_any_more_when_the_listening_socket_is_closed(make_node, monkeypatch):
+    """Another server's may have its number by then, and the peers of that one would be answered by this one."""
+    node = make_node(1)
+    peers = node.server._accepting
+    alive_at_close = []
+
+    class Listener(socket.socket):
+        __slots__ = ()
+
+        def close(self) -> None:
+            alive_at_close.append(peers.is_alive())
+            super().close()
+
+    monkeypatch.setattr(node.server._listener, "__class__", Listener)
+    assert peers.is_alive()
+    node.server.close()
+    assert alive_at_close == [False]
+
+
 @pytest.mark.parametrize("places", [[(0, 10), (5, 10)], [(10, 5), (0, 5)], [(95, 10)]])
 def test_pieces_that_overlap_are_refused(node, places):
     node.save(0, 1, content(100))
