@@ -73,12 +73,19 @@ class Job:
             "HPX_SECRET_FILE": str(secret),
             **self.env,
         }
+        # slow in that step: a busy machine may let the agent strike late, and the last step would be over
+        kills = [f"slow:rank={kill['rank']},step={kill['step']},seconds=0.5" for kill in self._kills_by_agents()]
+        if kills:
+            environ["HPX_CHAOS"] = ";".join([*kills, *filter(None, [environ.get("HPX_CHAOS")])])
         self.port = self.port or free_port()
         self.environ = environ
         for node in range(self.nodes + self.spares):
             if node not in later:
                 self.agents.append(self.start_agent(node))
         return self
+
+    def _kills_by_agents(self) -> list[dict[str, Any]]:
+        return (self.settings.get("chaos") or {}).get("faults", [])
 
     def start_agent(self, node: int, *flags: str) -> Any:
         """One node's agent, as a `subprocess.Popen` or what is used like one."""
