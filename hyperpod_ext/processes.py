@@ -13,7 +13,7 @@ import resource
 import select
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -82,28 +82,36 @@ def descendants(pid: int, *, spare: Collection[int] = ()) -> list[int]:
 def kill_descendants(pid: int, *, spare: Collection[int] = ()) -> list[int]:
     """SIGKILL every descendant of `pid`, until none is left; returns the ids that were killed.
 
-    Only reliable in a subreaper (or when `pid` is one): elsewhere orphans escape to init. Those that remove what dead
-    processes left in shared memory are the last, and have a moment for it. What has ended before is reaped.
+    Only reliable in a subreaper (or when `pid` is one): elsewhere orphans escape to init. What has ended before is
+    reaped.
 
     Args:
         spare: children of `pid` that stay, with all that is theirs.
     """
+    return _kill_all(lambda: [child for child in descendants(pid, spare=spare) if not _reaped(child)])
+
+
+def _kill_all(find: Callable[[], list[int]]) -> list[int]:
+    """SIGKILL the processes that `find` gives, until it gives none; returns the ids that were killed.
+
+    Those that remove what dead processes left in shared memory are the last, and have a moment for it.
+    """
     killed: list[int] = []
     until: float | None = None
-    while living := [child for child in descendants(pid, spare=spare) if not _reaped(child)]:
-        others = [child for child in living if not _removes_leftovers(child)]
+    while living := find():
+        others = [pid for pid in living if not _removes_leftovers(pid)]
         if not others:
             until = time.monotonic() + _REMOVING_S if until is None else until
             if (left_s := until - time.monotonic()) > 0:
                 _wait_gone(living[0], left_s)
                 continue
-        for child in others or living:
+        for pid in others or living:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-                if child not in killed:
-                    killed.append(child)
-        for child in others or living:
-            _wait_gone(child)
+                os.kill(pid, signal.SIGKILL)
+                if pid not in killed:
+                    killed.append(pid)
+        for pid in others or living:
+            _wait_gone(pid)
     return killed
 
 
@@ -136,12 +144,8 @@ def _group_of(pid: int) -> int:
 def kill_started_for(folder: Path) -> None:
     """SIGKILL every process that was started with a variable `HPX_...` that names `folder`, or a path in it, until none
     is left."""
-    while found := _started_with(re.compile(rb"HPX_\w+=" + re.escape(os.fsencode(folder)) + rb"(/|$)")):
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for pid in found:
-            _wait_gone(pid)
+    variable = re.compile(rb"HPX_\w+=" + re.escape(os.fsencode(folder)) + rb"(/|$)")
+    _kill_all(lambda: _started_with(variable))
 
 
 def _started_with(variable: re.Pattern[bytes]) -> list[int]:

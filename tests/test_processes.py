@@ -8,7 +8,7 @@ import sys
 SCENE = """
 import os, subprocess, sys
 from pathlib import Path
-from hyperpod_ext.processes import become_subreaper, children, kill_descendants, kill_group
+from hyperpod_ext.processes import become_subreaper, children, kill_descendants, kill_group, kill_started_for
 WORKER = '''
 import subprocess, sys
 from multiprocessing.shared_memory import SharedMemory
@@ -62,6 +62,15 @@ kill_group(one.pid)
 one.wait()
 (tracker,) = [pid for pid in children(os.getpid()) if b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 os.waitpid(tracker, 0)
+assert not segment.exists()
+""")
+
+
+def test_what_was_started_for_a_folder_is_ended_and_whoever_removes_what_it_leaves_is_the_last(tmp_path) -> None:
+    run(f"""
+os.environ["HPX_RUN_DIR"] = "{tmp_path}/run"
+one, segment = worker()
+kill_started_for(Path("{tmp_path}"))
 assert not segment.exists()
 """)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import signal
 import socket
 import threading
@@ -337,21 +338,29 @@ def test_a_step_that_another_node_left_out_gives_way_to_one_that_both_have(tmp_p
 
 
 @pytest.fixture
-def unanswered() -> Iterator[dict[str, str]]:
-    """Environment with an S3 that takes connections and never says a word."""
+def silent() -> Iterator[socket.socket]:
+    """An S3 that takes connections and never says a word."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
-        yield {"AWS_ENDPOINT_URL": url, "AWS_ENDPOINT_URL_S3": url, **keys}
+        yield listener
+
+
+@pytest.fixture
+def unanswered(silent: socket.socket) -> dict[str, str]:
+    """Environment with that S3."""
+    url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "us-east-1"}
+    return {"AWS_ENDPOINT_URL": url, "AWS_ENDPOINT_URL_S3": url, **keys}
 
 
 S3 = {"kind": "s3", "uri": "s3://bucket/prefix", "every_steps": 10}
 
 
-def test_a_place_that_does_not_answer_never_stops_training(tmp_path, unanswered):
+def test_a_place_that_does_not_answer_never_stops_training(tmp_path, silent, unanswered):
     with serve(tmp_path, MEMORY, S3, when_busy="supersede", env=unanswered) as server:
         writer = Writer(server)
-        for step in range(10, 60):
+        assert writer.save(10, when_busy="supersede")
+        until(lambda: select.select([silent], [], [], 0)[0], "step 10 is not on its way")
+        for step in range(11, 60):
             assert writer.save(step, when_busy="supersede")
         assert copying(server)["failed"] == 0  # no save has waited until it was given up
         assert 10 in server.held_steps()  # still on its way: given up for newer ones, none would ever arrive
