@@ -17,6 +17,7 @@ from hyperpod_ext.runtime.events.event import NOTE, VERSION, Event, Events, Othe
 from hyperpod_ext.runtime.events.kinds import KINDS
 from hyperpod_ext.runtime.events.reading import read_events
 from hyperpod_ext.runtime.events.report import make_report
+from hyperpod_ext.runtime.ipc import fast_json
 from hyperpod_ext.runtime.ipc.messages import WireError
 
 REPORT = "report.json"
@@ -50,7 +51,7 @@ def first_line() -> bytes:
 
 
 def _line(entry: dict[str, Any]) -> bytes:
-    return json.dumps(entry).encode() + b"\n"
+    return fast_json.dump(entry) + b"\n"
 
 
 def append(file: Path, line: bytes) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.runtime.events.event import VERSION, Event, Events, Other
 from hyperpod_ext.runtime.events.kinds import KINDS
 from hyperpod_ext.runtime.events.of_training import LogBegun
+from hyperpod_ext.runtime.ipc import fast_json
 from hyperpod_ext.runtime.ipc.messages import WireError
 
 _REMOVE = "the file is damaged there; remove the line, or name another log"
@@ -89,7 +89,7 @@ def read_followed(entry: Mapping[str, Any]) -> Event | None:
 def parse_line(line: str | bytes) -> dict[str, Any] | None:
     """The entry of a line; None: it is none."""
     try:
-        entry = json.loads(line)
+        entry = fast_json.load(line)
     except ValueError:
         return None
     is_event = isinstance(entry, dict) and isinstance(entry.get("t"), int | float)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import json
 import os
 import secrets
 import socket
@@ -19,11 +18,10 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from hyperpod_ext.runtime.ipc import tls
+from hyperpod_ext.runtime.ipc import fast_json, tls
 
 MAX_FRAME_BYTES = 64 << 20
 _LENGTH = struct.Struct(">I")
-_TO_JSON = json.JSONEncoder(separators=(",", ":")).encode
 
 Message = dict[str, Any]
 
@@ -38,7 +36,7 @@ class BusyError(ConnectionError):
 
 def encode(message: Message) -> bytes:
     """One frame."""
-    body = _TO_JSON(message).encode()
+    body = fast_json.dump(message)
     if len(body) > MAX_FRAME_BYTES:
         raise WireError(f"a message of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
     return _LENGTH.pack(len(body)) + body
@@ -47,7 +45,7 @@ def encode(message: Message) -> bytes:
 def decode(body: bytes) -> Message:
     """The object in a frame's body."""
     try:
-        message = json.loads(body)
+        message = fast_json.load(body)
     except (ValueError, RecursionError) as error:
         raise WireError(f"a frame is not JSON: {error}") from error
     if not isinstance(message, dict):
