@@ -1,0 +1,83 @@
+"""Scripts as people write them, struck by faults: what they end with is bit for bit that of an undisturbed run; or the
+job ends at once, and names what the script has left out of `run.restore`.
+
+`HPX_SCRIPT_SEED=17 pytest tests/faults/test_random_scripts.py` runs one alone, and
+`python tests/support/random_scripts.py 17` prints its script, whose first line says what it has, and which faults
+strike it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from random_scripts import Script, drawn
+
+pytestmark = pytest.mark.slow
+
+PRELOAD = ["torch", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo", "torch.utils.data"]
+BUDGETS = dict.fromkeys(("max_restarts", "max_in_process", "max_on_node"), 50)
+
+
+def described(script: Script, file: Path, *faults: str) -> dict[str, Any]:
+    file.write_text(script.text())
+    policy = {"tiers": [{"kind": "memory", "every_steps": script.every_steps}]}
+    return {
+        "script": file,
+        "nodes": script.nodes,
+        "workers_per_node": script.ranks // script.nodes,
+        "settings": {"restart": {"preload": PRELOAD, **BUDGETS}, "checkpoint": policy},
+        "env": {"HPX_CHAOS": ";".join(faults)} if faults else {},
+    }
+
+
+def ends(folder: Path, ranks: int) -> list[dict[str, str]]:
+    return [json.loads((folder / f"end-{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def check(seed: int, job: Any, folder: Path) -> None:
+    script = drawn(seed)
+    file = folder / "train.py"
+    if script.forgotten:
+        report = job("forgets", **described(script, file)).start().wait()
+        assert report["state"] == "failed", script.traits
+        named = rf"\b{script.forgotten} \(.*in no snapshot"
+        assert re.search(named, report["error"]["message"]), (script.traits, report["error"])
+        return
+    undisturbed = job("undisturbed", **described(script, file)).start()
+    expected = undisturbed.wait()
+    assert expected["state"] == "succeeded", (script.traits, expected["error"])
+    disturbed = job("disturbed", **described(script, file, *script.faults)).start()
+    report = disturbed.wait()
+    assert report["state"] == "succeeded", (script.traits, report["error"])
+    # one that is due in a phase that its step does not come to strikes nobody
+    assert len(report["recoveries"]) >= 1, script.traits
+    found, wanted = ends(disturbed.folder, script.ranks), ends(undisturbed.folder, script.ranks)
+    assert found == wanted, script.traits
+    assert report["losses"] == expected["losses"], script.traits
+
+
+ASKED = os.environ.get("HPX_SCRIPT_SEED")
+SEEDS = 20
+THOROUGH = 180
+"""More of them in `make test-thorough`."""
+
+
+@pytest.mark.skipif(ASKED is None, reason="HPX_SCRIPT_SEED says which")
+def test_the_script_that_was_asked_for(job, tmp_path):
+    check(int(str(ASKED)), job, tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_scripts_of_all_kinds_end_as_if_nothing_had_happened(seed, job, tmp_path):
+    check(seed, job, tmp_path)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(SEEDS, SEEDS + THOROUGH))
+def test_more_of_them(seed, job, tmp_path):
+    check(seed, job, tmp_path)
