@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError
+from hyperpod_ext.processes import collect_seldom
 from hyperpod_ext.runtime.agent.arguments import parse, read_settings
 from hyperpod_ext.runtime.agent.coordinator_client import ExcludedError
 from hyperpod_ext.runtime.agent.node import Node
@@ -94,6 +95,7 @@ def socket_dir() -> Iterator[Path]:
 
 def _run(arguments: argparse.Namespace, run_dir: Path, private: Path) -> str:
     settings = read_settings(arguments, run_dir, private)
+    collect_seldom()
 
     async def run() -> str:
         return await Node(settings).run()

@@ -19,7 +19,7 @@ from hyperpod_ext.runtime.snapshot.select import (
     OfferKey,
     choose_step,
     commit_of,
-    is_given_up,
+    given_up_by,
     place_of,
     start_fresh,
 )
@@ -206,8 +206,9 @@ def _differ(live: Collection[Offer], commits: Collection[HeldCommit], began: Map
     contents: dict[str, set[str]] = {}
     for offer in live:
         digests.setdefault(offer.save_id, set()).add(offer.own_digest)
+    given_up = given_up_by(began)
     for commit in commits:
-        if not is_given_up(commit, began):
+        if not given_up(commit):
             digests.setdefault(commit.save_id, set()).update(commit.own_digests)
             contents.setdefault(commit.save_id, set()).update(content for content in commit.contents if content)
     return any(len(seen) > 1 for each in (digests, contents) for seen in each.values())

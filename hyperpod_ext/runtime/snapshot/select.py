@@ -6,9 +6,11 @@ pick two different steps, and train on without an error.
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from typing import Any, Literal, Protocol
 
 from hyperpod_ext.runtime.snapshot.manifest import generation_of
@@ -134,7 +136,8 @@ def choose_step(
         nodes: node of each rank of the new generation.
         began: step at which each generation began: what an earlier one did after it was given up.
     """
-    alive = [offer for offer in offers if not is_given_up(offer, began or {})]
+    given_up = given_up_by(began or {})
+    alive = [offer for offer in offers if not given_up(offer)]
     differing = _differing(alive)
     # parts of one state must be of one commit: two of the same step may come from two generations
     commits: dict[tuple[int, int, str], list[Offer]] = {}
@@ -186,10 +189,15 @@ def commit_of(one: OfCommit) -> tuple[int, int, str]:
     return one.step, generation_of(one.save_id), one.save_id
 
 
-def is_given_up(offer: OfCommit, began: Mapping[int, int]) -> bool:
-    """Whether it was made after a later generation had gone on from less."""
-    generation = generation_of(offer.save_id)
-    return any(later > generation and step < offer.step for later, step in began.items())
+def given_up_by(began: Mapping[int, int]) -> Callable[[OfCommit], bool]:
+    """Whether something was made after a later generation had gone on from less. Many are of few commits."""
+
+    @functools.cache
+    def given_up(save_id: str, step: int) -> bool:
+        generation = generation_of(save_id)
+        return any(later > generation and first < step for later, first in began.items())
+
+    return lambda one: given_up(one.save_id, one.step)
 
 
 _Holders = frozenset[int] | None
@@ -235,7 +243,7 @@ class _Equals:
         self._by_rank: dict[int, list[Offer]] = {}
         self._by_tier: dict[OfferTier, list[Offer]] = {}
         if len(offers) > self._FEW:
-            for offer in sorted(offers, key=lambda offer: offer.rank):
+            for offer in sorted(offers, key=attrgetter("rank")):
                 self._by_node.setdefault(offer.node, []).append(offer)
                 self._by_rank.setdefault(offer.rank, []).append(offer)
                 self._by_tier.setdefault(offer.tier, []).append(offer)
@@ -246,7 +254,7 @@ class _Equals:
             return self._offers
         near = [*self._by_node.get(node, ()), *self._by_rank.get(wanted, ())]
         for offers in self._by_tier.values():
-            first = bisect_left(offers, rank, key=lambda offer: offer.rank)
+            first = bisect_left(offers, rank, key=attrgetter("rank"))
             near += [*offers[first : first + _AT_ONCE], *offers[: max(0, first + _AT_ONCE - len(offers))]]
         return near
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import cProfile
-import gc
 import json
 import os
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier, PeerTier
 from hyperpod_ext.config.job.job import RestartPolicy
 from hyperpod_ext.config.job.runtime import RuntimeConfig
+from hyperpod_ext.processes import collect_seldom
 from hyperpod_ext.runtime.agent.election import ElectionListener, places_for
 from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
 
@@ -71,5 +71,5 @@ def _resident_bytes() -> int:
 
 
 if __name__ == "__main__":
-    gc.freeze()
+    collect_seldom()  # as its agent does
     asyncio.run(main(Path(sys.argv[1]), *(int(number) for number in sys.argv[2:5])))
