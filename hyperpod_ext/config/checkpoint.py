@@ -10,9 +10,11 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SerializerFunctionWrapHandler,
     ValidatorFunctionWrapHandler,
     field_serializer,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -70,7 +72,7 @@ class MemoryTier(Tuned):
 
 
 class PeerTier(Tuned):
-    """Memory of other nodes: survives the loss of `replicas` nodes at once."""
+    """Memory of other nodes: survives the loss of `replicas` nodes at once; by `parity`, of one node of each group."""
 
     kind: Literal["peer"] = "peer"
     every_steps: EverySteps = 10
@@ -79,11 +81,30 @@ class PeerTier(Tuned):
     elsewhere 10."""
     replicas: PositiveInt = 1
     """Copies of each snapshot, each on a different node."""
+    parity: Annotated[int, Field(ge=3)] | None = None
+    """Keep parity in place of copies: nodes are in groups of so many, and each sends its snapshot once, in parts of
+    which every other node of the group keeps the XOR. A node needs 1/(parity - 1) of a snapshot for it. A lost node's
+    state is rebuilt from all others of its group; when two of a group are lost, from the next tier. Under our agent,
+    and not in elastic jobs. Nodes that are no multiple of it make some groups larger."""
     streams: PositiveInt = 2
     """TCP connections that one copy is sent over; a single one is slow on EC2."""
     max_slowdown: Annotated[PositiveFloat, Field(le=1.0)] = 0.05
     """How much longer a step may take while a copy is sent, as a share of the step: sending is slowed
     down until it holds, unless a copy only costs more in all the slower it is sent."""
+
+    @model_validator(mode="after")
+    def _copies_or_parity(self) -> Self:
+        if self.parity is not None and self.replicas != type(self).model_fields["replicas"].default:
+            raise ContradictionError("replicas and parity are two ways to survive a node; give one of them", "parity")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without parity, what is rendered is what containers of before know."""
+        dumped: dict[str, Any] = handler(self)
+        if self.parity is None:
+            dumped.pop("parity", None)
+        return dumped
 
 
 class DurableTier(Tuned):

@@ -87,7 +87,10 @@ def nearer_tier(report: JobReport) -> Advice | None:
         return None
     what = f"{len(slow)} recoveries read their state from storage, {took:.2f} s, and lost {lost:.2f} s of steps"
     if any(tier["tier"] == "peer" for tier in report.get("tiers") or []):
-        how = "copies on peers were not there: `replicas: 2`, or nodes in other failure domains, survive more at once"
+        how = (
+            "copies on peers were not there: `replicas: 2`, smaller groups where it is by `parity`, or nodes in other "
+        )
+        how += "failure domains, survive more at once"
     else:
         how = "a `peer` tier keeps copies in other nodes' memory"
     return Advice("nearer-tier", f"{what}: {how}. At most that is saved.", gain)

@@ -104,12 +104,22 @@ def memory_cost(spread: Spread, speeds: Speeds, *, overlap: bool) -> TierCost:
     return TierCost(copy * (_OVERLAPPED if overlap else 1.0), copy, copy)
 
 
-def peer_cost(spread: Spread, speeds: Speeds, replicas: int, max_slowdown: float) -> TierCost:
-    """Of copies in other nodes' memory; none are sent where others hold the same state live."""
+def peer_cost(
+    spread: Spread, speeds: Speeds, replicas: int, max_slowdown: float, parity: int | None = None
+) -> TierCost:
+    """Of copies in other nodes' memory, or of parity; nothing is sent where others hold the same state live."""
     if spread.redundant:
         return TierCost(0.0, 0.0, spread.node_bytes / speeds.peer)
-    send = replicas * spread.node_bytes / speeds.peer
-    return TierCost(send * min(max_slowdown, speeds.slowdown), send, spread.node_bytes / speeds.peer)
+    each = spread.node_bytes / speeds.peer
+    if parity is not None:  # sent once, in parts; to rebuild it, as much is read from each other node of the group
+        return TierCost(each * min(max_slowdown, speeds.slowdown), each, (group_size(spread.nodes, parity) - 1) * each)
+    send = replicas * each
+    return TierCost(send * min(max_slowdown, speeds.slowdown), send, each)
+
+
+def group_size(nodes: int, parity: int) -> int:
+    """Nodes of the largest group where each has `parity` nodes, and some more where it does not come out even."""
+    return -(-nodes // max(1, nodes // parity))
 
 
 def durable_cost(spread: Spread, speeds: Speeds) -> TierCost:
@@ -123,5 +133,7 @@ def memory_per_node(spread: Spread, policy: CheckpointPolicy) -> float:
     """Bytes the memory tier takes on each node: slots of its own snapshots, and of the replicas it holds."""
     peer, slots = policy.peer(), 2
     slots += 2 * (peer is not None) + bool(policy.durable())
-    held = 2 * peer.replicas if peer is not None and not spread.redundant else 0
+    held = 0.0
+    if peer is not None and not spread.redundant:
+        held = 2 * peer.replicas if peer.parity is None else 2 / (peer.parity - 1)
     return spread.node_bytes * (slots + held)

@@ -89,6 +89,19 @@ def test_dollars_follow_the_price_that_is_given(spec: Path) -> None:
     assert "usd_lost" not in unknown["plan"]
 
 
+def test_parity_takes_less_memory_and_says_how_long_a_lost_node_takes_to_rebuild(spec: Path) -> None:
+    size = ["--params", "8B", "--nodes", "8"]
+    copies = hp_ext("plan", "-f", spec, *size, "-o", "json").json
+    text = spec.read_text()
+    assert "kind: peer" in text
+    spec.write_text(text.replace("kind: peer", "kind: peer, parity: 4", 1).replace("nodes: 2", "nodes: 8"))
+    parity = hp_ext("plan", "-f", spec, *size, "-o", "json").json
+    node = parity["state"]["bytes"] / 8
+    less = copies["memory_per_node_bytes"] - parity["memory_per_node_bytes"]
+    assert less == pytest.approx((2 - 2 / 3) * node, rel=1e-6)
+    assert any("from the 3 others of its parity group" in note for note in parity["notes"])
+
+
 def test_state_that_does_not_fit_is_said(spec: Path) -> None:
     done = hp_ext("plan", "-f", spec, "--model", "llama3.1-405b", "--replicated", "-o", "json")
     assert done.code == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from command import call_hp_ext as hp_ext
 
@@ -29,6 +31,16 @@ def test_people_read_where_the_time_went() -> None:
     assert "2 x 10 days of 16 nodes, 1 spares" in text
     assert "came back from" in text
     assert "the planner says" in text
+
+
+def test_parity_is_not_simulated_as_something_else(tmp_path: Path) -> None:
+    spec = tmp_path / "job.yaml"
+    (tmp_path / "train.py").touch()
+    tiers = "[{kind: memory}, {kind: peer, parity: 4}]"
+    spec.write_text(f"name: a\nscript: train.py\nnodes: 4\ncheckpoint: {{tiers: {tiers}}}\n")
+    done = hp_ext("simulate", "-f", spec, "--params", "1B", "--runs", "1")
+    assert done.code == 2
+    assert "the simulator does not know parity" in done.stderr
 
 
 def test_one_run_has_no_confidence_interval() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from pydantic import ValidationError
 
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier, PeerTier
 from hyperpod_ext.config.fault_injection import Chaos, KillFault
@@ -70,6 +71,32 @@ def test_a_tier_kind_comes_once() -> None:
 def test_peer_copies_need_other_nodes(nodes: int, replicas: int, count: int) -> None:
     spec = job(nodes=nodes, checkpoint=CheckpointPolicy(tiers=(PeerTier(replicas=replicas),)))
     assert len(list(checks.peer_copies_fit_the_nodes(spec, None))) == count
+
+
+@pytest.mark.parametrize(("nodes", "hint"), [(2, "use copies, or more nodes"), (3, "write 3, or use more nodes")])
+def test_parity_needs_a_group_of_nodes(nodes: int, hint: str) -> None:
+    policy = CheckpointPolicy(tiers=(PeerTier(parity=4),))
+    assert hints(checks.parity_fits_the_nodes(job(nodes=nodes, checkpoint=policy), None)) == [hint]
+    assert list(checks.peer_copies_fit_the_nodes(job(nodes=nodes, checkpoint=policy), None)) == []
+    assert list(checks.parity_fits_the_nodes(job(nodes=4, checkpoint=policy), None)) == []
+
+
+def test_elastic_jobs_keep_copies() -> None:
+    policy = CheckpointPolicy(tiers=(PeerTier(parity=3),))
+    (finding,) = checks.parity_fits_the_nodes(
+        job(nodes=4, checkpoint=policy, elastic={"min_nodes": 3, "max_nodes": 8}), None
+    )
+    assert finding.path == ("checkpoint", "tiers", 0, "parity")
+    assert "elastic jobs keep copies" in finding.message
+
+
+def test_copies_and_parity_contradict_each_other() -> None:
+    with pytest.raises(ValidationError, match="two ways to survive a node"):
+        PeerTier(parity=4, replicas=2)
+    assert PeerTier.model_validate(PeerTier(parity=4).model_dump()).parity == 4
+    assert "parity" not in PeerTier().model_dump()
+    with pytest.raises(ValidationError, match="greater than or equal to 3"):
+        PeerTier(parity=2)
 
 
 def test_faults_hit_ranks_that_exist() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from durable_place import Directory, flip, folder_of
 from forged import other_weights, plan_of
-from nodes import memory_pid, socket_of
+from nodes import events, kill_node, memory_pid, socket_of
 from stopped import stopped
 
 from hyperpod_ext.errors import JobFailedError
@@ -430,3 +430,52 @@ def test_a_job_that_is_told_to_end_while_it_recovers_loses_no_step(sharded, undi
         agent.send_signal(signal.SIGTERM)
     assert first.wait()["state"] == "cancelled"
     assert resumes_whole(sharded, undisturbed_sharded, first, tiers) == 7
+
+
+# --- nodes that keep parity of each other ---------------------------------------------------------
+
+
+def with_parity(sharded, gate, spares: int, *tiers: dict[str, Any]) -> Any:
+    """A job of four nodes with a rank each, in one group, that has parity of step 6 and waits before its save of 7."""
+    parity = {"kind": "peer", "parity": 4, "every_steps": 6, "max_slowdown": 1.0}
+    nodes = {"nodes": 4, "workers_per_node": 1, "spares": spares}
+    env = {"HPX_TEST_GATE": str(gate.path)}
+    policy = {"when_busy": "wait"}
+    running = sharded("job", *all_at_the_gate(7), tiers=[MEMORY, parity, *tiers], policy=policy, env=env, **nodes)
+    running.start()
+    for node in range(4, 4 + spares):
+        running.until("node_joined", node=node)
+    until_all_are_at_the_gate(running)
+    for node in range(4):
+        running.until("copying", node=node, tier="peer", newest_step=6)
+    return running
+
+
+def test_a_node_that_is_lost_is_rebuilt_from_the_others_of_its_group(sharded, undisturbed_sharded, gate):
+    running = with_parity(sharded, gate, 1)
+    kill_node(running, 2)
+    gate.open()
+    report = running.wait()
+    assert_same_end(undisturbed_sharded, report)
+    (recovery,) = report["recoveries"]
+    assert (recovery["source"], recovery["resumed_step"], report["nodes_lost"]) == ("parity", 6, [2])
+    assert recovery["survivor_pids_kept"]
+    assert report["warnings"] == []
+
+
+@pytest.mark.thorough
+def test_two_nodes_of_a_group_lost_at_once_take_all_to_the_durable_tier_which_is_said(
+    sharded, undisturbed_sharded, gate, tmp_path
+):
+    place = Directory(tmp_path / "checkpoints", "tiny")
+    running = with_parity(sharded, gate, 2, place.tier(every_steps=4))
+    wait_until(lambda: any(name.endswith("/manifest.json") for name in place.names()), running)
+    for node in (1, 2):
+        kill_node(running, node)
+    gate.open()
+    report = running.wait()
+    assert_same_end(undisturbed_sharded, report)
+    assert report["nodes_lost"] == [1, 2]
+    said = events(running, "parity_short")
+    assert [(event["step"], event["ranks"], event["restored_step"]) for event in said] == [(6, [1, 2], 4)]
+    assert "missing are the snapshots of ranks 1, 2" in report["warnings"][-1]

@@ -15,6 +15,7 @@ from hyperpod_ext.config.checkpoint import PeerTier
 from hyperpod_ext.runtime.memory_server.client.peer_client import PeerClient
 from hyperpod_ext.runtime.memory_server.plans import Plans
 from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPriority
+from hyperpod_ext.runtime.memory_server.replication.incoming_parts import IncomingParts
 from hyperpod_ext.runtime.memory_server.replication.receiver import PeerServer
 from hyperpod_ext.runtime.memory_server.replication.replicator import Replicator
 from hyperpod_ext.runtime.memory_server.slots.budget import Budget
@@ -50,8 +51,11 @@ class Node:
         whole = Budget(budget, lambda: 1 << 40)
         self.own = Regions(kind="own", job=JOB, secret=secret, budget=whole, slots=slots)
         self.replicas = Regions(kind="replica", job=JOB, secret=secret, budget=whole, slots=2)
+        self.pieces = Regions(kind="parity", job=JOB, secret=secret, budget=whole, slots=2)
         self.plans = Plans()
         cpu_priority = CpuPriority(1.0)
+        parts_timeout_s = tier.pop("parts_timeout_s", 60.0)
+        self.parts = IncomingParts(self.pieces, cpu_priority, parts_timeout_s) if tier.get("parity") else None
         self.server = PeerServer(
             self.own,
             self.replicas,
@@ -59,6 +63,7 @@ class Node:
             secret=secret,
             job=JOB,
             cpu_priority=cpu_priority,
+            parts=self.parts,
             host="127.0.0.1",
             timeout_s=timeout_s,
             encrypted=encrypted,
@@ -72,6 +77,7 @@ class Node:
             node=number,
             secret=secret,
             cpu_priority=cpu_priority,
+            parts=self.parts,
             when_busy=when_busy,
             timeout_s=timeout_s,
             encrypted=encrypted,

@@ -141,6 +141,8 @@ class SmallJob:
     ranks: dict[int, Rank] = field(default_factory=dict)
     generation: int = 0
     vote: Vote | None = None
+    said: list[m.Log] = field(default_factory=list)
+    """Events of the last decision."""
     states: dict[int, State] = field(default_factory=dict)
     """What the whole job held at each step."""
     _machines: Iterator[int] = field(default_factory=itertools.count)
@@ -167,8 +169,11 @@ class SmallJob:
         self._peers = {
             node: ("127.0.0.1", server.ask("listen", host="127.0.0.1")["port"]) for node, server in self.servers.items()
         }
+        parity = any(tier.get("parity") for tier in self.tiers)
+        ranks = {str(node): [node * self.workers + each for each in range(self.workers)] for node in self._peers}
+        group = {"group": ranks} if parity else {}
         for server in self.servers.values():
-            server.ask("peers", peers={str(n): list(a) for n, a in self._peers.items()}, domains={})
+            server.ask("peers", peers={str(n): list(a) for n, a in self._peers.items()}, domains={}, **group)
 
     def lose_node(self, node: int) -> None:
         """kill -9 of its memory server, and with it of all that the node held."""
@@ -258,9 +263,12 @@ class SmallJob:
         self.vote = Vote(membership, self._answered)
         commands: list[m.Action] = []
         for number, node in nodes.items():
-            snapshots = self.servers[node].ask("held", owner=number, pid=os.getpid())["snapshots"]
-            commands += membership.join(number, None, [Offer.of_memory(summary, node) for summary in snapshots])
-        (command,) = self._answered(membership, commands)
+            held = self.servers[node].ask("held", owner=number, pid=os.getpid())
+            offers = [Offer.of_memory(summary, node) for summary in held["snapshots"]]
+            offers += [Offer.of_piece(piece, node) for piece in held["pieces"]]
+            commands += membership.join(number, None, offers)
+        *said, command = self._answered(membership, commands)
+        self.said = [log for log in said if isinstance(log, m.Log)]
         if isinstance(command, m.Fail):
             raise NoCheckpointError(command.message, hint=command.hint)
         assert isinstance(command, m.Begin)

@@ -24,12 +24,15 @@ class Gathering:
         self._send, self._ranks = tell, ranks
         self._joins: dict[int, c.Join] = {}
         self._held: tuple[c.HeldSnapshot, ...] = ()
+        self._pieces: tuple[c.HeldPiece, ...] = ()
         self._restored: dict[int, c.Restored] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def join(self, rank: int, join: c.Join, held: tuple[c.HeldSnapshot, ...]) -> None:
-        """`rank` waits for a generation. `held`: what the node's memory has now."""
-        self._joins[rank], self._held = join, held
+    def join(
+        self, rank: int, join: c.Join, held: tuple[c.HeldSnapshot, ...], pieces: tuple[c.HeldPiece, ...] = ()
+    ) -> None:
+        """`rank` waits for a generation. `held`, `pieces`: what the node's memory has now."""
+        self._joins[rank], self._held, self._pieces = join, held, pieces
         self._wait_for_others(self._joins.keys())
 
     def restored(self, rank: int, report: c.Restored) -> None:
@@ -55,7 +58,7 @@ class Gathering:
         joins, self._joins = self._joins, {}
         restored, self._restored = self._restored, {}
         if joins:
-            self._send(node_join(joins, self._held, 0))
+            self._send(node_join(joins, self._held, 0, self._pieces))
         if restored:
             rank, first = min(restored.items())
             self._send(first.model_copy(update={"rank": rank, "ranks": tuple(sorted(restored))}))

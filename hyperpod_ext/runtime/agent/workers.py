@@ -420,12 +420,17 @@ class Workers:
             if worker.joining:
                 self._tell(own)
             else:
-                self._gathering.join(rank, own, held_snapshots(held.snapshots))
+                self._gathering.join(rank, own, held_snapshots(held.snapshots), held_pieces(held.pieces))
 
 
 def held_snapshots(snapshots: Iterable[Mapping[str, Any]]) -> tuple[c.HeldSnapshot, ...]:
     """What a memory server says that it has, as the coordinator is told."""
     return tuple(c.HeldSnapshot.model_validate(one) for one in snapshots)
+
+
+def held_pieces(pieces: Iterable[Mapping[str, Any]]) -> tuple[c.HeldPiece, ...]:
+    """The parity that it says it keeps."""
+    return tuple(c.HeldPiece.model_validate(one) for one in pieces)
 
 
 def _last_log_line(log: Path) -> str:

@@ -20,6 +20,7 @@ from hyperpod_ext.runtime.checkpoint.staging import Background, Stager
 from hyperpod_ext.runtime.memory_server.client.client import Mapping as SlotMapping
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient, MemoryLostError
 from hyperpod_ext.runtime.memory_server.client.peer_client import PeerClient
+from hyperpod_ext.runtime.memory_server.client.rebuild import Rebuilt
 from hyperpod_ext.runtime.memory_server.protocol.requests import WhenBusy
 from hyperpod_ext.runtime.snapshot.fast_copy import Unthrottle
 from hyperpod_ext.runtime.snapshot.image import Layout, views
@@ -402,9 +403,7 @@ class Checkpointer:
         """A snapshot held on another node, read from its memory server."""
         self.wait_staged()
         self._client.forget_slot()
-        if address not in self._peers:
-            self._peers[address] = PeerClient(*address, self._secret, encrypted=self._encrypted)
-        peer = self._peers[address]
+        peer = self._peer(address)
         manifest, plan = peer.open(owner, save_id, job=self._job)
 
         def load() -> memoryview:
@@ -416,6 +415,28 @@ class Checkpointer:
             return peer.read_scattered(owner, save_id, pieces, plan.nbytes)
 
         return Snapshot.of(manifest, plan, load, scatter)
+
+    def _peer(self, address: tuple[str, int]) -> PeerClient:
+        if address not in self._peers:
+            self._peers[address] = PeerClient(*address, self._secret, encrypted=self._encrypted)
+        return self._peers[address]
+
+    @_with_the_next_server
+    def rebuild(self, addresses: Mapping[int, tuple[str, int]], lost: int, save_id: str) -> Snapshot:
+        """The snapshot of rank `lost`, whose node is gone, from those of other ranks and the parity on their nodes.
+
+        Args:
+            addresses: memory servers of their nodes, by rank.
+
+        Raises:
+            NotFoundError: one of them does not hold what is needed any more.
+            CorruptSnapshotError: what they say of it is not this job's, or does not agree.
+        """
+        self.wait_staged()
+        self._client.forget_slot()
+        peers = {rank: self._peer(address) for rank, address in addresses.items()}
+        rebuilt = Rebuilt.open(peers, lost, save_id, job=self._job)
+        return Snapshot.of(rebuilt.manifest, rebuilt.plan, rebuilt.load)
 
     def close_peers(self) -> None:
         """All has been read from other nodes: a connection costs them a thread for as long as it lasts."""

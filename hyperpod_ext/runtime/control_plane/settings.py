@@ -12,6 +12,7 @@ from pathlib import Path
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.runtime.ipc.environment import ENV_SECRET_FILE, read_secret
+from hyperpod_ext.runtime.membership.parity_groups import without_agent
 from hyperpod_ext.runtime.memory_server.client.start import secret_file_of
 
 ENV_PORT_BASE = "HPX_PORT_BASE"
@@ -50,9 +51,11 @@ def sized(config: RuntimeConfig, nodes: int, workers_per_node: int) -> RuntimeCo
     """The job in the size that its launcher has given it.
 
     Raises:
-        ConfigError: the global batch does not divide among so many ranks.
+        ConfigError: the global batch does not divide among so many ranks, or nobody here places parity.
     """
     world_size = nodes * workers_per_node
+    if (problem_of_parity := without_agent(config.checkpoint)) is not None:
+        raise ConfigError([problem_of_parity])
     if config.global_batch_size is not None and config.global_batch_size % world_size:
         problem = f"{config.global_batch_size} samples do not divide among {world_size} ranks"
         raise ConfigError([Problem(problem, "global_batch_size", hint="a multiple of the number of ranks")])

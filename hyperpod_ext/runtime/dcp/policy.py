@@ -17,6 +17,7 @@ from hyperpod_ext.config.checkpoint import CheckpointPolicy
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.errors import ConfigError, Problem
+from hyperpod_ext.runtime.membership.parity_groups import without_agent
 
 Policy = CheckpointPolicy | Mapping[str, Any] | str | os.PathLike[str]
 
@@ -37,6 +38,8 @@ def policy_of(job: str, given: Policy | None, environ: Mapping[str, str] = os.en
     except ValidationError as error:
         config = {"name": job, "nodes": 1, "workers_per_node": 1, "checkpoint": policy.model_dump(mode="json")}
         raise _config_error(RuntimeConfig, config, error) from None
+    if (problem := without_agent(policy)) is not None:
+        raise ConfigError([problem])
     return policy
 
 

@@ -83,6 +83,19 @@ class HeldCommit(Declared):
     """One for all of the ranks, or one for each."""
 
 
+class HeldPiece(Declared, extra="ignore"):
+    """One whole parity piece in a node's memory."""
+
+    rank: Count
+    """The node's own in the stripe: the piece has parts of all others."""
+    step: Count
+    generation: Count
+    save_id: SaveId
+    world_size: Count
+    stripe: Listed[Count]
+    """Ranks whose images protect each other."""
+
+
 class DurableCheckpoint(Declared, extra="ignore"):
     """One checkpoint in a durable tier."""
 
@@ -97,7 +110,7 @@ class DurableCheckpoint(Declared, extra="ignore"):
 class RestoreSource(Declared):
     """Where a rank gets its state."""
 
-    kind: Literal["self", "live", "memory", "peer", "file", "s3", "fresh"]
+    kind: Literal["self", "live", "memory", "peer", "parity", "file", "s3", "fresh"]
     rank: Count
     save_id: str
     node: Number
@@ -327,6 +340,8 @@ class NodeJoin(Report):
     """What each has, if that is one complete step; one for all, or one for each."""
     held: Listed[HeldCommit]
     """What the node's memory has."""
+    pieces: Listed[HeldPiece] = ()
+    """Parity that it keeps of other nodes' snapshots."""
 
 
 class AskJobState(Report):
@@ -375,6 +390,7 @@ class Decommissioned(Report):
     sender, reader = "agent", "coordinator"
     type: Literal["decommissioned"] = "decommissioned"
     held: Listed[HeldSnapshot]
+    pieces: Listed[HeldPiece] = ()
 
 
 class DurableAnswer(Report):
@@ -542,9 +558,11 @@ class NodeAssignment(Order):
     type: Literal["assignment"] = "assignment"
     ranks: Listed[Count]
     peers: ByNumber[Address]
-    """Memory servers of this node, and of those that hold its copies."""
+    """Memory servers of this node, and of those that hold its copies, or keep parity with it."""
     domains: ByNumber[str]
     """What fails together with each of these nodes."""
+    group: ByNumber[Listed[Count]] = {}
+    """Ranks of each node that keeps parity with it, its own too; none: there is no parity."""
 
 
 class StopNode(Order):

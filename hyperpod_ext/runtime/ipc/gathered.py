@@ -12,7 +12,12 @@ from hyperpod_ext.runtime.snapshot.select import Offer
 T = TypeVar("T")
 
 
-def node_join(joins: Mapping[int, c.Join], held: Collection[c.HeldSnapshot], generation: int) -> c.NodeJoin:
+def node_join(
+    joins: Mapping[int, c.Join],
+    held: Collection[c.HeldSnapshot],
+    generation: int,
+    pieces: Collection[c.HeldPiece] = (),
+) -> c.NodeJoin:
     """One message of the joins of these ranks."""
     ranks = tuple(sorted(joins))
     return c.NodeJoin(
@@ -22,6 +27,7 @@ def node_join(joins: Mapping[int, c.Join], held: Collection[c.HeldSnapshot], gen
         store_ports=tuple(joins[rank].store_port for rank in ranks),
         lives=_once([joins[rank].live for rank in ranks]),
         held=held_commits(held),
+        pieces=tuple(pieces),
     )
 
 
@@ -72,14 +78,14 @@ def held_commits(held: Collection[c.HeldSnapshot]) -> tuple[c.HeldCommit, ...]:
 class HeldOffers(Collection[Offer]):
     """What the memory of `node` offers; offers are made of it when somebody goes through them."""
 
-    def __init__(self, commits: Sequence[c.HeldCommit], node: int) -> None:
-        self.commits, self._node = commits, node
+    def __init__(self, commits: Sequence[c.HeldCommit], node: int, pieces: Sequence[c.HeldPiece] = ()) -> None:
+        self.commits, self._node, self.pieces = commits, node, pieces
         for commit in commits:
             _each(commit.own_digests, len(commit.ranks))
             _each(commit.contents, len(commit.ranks))
 
     def __len__(self) -> int:
-        return sum(len(commit.ranks) for commit in self.commits)
+        return sum(len(commit.ranks) for commit in self.commits) + len(self.pieces)
 
     def __contains__(self, offer: object) -> bool:
         return any(offer == one for one in self)
@@ -99,6 +105,8 @@ class HeldOffers(Collection[Offer]):
                     content,
                     commit.world_size,
                 )
+        for piece in self.pieces:
+            yield Offer.of_piece(piece.model_dump(), self._node)
 
 
 def _once(values: Sequence[T]) -> tuple[T, ...]:

@@ -159,10 +159,14 @@ class Membership:
             return [decided]
         if isinstance(decided, Fail):
             return [self._end(decided)]
+        logged: list[Action] = []
+        if (short := self.restoring.short_parity(self.began)) is not None:
+            step, ranks = short
+            logged.append(Log("parity_short", {"step": step, "ranks": list(ranks), "restored_step": decided.step}))
         if self.phase is JobPhase.RESTORING:
-            return [Restore(self.attempt, decided)]
+            return [*logged, Restore(self.attempt, decided)]
         self.phase = JobPhase.RESTORING
-        return [Begin(self.generation, decided)]
+        return [*logged, Begin(self.generation, decided)]
 
     def durable_answered(
         self, stored: list[Offer], generation: int, problems: tuple[str, ...], unreachable: tuple[str, ...] = ()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from hyperpod_ext.runtime.ipc.control_messages import HeldCommit
 from hyperpod_ext.runtime.ipc.gathered import HeldOffers
 from hyperpod_ext.runtime.membership.actions import AskDurable, Fail
+from hyperpod_ext.runtime.snapshot.parity import beyond_parity
 from hyperpod_ext.runtime.snapshot.select import (
     Decision,
     Offer,
@@ -21,6 +22,7 @@ from hyperpod_ext.runtime.snapshot.select import (
     commit_of,
     given_up_by,
     place_of,
+    short_parity,
     start_fresh,
 )
 
@@ -106,6 +108,14 @@ class RestoreNegotiation:
             self.decision, self._last_error, self._restored = decided, "", set()
         return decided
 
+    def short_parity(self, began: Mapping[int, int]) -> tuple[int, tuple[int, ...]] | None:
+        """Where the decided step is older than one that has parity, as too many of a group are lost: that step, and the
+        ranks of the group whose snapshots are missing."""
+        if not any(map(_has_parity, self._held.values())):
+            return None  # and the snapshots of all need not be looked at
+        after = self.decision.step if self.decision is not None else -1
+        return short_parity([offer for held in self._held.values() for offer in held], began, after)
+
     def all_restored(self, rank: int) -> bool:
         """`rank` has restored and verified what was decided; whether every rank has."""
         assert self.decision is not None
@@ -152,7 +162,9 @@ class RestoreNegotiation:
         if (decided := choose_step(allowed, nodes, began)) is not None:
             return decided
         lost = committed or self._is_unasked or self._refused or self._problems or (self.outlives_run and in_memory)
-        return self._nothing(offers, len(nodes), committed) if lost else start_fresh(nodes)
+        if not lost:
+            return start_fresh(nodes)
+        return self._nothing(offers, len(nodes), committed, short_parity(in_memory, began, -1))
 
     def _from_equals(self, nodes: Mapping[int, int], began: Mapping[int, int]) -> Decision | None:
         """The decision that all offers lead to, from few of them: where all ranks hold the same, and some of them live.
@@ -177,11 +189,15 @@ class RestoreNegotiation:
         near = [offer for node in lacking for offer in self._held.get(node, ())]
         return choose_step([*live, *near], nodes, began) if near else decided
 
-    def _nothing(self, offers: Collection[Offer], ranks: int, committed: int) -> Fail:
+    def _nothing(
+        self, offers: Collection[Offer], ranks: int, committed: int, short: tuple[int, tuple[int, ...]] | None
+    ) -> Fail:
         seen = ", ".join(sorted({_seen(offer) for offer in offers})) or "nothing"
         problems = f" Not readable: {'; '.join(self._problems)}." if self._problems else ""
         newest = f"the newest committed was {committed}" if committed else "none was committed in this run"
         last = f" The last try: {self._last_error}" if self._last_error else ""
+        if short is not None:
+            last = f" {beyond_parity(*short)}{last}"
         return Fail(
             "NoCheckpointError",
             f"No step that all {ranks} ranks can restore; {newest}. Seen: {seen}.{problems}{last}",
@@ -198,6 +214,10 @@ class RestoreNegotiation:
             f"{'; '.join(self._unreachable)}. It may have a newer checkpoint than the others, which have {instead}.",
             "Start the job again when the tier can be read, or without it in checkpoint.tiers to go on from the rest.",
         )
+
+
+def _has_parity(held: Collection[Offer]) -> bool:
+    return bool(held.pieces) if isinstance(held, HeldOffers) else any(offer.tier == "parity" for offer in held)
 
 
 def _differ(live: Collection[Offer], commits: Collection[HeldCommit], began: Mapping[int, int]) -> bool:

@@ -161,7 +161,8 @@ class Server:
             case r.Held():
                 if request.owner is not None:
                     self._wait_earlier(request.owner, request.pid)
-                return r.Snapshots(snapshots=tuple(self._memory.held())), None
+                held, pieces = self._memory.held(), self._memory.held_pieces()
+                return r.Snapshots(snapshots=tuple(held), pieces=tuple(pieces)), None
             case r.WaitOthers():
                 return r.Others(others=self._wait_others(request.pids, request.timeout_s)), None
             case r.Durable():
@@ -201,7 +202,7 @@ class Server:
             case r.Enter():
                 memory.enter(order)
             case r.Peers():
-                memory.set_peers(order.peers, order.domains, order.servers_lost)
+                memory.set_peers(order.peers, order.domains, order.servers_lost, order.group)
             case r.Rescale():
                 memory.rescale(order.nodes)
             case r.ReleaseDeparted():

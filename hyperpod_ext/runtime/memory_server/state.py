@@ -18,6 +18,7 @@ from hyperpod_ext.runtime.memory_server.protocol.requests import (
     UploadProgress,
 )
 from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPriority
+from hyperpod_ext.runtime.memory_server.replication.incoming_parts import IncomingParts
 from hyperpod_ext.runtime.memory_server.replication.receiver import PeerServer
 from hyperpod_ext.runtime.memory_server.replication.replicator import Replicator
 from hyperpod_ext.runtime.memory_server.restore_cache import RestoreCache
@@ -90,6 +91,11 @@ class NodeMemory:
         self._alone = (most_nodes or nodes) == 1
         peer = policy.peer()
         self._cpu_priority = CpuPriority(peer.max_slowdown if peer is not None else 1.0, group)
+        self.parts: IncomingParts | None = None
+        """Where the peer tier is by parity."""
+        if peer is not None and peer.parity is not None and not self._alone:
+            pieces = Regions(kind="parity", job=job, secret=secret, budget=self._budget, slots=MIN_SLOTS)
+            self.parts = IncomingParts(pieces, self._cpu_priority)
         if peer is not None and not self._alone:
             self.replicator = Replicator(
                 self.own,
@@ -98,6 +104,7 @@ class NodeMemory:
                 node=node,
                 secret=secret,
                 cpu_priority=self._cpu_priority,
+                parts=self.parts,
                 when_busy=policy.when_busy,
                 encrypted=encrypted,
             )
@@ -172,6 +179,8 @@ class NodeMemory:
         """
         self.own.fence(generation, step)
         self.replicas.fence(generation, step)
+        if self.parts is not None:
+            self.parts.fence(generation, step)
         if step is not None:
             for uploader in self.uploaders:
                 uploader.enter(generation, step, run, stored)
@@ -207,11 +216,18 @@ class NodeMemory:
         for owner in self.replicas.owners():
             if owner >= world_size or owner in ranks:
                 self.replicas.drop_unused(owner)
+        if self.parts is not None:
+            for owner in set(self.parts.pieces.owners()) - set(ranks):
+                self.parts.pieces.drop_unused(owner)
 
     def held(self) -> list[dict[str, Any]]:
         """Whole snapshots here, own and replicas, in brief."""
         own = [{**summary, "replica": False} for summary in self.own.held()]
         return own + [{**summary, "replica": True} for summary in self.replicas.held()]
+
+    def held_pieces(self) -> list[dict[str, Any]]:
+        """Whole parity pieces here, in brief."""
+        return self.parts.held() if self.parts is not None else []
 
     def open(self, owner: int, save_id: str) -> tuple[Manifest, Plan, int, int]:
         """Manifest, plan, offset and a read-only descriptor of a snapshot, own or replica."""
@@ -235,6 +251,7 @@ class NodeMemory:
                 secret=self._secret,
                 job=self._job,
                 cpu_priority=self._cpu_priority,
+                parts=self.parts,
                 host=host,
                 encrypted=self._encrypted,
             )
@@ -243,10 +260,18 @@ class NodeMemory:
             self.peer_server.start()
         return self.peer_server.port
 
-    def set_peers(self, peers: dict[int, tuple[str, int]], domains: dict[int, str], servers_lost: int = 0) -> None:
+    def set_peers(
+        self,
+        peers: dict[int, tuple[str, int]],
+        domains: dict[int, str],
+        servers_lost: int = 0,
+        group: dict[int, tuple[int, ...]] | None = None,
+    ) -> None:
         """Who the other nodes are, and what fails together. One with another address is another memory server.
 
-        `servers_lost`: so many were lost so far, those of nodes that are not among `peers`, too.
+        Args:
+            servers_lost: so many were lost so far, those of nodes that are not among `peers`, too.
+            group: ranks of each node of this one's parity group.
         """
         others = {node: address for node, address in self._peers.items() if node != self._node}
         if servers_lost != self._servers_lost or any(peers.get(node, at) != at for node, at in others.items()):
@@ -254,7 +279,7 @@ class NodeMemory:
                 uploader.forsake()
         self._peers, self._servers_lost = dict(peers), servers_lost
         if self.replicator is not None:
-            self.replicator.set_peers(peers, domains)
+            self.replicator.set_peers(peers, domains, group)
 
     def replicate_now(self) -> None:
         """Have the newest snapshots copied to other nodes; `wait_idle` tells when they are."""
@@ -323,7 +348,7 @@ class NodeMemory:
         """What is held, and how the copying goes."""
         to_peers = [self.replicator.status()] if self.replicator is not None else []
         copying = [*to_peers, *(uploader.status for uploader in self.uploaders)]
-        return ServerStatus(snapshots=tuple(self.held()), copying=tuple(copying))
+        return ServerStatus(snapshots=tuple(self.held()), pieces=tuple(self.held_pieces()), copying=tuple(copying))
 
 
 def _left(deadline: float) -> float:

@@ -72,7 +72,7 @@ class Outcome:
         }
 
 
-_FAR = ("self", "live", "memory", "peer", "file", "s3", "fresh")
+_FAR = ("self", "live", "memory", "peer", "parity", "file", "s3", "fresh")
 _WHYS = 3
 
 

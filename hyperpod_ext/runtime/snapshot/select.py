@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 from hyperpod_ext.runtime.snapshot.manifest import generation_of
 from hyperpod_ext.runtime.snapshot.sharing import Sharing
 
-OfferTier = Literal["live", "memory", "file", "s3"]
+OfferTier = Literal["live", "memory", "parity", "file", "s3"]
 OfferKey = tuple[str, int, int, str, str]
 """Tier, rank, node, save id and URL of an offer: what a refused one is known by."""
 
@@ -30,10 +30,11 @@ class Offer:
 
     tier: OfferTier
     """`live`: in a training process now. `memory`: whole in a node's memory server, that node's own or a
-    replica. `file`, `s3`: a checkpoint of all ranks that has its manifest."""
+    replica. `parity`: a whole parity piece, which says nothing alone. `file`, `s3`: a checkpoint of all ranks that has
+    its manifest."""
     step: int
     rank: int
-    """Rank whose state it is; -1 for a checkpoint of all."""
+    """Rank whose state it is, or whose node keeps the piece; -1 for a checkpoint of all."""
     node: int
     """Node where it is; -1 for a checkpoint of all."""
     save_id: str
@@ -49,6 +50,8 @@ class Offer:
     url: str = ""
     folder: str = ""
     """Where a checkpoint of all lies."""
+    stripe: tuple[int, ...] = ()
+    """Of a parity piece: the ranks whose images protect each other."""
 
     @property
     def key(self) -> OfferKey:
@@ -58,6 +61,12 @@ class Offer:
     def of_memory(cls, summary: Mapping[str, Any], node: int) -> Offer:
         """What a node's memory server says of one snapshot."""
         return cls("memory", node=node, **{key: summary[key] for key in _OF_MEMORY})
+
+    @classmethod
+    def of_piece(cls, summary: Mapping[str, Any], node: int) -> Offer:
+        """What a node's memory server says of one parity piece."""
+        given = {key: summary[key] for key in ("step", "rank", "save_id", "world_size")}
+        return cls("parity", node=node, sharing="shard", stripe=tuple(summary["stripe"]), **given)
 
     @classmethod
     def of_all(cls, summary: Mapping[str, Any]) -> Offer:
@@ -71,9 +80,10 @@ _OF_ALL = ("tier", "step", "save_id", "world_size", "url", "folder")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where one rank gets its state. `self`: it holds it already; `fresh`: it starts from nothing."""
+    """Where one rank gets its state. `self`: it holds it already; `fresh`: it starts from nothing; `parity`: it is
+    rebuilt from the image of `rank` and the piece that lie on `node`, and from those of the other sources."""
 
-    kind: Literal["self", "live", "memory", "peer", "file", "s3", "fresh"]
+    kind: Literal["self", "live", "memory", "peer", "parity", "file", "s3", "fresh"]
     rank: int
     save_id: str = ""
     node: int = -1
@@ -87,6 +97,8 @@ def place_of(source: Source, nodes: Mapping[int, int]) -> OfferKey:
     match source.kind:
         case "memory" | "peer":
             return ("memory", source.rank, source.node, source.save_id, "")
+        case "parity":
+            return ("parity", source.rank, source.node, source.save_id, "")
         case "file" | "s3":
             return (source.kind, -1, -1, source.save_id, source.url)
         case _:
@@ -99,8 +111,9 @@ class Decision:
 
     step: int
     sources: dict[int, tuple[Source, ...]]
-    """Of each rank: one source; several `live` ones, of which each sends a part; or, when the world size changes, one
-    for each rank of the commit. What a rank is told leaves out those that it need not know."""
+    """Of each rank: one source; several `live` ones, of which each sends a part; `parity` ones, which are needed
+    together; or, when the world size changes, one for each rank of the commit. What a rank is told leaves out those
+    that it need not know."""
     world_size: int = 0
     """Ranks of the generation; 0: as many as there are sources."""
 
@@ -169,6 +182,8 @@ def _sources(
             return None
         if len(found) == 1 and found[0][0].kind == "live":  # each sends a part, all at once
             sources[rank] = tuple(found[0][:_AT_ONCE])
+        elif len(found) == 1 and found[0][0].kind == "parity":
+            sources[rank] = tuple(found[0])
         else:
             sources[rank] = tuple(one[0] for one in found)
     return sources
@@ -214,7 +229,7 @@ def _differing(offers: Collection[Offer]) -> set[_Holders]:
     digests: dict[tuple[str, _Holders], set[str]] = {}
     contents: dict[tuple[str, _Holders], set[str]] = {}
     for offer in offers:
-        if offer.rank >= 0:
+        if offer.rank >= 0 and offer.tier != "parity":
             key = offer.save_id, _holders(offer)
             digests.setdefault(key, set()).add(offer.own_digest)
             if offer.content:
@@ -225,6 +240,31 @@ def _differing(offers: Collection[Offer]) -> set[_Holders]:
 def is_replicated(offers: Collection[Offer]) -> bool:
     """Whether every rank's state is the same, as far as anybody has seen."""
     return not _differing(offers) and all(_holders(offer) is None for offer in offers if offer.rank >= 0)
+
+
+def short_parity(offers: Collection[Offer], began: Mapping[int, int], after: int) -> tuple[int, tuple[int, ...]] | None:
+    """The newest step above `after` that has parity which does not do, and the ranks of one group whose memory was lost
+    since: two or more, where parity makes up for one. A rank that has overwritten its snapshot of it lost none."""
+    given_up = given_up_by(began)
+    images: set[tuple[str, int]] = set()
+    oldest: dict[int, int] = {}
+    for one in offers:
+        if one.tier == "memory":
+            images.add((one.save_id, one.rank))
+            oldest[one.rank] = min(generation_of(one.save_id), oldest.get(one.rank, generation_of(one.save_id)))
+
+    def lost(piece: Offer) -> tuple[int, ...]:
+        generation = generation_of(piece.save_id)
+        missing = [rank for rank in piece.stripe if (piece.save_id, rank) not in images]
+        return tuple(rank for rank in missing if oldest.get(rank, generation + 1) > generation)
+
+    pieces = [one for one in offers if one.tier == "parity" and one.step > after and not given_up(one)]
+    short = [(commit_of(piece), lost(piece)) for piece in pieces]
+    short = [(commit, ranks) for commit, ranks in short if len(ranks) > 1]
+    if not short:
+        return None
+    newest, ranks = max(short, key=lambda found: (found[0], [-rank for rank in found[1]]))
+    return newest[0], ranks
 
 
 def start_fresh(nodes: Mapping[int, int]) -> Decision:
@@ -264,10 +304,11 @@ class _Commit:
 
     def __init__(self, offers: Sequence[Offer], differing: Collection[_Holders]) -> None:
         self._everybody = [offer for offer in offers if offer.rank < 0]
+        self._pieces = [offer for offer in offers if offer.tier == "parity"]
         self._own: dict[int, list[Offer]] = {}
         together: dict[_Holders, list[Offer]] = {}
         for offer in offers:
-            if offer.rank >= 0:
+            if offer.rank >= 0 and offer.tier != "parity":
                 self._own.setdefault(offer.rank, []).append(offer)
                 together.setdefault(_holders(offer), []).append(offer)
         self.serving = {
@@ -286,8 +327,8 @@ class _Commit:
     def nearest(self, rank: int, wanted: int, node: int, resized: bool) -> list[Source]:
         """Where `rank` can get the state of rank `wanted`, the cheapest place first.
 
-        In order: itself, memory of its node, a live peer, memory of another node, a shared directory, S3. Its own
-        state comes before another's that is equal, and load spreads by rank among equals.
+        In order: itself, memory of its node, a live peer, memory of another node, parity, a shared directory, S3. Its
+        own state comes before another's that is equal, and load spreads by rank among equals.
         """
         if wanted == rank and not resized:
             for offer in self._own.get(rank, ()):
@@ -304,7 +345,26 @@ class _Commit:
             cost = (place, offer.rank != wanted, offer.node != node, (offer.rank - rank) % 1_000_000)
             found[source] = min(cost, found.get(source, cost))
         ordered = sorted(found, key=found.__getitem__)
+        if self._pieces and not resized and (not ordered or ordered[0].kind in ("file", "s3")):
+            ordered = self._rebuilt(wanted) or ordered
         return [source for source in ordered if source.kind == ordered[0].kind]
+
+    def _rebuilt(self, lost: int) -> list[Source]:
+        """What the state of a rank is rebuilt from: of each other rank of its stripe the image, and the piece that the
+        same node keeps. None where one of them is missing, as when two nodes of a group are lost."""
+        by_stripe: dict[tuple[int, ...], dict[tuple[int, int], Offer]] = {}
+        for piece in self._pieces:
+            if lost in piece.stripe and piece.rank != lost:
+                by_stripe.setdefault(piece.stripe, {})[piece.rank, piece.node] = piece
+        for stripe, pieces in sorted(by_stripe.items()):
+            sources = []
+            for rank in stripe:
+                images = [one for one in self._own.get(rank, ()) if one.tier == "memory" and rank != lost]
+                nodes = [one.node for one in images if (rank, one.node) in pieces]
+                sources += [Source("parity", rank, pieces[rank, node].save_id, node=node) for node in nodes[:1]]
+            if len(sources) == len(stripe) - 1:
+                return sources
+        return []
 
 
 def _source(offer: Offer, rank: int, wanted: int, node: int, resized: bool) -> tuple[Source, int]:

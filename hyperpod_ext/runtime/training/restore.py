@@ -152,6 +152,9 @@ class JobLink:
     def _read(self, sources: Sequence[Source]) -> list[Snapshot]:
         """Snapshots from the sources' tiers; their manifests are verified, their bytes as they are read."""
         found = []
+        if sources[0].kind == "parity":  # of all of them one snapshot is made
+            peers = {source.rank: self._peers[source.node] for source in sources}
+            return [self._checkpointer.rebuild(peers, self.rank, sources[0].save_id)]
         for source in sources:
             match source.kind:
                 case "memory":
@@ -181,6 +184,9 @@ class JobLink:
     @staticmethod
     def _load(state: TrainingState, snapshots: Sequence[Snapshot], sources: Sequence[Source]) -> Restored:
         state.load(snapshots, lean=all(source.kind in ("memory", "peer") for source in sources))
+        if sources[0].kind == "parity":  # as many bytes came from each of them
+            (one,) = snapshots
+            return Restored(one.step, dict(one.extras), one.plan.nbytes * len(sources))
         pairs = list(zip(snapshots, sources, strict=True))
         read = [(one.plan.nbytes, source.kind) for one, source in pairs if one.was_read or len(pairs) == 1]
         local = sum(nbytes for nbytes, kind in read if kind == "memory")

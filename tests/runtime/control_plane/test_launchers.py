@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore
 
-from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTier, S3Tier
+from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTier, PeerTier, S3Tier
+from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import ConfigError, ConflictError, NoCheckpointError, UnreachableError
 from hyperpod_ext.runtime.control_plane.decision import RestoreCoordinator
 from hyperpod_ext.runtime.control_plane.hyperpod_socket import HyperpodAgentClient
 from hyperpod_ext.runtime.control_plane.launcher import Launcher, find_launcher
 from hyperpod_ext.runtime.control_plane.save_at_time import TimedTiers
-from hyperpod_ext.runtime.control_plane.settings import name_of, port_base
+from hyperpod_ext.runtime.control_plane.settings import name_of, port_base, sized
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.snapshot.manifest import save_id_of
 
@@ -106,6 +107,13 @@ def test_names_and_ports_that_nobody_gave():
     assert port_base({}) == 29600
     with pytest.raises(ConfigError, match="HPX_PORT_BASE"):
         port_base({"HPX_PORT_BASE": "80"})
+
+
+def test_parity_is_refused_where_no_agent_of_ours_places_it():
+    policy = CheckpointPolicy(tiers=(MemoryTier(), PeerTier(parity=4)))
+    config = RuntimeConfig(name="a", nodes=4, workers_per_node=1, checkpoint=policy)
+    with pytest.raises(ConfigError, match="only agents of this project place parity"):
+        sized(config, 4, 1)
 
 
 def test_a_rank_that_is_stopped_at_the_barrier_says_again_that_it_is_there(tmp_path: Path):

@@ -43,6 +43,16 @@ def test_what_is_gathered_is_what_each_has_said(steps: tuple[int | None, int | N
     assert expected[0] in offers
 
 
+def test_parity_pieces_are_offers_beside_the_snapshots() -> None:
+    known = {"step": 5, "generation": 1, "save_id": "g1-s5", "world_size": 4, "stripe": (1, 3, 5)}
+    piece = c.HeldPiece(rank=3, **known)
+    again = c.AGENT_REPORTS.decode(encode(node_join({3: join(3)}, [held(3, 5, sharing="shard")], 1, [piece])))
+    assert isinstance(again, c.NodeJoin)
+    offers = HeldOffers(again.held, 7, again.pieces)
+    assert len(offers) == len(list(offers)) == 2
+    assert list(offers)[1] == Offer("parity", 5, 3, 7, "g1-s5", sharing="shard", world_size=4, stripe=(1, 3, 5))
+
+
 def test_what_all_say_alike_is_said_once() -> None:
     one, many = (node_join({r: join(r) for r in range(n)}, [held(r, 5) for r in range(n)], 1) for n in (1, 8))
     assert len(many.lives) == len(many.held) == len(many.held[0].contents) == len(one.lives) == 1

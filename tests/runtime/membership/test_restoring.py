@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -121,3 +123,71 @@ def test_a_decision_from_few_offers_is_the_one_from_all(
         long.hold(node, list(HeldOffers(commits, node)))
     few, every = (one.decide(nodes, began, 1) for one in (short, long))
     assert few == every
+
+
+# --- parity ---------------------------------------------------------------------------------------
+
+TRIO = {0: 0, 1: 1, 2: 2}
+
+
+def held(node: int, *steps: int, stripe: tuple[int, ...] = (0, 1, 2)) -> list[Offer]:
+    """What a node has of its rank of the same number, and the pieces that it keeps."""
+    found = []
+    for step in steps:
+        save_id = f"g1-s{step}"
+        found.append(Offer("memory", step, node, node, save_id, own_digest=str(node), sharing="shard"))
+        found.append(Offer("parity", step, node, node, save_id, sharing="shard", stripe=stripe))
+    return found
+
+
+def test_a_rank_that_cannot_rebuild_strikes_its_pieces_and_no_snapshot() -> None:
+    negotiation = RestoreNegotiation()
+    for node in (0, 2):
+        negotiation.hold(node, held(node, 4, 8))
+    first = negotiation.decide(TRIO, {}, 8)
+    assert isinstance(first, Decision)
+    assert (first.step, first.source(1).kind) == (8, "parity")
+    negotiation.refuse({1: "CRC64-NVME"}, TRIO)
+    second = negotiation.decide(TRIO, {}, 8)
+    assert isinstance(second, Decision)
+    assert (second.step, second.source(1).kind, second.source(0).kind) == (4, "parity", "memory")
+    assert negotiation.short_parity({}) is None  # not because too many were lost
+
+
+def test_two_lost_of_a_group_are_said_with_the_next_tiers_step() -> None:
+    negotiation = RestoreNegotiation(durable=True)
+    negotiation.hold(0, held(0, 4, 8))
+    negotiation.durable_answered([replace(stored(6), world_size=3)], (), ())
+    decided = negotiation.decide(TRIO, {}, 8)
+    assert isinstance(decided, Decision)
+    assert decided.step == 6
+    assert negotiation.short_parity({}) == (8, (1, 2))
+    assert negotiation.short_parity({2: 5}) is None  # that step was given up
+
+
+def test_a_step_that_some_have_overwritten_is_not_two_that_were_lost() -> None:
+    """It was never whole in all pieces, so that nobody had to keep it."""
+    negotiation = RestoreNegotiation()
+    negotiation.hold(0, [*held(0, 4), held(0, 8)[1], held(0, 9)[0]])
+    negotiation.hold(2, held(2, 4, 8))
+    decided = negotiation.decide(TRIO, {}, 9)
+    assert isinstance(decided, Decision)
+    assert (decided.step, decided.source(1).kind) == (4, "parity")
+    assert negotiation.short_parity({}) is None
+
+
+def test_a_node_that_came_for_a_lost_one_counts_until_it_has_parity_itself() -> None:
+    negotiation = RestoreNegotiation(durable=True)
+    negotiation.hold(0, held(0, 8))
+    negotiation.hold(1, [replace(held(1, 9)[0], save_id="g2-s9")])
+    negotiation.durable_answered([replace(stored(6), world_size=3)], (), ())
+    assert isinstance(negotiation.decide(TRIO, {1: 0, 2: 8}, 9), Decision)
+    assert negotiation.short_parity({1: 0, 2: 8}) == (8, (1, 2))
+
+
+def test_two_lost_of_a_group_and_no_other_tier_is_the_last_word() -> None:
+    negotiation = RestoreNegotiation()
+    negotiation.hold(0, held(0, 4))
+    decided = negotiation.decide(TRIO, {}, 4)
+    assert isinstance(decided, Fail)
+    assert "Parity of step 4 makes up for one node of a group; missing are the snapshots of ranks 1, 2." in str(decided)

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.runtime.snapshot.select import Decision, Offer, Source, choose_step, is_replicated, start_fresh
+from hyperpod_ext.runtime.snapshot.select import (
+    Decision,
+    Offer,
+    Source,
+    choose_step,
+    is_replicated,
+    place_of,
+    start_fresh,
+)
 from hyperpod_ext.runtime.snapshot.sharing import Sharing
 
 NODES = {0: 0, 1: 0, 2: 1, 3: 1}
@@ -331,3 +339,80 @@ def test_every_decision_is_whole_and_the_newest_there_is(offers: list[Offer], be
         if source.rank != rank:
             assert not differ
             assert all(o.sharing != "shard" for o in given_by)
+
+
+# --- parity ---------------------------------------------------------------------------------------
+
+GROUPS = ((0, 1, 2), (3, 4, 5, 6))
+"""Nodes, each with two ranks, so four stripes."""
+SEVEN = {rank: rank // 2 for rank in range(14)}
+
+
+def stripe_of(rank: int) -> tuple[int, ...]:
+    return next(tuple(2 * node + rank % 2 for node in group) for group in GROUPS if rank // 2 in group)
+
+
+def piece(rank: int, step: int, **more) -> Offer:
+    stripe = more.pop("stripe", stripe_of(rank))
+    return Offer("parity", step, rank, SEVEN[rank], f"g1-s{step}", sharing="shard", world_size=14, stripe=stripe)
+
+
+def held_with_parity(step: int, lost: set[int]) -> list[Offer]:
+    """What is left where these nodes are lost."""
+    ranks = [rank for rank, node in SEVEN.items() if node not in lost]
+    images = [memory(rank, step, str(rank), node=SEVEN[rank], sharing="shard", world_size=14) for rank in ranks]
+    return images + [piece(rank, step) for rank in ranks]
+
+
+@given(st.sets(st.integers(0, 6), max_size=7))
+def test_a_step_is_there_as_long_as_no_group_has_lost_two_nodes(lost):
+    older = [durable(4, world_size=14)]
+    decision = chosen(held_with_parity(8, lost) + older, SEVEN)
+    if any(len(lost & set(group)) > 1 for group in GROUPS):
+        assert decision.step == 4
+        return
+    assert decision.step == 8
+    for rank, node in SEVEN.items():
+        kind = "parity" if node in lost else "memory"
+        assert {source.kind for source in decision.sources[rank]} == {kind}
+        if node in lost:
+            assert [source.rank for source in decision.sources[rank]] == [r for r in stripe_of(rank) if r != rank]
+            assert [source.node for source in decision.sources[rank]] == [
+                SEVEN[r] for r in stripe_of(rank) if r != rank
+            ]
+    assert Decision.from_json(decision.to_json()) == decision
+
+
+def test_a_piece_that_is_not_whole_rebuilds_nothing():
+    offers = [one for one in held_with_parity(8, {1}) if one.key != piece(4, 8).key]
+    assert choose_step(offers, SEVEN) is None
+    other = piece(4, 8, stripe=(2, 4, 6))  # of a group of before
+    assert choose_step([*offers, other], SEVEN) is None
+
+
+def test_a_piece_of_another_commit_rebuilds_nothing():
+    offers = held_with_parity(8, {1})
+    assert chosen(offers + held_with_parity(7, set()), SEVEN).step == 8
+    mixed = [one for one in offers if one.key != piece(4, 8).key] + [piece(4, 7)]
+    assert choose_step(mixed, SEVEN) is None
+
+
+def test_an_image_on_another_node_than_its_piece_is_not_counted_on():
+    offers = [one for one in held_with_parity(8, {1}) if one.tier == "parity" or one.rank != 4]
+    assert choose_step([*offers, memory(4, 8, "4", node=6, sharing="shard", world_size=14)], SEVEN) is None
+
+
+def test_a_copy_comes_before_parity_and_parity_before_a_checkpoint():
+    offers = held_with_parity(8, {1})
+    copy = memory(2, 8, "2", node=0, sharing="shard", world_size=14)
+    assert kinds(chosen([*offers, copy], SEVEN))[2] == "peer"
+    assert kinds(chosen([*offers, durable(8, "file", world_size=14)], SEVEN))[2] == "parity"
+
+
+def test_another_number_of_ranks_is_not_rebuilt():
+    assert choose_step(held_with_parity(8, {1}), {rank: rank // 2 for rank in range(12)}) is None
+
+
+def test_a_refused_source_names_its_piece():
+    (first, _) = chosen(held_with_parity(8, {1}), SEVEN).sources[2]
+    assert place_of(first, SEVEN) == piece(0, 8).key

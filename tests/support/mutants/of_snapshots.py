@@ -28,10 +28,32 @@ REPLICATE = Source(
     "hyperpod_ext.runtime.memory_server.replication.replicator",
     ("tests/runtime/memory_server/replication/test_replicate.py",),
 )
+PARITY = Source(
+    "hyperpod_ext.runtime.memory_server.replication.incoming_parts",
+    ("tests/runtime/memory_server/replication/test_parity.py",),
+)
 WIRE = Source("hyperpod_ext.runtime.ipc.messages", ("tests/runtime/process_group/test_wire_and_store.py",))
 KEYS = Source("hyperpod_ext.runtime.process_group.store_keys", ("tests/runtime/process_group/test_wire_and_store.py",))
 
 MUTANTS: list[Mutant] = [
+    PARITY.mutant(
+        "parity.a_piece_counts_too_soon",
+        "A parity piece of a step counts only when the parts of all other nodes of the group have come.",
+        "if piece.ended != set(piece.stripe.others(piece.holder)):",
+        "if not piece.ended:",
+    ),
+    Source("hyperpod_ext.runtime.memory_server.replication.replicator", PARITY.tests).mutant(
+        "parity.ranks_of_a_node_let_go_apart",
+        "A node keeps what was whole before until all of its ranks have parity of the next step.",
+        "if ranks and set(ranks) <= self._done.keys():",
+        "if ranks:",
+    ),
+    PARITY.mutant(
+        "parity.old_bytes_in_a_piece",
+        "A piece begins with zeros, not with the bytes of the step that was in its slot before.",
+        "        fill_with_zeros(data)\n",
+        "",
+    ),
     MANIFEST.mutant(
         "manifest.prefix_of_the_signature",
         "The whole signature must be right.",

@@ -12,7 +12,15 @@ from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, Unreacha
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
-from hyperpod_ext.runtime.memory_server.protocol.peer_requests import PeerEvents, PeerHeld, PeerOpen, Read
+from hyperpod_ext.runtime.memory_server.protocol.peer_requests import (
+    PeerEvents,
+    PeerHeld,
+    PeerOpen,
+    PieceHead,
+    PieceOpen,
+    PieceRead,
+    Read,
+)
 from hyperpod_ext.runtime.memory_server.protocol.request import A, Request, read_answer
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest
@@ -57,14 +65,32 @@ class PeerClient:
         """
         with self._connection() as sock:
             head = _ask(sock, PeerOpen(owner=owner, save_id=save_id))
-        manifest = head.manifest
+        return head.manifest, self._verified(head.manifest, head.plan, owner, save_id, job)
+
+    def _verified(self, manifest: Manifest, document: dict[str, Any], owner: int, save_id: str, job: str) -> Plan:
+        """The plan of a manifest, once both are what they should be."""
         check_manifest(manifest, self._secret, job=job)
         if manifest.get("rank") != owner or manifest.get("save_id") != save_id:
             raise CorruptSnapshotError(f"{self}: another snapshot came than {save_id} of rank {owner}")
-        plan = read_plan(head.plan, manifest["plan"])
+        plan = read_plan(document, manifest["plan"])
         if plan.nbytes != manifest["nbytes"]:
             raise CorruptSnapshotError(f"the plan of {save_id} is for {plan.nbytes} bytes")
-        return manifest, plan
+        return plan
+
+    def open_piece(self, owner: int, save_id: str, lost: int, *, job: str) -> tuple[PieceHead, Plan]:
+        """What the piece under `owner` there says of the image of rank `lost`: its manifest and plan are verified.
+
+        Raises:
+            NotFoundError: it is not held there.
+            CorruptSnapshotError: its manifest is not this job's.
+        """
+        with self._connection() as sock:
+            head = _ask(sock, PieceOpen(owner=owner, save_id=save_id, lost=lost))
+        return head, self._verified(head.manifest, head.plan, lost, save_id, job)
+
+    def read_piece_into(self, owner: int, save_id: str, start: int, destination: memoryview) -> None:
+        """Fill `destination` with bytes of the piece under `owner`. Nothing says yet whether they are right."""
+        self._receive(PieceRead(owner=owner, save_id=save_id, start=start, nbytes=len(destination)), [destination])
 
     def read_into(self, owner: int, save_id: str, start: int, destination: memoryview) -> int:
         """Fill `destination` with the image's bytes from `start` on; returns their CRC64-NVME."""
@@ -92,10 +118,12 @@ class PeerClient:
 
     def _read(self, owner: int, save_id: str, start: int, destinations: Sequence[memoryview]) -> int:
         nbytes = sum(map(len, destinations))
-        request = Read(owner=owner, save_id=save_id, start=start, nbytes=nbytes)
+        return self._receive(Read(owner=owner, save_id=save_id, start=start, nbytes=nbytes), destinations)
+
+    def _receive(self, request: Read | PieceRead, destinations: Sequence[memoryview]) -> int:
         with self._connection() as sock:
-            if _ask(sock, request).nbytes != nbytes:
-                raise wire.WireError(f"it does not send the {nbytes} bytes that it was asked for")
+            if _ask(sock, request).nbytes != request.nbytes:
+                raise wire.WireError(f"it does not send the {request.nbytes} bytes that it was asked for")
             return ps.receive_scattered(sock, destinations)
 
     @contextmanager

@@ -6,9 +6,11 @@ Both have shown the job's secret before. The first message of a connection carri
 from __future__ import annotations
 
 import typing
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from hyperpod_ext.runtime.ipc.declared import Bytes, Count, Declared, Kinds, Listed
+from pydantic import Field
+
+from hyperpod_ext.runtime.ipc.declared import ByNumber, Bytes, Count, Declared, Kinds, Listed, Seconds
 from hyperpod_ext.runtime.memory_server.protocol.request import Done, Request
 
 
@@ -59,6 +61,43 @@ class Read(Request[SnapshotPart]):
     nbytes: Bytes
 
 
+class PieceHead(Declared):
+    """What is needed to rebuild one rank's image."""
+
+    manifest: dict[str, Any]
+    """Of the lost rank's snapshot."""
+    plan: dict[str, Any]
+    """Its layout."""
+    stripe: Listed[Count]
+    """The ranks whose images protect each other, in the order in which these are cut."""
+    nbytes: ByNumber[Bytes]
+    """Length of each image that has a part in the piece."""
+
+
+class PieceOpen(Request[PieceHead]):
+    """A rank whose state was lost with its node restores."""
+
+    sender = "worker"
+    op: Literal["piece_open"] = "piece_open"
+    owner: Count
+    """Rank of the asked node that is in the same stripe: its node keeps the piece under that."""
+    save_id: str
+    lost: Count
+    """The rank that restores."""
+
+
+class PieceRead(Request[SnapshotPart]):
+    """A part of a parity piece."""
+
+    sender = "worker"
+    op: Literal["piece_read"] = "piece_read"
+    owner: Count
+    """As in `piece_open`."""
+    save_id: str
+    start: Bytes
+    nbytes: Bytes
+
+
 class ReplicaBegun(Declared):
     """One of the fields is set."""
 
@@ -81,8 +120,41 @@ class ReplicaBegin(Request[ReplicaBegun]):
     """The layout, where the other side has asked for it."""
 
 
+class PartBegin(Request[ReplicaBegun]):
+    """A snapshot is due, and its group keeps parity: the part that this node is to XOR into its piece."""
+
+    sender = "memory server"
+    op: Literal["part_begin"] = "part_begin"
+    manifest: dict[str, Any]
+    """Of the whole snapshot, signed with the job's secret."""
+    plan: dict[str, Any] | None = None
+    """As in `replica_begin`."""
+    stripe: Listed[Count]
+    """The ranks whose images protect each other, as the sender knows them."""
+    crc64nvme: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$", examples=["00000000000000ab"])]
+    """Of the part."""
+
+
+class PieceComplete(Declared):
+    complete: bool
+    """False: parts of others have yet to come."""
+
+
+class AskPiece(Request[PieceComplete]):
+    """A part was sent: are those of all others of its stripe there, too? Until then the step before is kept."""
+
+    sender = "memory server"
+    op: Literal["ask_piece"] = "ask_piece"
+    owner: Count
+    """Rank whose part was sent."""
+    save_id: str
+    step: Count
+    wait_s: Annotated[Seconds, Field(le=10.0)]
+    """How long the answer may take."""
+
+
 class Chunk(Request[Done]):
-    """A part of a replica; its bytes follow. Some are sent before the first is answered."""
+    """A part of a replica, or of a part for parity; its bytes follow. Some are sent before the first is answered."""
 
     sender = "memory server"
     op: Literal["chunk"] = "chunk"
@@ -92,7 +164,7 @@ class Chunk(Request[Done]):
 
 
 class ReplicaEnd(Request[Done]):
-    """All chunks of a replica were sent."""
+    """All chunks of a replica, or of a part for parity, were sent."""
 
     sender = "memory server"
     op: Literal["replica_end"] = "replica_end"
@@ -110,7 +182,19 @@ class PeerEvents(Request[Done]):
     """As in an event log."""
 
 
-AnyPeerRequest = PeerHeld | PeerOpen | Read | ReplicaBegin | Chunk | ReplicaEnd | PeerEvents
+AnyPeerRequest = (
+    PeerHeld
+    | PeerOpen
+    | Read
+    | PieceOpen
+    | PieceRead
+    | ReplicaBegin
+    | PartBegin
+    | AskPiece
+    | Chunk
+    | ReplicaEnd
+    | PeerEvents
+)
 PEER_REQUESTS: Kinds[AnyPeerRequest] = Kinds(
     "request of another node to a memory server", "op", typing.get_args(AnyPeerRequest)
 )

@@ -190,6 +190,9 @@ class Snapshots(Declared):
     snapshots: Listed[dict[str, Any]]
     """Of each whole one: rank, world_size, step, save_id, nbytes, crc64nvme, plan, own_digest, saved_at, generation,
     content, sharing, state, and whether it is a replica of another node's rank."""
+    pieces: Listed[dict[str, Any]] = ()
+    """Of each whole parity piece: rank of this node in its stripe, world_size, step, save_id, generation, nbytes, and
+    the stripe, the ranks whose images protect each other."""
 
 
 class Held(Request[Snapshots]):
@@ -284,6 +287,8 @@ class Peers(Request[Done]):
     """What fails together: a name for each node."""
     servers_lost: Count = 0
     """Memory servers of the job that were lost so far: those of nodes that are not named here, too."""
+    group: ByNumber[Listed[Count]] = {}
+    """Ranks of each node that keeps parity with this one, this one's too; none: there is no parity."""
 
 
 class Rescale(Request[Done]):
@@ -426,6 +431,8 @@ class CheckTiers(Request[Done]):
 class ServerStatus(Declared):
     snapshots: Listed[dict[str, Any]]
     """As in the answer to `held`."""
+    pieces: Listed[dict[str, Any]] = ()
+    """As there."""
     copying: Listed[dict[str, Any]]
     """Of each tier: counts of copies, bytes_sent, the newest step, last_error."""
 

@@ -22,6 +22,7 @@ from hyperpod_ext.runtime.memory_server.protocol import peer_requests as p
 from hyperpod_ext.runtime.memory_server.protocol.request import Done, refusal
 from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPriority
 from hyperpod_ext.runtime.memory_server.replication.incoming import IncomingReplicas
+from hyperpod_ext.runtime.memory_server.replication.incoming_parts import IncomingParts
 from hyperpod_ext.runtime.memory_server.slots.regions import Regions
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest
@@ -50,6 +51,7 @@ class PeerServer:
         secret: bytes,
         job: str,
         cpu_priority: CpuPriority,
+        parts: IncomingParts | None = None,
         host: str = "",
         port: int = 0,
         timeout_s: float = ps.TIMEOUT_S,
@@ -61,6 +63,7 @@ class PeerServer:
         self._secret, self._job, self._timeout_s = secret, job, timeout_s
         self._cpu_priority = cpu_priority
         self._incoming = IncomingReplicas(replicas, cpu_priority)
+        self._parts = parts
         self._unproven = Unproven(unproven.places(places), ps.disconnect)
         self._closed = threading.Event()
         self._connections: set[socket.socket] = set()
@@ -92,6 +95,8 @@ class PeerServer:
         for connection in self._unproven.all():
             ps.disconnect(connection)
         self._incoming.close()
+        if self._parts is not None:
+            self._parts.close()
 
     def _accept(self) -> None:
         while True:
@@ -127,6 +132,8 @@ class PeerServer:
                 with self._lock:
                     self._connections.discard(connection)
                 self._incoming.lost(connection)
+                if self._parts is not None:
+                    self._parts.lost(connection)
 
     def _converse(self, connection: socket.socket) -> None:
         if not self._speaks_our_version(connection):
@@ -161,9 +168,19 @@ class PeerServer:
                 return Done()
             case p.ReplicaBegin():
                 return self._begin_replica(connection, request.manifest, request.plan)
+            case p.PartBegin():
+                return self._begin_part(connection, request)
             case p.ReplicaEnd():
-                self._incoming.end(request.token)
+                (self._parts_of(request.token) or self._incoming).end(request.token)
                 return Done()
+            case p.AskPiece():
+                owner, save_id, step, wait_s = request.owner, request.save_id, request.step, request.wait_s
+                return p.PieceComplete(complete=self._keeps_parity().wait_complete(owner, save_id, step, wait_s))
+            case p.PieceOpen():
+                return self._open_piece(request)
+            case p.PieceRead():
+                self._send(connection, request)
+                return None
             case p.PeerHeld():
                 return p.PeerSnapshots(own=tuple(self._own.held()), replicas=tuple(self._replicas.held()))
             case p.PeerOpen():
@@ -181,19 +198,55 @@ class PeerServer:
     def _begin_replica(
         self, connection: socket.socket, manifest: Manifest, document: dict[str, Any] | None
     ) -> p.ReplicaBegun:
+        if not self._knows_plan(manifest, document):
+            return p.ReplicaBegun(need_plan=True)
+        if self._has(manifest):
+            return p.ReplicaBegun(have=True)
+        self._cpu_priority.lower_this_thread()  # from here on this connection only brings replicas
+        return p.ReplicaBegun(token=self._incoming.begin(manifest, connection))
+
+    def _knows_plan(self, manifest: Manifest, document: dict[str, Any] | None) -> bool:
+        """Whether the plan of a manifest, which is checked, is known here by now."""
         check_manifest(manifest, self._secret, job=self._job, where=f"replica of rank {manifest.get('rank')}")
         digest = str(manifest["plan"])
         plan = self._plans.get(digest)
         if plan is None:
             if document is None:
-                return p.ReplicaBegun(need_plan=True)
+                return False
             plan = self._plans.add(document, digest)
         if plan.nbytes != manifest["nbytes"]:
             raise CorruptSnapshotError(f"the plan of {manifest['save_id']} is for {plan.nbytes} bytes")
-        if self._has(manifest):
-            return p.ReplicaBegun(have=True)
-        self._cpu_priority.lower_this_thread()  # from here on this connection only brings replicas
-        return p.ReplicaBegun(token=self._incoming.begin(manifest, connection))
+        return True
+
+    # --- parity ---------------------------------------------------------------------------------
+
+    def _begin_part(self, connection: socket.socket, request: p.PartBegin) -> p.ReplicaBegun:
+        parts = self._keeps_parity()
+        if not self._knows_plan(request.manifest, request.plan):
+            return p.ReplicaBegun(need_plan=True)
+        self._cpu_priority.lower_this_thread()  # from here on this connection only brings parts
+        token = parts.begin(request.manifest, request.stripe, request.crc64nvme, connection)
+        return p.ReplicaBegun(token=token, have=token is None)
+
+    def _open_piece(self, request: p.PieceOpen) -> p.PieceHead:
+        piece = self._keeps_parity().pieces.open_manifest(request.owner, request.save_id)
+        manifest = piece["manifests"].get(request.lost)
+        plan = self._plans.get(str(manifest["plan"])) if manifest is not None else None
+        if manifest is None or plan is None:
+            raise NotFoundError(f"parity of {request.save_id} here has no part of rank {request.lost}, or not its plan")
+        nbytes = {rank: int(each["nbytes"]) for rank, each in piece["manifests"].items()}
+        return p.PieceHead(manifest=manifest, plan=plan.to_json(), stripe=piece["stripe"], nbytes=nbytes)
+
+    def _keeps_parity(self) -> IncomingParts:
+        if self._parts is None:
+            raise NotFoundError("this node keeps no parity: its checkpoint policy is another")
+        return self._parts
+
+    def _parts_of(self, token: int) -> IncomingParts | None:
+        """None: the token is of a whole copy."""
+        return self._parts if IncomingParts.is_token(token) else None
+
+    # --- bytes ----------------------------------------------------------------------------------
 
     def _has(self, manifest: Manifest) -> bool:
         keys = ("rank", "save_id", "crc64nvme", "nbytes", "plan")
@@ -202,6 +255,9 @@ class PeerServer:
     def _take_chunk(self, connection: socket.socket, token: int, start: int, nbytes: int) -> None:
         if not 0 < nbytes <= ps.CHUNK:
             raise wire.WireError(f"a chunk of {nbytes} bytes was announced; {ps.CHUNK} is the most")
+        if (parts := self._parts_of(token)) is not None:
+            parts.receive(connection, token, start, nbytes)
+            return
         try:
             self._incoming.receive(connection, token, start, nbytes)
         except NotFoundError:
@@ -215,10 +271,11 @@ class PeerServer:
                 raise NotFoundError(f"the plan of {save_id} of rank {owner} is not known on this node")
             return p.SnapshotHead(manifest=pin.manifest, plan=plan.to_json())
 
-    def _send(self, connection: socket.socket, request: p.Read) -> None:
+    def _send(self, connection: socket.socket, request: p.Read | p.PieceRead) -> None:
         owner, save_id, start, nbytes = request.owner, request.save_id, request.start, request.nbytes
         who = f"read by {connection.getpeername()}"
-        with self._where(owner, save_id).pin(owner, save_id, who, restoring=True) as pin, pin.data as data:
+        where = self._where(owner, save_id) if isinstance(request, p.Read) else self._keeps_parity().pieces
+        with where.pin(owner, save_id, who, restoring=True) as pin, pin.data as data:
             if start + nbytes > len(data):
                 raise NotFoundError(f"{save_id} of rank {owner} has no {nbytes} bytes at {start}")
             wire.send(connection, encode(p.SnapshotPart(nbytes=nbytes)))

@@ -24,6 +24,9 @@ from hyperpod_ext.runtime.membership.placement import Placement, place_replicas
 from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
 from hyperpod_ext.runtime.memory_server.protocol.requests import WhenBusy
 from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPriority
+from hyperpod_ext.runtime.memory_server.replication.incoming_parts import IncomingParts
+from hyperpod_ext.runtime.memory_server.replication.parity_group import ParityGroup
+from hyperpod_ext.runtime.memory_server.replication.part_sender import SentParts
 from hyperpod_ext.runtime.memory_server.replication.rate_limit import RateLimit
 from hyperpod_ext.runtime.memory_server.replication.sender import PeerSender, Superseded
 from hyperpod_ext.runtime.memory_server.slots.pins import Hold
@@ -49,6 +52,8 @@ class _Step:
     """Generation and step."""
     waiting: dict[int, Manifest] = field(default_factory=dict)
     begun: bool = False
+    sent: dict[int, SentParts] = field(default_factory=dict)
+    """Where it goes by parity: snapshots whose parts were sent, and whose pieces are not known to be whole."""
     at_once: bool = False
     """Whether it waits for no other."""
     nbytes: int = 0
@@ -56,7 +61,7 @@ class _Step:
 
 
 class Replicator:
-    """Has snapshots copied to the nodes that `place_replicas` chooses.
+    """Has snapshots copied to the nodes that `place_replicas` chooses, or sent in parts to the node's parity group.
 
     Args:
         regions: this node's own snapshots.
@@ -64,6 +69,7 @@ class Replicator:
         tier: how often, how many copies, over how many connections, and what it may cost.
         cpu_priority: that of copies beside training.
         node: this node's number.
+        parts: the parity pieces that this node keeps, where the tier is by parity.
         when_busy: what becomes of a step that is due while an earlier one is still being copied.
     """
 
@@ -76,6 +82,7 @@ class Replicator:
         node: int,
         secret: bytes,
         cpu_priority: CpuPriority,
+        parts: IncomingParts | None = None,
         when_busy: WhenBusy = "supersede",
         timeout_s: float = ps.TIMEOUT_S,
         encrypted: bool = False,
@@ -87,6 +94,10 @@ class Replicator:
         self._peers: dict[int, PeerSender] = {}
         self._placement: Placement = {}
         self._targets: tuple[int, ...] = ()
+        self._parts = parts
+        self._group: ParityGroup | None = None
+        self._group_number = 0
+        """Rises when the group is another, or one of its memory servers."""
         self._due: list[_Step] = []
         self._closed = False
         self._skipped = ""
@@ -99,6 +110,8 @@ class Replicator:
         """Newest step that another took the place of: ranks that are late with it leave it out, too."""
         self._copying = False
         self._kept: dict[int, tuple[str, ExitStack]] = {}
+        self._done: dict[int, tuple[str, ExitStack]] = {}
+        """By parity: those of a step that is not whole yet for other ranks here."""
         self._stepped_at: dict[int, tuple[float, float]] = {}
         self._due_at, self._latest = 0.0, _Step("", (0, 0))
         self._changed = threading.Condition()
@@ -170,22 +183,34 @@ class Replicator:
             self._take(owner, manifest)
 
     def catch_up(self, owner: int, manifest: Manifest) -> None:
-        """Copy this snapshot now, due or not, and as fast as it goes: its node may be about to go."""
+        """Copy this snapshot now, due or not, and as fast as it goes: its node may be about to go. Parity of one node's
+        alone would be of no use."""
         with self._changed:
-            if self._targets:
+            if self._targets and self._parts is None:
                 self.rate_limit.unthrottle()
                 self._cpu_priority.unthrottle()
                 self._take(owner, manifest, again=True)
 
-    def set_peers(self, addresses: Mapping[int, Address], domains: Mapping[int, str] | None = None) -> None:
+    def set_peers(
+        self,
+        addresses: Mapping[int, Address],
+        domains: Mapping[int, str] | None = None,
+        group: Mapping[int, tuple[int, ...]] | None = None,
+    ) -> None:
         """The nodes there are now, and their failure domains. Where a copy's holder is gone, or was started
-        anew, the newest snapshots are copied at once."""
+        anew, the newest snapshots are copied at once.
+
+        `group`: ranks of each node of this one's parity group. The next step that is due makes its pieces anew.
+        """
         with self._changed:
             gone = {node for node, peer in self._peers.items() if addresses.get(node) != peer.address}
             for node in gone:
                 self._peers.pop(node).close()
             for node in addresses.keys() - self._peers.keys() - {self._node}:
                 self._peers[node] = self._sender(addresses[node])
+            if self._parts is not None:
+                self._set_group(ParityGroup.of(self._node, group or {}), self._parts, gone)
+                return
             nodes = {node: (domains or {}).get(node, "") for node in {*addresses, self._node}}
             self._placement = place_replicas(nodes, self._tier.replicas, self._placement)
             before, self._targets = self._targets, self._placement[self._node]
@@ -193,6 +218,14 @@ class Replicator:
                 for owner in self._regions.owners():
                     if (manifest := self._regions.newest(owner)) is not None:
                         self._take(owner, manifest, again=True)
+
+    def _set_group(self, group: ParityGroup | None, parts: IncomingParts, gone: set[int]) -> None:
+        if group is not None and not set(group.others) <= self._peers.keys():
+            group = None  # one of it is not there
+        anew = group != self._group or (group is not None and bool(gone & group.ranks.keys()))
+        self._group_number += anew
+        self._group, self._targets = group, group.others if group is not None else ()
+        parts.set_group(group, anew=anew)
 
     def _sender(self, address: Address) -> PeerSender:
         return PeerSender(
@@ -241,7 +274,8 @@ class Replicator:
         """One copy of everything must be done before the next is due."""
         now = time.monotonic()
         if self._latest.nbytes:
-            self.rate_limit.finish_within(self._latest.nbytes * len(self._targets), now - self._due_at)
+            copies = len(self._targets) if self._parts is None else 1
+            self.rate_limit.finish_within(self._latest.nbytes * copies, now - self._due_at)
             self._cpu_priority.timeout_s = (now - self._due_at) / 2
         self._latest, self._due_at = step, now
 
@@ -260,18 +294,30 @@ class Replicator:
                 if not step.begun:  # the ranks' copies of a step are one matter: they must be done in time together
                     step.begun = True
                     self._cpu_priority.copy_begins()
-                manifest = step.waiting.pop(owner := min(step.waiting))
-                targets, self._copying = [self._peers[node] for node in self._targets], True
-            began = time.monotonic()
-            failures = self._copy(owner, manifest, targets)
+                self._copying = True
+            if step.waiting:
+                self._copy_next(step)
+            else:
+                self._look_at_pieces(step)
             with self._changed:
-                self._seconds += time.monotonic() - began
-                self._conclude(owner, manifest, failures)
                 self._copying = False
-                if not step.waiting:
+                if not step.waiting and not step.sent:
                     self._remove(step)
                     self._cpu_priority.copy_ends()
                 self._changed.notify_all()
+
+    def _copy_next(self, step: _Step) -> None:
+        with self._changed:
+            manifest = step.waiting.pop(owner := min(step.waiting))
+            targets, parts = [self._peers[node] for node in self._targets], self._sent_parts(manifest)
+        began = time.monotonic()
+        failures = self._copy(owner, manifest, targets) if self._parts is None else self._send_parts(parts)
+        with self._changed:
+            self._seconds += time.monotonic() - began
+            if parts is None or failures:
+                self._conclude(owner, manifest, failures)
+            else:
+                step.sent[owner] = parts
 
     def _next(self) -> _Step | None:
         """The oldest step that is due, once all ranks here are done with those before it."""
@@ -298,12 +344,64 @@ class Replicator:
         finally:
             self.rate_limit.copy_ends()
 
+    # --- by parity ------------------------------------------------------------------------------
+
+    def _sent_parts(self, manifest: Manifest) -> SentParts | None:
+        """None: this snapshot is not sent in parts."""
+        group, number = self._group, self._group_number
+        stripe = group.stripe(int(manifest["rank"])) if group is not None else None
+        if self._parts is None or group is None or stripe is None:
+            return None
+        senders = {rank: self._peers[group.node_of(rank)] for rank in stripe.others(int(manifest["rank"]))}
+        return SentParts(
+            self._regions,
+            manifest,
+            stripe,
+            senders,
+            self._parts,
+            lambda: self._closed or self._group_number != number,
+        )
+
+    def _send_parts(self, parts: SentParts | None) -> list[BaseException]:
+        """Returns what went wrong."""
+        if parts is None:
+            return [NotFoundError("this node is in no parity group at the moment")]
+        self.rate_limit.copy_begins()
+        try:
+            sent = parts.send(self._plan_of(str(parts.manifest["plan"])))
+        except Exception as error:  # whatever it is, it is one step's: the next is due by itself
+            parts.release()
+            return [error]
+        finally:
+            self.rate_limit.copy_ends()
+        with self._changed:
+            self._counts["bytes_sent"] += sent
+        return []
+
+    def _look_at_pieces(self, step: _Step) -> None:
+        """Whether those of one rank's stripe are whole by now. Until then the snapshot is held, and so is the one that
+        was whole before: of the group, others may not be done."""
+        owner, parts = min(step.sent.items())
+        failures: list[BaseException] = []
+        try:
+            if not parts.is_complete():
+                return
+        except Exception as error:
+            failures.append(error)
+        with self._changed:
+            del step.sent[owner]
+            self._conclude(owner, parts.manifest, failures)
+            parts.release()
+
     def _conclude(self, owner: int, manifest: Manifest, failures: list[BaseException]) -> None:
         if not failures:
             self._counts["copies"] += 1
             self._replicated_step = int(manifest["step"])
             self._regions.mark(owner, str(manifest["save_id"]), State.REPLICATED)
-            self._keep(owner, str(manifest["save_id"]))
+            if self._parts is None:
+                self._keep(owner, str(manifest["save_id"]))
+            else:
+                self._keep_together(owner, str(manifest["save_id"]))
         elif all(isinstance(failure, Superseded | NotFoundError) for failure in failures):
             self._counts["superseded"] += 1
         else:
@@ -319,13 +417,29 @@ class Replicator:
             self._kept[owner] = save_id, kept
         before.close()
 
+    def _keep_together(self, owner: int, save_id: str) -> None:
+        """The same by parity, once it is whole for every rank here: a group whose first ranks had but the newer step,
+        and whose second ranks but the one before, could restore neither."""
+        for rank in [rank for rank, (its, _) in self._done.items() if its != save_id]:
+            self._done.pop(rank)[1].close()
+        with suppress(NotFoundError):
+            held = ExitStack()
+            held.enter_context(self._regions.pin(owner, save_id, f"{save_id} has parity", hold=Hold.KEPT))
+            self._done[owner] = save_id, held
+        ranks = self._group.ranks[self._node] if self._group is not None else ()
+        if ranks and set(ranks) <= self._done.keys():
+            before, self._kept, self._done = self._kept, self._done, {}
+            for _, held in before.values():
+                held.close()
+
     def _forget_kept(self, owner: int) -> None:
         """Let go of a snapshot that a new generation has given up."""
-        if owner in self._kept:
-            try:
-                self._regions.open_manifest(owner, self._kept[owner][0])
-            except NotFoundError:
-                self._kept.pop(owner)[1].close()
+        for kept in (self._kept, self._done):
+            if owner in kept:
+                try:
+                    self._regions.open_manifest(owner, kept[owner][0])
+                except NotFoundError:
+                    kept.pop(owner)[1].close()
 
     # --- how it goes ----------------------------------------------------------------------------
 
@@ -335,7 +449,7 @@ class Replicator:
             return {
                 "tier": "peer",
                 "targets": list(self._targets),
-                "too_few_nodes": len(self._targets) < self._tier.replicas,
+                "too_few_nodes": len(self._targets) < (2 if self._parts is not None else self._tier.replicas),
                 "replicated_step": self._replicated_step,
                 **self._counts,
                 "seconds": self._seconds,

@@ -7,17 +7,28 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 from hyperpod_ext.errors import UnreachableError
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
-from hyperpod_ext.runtime.memory_server.protocol.peer_requests import Chunk, ReplicaBegin, ReplicaEnd
+from hyperpod_ext.runtime.memory_server.protocol.peer_requests import (
+    AskPiece,
+    Chunk,
+    PartBegin,
+    ReplicaBegin,
+    ReplicaBegun,
+    ReplicaEnd,
+)
 from hyperpod_ext.runtime.memory_server.protocol.request import A, Request, read_answer
 from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPriority
 from hyperpod_ext.runtime.memory_server.replication.rate_limit import RateLimit
 from hyperpod_ext.runtime.memory_server.slots.pins import Pin
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
+from hyperpod_ext.runtime.snapshot.parity import Stripe
+
+T = TypeVar("T")
 
 _LOOK_S = 0.1  # a peer that takes no bytes must not keep us from giving a copy up
 _UNANSWERED = 8  # chunks sent ahead of the peer's answers
@@ -89,15 +100,60 @@ class PeerSender:
             UnreachableError: the peer is gone or takes nothing.
             HyperpodExtError: what the peer says.
         """
+        return self._guarded(lambda: self._send(pin, plan))
+
+    def _guarded(self, work: Callable[[], T]) -> T:
+        """What `work` does with the connections; after an error there are none."""
         try:
-            sent = self._send(pin, plan)
+            done = work()
         except OSError as error:
             raise self._failed(error) from error
         except BaseException:
             self._disconnect()  # something may be half sent; the peer gives up what it has of it
             raise
         self._wait_s = 0.0
-        return sent
+        return done
+
+    def send_part(self, pin: Pin, plan: Plan, stripe: Stripe, part: memoryview, checksum: str, stop: Stop) -> int:
+        """Bring a part of a snapshot to the peer, for its parity piece; returns how many bytes were sent.
+
+        Raises: as `send`.
+        """
+
+        def begin(control: socket.socket, document: dict[str, Any] | None) -> ReplicaBegun:
+            request = PartBegin(manifest=pin.manifest, plan=document, stripe=stripe.ranks, crc64nvme=checksum)
+            return self._ask(control, request, stop)
+
+        def bring() -> int:
+            control = self._sockets[0]
+            begun = begin(control, None)
+            if begun.need_plan:
+                begun = begin(control, plan.to_json())
+            if begun.token is None:
+                return 0
+            self._send_chunks(begun.token, part, stop)
+            self._ask(control, ReplicaEnd(token=begun.token), stop)
+            return len(part)
+
+        return self._guarded(bring)
+
+    def wait_piece(self, pin: Pin, wait_s: float, stop: Stop) -> bool:
+        """Whether the peer's piece is whole that a part of this snapshot was sent for, after so many seconds at most.
+
+        Raises: as `send`.
+        """
+        manifest = pin.manifest
+        request = AskPiece(
+            owner=int(manifest["rank"]), save_id=str(manifest["save_id"]), step=int(manifest["step"]), wait_s=wait_s
+        )
+        self.connect()  # what another snapshot was refused for has cost the connections
+        try:
+            return self._ask(self._sockets[0], request, stop).complete
+        except OSError as error:
+            raise self._failed(error) from error
+        except Superseded:
+            self._disconnect()
+            raise
 
     def __str__(self) -> str:
         return f"peer {self.address[0]}:{self.address[1]}"

@@ -226,6 +226,11 @@ class Regions:
         with self._changed:
             return [_summary(slot) for owner in self._regions for _, slot in self._sealed(owner)]
 
+    def manifests(self) -> list[Manifest]:
+        """Those of all whole snapshots."""
+        with self._changed:
+            return [slot.manifest for owner in self._regions for _, slot in self._sealed(owner)]
+
     def open(self, owner: int, save_id: str) -> tuple[Manifest, int, int]:
         """Manifest, offset and a read-only descriptor of one whole snapshot."""
         with self._changed:

@@ -1,0 +1,73 @@
+"""Which nodes keep parity of each other's snapshots. Pure; knows no addresses.
+
+Where N nodes are in groups of k, one lost node of each group costs nothing that the group had whole; two of one group
+cost the step. So the members of a group are as far apart as can be, and a rack that is lost takes one of each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from hyperpod_ext.config.checkpoint import CheckpointPolicy
+from hyperpod_ext.errors import Problem
+
+Group = tuple[int, ...]
+"""Nodes, in order."""
+
+
+def place_groups(nodes: Mapping[int, str], size: int, before: Sequence[Group] = ()) -> tuple[Group, ...]:
+    """Groups of `size` nodes, of some more where it does not come out even; none where there are fewer nodes.
+
+    Nodes of `before` that are still there stay together, and others take the places of those that are gone.
+
+    Args:
+        nodes: node number to failure domain, a rack or an availability zone.
+
+    Raises:
+        ValueError: a group would be too small for parity.
+    """
+    if size < 3:
+        raise ValueError(f"groups of {size} nodes: with two, parity is a copy; 3 are the fewest")
+    if len(nodes) < size:
+        return ()
+    count = len(nodes) // size
+    groups = [[node for node in group if node in nodes] for group in before]
+    groups = [group for group in groups if group]
+    known = {node for group in groups for node in group}
+    if len(groups) != count or sum(map(len, groups)) != len(known):
+        return _dealt(nodes, count)
+    most = -(-len(nodes) // count)
+    for node in sorted(nodes.keys() - known):
+        open_ = [group for group in groups if len(group) < most]
+        chosen = min(open_, key=lambda group: (len(group) >= size, _shared(node, group, nodes), len(group), group))
+        chosen.append(node)
+    if any(not size <= len(group) < 2 * size for group in groups):
+        return _dealt(nodes, count)
+    return _in_order(groups)
+
+
+def without_agent(policy: CheckpointPolicy) -> Problem | None:
+    """What of a policy needs an agent of ours on each node."""
+    peer = policy.peer()
+    if peer is None or peer.parity is None:
+        return None
+    problem = "only agents of this project place parity; another launcher runs this job"
+    return Problem(
+        problem, "checkpoint.tiers.*.parity", hint="remove it, and write how many `replicas` there are to be"
+    )
+
+
+def _dealt(nodes: Mapping[int, str], count: int) -> tuple[Group, ...]:
+    """Nodes dealt out domain by domain, those of the largest first."""
+    sizes = Counter(nodes.values())
+    by_domain = sorted(nodes, key=lambda node: (-sizes[nodes[node]], nodes[node], node))
+    return _in_order([by_domain[first::count] for first in range(count)])
+
+
+def _shared(node: int, group: Sequence[int], nodes: Mapping[int, str]) -> int:
+    return sum(nodes[other] == nodes[node] for other in group)
+
+
+def _in_order(groups: Sequence[Sequence[int]]) -> tuple[Group, ...]:
+    return tuple(sorted(tuple(sorted(group)) for group in groups))

@@ -1,0 +1,346 @@
+"""Parts of other nodes' snapshots on their way in, each XORed into the piece that this node keeps of a step.
+
+A piece counts once the parts of all others have come and fit their checksums; until then the one of an earlier step is
+what there is. A part that breaks off has been XORed in half: its piece is given up, and the next step makes another.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hyperpod_ext.errors import CorruptSnapshotError, MemoryTierFullError, NotFoundError, StaleGenerationError
+from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
+from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPriority
+from hyperpod_ext.runtime.memory_server.replication.parity_group import ParityGroup
+from hyperpod_ext.runtime.memory_server.slots.regions import Regions
+from hyperpod_ext.runtime.snapshot.manifest import Manifest, crc_text, generation_of
+from hyperpod_ext.runtime.snapshot.parity import Stripe
+from hyperpod_ext.runtime.snapshot.xor import fill_with_zeros, xor_into
+
+_FIRST_TOKEN = 1 << 32
+"""Tokens of parts are told from those of whole copies by this."""
+_SLOT_WAIT_S = 10.0  # a slot for pieces is in use only while somebody reads it
+_TIMEOUT_S = 2 * ps.TIMEOUT_S
+"""For so long without a byte, others are waited for that have yet to send their parts."""
+
+
+@dataclass(eq=False, slots=True)
+class _Piece:
+    """One that is not whole yet."""
+
+    stripe: Stripe
+    holder: int
+    number: tuple[int, int]
+    """Generation and step."""
+    save_id: str
+    index: int
+    data: memoryview
+    moved_at: float
+    manifests: dict[int, Manifest] = field(default_factory=dict)
+    """By rank, of those that have begun."""
+    ended: set[int] = field(default_factory=set)
+    given_up: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while bytes are XORed in."""
+
+
+@dataclass(eq=False, slots=True)
+class _Part:
+    piece: _Piece
+    owner: int
+    nbytes: int
+    checksum: str
+    begun_by: socket.socket
+    checksums: dict[int, int | None] = field(default_factory=dict)
+    """By the start of each chunk; None while it is received."""
+
+    def is_due(self, start: int, nbytes: int) -> bool:
+        """Whether this is a chunk of it that has not come yet."""
+        begins_one = 0 <= start < self.nbytes and start % ps.CHUNK == 0
+        return begins_one and nbytes == min(ps.CHUNK, self.nbytes - start) and start not in self.checksums
+
+
+class IncomingParts:
+    """The pieces that this node keeps, one of each of its ranks' stripes. Thread-safe.
+
+    Args:
+        pieces: where they lie, each under this node's rank in its stripe.
+    """
+
+    def __init__(self, pieces: Regions, cpu_priority: CpuPriority, timeout_s: float = _TIMEOUT_S) -> None:
+        self.pieces, self._cpu_priority, self._timeout_s = pieces, cpu_priority, timeout_s
+        self.group: ParityGroup | None = None
+        self._unfinished: dict[int, _Piece] = {}
+        self._parts: dict[int, _Part] = {}
+        self._given_up: dict[int, tuple[int, int]] = {}
+        """Newest step whose piece was given up: parts of it that come later are refused."""
+        self._asked: dict[int, tuple[tuple[int, int], float]] = {}
+        """Step that was asked for last, and since when."""
+        self._tokens = itertools.count(_FIRST_TOKEN)
+        self._beginning = threading.Lock()
+        self._changed = threading.Condition()
+        self._scratch = threading.local()
+
+    @staticmethod
+    def is_token(token: int) -> bool:
+        return token >= _FIRST_TOKEN
+
+    def set_group(self, group: ParityGroup | None, *, anew: bool) -> None:
+        """The nodes that keep parity of each other from now on. `anew`: one of them is another than before."""
+        with self._beginning, self._changed:
+            if anew or group != self.group:
+                self._give_up([*self._unfinished.values()])
+            self.group = group
+
+    def fence(self, generation: int, step: int | None) -> None:
+        """See `Regions.fence`. Pieces that it drops are waited for no more."""
+        self.pieces.fence(generation, step)
+        with self._changed:
+            if step is not None:
+                self._give_up([p for p in self._unfinished.values() if p.number[1] > step and p.number[0] < generation])
+
+    def begin(self, manifest: Manifest, ranks: Sequence[int], checksum: str, begun_by: socket.socket) -> int | None:
+        """A place for the part of the snapshot of a checked manifest: the token to send it under. None: the piece is
+        whole.
+
+        Raises:
+            NotFoundError: this node keeps no piece of that stripe, or of that step no more.
+            MemoryTierFullError: this node has not that much left, or every slot is being read.
+            StaleGenerationError: a newer generation is at work.
+        """
+        owner, save_id = int(manifest["rank"]), str(manifest["save_id"])
+        number = generation_of(save_id), int(manifest["step"])
+        with self._beginning:
+            stripe, holder = self._place(owner, ranks)
+            if self._is_complete(stripe, holder, save_id):
+                return None
+            with self._changed:
+                piece = self._unfinished.get(holder)
+                if number <= self._given_up.get(holder, (0, -1)) or (piece is not None and number < piece.number):
+                    raise NotFoundError(f"parity of {save_id} was given up")
+                if piece is not None and number > piece.number:
+                    self._give_up([piece])
+                    piece = None
+            needed = stripe.piece_bytes(int(manifest["nbytes"]))
+            if piece is None:
+                piece = _Piece(stripe, holder, number, save_id, *self._reserve(holder, number, save_id, needed))
+                with self._changed:
+                    self._unfinished[holder] = piece
+                self._cpu_priority.copy_begins()
+            elif len(piece.data) < needed:
+                self._grow(piece, needed)
+            with self._changed:
+                if piece.given_up or owner in piece.manifests:
+                    raise NotFoundError(f"parity of {save_id} was given up, or has the part of rank {owner}")
+                piece.manifests[owner] = manifest
+                token, nbytes = next(self._tokens), stripe.span(owner, holder, int(manifest["nbytes"])).nbytes
+                self._parts[token] = _Part(piece, owner, nbytes, checksum, begun_by)
+                return token
+
+    def receive(self, sock: socket.socket, token: int, start: int, nbytes: int) -> None:
+        """XOR one chunk from `sock` into its piece. What is not due is read over.
+
+        Raises:
+            NotFoundError: nobody waits for this chunk.
+        """
+        with self._changed:
+            part = self._parts.get(token)
+            if part is not None and part.is_due(start, nbytes):
+                part.checksums[start] = None
+            else:
+                part = None
+        checksum = self._take(sock, part.piece if part is not None else None, start, nbytes)
+        with self._changed:
+            if part is None or part.piece.given_up:
+                raise NotFoundError("this part was given up, or these bytes of it are not due")
+            part.checksums[start] = checksum
+            part.piece.moved_at = time.monotonic()
+
+    def _take(self, sock: socket.socket, piece: _Piece | None, start: int, nbytes: int) -> int:
+        """Bytes that come, XORed into `piece` from `start` on as long as that is wanted; returns their checksum."""
+        scratch = getattr(self._scratch, "buffer", None)
+        if scratch is None:
+            scratch = self._scratch.buffer = memoryview(bytearray(ps.PIECE))
+        checksum = 0
+        for at in range(start, start + nbytes, ps.PIECE):
+            some = scratch[: min(ps.PIECE, start + nbytes - at)]
+            checksum = ps.receive_checked(sock, some, checksum)
+            if piece is not None:
+                with piece.lock:
+                    if not piece.given_up:
+                        xor_into(piece.data[at : at + len(some)], some)
+        return checksum
+
+    def end(self, token: int) -> None:
+        """All chunks of a part were sent; with the last of the parts, the piece is whole.
+
+        Raises:
+            CorruptSnapshotError: its bytes are not those that were announced.
+            StaleGenerationError: while it was sent, a newer generation began.
+        """
+        with self._changed:
+            if (part := self._parts.pop(token, None)) is None:
+                raise NotFoundError("this part was given up")
+            piece = part.piece
+            if (why := _incomplete(part)) is not None:
+                self._give_up([piece])
+                raise CorruptSnapshotError(f"part of rank {part.owner} for parity of {piece.save_id}: {why}")
+            piece.ended.add(part.owner)
+            if piece.ended != set(piece.stripe.others(piece.holder)):
+                return
+            del self._unfinished[piece.holder]
+            self._cpu_priority.copy_ends()
+            try:
+                self.pieces.adopt(piece.holder, piece.index, _record(piece))
+            except StaleGenerationError:
+                self._given_up[piece.holder] = max(piece.number, self._given_up.get(piece.holder, piece.number))
+                raise
+            finally:
+                self._changed.notify_all()
+
+    def wait_complete(self, owner: int, save_id: str, step: int, seconds: float) -> bool:
+        """Whether the piece is whole that has the part of `owner`, or this node's own, after so many seconds at most.
+
+        Raises:
+            NotFoundError: it was given up, or a newer one has taken its place.
+        """
+        stripe, holder = self._place(owner, None)
+        number = generation_of(save_id), step
+        with self._changed:
+            if self._changed.wait_for(lambda: self._is_decided(stripe, holder, number), seconds):
+                if not self._is_complete(stripe, holder, save_id):
+                    raise NotFoundError(f"parity of {save_id} was given up")
+                return True
+            piece, now = self._unfinished.get(holder), time.monotonic()
+            asked = self._asked.get(holder)
+            if asked is None or asked[0] != number:
+                asked = self._asked[holder] = number, now
+            if now - (piece.moved_at if piece is not None else asked[1]) > self._timeout_s:
+                if piece is not None:
+                    self._give_up([piece])
+                self._given_up[holder] = max(number, self._given_up.get(holder, number))
+                raise NotFoundError(f"parity of {save_id} was given up: parts of others did not come")
+            return False
+
+    def _is_decided(self, stripe: Stripe, holder: int, number: tuple[int, int]) -> bool:
+        """Whether the piece of that step is whole, or will never be."""
+        piece = self._unfinished.get(holder)
+        if self._given_up.get(holder, (0, -1)) >= number or (piece is not None and piece.number > number):
+            return True
+        return any(
+            (generation_of(str(manifest["save_id"])), int(manifest["step"])) >= number
+            for manifest in self.pieces.manifests()
+            if manifest["rank"] == holder and tuple(manifest["stripe"]) == stripe.ranks
+        )
+
+    def held(self) -> list[dict[str, Any]]:
+        """All whole pieces, in brief."""
+        return [
+            {
+                "rank": manifest["rank"],
+                "world_size": manifest["world_size"],
+                "step": manifest["step"],
+                "generation": generation_of(str(manifest["save_id"])),
+                "save_id": manifest["save_id"],
+                "nbytes": manifest["nbytes"],
+                "stripe": manifest["stripe"],
+            }
+            for manifest in self.pieces.manifests()
+        ]
+
+    def lost(self, sock: socket.socket) -> None:
+        """A connection is gone, and with it what was begun over it."""
+        with self._changed:
+            self._give_up([part.piece for part in self._parts.values() if part.begun_by is sock])
+
+    def close(self) -> None:
+        with self._changed:
+            self._give_up([*self._unfinished.values()])
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _place(self, owner: int, ranks: Sequence[int] | None) -> tuple[Stripe, int]:
+        """The stripe of a rank, and this node's own rank in it. `ranks`: the stripe as the sender knows it."""
+        group = self.group
+        stripe = group.stripe(owner) if group is not None else None
+        if group is None or stripe is None or (ranks is not None and stripe.ranks != tuple(ranks)):
+            raise NotFoundError(f"this node keeps no parity with rank {owner} in it, or with other ranks")
+        return stripe, group.holder(stripe)
+
+    def _is_complete(self, stripe: Stripe, holder: int, save_id: str) -> bool:
+        return any(
+            manifest["rank"] == holder and manifest["save_id"] == save_id and tuple(manifest["stripe"]) == stripe.ranks
+            for manifest in self.pieces.manifests()
+        )
+
+    def _reserve(
+        self, holder: int, number: tuple[int, int], save_id: str, nbytes: int
+    ) -> tuple[int, memoryview, float]:
+        """A slot full of zeros."""
+        region, fd = self.pieces.map(holder, nbytes)
+        os.close(fd)
+        index = self.pieces.next_slot(holder, "supersede", _SLOT_WAIT_S)
+        if index is None:
+            raise MemoryTierFullError(f"every slot for parity of rank {holder} is being read")
+        self.pieces.begin(holder, index, number[1], save_id, number[0])
+        data = region.view(index, region.slot_bytes)
+        fill_with_zeros(data)
+        return index, data[:nbytes], time.monotonic()
+
+    def _grow(self, piece: _Piece, nbytes: int) -> None:
+        """Make room for a part that is longer than those before it."""
+        region, fd = self.pieces.map(piece.holder, nbytes)
+        os.close(fd)
+        with piece.lock:
+            if region.slot_bytes >= nbytes and region.slots[piece.index].save_id == piece.save_id:
+                piece.data = region.view(piece.index, nbytes)
+                return
+            index, data, _ = self._reserve(piece.holder, piece.number, piece.save_id, nbytes)
+            xor_into(data, piece.data)
+            piece.index, piece.data = index, data
+
+    def _give_up(self, pieces: Sequence[_Piece]) -> None:
+        """Nobody writes to their slots once this has returned. `_changed` is held."""
+        for piece in pieces:
+            if self._unfinished.get(piece.holder) is not piece:
+                continue
+            with piece.lock:
+                piece.given_up = True
+            del self._unfinished[piece.holder]
+            self._given_up[piece.holder] = max(piece.number, self._given_up.get(piece.holder, (0, -1)))
+            for token in [token for token, part in self._parts.items() if part.piece is piece]:
+                del self._parts[token]
+            self._cpu_priority.copy_ends()
+        self._changed.notify_all()
+
+
+def _incomplete(part: _Part) -> str | None:
+    """What is missing of a part or wrong with it; None: nothing."""
+    parts = []
+    for start in range(0, part.nbytes, ps.CHUNK):
+        if (checksum := part.checksums.get(start)) is None:
+            return f"the bytes from {start} on never came"
+        parts.append((checksum, min(ps.CHUNK, part.nbytes - start)))
+    found = crc_text(ps.join_checksums(parts))
+    return None if found == part.checksum else f"CRC64-NVME is {found}, {part.checksum} was announced"
+
+
+def _record(piece: _Piece) -> Manifest:
+    """What is known of a whole piece. It is not signed: what is rebuilt is checked by the lost rank's own manifest."""
+    any_of_them = next(iter(piece.manifests.values()))
+    return {
+        "rank": piece.holder,
+        "world_size": any_of_them["world_size"],
+        "step": piece.number[1],
+        "save_id": piece.save_id,
+        "nbytes": len(piece.data),
+        "stripe": list(piece.stripe.ranks),
+        "manifests": dict(piece.manifests),
+    }

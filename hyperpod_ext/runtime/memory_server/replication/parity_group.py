@@ -1,0 +1,42 @@
+"""The nodes that keep parity of each other's snapshots, as one of them is told. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hyperpod_ext.runtime.snapshot.parity import Stripe
+
+
+@dataclass(frozen=True)
+class ParityGroup:
+    """One group, seen from `node`. The first rank of each node is in one stripe, the second in another, and so on."""
+
+    node: int
+    ranks: Mapping[int, tuple[int, ...]]
+    """Of each node of the group."""
+
+    @classmethod
+    def of(cls, node: int, ranks: Mapping[int, tuple[int, ...]]) -> ParityGroup | None:
+        """None: these are no group that `node` is in."""
+        counts = {len(each) for each in ranks.values()}
+        return cls(node, dict(ranks)) if node in ranks and len(ranks) > 2 and len(counts) == 1 else None
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        return tuple(node for node in sorted(self.ranks) if node != self.node)
+
+    def stripe(self, rank: int) -> Stripe | None:
+        """That of a rank of any of these nodes; None: it has no place here."""
+        for ranks in self.ranks.values():
+            if rank in ranks:
+                place = sorted(ranks).index(rank)
+                return Stripe(tuple(sorted(sorted(each)[place] for each in self.ranks.values())))
+        return None
+
+    def node_of(self, rank: int) -> int:
+        return next(node for node, ranks in self.ranks.items() if rank in ranks)
+
+    def holder(self, stripe: Stripe) -> int:
+        """The rank of a stripe that this node has."""
+        return next(rank for rank in stripe.ranks if rank in self.ranks[self.node])
