@@ -96,7 +96,7 @@ def find_places(
         from ..spec import Specs
 
         job = Specs(file or "", None, overrides).job
-        return _places_of(job.checkpoint, job.name), None
+        return places_of(job.checkpoint, job.name), None
     if overrides:
         raise click.UsageError("--set changes a spec; name one with -f")
     if (submission := _local_job(text)) is not None:
@@ -144,12 +144,13 @@ def _places_of_local(submission: Submission) -> list[CheckpointLocation]:
     job = json.loads(submission.job_file.read_text())
     policy = CheckpointPolicy.model_validate_json(json.dumps(job["checkpoint"]))
     secret = submission.folder.parent / "secret"
-    places = _places_of(policy, str(job["name"]))
+    places = places_of(policy, str(job["name"]))
     return [replace(place, secret_file=secret) for place in places] if secret.exists() else places
 
 
-def _places_of(policy: CheckpointPolicy, job: str) -> list[CheckpointLocation]:
-    from hyperpod_ext.runtime.memory_server.uploader import url_of
+def places_of(policy: CheckpointPolicy, job: str) -> list[CheckpointLocation]:
+    """The durable tiers of a job, nearest first."""
+    from hyperpod_ext.runtime.storage.open import url_of
 
     return [CheckpointLocation(open_place(url_of(tier, job)).store, job, tier) for tier in policy.durable()]
 

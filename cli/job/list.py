@@ -13,18 +13,29 @@ from ..output import print_result, say
     epilog="""\b
 Examples:
   hp-ext list
-  hp-ext list --target hyperpod-eks -o json""",
+  hp-ext list --target hyperpod-eks -o json
+  hp-ext list --kept s3://bucket/prefix""",
 )
 @click.option("--target", default="local", show_default=True, help="Where to look.")
+@click.option(
+    "--kept",
+    metavar="PLACE",
+    help="Those whose events lie in this place, above their checkpoints, instead; pods may be gone.",
+)
 @output_option()
-def command(target: str, output: str) -> None:
+def command(target: str, kept: str | None, output: str) -> None:
     """List the jobs of a target, from whichever machine they were submitted: on Kubernetes those in the namespace of
     the current context, on Slurm your own, on SageMaker those of the region. On local: those of this machine."""
     from hyperpod_ext.submit.contract.targets import get_target
 
     from .status import table
 
-    found = get_target(target).list_jobs()
+    if kept is not None:
+        from ..report.runs import list_kept
+
+        found = list_kept(kept)
+    else:
+        found = get_target(target).list_jobs()
     if not found and output == "table":
         say(f"{target} has no jobs: `hp-ext create-job --target {target}` makes one")
         return

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from ..command import Command, output_option, target_option
 from ..output import columns, print_result
-
-if TYPE_CHECKING:
-    from hyperpod_ext.runtime.metrics.meters import Meters
-    from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
 
 _MOST_RANKS = 32
 """Ranks that get a line of their own; of more, those that are behind come first."""
@@ -24,96 +20,49 @@ _MOST_RANKS = 32
     epilog="""\b
 Examples:
   hp-ext top tiny-gpt
-  hp-ext top tiny-gpt --once -o json""",
+  hp-ext top tiny-gpt --once -o json
+  hp-ext top gpt-7b --target hyperpod-eks
+  hp-ext top s3://bucket/prefix/gpt-7b""",
 )
-@click.argument("job", metavar="NAME|URL")
+@click.argument("job", metavar="NAME|URL|PLACE")
 @target_option
 @click.option("--once", is_flag=True, help="Show how it stands now, and end. So it is without a terminal.")
 @output_option()
 def command(job: str, target: str, once: bool, output: str) -> None:
     """Follow a job that runs: step, goodput, faults, what each rank does. The numbers are those of `metrics`.
 
-    Jobs on Kubernetes and SageMaker tell their state alone; the rest can be read at the port of `metrics` there.
+    JOB is a name or URL, or where its checkpoints lie, as s3://bucket/prefix/JOB. On Kubernetes the pod that counts is
+    asked through the API server, at the port of `metrics`; of other jobs, and once pods are gone, the events beside the
+    checkpoints are read.
     """
     from hyperpod_ext.submit.contract.handle import JobHandle
     from hyperpod_ext.submit.contract.targets import get_target
 
-    handle = JobHandle.parse(job, target)
-    updates = get_target(handle.target).watch(handle)
+    from .numbers import job_numbers, source_of, updates_of_place
+    from .runs import place_of_events
+
+    if (place := place_of_events(job)) is not None:
+        moments = updates_of_place(place)
+    else:
+        handle = JobHandle.parse(job, target)
+        source = source_of(handle)
+        moments = (
+            job_numbers(update.status, source.take(update)) for update in get_target(handle.target).watch(handle)
+        )
     if once or output != "table" or not sys.stdout.isatty():
-        followed = Followed()
-        now = followed.take(next(iter(updates)))
+        now = next(iter(moments))
         print_result(now, output, table(now))
         return
-    _follow(updates)
+    _follow(moments)
 
 
-def _follow(updates: Iterable[StatusUpdate]) -> None:
+def _follow(moments: Iterable[dict[str, Any]]) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    followed = Followed()
     with Live(refresh_per_second=4) as live:
-        for update in updates:
-            live.update(Text(table(followed.take(update))))
-
-
-class Followed:
-    """Adds moments up. The undisturbed run, where there is one, is counted by itself."""
-
-    def __init__(self) -> None:
-        self._run = ""
-        self._meters: Meters | None = None
-
-    def take(self, update: StatusUpdate) -> dict[str, Any]:
-        """The job as it stands now."""
-        from hyperpod_ext.runtime.events.reading import read_followed
-        from hyperpod_ext.runtime.metrics.meters import Meters
-
-        for entry in update.events:
-            if self._meters is None or entry["run"] != self._run:
-                self._run, self._meters = entry["run"], Meters()
-            if (event := read_followed(entry)) is not None:
-                self._meters.add(event)
-        return job_numbers(update.status, self._meters or Meters())
-
-
-def job_numbers(status: JobStatus, meters: Meters) -> dict[str, Any]:
-    """One job's numbers, as scripts read them. What is not known yet is null."""
-    took = [rank.step_s for rank in meters.ranks.values() if rank.step_s is not None]
-    step_s = max(took, default=None)
-    step, of = meters.step if meters.step is not None else status.step, meters.of or status.of
-    left = None if of is None or step is None or step_s is None else (of - step) * step_s
-    return {
-        "name": status.name,
-        "handle": status.handle,
-        "state": status.state if status.ended or meters.state != "recovering" else meters.state,
-        "step": step,
-        "of": of,
-        "loss": meters.loss,
-        "step_s": None if step_s is None else round(step_s, 4),
-        "left_s": None if left is None or status.ended else round(left, 1),
-        "goodput": None if meters.goodput is None else round(meters.goodput, 4),
-        "world_size": meters.world_size,
-        "nodes": meters.nodes,
-        "generation": meters.generation,
-        "faults": meters.faults.total(),
-        "recoveries": meters.recoveries,
-        "steps_lost": meters.steps_lost,
-        "nodes_lost": meters.nodes_lost,
-        "seconds": {phase: round(seconds, 3) for phase, seconds in meters.seconds.items()},
-        "tiers": {tier: {"newest_step": newest} for tier, newest in sorted(meters.tiers.items())},
-        "ranks": [
-            {
-                "rank": rank,
-                "node": now.node,
-                "phase": now.phase,
-                "step": now.step,
-                "step_s": None if now.step_s is None else round(now.step_s, 4),
-            }
-            for rank, now in sorted(meters.ranks.items())
-        ],
-    }
+        for now in moments:
+            live.update(Text(table(now)))
 
 
 def table(now: dict[str, Any]) -> str:

@@ -8,6 +8,9 @@ from pydantic import Field
 
 from hyperpod_ext.config.base import Config
 
+SUMMARY = "/summary"
+"""Path of what `hp-ext top` shows, beside /metrics."""
+
 
 class Metrics(Config):
     """Numbers of the running job over HTTP, in the format of Prometheus: step, loss, faults, goodput, seconds by phase.

@@ -24,7 +24,7 @@ def main() -> None:
     logs.mkdir(parents=True, exist_ok=True)
     us = os.getpid()
     agent = subprocess.Popen(
-        [sys.executable, "-m", "hyperpod_ext.runtime.agent", *sys.argv[1:]],
+        [sys.executable, "-m", "hyperpod_ext.runtime.agent", "--keep-events", *sys.argv[1:]],
         preexec_fn=lambda: die_with_parent(us, signal.SIGTERM),  # no threads here that it could meet
     )
     code = wait_printing(agent, logs)

@@ -60,7 +60,7 @@ def _run(root: Path, arguments: list[str], environ: MutableMapping[str, str]) ->
         if name := environ.get(ENV_SECRET_ID):
             env[ENV_SECRET_FILE] = str(_fetch_secret(name, Path(private) / "secret"))
         flags = ["--nnodes", str(config.nodes), "--nproc-per-node", str(config.workers_per_node)]
-        flags += ["--node-rank", str(here), "--rdzv-endpoint", f"{hosts[0]}:{PORT}"]
+        flags += ["--node-rank", str(here), "--rdzv-endpoint", f"{hosts[0]}:{PORT}", "--keep-events"]
         command = [sys.executable, "-m", "hyperpod_ext.runtime.agent", *flags, "--", script, *arguments]
         us = os.getpid()
         agent = subprocess.Popen(

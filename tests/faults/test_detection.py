@@ -50,6 +50,23 @@ def test_a_rank_that_hangs_is_replaced_and_no_other_is(job, undisturbed, how, ph
     assert "Traceback" not in log
 
 
+def test_a_rank_0_that_breaks_a_rule_on_what_it_prints_is_replaced_and_no_other_is(job, undisturbed):
+    rule = {"name": "link", "pattern": ".*link is down", "fault_on_match": True}
+    prints = {
+        "what": "code",
+        "where": "in a step",
+        "rank": 0,
+        "step": 5,
+        "code": "print('the link is down', flush=True)",
+    }
+    env = {"HPX_TEST_HOLD": "[[1, 0, 5]]"}
+    recovery = assert_recovered(undisturbed, job(fault=prints, env=env, settings={"log_rules": [rule]}).start().wait())
+    fault = recovery["fault"]
+    assert (fault["rank"], fault["step"], fault["kind"]) == (0, 5, "log-rule")
+    assert fault["cause"].startswith("log rule link: rank 0 printed 'the link is down', which is a fault")
+    assert recovery["survivor_pids_kept"]
+
+
 def test_a_job_of_one_rank_is_watched_too(job):
     running = job(nodes=1, workers_per_node=1, **injected("hang:rank=0,step=6,how=deadlock")).start()
     report = running.wait()

@@ -10,6 +10,7 @@ import hyperpod_operator as operators
 import launched
 import pytest
 from event_log import events_in
+from hyperpod_ext.cli.report.runs import read_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(400)]
 
@@ -26,15 +27,26 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., tupl
         each_poll: Any = None,
         norm: str = "BatchNorm1d",
         hold: Any = (),
+        nodes: int = 2,
         **operates: Any,
     ) -> tuple[Any, Any, list[dict[str, Any]]]:
         folder = tmp_path_factory.mktemp("h", numbered=True)  # short, for the paths of sockets
-        job = OurJob(folder / "job", fault or {}, norm)
+        job = OurJob(folder / "job", fault or {}, norm, durable=True)
+        job.nodes = nodes
         port = launched.free_ports() + 10
-        command = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-port", str(port + 1), "--", str(launched.TINY)]
+        command = [
+            "--nnodes",
+            str(nodes),
+            "--nproc-per-node",
+            str(4 // nodes),
+            "--rdzv-port",
+            str(port + 1),
+            "--",
+            str(launched.TINY),
+        ]
         env = job.env() | {"HPX_TEST_HOLD": json.dumps(hold)}
         places = [operators.OurPod(number, folder / f"p{number}", command, port, env) for number in range(pods)]
-        operator = operators.Operator(places, nodes=2, **operates)
+        operator = operators.Operator(places, nodes=nodes, **operates)
         if each_poll is not None:
             operator.each_poll = lambda its, status: each_poll(job, its)
         made.append(operator)
@@ -49,15 +61,18 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., tupl
 class OurJob(launched.Launched):
     """One that our agents write the log and the report of."""
 
+    nodes = 2
+
     def env(self) -> dict[str, str]:
         env = super().env()
         runtime = json.loads(env["HPX_RUNTIME"])
         runtime["restart"] = {"hang": {"enabled": self.fault.get("what") != "code", "floor_s": 2.0, "factor": 2.0}}
         runtime["checkpoint"]["tiers"].append({"kind": "peer"})
+        runtime |= {"nodes": self.nodes, "workers_per_node": 4 // self.nodes}
         return env | {"HPX_RUNTIME": json.dumps(runtime)}
 
     def held(self) -> bool:
-        """Whether rank 2 stands still in step 5, after all have made step 4."""
+        """Whether all have made step 4; one stands still in step 5."""
         steps = [e for e in events_in(self.folder / "events.jsonl") if e["event"] == "step"]
         return {e["rank"] for e in steps if e["step"] == 4} == {0, 1, 2, 3}
 
@@ -91,6 +106,12 @@ def test_what_a_rank_can_meet_is_mended_in_place_and_the_operator_sees_a_job_tha
         (event["call"], event["caller"], event["status"]) for event in events if event["event"] == "operator_asked"
     ]
     assert calls == []
+    for pod in operator.pods:
+        pod.kill()
+    kept = read_run(str(job.folder / "durable" / "tiny"))  # what is left of the job beside its checkpoints
+    assert (kept["state"], kept["steps"], kept["steps_lost"], kept["world_size"]) == ("succeeded", 12, 0, 4)
+    assert [(one["rank"], one["step"]) for one in kept["faults"]] == [(2, 5)]
+    assert kept["losses"] == undisturbed["losses"]
 
 
 def test_a_rank_that_breaks_a_log_rule_of_the_operator_is_replaced_in_place(run, undisturbed):
@@ -115,13 +136,23 @@ def said(operator: Any) -> list[tuple[str, str, str]]:
     return [(one["status"], one.get("reason", ""), one.get("message", "")) for one in operator.last.values()]
 
 
-@pytest.mark.parametrize("poll_s", [0.05, 3.0])
-def test_a_lost_pod_comes_back_as_a_spare_into_the_generation_that_waits(run, alike, poll_s):
+@pytest.mark.parametrize(
+    ("place", "poll_s", "nodes"),
+    [
+        pytest.param(1, 0.05, 2, id="second pod"),
+        pytest.param(1, 3.0, 2, id="slow polls"),
+        pytest.param(0, 0.05, 2, id="first pod"),
+        pytest.param(0, 0.05, 4, id="first of four", marks=pytest.mark.soak),
+    ],
+)
+def test_a_lost_pod_comes_back_as_a_spare_into_the_generation_that_waits(run, alike, place, poll_s, nodes):
     def lose(job: Any, operator: Any) -> None:
         if not operator.faults and job.held():
-            operator.pods[1].kill()
+            operator.pods[place].kill()
 
-    job, operator, events = run(pods=3, each_poll=lose, norm="LayerNorm", hold=[[1, 2, 5]], poll_s=poll_s)
+    job, operator, events = run(
+        pods=nodes + 1, nodes=nodes, each_poll=lose, norm="LayerNorm", hold=[[1, 2 * place, 5]], poll_s=poll_s
+    )
     launched.assert_equal(job, alike)
     assert len(operator.faults) == 1
     assert [event["step"] for event in events if event["event"] == "go"] == [0, 4]

@@ -12,6 +12,7 @@ import launched
 import pytest
 from event_log import events_in
 from launched import losses, weights
+from waiting import PATIENCE_S
 
 SCRIPT = Path(__file__).with_name("elastic_bitwise.py")
 STEPS = 400
@@ -71,6 +72,17 @@ def resize(nodes: int) -> Callable[[operators.Operator], None]:
     return lambda operator: operator.resize(nodes)
 
 
+def drain(operator: operators.Operator) -> None:
+    """The last pod's node is drained: the pod is told to end, and the operator goes on with one less."""
+    *operator.active, leaving = operator.active
+    assert leaving.agent is not None
+    leaving.agent.terminate()
+    leaving.agent.wait(PATIENCE_S)
+    operator.nodes -= 1
+    operator.resizes.append({"of": operator.nodes + 1, "nodes": operator.nodes})
+    stop_and_start(is_graceful=True, timeout=30)(operator)
+
+
 def stop_and_start(**body: Any) -> Callable[[operators.Operator], None]:
     """As an operator that was restarted does: it calls pods that are ready, or train, twice."""
 
@@ -93,16 +105,17 @@ def test_the_operator_stops_and_starts_and_resizes_a_job_whose_processes_stay(ru
             4: stop_and_start(restart_mode="process_level_restart"),
             8: stop_and_start(is_graceful=True, timeout=30),
             12: resize(3),
-            24: resize(1),
+            24: drain,
+            32: resize(1),
         },
     )
     assert losses(job) == losses(alone)
     assert weights(job) == weights(alone)
-    assert [(one["of"], one["nodes"]) for one in operator.resizes] == [(2, 3), (3, 1)]
+    assert [(one["of"], one["nodes"]) for one in operator.resizes] == [(2, 3), (3, 2), (2, 1)]
     assert operator.faults == []
     assert job.of("fault") == []
-    assert [(one["nodes"], one["pids_kept"]) for one in job.of("resized")] == [(3, True), (1, True)]
+    assert [(one["nodes"], one["pids_kept"]) for one in job.of("resized")] == [(3, True), (2, True), (1, True)]
     assert len(job.of("worker_started")) == 3, "one process for each rank, from its start to its end"
     made = [(e["step"], e["world"]) for e in job.of("step") if e["rank"] == 0]
     assert [step for step, _ in made] == list(range(1, STEPS + 1)), "no step was made twice"
-    assert [world for world, _ in itertools.groupby(world for _, world in made)] == [2, 3, 1]
+    assert [world for world, _ in itertools.groupby(world for _, world in made)] == [2, 3, 2, 1]

@@ -14,7 +14,7 @@ from hyperpod_ext.config.files.load import load
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import ConfigError, HyperpodExtError, UnsupportedError
-from hyperpod_ext.submit.contract.capabilities import Capabilities, unsupported
+from hyperpod_ext.submit.contract.capabilities import Capabilities, unsupported, unused
 from hyperpod_ext.submit.contract.render import check_shell, own_templates, render
 from hyperpod_ext.submit.contract.targets import TARGETS, get_target
 from hyperpod_ext.submit.plan import make_plan
@@ -119,6 +119,19 @@ def test_an_image_on_a_laptop_is_a_warning_not_a_refusal() -> None:
     plan = make_plan(job(image="pytorch:2"))
     assert ["image is not used" in warning for warning in plan.warnings] == [True]
     assert make_plan(job()).warnings == ()
+
+
+@pytest.mark.parametrize("target", [target for target in TARGETS if target != "hyperpod-eks"])
+def test_rules_on_what_is_printed_are_followed_where_our_agent_runs_and_nowhere_else(target: str) -> None:
+    rules = [{"name": "loss", "pattern": "loss", "every_s": 60}]
+
+    def warned(mode: str) -> list[str]:
+        asked = job(log_rules=rules, mode=mode)
+        return [one for one in unused(asked, target, get_target(target).capabilities()) if "log_rules" in one]
+
+    assert warned("ours") == []
+    assert warned("plain") == [f"log_rules is not used on {target} in mode plain: our agent follows it in mode ours"]
+    assert RuntimeConfig.of(job(log_rules=rules)).log_rules[0].name == "loss"
 
 
 def test_an_unknown_target_names_the_nearest() -> None:

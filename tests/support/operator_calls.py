@@ -254,7 +254,7 @@ class Ours(Asked):
 
     def __init__(self) -> None:
         self._served: Any = None
-        self.runs = False
+        self.runs, self.waits_for = False, ""
         self.new()
 
     def new(self, flag: str = "") -> None:
@@ -285,7 +285,7 @@ class Ours(Asked):
     def begin(self, place: Any) -> None:
         self.runs = True
 
-    def resume(self, nodes: int) -> None:
+    def resume(self, nodes: int, replaced: object) -> None:
         assert self.runs
 
     def pause(self) -> None:

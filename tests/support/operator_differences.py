@@ -288,7 +288,7 @@ DIFFERENCES: list[Difference] = [
         lambda seen: _refused(seen) and _incomplete(seen),
     ),
     Difference(
-        "`/start`, `/update` with `nnodes` that the job cannot have, a rank or an address that is none, a rank twice",
+        "`/start`, `/update` with `nnodes` that the job cannot have, a rank or an address that is none or comes twice",
         "200, or 500",
         "409, nothing changes",
         "they are not of this job",
@@ -309,7 +309,7 @@ DIFFERENCES: list[Difference] = [
         lambda seen: _refused(seen) and _moves_while_it_trains(seen),
     ),
     Difference(
-        "orders from the job's other pods, or from outside of `operator_addresses`",
+        "orders from the job's other pods, from outside of `operator_addresses`, or from another than the operator",
         "200",
         "403",
         "a pod that somebody has broken into stops no other",

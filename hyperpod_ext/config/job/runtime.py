@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from hyperpod_ext.config.base import Config
+from hyperpod_ext.config.budgets import LogRule
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
 from hyperpod_ext.config.elastic import Elastic
 from hyperpod_ext.config.fault_injection import Chaos
@@ -27,7 +28,7 @@ from hyperpod_ext.config.metrics import Metrics
 from hyperpod_ext.errors import ConfigError, Problem
 
 ENV_RUNTIME = "HPX_RUNTIME"
-_LEFT_OUT = ("elastic", "metrics", "network", "process_group_backend")
+_LEFT_OUT = ("elastic", "log_rules", "metrics", "network", "process_group_backend")
 
 
 class RuntimeConfig(Config):
@@ -64,10 +65,14 @@ class RuntimeConfig(Config):
     metrics: Metrics | None = None
     """Where the job's numbers are shown. Left out of the text where they are not."""
 
+    log_rules: tuple[LogRule, ...] = ()
+    """What our agent looks for in what rank 0 prints. Left out of the text where there is nothing, or AWS's operator
+    tells it."""
+
     @model_serializer(mode="wrap")
     def _without_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         dumped: dict[str, Any] = dump(self)
-        return {name: value for name, value in dumped.items() if value is not None or name not in _LEFT_OUT}
+        return {name: value for name, value in dumped.items() if value or name not in _LEFT_OUT}
 
     @classmethod
     def from_json(cls, text: str) -> RuntimeConfig:

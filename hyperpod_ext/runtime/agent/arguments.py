@@ -46,6 +46,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
         action="store_true",
         help="the job runs already: take the place of a lost node; the endpoint is that of any agent that coordinates",
     )
+    parser.add_argument(
+        "--keep-events",
+        action="store_true",
+        help="bring the job's events to its first durable tier, too: the run directory goes with this machine",
+    )
     parser.add_argument("script", help="training script")
     parser.add_argument("script_args", nargs=argparse.REMAINDER, help="its arguments")
     return parser.parse_args(argv)
@@ -91,6 +96,7 @@ def read_settings(arguments: argparse.Namespace, run_dir: Path, private: Path) -
         chaos=os.environ.get(ENV_CHAOS) != "off",
         join_timeout_s=config.restart.node_wait_s if arguments.rejoin else arguments.rdzv_timeout,
         rejoin=arguments.rejoin,
+        keep_events=arguments.keep_events,
     )
 
 

@@ -8,7 +8,7 @@ import secrets
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.agent.election import ElectionListener
@@ -70,12 +70,21 @@ class CoordinatorClient:
         """When a coordinator went for the first time that had not said a word."""
         self._confirmed = False
         """Whether the other end is known to coordinate; until then it is told nothing but who we are."""
+        self.waits_for = ""
+        """What keeps this node from going on, in words: its coordinator is lost, and there is no other yet."""
+        self._lost: frozenset[int] = frozenset()
+        """Nodes whose agents are gone for good, the coordinator's among them: somebody outside of the job has told."""
         self._unsaid: list[c.FromAgent] = []
         """What has happened since the handshake, which does not say it; sent once the other end coordinates."""
 
     @property
     def connected(self) -> bool:
         return self._writer is not None
+
+    @property
+    def has_coordinator(self) -> bool:
+        """Whether one is there that is known to coordinate."""
+        return self._writer is not None and self._confirmed
 
     async def connect(
         self, endpoint: Callable[[], tuple[str, int]], give_up: Callable[[], str], limit_s: float | None = None
@@ -120,6 +129,7 @@ class CoordinatorClient:
 
     def _confirm(self) -> None:
         assert self._writer is not None
+        self._lost, self.waits_for = frozenset(), ""
         self._confirmed, self._heard_at, self._heard = True, time.monotonic(), 0
         unsaid: list[c.FromAgent] = [*self._unheard, *self._unsaid]
         for report in unsaid:
@@ -242,6 +252,13 @@ class CoordinatorClient:
                 sys.stderr.write(f"node {self._settings.node} refused a message of the coordinator: {error}\n")
         return None
 
+    def know_lost(self, nodes: Collection[int]) -> None:
+        """Somebody outside of the job, whom it trusts, has put others in the place of these nodes. So they need not be
+        counted when it is asked who may coordinate, if the coordinator was one of them."""
+        if self.news is not None and self.news.coordinator in nodes:
+            self._lost = frozenset(nodes)
+            self.disconnect()
+
     def disconnect(self) -> None:
         """Lose the connection, as a network may."""
         if self._writer is not None:
@@ -291,8 +308,12 @@ class CoordinatorClient:
         me, job_state = self._settings.node, self.job_state
         members = {int(node) for node in job_state["members"]} if job_state is not None else set[int]()
         silent = time.monotonic() - self._heard_at
-        deadline = time.monotonic() + max(_SEARCH * self._lease_s - silent, self._lease_s / 4)
+        search_s = max(_SEARCH * self._lease_s - silent, self._lease_s / 4)
+        if self._settings.listen is not None:  # no two sides can go on: it is told from outside who is lost
+            search_s = max(search_s, self._settings.config.restart.node_wait_s)
+        deadline = time.monotonic() + search_s
         reached: set[int] = {me}
+        self.waits_for = f"the coordinator, node {news.coordinator}, is lost; this node looks for another"
         while (left := deadline - time.monotonic()) > 0:
             for node in candidates(news.candidates, news.coordinator):
                 if node == me and job_state is None:
@@ -319,7 +340,7 @@ class CoordinatorClient:
 
     async def _offer_myself(self, members: set[int], wait_s: float) -> c.ToAgent | None:
         me = self._settings.node
-        if me not in members or not await self._election.wait_for_majority(members, me, wait_s):
+        if me not in members or not await self._election.wait_for_majority(members - self._lost, me, wait_s):
             return None
         self._take_over(self._introduction(), list(self._election.votes.values()))
         self._reader, self._writer = await self._dial(*self._election.address, self._lease_s)

@@ -18,6 +18,8 @@ from hyperpod_ext.runtime.membership.quorum import may_take_over
 
 _UNPROVEN = 1024
 """Least number of connections at a time that have not shown the secret yet."""
+_LOOK_S = 0.2
+"""How often it is looked whether another coordinates."""
 _OTHER_FILES = 1024
 """Files that an agent has open beside the connections of others."""
 
@@ -54,12 +56,19 @@ class ElectionListener:
     Args:
         places: connections at a time that have not shown the secret yet, as `places_for` has it.
         encrypted: whether agents speak TLS.
+        has_coordinator: whether this node has one elsewhere. Who is new in the job and looks for it is hung up on then.
     """
 
     def __init__(
-        self, secret: bytes, on_error: Callable[[str], None], places: int = _UNPROVEN, *, encrypted: bool = False
+        self,
+        secret: bytes,
+        on_error: Callable[[str], None],
+        places: int = _UNPROVEN,
+        *,
+        encrypted: bool = False,
+        has_coordinator: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._secret, self._encrypted = secret, encrypted
+        self._secret, self._encrypted, self._has_coordinator = secret, encrypted, has_coordinator
         # not the connection: asyncio breaks when that is closed in the middle of a TLS handshake
         self._unproven: Unproven[asyncio.Task[Any]] = Unproven(unproven.places(places), asyncio.Task.cancel)
         self._listener = Listener(self._serve, on_error)
@@ -132,8 +141,12 @@ class ElectionListener:
         node = handshake.node
         await self._change(lambda: self.votes.update({node: handshake}))
         opened = asyncio.create_task(self._opened.wait())
+        every_s = None if handshake.knows_job else _LOOK_S
         try:
-            await asyncio.wait({reading, opened}, return_when=asyncio.FIRST_COMPLETED)
+            while handshake.knows_job or not self._has_coordinator():
+                done, _ = await asyncio.wait({reading, opened}, timeout=every_s, return_when=asyncio.FIRST_COMPLETED)
+                if done:
+                    break
         finally:
             opened.cancel()
             if self._coordinator is None and self.votes.get(node) is handshake:

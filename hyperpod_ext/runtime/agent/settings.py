@@ -26,3 +26,9 @@ class NodeSettings:
     join_timeout_s: float = 600.0
     rejoin: bool = False
     """The job runs already; this agent takes the place of one that was lost."""
+    listen: tuple[str, int] | None = None
+    """Where others reach this agent, as somebody outside of the job has told all; it also says which nodes are gone."""
+    others: tuple[tuple[str, int], ...] = ()
+    """Where agents of a job that runs listen, one of which coordinates; none: where node 0 is."""
+    keep_events: bool = False
+    """Nobody else sees the run directory: the job's events go to its first durable tier, too."""

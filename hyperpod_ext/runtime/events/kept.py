@@ -9,17 +9,27 @@ replaced as it grows: readers see all of it or the one before.
 from __future__ import annotations
 
 import json
+import sys
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-from hyperpod_ext.errors import NotFoundError, UnreachableError
+from hyperpod_ext.errors import HyperpodExtError, NotFoundError, UnreachableError
 from hyperpod_ext.runtime.events.event import VERSION, Event, Events
 from hyperpod_ext.runtime.events.of_training import Step
 from hyperpod_ext.runtime.events.reading import LogRead, parse_line, read_log
 from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, crc_text
 from hyperpod_ext.runtime.storage.object_store import Cancelled, ObjectStore
 
+EVERY_S = 10.0
+"""How often events are brought to the tier, at most; what people wait for goes at once."""
+AT_ONCE = frozenset({"fault", "go", "done", "job_ended"})
+_LOOK_S = 0.5
+_READ_BYTES = 4 << 20
+"""Read from the log at a time."""
+_CLOSE_S = 60.0
 _FOLDER = "events/"
 _PART_BYTES = 1 << 20
 _MOST_WAITING = 4 << 20
@@ -68,6 +78,69 @@ class KeptLog:
             self._number, self._part, self._written = self._number + 1, bytearray(), 0
 
 
+class LogUpload:
+    """Brings the log that this process writes to the tier, in a thread of its own: where nobody else sees its folder.
+
+    A place that cannot be reached holds nobody up.
+
+    Args:
+        log: events.jsonl, from its beginning; what was kept of it before is read once all the same.
+        open_place: of the job in the durable tier; called in the thread.
+        node: number of this node.
+    """
+
+    def __init__(self, log: Path, open_place: Callable[[], ObjectStore], node: int) -> None:
+        self._log, self._open_place, self._node = log, open_place, node
+        self._kept: KeptLog | None = None
+        self._offset, self._next, self._urgent = 0, 0.0, False
+        self._failed = ""
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="upload of the event log", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Returns when all that was written before is kept, or could not be."""
+        self._ending.set()
+        self._thread.join(_CLOSE_S)
+
+    def _work(self) -> None:
+        while True:
+            last = self._ending.wait(_LOOK_S)
+            try:
+                if self._kept is None:
+                    self._kept = KeptLog(self._open_place(), self._node)
+                more = self._take(self._kept)
+                if last or self._urgent or time.monotonic() >= self._next:
+                    self._next = time.monotonic() + EVERY_S
+                    self._kept.flush()
+                    self._urgent, self._failed = False, ""
+            except (HyperpodExtError, OSError) as error:
+                more = False
+                self._say(str(error))
+            if last and not more:
+                return
+
+    def _take(self, kept: KeptLog) -> bool:
+        """Whole lines that came since; returns whether there may be more."""
+        if kept.full or not self._log.exists():
+            return False  # the place cannot be reached; what is written meanwhile stays where it is
+        with self._log.open("rb") as log:
+            log.seek(self._offset)
+            grown = log.read(_READ_BYTES)
+        complete = grown[: grown.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        lines = complete.splitlines(keepends=True)
+        entries = [parse_line(line) for line in lines]
+        self._urgent |= any(entry is not None and entry["event"] in AT_ONCE for entry in entries)
+        kept.add(lines)
+        return len(grown) == _READ_BYTES and bool(complete)
+
+    def _say(self, why: str) -> None:
+        if why != self._failed:
+            self._failed = why
+            sys.stderr.write(f"the job's events are not kept: {why}\n")
+
+
 def read_kept(store: ObjectStore) -> LogRead:
     """The events of all nodes in the order of time; moments are Unix time.
 
@@ -84,6 +157,27 @@ def read_kept(store: ObjectStore) -> LogRead:
     events = Events(sorted((event for one in read for event in one.events), key=lambda event: event.t))
     damaged = next((one.damaged for one in read if one.damaged is not None), None)
     return LogRead(events, damaged, tuple(note for one in read for note in one.notes))
+
+
+class KeptReader:
+    """The same of a job that runs: what came since the last look."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._sizes: dict[str, int] = {}
+        self._seen: set[str] = set()
+
+    def new(self) -> list[Event]:
+        """In the order of time, as far as it can be read; a part of another node may bring earlier ones later."""
+        grown = {}
+        for entry in self._store.list(_FOLDER):
+            if entry.name.endswith(".jsonl") and self._sizes.get(entry.name) != entry.nbytes:
+                grown[entry.name] = entry.nbytes
+        with ThreadPoolExecutor(_GETS_AT_ONCE) as pool:
+            parts = list(pool.map(lambda name: self._store.get(name, _LARGEST_PART), grown))
+        self._sizes |= {name: len(part) for name, part in zip(grown, parts, strict=True)}
+        read = [_read_part(part, name, self._seen) for name, part in zip(grown, parts, strict=True)]
+        return sorted((event for one in read for event in one.events), key=lambda event: event.t)
 
 
 def _read_part(part: bytes, source: str, seen: set[str]) -> LogRead:

@@ -73,11 +73,11 @@ class EventLog:
     """Lines that are kept to be written at once."""
 
     def __init__(self, run_dir: Path, *, fresh: bool) -> None:
-        self._path = run_dir / "events.jsonl"
+        self.path = run_dir / "events.jsonl"
         if fresh:
-            self._path.unlink(missing_ok=True)
-        self._file = self._path.open("ab", buffering=0)
-        self._take_back(_unfinished(self._path))  # whoever wrote it ended there
+            self.path.unlink(missing_ok=True)
+        self._file = self.path.open("ab", buffering=0)
+        self._take_back(_unfinished(self.path))  # whoever wrote it ended there
         if not self._file.seek(0, os.SEEK_END):
             self._append(first_line())
 
@@ -109,13 +109,13 @@ class EventLog:
     def read(self) -> Events:
         """All events so far that can be read; what cannot is said on stderr."""
         self._flush()
-        return _read(self._path)[0]
+        return _read(self.path)[0]
 
     def report(self, *, state: str, error: Any, world_size: int) -> dict[str, Any]:
         """The job's report; see `report_on`."""
         self._flush()
         # read once, at the end: a process should not keep a month's events while the job runs
-        return report_on(self._path, state=state, error=error, world_size=world_size)
+        return report_on(self.path, state=state, error=error, world_size=world_size)
 
     def _append(self, line: bytes) -> None:
         left = line

@@ -18,7 +18,7 @@ from typing import Any
 
 from hyperpod_ext.errors import HyperpodExtError
 from hyperpod_ext.runtime.detection.failure_causes import decode_exit
-from hyperpod_ext.runtime.events.kept import KeptLog
+from hyperpod_ext.runtime.events.kept import AT_ONCE, EVERY_S, KeptLog
 from hyperpod_ext.runtime.events.log import checked
 from hyperpod_ext.runtime.events.reading import parse_line
 from hyperpod_ext.runtime.events.spool import SpoolReader
@@ -26,9 +26,6 @@ from hyperpod_ext.runtime.memory_server.node_numbers import NodeNumbers
 from hyperpod_ext.runtime.storage.object_store import ObjectStore
 
 _LOOK_S = 0.5
-_EVERY_S = 10.0
-"""How often events are brought to the tier, at most; what people wait for goes at once."""
-_AT_ONCE = frozenset({"fault", "go", "done", "job_ended"})
 _LAST_WORDS = frozenset({"done", "stopped"})
 _DIED = "its process ended without a word: the launcher's log says how"
 _EXIT_CODE = 49
@@ -157,7 +154,7 @@ class NodeEventLog:
         if name in ("joined", "fault"):
             self._faulty = name == "fault"
         process.last = name
-        self._urgent |= name in _AT_ONCE
+        self._urgent |= name in AT_ONCE
 
     def _ended(self, pid: int) -> None:
         """A process has ended: a fault, unless it was done, or went with another for which its node is started anew."""
@@ -173,7 +170,7 @@ class NodeEventLog:
         self._add([checked("fault", fields | more)[1]])
 
     def _keep(self) -> None:
-        self._next = time.monotonic() + _EVERY_S
+        self._next = time.monotonic() + EVERY_S
         try:
             if self._kept is not None:
                 self._kept.flush()

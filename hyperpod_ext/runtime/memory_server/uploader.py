@@ -22,16 +22,10 @@ from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
 from hyperpod_ext.runtime.storage.object_store import Cancelled
-from hyperpod_ext.runtime.storage.open import open_store
+from hyperpod_ext.runtime.storage.open import open_store, url_of
 
 _REMEMBERED = 100
 """Steps that are there, of which the newest count where a generation gives up later ones."""
-
-
-def url_of(tier: S3Tier | FileTier, job: str) -> str:
-    """Where the checkpoints of one job lie."""
-    base = tier.uri if isinstance(tier, S3Tier) else tier.path
-    return f"{base.rstrip('/')}/{job}"
 
 
 class Uploader:

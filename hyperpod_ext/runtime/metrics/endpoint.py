@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from hyperpod_ext.config.metrics import SUMMARY
 from hyperpod_ext.runtime.ipc import unproven
 from hyperpod_ext.runtime.ipc.listener import Listener
 from hyperpod_ext.runtime.ipc.unproven import Unproven
@@ -17,15 +18,22 @@ _PLACES = 64
 
 
 class MetricsEndpoint:
-    """Serves one text, made anew for each request.
+    """Serves two texts, made anew for each request.
 
     Args:
-        text: makes it.
+        text: makes the numbers as Prometheus reads them.
+        summary: makes those that `hp-ext top` shows, as JSON; empty: there are none.
         on_error: hears of errors of our own.
     """
 
-    def __init__(self, text: Callable[[], str], on_error: Callable[[str], None], places: int = _PLACES) -> None:
-        self._text = text
+    def __init__(
+        self,
+        text: Callable[[], str],
+        summary: Callable[[], str],
+        on_error: Callable[[str], None],
+        places: int = _PLACES,
+    ) -> None:
+        self._answers = {b"/metrics": (CONTENT_TYPE, text), SUMMARY.encode(): ("application/json", summary)}
         self._listener = Listener(self._converse, on_error)
         self._places: Unproven[asyncio.StreamWriter] = Unproven(
             unproven.places(places), lambda writer: writer.transport.abort()
@@ -53,8 +61,7 @@ class MetricsEndpoint:
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
-                status, body = self._respond(head[:_LONGEST_HEAD])
-                kind = CONTENT_TYPE if status.startswith("200") else "text/plain"
+                status, kind, body = self._respond(head[:_LONGEST_HEAD])
                 lines = [f"HTTP/1.1 {status}", f"Content-Type: {kind}", f"Content-Length: {len(body)}"]
                 writer.write("\r\n".join([*lines, "Connection: close", "", ""]).encode() + body)
                 await writer.drain()
@@ -63,11 +70,13 @@ class MetricsEndpoint:
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             writer.transport.abort()
 
-    def _respond(self, head: bytes) -> tuple[str, bytes]:
+    def _respond(self, head: bytes) -> tuple[str, str, bytes]:
+        """Status, type and body."""
         method, _, rest = head.partition(b" ")
         path = rest.partition(b" ")[0].partition(b"?")[0]
         if method != b"GET":
-            return "405 Method Not Allowed", b"only GET\n"
-        if path != b"/metrics":
-            return "404 Not Found", b"the metrics are at /metrics\n"
-        return "200 OK", self._text().encode()
+            return "405 Method Not Allowed", "text/plain", b"only GET\n"
+        if path not in self._answers:
+            return "404 Not Found", "text/plain", b"the metrics are at /metrics\n"
+        kind, make = self._answers[path]
+        return "200 OK", kind, make().encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -12,6 +13,7 @@ from hyperpod_ext.runtime.events.event import Event, Other
 from hyperpod_ext.runtime.metrics.endpoint import MetricsEndpoint
 from hyperpod_ext.runtime.metrics.families import render
 from hyperpod_ext.runtime.metrics.meters import Meters
+from hyperpod_ext.runtime.metrics.summary import summary
 
 
 class MetricsExporter:
@@ -29,7 +31,7 @@ class MetricsExporter:
         self._labels = (("hpx_job", job),)
         self._epoch = time.time() - time.monotonic()
         self._meters: Meters | None = Meters()
-        self._endpoint = MetricsEndpoint(self.text, self._failed)
+        self._endpoint = MetricsEndpoint(self.text, self.summary, self._failed)
         self._opening: asyncio.Task[None] | None = None
         for known in past:
             self.add(known)
@@ -47,6 +49,10 @@ class MetricsExporter:
     def text(self) -> str:
         """What is answered; empty once the numbers could not be kept."""
         return render(self._meters.families(self._epoch), self._labels) if self._meters is not None else ""
+
+    def summary(self) -> str:
+        """What `hp-ext top` asks for, from wherever it is."""
+        return json.dumps(summary(self._meters)) if self._meters is not None else "{}"
 
     def open(self) -> None:
         """Listen from now on; the job does not wait for it."""

@@ -8,6 +8,7 @@ output, as `rank 2 | ...`.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ipaddress
 import os
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.config.resize import allowed_sizes
+from hyperpod_ext.errors import ConflictError, HyperpodExtError
 from hyperpod_ext.processes import kill_descendants
 from hyperpod_ext.runtime.agent.__main__ import socket_dir
 from hyperpod_ext.runtime.container_kubernetes import print_logs
@@ -35,6 +37,9 @@ def main() -> None:
     try:
         with socket_dir() as private:
             code = _serve(arguments, run_dir, private)
+    except HyperpodExtError as error:
+        sys.stderr.write(f"hyperpod_ext: {error}\n")
+        code = error.exit_code
     finally:
         kill_descendants(os.getpid())
         ended.set()
@@ -60,7 +65,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         default=[],
         type=_network,
         metavar="NETWORK",
-        help="who may give orders, as 10.1.0.0/16; may be repeated; default: all but the job's other pods",
+        help="who may give orders, as 10.1.0.0/16; may be repeated; default: who orders first",
     )
     parser.add_argument("script", help="training script")
     parser.add_argument("script_args", nargs=argparse.REMAINDER, help="its arguments")
@@ -78,7 +83,14 @@ def _serve(arguments: argparse.Namespace, run_dir: Path, private: Path) -> int:
     """Until somebody wants the pod to end; returns its exit code."""
     agent = AgentHere(arguments, run_dir, private)
     api = OperatorApi(agent, arguments.nnodes, arguments.allow, _sizes(arguments))
-    with serving(api, arguments.server_host, arguments.server_port):
+    host, port = arguments.server_host, arguments.server_port
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(serving(api, host, port))
+        except OSError as error:
+            hint = "Pods of two jobs cannot share a node's network: remove kubernetes.host_network, or keep them apart."
+            why = os.strerror(error.errno or 0)
+            raise ConflictError(f"cannot serve the operator at {host}:{port}: {why}", hint=hint) from None
         return agent.run(api)
 
 

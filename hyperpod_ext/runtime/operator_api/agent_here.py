@@ -10,7 +10,8 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,12 +21,12 @@ from hyperpod_ext.runtime.agent.coordinator_client import ExcludedError
 from hyperpod_ext.runtime.agent.node import Node
 from hyperpod_ext.runtime.events.log import REPORT
 from hyperpod_ext.runtime.ipc import control_messages as c
-from hyperpod_ext.runtime.operator_api import log_rules
-from hyperpod_ext.runtime.operator_api.log_rules import LogRules
-from hyperpod_ext.runtime.operator_api.log_watch import LogWatch
+from hyperpod_ext.runtime.log_rules import rules
+from hyperpod_ext.runtime.log_rules.rules import LogRule
 from hyperpod_ext.runtime.operator_api.states import JOB_LEVEL, PROCESS_LEVEL, NodeStart
 
 _CANCELLED = 130
+_DIAL_S = 5.0
 
 
 class JobListener(Protocol):
@@ -61,7 +62,6 @@ class AgentHere:
         self._is_held = False
         """Whether no rank is to train, also of an agent that is about to start."""
         self._asked_to_end = False
-        self._log_watch: LogWatch | None = None
         self._rank = -1
         self._name = ""
         self._has_time = False
@@ -73,6 +73,10 @@ class AgentHere:
     def runs(self) -> bool:
         return not self._idle.is_set()
 
+    @property
+    def waits_for(self) -> str:
+        return running[2].waits_for if (running := self._running) is not None else ""
+
     def begin(self, at: NodeStart) -> None:
         """Start it, once one that runs has ended."""
         self._drop()
@@ -80,9 +84,9 @@ class AgentHere:
         self._idle.clear()
         self._orders.put((self._wanted, at))
 
-    def resume(self, nodes: int) -> None:
+    def resume(self, nodes: int, replaced: Collection[int] = ()) -> None:
         self._is_held = False
-        self._to_node(lambda node: node.resume(nodes))
+        self._to_node(lambda node: node.resume(nodes, replaced))
 
     def pause(self) -> None:
         self._is_held = True
@@ -180,15 +184,22 @@ class AgentHere:
             "--rdzv-endpoint": f"{host}:{self._arguments.rdzv_port}",
         }
         argv = [str(word) for flag in flags.items() for word in flag]
-        arguments = parse([*argv, self._arguments.script, *self._arguments.script_args])
+        port = int(self._arguments.rdzv_port)
+        others = tuple((address, port) for address in at.others)
+        found = at.faults > 0 and await _anybody_listens(others)
+        if found:  # the job goes on: this pod is new in it, or has to come again
+            argv.append("--rejoin")
+        arguments = parse([*argv, "--keep-events", self._arguments.script, *self._arguments.script_args])
         (self._run_dir / "logs").mkdir(parents=True, exist_ok=True)
         if rank == 0:
             (self._run_dir / REPORT).unlink(missing_ok=True)  # of an earlier run
-        settings = read_settings(arguments, self._run_dir, self._private)
+        listen = (at.address, port) if at.address else None
+        settings = replace(
+            read_settings(arguments, self._run_dir, self._private), listen=listen, others=others if found else ()
+        )
         self._rank, self._name = rank, settings.config.name
         self._has_time = bool(settings.config.checkpoint.durable() or settings.config.elastic)
-        node = Node(settings, lambda message: self._hear(listener, message))
-        self._watch_log(at, node)
+        node = Node(settings, lambda message: self._hear(listener, message), self._rules_of(at))
         task = asyncio.ensure_future(node.run())
         self._running = (asyncio.get_running_loop(), task, node)
         if number != self._wanted:
@@ -200,22 +211,15 @@ class AgentHere:
             asyncio.get_running_loop().add_signal_handler(signum, self._is_asked_to_end)
         return await task
 
-    def _watch_log(self, at: NodeStart, node: Node) -> None:
+    def _rules_of(self, at: NodeStart) -> list[LogRule]:
         try:
-            rules = log_rules.read(at.log_rules)
+            return rules.read(at.log_rules)
         except ValueError as error:
             sys.stderr.write(f"hyperpod_ext: the operator's log rules are not followed: {error}\n")
-            rules = []
-        self._log_watch = None
-        if rules:
-            log = self._run_dir / "logs" / "rank0.log"
-            self._log_watch = LogWatch(LogRules(rules), log, lambda why: node.end_rank(0, why))
-            node.run_along(self._log_watch.run())
+            return []
 
     def _hear(self, listener: JobListener, message: c.ToAgent | c.FromAgent) -> None:
         """What is said between this agent and the coordinator."""
-        if self._log_watch is not None:
-            self._log_watch.hear(message)
         match message:
             case c.Died(rank=rank, step=step, cause=cause) | c.Failed(rank=rank, step=step, cause=cause):
                 listener.fault_seen(f"rank {rank}, step {step}: {cause}")
@@ -233,3 +237,18 @@ class AgentHere:
             error = {}
         why = "\n".join(str(error[key]) for key in ("message", "hint") if error.get(key))
         return why or f"the job failed; {REPORT} of the node that led it says why"
+
+
+async def _anybody_listens(places: Collection[tuple[str, int]]) -> bool:
+    """Whether an agent of the job runs at one of `places`: those that have just been started do not listen yet."""
+
+    async def listens(host: str, port: int) -> bool:
+        try:
+            async with asyncio.timeout(_DIAL_S):
+                _, writer = await asyncio.open_connection(host, port)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+    return any(await asyncio.gather(*(listens(*place) for place in places)))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -21,6 +22,9 @@ from hyperpod_ext.runtime.operator_api.states import Answer, NodeStart, Order, P
 
 _METHODS = {"/status": "GET", "/start": "POST", "/update": "POST", "/stop": "POST", "/shutdown": "POST"}
 _MALFORMED = 422
+_AGAIN_S = 60.0
+"""A refusal that comes again is written down this long after the last one."""
+_MOST_REFUSALS = 64
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -30,10 +34,15 @@ class Agent(Protocol):
     @property
     def runs(self) -> bool: ...
 
+    @property
+    def waits_for(self) -> str:
+        """What keeps it from going on, in words; empty: nothing."""
+
     def begin(self, at: NodeStart) -> None:
         """Start it, once one that runs has ended."""
 
-    def resume(self, nodes: int) -> None: ...
+    def resume(self, nodes: int, replaced: Collection[int]) -> None:
+        """Let it train again; other pods are now nodes `replaced`."""
 
     def pause(self) -> None: ...
 
@@ -57,7 +66,7 @@ class OperatorApi:
         agent: that of this node.
         nodes: of the job.
         sizes: numbers of nodes that it may have, if it is elastic.
-        allowed: networks and addresses that may give orders; none: everybody but the job's other pods.
+        allowed: networks and addresses that may give orders; none: who orders first.
     """
 
     def __init__(self, agent: Agent, nodes: int, allowed: Collection[str], sizes: Collection[int] = ()) -> None:
@@ -66,6 +75,9 @@ class OperatorApi:
         self._server = HttpServer(self._handle, _say)
         self._work: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._operator = states.Caller()
+        self._refusals: dict[tuple[str, str], float] = {}
+        """Refused callers and calls that the event log has, and since when."""
         self._made = -1
         """Newest step that was told of."""
 
@@ -119,6 +131,7 @@ class OperatorApi:
             return Response(404, {"detail": "Not Found"})
         if request.method != _METHODS[request.path]:
             return Response(405, {"detail": "Method Not Allowed"})
+        self._operator = states.heard(self._operator, request.caller, time.monotonic())
         if request.path == "/status":
             return self._status()
         before = self.pod
@@ -128,20 +141,22 @@ class OperatorApi:
             self._note(request, before, _MALFORMED, "the body is malformed")
             return Response(_MALFORMED, {"detail": mistakes(error)})
         self.pod = answer.pod
+        if answer.status == states.OK and not self._allowed:
+            self._operator = states.obeyed(self._operator, request.caller, time.monotonic())
         if answer.why or answer.orders or answer.pod.rank != before.rank:  # others repeat what was said
             self._note(request, before, answer.status, answer.why)
         for order in answer.orders:
-            self._carry_out(order, request)
+            self._carry_out(order, request, answer.replaced)
         if answer.status != states.OK:
             return Response(answer.status, {"detail": answer.why})
         return self._status() if request.path == "/update" else Response(states.OK)
 
     def _status(self) -> Response:
-        return Response(states.OK, states.status(self.pod, __version__))
+        return Response(states.OK, states.status(states.waiting(self.pod, self._agent.waits_for), __version__))
 
     def _answer(self, request: Request) -> Answer:
-        if not states.may_order(request.caller, self._allowed, self.pod.addresses.values()):
-            why = f"{request.caller} is not the operator of this job"
+        members, moment = self.pod.addresses.values(), time.monotonic()
+        if why := states.why_refused(request.caller, self._allowed, members, self._operator, moment):
             return Answer(self.pod, states.FORBIDDEN, why)
         match request.path:
             case "/start":
@@ -156,19 +171,30 @@ class OperatorApi:
 
     def _note(self, request: Request, before: Pod, status: int, why: str) -> None:
         """Who has asked what, and what has come of it: on stderr, and in the event log where the job has one."""
+        if status == states.FORBIDDEN and not self._is_news(request):
+            return  # somebody who asks again and again fills no disk
         words = f"{request.path} of {request.caller}: {status}" + (f", {why}" if why else "")
         _say(f"{words}; {before.state.value} -> {self.pod.state.value}, rank {self.pod.rank}")
         state = self.pod.state.value.lower()
         self._agent.note(call=request.path, caller=request.caller, status=status, why=why, state=state)
 
+    def _is_news(self, request: Request) -> bool:
+        """Whether nobody was refused the same within a minute. Of many callers, few are remembered."""
+        moment, what = time.monotonic(), (request.caller, request.path)
+        self._refusals = {known: since for known, since in self._refusals.items() if moment - since < _AGAIN_S}
+        if what in self._refusals or len(self._refusals) >= _MOST_REFUSALS:
+            return False
+        self._refusals[what] = moment
+        return True
+
     # --- orders ---------------------------------------------------------------------------------
 
-    def _carry_out(self, order: Order, request: Request) -> None:
+    def _carry_out(self, order: Order, request: Request, replaced: Collection[int]) -> None:
         match order:
             case Order.BEGIN:
                 self._agent.begin(self.pod.node_start)
             case Order.RESUME:
-                self._agent.resume(self.pod.nodes)
+                self._agent.resume(self.pod.nodes, replaced)
             case Order.PAUSE:
                 self._agent.pause()
                 self._is_ready()
@@ -212,6 +238,7 @@ def serving(api: OperatorApi, host: str, port: int) -> Iterator[int]:
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
+        loop.close()
 
 
 def now() -> str:

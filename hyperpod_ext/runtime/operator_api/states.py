@@ -15,6 +15,8 @@ from typing import Any
 from hyperpod_ext.runtime.operator_api.requests import Ranks, Start, Stop, is_address
 
 OK, FORBIDDEN, CONFLICT = 200, 403, 409
+OPERATOR_SILENT_S = 60.0
+"""After so long without a call of the operator another address may be it."""
 IN_PROCESS, PROCESS_LEVEL, JOB_LEVEL = "in_process_restart", "process_level_restart", "job_level_restart"
 
 
@@ -59,6 +61,12 @@ class NodeStart:
     """Address of the node that the others meet at."""
     log_rules: Sequence[Mapping[str, Any]] = ()
     """Rules on what rank 0 prints, as the operator sends them."""
+    others: tuple[str, ...] = ()
+    """Addresses of the other nodes, the first one's first."""
+    address: str = ""
+    """Of this node; empty: nobody has said."""
+    faults: int = 0
+    """Of the job so far, as the operator counts them."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +94,8 @@ class Pod:
     log_rules: Sequence[Mapping[str, Any]] = ()
     agent_rank: int | None = None
     """Rank that the agent here runs with, paused or not; None: none runs."""
+    agent_table: Mapping[int, str] = field(default_factory=dict)
+    """Addresses of nodes when it was started last."""
     progress: Mapping[str, Any] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     mended: int = 0
@@ -94,7 +104,9 @@ class Pod:
     @property
     def node_start(self) -> NodeStart:
         """Where an agent that starts here belongs."""
-        return NodeStart(self.rank, self.nodes, self.addresses.get(0, self.master), self.log_rules)
+        others = tuple(self.addresses[rank] for rank in sorted(self.addresses) if rank != self.rank)
+        own, first = self.addresses.get(self.rank, ""), self.addresses.get(0, self.master)
+        return NodeStart(self.rank, self.nodes, first, self.log_rules, others, own, self.fault_count)
 
 
 @dataclass(frozen=True)
@@ -107,6 +119,8 @@ class Answer:
     why: str = ""
     """Why it is refused."""
     orders: tuple[Order, ...] = ()
+    replaced: frozenset[int] = frozenset()
+    """Nodes that other pods are by now than when the agent here was started last: their agents are gone."""
 
 
 def enter(pod: Pod, state: State, now: str, reason: str = "", message: str = "") -> Pod:
@@ -126,8 +140,11 @@ def start(pod: Pod, asked: Start, now: str) -> Answer:
     if pod.state is not State.READY:
         return Answer(updated)
     order = Order.RESUME if pod.agent_rank == asked.rank else Order.BEGIN
-    updated = replace(updated, agent_rank=asked.rank, restart_mode=IN_PROCESS)
-    return Answer(enter(updated, State.RUNNING, now, "Running"), orders=(order,))
+    table = updated.addresses
+    changed = frozenset(rank for rank, address in pod.agent_table.items() if table.get(rank, address) != address)
+    updated = replace(updated, agent_rank=asked.rank, agent_table=table, restart_mode=IN_PROCESS)
+    replaced = changed if order is Order.RESUME else frozenset()
+    return Answer(enter(updated, State.RUNNING, now, "Running"), orders=(order,), replaced=replaced)
 
 
 def update(pod: Pod, asked: Ranks) -> Answer:
@@ -189,6 +206,9 @@ def _misfit(pod: Pod, asked: Ranks) -> str:
         return f"rankIps: {wrong[0].ip!r} of rank {wrong[0].rank} is no address of a node"
     if len({line.rank for line in lines}) < len(lines):
         return "rankIps names a rank twice"
+    table = _table(pod, asked)
+    if two := sorted(rank for rank, address in table.items() if list(table.values()).count(address) > 1):
+        return f"rankIps: ranks {', '.join(map(str, two))} have one address, {table[two[0]]}"
     if pod.state is State.RUNNING and _table(pod, asked).get(asked.rank) != pod.addresses.get(asked.rank):
         return "rankIps gives this pod, which trains, another address"
     return ""
@@ -217,6 +237,11 @@ def fault_seen(pod: Pod, cause: str) -> Pod:
     if pod.state is not State.RUNNING:
         return pod
     return replace(pod, reason="MendingInPlace", message=cause)
+
+
+def waiting(pod: Pod, why: str) -> Pod:
+    """As the operator sees a pod whose job cannot go on by itself: what it is to replace, it sees elsewhere."""
+    return replace(pod, reason="Waiting", message=why) if why and pod.state is State.RUNNING else pod
 
 
 def fault_mended(pod: Pod, step: int) -> Pod:
@@ -261,15 +286,52 @@ def status(pod: Pod, version: str) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value}
 
 
-def may_order(caller: str, allowed: Collection[str], members: Collection[str]) -> bool:
-    """Whether `caller` may give orders: one of `allowed`, networks or addresses, if there are any.
+# --- who may order ------------------------------------------------------------------------------
 
-    Else everybody but the job's other pods, which have no reason to; who else can connect, the NetworkPolicy says.
+
+@dataclass(frozen=True)
+class Caller:
+    """Who gives this pod orders, where its spec names nobody: the address that gave the first one."""
+
+    address: str = ""
+    """Empty: nobody has ordered anything yet."""
+    heard: float = 0.0
+    """When it called last, if only to poll. Seconds."""
+
+
+def why_refused(caller: str, allowed: Collection[str], members: Collection[str], operator: Caller, now: float) -> str:
+    """Why `caller` may give no orders; empty: it may.
+
+    With `allowed`, networks or addresses, only they may. Else the job's other pods may not, which have no reason to;
+    nor may anybody while the operator, as far as it is known, still calls. An operator that was started again at
+    another address comes to its turn once the former has been silent.
     """
     address = _plain(caller)
     if allowed:
-        return any(address in ipaddress.ip_network(network, strict=False) for network in allowed)
-    return address.is_loopback or str(address) not in {str(_plain(member)) for member in members}
+        inside = any(address in ipaddress.ip_network(network, strict=False) for network in allowed)
+        return "" if inside else f"{caller} is not in the networks of the job's operator"
+    if address.is_loopback:
+        return ""  # whoever is in this pod can end it anyway
+    if str(address) in {str(_plain(member)) for member in members}:
+        return f"{caller} is a pod of this job, and not its operator"
+    silent_s = now - operator.heard
+    if operator.address in ("", str(address)) or silent_s >= OPERATOR_SILENT_S:
+        return ""
+    return (
+        f"{caller} is not the operator of this job: {operator.address} is, which called {silent_s:.0f} s ago; another "
+        f"one is followed after {OPERATOR_SILENT_S:g} s of its silence, or where kubernetes.operator_addresses says so"
+    )
+
+
+def heard(operator: Caller, caller: str, now: float) -> Caller:
+    """`caller` has asked something."""
+    return replace(operator, heard=now) if str(_plain(caller)) == operator.address else operator
+
+
+def obeyed(operator: Caller, caller: str, now: float) -> Caller:
+    """`caller` has given an order, which was carried out."""
+    address = _plain(caller)
+    return operator if address.is_loopback else Caller(str(address), now)
 
 
 def _plain(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

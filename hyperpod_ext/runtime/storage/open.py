@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from urllib.parse import unquote, urlsplit
 
+from hyperpod_ext.config.checkpoint import FileTier, S3Tier
 from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.runtime.storage.object_store import ObjectStore
+
+
+def url_of(tier: S3Tier | FileTier, job: str) -> str:
+    """Where a durable tier has what belongs to one job."""
+    base = tier.uri if isinstance(tier, S3Tier) else tier.path
+    return f"{base.rstrip('/')}/{job}"
 
 
 def open_store(

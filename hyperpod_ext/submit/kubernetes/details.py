@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.submit.contract.handle import JobHandle
+from hyperpod_ext.submit.contract.spec_annotation import read_note
+from hyperpod_ext.submit.kubernetes.api.client import Client
+from hyperpod_ext.submit.kubernetes.api.pod_logs import PodLogs
 from hyperpod_ext.submit.kubernetes.jobs import client_of, kind_of
 from hyperpod_ext.submit.kubernetes.kinds import HYPERPOD, PYTORCH, TRAIN
 
@@ -31,6 +35,27 @@ def details(handle: JobHandle) -> dict[str, Any]:
         "pods": sorted(map(_pod, pods), key=lambda pod: str(pod["name"])),
         "events": sorted(map(_event, happened), key=lambda event: str(event["at"])),
     }
+
+
+def pods_of(client: Client, handle: JobHandle, *, running: bool) -> list[dict[str, Any]]:
+    """The pods of a job, in the order of their numbers; with `running` those that run and are not about to end."""
+    kind = kind_of(_KINDS[handle.target], handle)
+    pods = PodLogs(client, client.access.namespace, f"{kind.pod_label}={handle.name}", None).pods()
+    if not running:
+        return pods
+    going = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
+    return [pod for pod in going if pod.get("status", {}).get("phase") == "Running"]
+
+
+def kept_spec(handle: JobHandle) -> JobConfig | None:
+    """The spec that the job was made from, as its object keeps it.
+
+    Raises:
+        NotFoundError: there is no such job.
+    """
+    client = client_of(handle)
+    kind = kind_of(_KINDS[handle.target], handle)
+    return read_note(client.get(kind.path(client.access.namespace, handle.name)).get("metadata") or {})
 
 
 def _object_of(event: Mapping[str, Any]) -> tuple[str, str]:

@@ -1,4 +1,5 @@
-"""How much of one node a job's pod takes: what the spec says, and what follows from the instance type. Pure."""
+"""How much of one node a job's pod takes: what the spec says, and what follows from the instance type. And how long
+another one may take to come. Pure."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from hyperpod_ext.catalog.labels import EFA, HUGEPAGES
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.scheduling import NodeGroup
 
+NEW_POD_S = 900.0
+"""How long a job waits for a pod in the place of a lost one, unless it says: a machine may have to be replaced."""
 _HUGEPAGES_MIB = 5120
 """What AWS's own examples reserve for EFA on each node."""
 

@@ -54,7 +54,17 @@ def capabilities() -> Capabilities:
         image=True,
         process_restart=True,
         reads=frozenset(
-            {"resources", "node_groups", "relaunch", "timeouts", "labels", "sagemaker", "metrics", "network"}
+            {
+                "resources",
+                "node_groups",
+                "relaunch",
+                "timeouts",
+                "labels",
+                "sagemaker",
+                "metrics",
+                "network",
+                "log_rules",
+            }
         ),
     )
 

@@ -6,8 +6,11 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.runtime.agent.coordinator_client import CoordinatorClient
+from hyperpod_ext.runtime.agent.election import ElectionListener
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc import messages as wire
@@ -84,3 +87,64 @@ def test_a_death_between_a_vote_and_the_first_word_of_the_next_coordinator_is_to
         return kinds
 
     assert asyncio.run(asyncio.wait_for(run(), 60)) == ["handshake", "died"]
+
+
+def test_one_of_two_takes_over_once_it_is_told_from_outside_that_the_other_is_lost(tmp_path: Path) -> None:
+    """Of itself it may not: it cannot know whether the other goes on without it."""
+
+    async def run() -> list[str]:
+        taken: list[str] = []
+        led = asyncio.Event()
+
+        async def coordinate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await wire.accept_peer(reader, writer, SECRET)
+            await wire.read(reader)
+            told = c.JobNews(
+                term=1, coordinator=1, candidates={0: ("127.0.0.1", 9)}, members=2, master_port=1, world_size=2,
+                nodes=2, moved_in=0, spares=False, servers_lost=0,
+            )  # fmt: skip
+            writer.write(wire.encode(encode(told)))
+            state = {"members": {"0": {}, "1": {}}, "number": 1, "term": 1}
+            writer.write(wire.encode(encode(c.JobState(job_state=state, digest=""))))
+            await writer.drain()
+            await wire.read(reader)  # that it has it
+            writer.close()
+
+        class Leads:
+            async def serve(self, first: Any, reading: Any, reader: Any, writer: asyncio.StreamWriter) -> None:
+                writer.write(wire.encode(encode(ABORT)))
+                await led.wait()
+
+        def take_over(own: c.AgentHandshake, votes: list[c.AgentHandshake]) -> None:
+            taken.append(f"with {len(votes)} votes")
+            election.lead_to(Leads())
+
+        config = RuntimeConfig(name="a", nodes=2, workers_per_node=1)
+        config = config.model_copy(
+            update={"restart": config.restart.model_copy(update={"lease_s": 0.6, "node_wait_s": 10.0})}
+        )
+        settings = NodeSettings(
+            config, 0, "127.0.0.1", 0, ["train.py"], tmp_path, tmp_path, tmp_path / "secret", SECRET,
+            listen=("127.0.0.1", 0),
+        )  # fmt: skip
+        first = await asyncio.start_server(coordinate, "127.0.0.1", 0)
+        election = ElectionListener(SECRET, pytest.fail)
+        await election.open("127.0.0.1", 0)
+        client = CoordinatorClient(settings, election, handshake, take_over)
+        await client.connect(lambda: ("127.0.0.1", first.sockets[0].getsockname()[1]), lambda: "")
+        client.send_handshake()
+        assert isinstance(await client.next(), c.JobNews)
+        order = asyncio.create_task(client.next())
+        done, _ = await asyncio.wait({order}, timeout=1.0)  # longer than a lease
+        assert (done, taken) == (set(), [])
+        client.know_lost([5])
+        assert taken == []
+        client.know_lost([1])
+        assert await order == ABORT
+        led.set()
+        await client.close()
+        await election.close()
+        first.close()
+        return taken
+
+    assert asyncio.run(asyncio.wait_for(run(), 60)) == ["with 0 votes"]

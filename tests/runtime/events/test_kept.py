@@ -20,10 +20,10 @@ from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.config.metrics import Metrics
 from hyperpod_ext.errors import NotFoundError, UnreachableError
 from hyperpod_ext.runtime.events import kept, spool
-from hyperpod_ext.runtime.events.kept import KeptLog, read_kept
-from hyperpod_ext.runtime.events.log import checked
+from hyperpod_ext.runtime.events.kept import KeptLog, LogUpload, read_kept
+from hyperpod_ext.runtime.events.log import EventLog, checked
 from hyperpod_ext.runtime.events.of_faults import Fault
-from hyperpod_ext.runtime.events.of_training import JobStarted, MetricsShown, Step
+from hyperpod_ext.runtime.events.of_training import Go, JobEnded, JobStarted, MetricsShown, Step
 from hyperpod_ext.runtime.events.spool import SpoolReader, SpoolWriter
 from hyperpod_ext.runtime.memory_server.event_log import NodeEventLog
 from hyperpod_ext.runtime.memory_server.node_numbers import NodeNumbers
@@ -260,3 +260,31 @@ def test_a_place_that_cannot_be_reached_costs_nothing_but_the_events(
     assert log.wait_kept(60)
     assert [event.step for event in read_kept(store).events.of(Step)] == [1]
     writer.close()
+
+
+def test_what_a_coordinator_writes_is_kept_beside_its_own_log(store: FileStore, tmp_path: Path) -> None:
+    log = EventLog(tmp_path, fresh=True)
+    log.write("job_started", world_size=1, nodes=1, spares=0)
+    upload = LogUpload(log.path, lambda: store, 0)
+    log.write("go", generation=1, step=0)  # what people wait for goes at once
+    until(lambda: store.list("events/") and len(read_kept(store).events) == 2)
+    log.write("step", generation=1, rank=0, step=1, began=time.monotonic(), loss=1.0)
+    log.write("job_ended", state="succeeded")
+    upload.close()
+    found = read_kept(store)
+    assert found.damaged is None
+    assert [type(event) for event in found.events] == [JobStarted, Go, Step, JobEnded]
+    assert abs(found.events[0].t - time.time()) < 3600
+
+
+def test_a_coordinator_whose_place_cannot_be_reached_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def away() -> FileStore:
+        raise UnreachableError("there is no bucket of this name")
+
+    log = EventLog(tmp_path, fresh=True)
+    upload = LogUpload(log.path, away, 0)
+    log.write("job_ended", state="succeeded")
+    upload.close()
+    assert capsys.readouterr().err.count("the job's events are not kept: there is no bucket of this name") == 1

@@ -257,7 +257,7 @@ def endpoint_of_metrics(places: int) -> tuple[asyncio.AbstractEventLoop, threadi
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    endpoint = MetricsEndpoint(lambda: "step 7\n", pytest.fail, places=places)
+    endpoint = MetricsEndpoint(lambda: "step 7\n", str, pytest.fail, places=places)
     port = asyncio.run_coroutine_threadsafe(endpoint.open("127.0.0.1", 0), loop).result(10)
     return loop, thread, endpoint, port
 

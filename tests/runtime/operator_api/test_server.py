@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from waiting import until
 
+from hyperpod_ext.errors import ConflictError
 from hyperpod_ext.ports import free_port
 from hyperpod_ext.runtime.operator_api.server import OperatorApi, serving
 from hyperpod_ext.runtime.operator_api.states import NodeStart
@@ -23,13 +28,14 @@ class Obeys:
         self.done: list[str] = []
         self.notes: list[dict[str, Any]] = []
         self.runs = False
+        self.waits_for = ""
 
     def begin(self, at: NodeStart) -> None:
         self.done.append(f"begin {at.rank} at {at.first_node}")
         self.runs = True
 
-    def resume(self, nodes: int) -> None:
-        self.done.append(f"resume on {nodes}")
+    def resume(self, nodes: int, replaced: Collection[int]) -> None:
+        self.done.append(f"resume on {nodes}" + "".join(f", {node} is another pod" for node in sorted(replaced)))
 
     def pause(self) -> None:
         self.done.append("pause")
@@ -86,16 +92,21 @@ def test_a_job_from_its_start_to_the_end_of_the_pod(served: Served) -> None:
     assert served.call("/start", info() | {"progress": {}}) == (200, None)  # asked twice
     assert served.call("/stop", {"restart_mode": "process_level_restart"}) == (200, None)
     until(lambda: served.status()["status"] == "ready")
-    served.call("/start", info(faultCount=1))
+    served.call("/start", info(faultCount=1, rankIps=[{"rank": 1, "ip": "10.0.0.9"}]))
     served.api.fault_seen("rank 1, step 5: killed")
     until(lambda: served.status().get("message") == "rank 1, step 5: killed")
     assert served.status()["status"] == "running"
+    served.agent.waits_for = "the coordinator, node 1, is lost"
+    said = served.status()
+    assert (said["status"], said["reason"], said["message"]) == ("running", "Waiting", served.agent.waits_for)
+    served.agent.waits_for = ""
+    assert served.status()["message"] == "rank 1, step 5: killed"
     served.api.stepped("tiny", 7)
     served.api.job_ended(succeeded=True, message="", restart_mode="")
     until(lambda: served.status()["status"] == "completed")
     assert served.status()["progress"]["tiny"]["progressCount"] == 7
     assert served.call("/shutdown") == (200, None)
-    assert served.agent.done == ["begin 0 at 10.0.0.1", "pause", "resume on 2", "leave"]
+    assert served.agent.done == ["begin 0 at 10.0.0.1", "pause", "resume on 2, 1 is another pod", "leave"]
     assert [(note["call"], note["state"]) for note in served.agent.notes if note["call"] == "/stop"] == [
         ("/stop", "stopping")
     ]
@@ -133,7 +144,9 @@ def test_who_may_not_order_is_refused_and_named() -> None:
     served = Served(allowed=("10.1.0.0/16",))
     with serving(served.api, "127.0.0.1", 0) as served.port:
         for path in ("/start", "/update", "/stop", "/shutdown"):
-            assert served.call(path, info()) == (403, {"detail": "127.0.0.1 is not the operator of this job"})
+            why = "127.0.0.1 is not in the networks of the job's operator"
+            assert served.call(path, info()) == (403, {"detail": why})
+            assert served.call(path, info()) == (403, {"detail": why})  # again: once is enough for the log
         assert served.status()["status"] == "ready"
     assert [(note["call"], note["caller"], note["status"]) for note in served.agent.notes] == [
         (path, "127.0.0.1", 403) for path in ("/start", "/update", "/stop", "/shutdown")
@@ -161,3 +174,20 @@ def test_a_port_that_is_taken_is_an_error() -> None:
         serving(Served().api, "127.0.0.1", taken.getsockname()[1]),
     ):
         pass
+
+
+def test_two_pods_that_share_a_network_are_told_apart(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = ["--server-host", "127.0.0.1", "--server-port", port, "--", "train.py"]
+        done = subprocess.run(
+            [sys.executable, "-m", "hyperpod_ext.runtime.operator_api", *command],
+            env={**os.environ, "HPX_RUN_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == ConflictError.exit_code
+    assert f"cannot serve the operator at 127.0.0.1:{port}: Address already in use" in done.stderr
+    assert "kubernetes.host_network" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -8,7 +8,7 @@ import pytest
 
 from hyperpod_ext.runtime.operator_api import states
 from hyperpod_ext.runtime.operator_api.requests import Ranks, Start, Stop
-from hyperpod_ext.runtime.operator_api.states import Order, Pod, State
+from hyperpod_ext.runtime.operator_api.states import Caller, Order, Pod, State
 
 NOW = "2026-01-01T00:00:00+00:00"
 TABLE = [{"rank": 0, "ip": "10.0.0.1"}, {"rank": 1, "ip": "10.0.0.2"}]
@@ -69,6 +69,7 @@ def test_start_that_is_asked_twice_starts_once() -> None:
         ({"rankIps": TABLE[:1]}, "rankIps: no address of rank 1"),
         ({"rankIps": [*TABLE, TABLE[0]]}, "rankIps names a rank twice"),
         ({"rankIps": [TABLE[0], {"rank": 1, "ip": "; rm"}]}, "'; rm' of rank 1 is no address"),
+        ({"rankIps": [TABLE[0], TABLE[0] | {"rank": 1}]}, "ranks 0, 1 have one address, 10.0.0.1"),
     ],
 )
 def test_start_that_does_not_fit_is_refused_and_changes_nothing(wrong: dict[str, Any], why: str) -> None:
@@ -127,6 +128,67 @@ def test_stop_pauses_what_trains_and_start_resumes_it_where_the_rank_is_the_same
     assert states.start(paused, Start(**body(faultCount=1, rank=0)), NOW).orders == (Order.BEGIN,)
 
 
+def test_a_pod_that_goes_on_hears_which_nodes_are_other_pods_now() -> None:
+    def stopped(pod: Pod) -> Pod:
+        return states.is_ready(states.stop(pod, Stop(), NOW).pod, NOW, agent_runs=True)
+
+    lost = stopped(running())
+    moved = [{"rank": 0, "ip": "10.0.0.9"}, TABLE[1]]
+    told = states.update(lost, Ranks(**body(faultCount=1, rankIps=moved[:1], ipVersion="v1"))).pod
+    answer = states.start(told, Start(**body(faultCount=1, rankIps=moved, ipVersion="v1")), NOW)
+    assert (answer.orders, answer.replaced) == ((Order.RESUME,), {0})
+    again = states.start(stopped(answer.pod), Start(**body(faultCount=1, rankIps=moved)), NOW)
+    assert (again.orders, again.replaced) == ((Order.RESUME,), frozenset()), "it has heard that"
+    new = states.start(ready(), Start(**body(rank=0, faultCount=1, rankIps=moved)), NOW)
+    assert (new.orders, new.replaced) == ((Order.BEGIN,), frozenset())
+    at = new.pod.node_start
+    assert (at.address, at.others, at.faults) == ("10.0.0.9", ("10.0.0.2",), 1)
+
+
+class RestartedOperator:
+    """Drives two pods by its rules, and is restarted before any of its calls: it then begins from what pods say.
+
+    Args:
+        pods: what each pod is at first.
+        end: number of the call before which it ends.
+    """
+
+    def __init__(self, pods: list[Pod], end: int) -> None:
+        self.pods, self.calls, self.end = pods, 0, end
+
+    def ask(self, number: int, answer: states.Answer) -> None:
+        if self.calls == self.end:
+            self.end = -1
+            raise InterruptedError
+        self.calls += 1
+        assert answer.status == 200, answer.why
+        runs = answer.pod.agent_rank is not None and Order.END not in answer.orders
+        self.pods[number] = states.is_ready(answer.pod, NOW, agent_runs=runs)
+
+    def recover(self, faults: int) -> None:
+        """After a fault: stop all, tell all who they are, start all."""
+        for number in (0, 1):
+            self.ask(number, states.stop(self.pods[number], Stop(), NOW))
+        for number in (0, 1):
+            self.ask(number, states.update(self.pods[number], Ranks(**body(rank=number, faultCount=faults))))
+        for number in (0, 1):
+            self.ask(number, states.start(self.pods[number], Start(**body(rank=number, faultCount=faults)), NOW))
+
+
+@pytest.mark.parametrize("counts_on", [False, True], ids=["same faultCount", "one more"])
+@pytest.mark.parametrize("end", range(6))
+def test_an_operator_may_be_restarted_anywhere_in_a_fault(end: int, counts_on: bool) -> None:
+    pods = [states.start(ready(), Start(**body(rank=number)), NOW).pod for number in (0, 1)]
+    pods[1] = states.job_ended(pods[1], NOW, succeeded=False, message="why", restart_mode="process_level_restart")
+    operator = RestartedOperator(pods, end)
+    with pytest.raises(InterruptedError):
+        operator.recover(1)
+    operator.recover(2 if counts_on else 1)
+    assert [(pod.state, pod.agent_rank, pod.restart_mode) for pod in operator.pods] == [
+        (State.RUNNING, rank, "in_process_restart") for rank in (0, 1)
+    ]
+
+
 def test_stop_ends_what_is_to_begin_anew() -> None:
     assert states.stop(running(), Stop(restart_mode="job_level_restart"), NOW).orders == (Order.END,)
     ended = states.job_ended(running(), NOW, succeeded=False, message="why", restart_mode="job_level_restart")
@@ -177,4 +239,24 @@ def test_a_fault_that_is_mended_in_place_is_shown_while_the_pod_runs() -> None:
     ],
 )
 def test_who_may_give_orders(caller: str, allowed: tuple[str, ...], may: bool) -> None:
-    assert states.may_order(caller, allowed, ["10.0.0.1", "10.0.0.2", "fd00::2"]) is may
+    why = states.why_refused(caller, allowed, ["10.0.0.1", "10.0.0.2", "fd00::2"], Caller(), 5.0)
+    assert (why == "") is may, why
+
+
+def test_who_ordered_first_is_the_operator_as_long_as_it_calls() -> None:
+    def why(caller: str, now: float) -> str:
+        return states.why_refused(caller, (), ["10.0.0.2"], operator, now)
+
+    operator = states.obeyed(Caller(), "127.0.0.1", 1.0)
+    assert operator == Caller(), "what is in the pod itself is nobody that others are kept out for"
+    operator = states.obeyed(operator, "::ffff:10.9.0.1", 100.0)
+    assert why("10.9.0.1", 101.0) == ""
+    assert "10.9.0.1 is, which called 5 s ago" in why("10.9.0.7", 105.0)
+    operator = states.heard(operator, "10.9.0.1", 150.0)  # it polls
+    operator = states.heard(operator, "10.9.0.7", 200.0)  # so may anybody
+    assert why("10.9.0.7", 209.0) != ""
+    assert why("10.9.0.7", 210.0) == "", "it was started again at another address"
+    assert why("10.0.0.2", 210.0) != "", "a pod of the job is it never"
+    operator = states.obeyed(operator, "10.9.0.7", 211.0)
+    assert "10.9.0.7 is" in why("10.9.0.1", 212.0), "the former one is none any more"
+    assert why("127.0.0.1", 212.0) == ""

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from hyperpod_ext.cli.report.runs import read_run
 
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.ports import free_port
@@ -51,6 +52,8 @@ def test_two_nodes_start_all_ranks(mode: str, tmp_path: Path) -> None:
         "mode": mode,
     }
     document |= {"nodes": 2, "workers_per_node": 2, "rendezvous": {"port": port}}
+    if mode == "ours":
+        document["checkpoint"] = {"tiers": [{"kind": "memory"}, {"kind": "file", "path": str(tmp_path / "durable")}]}
     running = []
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as sockets:  # short, for the paths of sockets
         for node, container in enumerate(containers(JobConfig.model_validate_json(json.dumps(document)))):
@@ -75,5 +78,8 @@ def test_two_nodes_start_all_ranks(mode: str, tmp_path: Path) -> None:
     assert {file.name: file.read_text() for file in tmp_path.glob("rank*")} == {
         f"rank{rank}": "4 ['x y', '$(A) $$ ${local_rank}']" for rank in range(4)
     }
+    if mode == "ours":  # both pods are gone, and their folders with them
+        kept = read_run(str(tmp_path / "durable" / "a"))
+        assert (kept["name"], kept["state"], kept["world_size"]) == ("a", "succeeded", 4)
     lines = [line for text in printed for line in text.splitlines()]
     assert {f"rank {rank} | from {rank}" for rank in range(4)} <= set(lines), lines

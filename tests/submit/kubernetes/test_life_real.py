@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
+import json
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +13,16 @@ from typing import Any
 
 import pytest
 from command import call_hp_ext
+from counting import counting
 from crds import SPECS, definition
 from kube_apiserver import NODE, ApiServer, api_server
+from made_events import entry
 
 from hyperpod_ext.catalog.labels import HPJOB, JOB
+from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.submit.kubernetes.kinds import HYPERPOD
+from hyperpod_ext.submit.plan import make_plan
+from hyperpod_ext.submit.submit import submit
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(1800)]  # the first builds the server
 
@@ -78,6 +87,32 @@ def test_what_the_job_left_is_deleted(server: ApiServer, job: str) -> None:
     assert names(server, f"{CORE}/secrets") == ["gpt-hpx"]
     assert call_hp_ext("delete", job, *TARGET, "--with-secret", "--yes").code == 0
     assert names(server, f"{CORE}/secrets") == []
+
+
+def test_a_pod_that_counts_is_asked_through_the_server(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        with contextlib.suppress(OSError):
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+        here = str(probe.getsockname()[0])
+    if ipaddress.ip_address(here).is_loopback or here == "0.0.0.0":
+        pytest.skip("this machine has no address but 127.0.0.1, which the server forwards nothing to")
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path / "config", namespace="team-a")))
+    with counting([entry(0.0, "job_started", world_size=2, nodes=2)], here) as port:
+        spec = {"name": "a", "script": "a.py", "image": "a:1", "metrics": {"port": port}}
+        submit(make_plan(JobConfig.model_validate_json(json.dumps(spec)), target="hyperpod-eks"))
+        try:
+            server.condition(f"{JOBS}/a", "Running")
+            server.pod("a-0", {HPJOB: "a"}, "Running", [], "team-a")
+            pod = server.ask("GET", f"{CORE}/pods/a-0")
+            pod["status"] |= {"podIP": here, "podIPs": [{"ip": here}]}
+            server.ask("PUT", f"{CORE}/pods/a-0/status", pod)
+            done = call_hp_ext("top", "a", *TARGET, "--once", "-o", "json")
+            assert (done.json["world_size"], done.json["nodes"], done.stderr) == (2, 2, "")
+        finally:
+            server.ask("DELETE", f"{CORE}/pods/a-0?gracePeriodSeconds=0")
+            server.ask("DELETE", f"{JOBS}/a")
 
 
 def test_a_node_is_drained_and_given_back(server: ApiServer, job: str) -> None:

@@ -1,4 +1,4 @@
-"""Rank 0's log, followed while its process is on this node: a rank that breaks a rule of the operator is ended."""
+"""Rank 0's log, followed while its process is on this node: a rank that breaks a rule is ended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hyperpod_ext.runtime.ipc import control_messages as c
-from hyperpod_ext.runtime.operator_api.log_rules import LogRules
+from hyperpod_ext.runtime.log_rules.rules import LogRules
 
 _LOOK_S = 0.5
 
@@ -19,13 +19,20 @@ class LogWatch:
     Args:
         log: of rank 0, on this node or another; it need not be there yet.
         broken: takes which rule is broken, and how; called once until the job has gone on.
+        is_here: whether rank 0 is on this node; where it is not, the log is left alone.
     """
 
-    def __init__(self, rules: LogRules, log: Path, broken: Callable[[str], None]) -> None:
-        self._rules, self._log, self._broken = rules, log, broken
+    def __init__(
+        self, rules: LogRules, log: Path, broken: Callable[[str], None], is_here: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._rules, self._log, self._broken, self._is_here = rules, log, broken, is_here
         self._offset = 0
         self._rest = b""
         """Of a line that is not complete."""
+
+    @property
+    def has_rules(self) -> bool:
+        return bool(self._rules)
 
     async def run(self) -> None:
         while True:
@@ -42,13 +49,15 @@ class LogWatch:
                 self._rules.pause()
 
     def _look(self) -> None:
+        if not self._is_here():
+            return
         self._read()
         if why := self._rules.problem(time.monotonic()):
             self._rules.pause()
             self._broken(why)
 
     def _read(self) -> None:
-        if not self._log.exists():
+        if not (self._is_here() and self._log.exists()):
             return
         with self._log.open("rb") as log:
             log.seek(self._offset)

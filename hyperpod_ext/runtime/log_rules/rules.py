@@ -1,4 +1,4 @@
-"""Rules on what rank 0 prints, as the operator sends them: lines and seconds in, what is wrong out. Pure.
+"""Rules on what rank 0 prints, as a spec or AWS's operator has them: lines and seconds in, what is wrong out. Pure.
 
 They are read as AWS's agent reads them (`hyperpod_elastic_agent.logagent`), but for one thing: after a fault that was
 mended, the time to the next match begins anew.
@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
+
+from hyperpod_ext.config import budgets
+from hyperpod_ext.errors import ConfigError, Problem
 
 _COMPARES = {"gt": operator.gt, "gteq": operator.ge, "lt": operator.lt, "lteq": operator.le, "eq": operator.eq}
 _LINE_CHARS = 200
@@ -31,6 +34,31 @@ class LogRule(BaseModel):
     compare: str | None = Field(None, alias="operator", pattern="^(gt|gteq|lt|lteq|eq)$")
     data_points: int = Field(1, alias="metricEvaluationDataPoints")
     fault_on_match: bool = Field(False, alias="faultOnMatch")
+
+
+def of_spec(rules: Iterable[budgets.LogRule]) -> list[LogRule]:
+    """The rules of a spec. One that is none, of a spec that nobody has checked, is an error.
+
+    Raises:
+        ConfigError: which, and why.
+    """
+    try:
+        return read(
+            {
+                "name": rule.name,
+                "logPattern": rule.pattern,
+                "stopPattern": rule.stop_pattern,
+                "expectedStartCutOffInSeconds": rule.first_within_s,
+                "expectedRecurringFrequencyInSeconds": rule.every_s,
+                "metricThreshold": rule.threshold,
+                "operator": rule.operator,
+                "metricEvaluationDataPoints": rule.data_points,
+                "faultOnMatch": rule.fault_on_match,
+            }
+            for rule in rules
+        )
+    except ValueError as error:
+        raise ConfigError([Problem(str(error), path="log_rules")]) from None
 
 
 def read(rules: Iterable[Mapping[str, Any]]) -> list[LogRule]:
@@ -114,6 +142,9 @@ class LogRules:
     def __init__(self, rules: Sequence[LogRule]) -> None:
         self._rules = [_Seen(rule, 0.0) for rule in rules]
         self._trains = False
+
+    def __len__(self) -> int:
+        return len(self._rules)
 
     def train(self, now: float) -> None:
         """The job begins, or goes on: what was seen before is no fault any more."""

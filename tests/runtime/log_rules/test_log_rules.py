@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -11,9 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.runtime.ipc import control_messages as c
-from hyperpod_ext.runtime.operator_api.log_rules import LogRules, read
-from hyperpod_ext.runtime.operator_api.log_watch import LogWatch
+from hyperpod_ext.runtime.log_rules.rules import LogRules, of_spec, read
+from hyperpod_ext.runtime.log_rules.watch import LogWatch
+from hyperpod_ext.submit.kubernetes.hyperpod_eks_render import log_rule
 
 LOSS = {"name": "loss", "logPattern": r"loss: ([0-9.]+|nan)"}
 
@@ -107,6 +111,34 @@ def test_what_is_printed_in_parts_is_read_whole_and_told_once_until_the_job_goes
     job.prints("loss: 4\n")
     job.watch._look()
     assert job.found[1:] == ["log rule loss: rank 0 printed 'loss: 4', which is a fault"]
+
+
+def test_a_rule_of_a_spec_is_that_of_the_operator() -> None:
+    """As it is rendered for AWS's operator, and as our agent has it."""
+    rule = {"name": "loss", "pattern": "loss: ([0-9.]+)", "stop_pattern": "done", "first_within_s": 60, "every_s": 30}
+    rule |= {"threshold": 2.5, "operator": "gt", "data_points": 3, "fault_on_match": True}
+    job = JobConfig.model_validate_json(json.dumps({"name": "a", "script": "a.py", "log_rules": [rule]}))
+    assert of_spec(RuntimeConfig.of(job).log_rules) == read([log_rule(job, 0)])
+    told = json.loads(RuntimeConfig.of(job).model_dump_json())
+    assert of_spec(RuntimeConfig.from_json(json.dumps(told)).log_rules) == read([log_rule(job, 0)])
+    assert "log_rules" not in json.loads(RuntimeConfig(name="a", nodes=1, workers_per_node=1).model_dump_json())
+
+
+def test_a_log_of_a_rank_0_elsewhere_is_left_alone(tmp_path: Any) -> None:
+    job = Job(tmp_path, faultOnMatch=True)
+    here = False
+    job.watch = LogWatch(job.watch._rules, job.log, job.found.append, lambda: here)
+    job.watch.hear(c.GoOn(generation=1, step=0))
+    job.prints("loss: 1\n")
+    job.watch._look()
+    assert job.found == []
+    here = True  # it has come, and the job goes on: what was printed before is no fault
+    job.watch.hear(c.GoOn(generation=2, step=0))
+    job.watch._look()
+    assert job.found == []
+    job.prints("loss: 2\n")
+    job.watch._look()
+    assert job.found == ["log rule loss: rank 0 printed 'loss: 2', which is a fault"]
 
 
 # --- beside AWS's agent -----------------------------------------------------------------------------
