@@ -75,14 +75,41 @@ def command(
 
         Path(page).write_text(make_page(result), encoding="utf-8")
         say(f"the page is in {page}")
-    print_result(result, output, describe_result(result))
+    print_result(result, output, "\n\n".join(filter(None, (describe_result(result), _last_word(result)))))
     warn(result)
+
+
+def _last_word(result: Mapping[str, Any]) -> str:
+    """Why the job ended, and what to do, where it did not end well."""
+    error = result.get("error") or {}
+    return "\n".join(str(error[part]) for part in ("message", "hint") if error.get(part))
 
 
 def warn(result: Mapping[str, Any]) -> None:
     """Say what a job lacks that has ended, whatever else is shown of it."""
     for warning in result.get("warnings") or ():
         say(f"warning: {warning}")
+
+
+def why_it_differs(result: Mapping[str, Any]) -> tuple[str, str] | None:
+    """What is wrong with a job that is not equal to its undisturbed run, and what to do; None: it is not compared, or
+    equal."""
+    if False not in (result.get("loss_equal"), result.get("weights_equal")):
+        return None
+    if result.get("weights_equal") is not False:
+        if "loss" in result.get("differs_by_rank", ()):
+            what = "the losses differ from those of the undisturbed run, as ranks log different losses"
+            return (
+                what,
+                "run.log takes the same number on every rank: average the loss over them, or log it as rank_loss.",
+            )
+        what = "the weights are equal, the losses that were logged are not"
+        return (
+            what,
+            "Training repeats exactly: do not give run.log what comes from a clock or from outside of the step.",
+        )
+    what = "the job differs from its undisturbed run, so its steps do not repeat exactly"
+    return what, "Build models inside run.keep, which is seeded, and draw random numbers inside the steps."
 
 
 def saving(advice: Mapping[str, Any]) -> str:

@@ -11,8 +11,12 @@ import browser
 import numpy as np
 import pytest
 from command import call_hp_ext as hp_ext
+from hyperpod_ext.cli.report.report import why_it_differs
 from made_events import entry
 from report_figures import check_figures
+
+from hyperpod_ext.submit.contract import records
+from hyperpod_ext.submit.slurm.client import SlurmJob
 
 Event = dict[str, Any]
 HOSTILE = "ValueError: </script><img src=x onerror=alert(1)> & 'quoted' \"twice\""
@@ -73,6 +77,27 @@ def test_a_log_alone_is_enough(log: Path) -> None:
     assert hp_ext("report", log.parent, "-o", "json").json == result
     text = hp_ext("report", log).stdout
     assert re.search(r"each rank's time, on average +startup 20.0 %, data 1.2 %, step", text)
+
+
+@pytest.mark.parametrize(
+    ("weights", "differs_by_rank", "what", "hint"),
+    [
+        (True, ["loss"], "ranks log different losses", "run.log takes the same number on every rank"),
+        (None, ["loss"], "ranks log different losses", "run.log takes the same number on every rank"),
+        (True, [], "the weights are equal, the losses that were logged are not", "do not give run.log what"),
+        (False, ["loss"], "its steps do not repeat exactly", "Build models inside run.keep"),
+        (False, [], "its steps do not repeat exactly", "Build models inside run.keep"),
+    ],
+)
+def test_why_a_job_differs_from_its_undisturbed_run(
+    weights: bool | None, differs_by_rank: list[str], what: str, hint: str
+) -> None:
+    result = {"loss_equal": False, "weights_equal": weights, "differs_by_rank": differs_by_rank}
+    found = why_it_differs(result)
+    assert found is not None
+    assert (what in found[0], hint in found[1]) == (True, True), found
+    assert why_it_differs(result | {"loss_equal": True, "weights_equal": True}) is None
+    assert why_it_differs({"loss_equal": None, "weights_equal": None}) is None
 
 
 def test_advice_names_the_figure_it_follows_from(log: Path, tmp_path: Path) -> None:
@@ -228,3 +253,37 @@ def test_an_error_in_the_console_is_noticed(tmp_path: Path) -> None:
     opened = browser.open_page(page)
     assert any("nowhere is not defined" in line for line in opened.console), opened
     assert opened.data() == {"a": ("1", "1")}
+
+
+def test_a_job_of_slurm_that_left_no_report_is_told_from_its_event_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All its nodes were killed at once: Slurm saw how it ended, the event log what began it."""
+    monkeypatch.setenv("HPX_HOME", str(tmp_path / "home"))
+    record = {"id": "7", "cluster": "c", "folder": str(tmp_path), "runs": "runs", "world_size": 2, "submitted_at": "?"}
+    records.remember("hyperpod-slurm", "a", record)
+    killed = SlurmJob("7", "NODE_FAIL", "2026-01-01T00:00:00", None, "")
+    monkeypatch.setattr("hyperpod_ext.submit.slurm.client.find", lambda job_id: killed)
+    job = tmp_path / "runs" / "a" / "7"
+    _write(job / "0.0" / "events.jsonl", _run()[:12])
+    lost = entry(105.0, "node_lost", node=1, cause="the connection to its agent closed")
+    second = [event | {"step": event["step"] + 3} if "step" in event else event for event in _run()[:13]]
+    _write(job / "0.1" / "events.jsonl", [*second, lost])
+    done = hp_ext("report", "hyperpod-slurm://c/a", "-o", "json")
+    result = done.json
+    assert (result["state"], result["world_size"], result["steps"], result["starts"]) == ("failed", 2, 5, 2)
+    assert sorted(result["losses"]) == ["1", "2", "4", "5"]
+    assert result["error"]["message"].startswith(
+        "node 1 was lost: the connection to its agent closed. Then: job 7 is NODE_"
+    )
+    assert "node 1 was lost" in hp_ext("report", "hyperpod-slurm://c/a").stdout
+
+
+def test_a_log_that_ends_in_a_fault_has_it_as_the_last_word(log: Path) -> None:
+    _write(log, _run("killed by SIGKILL (9)")[:16])
+    result = hp_ext("report", log, "-o", "json").json
+    assert (result["state"], result["error"]["message"]) == (
+        "unfinished",
+        "rank 1 on node 0, step 3 (forward): killed by SIGKILL (9)",
+    )
+    assert hp_ext("report", log).stdout.rstrip().endswith("the logs of its ranks have the rest")

@@ -58,7 +58,11 @@ def test_the_last_of_two_wins() -> None:
     [
         ("nodez=3", "nodez", "did you mean `nodes`?"),
         ("nodes=x", "nodes", "write digits only"),
-        ("env.A=1", "env.A", 'write "1" in quotes'),
+        ("env.A=1", "env.A", """write --set 'env.A="1"'"""),
+        ("env.A=true", "env.A", """write --set 'env.A="true"'"""),
+        ("args.0=2.50", "args.0", """write --set 'args.0="2.50"'"""),
+        ("args=--lr 3", "args", """write --set 'args=["--lr", "3"]'"""),
+        ("args=it's 3", "args", """write --set 'args=["it'"'"'s 3"]'"""),
         ("checkpoint.tiers.1.replicas=2", "checkpoint.tiers.1.replicas", "at most 1"),
         ("args.5=x", "args.5", "2 appends one"),
         ("name.first=x", "name.first", ""),

@@ -212,6 +212,17 @@ def test_three_tiers_are_what_the_planner_expects() -> None:
     assert statistics.mean(found) == pytest.approx(estimate.goodput, abs=0.005 + margin(found))
 
 
+def test_three_tiers_of_a_large_job_are_what_the_planner_expects() -> None:
+    """Racks fail there each day, and hardly ever have a node together with its copies."""
+    nbytes = size_of(preset("llama3.1-405b"), FORMATS["mixed"]).nbytes
+    rates, tiers = LLAMA.of_job(4096).times(3), frozenset({"memory", "peer", "durable"})
+    scenario = Scenario(Spread(nbytes, 4096, 8, 4096 * 8), 10.0, rates, tiers)
+    estimate = look_ahead(scenario)
+    found = Simulation(simulated(scenario, estimate.every(), spares=80), 0).run(15)
+    assert found.faults["correlated"] > 40
+    assert found.goodput == pytest.approx(estimate.goodput, abs=0.005)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("often", [15.0, *(pytest.param(often, marks=pytest.mark.thorough) for often in (5.0, 45.0))])
 def test_auto_beats_half_and_double_over_a_month(often: float) -> None:

@@ -19,7 +19,7 @@ from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
 from hyperpod_ext.runtime.coordinator.interval_tuner import START_PEER_S, START_S, Tuner, by_clock
 from hyperpod_ext.runtime.coordinator.members import Agent
 from hyperpod_ext.runtime.ipc import messages as wire
-from hyperpod_ext.runtime.ipc.control_messages import Event, Join
+from hyperpod_ext.runtime.ipc.control_messages import AgentHandshake, Event, Join
 from hyperpod_ext.runtime.membership.actions import Begin, Fault
 from hyperpod_ext.runtime.membership.escalation import Budgets
 from hyperpod_ext.runtime.membership.membership import Membership
@@ -151,6 +151,64 @@ def test_snapshots_in_memory_are_tuned_when_a_generation_begins() -> None:
     rate = 31 / (now + 1 / published("llama3-405b").of_job(256).process)
     assert chosen[:3] == [2, 4, 8], "twice as far apart at most"
     assert chosen[-1] == pytest.approx(best_interval(0.5, 1 / rate), rel=0.3)
+
+
+def test_another_coordinator_goes_on_with_what_was_learned() -> None:
+    memory = {"kind": "memory", "every_steps": "auto"}
+    checkpoint = CheckpointPolicy.model_validate_json(json.dumps({"tiers": [memory, AUTO]}))
+    tuner, now = Tuner(checkpoint, 256, 0.0, unix=5000.0), 0.0
+    for step in range(1, 2_001):
+        if step % 400 == 0:
+            tuner.went_on(going_on("memory"))
+            tuner.begins(now)
+        now = hear_step(tuner, step, checkpoint_s=0.1, snapshot=1)
+        tuner.named("file", step + 2)
+        hear_copy(tuner, step, now)
+    assert tuner.memory_every not in (None, 1)
+    job_state = json.loads(json.dumps(tuner.learned()))
+    another = Tuner(checkpoint, 256, 70.0, unix=5000.0 + now)  # on a machine that was just started
+    another.inherit(job_state)
+    file = checkpoint.durable()[0]
+    assert (another.begins(71.0), another.seconds(file)) == (tuner.memory_every, tuner.seconds(file))
+    for step in range(2_001, 2_200):
+        for each in (tuner, another):
+            hear_step(each, step, checkpoint_s=0.1, snapshot=1)
+    # as many failures in as much time, so the same is best
+    assert another.begins(70.0 + 200) == tuner.begins(now + 200) != 1
+    assert another.learned()["fell_back"] == tuner.learned()["fell_back"] == {"memory": 5}
+    assert Tuner(policy(), 256, 0.0).learned() == {}
+
+
+def test_a_coordinator_that_takes_over_names_steps_as_the_one_before_it_did(tmp_path: Path) -> None:
+    async def run() -> None:
+        memory = {"kind": "memory", "every_steps": "auto"}
+        checkpoint = CheckpointPolicy.model_validate_json(json.dumps({"tiers": [memory, AUTO]}))
+        config = by_clock(RuntimeConfig(name="job", nodes=1, workers_per_node=1, spares=1, checkpoint=checkpoint))
+        first = Coordinator.first(config, 0, tmp_path, 1)
+        first.schedule.tuner.inherit({"began": 1.0, "fell_back": {}, "memory_every": 7, "seconds": {"file": 480.0}})
+        first.members.members[1] = {"node": 1, "pid": 1, "peer": ("", 2), "address": ("", 3), "domain": ""}
+        job_state = first._outbox._make_job_state()
+        first.stop()
+        own = AgentHandshake(
+            id="1",
+            node=1,
+            pid=1,
+            peer=("", 2),
+            address=("", 3),
+            domain="",
+            generation=1,
+            committed=0,
+            workers={},
+            exited={},
+            job_state=json.loads(json.dumps({**job_state, "number": 1})),
+        )
+        successor = Coordinator.successor(config, 1, tmp_path, own, [])
+        policy_now, tier = successor.schedule.policy, checkpoint.durable()[0]
+        assert (policy_now.next_due(8), successor.schedule.tuner.seconds(tier)) == (14, 480.0)
+        assert successor.membership.retention.next_due(8) == 14
+        successor.stop()
+
+    asyncio.run(run())
 
 
 def test_snapshots_in_memory_stay_as_they_are_where_nothing_speaks_against_it() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from hyperpod_ext.config.files.document import Document, dotted
+from hyperpod_ext.config.files.document import Document, Path, dotted
 from hyperpod_ext.config.files.nearest import nearest, suggest
 from hyperpod_ext.config.files.schema_path import Expected, expected_at, field_paths
 from hyperpod_ext.errors import Problem
@@ -30,8 +30,20 @@ def translate(error: Mapping[str, Any], model: type[BaseModel], document: Docume
     path = expected.path
     if str(error["type"]).startswith("union_tag"):
         path = (*path, tag_field(error))
-    message, hint = _explain(error, expected, document.location(path).text, model)
-    return document.problem(path, message, hint)
+    place = document.location(path)
+    message, hint = _explain(error, expected, place.text, model)
+    return document.problem(path, message, _for_a_shell(path, hint) if place.source.startswith("--set ") else hint)
+
+
+_WRITE = re.compile(r"write (?P<value>[\[\"].*?[\]\"])(?: in quotes)?")
+"""A hint that says what to write, where that has quotes of YAML."""
+
+
+def _for_a_shell(path: Path, hint: str) -> str:
+    """The same hint where the value came from an option: a shell takes away the quotes that YAML needs."""
+    if (found := _WRITE.fullmatch(hint)) is None:
+        return hint
+    return f"write --set {shlex.quote(dotted(path) + '=' + found['value'])}"
 
 
 def tag_field(error: Mapping[str, Any]) -> str:
@@ -75,7 +87,7 @@ def _explain(
         case "string_too_short" | "too_short":
             return f"is empty: {_sentence(expected.description)}", ""
         case "int_type" | "int_from_float" | "float_type":
-            return f"a whole number belongs here, not {_named(value)}", _hint_for_number(value)
+            return f"a whole number belongs here, not {_named(value)}", _hint_for_number(value, _most(expected))
         case "string_type":
             return f"text belongs here, not {_named(value)}", _hint_for_text(value, written)
         case "bool_type":
@@ -123,10 +135,19 @@ _BEYOND_ANY_LIMIT = 1e12
 """Whoever writes such a number is not helped by the same one written out: no field takes it."""
 
 
-def _hint_for_number(value: object) -> str:
+def _most(expected: Expected) -> float:
+    """The largest number that the field takes."""
+    info = expected.holder.model_fields.get(str(expected.path[-1])) if expected.holder and expected.path else None
+    limits = [limit.le for limit in (info.metadata if info else ()) if getattr(limit, "le", None) is not None]
+    return min(limits, default=_BEYOND_ANY_LIMIT)
+
+
+def _hint_for_number(value: object, most: float) -> str:
+    if isinstance(value, float) and value > most < _BEYOND_ANY_LIMIT:
+        return f"write digits only, at most {most}"
     if isinstance(value, str) and re.fullmatch(r"\s*-?\d+\s*", value):
         return f"write {value.strip()} without quotes"
-    if isinstance(value, float) and value.is_integer() and abs(value) < _BEYOND_ANY_LIMIT:
+    if isinstance(value, float) and value.is_integer() and abs(value) <= most:
         return f"write {int(value)}"
     return "write digits only, such as 2"
 

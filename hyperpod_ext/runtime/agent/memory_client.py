@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import sys
 import time
 from collections.abc import Callable
@@ -17,8 +18,10 @@ from hyperpod_ext.runtime.memory_server.protocol import requests as r
 from hyperpod_ext.runtime.memory_server.protocol.request import A, Request, read_answer
 
 _START_S = 30.0
-_WATCH_S = 5.0
-"""How often it is looked how copies to other tiers go."""
+_WATCH_S = 1.0
+"""How often it is looked whether a checkpoint has come to a durable tier."""
+_WATCH_ALL = 5
+"""Each so many looks, whatever has changed of copies to other tiers is told."""
 
 
 class Ask(Protocol):
@@ -149,15 +152,22 @@ class CopyMonitor:
     async def watch(self) -> None:
         """For as long as there is a memory server to ask."""
         with contextlib.suppress(OSError, JobFailedError):
-            while True:
+            for look in itertools.count(1):
                 await asyncio.sleep(_WATCH_S)
-                await self.tell()
+                await self.tell(all_changes=look % _WATCH_ALL == 0)
 
-    async def tell(self) -> None:
-        """What has changed since it was told last; a failure also to whoever reads the log of this node."""
+    async def tell(self, *, all_changes: bool = True) -> None:
+        """What has changed since it was told last; a failure also to whoever reads the log of this node.
+
+        Not all changes: what has come to a durable tier, or failed to. A job may end at any moment, and its log is to
+        have that; copies on peers come and go with each step.
+        """
         for status in (await self._ask(r.Status())).copying:
             fields = copying_event(status)
-            before, self._known[fields["tier"]] = self._known.get(fields["tier"], {}), fields
+            before = self._known.get(fields["tier"], {})
+            if not all_changes and (fields["tier"] == "peer" or _state_of(fields) == _state_of(before)):
+                continue
+            self._known[fields["tier"]] = fields
             if fields == before or not any(fields[key] for key in fields.keys() - {"tier"}):
                 continue
             self._event("copying", **fields)
@@ -165,6 +175,11 @@ class CopyMonitor:
                 sys.stderr.write(f"a copy to {fields['tier']} failed: {fields['last_error']}\n")
             if status.get("taken_over"):
                 self._break(f"{fields['tier']}: {fields['last_error']}", code="StaleGenerationError")
+
+
+def _state_of(fields: dict[str, Any]) -> tuple[int | None, int]:
+    """Of a durable tier what a report needs: its newest step, and how many did not come."""
+    return fields.get("newest_step"), fields.get("failed", 0)
 
 
 def copying_event(status: dict[str, Any]) -> dict[str, Any]:

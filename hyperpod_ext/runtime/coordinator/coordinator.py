@@ -54,9 +54,9 @@ class Coordinator:
         self._run, self.membership, self.members = run, membership, members
         self.events = EventLog(run.run_dir, fresh=run.term == 1)
         self._log = log = self.events.write
-        self._outbox = outbox = Outbox(run, members, membership, inherited)
+        self.schedule = schedule = SaveSchedule(config, log, now, (inherited or {}).get("learned", {}))
+        self._outbox = outbox = Outbox(run, members, membership, inherited, schedule.tuner.learned)
         ranks = Ranks()
-        self.schedule = schedule = SaveSchedule(config, log, now)
         self._formation = formation = Formation(config.restart.form_timeout_s, now if run.term > 1 else None)
         self.end = end = JobEnd(run, members, membership, outbox, ranks, schedule, self.events)
         self.actions = Actions(run, members, membership, outbox, ranks, schedule, formation, end, log)
@@ -129,7 +129,7 @@ class Coordinator:
         return made
 
     def _start(self, orders_accepted: set[str]) -> None:
-        self.membership.retention.next_due = self._run.config.checkpoint.next_due
+        self.membership.retention.next_due = self.schedule.policy.next_due
         self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._look_for_orders(orders_accepted))]
 
     # --- for the agent that it is on ----------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 from hyperpod_ext.config.job.runtime import RuntimeConfig
@@ -12,6 +14,7 @@ from hyperpod_ext.runtime.membership.membership import Membership
 
 CopyTier = Literal["peer", "file", "s3"]
 """Kinds of tiers that snapshots are copied to."""
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 _AHEAD = 2  # steps, of durable tiers: a checkpoint that a node hears of too late leaves the one before as it is
 
 
@@ -20,12 +23,16 @@ class SaveSchedule:
 
     Args:
         log: takes what is worth an event.
-        now: when the job began.
+        now: when this coordinator began.
+        learned: what the one before it had learned of the job; empty: there was none.
     """
 
-    def __init__(self, config: RuntimeConfig, log: Callable[..., None], now: float) -> None:
+    def __init__(
+        self, config: RuntimeConfig, log: Callable[..., None], now: float, learned: Mapping[str, Any] = _NOTHING
+    ) -> None:
         self._tiers, self._log, self._began = config.checkpoint.tiers, log, now
-        self.tuner = Tuner(config.checkpoint, config.nodes, now)
+        self.tuner = Tuner(config.checkpoint, config.nodes, now, time.time())
+        self.tuner.inherit(learned)
         self.policy = config.checkpoint
         """As all ranks have it in this generation."""
         self.peer_step: int | None = None
@@ -33,6 +40,8 @@ class SaveSchedule:
         self.replicated = False
         """Every rank holds the same state: none is copied to peers."""
         self._named_at: dict[str, float] = {}
+        if learned:
+            self._take_memory_every()
 
     def begins(self, now: float) -> int | None:
         """A generation begins: steps between two snapshots in memory from now on. None: as the spec says."""
@@ -40,17 +49,23 @@ class SaveSchedule:
         if every is not None and before is not None:
             if every != before.every_steps:
                 self._log("tuned", tier="memory", every_steps=every)
-            self.policy = self.policy.with_memory_every(every)
+            self._take_memory_every()
         return every
+
+    def _take_memory_every(self) -> None:
+        if self.tuner.memory_every is not None:
+            self.policy = self.policy.with_memory_every(self.tuner.memory_every)
 
     def went_on(self, membership: Membership) -> None:
         """All ranks of a generation go on."""
         self.tuner.went_on(membership)
 
-    def heard(self, event: Mapping[str, Any], now: float) -> None:
-        """Learn from an event of an agent or a worker."""
-        for kind, seconds in self.tuner.heard(event, now).items():
+    def heard(self, event: Mapping[str, Any], now: float) -> bool:
+        """Learn from an event of an agent or a worker; whether an interval has changed with it."""
+        changed = self.tuner.heard(event, now)
+        for kind, seconds in changed.items():
             self._log("tuned", tier=kind, every_seconds=round(seconds, 3))
+        return bool(changed)
 
     def due(self, ranks: Ranks, membership: Membership, now: float) -> list[tuple[CopyTier, int]]:
         """Tiers that are due, each with the step that it gets."""

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.process_group import broken_waits
 from hyperpod_ext.runtime.process_group import torch_private as torch_names
 from hyperpod_ext.runtime.process_group.backend import Backend
 from hyperpod_ext.runtime.process_group.gloo_backend import Gloo
@@ -57,6 +58,7 @@ class ProcessGroups:
 
     def __init__(self) -> None:
         torch_names.check()
+        broken_waits.watch(self.is_broken)
         self.backends: list[Backend] = [Gloo()]
         """What the open groups consist of."""
         self._store: PartitionedStore | None = None

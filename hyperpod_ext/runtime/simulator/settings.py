@@ -89,6 +89,7 @@ def simulated(scenario: Scenario, every: Mapping[str, int], **more: Any) -> Simu
         redundant=scenario.spread.redundant,
         replicas=scenario.replicas,
         domains=scenario.domains,
+        rack_nodes=scenario.rack_nodes,
         node_bytes=scenario.spread.node_bytes,
         state_bytes=scenario.spread.state_bytes,
         live_read_s=costs["live"].read_s,

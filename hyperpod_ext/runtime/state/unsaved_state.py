@@ -61,8 +61,12 @@ class _Candidate:
 class UnsavedState:
     """Compares what a training function can reach, over its first two steps in this process."""
 
-    def __init__(self, warn: Callable[[str], object] = sys.stderr.write) -> None:
-        self._warn = warn
+    def __init__(
+        self,
+        warn: Callable[[str], object] = sys.stderr.write,
+        recorded: Callable[[list[str]], object] = lambda names: None,
+    ) -> None:
+        self._warn, self._recorded = warn, recorded
         self._left_out: list[Any] = []
         self._moments: list[dict[int, _Candidate]] = []
 
@@ -73,6 +77,11 @@ class UnsavedState:
     def leave_out(self, objects: Iterable[Any]) -> None:
         """These need no snapshot, whatever they do."""
         self._left_out += objects
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Classes of what needs no snapshot."""
+        return tuple(sorted({type(each).__name__ for each in self._left_out}))
 
     def begin(self) -> None:
         """The steps begin, again or for the first time."""
@@ -103,7 +112,9 @@ class UnsavedState:
             changed = _changed(self._moments, tensors)
         self._moments = [{}, {}, {}]
         if warnings := [each for each, _ in changed if each.severity == "warning"]:
-            names = _listed([f"{each.name} ({each.kind})" for each in warnings])
+            named = [f"{each.name} ({each.kind})" for each in warnings]
+            self._recorded(named)
+            names = _listed(named)
             self._warn(
                 f"hyperpod_ext: {names} changed in the first two steps and is in no snapshot. If training depends on "
                 "it, hand it to run.restore; if not, name it in run.leave_out.\n"

@@ -100,7 +100,10 @@ class Run:
         self._captured: tuple[CapturedState, ConsistentStep] | None = None
         self._saved = -1
         """Step of the last snapshot."""
-        self._unsaved = UnsavedState(sys.stderr.write if local_rank == 0 else lambda _: None)
+        warn = sys.stderr.write if local_rank == 0 else lambda _: None
+        self._unsaved = UnsavedState(warn, self._record_unsaved)
+        self._reported_kept: dict[str, Any] = {}
+        """What was last reported of what snapshots hold."""
         self._objects: dict[str, Stateful] = {}
         """What was handed to `restore`."""
         self._wrapped: list[DistributedDataParallel] = []
@@ -217,6 +220,7 @@ class Run:
         self._see_unsaved(sys._getframe().f_back)
         sharing = self._captured[1].sharing if self._captured is not None else ""
         self._link.event("begun", rank=self.rank, step=self.step, of=total, sharing=sharing)
+        self._report_kept()
         self._link.stop_at_step.begin(self.step + 1, total)
         for step in range(self.step + 1, total + 1):
             began = time.monotonic()
@@ -341,6 +345,20 @@ class Run:
         if not self._unsaved.is_done and self._captured is not None:
             kept = [each.value for each in self._kept]
             self._unsaved.see(frame, kept, self._objects, self._captured[0].parts.tensors)
+
+    def _report_kept(self) -> None:
+        """What snapshots hold is the same on all ranks; one says it, once."""
+        kept = {
+            "objects": {name: type(each).__name__ for name, each in self._objects.items()},
+            "left_out": self._unsaved.left_out,
+        }
+        if self.rank == 0 and kept != self._reported_kept:
+            self._link.event("kept", rank=self.rank, **kept)
+            self._reported_kept = kept
+
+    def _record_unsaved(self, names: list[str]) -> None:
+        if self.rank == 0:
+            self._link.event("unsaved", rank=self.rank, objects=names)
 
     def _tell(self, step: int, total: int, began: float) -> None:
         """Report a step, and what of its time was not spent on it."""

@@ -17,6 +17,7 @@ from hyperpod_ext.runtime.checkpoint.checkpointer import Checkpointer
 from hyperpod_ext.runtime.control_plane.agent import AbortedError
 from hyperpod_ext.runtime.detection.heartbeat import Phase
 from hyperpod_ext.runtime.fault_injection.from_worker import Injector, armed_faults, run_dir_of
+from hyperpod_ext.runtime.process_group import broken_waits
 from hyperpod_ext.runtime.snapshot.sharing import Sharing
 from hyperpod_ext.runtime.state.nan_guard import NanGuard
 from hyperpod_ext.runtime.state.progress import Progress
@@ -76,6 +77,7 @@ class Watchdog:
     def enter(self, generation: int) -> None:
         """A generation begins."""
         self._generation = generation
+        broken_waits.forget()
         self._progress.enter(generation)
 
     def attach(self, objects: Mapping[str, object]) -> None:
@@ -105,11 +107,13 @@ class Watchdog:
         self._nan.begin_step(step)
 
     def end_step(self) -> None:
-        """The loop body of a step has ended; it is about to be committed. Raises like `begin_step`."""
+        """The loop body of a step has ended; it is about to be committed. Raises like `begin_step`, and ConnectionError
+        where the error of a collective was swallowed."""
         if (
             self.runs_ahead or not self._reports.safe_to_commit
         ):  # else others may have no other copy of what this rank has made
             self._check_over()
+        self._check_swallowed()
         self._nan.end_step()
         self._progress.mark(Phase.CHECKPOINT)
 
@@ -148,6 +152,17 @@ class Watchdog:
         if self._injector or self._progress.has_orders:
             self._injector.obey(lambda: self._progress.has_orders)
             self._progress.listener = self._injector
+
+    def _check_swallowed(self) -> None:
+        """Refuse to commit what a collective has not finished: its error was raised, and the training function went on.
+
+        Raises:
+            AbortedError: it was for a fault that is known.
+            ConnectionError: it is not known yet, and the loop asks for it.
+        """
+        if why := broken_waits.first():
+            self._check_over()
+            raise ConnectionError(f"{why} (raised within step {self._progress.step}, and swallowed there)")
 
     def _check_over(self, *, between_steps: bool = False) -> None:
         """Stop a training function that has not noticed the end of its generation: what it does now goes nowhere.

@@ -55,3 +55,8 @@ def read_event(line: bytes | str) -> dict[str, Any]:
     except json.JSONDecodeError:  # the first line of a window may be cut, and any that a full disk ended early
         return {}
     return event
+
+
+def tells_step(event: dict[str, Any]) -> bool:
+    """Whether it says how far a job is: a step was made, or a rank begins its steps after one that was made before."""
+    return event.get("event") in ("step", "begun")

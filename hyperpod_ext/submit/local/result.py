@@ -28,6 +28,7 @@ EMPTY_REPORT: JobReport = {
     "nodes_lost": [],
     "losses": {},
     "metrics": {},
+    "differs_by_rank": [],
     "weights": "",
     "durable": [],
     "warnings": [],

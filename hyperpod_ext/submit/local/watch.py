@@ -9,7 +9,7 @@ from typing import Any
 
 from hyperpod_ext.scratch import end_abandoned
 from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
-from hyperpod_ext.submit.contract.run_files import LogReader, Tail, read_event
+from hyperpod_ext.submit.contract.run_files import LogReader, Tail, read_event, tells_step
 from hyperpod_ext.submit.local.result import lost_result
 from hyperpod_ext.submit.local.store import Submission
 
@@ -85,6 +85,6 @@ def _last_step(events: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     for line in reversed(lines[:-1]):
-        if b'"step"' in line and (event := read_event(line)).get("event") == "step":
+        if b'"step"' in line and tells_step(event := read_event(line)):
             return event
     return {}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.submit.contract.job_status import FINAL_STATES
-from hyperpod_ext.submit.contract.run_files import LogReader, Tail, read_event
+from hyperpod_ext.submit.contract.run_files import LogReader, Tail, read_event, tells_step
 from hyperpod_ext.submit.local.result import EMPTY_REPORT, JobReport
 
 _START = re.compile(r"(\d+)\.(\d+)")
@@ -62,10 +62,10 @@ class JobReader:
 
 
 def last_step(job_dir: Path) -> dict[str, Any]:
-    """The newest step event of the newest start that has one."""
+    """The newest event that says how far the job is, of the newest start that has one."""
     for start in reversed(starts(job_dir)):
         for event in reversed(_events(start)):
-            if event.get("event") == "step":
+            if tells_step(event):
                 return dict(event)
     return {}
 

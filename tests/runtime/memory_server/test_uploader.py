@@ -446,7 +446,7 @@ def test_memory_that_changed_after_it_was_sealed_never_becomes_a_checkpoint(serv
     assert "CRC64-NVME" in copying(server)["last_error"]
 
 
-async def _told(statuses: list[dict[str, Any]]) -> list[dict[str, Any]]:
+async def _told(statuses: list[dict[str, Any]], **how: bool) -> list[dict[str, Any]]:
     """Events that an agent makes of what its memory server says."""
     told: list[dict[str, Any]] = []
 
@@ -461,7 +461,7 @@ async def _told(statuses: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     watch = CopyMonitor(ask, event, broken)
     while statuses:
-        await watch.tell()
+        await watch.tell(**how)
     return told
 
 
@@ -475,6 +475,23 @@ def test_each_change_of_how_copying_goes_is_an_event_and_a_failure_is_said(alone
     assert [(one.get("newest_step"), one.get("failed")) for one in told[:3]] == [(10, 0), (10, 1), (10, 2)]
     assert (told[3]["kind"], told[3]["code"]) == ("broken", "StaleGenerationError")
     assert "step 20: no space left" in capsys.readouterr().err
+
+
+def test_what_has_come_to_a_durable_tier_is_told_at_once_and_the_rest_now_and_then():
+    """A job may be killed the moment after, and its log is to have the step that it can go on from."""
+    counts = {"failed": 0, "skipped": 0, "superseded": 0, "last_error": None}
+    durable = [{"tier": "/fsx", "durable_step": step, **counts} for step in (None, 10, 10)]
+    durable[2] |= {"skipped": 7}
+    peers = [{"tier": "peer", "replicated_step": step, **counts} for step in (3, 4)]
+    told = asyncio.run(_told([*durable, *peers], all_changes=False))
+    assert [(one["tier"], one["newest_step"]) for one in told] == [("/fsx", 10)]
+    every = asyncio.run(_told([*durable, *peers], all_changes=True))
+    assert [(one["tier"], one["newest_step"], one["skipped"]) for one in every] == [
+        ("/fsx", 10, 0),
+        ("/fsx", 10, 7),
+        ("peer", 3, 0),
+        ("peer", 4, 0),
+    ]
 
 
 def test_two_tiers_that_hang_cost_one_wait_and_not_two(tmp_path):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from torch import nn
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime import Run, resilient
+from hyperpod_ext.runtime.events.kinds import KINDS
+from hyperpod_ext.runtime.process_group import broken_waits
+from hyperpod_ext.runtime.training.restore import SoloLink
 
 
 def test_a_script_runs_as_plain_python():
@@ -62,6 +67,61 @@ def test_a_loop_left_by_break_commits_the_steps_before():
         return run.step
 
     assert alone(train) == 2
+
+
+class Average:
+    """Of weights, as people write one."""
+
+    def __init__(self) -> None:
+        self.shadow = {name: torch.zeros(2, 2) for name in ("weight", "more")}
+
+
+def test_the_event_log_says_what_snapshots_hold_and_what_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, dict[str, object]]] = []
+    monkeypatch.setattr(SoloLink, "event", lambda link, event, **fields: told.append((event, fields)))
+
+    def train(run: Run) -> None:
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        average = Average()
+        run.restore(model=model, optimizer=optimizer)
+        run.leave_out(nn.Dropout())
+        for _ in run.steps(3):
+            optimizer.zero_grad()
+            model(torch.ones(2)).sum().backward()
+            optimizer.step()
+            for name in average.shadow:
+                average.shadow[name] = 0.9 * average.shadow[name] + 0.1 * model.weight.detach()
+
+    alone(train)
+    fields = {name: its for name, its in told if name in ("kept", "unsaved")}
+    for name, its in fields.items():
+        KINDS.decode({"t": 1.0, "event": name, "generation": 1, **json.loads(json.dumps(its))})
+    assert fields["kept"] == {
+        "rank": 0,
+        "objects": {"model": "Linear", "optimizer": "SGD"},
+        "left_out": ("Dropout",),
+    }
+    assert fields["unsaved"] == {"rank": 0, "objects": ["average.shadow (dict)"]}
+
+
+def test_a_step_in_which_a_collective_has_failed_is_not_committed_whatever_becomes_of_the_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at: list[int] = []
+
+    def train(run: Run) -> None:
+        run.restore(model=nn.Linear(1, 1))
+        for step in run.steps(5):
+            if step == 3:  # where it is raised, the training function goes on
+                monkeypatch.setattr(broken_waits, "_raised", ["Connection closed by peer"])
+            at.append(run.step)
+
+    with pytest.raises(
+        ConnectionError, match=r"Connection closed by peer \(raised within step 3, and swallowed there\)"
+    ):
+        alone(train)
+    assert at == [0, 1, 2]
 
 
 def test_random_numbers_repeat_from_step_to_step_and_not_between_steps():

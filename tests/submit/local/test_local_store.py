@@ -9,12 +9,24 @@ from local_place import LocalPlace
 
 from hyperpod_ext.submit.contract.home import home
 from hyperpod_ext.submit.local import store as local_store
+from hyperpod_ext.submit.local.watch import read_job_status
 
 
 def test_the_home_is_the_given_one_or_the_users_state_folder() -> None:
     assert home({"HPX_HOME": "/a"}) == Path("/a/local")
     assert home({"XDG_STATE_HOME": "/s", "HOME": "/h"}) == Path("/s/hyperpod_ext/local")
     assert home({"HOME": "/h"}) == Path("/h/.local/state/hyperpod_ext/local")
+
+
+def test_a_job_that_is_started_again_is_as_far_as_it_has_come(place: LocalPlace) -> None:
+    """One that had made all its steps makes none."""
+    with local_store.locked("a"):
+        submission = local_store.create("a")
+    submission.run_dir("main").mkdir()
+    event = '{"t": 1.0, "event": "begun", "rank": 0, "step": 25, "of": 25}\n'
+    (submission.run_dir("main") / "events.jsonl").write_text(event)
+    status = read_job_status(submission, running=True)
+    assert (status.step, status.of) == (25, 25)
 
 
 def test_the_last_ten_submissions_are_kept(place: LocalPlace) -> None:

@@ -13,6 +13,14 @@ LINES = """\
 {"t": 5.0, "event": "st"""
 
 
+def test_a_job_that_is_started_again_is_as_far_as_it_has_come(tmp_path: Path) -> None:
+    """One that had made all its steps makes none."""
+    start = tmp_path / "job" / "0.1"
+    start.mkdir(parents=True)
+    (start / "events.jsonl").write_text('{"t": 1.0, "event": "begun", "rank": 0, "step": 25, "of": 25}\n')
+    assert (last_step(start.parent)["step"], last_step(start.parent)["of"]) == (25, 25)
+
+
 def test_a_line_that_is_no_event_stops_nobody_who_follows_the_job(tmp_path: Path) -> None:
     start = tmp_path / "job" / "0.0"
     start.mkdir(parents=True)

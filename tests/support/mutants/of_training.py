@@ -10,6 +10,7 @@ HANGS = Source("hyperpod_ext.runtime.detection.hangs", ("tests/runtime/detection
 FINISH_STEP = Source(
     "hyperpod_ext.runtime.control_plane.finish_step", ("tests/runtime/control_plane/test_finish_step.py",)
 )
+GUARDS = Source("hyperpod_ext.runtime.training.step_guards", ("tests/runtime/training/test_run.py",))
 NAN_GUARD = Source("hyperpod_ext.runtime.state.nan_guard", ("tests/runtime/state/test_nan_guard.py",))
 ENVIRONMENT = Source("hyperpod_ext.runtime.ipc.environment", ("tests/runtime/detection/test_preflight.py",))
 DEVICE = Source("hyperpod_ext.runtime.state.device_steps", ("tests/runtime/state/test_device_steps.py",))
@@ -56,6 +57,12 @@ MUTANTS: list[Mutant] = [
         "The rank that is furthest behind holds the others up; those ahead wait for it.",
         "least = min(heartbeat.position for heartbeat in heartbeats.values())",
         "least = max(heartbeat.position for heartbeat in heartbeats.values())",
+    ),
+    GUARDS.mutant(
+        "guards.swallowed_collective",
+        "A step is not committed in which a collective has failed, whatever the script makes of the error.",
+        "if why := broken_waits.first():",
+        'if why := "":',
     ),
     FINISH_STEP.mutant(
         "finish_step.after_a_collective",

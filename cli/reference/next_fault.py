@@ -1,0 +1,171 @@
+"""What the next fault of a job would lead to, asked of the rules that decide it in the job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hyperpod_ext.runtime.events.event import Events
+    from hyperpod_ext.runtime.membership.actions import Fault
+    from hyperpod_ext.runtime.membership.escalation import Budgets
+
+Held = dict[str, Any]
+"""A tier: `tier`, `every_steps` or `every_s`, `newest_step` that all ranks have there or None, and `error` or None."""
+
+
+def what_next(
+    spec: Mapping[str, Any], held: Sequence[Held], running: bool, events: Events, now: float
+) -> list[tuple[str, str]]:
+    """What would come of the next fault, of each kind. Whether it ends the job is asked of what decides that there."""
+    newest = {kind: _newest(held, *kinds) for kind, kinds in _SURVIVE.items()}
+    again = _from(newest["job"], "it goes on", "it begins anew: no durable tier has a checkpoint")
+    if not running:
+        return [("it is started again", again)]
+    process, node = _Next(spec, events, now).of_process(), _Next(spec, events, now).of_node()
+    if not process.startswith("the job ends"):
+        process_from = _from(newest["process"], "all go on", "they begin anew")
+        process += "; " + _state(events, spec["nodes"] * spec["workers_per_node"] > 1, process_from)
+    if not node.startswith("the job ends"):
+        anew = "they begin anew: no other node or tier has a copy"
+        node += "; " + _state(events, spec["nodes"] > 1, _from(newest["node"], "all go on", anew))
+    return [("a process is killed", process), ("a node is lost", node), ("the job is started again", again)]
+
+
+def _state(events: Events, others_live: bool, from_tier: str) -> str:
+    """Where the state comes from: of a live rank, where ranks hold the same, else as `from_tier` says."""
+    if not others_live:
+        return from_tier
+    from hyperpod_ext.runtime.events.of_training import Begun
+    from hyperpod_ext.runtime.snapshot.sharing import Sharing
+
+    begun = events.last(Begun)
+    if begun is None or not begun.sharing:
+        return f"from the state of a live rank that has the same, else {from_tier}"
+    sharing = Sharing.of(begun.sharing)
+    if sharing.kind == "same" and sharing.ranks is None:
+        return "from the state of a live rank, as all hold the same"
+    return from_tier
+
+
+class _Next:
+    """Asks the rules of a job's membership what a fault would lead to that has not struck."""
+
+    def __init__(self, spec: Mapping[str, Any], events: Events, now: float) -> None:
+        from hyperpod_ext.runtime.events.report import committed_step
+
+        from ..job_events import nodes_in
+
+        self._spec, self._now = spec, now
+        self._earlier, self._budgets = earlier_faults(events), _budgets(spec)
+        self._spares = spares_left(spec, events)
+        self._nodes = nodes_in(events).size or spec["nodes"]
+        self._step = committed_step(events, self._nodes * spec["workers_per_node"]) + 1
+
+    def of_process(self) -> str:
+        from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fault
+        from hyperpod_ext.runtime.membership.escalation import give_up, level_of
+
+        fault = Fault(0, "killed by SIGKILL (9)", self._step, died=True, kind="signal", node=0, at=self._now)
+        if (end := give_up(fault, self._earlier, self._budgets)) is not None:
+            return f"the job ends: {end.message}"
+        if level_of(fault, self._earlier, self._budgets) is EscalationLevel.NODE:
+            often = f"processes on node 0 have died {self._budgets.max_on_node} times in a row (restart.max_on_node)"
+            return f"its node is given up if that is node 0, where {often}; elsewhere the process is replaced"
+        return "the process is replaced"
+
+    def of_node(self) -> str:
+        from hyperpod_ext.runtime.membership.actions import Fault
+        from hyperpod_ext.runtime.membership.escalation import give_up
+
+        spec = self._spec
+        if spec["nodes"] + spec["spares"] == 1 and not spec["elastic"]:
+            return "the job ends: it has no other node"
+        why, last = "killed", self._nodes - 1
+        rank = last * spec["workers_per_node"]
+        fault = Fault(rank, why, self._step, died=True, kind="lost", node=last, node_lost=True, at=self._now)
+        if (end := give_up(fault, self._earlier, self._budgets)) is not None:
+            return f"the job ends: {end.message}"
+        if self._spares:
+            return "a spare node takes its place"
+        if spec["elastic"]:
+            return "the job goes on with fewer nodes, if it may have as few, and else waits for another one"
+        return f"a node is waited for, {spec['restart']['node_wait_s']:g} s"
+
+
+_SURVIVE: Mapping[str, tuple[str, ...]] = {
+    "process": ("memory", "peer", "file", "s3"),
+    "node": ("peer", "file", "s3"),
+    "job": ("file", "s3"),
+}
+"""Kinds of tiers that survive the loss of a process, of a node, and of all nodes."""
+
+
+def _newest(held: Sequence[Held], *kinds: str) -> Held | None:
+    there = [one for one in held if one["kind"] in kinds and one["newest_step"] is not None]
+    return max(there, key=lambda one: int(one["newest_step"]), default=None)
+
+
+def _from(newest: Held | None, go_on: str, anew: str) -> str:
+    return anew if newest is None else f"{go_on} from step {newest['newest_step']}, which is in {newest['tier']}"
+
+
+def earlier_faults(events: Events) -> list[Fault]:
+    """The faults of this start of the job, as its membership counts them: the loss of a node is one."""
+    from hyperpod_ext.runtime.events import of_faults
+    from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fault
+
+    levels = {level.value: level for level in EscalationLevel}
+    found: list[Fault] = []
+    lost: set[tuple[int, float]] = set()
+    for event in events.of(of_faults.Fault):
+        is_loss = event.kind == "lost"
+        if is_loss and (event.node, event.t) in lost:
+            continue
+        lost |= {(event.node, event.t)} if is_loss else set()
+        fault = Fault(
+            event.rank,
+            event.cause,
+            event.step,
+            event.died,
+            event.kind or "exception",
+            node=event.node,
+            node_lost=is_loss,
+            at=event.t,
+            level=levels.get(event.escalation_level),
+        )
+        found.append(fault)
+    return found
+
+
+def _budgets(spec: Mapping[str, Any]) -> Budgets:
+    from hyperpod_ext.config.job.job import RestartPolicy
+    from hyperpod_ext.runtime.membership.escalation import Budgets
+
+    return Budgets.of(RestartPolicy.model_validate_json(json.dumps(spec["restart"])))
+
+
+def budgets_left(spec: Mapping[str, Any], events: Events, now: float) -> dict[str, Any]:
+    """How many faults the job still recovers from. `now`: of the clock that its events have."""
+    budgets = _budgets(spec)
+    counted = [fault for fault in earlier_faults(events) if not fault.follows]
+    recent = sum(now - fault.at < budgets.window_s for fault in counted)
+    window = budgets.max_restarts_in_window
+    return {
+        "restarts": max(0, budgets.max_restarts - len(counted)),
+        "max_restarts": budgets.max_restarts,
+        "restarts_in_window": None if window is None else max(0, window - recent),
+        "window_s": budgets.window_s,
+        "node_losses": max(0, budgets.max_node_losses - sum(fault.node_lost for fault in counted)),
+        "max_node_losses": budgets.max_node_losses,
+        "spares": spares_left(spec, events),
+    }
+
+
+def spares_left(spec: Mapping[str, Any], events: Events) -> int:
+    """Nodes that wait to take the place of another one."""
+    from ..job_events import nodes_in
+
+    known = nodes_in(events)
+    return max(0, len(known.members) - known.size) if known.members else int(spec["spares"])

@@ -1,0 +1,152 @@
+"""The last word on a job's faults, from its events: what began it, what came of it, what was tried, how it ended. Pure.
+
+A fault, and those that strike until all ranks go on, are one story: the first of them is the cause, unless it only says
+that a connection ended, which the death of the other end explains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hyperpod_ext.runtime.events.event import Event, Events
+from hyperpod_ext.runtime.events.of_faults import Fault
+from hyperpod_ext.runtime.events.of_nodes import (
+    AwaitingNode,
+    Coordinator,
+    MemoryBack,
+    MemoryLost,
+    NodeLost,
+    NodeReplaced,
+)
+from hyperpod_ext.runtime.events.of_training import Go, JobEnded, Restored, RestoreFailed
+
+_MET = {
+    "in process": "the training function was called again in the same process",
+    "process": "the process was replaced",
+    "node": "another node was to have its ranks",
+}
+"""What is done at each level of escalation."""
+_FROM = {
+    "self": "",
+    "live": ", one with the state of a live rank",
+    "memory": ", one with the state in its node's memory",
+    "peer": ", one with the copy in another node's memory",
+    "file": ", from a durable checkpoint",
+    "s3": ", from a durable checkpoint",
+    "fresh": ", which is the start",
+}
+"""Where the state came from that came from farthest."""
+_NEAREST_FIRST = tuple(_FROM)
+
+
+@dataclass(frozen=True, slots=True)
+class LastFault:
+    """The newest story, each part a sentence without its full stop."""
+
+    cause: str
+    chain: tuple[str, ...]
+    """What came of it."""
+    tried: tuple[str, ...]
+    """What was done about it, oldest first."""
+    outcome: str
+    recovered: bool
+    """Whether training went on."""
+    kind: str
+    """Of the cause: a kind of faults, or `memory-server`."""
+
+    @property
+    def sentence(self) -> str:
+        """Cause and consequences."""
+        return self.cause + (f". Then: {'; '.join(self.chain)}" if self.chain else "")
+
+
+def last_fault(events: Events) -> LastFault | None:
+    """What hits last; None: nothing has."""
+    hits = [index for index, event in enumerate(events) if isinstance(event, Fault | NodeLost | MemoryLost)]
+    if not hits:
+        return None
+    newest = hits[-1]
+    if isinstance(events[newest], MemoryLost):  # training goes on beside it
+        return _of_memory_server(events, newest)
+    begins = next((index + 1 for index in range(newest, -1, -1) if isinstance(events[index], Go)), 0)
+    ends = next((index for index in range(newest, len(events)) if isinstance(events[index], Go)), len(events))
+    story = Events(events[begins:ends])
+    faults = [event for event in story if isinstance(event, Fault | NodeLost | MemoryLost)]
+    faults = faults[next(index for index, event in enumerate(faults) if not isinstance(event, MemoryLost)) :]
+    cause = next((event for event in faults if getattr(event, "kind", "") != "connection"), faults[0])
+    chain = [event for event in faults if event is not cause and not _is_repeated(event, faults)]
+    outcome, recovered = _outcome(events, ends)
+    return LastFault(
+        cause=_words(cause),
+        chain=tuple(dict.fromkeys(map(_words, chain))),
+        tried=tuple(dict.fromkeys(_tried(story))),
+        outcome=outcome,
+        recovered=recovered,
+        kind=_kind(cause),
+    )
+
+
+def _of_memory_server(events: Events, index: int) -> LastFault:
+    lost = events[index]
+    assert isinstance(lost, MemoryLost)
+    back = [event for event in events[index:] if isinstance(event, MemoryBack) and event.node == lost.node]
+    tried = (f"another one took its place after {back[0].seconds:.2f} s",) if back else ()
+    ended = events.last(JobEnded)
+    outcome = "training went on" if back else f"the job {ended.state}" if ended else "no other one has taken its place"
+    return LastFault(_words(lost), (), tried, outcome, recovered=bool(back), kind="memory-server")
+
+
+def _is_repeated(event: Event, faults: Sequence[Event]) -> bool:
+    """Whether another line says the same: the loss of a node is one of all its ranks."""
+    lost = {other.node for other in faults if isinstance(other, NodeLost)}
+    return isinstance(event, Fault) and event.kind == "lost" and event.node in lost
+
+
+def _words(event: Event) -> str:
+    match event:
+        case NodeLost():
+            return f"node {event.node} was lost: {_first_line(event.cause)}"
+        case MemoryLost():
+            return f"node {event.node}, step {event.step}: {_first_line(event.cause)}"
+        case Fault():
+            phase = f" ({event.phase})" if event.phase else ""
+            return f"rank {event.rank} on node {event.node}, step {event.step}{phase}: {_first_line(event.cause)}"
+    raise AssertionError(f"{type(event).__name__} is no fault")
+
+
+def _kind(event: Event) -> str:
+    return event.kind if isinstance(event, Fault) else "memory-server" if isinstance(event, MemoryLost) else "lost"
+
+
+def _tried(story: Events) -> Iterator[str]:
+    for event in story:
+        match event:
+            case Fault() if event.escalation_level in _MET:
+                yield _MET[event.escalation_level]
+            case AwaitingNode():
+                yield f"another node in place of {event.node} was waited for, {event.seconds:g} s at most"
+            case NodeReplaced():
+                ranks = ", ".join(map(str, event.ranks))
+                yield f"node {event.node} took rank{'s' if len(event.ranks) > 1 else ''} {ranks}"
+            case Coordinator():
+                yield f"node {event.node} took over from the coordinator on node {event.before}"
+            case RestoreFailed():
+                yield f"rank {event.rank} refused what it was to restore: {_first_line(event.error)}"
+
+
+def _outcome(events: Events, ends: int) -> tuple[str, bool]:
+    if ends < len(events):
+        went_on = events[ends]
+        assert isinstance(went_on, Go)
+        sources = {event.source for event in events[ends:] if isinstance(event, Restored)} & set(_NEAREST_FIRST)
+        far = max(sources, key=_NEAREST_FIRST.index, default="self")
+        return f"all went on after step {went_on.step}{_FROM[far]}", True
+    ended = events.last(JobEnded)
+    if ended is not None:
+        return f"the job {ended.state}" if ended.state != "cancelled" else "the job was cancelled", False
+    return "no rank has gone on since", False
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]
