@@ -51,5 +51,8 @@ def command(file: str, sets: tuple[str, ...], values: str | None, env_file: str 
     found = import_file(text, file, given)
     for part in found.left_out:
         say(f"not carried over: {part}")
+    for part in found.notes:
+        say(f"note: {part}")
     result = {"target": found.target, "job": without_defaults(found.job), "left_out": found.left_out}
+    result["notes"] = found.notes
     print_result(result, "table" if output == "table" else output, found.to_yaml().rstrip("\n"))

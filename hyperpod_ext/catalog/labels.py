@@ -40,6 +40,10 @@ SECRET_VOLUME = "hyperpod-ext-secret"
 """Of a pod: it has the job's secret."""
 SECRET_DIR = "/var/run/hyperpod-ext"
 """Where that is mounted."""
+ADDRESSES_VOLUME = "hyperpod-ext-addresses"
+"""Of a pod: hyperpodrun keeps there what addresses the operator has told."""
+ADDRESSES_DIR = "/opt/ml/input/config"
+"""Where hyperpodrun wants that; only root could make it in most images."""
 AGENT_PORT = 8080
 """Where hyperpodrun listens to its operator; it asks nobody who they are."""
 

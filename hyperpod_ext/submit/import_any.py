@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -33,7 +34,15 @@ def import_file(text: str, source: str, values: Mapping[str, Any] | None = None)
 
 
 def _imported(text: str, source: str, values: Mapping[str, Any] | None) -> Imported:
-    text = _OLD_NAMES.sub(lambda match: MOVED[match[0]], text)
+    if _OLD_NAMES.search(text):  # which arguments of ours may have, too
+        with contextlib.suppress(ConfigError):
+            found = _read(text, source, values)
+            if not found.left_out:
+                return found
+    return _read(_OLD_NAMES.sub(lambda match: MOVED[match[0]], text), source, values)
+
+
+def _read(text: str, source: str, values: Mapping[str, Any] | None) -> Imported:
     if text.startswith("#!") or "\n#SBATCH" in text:
         from hyperpod_ext.submit.slurm.import_sbatch import import_sbatch
 

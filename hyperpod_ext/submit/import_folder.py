@@ -66,8 +66,9 @@ def _outcome(file: Path, values: Mapping[str, Any]) -> dict[str, Any]:
         return _refused([str(problem) for problem in error.problems])
     outcome = "named" if found.left_out else "carried"
     job = without_defaults(found.job)
-    return {"outcome": outcome, "target": found.target, "job": job, "left_out": found.left_out, "problems": []}
+    words = {"left_out": found.left_out, "notes": found.notes, "problems": []}
+    return {"outcome": outcome, "target": found.target, "job": job, **words}
 
 
 def _refused(problems: list[str]) -> dict[str, Any]:
-    return {"outcome": "refused", "target": None, "job": None, "left_out": [], "problems": problems}
+    return {"outcome": "refused", "target": None, "job": None, "left_out": [], "notes": [], "problems": problems}

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import round_trip
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from job_configs import ANY_TEXT, ENV, LABEL, jobs
@@ -103,9 +104,10 @@ def for_sagemaker(job: JobConfig, section: dict[str, object]) -> JobConfig:
 
 def slurm_takes(job: JobConfig, folder: Path) -> None:
     """The shell parses it, options stand before the first command, and the node gets settings and environment whole."""
-    script = make_plan(job, target="hyperpod-slurm").files["job.sbatch"]
+    files = make_plan(job, target="hyperpod-slurm").files
+    script = files["job.sbatch"]
     assert f"#SBATCH --nodes={job.nodes + job.spares}\n" in script.partition("\nfirst_host")[0]
-    assert import_file(script, "job.sbatch").job == job
+    round_trip.goes_round(job, "hyperpod-slurm", dict(files))
     python = shlex.quote(job.slurm.python)
     assert f"exec {python} -m" in script
     # the node's own part, with an interpreter and a folder that are there
@@ -129,11 +131,11 @@ def slurm_takes(job: JobConfig, folder: Path) -> None:
 
 def sagemaker_takes(job: JobConfig, _folder: Path) -> None:
     """The service's own model takes it, and the container gets settings and environment whole."""
-    request = json.loads(make_plan(job, target="sagemaker").files["create_training_job.json"])
+    files = make_plan(job, target="sagemaker").files
+    request = json.loads(files["create_training_job.json"])
     assert check_request("CreateTrainingJob", request) == []
     assert request["Environment"].items() >= job.env.items()
-    imported = import_file(json.dumps(request), "request.json")
-    assert (imported.job, imported.left_out) == (job, [])
+    round_trip.goes_round(job, "sagemaker", dict(files))
     assert all(not name.startswith(ENV_SPEC) for name in job.env)
     for name in [name for name in request["Environment"] if name.startswith(ENV_SPEC)]:
         del request["Environment"][name]  # then what it says is read, and comes to the same request
@@ -186,7 +188,7 @@ def test_any_job_is_rendered_and_read_back(target: str, folder: Path) -> None:
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("target", TARGETS)
-def test_two_thousand_jobs_are_rendered_and_read_back(target: str, folder: Path) -> None:
-    accepted = count_accepted(target, folder, 2600)
+def test_a_thousand_jobs_are_rendered_and_read_back(target: str, folder: Path) -> None:
+    accepted = count_accepted(target, folder, 1300)
     print(f"{target}: {accepted} jobs rendered and read back")
-    assert accepted >= 2000
+    assert accepted >= 1000

@@ -93,6 +93,8 @@ def test_times_are_read_as_sbatch_reads_them(time: str, seconds: int | None) -> 
 def test_what_is_no_job_is_told() -> None:
     with pytest.raises(ConfigError):
         import_file('{"a": 1}', "a.json")
+    with pytest.raises(ConfigError, match="Tags"):
+        import_file('{"TrainingJobName": "a", "Tags": [{"Name": "x"}], "HyperParameters": {"a": null}}', "a.json")
     with pytest.raises(ConfigError, match="script"):
         import_file('{"TrainingJobName": "a"}', "a.json")
 
@@ -157,12 +159,21 @@ def test_a_config_of_hyp_becomes_a_spec_and_nothing_of_it_is_lost_in_silence(tmp
         ("claim", "/out", True),
     ]
     said = [line.removeprefix("not carried over: ").partition(":")[0] for line in done.stderr.splitlines()]
-    assert sorted(said) == ["memory_limit", "scheduler_type", "the folder that the job started in"]
-    assert job.working_dir == "/opt"
+    assert sorted(said) == ["memory_limit", "scheduler_type"]
+    assert job.working_dir is None  # the image's own: the script's path says where it is
 
 
 def test_a_config_of_hyp_for_something_else_is_refused() -> None:
     with pytest.raises(ConfigError, match="is a cluster-stack of hyp"):
         import_file("template: cluster-stack\nversion: 1.0\n", "config.yaml")
+    wrong = HYP.replace("vcpu: 90.5", "vcpu: many").replace("volume:\n", "volume: 3\nothers:\n")
+    with pytest.raises(ConfigError) as refused:
+        import_file(wrong, "config.yaml")
+    assert "vcpu: a number belongs here, not 'many'" in str(refused.value)
+    assert "volume: a list belongs here, not '3'" in str(refused.value)
+    text = HYP.replace(
+        "[hyperpodrun, --nproc_per_node=8, /opt/train.py]", "hyperpodrun --nproc_per_node=8 /opt/train.py"
+    )
+    assert import_file(text, "config.yaml").job == import_file(HYP, "config.yaml").job
     with pytest.raises(ConfigError, match=r"config\.yaml.*name"):
         import_file("job_name: Not_A_Name\nimage: a:1\ncommand: [torchrun, t.py]\n", "config.yaml")

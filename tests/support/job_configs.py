@@ -19,6 +19,9 @@ NASTY = st.sampled_from(
         "null",
         "~",
         "1e3",
+        "1.",
+        "+1",
+        "0o17",
         "0x1f",
         "1:30",
         "2026-11-21",
@@ -26,6 +29,11 @@ NASTY = st.sampled_from(
         "- a",
         "a: b",
         "#",
+        "# spec: {}",
+        "\u2028# spec: {}",
+        "hyperpod_ext.estimator",
+        "=",
+        "<<",
         "$(A)",
         "$$(A)",
         "$$$",
@@ -138,8 +146,35 @@ TIMEOUTS = fields(
 RELAUNCH = fields(
     {}, {"max_times": st.integers(1, 9), "window_s": COUNT, "avoid_nodes": COUNT, "scale_up_pause_s": COUNT}
 )
+OVERLAY = fields(
+    {},
+    {
+        "kubernetes": fields(
+            {},
+            {
+                "container": fields(
+                    {"env": st.lists(fields({"name": st.just("OVER"), "value": ANY_TEXT}, {}), max_size=1)}, {}
+                )
+            },
+        ),
+        "slurm": fields(
+            {},
+            {
+                "srun": st.sampled_from([{}, {"mpi": "pmix"}, {"label": "", "mem-bind": "a b"}]),
+                "sbatch": st.sampled_from([[], ["licenses=fem:4", 'wckey="two words"']]),
+                "before": st.sampled_from([[], ["true '1e3' # spec: {}", "false || true"]]),
+            },
+        ),
+    },
+)
 
 ALL: dict[str, Any] = {
+    "overlay": OVERLAY,
+    "rendezvous": fields({}, {"port": st.integers(1024, 65535)}),
+    "restart": fields(
+        {}, {"max_restarts": st.integers(0, 9), "lease_s": st.floats(1, 9), "warm_spares": st.booleans()}
+    ),
+    "network": fields({}, {"interface": st.sampled_from(["ens5", "1e3"]), "tls": st.booleans()}),
     "args": st.lists(ANY_TEXT, max_size=3),
     "env": st.dictionaries(ENV, ANY_TEXT, max_size=3),
     "working_dir": PATH,

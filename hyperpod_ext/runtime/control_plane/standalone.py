@@ -72,6 +72,8 @@ class Members(ABC):
 
     def __init__(self, groups: ProcessGroups) -> None:
         self._groups = groups
+        if (folder := os.environ.get(ENV_RUN_DIR)) is not None:  # no agent of ours has made it
+            Path(folder).mkdir(parents=True, exist_ok=True)
         self.stop_at_step = StopAtStep()  # nobody asks
         self.environment: WorkerEnvironment | None = None
         self._settings: Settings | None = None

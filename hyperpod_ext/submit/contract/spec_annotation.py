@@ -41,7 +41,8 @@ def _plain(value: object) -> Any:
 
 def read_note(metadata: Mapping[str, Any]) -> JobConfig | None:
     """The spec that an object was made from, or None where there is none that this version can read."""
-    text = (metadata.get("annotations") or {}).get(ANNOTATION)
+    annotations = metadata.get("annotations")
+    text = annotations.get(ANNOTATION) if isinstance(annotations, Mapping) else None
     return parse_note(text) if isinstance(text, str) else None
 
 

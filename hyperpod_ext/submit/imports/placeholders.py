@@ -71,7 +71,7 @@ def fill(text: str, values: Mapping[str, Any], source: str) -> tuple[str, list[P
         name = match[1] or match[3]
         value = values.get(name)
         if value is None or isinstance(value, dict | list):
-            if match[2] is None:
+            if match[2] is None or f"name: {name}\n" in text:  # a variable of the container, which has its value there
                 return match[0]
             line = text.count("\n", 0, match.start()) + 1
             notes.append(Problem(f"its default {match[2]!r} is taken", name, source, line, HOW.format(name=name)))

@@ -147,6 +147,7 @@ class KubeflowRunPolicy(SchemaModel):
     backoff_limit: Count | None = None
     suspend: bool | None = None
     scheduling_policy: dict[str, Any] | None = None
+    managed_by: str | None = None
 
 
 class KubeflowElasticPolicy(SchemaModel):
@@ -154,6 +155,13 @@ class KubeflowElasticPolicy(SchemaModel):
     max_replicas: Positive
     max_restarts: Count | None = None
     rdzv_backend: str | None = None
+    rdzv_host: str | None = None
+    rdzv_port: Positive | None = None
+    rdzv_id: str | None = None
+    rdzv_conf: list[dict[str, str]] | None = None
+    standalone: bool | None = None
+    metrics: list[dict[str, Any]] | None = None
+    """Of a HorizontalPodAutoscaler."""
 
 
 class PyTorchJobSpec(SchemaModel):

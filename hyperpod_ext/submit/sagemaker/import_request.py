@@ -10,6 +10,7 @@ import copy
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -30,6 +31,7 @@ from hyperpod_ext.submit.sagemaker.request import (
     plain_request,
     training_job_request,
 )
+from hyperpod_ext.submit.sagemaker.strict import check_request
 
 _TIME = re.compile(r"-\d{8}-\d{6}$")
 _INSTALL = re.compile(r"^python3 -m pip install -q (?P<wanted>.+) && exec ")
@@ -44,6 +46,23 @@ def import_request(request: Mapping[str, Any], source: str) -> tuple[JobConfig, 
     Raises:
         ConfigError: what it says is no valid job; names every field.
     """
+    try:
+        return _imported(request, source)
+    except (TypeError, AttributeError, LookupError, ValueError) as error:
+        raise ConfigError(_wrong_form(request, source, error)) from None
+
+
+def _wrong_form(request: Mapping[str, Any], source: str, error: Exception) -> list[Problem]:
+    """What of the request is not of the form that SageMaker takes."""
+    try:
+        found = [replace(one, source=source) for one in check_request("CreateTrainingJob", request)]
+    except HyperpodExtError:
+        found = []  # without botocore's model
+    why = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return found or [Problem(f"is no request that can be read: {why[:200]}", source=source)]
+
+
+def _imported(request: Mapping[str, Any], source: str) -> tuple[JobConfig, list[str]]:
     rest = copy.deepcopy(dict(request))
     note = take_variable(rest.get("Environment", {}), ENV_SPEC)
     recorded = parse_note(note) if note is not None else None

@@ -185,6 +185,18 @@ def test_the_server_takes_any_job_that_is_valid(server: ApiServer, target: str) 
     assert accepted >= 50
 
 
+@pytest.mark.parametrize("target", ["hyperpod-eks", "kubeflow"])
+def test_the_server_takes_pods_of_user_1000(server: ApiServer, target: str) -> None:
+    """That the processes of such pods work is shown in tests/faults/test_pods_of_users.py."""
+    user = {"runAsUser": 1000, "runAsNonRoot": True, "fsGroup": 2000}
+    overlay = {"kubernetes": {"pod": {"securityContext": user}}}
+    document = {"name": "a", "script": "train.py", "image": "repo/train:1", "overlay": overlay}
+    job = JobConfig.model_validate_json(json.dumps(document | {"kubernetes": {"namespace": "team-a"}}))
+    found = yaml.safe_load(make_plan(job, target=target).files["job.yaml"])
+    assert [pod["spec"]["securityContext"] for pod in pods(found)] == [user]
+    taken_whole(server, found)
+
+
 def write(folder: Path, kind: str, **fields: Any) -> tuple[str, str]:
     """A spec for this kind; returns the target option."""
     target, only = WAYS[kind]

@@ -3,56 +3,136 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.files.document import Document, Path
 from hyperpod_ext.errors import Problem
+from hyperpod_ext.submit.kubernetes.imports.command import expanded
 from hyperpod_ext.submit.kubernetes.imports.shape import leaves
 
 _NAMED = {"env", "imagePullSecrets", "initContainers", "logMonitoringConfiguration"}
 _SKIPPED = {("apiVersion",), ("kind",), ("metadata", "name")}
+_COMMANDS = (("spec", "trainer", "command"), ("spec", "trainer", "args"))
+_OWN_VOLUMES = (labels.ADDRESSES_DIR, labels.SECRET_DIR)
 _OWN = ("hyperpod-ext/", "app.kubernetes.io/managed-by")
 _ROLES = {"pytorchReplicaSpecs", "replicaSpecs"}
 Key = tuple[str, ...]
 
 
 def differences(original: dict[str, Any], rendered: dict[str, Any], document: Document) -> list[Problem]:
-    """What `rendered` lacks, says otherwise, or adds. Commands are not compared: what reads them names their losses."""
+    """What `rendered` lacks, or says otherwise. Commands are not compared: what reads them names their losses."""
     there, here = _facts(original), _facts(rendered)
+    known = {key[2]: str(value) for key, (_path, value) in there.items() if key[:2] == ("container", "env")}
     found: list[Problem] = []
     seen: set[Key] = set()
     for key, (path, value) in there.items():
         if key in here and _same(here[key][1], value):
             continue
+        if key in here and str(here[key][1]).replace("$$", "$") == _filled(str(value), known):
+            continue
         shown = _unit(key)
         if shown in seen:
             continue
-        seen.add(shown)
         ours = [one for other, one in here.items() if other[: len(shown)] == shown]
         at = path[: _depth(path, key, shown)]
         if not ours:
-            found.append(document.problem(at, "is not carried: a spec has no field that says it"))
+            seen.add(shown)  # said as a whole
+            what = f"variable {shown[-1]} " if "env" in shown[:-1] else ""
+            found.append(document.problem(at, f"{what}is not carried: a spec has no field that says it"))
         elif key in here:
             message = f"is changed: {_short(value)} here, {_short(here[key][1])} in what the spec renders to"
             found.append(document.problem(path, message))
         else:
             found.append(document.problem(path, f"is not carried: {_short(value)}"))
-    added = dict.fromkeys(_unit(key) for key in here if key not in there and not _is_own(key))
-    for shown in added:
-        if shown in seen or any(other[: len(shown)] == shown for other in there):
+    return [*found, *_between_groups(original, document)]
+
+
+def additions(original: dict[str, Any], rendered: dict[str, Any], document: Document) -> list[Problem]:
+    """What `rendered` has besides: nothing that was there is lost by it."""
+    there, here = _facts(original), _facts(rendered)
+    found = []
+    for shown in dict.fromkeys(_unit(key) for key in here if key not in there and not _is_own(key)):
+        if any(other[: len(shown)] == shown for other in there):
             continue
-        seen.add(shown)
         values = [value for key, (_path, value) in here.items() if key[: len(shown)] == shown]
         what = f" with {_short(values[0])}" if len(values) == 1 else ""
         found.append(document.problem((), f"{' '.join(shown)} is added{what}: what the spec renders to has it"))
     return found
 
 
+def _filled(text: str, known: dict[str, str]) -> str:
+    """`text` once Kubernetes has filled in the container's own variables, as deep as they refer to each other."""
+    for _level in range(8):
+        text, before = expanded(text, known), text
+        if text == before:
+            break
+    return text
+
+
+def _between_groups(job: dict[str, Any], document: Document) -> Iterator[Problem]:
+    """Where the pods of one job differ: a spec has one kind of pod, and the first group's is read."""
+    groups = [group for group in groups_of(job) if group[2].get("replicas", 1)]
+    if len(groups) < 2:
+        return
+    first, path, group = groups[0]
+    one = _of_group(group, path)
+    for name, at, other in groups[1:]:
+        another = _of_group(other, at)
+        for shown in dict.fromkeys(_unit(key) for key in [*another, *one]):
+            there, here = (_part(facts, shown) for facts in (one, another))
+            if {key: str(value) for key, (_at, value) in there.items()} == {k: str(v) for k, (_at, v) in here.items()}:
+                continue
+            where = next(iter(here.values()), (at, None))[0]
+            what = (
+                f"{' '.join(shown)} is other than that of {first}"
+                if here
+                else f"has no {' '.join(shown)}, as {first} has"
+            )
+            yield document.problem(where, f"{what}: a spec has one kind of pod, and {name} gets what {first} has")
+
+
+def groups_of(job: Mapping[str, Any]) -> Iterator[tuple[str, Path, dict[str, Any]]]:
+    """Name and place of each group of pods, and what it says."""
+    spec = job.get("spec") or {}
+    for section in sorted(_ROLES):
+        found = spec.get(section) or {}
+        for place, group in found.items() if isinstance(found, dict) else enumerate(found):
+            if isinstance(group, dict):
+                yield str(group.get("name", place)), ("spec", section, place), group
+
+
+def _of_group(group: dict[str, Any], path: Path) -> dict[Key, tuple[Path, Any]]:
+    """Facts of the pod, its command among them; what a group of nodes has of its own is left out."""
+    found: dict[Key, tuple[Path, Any]] = {}
+    template = group.get("template") or {}
+    for key, at, value in _walk(template, ("pod",), (*path, "template")):
+        if value not in ({}, []) and not (path[1] == "replicaSpecs" and _is_of_group(key)):
+            found.setdefault(key, (at, value))
+    for index, container in enumerate(((template.get("spec") or {}).get("containers") or [])[:1]):
+        words = [*(container.get("command") or []), *(container.get("args") or [])]
+        found["container", "command"] = (*path, "template", "spec", "containers", index), words
+    return found
+
+
+def _is_of_group(key: Key) -> bool:
+    return key[:3] == ("pod", "spec", "priorityClassName") or key[:4] == (
+        "pod",
+        "spec",
+        "nodeSelector",
+        labels.INSTANCE_TYPE,
+    )
+
+
+def _part(facts: dict[Key, tuple[Path, Any]], shown: Key) -> dict[Key, tuple[Path, Any]]:
+    return {key: value for key, value in facts.items() if key[: len(shown)] == shown}
+
+
 def _facts(job: dict[str, Any]) -> dict[Key, tuple[Path, Any]]:
     found: dict[Key, tuple[Path, Any]] = {}
     for key, path, value in _walk(job, (), ()):
-        if key not in _SKIPPED and value not in ({}, []):
+        if key not in _SKIPPED and key[:3] not in _COMMANDS and value not in ({}, []):
             found.setdefault(key, (path, value))
     return found
 
@@ -118,9 +198,11 @@ def _unit(key: Key) -> Key:
         return key[:4] if key[1] == "resources" else key[:3]
     if key[0] in ("volume", "toleration", "port", "replica") or key[0] == "container":
         return key[:2]
+    if key[:2] == ("spec", "trainer"):
+        return key[: {"env": 4, "resourcesPerNode": 5}.get(key[2], 3)]
     if key[:2] == ("pod", "spec"):
         return key[: 4 if key[2] in ("affinity", "nodeSelector") else 3]
-    return key[:3]
+    return key[: 4 if key[2:3] in (("labels",), ("annotations",)) or key[1:2] in (("labels",), ("annotations",)) else 3]
 
 
 def _depth(path: Path, key: Key, shown: Key) -> int:
@@ -128,6 +210,8 @@ def _depth(path: Path, key: Key, shown: Key) -> int:
 
 
 def _is_own(key: Key) -> bool:
+    if key[0] == "volume":
+        return key[1] in _OWN_VOLUMES
     return any(part.startswith(_OWN) for part in key) or key[:2] == ("metadata", "annotations")
 
 
@@ -159,4 +243,4 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-__all__ = ["differences", "leaves"]
+__all__ = ["additions", "differences", "groups_of", "leaves"]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
 
 from hyperpod_ext.catalog.instances import instance
@@ -31,6 +34,18 @@ _SAME = {
     "max_retry": ("relaunch", "max_process_restarts"),
 }
 """Their field, and ours that says the same."""
+_FORMS: dict[str, type] = {"environment": dict, "label_selector": dict, "annotations": dict, "labels": dict}
+_FORMS |= {"command": list, "args": list, "volume": list, "image_pull_secrets": list, "tolerations": list}
+_NUMBERS = {
+    "node_count",
+    "accelerators",
+    "vcpu",
+    "memory",
+    "accelerators_limit",
+    "vcpu_limit",
+    "memory_limit",
+    "max_retry",
+}
 _LIMITS = {"accelerators_limit": "accelerators", "vcpu_limit": "vcpu", "memory_limit": "memory"}
 
 
@@ -52,21 +67,27 @@ def import_hyp(found: Mapping[str, Any], source: str) -> Imported:
     rest = {key: value for key, value in found.items() if value not in (None, "", [], {})}  # hyp writes all fields
     for key in ("template", "version"):
         rest.pop(key, None)
+    for key in ("command", "args"):  # hyp takes them as one text, too
+        if isinstance(rest.get(key), str):
+            rest[key] = _words_of(rest[key])
+    if problems := list(_wrong_forms(rest, source)):
+        raise ConfigError(problems)
     left: list[str] = []
     document: dict[str, Any] = {"mode": "plain"}
+    entries = [{"name": name, "value": value} for name, value in (rest.pop("environment", None) or {}).items()]
+    read_environment(entries, document, {}, left)
     read_command(rest, document, left)
-    place_script(document, left)
     for theirs, path in _SAME.items():
         if theirs in rest:
             _put(document, path, rest.pop(theirs))
+    place_script(document, left, in_image=True)
     _resources(rest, document, left)
     document.pop("launched_nodes", None)
+    document.pop("launched_least", None)
     launched = document.pop("launched_workers", None)
     _workers(rest, document, left)
     if launched is not None:
         document["workers_per_node"] = launched  # the launcher goes by its own flag
-    entries = [{"name": name, "value": value} for name, value in (rest.pop("environment", None) or {}).items()]
-    read_environment(entries, document, {}, left)
     for theirs, required in (("required_topology", True), ("preferred_topology", False)):
         if level := rest.pop(theirs, None):
             _put(document, ("scheduling", "topology"), {"level": level, "required": required})
@@ -79,6 +100,28 @@ def import_hyp(found: Mapping[str, Any], source: str) -> Imported:
     except ValidationError as error:
         problems = [Problem(str(one["msg"]), path=dotted(one["loc"]), source=source) for one in error.errors()]
         raise ConfigError(problems) from None
+
+
+def _words_of(text: str) -> Any:
+    """`[python, train.py]` or `python train.py`; the text itself where it is neither."""
+    try:
+        return yaml.safe_load(text) if text.startswith("[") else shlex.split(text)
+    except (yaml.YAMLError, ValueError):
+        return text
+
+
+def _wrong_forms(found: Mapping[str, Any], source: str) -> Iterator[Problem]:
+    for name, value in found.items():
+        kind = _FORMS.get(name)
+        if kind is not None and not isinstance(value, kind):
+            belongs = "fields belong" if kind is dict else "a list belongs"
+            yield Problem(f"{belongs} here, not {str(value)[:40]!r}", path=name, source=source)
+        elif kind is None and isinstance(value, dict | list):
+            yield Problem("one value belongs here", path=name, source=source)
+        elif name in _NUMBERS and not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", str(value)):
+            yield Problem(f"a number belongs here, not {str(value)[:40]!r}", path=name, source=source)
+        elif name == "volume" and not all(isinstance(one, dict) for one in value):
+            yield Problem("each volume has fields", path=name, source=source)
 
 
 def _put(document: dict[str, Any], path: tuple[str, ...], value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,8 +33,9 @@ _FREE = {"labels", "annotations", "nodeSelector", "matchLabels"}
 class Shape:
     """Puts right what has one meaning, and tells the rest."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: Document, *, placeholders: bool = True) -> None:
         self._document = document
+        self._placeholders = placeholders
         self.problems: list[Problem] = []
         self.notes: list[Problem] = []
 
@@ -57,7 +59,7 @@ class Shape:
             return self._scalar(value, at)
         if key == "restartPolicy":
             return self.read(value, at) if isinstance(value, dict) else self._scalar(value, at)
-        if key in _MAPPINGS and "matchExpressions" not in at:
+        if (key in _MAPPINGS and "matchExpressions" not in at) or at[-2:-1] == ("pytorchReplicaSpecs",):
             if isinstance(value, dict):
                 return self.read(value, at)
             return self._wrong(at, "fields belong here", {})
@@ -81,11 +83,17 @@ class Shape:
 
     def _scalar(self, value: Any, at: Path) -> Any:
         if isinstance(value, dict):
-            return {name: self._scalar(below, (*at, name)) for name, below in value.items()}
+            return {
+                name: below if name in _WORDS and isinstance(below, list) else self._scalar(below, (*at, name))
+                for name, below in value.items()
+            }
         if isinstance(value, list):
             return [self._scalar(below, (*at, index)) for index, below in enumerate(value)]
         if isinstance(value, str) and (missing := list(dict.fromkeys(names_in(value)))):
             self._missing(missing, at)
+        text = self._document.location(at).text or ""
+        if isinstance(value, int) and not isinstance(value, bool) and re.fullmatch(r"0[0-7]+", text):
+            return int(text, 8)  # so Kubernetes reads it: a file's mode
         return value
 
     def _number(self, value: Any, at: Path) -> int:
@@ -104,6 +112,8 @@ class Shape:
         return instead
 
     def _missing(self, names: list[str], at: Path) -> None:
+        if not self._placeholders:
+            return
         self.problems += [
             self._document.problem(at, f"the template needs a value for {name}", HOW.format(name=name))
             for name in names

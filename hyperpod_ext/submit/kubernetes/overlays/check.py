@@ -186,19 +186,23 @@ def _promises_of_pod(job: JobConfig, patch: Mapping[str, Any], container: str) -
 
 
 def _secret_unread(job: JobConfig, patch: Mapping[str, Any]) -> Iterator[Problem]:
-    """A user besides root who would not be let near the job's secret, which is of root and of the pod's group."""
-    if job.mode != "ours":
-        return
+    """A user besides root who would not be let near a secret, which is of root and of the pod's group."""
     of_pod, of_container = patch.get("securityContext"), job.overlay.kubernetes.container.get("securityContext")
     own, above = (one if isinstance(one, Mapping) else {} for one in (of_container, of_pod))
-    if above.get("fsGroup") is not None:
-        return
-    where = "container" if own.get("runAsUser") is not None else "pod"
-    user = own.get("runAsUser") if where == "container" else above.get("runAsUser")
-    if user:
-        hint = f"write overlay.kubernetes.pod.securityContext.fsGroup, {user} for example"
-        at = f"{_HERE}.{where}.securityContext.runAsUser"
-        yield Problem(f"user {user} cannot read the job's secret without a group of the pod", path=at, hint=hint)
+    group = above.get("fsGroup")
+    if job.mode == "ours":
+        what, is_read = "the job's secret", bool(group)  # the runtime takes no file that root's group may read
+    else:
+        paths = [volume.path for volume in job.volumes if volume.kind == "secret"]
+        what, is_read = f"the secret at {', '.join(paths)}", group is not None or not paths
+    field = "runAsUser" if any(one.get("runAsUser") is not None for one in (own, above)) else "runAsNonRoot"
+    where = "container" if own.get(field) is not None else "pod"
+    user = (own if where == "container" else above).get(field)
+    if user and not is_read:
+        who, group = ("another user than root", 1000) if user is True else (f"user {user}", user)
+        hint = f"write overlay.kubernetes.pod.securityContext.fsGroup, {group} for example"
+        at = f"{_HERE}.{where}.securityContext.{field}"
+        yield Problem(f"{who} cannot read {what} without a group of the pod", path=at, hint=hint)
 
 
 def _promises_of_job(patch: Mapping[str, Any]) -> Iterator[Problem]:

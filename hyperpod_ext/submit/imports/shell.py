@@ -1,10 +1,11 @@
-"""What an sbatch file does, read by a parser of shell: variables, arrays, exports, and commands in order. Pure."""
+"""What a shell script does, read by a parser of shell: variables, arrays, exports, and commands in order. Pure."""
 
 from __future__ import annotations
 
+import ast
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +38,17 @@ class Script:
     """What was settled here and may be otherwise when the job runs."""
 
 
-def read_script(text: str, source: str, known: Mapping[str, str] | None = None) -> Script:
+Starts = Callable[[Sequence[str]], bool]
+"""Whether these words are a command that starts workers."""
+
+
+def is_step(words: Sequence[str]) -> bool:
+    """Whether a command of an sbatch file starts workers: srun, or a launcher."""
+    head = [word.rpartition("/")[2] for word in words]
+    return "srun" in head[:2] or (bool(head) and head[0] in ("torchrun", "accelerate", "deepspeed", "hyperpodrun"))
+
+
+def read_script(text: str, source: str, known: Mapping[str, str] | None = None, starts: Starts = is_step) -> Script:
     """What `text` does, where variables have the values of `known` before it begins.
 
     Raises:
@@ -48,21 +59,21 @@ def read_script(text: str, source: str, known: Mapping[str, str] | None = None) 
         from tree_sitter import Language, Parser
     except ImportError:
         hint = "pip install tree-sitter tree-sitter-bash"
-        raise ConfigError(
-            [Problem("sbatch files are read with a parser that is missing", source=source, hint=hint)]
-        ) from None
+        raise ConfigError([Problem("shell is read with a parser that is missing", source=source, hint=hint)]) from None
     root = Parser(Language(tree_sitter_bash.language())).parse(text.encode()).root_node
-    reader = _Reader()
+    reader = _Reader(starts)
     reader.values |= {name: [value] for name, value in (known or {}).items()}
     reader.walk(root)
     return reader.found
 
 
 class _Reader:
-    def __init__(self) -> None:
+    def __init__(self, starts: Starts) -> None:
+        self._starts = starts
         self.found = Script()
         self.values: dict[str, list[str]] = {}
         self.line = 1
+        self._exports_all = False
         self.moved = False
         """Whether it has left the folder that it was submitted from."""
 
@@ -77,14 +88,17 @@ class _Reader:
             case "comment" | "heredoc_redirect" | "file_redirect":
                 return
             case "variable_assignment":
-                self._assign(node)
+                name = self._assign(node)
+                if self._exports_all and name is not None:
+                    self.found.exports[name] = (" ".join(self.values[name]), line)
             case "declaration_command":
+                exported = re.match(r"export\b|(declare|typeset)\s+-\w*x", text) is not None
                 for child in node.named_children:
                     if child.type == "variable_assignment":
                         name = self._assign(child)
-                        if text.startswith("export") and name is not None:
+                        if exported and name is not None:
                             self.found.exports[name] = (" ".join(self.values[name]), line)
-                    elif child.type == "variable_name" and text.startswith("export"):
+                    elif child.type == "variable_name" and exported:
                         known = self.values.get(child.text.decode())
                         if known is not None:
                             self.found.exports[child.text.decode()] = (" ".join(known), line)
@@ -93,10 +107,14 @@ class _Reader:
             case "if_statement":
                 self._if(node, line)
             case "redirected_statement":
-                before = len(self.found.others)
+                before, steps = len(self.found.others), len(self.found.steps)
                 self.walk(node)
                 self.found.others[before:] = [(text, line)] * (len(self.found.others) > before)
-            case "list" | "compound_statement" | "variable_assignments":
+                if len(self.found.steps) > steps:
+                    self._redirected(node)
+            case "pipeline":
+                self._pipeline(node, line, text)
+            case "list" | "compound_statement" | "variable_assignments" | "subshell":
                 self.walk(node)
             case "test_command":
                 return
@@ -106,18 +124,41 @@ class _Reader:
     def _command(self, node: Any, line: int, text: str) -> None:
         words = [word for child in node.children if child.is_named for word in self._words(child)]
         named = [child for child in node.named_children if child.type == "variable_assignment"]
-        for one in named:
-            self._assign(one)
         head = [word.rpartition("/")[2] for word in words]
-        if "srun" in head[:2] or (head and head[0] in ("torchrun", "accelerate", "deepspeed", "hyperpodrun")):
+        step = self._starts(words)
+        for one in named:
+            name = self._assign(one) if step or not words else None
+            if step and name is not None:  # for this command alone
+                self.found.exports[name] = (" ".join(self.values[name]), line)
+        if step:
             self.found.steps.append((words, line))
         elif head[:1] == ["set"] and any(re.fullmatch(r"-[a-z]*e[a-z]*", word) for word in words):
             self.found.strict = True
+        elif head[:1] == ["set"] and any(re.fullmatch(r"[-+][a-z]*a[a-z]*", word) for word in words):
+            self._exports_all = not any(word.startswith("+") for word in words[1:])
         elif head and words[0] in _MAKES and not self.moved and not self.found.steps and _is_known(words):
             self.found.prepare.append(words)
         elif not head or head[0] not in _QUIET:
             self.moved |= head[:1] in (["cd"], ["pushd"])
             self.found.others.append((text, line))
+
+    def _redirected(self, node: Any) -> None:
+        for child in node.named_children:
+            if child.type.endswith("redirect") and child.text.decode().strip() not in ("2>&1", "1>&2"):
+                what = (child.text.decode().strip().splitlines() or [""])[0]
+                self.found.notes.append((f"{what}: what workers print is kept by the target, not there", self.line))
+
+    def _pipeline(self, node: Any, line: int, text: str) -> None:
+        """A step whose output another command reads, such as `tee`."""
+        first, *rest = node.named_children
+        steps, others = len(self.found.steps), len(self.found.others)
+        self._statement(first)
+        if len(self.found.steps) == steps:
+            self.found.others[others:] = [(text, line)]
+            return
+        for one in rest:
+            what = f"| {one.text.decode().strip()[:100]}"
+            self.found.notes.append((f"{what}: what workers print is kept by the target, not given to it", line))
 
     def _if(self, node: Any, line: int) -> None:
         """The first branch whose condition holds; an else where none does."""
@@ -197,6 +238,8 @@ class _Reader:
                 return ["".join(" ".join(self._words(child)) for child in node.children)]
             case "command_name":
                 return [word for child in node.children for word in self._words(child)]
+            case "arithmetic_expansion":
+                return [self._expand(text)]
             case "simple_expansion" | "expansion":
                 if array := re.fullmatch(r"\$\{(\w+)\[[@*]\]\}", text):
                     return self._array(array[1])
@@ -224,6 +267,8 @@ class _Reader:
         return found
 
     def _value(self, part: str) -> str:
+        if part.startswith("$(("):
+            return self._worked_out(part)
         match = re.fullmatch(r"\$(?:\{(\w+)(?:(:?[-=])(.*))?\}|(\w+))", part, re.DOTALL)
         if match is None:
             return part
@@ -237,6 +282,33 @@ class _Reader:
         if "=" in match[2]:
             self.values[name] = [default]
         return default
+
+    def _worked_out(self, part: str) -> str:
+        """`$((2 * NODES))`, if all of it is known; else as it is written."""
+        inner = part.removeprefix("$((").removesuffix("))")
+        filled = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda match: " ".join(self.values.get(match[1], ["?"])), inner)
+        if not re.fullmatch(r"[\d\s()*/%+-]{1,200}", filled):
+            return part
+        try:
+            found = _number_of(ast.parse(filled.strip(), mode="eval").body)
+        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+            return part
+        return str(found)
+
+
+_OPERATORS: dict[type, Callable[[int, int], int]] = {ast.Add: operator.add, ast.Sub: operator.sub}
+_OPERATORS |= {ast.Mult: operator.mul, ast.Div: operator.floordiv, ast.Mod: operator.mod}
+
+
+def _number_of(node: ast.expr) -> int:
+    """What an expression of whole numbers comes to; those of a script that trains are small, and none is negative."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        found = _OPERATORS[type(node.op)](_number_of(node.left), _number_of(node.right))
+        if 0 <= found < 2**63:
+            return found
+    raise ValueError("no number that is worked out here")
 
 
 def _is_known(words: list[str]) -> bool:

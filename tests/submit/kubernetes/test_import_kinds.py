@@ -1,0 +1,101 @@
+"""Objects as people and API servers write them: each kind is read for what it is, or refused for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from hyperpod_ext.errors import ConfigError
+from hyperpod_ext.submit.import_any import import_file
+
+JOB = """\
+apiVersion: sagemaker.amazonaws.com/v1
+kind: HyperPodPyTorchJob
+metadata: {name: tiny}
+spec:
+  nprocPerNode: "8"
+  replicaSpecs:
+    - name: pods
+      replicas: 2
+      template:
+        spec:
+          containers:
+            - name: p
+              image: repo/a
+              command: [hyperpodrun, --nproc_per_node=8, /a/t.py]
+"""
+TRAIN = """\
+kind: TrainJob
+metadata: {name: a}
+spec:
+  runtimeRef: {name: torch-of-ours}
+  activeDeadlineSeconds: 600
+  suspend: true
+  trainer:
+    image: repo/a
+    numNodes: 2
+    numProcPerNode: 4
+    command: [torchrun]
+    args: [/a/t.py, --x]
+    env: [{name: A, value: "1"}, {name: B, valueFrom: {fieldRef: {fieldPath: metadata.name}}}, {name: HPX_C, value: x}]
+    resourcesPerNode: {limits: {nvidia.com/gpu: 4}}
+"""
+
+
+def test_a_trainjob_stays_one() -> None:
+    found = import_file(TRAIN, "a.yaml")
+    job = found.job
+    assert (job.kubernetes.kubeflow_api, job.kubernetes.training_runtime) == ("trainjob", "torch-of-ours")
+    assert (job.nodes, job.workers_per_node, job.env, job.timeouts.run_s) == (2, 4, {"A": "1"}, 600)
+    assert job.kubernetes.suspend
+    named = "\n".join(found.left_out)
+    assert "variable B is not carried" in named
+    assert "variable HPX_C: the launcher sets it" in named
+    assert "runtimeRef" not in named
+    assert "trainer.image" not in named
+
+
+def test_what_an_api_server_adds_is_nobodys_loss() -> None:
+    live = JOB.replace(
+        "{name: tiny}", '{name: tiny, uid: x, resourceVersion: "3", generation: 1, managedFields: [{a: b}]}'
+    )
+    found = import_file(live + "status: {conditions: [{type: Running}]}\n", "a.yaml")
+    assert (found.job.name, found.left_out) == ("tiny", [])
+
+
+def test_numbers_are_those_of_kubernetes() -> None:
+    resources = "              resources: {requests: {memory: 1e9, cpu: 250m}}\n"
+    volumes = "          volumes: [{name: c, configMap: {name: m, defaultMode: 0755}}]\n"
+    mounts = "              volumeMounts: [{name: c, mountPath: /c}]\n"
+    found = import_file(JOB + resources + mounts + volumes, "a.yaml")
+    assert (found.job.resources.memory_mib, found.job.resources.cpus) == (953, 0.25)
+    named = "\n".join(found.left_out)
+    assert "memory: is changed" in named
+    assert "493" in named or found.job.volumes == ()  # octal, as every YAML reader of Kubernetes has it
+
+
+def test_a_job_of_no_replicas_is_said_to_have_one() -> None:
+    assert "nodes is 1" in "\n".join(import_file(JOB.replace("replicas: 2", "replicas: 0"), "a.yaml").left_out)
+
+
+def test_a_name_that_the_server_completes_is_a_name() -> None:
+    found = import_file(JOB.replace("name: tiny", "generateName: tiny-"), "a.yaml")
+    assert found.job.name == "tiny"
+    assert "metadata.generateName" in "\n".join(found.left_out)
+
+
+def test_commands_of_probes_are_no_templates() -> None:
+    probe = "              livenessProbe: {exec: {command: [sh, -c, 'test -f $READY']}}\n"
+    assert import_file(JOB + probe, "a.yaml").left_out == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("JobSet", "a set of batch jobs"),
+        ("RayJob", "a job of Ray"),
+        ("TrainingRuntime", "a runtime that TrainJobs refer"),
+    ],
+)
+def test_other_kinds_are_refused_for_what_they_are(kind: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        import_file(JOB.replace("HyperPodPyTorchJob", kind), "a.yaml")

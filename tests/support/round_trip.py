@@ -1,0 +1,25 @@
+"""A job that is rendered, imported, written as a spec and rendered again: nothing of it is another."""
+
+from __future__ import annotations
+
+from hyperpod_ext.config.files.load import load_text
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.submit.import_any import import_file
+from hyperpod_ext.submit.plan import make_plan
+
+FILES = {
+    "hyperpod-eks": "job.yaml",
+    "kubeflow": "job.yaml",
+    "hyperpod-slurm": "job.sbatch",
+    "sagemaker": "create_training_job.json",
+}
+"""Of each target, the file that is imported."""
+
+
+def goes_round(job: JobConfig, target: str, files: dict[str, str]) -> None:
+    """`files` are what `job` renders to; the spec that people get of them renders to the same bytes."""
+    found = import_file(files[FILES[target]], FILES[target])
+    assert (found.job, found.target, found.left_out) == (job, target, [])
+    again = load_text(JobConfig, found.to_yaml())
+    assert again == job
+    assert make_plan(again, target=target).files == files
