@@ -24,6 +24,7 @@ LEAST: dict[str, Any] = {
 }
 """A job that every target renders."""
 MORE: dict[str, dict[str, Any]] = {
+    "command": {"mode": "plain"},
     "sagemaker.max_wait_s": {"sagemaker": {"spot": True}},
     "sagemaker.checkpoint_path": {"sagemaker": {"checkpoint_uri": "s3://bucket/a"}},
     "checkpoint.grace_s": {"checkpoint": {"tiers": [{"kind": "memory"}, {"kind": "file", "path": "/x"}]}},
@@ -38,6 +39,7 @@ VALUES: dict[str, Any] = {
     "name": "b",
     "script": "other.py",
     "nodes": 4,
+    "command": ["./train.sh"],
     "args": ["--lr", "1"],
     "env": {"A": "1"},
     "working_dir": "/app",
@@ -62,6 +64,7 @@ VALUES: dict[str, Any] = {
     "checkpoint.grace_s": 99.0,
     "checkpoint.tiers": [{"kind": "memory"}, {"kind": "file", "path": "/x"}],
     "kubernetes.operator_addresses": ["10.1.0.0/16"],
+    "kubernetes.container.terminationMessagePath": "/log",
     "kubernetes.secret_env": [{"name": "A", "secret": "a", "key": "a"}],
     "sagemaker.role": "arn:aws:iam::123456789012:role/another",
     "sagemaker.output": "s3://bucket/another",

@@ -6,7 +6,7 @@ from typing import Any
 
 from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.job.job import JobConfig
-from hyperpod_ext.submit.contract.launcher_text import RANKED_LINES, for_torchrun
+from hyperpod_ext.submit.contract.launcher_text import RANKED_LINES, without_launcher, words_for_torchrun
 from hyperpod_ext.submit.contract.render import render as fill
 from hyperpod_ext.submit.contract.spec_annotation import note_of
 from hyperpod_ext.submit.kubernetes.hyperpod_eks_render import title
@@ -26,7 +26,7 @@ _PORT = 29400
 """Where node 0 listens, unless the spec says otherwise; the services of both kinds lead to every port."""
 _CLEAN = {"all": "All", "completed": "Running", "none": "None"}
 _IN_POD = ("containers", "volumes", "nodeSelector", "tolerations", "affinity", "imagePullSecrets", "serviceAccountName")
-_PATCHED = (*_IN_POD, "terminationGracePeriodSeconds")
+_PATCHED = (*_IN_POD, "terminationGracePeriodSeconds", "securityContext", "schedulingGates")
 """What a TrainJob may change of the pods of its runtime."""
 _MANAGER = "hyperpod-ext.io/launch"
 
@@ -44,7 +44,8 @@ def render_files(job: JobConfig) -> dict[str, str]:
 
 def start_of(job: JobConfig) -> Start:
     """How the container begins: our agent, or torchrun; hyperpodrun works only under HyperPod's operator."""
-    words = [job.script, *job.args]
+    no_python, words = words_for_torchrun(job)
+    alone = without_launcher(job)
     script = fill(
         "kubeflow/start.sh.j2",
         mode=job.mode,
@@ -53,7 +54,9 @@ def start_of(job: JobConfig) -> Start:
         nodes=job.nodes,
         workers_per_node=job.workers_per_node,
         port=job.rendezvous.port or _PORT,
-        command=words if job.mode == "ours" else for_torchrun(words),
+        alone=alone,
+        no_python=no_python,
+        command=job.words if job.mode == "ours" or alone else words,
     )
     environment = runtime_environment(job) if job.mode == "ours" else RANKED_LINES
     return Start(script, job.image or "", environment)
@@ -115,7 +118,7 @@ def _elastic_policy(job: JobConfig) -> dict[str, Any]:
 def _train_job(job: JobConfig) -> str:
     template = pod_template(job, start_of(job), name=TRAIN_CONTAINER)  # so it is called in Kubeflow's own runtimes
     pod = template["spec"]
-    (container,) = pod["containers"]
+    container = pod["containers"][0]  # what a TrainJob cannot say of others, the rules refuse
     trainer = {
         "image": container["image"],
         "numNodes": job.nodes,

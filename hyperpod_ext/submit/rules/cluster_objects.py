@@ -82,7 +82,7 @@ def policy_reaches_the_pods(context: Context) -> Iterator[Finding]:
     "two volumes in one place",
     "Kubernetes refuses a container with two mounts at one path.",
     "Give each volume a path of its own.",
-    reads=("mode", "volumes"),
+    reads=("mode", "volumes", "kubernetes.container"),
 )
 def mounts_are_apart(context: Context) -> Iterator[Finding]:
     seen = {labels.SECRET_DIR: "the job's secret"} if context.job.mode == "ours" else {}
@@ -91,6 +91,10 @@ def mounts_are_apart(context: Context) -> Iterator[Finding]:
         if place in seen:
             yield Finding(("volumes", index, "path"), f"`{place}` is taken by {seen[place]}", "choose another path")
         seen.setdefault(place, f"volume {index}")
+    for index, mount in enumerate(context.job.kubernetes.container.volumeMounts):
+        if (place := mount.mountPath.rstrip("/") or "/") in seen:
+            path = ("kubernetes", "container", "volumeMounts", index, "mountPath")
+            yield Finding(path, f"`{place}` is taken by {seen[place]}", "choose another path")
 
 
 @rule(
@@ -176,7 +180,7 @@ def tolerations_are_complete(context: Context) -> Iterator[Finding]:
     "a variable that is written twice",
     "Kubernetes takes one of the two values, and which one is easily misread.",
     "Keep one of the two.",
-    reads=("env", "kubernetes.secret_env"),
+    reads=("env", "kubernetes.secret_env", "kubernetes.container"),
 )
 def variables_are_written_once(context: Context) -> Iterator[Finding]:
     seen = set(context.job.env)
@@ -187,6 +191,11 @@ def variables_are_written_once(context: Context) -> Iterator[Finding]:
         if entry.name.startswith("HPX_"):
             yield Finding(path, "names that start with HPX_ are set by the launcher", "choose another name")
         seen.add(entry.name)
+    for index, variable in enumerate(context.job.kubernetes.container.env):
+        if variable.name in seen:
+            at = ("kubernetes", "container", "env", index, "name")
+            yield Finding(at, f"{variable.name} is written twice", "keep one of the two")
+        seen.add(variable.name)
 
 
 @rule(
@@ -211,7 +220,7 @@ def own_labels_are_left_alone(context: Context) -> Iterator[Finding]:
     "text that no process can be given",
     "A NUL character ends every text of a process: what comes after it would be lost.",
     "Remove the character.",
-    reads=("args", "env", "script"),
+    reads=("args", "command", "env", "script"),
 )
 def text_has_no_nul(context: Context) -> Iterator[Finding]:
     for index, text in enumerate(context.job.args):
@@ -220,30 +229,10 @@ def text_has_no_nul(context: Context) -> Iterator[Finding]:
     for name, text in context.job.env.items():
         if "\0" in text:
             yield Finding(("env", name), "holds a NUL character", "remove it")
+    if "\0" in "".join(context.job.command or ()):
+        yield Finding(("command",), "holds a NUL character", "remove it")
     if "\0" in context.job.script:
         yield Finding(("script",), "holds a NUL character", "remove it")
-
-
-@rule(
-    "HPX154",
-    "error",
-    "a TrainJob cannot say this",
-    "What a TrainJob may change of its runtime's pods is limited; these settings belong into the TrainingRuntime.",
-    "Set them in a TrainingRuntime of your own and name it in kubernetes.training_runtime, or use a PyTorchJob.",
-)
-def trainjob_has_no_field(context: Context) -> Iterator[Finding]:
-    job, only = context.job, context.job.kubernetes
-    if context.target != "kubeflow" or only.kubeflow_api != "trainjob":
-        return
-    asked = {
-        ("kubernetes", "host_network"): only.host_network,
-        ("kubernetes", "pull_policy"): only.pull_policy,
-        ("scheduling", "pod_priority_class"): job.scheduling.pod_priority_class,
-        ("timeouts", "keep_s"): job.timeouts.keep_s,
-    }
-    for path, value in asked.items():
-        if value:
-            yield Finding(path, "is not among what a TrainJob may change", "set it in the TrainingRuntime")
 
 
 @rule(

@@ -53,6 +53,8 @@ def accelerators_fit(context: Context) -> Iterator[Finding]:
 )
 def workers_use_the_accelerators(context: Context) -> Iterator[Finding]:
     workers = context.job.workers_per_node
+    if workers == 1 and context.job.command is not None:
+        return  # it may start workers of its own
     for _path, machine, share in _machines(context):
         if machine.neuron_cores or not share.accelerators or share.accelerator_resource != machine.accelerator_resource:
             continue

@@ -12,7 +12,7 @@ from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.overlay import Overlay
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.errors import HyperpodExtError, Problem
-from hyperpod_ext.submit.contract.launcher_text import RANKED_LINES, for_torchrun
+from hyperpod_ext.submit.contract.launcher_text import RANKED_LINES, without_launcher, words_for_torchrun
 from hyperpod_ext.submit.contract.rank_variables import changes_ranks
 from hyperpod_ext.submit.contract.render import check_shell, render
 from hyperpod_ext.submit.contract.spec_annotation import without_defaults
@@ -84,7 +84,8 @@ def job_script(job: JobConfig) -> str:
     """The whole text of `job.sbatch`."""
     plain = job.mode == "plain"
     own = RANKED_LINES if plain else {ENV_RUNTIME: RuntimeConfig.of(job).model_dump_json()}
-    words = [job.script, *job.args]
+    no_python, words = words_for_torchrun(job)
+    alone = without_launcher(job)
     elastic = _in_place(job)
     return render(
         "hyperpod_slurm/job.sbatch.j2",
@@ -99,12 +100,13 @@ def job_script(job: JobConfig) -> str:
         mounts=_mounts(job),
         passed=(*_PASSED, *(_PASSED_ELASTIC if elastic else ()), "SLURM_JOB_ID", "SLURM_STEP_ID"),
         port=job.rendezvous.port or "$((20000 + SLURM_JOB_ID % 10000))",
-        launcher="torchrun" if plain else "agent",
+        launcher="none" if alone else "torchrun" if plain else "agent",
+        no_python=no_python,
         elastic=elastic,
         warned=_warned(job),
         requeue=job.slurm.requeue and not plain,
         folder=_quoted(job.working_dir) if job.working_dir else '"$HPX_SOURCE_DIR"',
-        command=for_torchrun(words) if plain else words,
+        command=words if plain and not alone else job.words,
     )
 
 

@@ -352,6 +352,14 @@ def test_lines_of_one_rank_are_found_wherever_it_runs(api: KubernetesApi) -> Non
         list(jobs.logs(HYPERPOD, HANDLE, rank=4))
 
 
+@pytest.mark.parametrize("follow", [False, True])
+def test_logs_of_a_pod_with_a_sidecar_are_those_of_the_container_that_trains(api: KubernetesApi, follow: bool) -> None:
+    submit(plan())
+    api.pod("a-nodes-0", {HPJOB: "a"}, "Succeeded", ["one"], containers=("worker", "log"))
+    api.condition(f"{JOBS}/a", "Completed")
+    assert list(jobs.logs(HYPERPOD, HANDLE, follow=follow, poll_s=FAST_S)) == ["a-nodes-0 | one"]
+
+
 def test_followed_logs_take_in_pods_that_come_later_and_end_with_the_job(api: KubernetesApi) -> None:
     submit(plan())
     api.pod("a-nodes-0", {HPJOB: "a"}, "Running", ["one"])

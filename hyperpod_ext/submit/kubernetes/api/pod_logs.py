@@ -6,7 +6,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +41,7 @@ class PodLogs:
         for node, pod in enumerate(self.pods()):
             if pod.get("status", {}).get("phase") in _HAS_OUTPUT:
                 name = pod["metadata"]["name"]
-                for line in self.client.lines(self._path(name), timestamps="true"):
+                for line in self.client.lines(self._path(name), timestamps="true", **_container(pod)):
                     text = _without_time(line)[1]
                     if self._wants(text, node):
                         yield f"{name} | {text}"
@@ -51,7 +51,7 @@ class PodLogs:
         for node, pod in enumerate(self.pods()):
             name, uid = pod["metadata"]["name"], pod["metadata"].get("uid", "")
             if pod.get("status", {}).get("phase") in _HAS_OUTPUT and f"{name}/{uid}" not in self._readers:
-                reader = threading.Thread(target=self._follow, args=(name, node), daemon=True)
+                reader = threading.Thread(target=self._follow, args=(name, node, _container(pod)), daemon=True)
                 self._readers[f"{name}/{uid}"] = reader
                 reader.start()
 
@@ -83,13 +83,13 @@ class PodLogs:
             reader.join(wait_s)
         return self.take()
 
-    def _follow(self, name: str, node: int) -> None:
+    def _follow(self, name: str, node: int, container: dict[str, str]) -> None:
         """Read one pod's log to its end. A stream that breaks is begun again after the last line that came."""
         last = ""
         try:
             while True:
                 ended = self._ended(name)  # asked first: what was printed before its end is then read below
-                query = {"timestamps": "true", "follow": "true"} | ({"sinceTime": last} if last else {})
+                query = {"timestamps": "true", "follow": "true"} | container | ({"sinceTime": last} if last else {})
                 came = False
                 for line in self.client.lines(self._path(name), **query):
                     at, text = _without_time(line)
@@ -115,6 +115,12 @@ class PodLogs:
 
     def _path(self, pod: str) -> str:
         return f"/api/v1/namespaces/{self.namespace}/pods/{pod}/log"
+
+
+def _container(pod: Mapping[str, Any]) -> dict[str, str]:
+    """Which container is meant, where there are several: the first, which trains. The server wants it named then."""
+    containers = pod.get("spec", {}).get("containers") or []
+    return {"container": str(containers[0]["name"])} if len(containers) > 1 else {}
 
 
 def _without_time(line: str) -> tuple[str, str]:

@@ -1,56 +1,147 @@
-"""What of somebody else's pods a spec has no field for, as its overlay: only what is certain to mean the same. Pure."""
+"""What of somebody else's pods a spec has no short field for: in Kubernetes' own words where the spec takes them, else
+as its overlay; only what is certain to mean the same. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
+from hyperpod_ext.catalog import labels
 from hyperpod_ext.catalog.pod_fields import pod_types
+from hyperpod_ext.config.base import ContradictionError
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.overlay import KubernetesOverlay, Overlay
+from hyperpod_ext.config.job.pods.containers import TrainingContainer
+from hyperpod_ext.config.job.pods.later import PodPart
+from hyperpod_ext.config.job.pods.pod import TrainingPod
 from hyperpod_ext.submit.contract.targets import get_target
-from hyperpod_ext.submit.kubernetes.imports.import_pod import is_own
 from hyperpod_ext.submit.kubernetes.overlays.check import REFUSED_OF_CONTAINER, REFUSED_OF_POD
+from hyperpod_ext.submit.kubernetes.own_words import own_words, without_ours
+from hyperpod_ext.submit.kubernetes.pod import affinity as affinity_of
+from hyperpod_ext.submit.kubernetes.sizes import node_share
 
+Key = tuple[str, str]
+Parts = dict[Key, Any]
+"""Section, `container` or `pod`, and field; what it is."""
 _READ_OF_POD = {"containers", "volumes", "nodeSelector", "serviceAccountName", "terminationGracePeriodSeconds"}
 _READ_OF_POD |= {"priorityClassName", "imagePullSecrets", "tolerations", "affinity", *REFUSED_OF_POD}
-_READ_OF_CONTAINER = {"env", "resources", "volumeMounts", "imagePullPolicy", "securityContext", *REFUSED_OF_CONTAINER}
+_READ_OF_CONTAINER = {"env", "resources", "ports", "volumeMounts", "imagePullPolicy", "securityContext"}
+_READ_OF_CONTAINER |= REFUSED_OF_CONTAINER.keys()
 """Fields that the spec itself has: what reads them names their losses."""
+_TOKEN = "automountServiceAccountToken"
 _MOUNTS = ("volumeMounts", "volumeDevices")
+_MODELS: dict[str, type[PodPart]] = {"container": TrainingContainer, "pod": TrainingPod}
+_RULES = ("HPX145", "HPX150", "HPX154", "HPX155", "HPX156", "HPX157", "HPX158", "HPX159")
+"""What is wrong with pods in Kubernetes' own words."""
 
 
 def carried(job: JobConfig, target: str, found: Mapping[str, Any]) -> JobConfig:
-    """`job` with an overlay for what all pods of `found` have in common, and the target takes."""
+    """`job` with what all pods of `found` have in common, and the target takes."""
     pods = list(_pods(found))
     if not pods:
         return job
-    find = get_target(target).problems
-    parts = [_parts(pod) for pod in pods]
+    parts = [_parts(pod, job, target) for pod in pods]
     common = {key: value for key, value in parts[0].items() if all(one.get(key) == value for one in parts)}
-    while common:
+    while True:
         try:
             changed = _with(job, common)
-        except ValidationError:
+        except (ValidationError, TypeError):
             return job  # values that JSON has no words for
-        problems = list(find(changed))
-        if not problems:
+        wrong = set(_wrong(changed, target))
+        if not wrong:
             return changed
-        wrong = {tuple(one.path.split(".")[2:4]) for one in problems}
         left = {key: value for key, value in common.items() if key not in wrong}
-        if left == common:
+        fewer = _without(job, wrong - common.keys())
+        if left == common and fewer == job:
             return job
-        common = left
-    return job
+        common, job = left, fewer
 
 
-def _with(job: JobConfig, parts: Mapping[tuple[str, ...], Any]) -> JobConfig:
-    patches: dict[str, dict[str, Any]] = {"container": {}, "pod": {}}
-    for (section, field), value in parts.items():
-        patches[section][field] = value
+def is_carried(text: str, job: JobConfig) -> bool:
+    """Whether a loss is none any more: the spec has this variable, or this resource."""
+    only, overlaid = job.kubernetes.container, job.overlay.kubernetes.container.get("env")
+    variables = {one.name for one in only.env}
+    variables |= {
+        str(one.get("name")) for one in (overlaid if isinstance(overlaid, list) else ()) if isinstance(one, dict)
+    }
+    resources = only.resources.limits if only.resources is not None else {}
+    return any(text.startswith(f"variable {name}: its value comes from") for name in variables) or any(
+        text == f"resource {name}" or text.startswith(f"resource {name}:") for name in resources
+    )
+
+
+def _wrong(job: JobConfig, target: str) -> Iterator[Key]:
+    """Section and field of what the target does not take."""
+    from hyperpod_ext.submit.rules import Context, all_rules
+
+    for problem in get_target(target).problems(job):
+        parts = problem.path.split(".")[2:4]
+        yield parts[0], parts[-1]
+    rules = all_rules()
+    for name in _RULES:
+        for finding in rules[name].find(Context(job, None, target)):
+            if finding.path[0] == "kubernetes" and finding.path[1] in _MODELS:
+                yield str(finding.path[1]), str(finding.path[2])
+
+
+def _in_own_words(parts: Parts) -> set[Key]:
+    """Which of these the spec takes as they are."""
+    found: set[Key] = set()
+    for section, model in _MODELS.items():
+        fields = {field: value for (where, field), value in parts.items() if where == section}
+        fields = {field: value for field, value in fields.items() if field in model.model_fields}
+        while fields:
+            try:
+                model.model_validate_json(json.dumps(fields))
+            except TypeError:
+                break
+            except ValidationError as error:
+                wrong = {_field_of(one) for one in error.errors(include_url=False)}
+                fields = (
+                    {field: value for field, value in fields.items() if field not in wrong}
+                    if wrong & fields.keys()
+                    else {}
+                )
+            else:
+                found |= {(section, field) for field in fields}
+                break
+    return found
+
+
+def _field_of(error: Any) -> str | None:
+    """The field of the pod or container that an error is about."""
+    if error["loc"]:
+        return str(error["loc"][0])
+    contradiction = error.get("ctx", {}).get("error")
+    return contradiction.field if isinstance(contradiction, ContradictionError) else None
+
+
+def _with(job: JobConfig, parts: Parts) -> JobConfig:
+    """`job` with these: in Kubernetes' own words where that can be, else in its overlay."""
+    words = _in_own_words(parts)
+    only: dict[str, PodPart] = {}
+    patches: dict[str, dict[str, Any]] = {}
+    for section, model in _MODELS.items():
+        fields = {field: value for (where, field), value in parts.items() if where == section}
+        patches[section] = {field: value for field, value in fields.items() if (section, field) not in words}
+        known = own_words(getattr(job.kubernetes, section)) | {
+            field: value for field, value in fields.items() if (section, field) in words
+        }
+        only[section] = model.model_validate_json(json.dumps(known))
     overlay = Overlay(kubernetes=KubernetesOverlay.model_validate(patches))
-    return job.model_copy(update={"overlay": overlay})
+    return job.model_copy(update={"overlay": overlay, "kubernetes": job.kubernetes.model_copy(update=only)})
+
+
+def _without(job: JobConfig, keys: Iterable[Key]) -> JobConfig:
+    only: dict[str, PodPart] = {}
+    for section, model in _MODELS.items():
+        known = own_words(getattr(job.kubernetes, section))
+        left = {field: value for field, value in known.items() if (section, field) not in keys}
+        only[section] = model.model_validate_json(json.dumps(left))
+    return job.model_copy(update={"kubernetes": job.kubernetes.model_copy(update=only)})
 
 
 def _pods(found: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -62,40 +153,63 @@ def _pods(found: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield pod
 
 
-def _parts(pod: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
-    """Section and field of the overlay, and what they are."""
+def _parts(pod: Mapping[str, Any], job: JobConfig, target: str) -> Parts:
+    """What the pod says, besides what short fields of the spec say."""
     first, *others = pod["containers"]
-    found: dict[tuple[str, ...], Any] = {}
+    named = {one.name for one in job.kubernetes.pod.volumes}
+    found: Parts = {}
     for name, value in pod.items():
-        if name in pod_types()["PodSpec"] and name not in _READ_OF_POD and _stands_alone(name, value):
+        if name in pod_types()["PodSpec"] and name not in _READ_OF_POD and _stands_alone(name, value, named):
             found["pod", name] = value
-    affinity = {name: rule for name, rule in (pod.get("affinity") or {}).items() if not is_own(rule)}
-    if affinity:
-        found["pod", "affinity"] = affinity
-    if others and _stands_alone("containers", others):
+    if found.get(("pod", _TOKEN)) is False and job.kubernetes.service_account is None:
+        del found["pod", _TOKEN]  # so it is rendered
+    affinity = pod.get("affinity") or {}
+    found["pod", "affinity"] = without_ours(affinity, affinity_of(job)) if isinstance(affinity, dict) else {}
+    if _stands_alone("containers", others, named):
         found["pod", "containers"] = others
     for name, value in first.items():
         if name in pod_types()["Container"] and name not in _READ_OF_CONTAINER:
             found["container", name] = value
-    variables = [one for one in first.get("env") or [] if _is_reference(one)]
-    if variables:
-        found["container", "env"] = variables
-    context = {key: value for key, value in (first.get("securityContext") or {}).items() if key != "privileged"}
-    if context:
-        found["container", "securityContext"] = context
+    found["container", "env"] = [one for one in first.get("env") or [] if _is_reference(one)]
+    found["container", "ports"] = [one for one in first.get("ports") or [] if not _is_our_port(one, target)]
+    found["container", "securityContext"] = _security(first.get("securityContext") or {}, job)
+    found["container", "resources"] = _resources(first.get("resources") or {}, job)
+    return {key: value for key, value in found.items() if value not in ({}, [])}
+
+
+def _resources(asked: Mapping[str, Any], job: JobConfig) -> dict[str, Any]:
+    """Limits, and claims; requests are in `resources` of the spec."""
+    ours = node_share(job).limits()
+    limits = {name: value for name, value in (asked.get("limits") or {}).items() if name not in ours}
+    found = {"limits": limits, "claims": asked.get("claims")}
+    return {name: value for name, value in found.items() if value}
+
+
+def _security(asked: Mapping[str, Any], job: JobConfig) -> dict[str, Any]:
+    found = {name: value for name, value in asked.items() if name != "privileged"}
+    if found.get("allowPrivilegeEscalation") is False and not job.kubernetes.privileged:
+        del found["allowPrivilegeEscalation"]  # so it is rendered
     return found
 
 
+def _is_our_port(port: Mapping[str, Any], target: str) -> bool:
+    return target == "hyperpod-eks" and port.get("containerPort") == labels.AGENT_PORT
+
+
 def _is_reference(variable: Mapping[str, Any]) -> bool:
-    """Whether the value comes from the pod or a config map; those of secrets have a field of their own."""
+    """Whether the value lies elsewhere; those of secrets that must be there have a field of their own."""
     source = variable.get("valueFrom")
-    return isinstance(source, Mapping) and bool(source) and "secretKeyRef" not in source
+    if not isinstance(source, Mapping) or not source:
+        return False
+    return "secretKeyRef" not in source or "optional" in source["secretKeyRef"]
 
 
-def _stands_alone(name: str, value: Any) -> bool:
-    """Other containers are carried where they mount nothing: volumes have other names in what we render."""
+def _stands_alone(name: str, value: Any, named: set[str]) -> bool:
+    """Other containers are carried where their volumes are, by name: what is ours has other names in what we render."""
     if not name.lower().endswith("containers"):
         return True
-    return isinstance(value, list) and not any(
-        not isinstance(one, Mapping) or any(one.get(field) for field in _MOUNTS) for one in value
+    return isinstance(value, list) and all(
+        isinstance(one, Mapping)
+        and all(str(each.get("name")) in named for field in _MOUNTS for each in one.get(field) or [])
+        for one in value
     )

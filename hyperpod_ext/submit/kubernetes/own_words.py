@@ -1,0 +1,82 @@
+"""What a spec says of pods in Kubernetes' own words, beside what it has fields of its own for. Pure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.pods.later import PodPart
+from hyperpod_ext.submit.contract.spec_annotation import without_defaults
+
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def own_words(part: PodPart) -> dict[str, Any]:
+    """The part as Kubernetes has it: what is said, and no more."""
+    return without_defaults(part)
+
+
+def written(job: JobConfig) -> Iterator[str]:
+    """Paths of all that the spec says so."""
+    for section in ("container", "pod"):
+        for field in own_words(getattr(job.kubernetes, section)):
+            yield f"kubernetes.{section}.{field}"
+
+
+def with_limits(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Requests and limits that follow from `resources`, and those that the spec says besides."""
+    return dict(ours) | {"limits": {**ours["limits"], **theirs.get("limits", {})}, "claims": theirs.get("claims")}
+
+
+def both_affinities(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    """What both ask for. Terms for nodes are alternatives, so that each gets our conditions; other rules all hold."""
+    found = copy.deepcopy(dict(theirs))
+    if needed := ours.get("nodeAffinity"):
+        (own,) = needed[_REQUIRED]["nodeSelectorTerms"]
+        nodes = found.setdefault("nodeAffinity", {})
+        terms = nodes[_REQUIRED]["nodeSelectorTerms"] if _REQUIRED in nodes else [{}]
+        expressions = [[*term.get("matchExpressions", []), *own["matchExpressions"]] for term in terms]
+        both = [term | {"matchExpressions": one} for term, one in zip(terms, expressions, strict=True)]
+        nodes[_REQUIRED] = {"nodeSelectorTerms": both}
+    if apart := ours.get("podAntiAffinity"):
+        others = found.setdefault("podAntiAffinity", {})
+        others[_REQUIRED] = [*others.get(_REQUIRED, []), *apart[_REQUIRED]]
+    return found
+
+
+def without_ours(affinity: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    """What is left of an affinity once `ours` is taken out of it: the inverse of `both_affinities`."""
+    found = copy.deepcopy(dict(affinity))
+    if needed := ours.get("nodeAffinity"):
+        (own,) = needed[_REQUIRED]["nodeSelectorTerms"]
+        terms = _list(_mapping(_mapping(found.get("nodeAffinity")).get(_REQUIRED)).get("nodeSelectorTerms"))
+        for term in terms:
+            kept = [one for one in _list(term.get("matchExpressions")) if one not in own["matchExpressions"]]
+            _put(term, "matchExpressions", kept)
+        if terms:
+            left = [term for term in terms if term]
+            _put(found["nodeAffinity"], _REQUIRED, {"nodeSelectorTerms": left} if left else {})
+            _put(found, "nodeAffinity", found["nodeAffinity"])
+    if apart := ours.get("podAntiAffinity"):
+        others = _mapping(found.get("podAntiAffinity"))
+        if _REQUIRED in others:
+            _put(others, _REQUIRED, [one for one in _list(others[_REQUIRED]) if one not in apart[_REQUIRED]])
+            _put(found, "podAntiAffinity", others)
+    return found
+
+
+def _put(holder: dict[str, Any], name: str, value: Any) -> None:
+    if value:
+        holder[name] = value
+    else:
+        holder.pop(name, None)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: Any) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

@@ -1,0 +1,282 @@
+"""Pods in Kubernetes' own words: what is said of them is rendered whole, is what a cluster takes, and is read back."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from typing import Any
+
+import pytest
+from crds import SPECS, unknown
+from hypothesis import HealthCheck, given, settings
+from pod_words import OF_TRAINJOB, pods
+
+from hyperpod_ext.catalog.pod_fields import pod_types
+from hyperpod_ext.config.files.load import read_text
+from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.config.job.pods.containers import TrainingContainer
+from hyperpod_ext.config.job.pods.later import PodPart
+from hyperpod_ext.config.job.pods.pod import TrainingPod
+from hyperpod_ext.errors import ConfigError
+from hyperpod_ext.submit.contract.spec_annotation import ANNOTATION
+from hyperpod_ext.submit.contract.yaml_text import read_all, to_yaml
+from hyperpod_ext.submit.kubernetes.imports.import_job import import_job
+from hyperpod_ext.submit.kubernetes.own_words import own_words
+from hyperpod_ext.submit.kubernetes.schemas import check_yaml
+from hyperpod_ext.submit.plan import find_problems, make_plan
+
+SPEC = "name: tiny\nscript: train.py\nimage: repo/train:1\nnodes: 2\nworking_dir: /app\nkubernetes:\n"
+TARGETS = {"hyperpod-eks": "hyperpod-eks", "pytorchjob": "kubeflow", "trainjob": "kubeflow"}
+
+
+def told(text: str) -> list[str]:
+    try:
+        loaded = read_text(JobConfig, SPEC + text, "job.yaml")
+    except ConfigError as error:
+        return [str(one) for one in error.problems]
+    return [str(one) for one in loaded.locate(find_problems(loaded.config, None, "hyperpod-eks"))]
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "says"),
+    [
+        ("livenessProbe: {periodSeconds: 3}", "livenessProbe", "needs one of exec, httpGet, tcpSocket, grpc"),
+        ("livenessProbe: {exec: {command: [a]}, grpc: {port: 1}}", "livenessProbe", "exec and grpc; keep one"),
+        ("livenessProbe: {exec: {command: [a]}, successThreshold: 2}", "", "successThreshold of a livenessProbe is 1"),
+        ("livenessProbe: {exec: {command: [a]}, periodSeconds: 0}", "livenessProbe.periodSeconds", "at least 1"),
+        ("livenessProbe: {httpGet: {port: web}}", "", "no port of the container is called so"),
+        ("livenessProbe: {httpGet: {port: 70000}}", "livenessProbe.httpGet.port", "from 1 to 65535"),
+        ("readinessProbe: {exec: {command: [a]}, terminationGracePeriodSeconds: 1}", "", "ends nothing"),
+        ("lifecycle: {preStop: {}}", "lifecycle.preStop", "needs one of"),
+        ("lifecicle: {}", "lifecicle", "did you mean `lifecycle`"),
+        ("ports: [{containerPort: 1, name: a}, {containerPort: 2, name: a}]", "", "two ports are called a"),
+        ("env: [{name: A, valueFrom: {}}]", "env.0.valueFrom", "needs one of configMapKeyRef"),
+        ("env: [{name: A, valueFrom: {fieldRef: {fieldPath: spec.x}}}]", "env.0.valueFrom", "spec.nodeName"),
+        ("env: [{name: A, valueFrom: {fieldRef: {fieldPath: metadata.name}}, value: b}]", "env.0.value", "not a field"),
+        (
+            "env: [{name: A, valueFrom: {resourceFieldRef: {resource: limits.x}}}]",
+            "env.0.valueFrom.resourceFieldRef",
+            "not told to containers",
+        ),
+        ("envFrom: [{prefix: A_}]", "envFrom.0", "needs one of configMapRef, secretRef"),
+        ("securityContext: {privileged: true}", "securityContext.privileged", "did you mean `kubernetes.privileged`"),
+        ("securityContext: {runAsUser: 0, runAsNonRoot: true}", "securityContext", "starts no root"),
+        ("securityContext: {seccompProfile: {type: Localhost}}", "securityContext.seccompProfile", "localhostProfile"),
+        ("resources: {limits: {cpu: many}}", "resources.limits.cpu", "no amount of Kubernetes"),
+        ("volumeMounts: [{name: a, mountPath: /a, subPath: ../b}]", "volumeMounts.0.subPath", "leads out"),
+        ("volumeMounts: [{name: a, mountPath: /a}, {name: b, mountPath: /a/}]", "", "two mounts are at /a"),
+    ],
+)
+def test_what_is_wrong_in_a_container_is_told_where_it_is_written(line: str, path: str, says: str) -> None:
+    found = told(f"  container:\n    {line}\n")[0]
+    line_of = 7 if not path else 8
+    assert found.startswith(f"job.yaml:{line_of}: kubernetes.container{'.' if path else ''}{path}: ")
+    assert says in found
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "says"),
+    [
+        ("volumes: [{name: a}]", "volumes.0", "needs one of emptyDir"),
+        ("volumes: [{name: a, emptyDir: {}, nfs: {server: s, path: /}}]", "volumes.0", "emptyDir and nfs"),
+        ("volumes: [{name: a, emptyDir: {}}, {name: a, emptyDir: {}}]", "", "two of volumes are called a"),
+        ("volumes: [{name: a, projected: {sources: [{}]}}]", "volumes.0.projected.sources.0", "needs one of"),
+        ("volumes: [{name: a, secret: {secretName: s, defaultMode: 512}}]", "volumes.0.secret.defaultMode", "511"),
+        ("affinity: {podAffinity: {required: []}}", "affinity.podAffinity.required", "is not a field here"),
+        (
+            "affinity: {podAntiAffinity: {preferredDuringSchedulingIgnoredDuringExecution: "
+            "[{weight: 101, podAffinityTerm: {topologyKey: a}}]}}",
+            "affinity.podAntiAffinity.preferredDuringSchedulingIgnoredDuringExecution.0.weight",
+            "at most 100",
+        ),
+        (
+            "topologySpreadConstraints: "
+            "[{maxSkew: 1, topologyKey: a, whenUnsatisfiable: ScheduleAnyway, minDomains: 2}]",
+            "topologySpreadConstraints.0",
+            "minDomains only goes with",
+        ),
+        ("hostAliases: [{ip: 10.0.0, hostnames: [a]}]", "hostAliases.0.ip", "does not appear to be"),
+        ("dnsPolicy: None", "", "needs dnsConfig.nameservers"),
+        ("dnsPolicy: Cluster", "dnsPolicy", "valid: ClusterFirst"),
+        ("resourceClaims: [{name: a}]", "resourceClaims.0", "needs one of"),
+        ("containers: [{name: log}]", "containers.0.image", "is missing"),
+        ("initContainers: [{name: a, image: b, lifecycle: {}}]", "initContainers.0", "restartPolicy: Always alone"),
+        ("initContainers: [{name: a, image: b}, {name: a, image: b}]", "", "two of containers are called a"),
+        (
+            "containers: [{name: a, image: b, resources: {requests: {cpu: 2}, limits: {cpu: 1500m}}}]",
+            "containers.0.resources",
+            "asks for 2 of cpu, and may take 1500m",
+        ),
+        ("{hostPID: true, shareProcessNamespace: true}", "", "does not go with hostPID"),
+        ("securityContext: {sysctls: [{name: Net, value: '1'}]}", "securityContext.sysctls.0.name", "right form"),
+    ],
+)
+def test_what_is_wrong_in_a_pod_is_told_where_it_is_written(line: str, path: str, says: str) -> None:
+    found = told(f"  pod:\n    {line}\n")[0]
+    line_of = 7 if not path else 8
+    assert found.startswith(f"job.yaml:{line_of}: kubernetes.pod{'.' if path else ''}{path}: ")
+    assert says in found
+
+
+def test_every_field_is_one_of_kubernetes() -> None:
+    """Names are those of the published models, all the way down."""
+    for model, kind in ((TrainingPod, "PodSpec"), (TrainingContainer, "Container")):
+        assert list(_strangers(model, kind)) == []
+
+
+def _strangers(model: type[PodPart], kind: str) -> Any:
+    known = pod_types()[kind]
+    for name, info in model.model_fields.items():
+        if name not in known:
+            yield f"{kind}.{name}"
+            continue
+        below = known[name].removeprefix("[]")
+        for inner in _models(info.annotation):
+            if below in pod_types():
+                yield from _strangers(inner, below)
+
+
+def _models(annotation: Any) -> Any:
+    if isinstance(annotation, type) and issubclass(annotation, PodPart):
+        yield annotation
+    for part in getattr(annotation, "__args__", ()):
+        yield from _models(part)
+
+
+@pytest.mark.parametrize("kind", sorted(TARGETS))
+def test_any_pod_goes_round(kind: str) -> None:
+    assert _go_round(kind, examples=8) >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", sorted(TARGETS))
+def test_many_pods_of_each_kind_go_round(kind: str) -> None:
+    accepted = _go_round(kind, examples=45)
+    print(f"{kind}: {accepted} pods rendered, and read back")
+    assert accepted >= 30
+
+
+def _go_round(kind: str, examples: int) -> int:
+    accepted = 0
+
+    @settings(
+        max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), database=None, derandomize=True
+    )
+    @given(words=pods())
+    def check(words: dict[str, Any]) -> None:
+        nonlocal accepted
+        if kind == "trainjob":
+            words = {part: {k: v for k, v in words[part].items() if k in OF_TRAINJOB[part]} for part in words}
+        for mode in ("ours", "plain"):
+            job = _job(kind, mode, words)
+            if find_problems(job, None, TARGETS[kind]):
+                return
+            text = make_plan(job, target=TARGETS[kind]).files["job.yaml"]
+            (found,) = check_yaml("job.yaml", text)
+            assert unknown(found["spec"], _schema(found["kind"])) == []
+            for part, shown in zip(("pod", "container"), _rendered(found["spec"]), strict=True):
+                for name, value in own_words(getattr(job.kubernetes, part)).items():
+                    assert name == "affinity" or _holds(shown.get(name), value), name
+            again = import_job(text, "job.yaml")
+            assert (again.job, again.left_out) == (job, [])
+            assert make_plan(again.job, target=TARGETS[kind]).files["job.yaml"] == text
+            if mode == "plain" and kind != "trainjob" and _is_no_template(words):
+                _read_after_a_change(found, job)
+        accepted += 1
+
+    check()
+    return accepted
+
+
+def _rendered(spec: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A pod of the job, and its container that trains."""
+    if "runtimePatches" in spec:
+        (node,) = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+        pod, trainer = node["template"]["spec"]["template"]["spec"], spec["trainer"]
+        return pod, pod["containers"][0] | {"env": trainer["env"], "resources": trainer["resourcesPerNode"]}
+    groups = spec.get("replicaSpecs") or list(spec["pytorchReplicaSpecs"].values())
+    pod = groups[-1]["template"]["spec"]
+    return pod, pod["containers"][0]
+
+
+def _holds(shown: Any, said: Any) -> bool:
+    """Whether all that is said is rendered, beside what is ours."""
+    if isinstance(said, list):
+        return isinstance(shown, list) and all(one in shown for one in said)
+    if isinstance(said, dict):
+        return isinstance(shown, dict) and all(_holds(shown.get(name), value) for name, value in said.items())
+    return bool(shown == said)
+
+
+def _is_no_template(words: dict[str, Any]) -> bool:
+    """Whether nothing in it looks like a placeholder, which import asks a value for."""
+    return not re.search(r"\$|\{\{|\{%|%|`", json.dumps(words))
+
+
+def _read_after_a_change(found: dict[str, Any], job: JobConfig) -> None:
+    """Of a file that somebody has changed, what is ours and what the user named are told apart."""
+    found["metadata"]["labels"]["edited"] = "by-hand"
+    text = to_yaml(found).replace("${rank}", "rank")
+    assert ANNOTATION in text
+    read = import_job(text, "job.yaml")
+    assert any("edited" in one for one in read.left_out)
+    again = read.job
+    for part in ("pod", "container"):
+        here, there = (_shown(getattr(one.kubernetes, part)) for one in (job, again))
+        assert here == there
+    assert again.overlay == job.overlay
+    assert again.volumes == job.volumes
+
+
+def _shown(part: PodPart) -> dict[str, Any]:
+    """What it says, but for what every job says: no empty parts, and no escalation."""
+    found = own_words(part)
+    if found.get("securityContext", {}).get("allowPrivilegeEscalation") is False:
+        del found["securityContext"]["allowPrivilegeEscalation"]
+    found["affinity"] = {name: rule for name, rule in found.get("affinity", {}).items() if rule}
+    return {name: value for name, value in found.items() if value != {}}
+
+
+def _job(kind: str, mode: str, words: dict[str, Any]) -> JobConfig:
+    document = {"name": "tiny", "script": "train.py", "image": "repo/train:1", "nodes": 2, "mode": mode}
+    document["resources"] = {"accelerators": 1}
+    document["volumes"] = [{"kind": "claim", "path": "/data", "claim": "fsx"}]
+    only = {"kubeflow_api": kind} if TARGETS[kind] == "kubeflow" else {}
+    return JobConfig.model_validate_json(json.dumps(document | {"working_dir": "/app", "kubernetes": words | only}))
+
+
+@cache
+def _schema(kind: str) -> dict[str, Any]:
+    return SPECS[kind]()
+
+
+def test_conditions_of_scheduling_are_in_each_term_of_an_affinity() -> None:
+    terms = [{"matchExpressions": [{"key": key, "operator": "Exists"}]} for key in ("a", "b")]
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    job = _job("hyperpod-eks", "plain", {"pod": {"affinity": affinity}})
+    (found,) = read_all(make_plan(job, target="hyperpod-eks").files["job.yaml"])
+    rules = found["spec"]["replicaSpecs"][0]["template"]["spec"]["affinity"]
+    shown = rules["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    keys = [[one["key"].rpartition("/")[2] for one in term["matchExpressions"]] for term in shown]
+    assert keys == [[own, "node-health-status", "deep-health-check-status"] for own in ("a", "b")]
+    assert len(rules["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]) == 1
+
+
+def test_memory_of_another_name_at_dev_shm_takes_the_place_of_ours() -> None:
+    words = {
+        "pod": {"volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}}]},
+        "container": {"volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}]},
+    }
+    job = _job("hyperpod-eks", "plain", words)
+    assert find_problems(job, None, "hyperpod-eks") == []
+    text = make_plan(job, target="hyperpod-eks").files["job.yaml"]
+    assert len(re.findall("mountPath: /dev/shm", text)) == 1
+
+
+def test_other_targets_name_each_field_that_they_do_not_use() -> None:
+    job = _job("hyperpod-eks", "ours", {"pod": {"hostIPC": True}, "container": {"tty": True}})
+    warnings = make_plan(job.model_copy(update={"volumes": ()}), target="local").warnings
+    assert "kubernetes is not used on local: container.tty, pod.hostIPC among it" in warnings
