@@ -25,8 +25,15 @@ def ask_memory(submission: Submission) -> dict[str, Any] | None:
     scratch = submission.read_status().get("scratch")
     if not submission.is_running() or scratch is None:
         return None
-    nodes = int(json.loads(submission.job_file.read_text())["nodes"])
-    return {"job": submission.name, "nodes": [_ask(node, Path(scratch)) for node in range(nodes)]}
+    return {"job": submission.name, "nodes": [_ask(node, Path(scratch)) for node in nodes_of(submission)]}
+
+
+def nodes_of(submission: Submission) -> list[int]:
+    """Nodes that are there now: spares and those that came for others among them, and not those that were lost."""
+    from ..job_events import nodes_in, read_events_of
+
+    members = nodes_in(read_events_of(str(submission.folder))).members
+    return sorted(members) or [*range(int(json.loads(submission.job_file.read_text())["nodes"]))]
 
 
 def _ask(node: int, scratch: Path) -> dict[str, Any]:
@@ -53,7 +60,8 @@ def _ask(node: int, scratch: Path) -> dict[str, Any]:
         problem = error.message
     else:
         snapshots = [{key: snapshot.get(key) for key in _SHOWN} for snapshot in status.snapshots]
-        return {"node": node, "error": None, "snapshots": snapshots, "copying": list(status.copying)}
+        found = {"node": node, "error": None, "snapshots": snapshots, "copying": list(status.copying)}
+        return found | ({"pieces": list(status.pieces)} if status.pieces else {})
     return {"node": node, "error": problem, "snapshots": [], "copying": []}
 
 
@@ -71,7 +79,19 @@ def snapshot_rows(memory: Mapping[str, Any]) -> list[tuple[str, ...]]:
         newest = age(time.time() - max(one["saved_at"] or 0 for one in group))
         tier = "peer" if replica else "memory"
         rows.append((str(step), str(generation), _held_by(group), nbytes, newest, tier, _states(group)))
-    return rows
+    return rows + _piece_rows(memory)
+
+
+def _piece_rows(memory: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """One row for each step that has parity: of which ranks the nodes keep pieces."""
+    groups: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
+    for node in memory["nodes"]:
+        for one in node.get("pieces", ()):
+            groups.setdefault((one["step"], one["generation"]), []).append(one)
+    return [
+        (str(step), str(generation), _held_by(group), size(sum(one["nbytes"] for one in group)), "-", "parity", "-")
+        for (step, generation), group in sorted(groups.items(), reverse=True)
+    ]
 
 
 def _held_by(group: Sequence[Mapping[str, Any]]) -> str:

@@ -137,11 +137,21 @@ def _submit_and_wait(plan: Plan, output: str, timeout: float | None, follow: boo
         raise UserInterruptError(f"{handle.name} was cancelled; nothing of it is left running") from None
 
 
+def _is_command(handle: JobHandle) -> bool:
+    """Whether a local job runs something else than a script: it makes no steps."""
+    import json
+
+    from hyperpod_ext.submit.local.store import latest
+
+    found = latest(handle.name) if handle.target == "local" else None
+    return found is not None and json.loads(found.job_file.read_text()).get("command") is not None
+
+
 def wait_for_end(handle: JobHandle, output: str, timeout: float | None, follow: bool) -> None:
     """Show progress until the job has ended, then its result; a job that failed is an exit code."""
     from hyperpod_ext.errors import JobFailedError
 
-    from ..report.report import describe_result, warn
+    from ..report.report import describe_result, warn, why_it_differs
     from ..report.runs import read_result
 
     # a CI's or a scheduler's "end now" means the job too, as Ctrl-C does
@@ -153,11 +163,11 @@ def wait_for_end(handle: JobHandle, output: str, timeout: float | None, follow: 
     warn(result)
     if result["state"] != "succeeded":
         _exit_as_failed(result, folder)
-    if result.get("steps") == 0 and not result.get("resumed_step"):
+    if result.get("steps") == 0 and not result.get("resumed_step") and not _is_command(handle):
         say("warning: no step was made; does the script call its @resilient function, and that run.steps()?")
-    if False in (result.get("loss_equal"), result.get("weights_equal")):
-        say("error: the job differs from its undisturbed run, so its steps do not repeat exactly")
-        say("Build models inside run.keep, which is seeded, and draw random numbers inside the steps.")
+    if (different := why_it_differs(result)) is not None:
+        say(f"error: {different[0]}")
+        say(different[1])
         raise click.exceptions.Exit(JobFailedError.exit_code)
 
 

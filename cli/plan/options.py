@@ -46,9 +46,18 @@ def planning_options(function: F) -> F:
         click.option("--durable-gbs", type=number, help="GB/s of one node to S3 or a shared directory."),
         click.option("--peer-gbs", type=number, help="GB/s of one node to another's memory."),
         click.option("--copy-gbs", type=number, help="GB/s of one worker into shared memory."),
+        click.option(
+            "--rack-nodes",
+            type=share,
+            default=4,
+            show_default=True,
+            help="Nodes a rack has: those that fail together.",
+        ),
         click.option("--racks", "domains", is_flag=True, help="Copies lie in another failure domain."),
         click.option(
-            "--history", type=click.Path(), metavar="PATH", help="Failures as in this run: events.jsonl or its folder."
+            "--history",
+            metavar="PATH",
+            help="Failures as in this run: events.jsonl, its folder, or s3://bucket/prefix/JOB.",
         ),
         click.option(
             "--mtbf-hours",

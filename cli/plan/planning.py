@@ -64,8 +64,8 @@ class _Reader:
 
     def read(self) -> Question:
         from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier, PeerTier, S3Tier
-        from hyperpod_ext.planner.costs import catalogued
-        from hyperpod_ext.planner.recovery_tiers import Scenario
+        from hyperpod_ext.planner.costs import catalogued, group_size
+        from hyperpod_ext.planner.recovery_tiers import Scenario, costs_of
 
         job = self._job()
         self._machine = self._find_machine(job)
@@ -85,12 +85,21 @@ class _Reader:
             recovery=self._recovery(history),
             overlap=policy.overlap,
             replicas=min(peer.replicas, spread.nodes - 1) if peer and spread.nodes > 1 else 1,
+            parity=peer.parity if peer and spread.nodes > 1 else None,
             max_slowdown=peer.max_slowdown if peer else 0.05,
             in_process=job is None or job.mode == "ours",
             domains=self._o["domains"],
+            rack_nodes=self._o["rack_nodes"],
             run_s=self._o["days"] * 86400,
         )
         self._check_room(spread, policy)
+        if scenario.parity is not None and not spread.redundant:
+            others = group_size(spread.nodes, scenario.parity) - 1
+            read_s = costs_of(scenario)["peer"].read_s
+            self._notes.append(
+                f"a lost node is rebuilt from the {others} others of its parity group in {read_s:,.0f} s at most: as "
+                "if one after another sent its part"
+            )
         return Question(
             scenario,
             size,
@@ -177,11 +186,9 @@ class _Reader:
     def _history(self) -> JobHistory | None:
         if self._o["history"] is None:
             return None
-        from pathlib import Path
+        from ..report.runs import read_run_history
 
-        from hyperpod_ext.runtime.events.history import read_history
-
-        history = read_history(Path(self._o["history"]))
+        history = read_run_history(self._o["history"])
         self._warnings += history.warnings
         for name in ("process", "node", "correlated"):
             its = getattr(history, name)
@@ -264,7 +271,7 @@ class _Reader:
         if needed > there:
             self._warnings.append(
                 f"the memory tier needs {needed:,.1f} GiB of each node; pods can have {there:,.1f} GiB of "
-                f"{self._machine.name}: use more nodes, or fewer replicas"
+                f"{self._machine.name}: use more nodes, fewer replicas, or parity in their place"
             )
         held = spread.node_bytes / spread.workers_per_node / 2**30
         if (room := self._machine.accelerator_memory_mib / 1024) and held > room:

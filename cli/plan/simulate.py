@@ -28,7 +28,6 @@ Examples:
 @click.option(
     "--spares", type=click.IntRange(min=0), help="Nodes that wait for one to fail.  [default: the spec's, or 2 %]"
 )
-@click.option("--rack-nodes", type=click.IntRange(min=1), default=4, show_default=True, help="Nodes a rack has.")
 @click.option("--repair-hours", type=Positive(), default=0.5, show_default=True, help="Until a lost node is back.")
 @click.option("--best", is_flag=True, help="The planner's intervals, whatever the spec says.")
 @click.option(
@@ -39,7 +38,6 @@ def command(
     runs: int,
     seed: int,
     spares: int | None,
-    rack_nodes: int,
     repair_hours: float,
     best: bool,
     every_rank: bool,
@@ -55,6 +53,10 @@ def command(
 
     question = read_question(options)
     scenario = question.scenario
+    if scenario.parity is not None:
+        raise click.UsageError(
+            "the simulator does not know parity: write `replicas` in its place, or see `hp-ext plan`"
+        )
     every = None if best else question.written
     estimate = look_ahead(scenario, every)
     if spares is None:
@@ -63,7 +65,6 @@ def command(
         scenario,
         estimate.every(),
         spares=spares,
-        rack_nodes=rack_nodes,
         repair_s=repair_hours * 3600,
     )
     outcomes = [Simulation(settings, seed + run, every_rank=every_rank).run(options["days"]) for run in range(runs)]

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from ..output import columns
 
+if TYPE_CHECKING:
+    from hyperpod_ext.runtime.events.event import Events
+
+    from .next_fault import Held
+
+_ABOUT_FAULTS = frozenset({"lost-steps", "hangs", "nearer-tier", "spare-needed", "bad-node"})
+"""Advice that a fault is a reason for."""
+
 _SEALED = frozenset({"sealed", "replicated", "durable"})
 """States of a snapshot that can be restored."""
-Held = dict[str, Any]
-"""A tier: `tier`, `every_steps` or `every_s`, `newest_step` that all ranks have there or None, and `error` or None."""
 
 
 def look_at_job(job: str) -> dict[str, Any]:
@@ -27,7 +35,9 @@ def look_at_job(job: str) -> dict[str, Any]:
 
     from ..checkpoints.location import find_places
     from ..checkpoints.memory import ask_memory
+    from ..job_events import nodes_in, read_events_of
     from ..report.runs import read_result
+    from .next_fault import budgets_left, earlier_faults, what_next
 
     handle = JobHandle.parse(job)
     if handle.target != "local":
@@ -41,23 +51,54 @@ def look_at_job(job: str) -> dict[str, Any]:
         result = read_result(handle)
     except NotFoundError:  # it has not begun
         result = {}
+    events = read_events_of(status.folder)
     places, _ = find_places(handle.name, None, ())
     durable = {place.tier: _newest_durable(place) for place in places}
     memory = ask_memory(submission)
-    held = [_held(tier, memory, durable, spec["nodes"] * spec["workers_per_node"]) for tier in _tiers(spec, places)]
+    ranks = (nodes_in(events).size or spec["nodes"]) * spec["workers_per_node"]
+    held = [_held(tier, memory, durable, ranks) for tier in _tiers(spec, places)]
     running = status.state in ("starting", "running", "comparing")
-    faults = result.get("faults", [])
     return {
         "job": handle.name,
         "state": status.state,
         "step": status.step,
         "of": status.of,
         "error": status.error,
+        "kept": what_is_kept(events),
         "held": held,
-        "faults": len(faults),
-        "last_fault": faults[-1] if faults else None,
-        "next": what_next(spec, held, running, len(faults), len(result.get("nodes_lost", []))),
+        "faults": len(earlier_faults(events)),
+        "last_fault": the_last_fault(events, result),
+        "budgets": budgets_left(spec, events, time.monotonic()),
+        "next": what_next(spec, held, running, events, time.monotonic()),
     }
+
+
+def what_is_kept(events: Events) -> dict[str, Any]:
+    """What snapshots hold of the training, and what was seen to change and is in none."""
+    from hyperpod_ext.runtime.events.of_training import Kept, Unsaved
+
+    kept, unsaved = events.last(Kept), events.of(Unsaved)
+    return {
+        "objects": dict(kept.objects) if kept is not None else None,
+        "left_out": list(kept.left_out) if kept is not None else [],
+        "in_no_snapshot": list(dict.fromkeys(name for event in unsaved for name in event.objects)),
+    }
+
+
+def the_last_fault(events: Events, result: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The newest fault: first cause, chain, what was tried, and what to do."""
+    from hyperpod_ext.planner.advice import advise
+
+    from ..report.last_fault import last_fault
+
+    if (fault := last_fault(events)) is None:
+        return None
+    error = result.get("error") or {}
+    if not fault.recovered and error.get("hint"):
+        to_do = [str(error["hint"])]
+    else:
+        to_do = [advice.text for advice in advise(result) if advice.rule in _ABOUT_FAULTS] if "phases" in result else []
+    return {**asdict(fault), "to_do": to_do}
 
 
 def _tiers(spec: Mapping[str, Any], places: Sequence[Any]) -> list[tuple[Mapping[str, Any], Any]]:
@@ -88,67 +129,23 @@ def _held(
     elif memory is None:
         newest, error = None, "the job does not run: what its memory held is gone"
     else:
-        newest = newest_of_all(memory["nodes"], ranks, replica=spec["kind"] == "peer")
+        newest = newest_of_all(
+            memory["nodes"], ranks, replica=spec["kind"] == "peer", parity=spec.get("parity") is not None
+        )
         error = "; ".join(f"node {one['node']}: {one['error']}" for one in memory["nodes"] if one["error"]) or None
     return {"tier": name, "kind": spec["kind"], **how_often, "newest_step": newest, "error": error}
 
 
-def newest_of_all(nodes: Iterable[Mapping[str, Any]], ranks: int, *, replica: bool) -> int | None:
-    """Newest step that this memory has of every rank."""
+def newest_of_all(nodes: Iterable[Mapping[str, Any]], ranks: int, *, replica: bool, parity: bool = False) -> int | None:
+    """Newest step that this memory has of every rank. `parity`: of which each rank's node keeps its piece."""
     found: dict[int, set[int]] = {}
     for node in nodes:
-        for one in node["snapshots"]:
+        for one in node.get("pieces", ()) if parity else ():
+            found.setdefault(one["step"], set()).add(one["rank"])
+        for one in node["snapshots"] if not parity else ():
             if one["replica"] == replica and one["state"] in _SEALED:
                 found.setdefault(one["step"], set()).add(one["rank"])
     return max((step for step, its in found.items() if len(its) == ranks), default=None)
-
-
-def what_next(
-    spec: Mapping[str, Any], held: Sequence[Held], running: bool, faults: int, nodes_lost: int
-) -> list[tuple[str, str]]:
-    """What would come of the next fault, of each kind."""
-    restart = spec["restart"]
-    newest = {kind: _newest(held, *kinds) for kind, kinds in _SURVIVE.items()}
-    again = _from(newest["job"], "it goes on", "it begins anew: no durable tier has a checkpoint")
-    if not running:
-        return [("it is started again", again)]
-    ends = f"the job ends: {faults} faults, and restart.max_restarts is {restart['max_restarts']}"
-    spent = faults >= restart["max_restarts"]
-    live = "from the state of a live rank that has the same, else "
-    process = "the process is replaced; " + live + _from(newest["process"], "all go on", "they begin anew")
-    more = spec["nodes"] + spec["spares"] > 1
-    node = f"a node is waited for, {restart['node_wait_s']:g} s"
-    if spec["spares"]:
-        node = "a spare node takes its place"
-    node += "; " + live + _from(newest["node"], "all go on", "they begin anew: no other node or tier has a copy")
-    if nodes_lost >= restart["max_node_losses"]:
-        node = (
-            f"the job ends: {nodes_lost} nodes were lost, and restart.max_node_losses is {restart['max_node_losses']}"
-        )
-    if not more:
-        node = "the job ends: it has no other node"
-    return [
-        ("a process is killed", ends if spent else process),
-        ("a node is lost", ends if spent and more else node),
-        ("the job is started again", again),
-    ]
-
-
-_SURVIVE: Mapping[str, tuple[str, ...]] = {
-    "process": ("memory", "peer", "file", "s3"),
-    "node": ("peer", "file", "s3"),
-    "job": ("file", "s3"),
-}
-"""Kinds of tiers that survive the loss of a process, of a node, and of all nodes."""
-
-
-def _newest(held: Sequence[Held], *kinds: str) -> Held | None:
-    there = [one for one in held if one["kind"] in kinds and one["newest_step"] is not None]
-    return max(there, key=lambda one: int(one["newest_step"]), default=None)
-
-
-def _from(newest: Held | None, go_on: str, anew: str) -> str:
-    return anew if newest is None else f"{go_on} from step {newest['newest_step']}, which is in {newest['tier']}"
 
 
 def describe_job(found: Mapping[str, Any]) -> str:
@@ -163,11 +160,42 @@ def describe_job(found: Mapping[str, Any]) -> str:
         newest = "none" if one["newest_step"] is None else str(one["newest_step"])
         rows.append((one["tier"], often, f"{newest} ({one['error']})" if one["error"] else newest))
     parts.append(columns(rows) if found["held"] else "nothing is saved: there is no tier")
+    parts += ["\n".join(_kept_lines(found["kept"])), "\n".join(_fault_lines(found)), "\n".join(_budget_lines(found))]
+    parts.append("\n".join(f"if {what}: {then}" for what, then in found["next"]))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _kept_lines(kept: Mapping[str, Any]) -> Iterator[str]:
+    if kept["objects"] is not None:
+        yield "in each snapshot: " + (_named(kept["objects"]) or "nothing was handed to run.restore")
+    if kept["left_out"]:
+        yield f"left out by the script (run.leave_out): {', '.join(kept['left_out'])}"
+    for name in kept["in_no_snapshot"]:
+        yield f"changes from step to step, and is in no snapshot: {name}"
+
+
+def _named(objects: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({kind})" for name, kind in objects.items())
+
+
+def _fault_lines(found: Mapping[str, Any]) -> Iterator[str]:
     fault = found["last_fault"]
     if fault is None:
-        parts.append("no fault so far")
-    else:
-        where = f"rank {fault['rank']} on node {fault['node']}, step {fault['step']}"
-        parts.append(f"last fault, of {found['faults']}: {where}: {fault['cause']}")
-    parts.append("\n".join(f"if {what}: {then}" for what, then in found["next"]))
-    return "\n\n".join(parts)
+        yield "no fault so far"
+        return
+    yield f"last fault, of {found['faults']}: {fault['cause']}" if found["faults"] else f"last fault: {fault['cause']}"
+    yield from (f"  then: {each}" for each in fault["chain"])
+    yield from (f"  tried: {each}" for each in fault["tried"])
+    yield f"  came of it: {fault['outcome']}"
+    yield from (f"  to do: {each}" for each in fault["to_do"])
+
+
+def _budget_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    left = found["budgets"]
+    if not any(what == "a process is killed" for what, _ in found["next"]):  # it has ended
+        return
+    parts = [f"{left['restarts']} of {left['max_restarts']} faults (restart.max_restarts)"]
+    if left["restarts_in_window"] is not None:
+        parts.append(f"{left['restarts_in_window']} within {left['window_s']:g} s (restart.max_restarts_in_window)")
+    parts.append(f"{left['node_losses']} of {left['max_node_losses']} lost nodes (restart.max_node_losses)")
+    yield f"the job still recovers from {', '.join(parts)}; spares that wait: {left['spares']}"

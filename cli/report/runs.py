@@ -10,16 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hyperpod_ext.errors import ConfigError
+    from hyperpod_ext.runtime.events.history import JobHistory
     from hyperpod_ext.runtime.events.reading import LogRead
     from hyperpod_ext.submit.contract.handle import JobHandle
+    from hyperpod_ext.submit.contract.job_status import JobStatus
 
     from ..checkpoints.location import CheckpointLocation
 
 _NOT_COMPARED = {"loss_equal": None, "weights_equal": None, "undisturbed": None}
+_OWN = ("name", "target", "handle", "state", "error", "starts", "slurm_job_id")
+"""What a target says of a job itself, whatever the event log has."""
 _REPORTS = ("result.json", "report.json")
-_KEPT_BY = (
-    "jobs that hyperpodrun or torchrun starts keep theirs in the first durable tier: name it with the job's name, "
-    "as in s3://bucket/prefix/my-job"
+KEPT_BY = (
+    "jobs on Kubernetes and SageMaker, and those that torchrun starts, keep theirs in the first durable tier: name it "
+    "with the job's name, as in s3://bucket/prefix/my-job"
 )
 
 
@@ -69,7 +73,7 @@ def read_kept_run(file: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
         with contextlib.suppress(NotFoundError):
             return _completed(place.job or "", _of_kept(place))
     tried = " or ".join(place.shown for place in places)
-    raise NotFoundError(f"no events are kept in {tried}", hint=_KEPT_BY)
+    raise NotFoundError(f"no events are kept in {tried}", hint=KEPT_BY)
 
 
 def _of_kept(place: CheckpointLocation) -> Mapping[str, Any]:
@@ -79,15 +83,22 @@ def _of_kept(place: CheckpointLocation) -> Mapping[str, Any]:
     try:
         log = read_kept(place.store)
     except NotFoundError as error:
-        raise NotFoundError(error.message, hint=_KEPT_BY) from None
+        raise NotFoundError(error.message, hint=KEPT_BY) from None
     return {"name": place.shown.rstrip("/").rpartition("/")[2], **_of_log(log, place.shown)}
 
 
-def _read(run: str) -> Mapping[str, Any]:
-    if run.startswith(("s3://", "file://")) or ("/" in run and (Path(run) / "events").is_dir()):
+def place_of_events(text: str) -> CheckpointLocation | None:
+    """The place that `text` names, where a job's events lie beside its checkpoints; None: it names something else."""
+    if text.startswith(("s3://", "file://")) or ("/" in text and (Path(text) / "events").is_dir()):
         from ..checkpoints.location import open_place
 
-        return _of_kept(open_place(run))
+        return open_place(text)
+    return None
+
+
+def _read(run: str) -> Mapping[str, Any]:
+    if (place := place_of_events(run)) is not None:
+        return _of_kept(place)
     if "://" not in run and ("/" in run or run.endswith((".json", ".jsonl"))):
         return _read_file(Path(run))
     from hyperpod_ext.submit.contract.handle import JobHandle
@@ -105,19 +116,100 @@ def read_result(handle: JobHandle) -> dict[str, Any]:
     from hyperpod_ext.errors import NotFoundError
     from hyperpod_ext.submit.contract.targets import get_target
 
+    from ..job_events import events_in
+
     target = get_target(handle.target)
     status = target.status(handle)
-    events = Path(status.folder) / "main" / "events.jsonl" if status.folder else None
+    events = events_in(status.folder)
     try:
         result = dict(target.result(handle))
     except NotFoundError:
-        if events is None or not events.exists():
+        if (logged := _logged(handle, events)) is None:
             raise
-        return dict(_read_file(events)) | {"name": handle.name, "state": status.state}
-    if result.get("world_size") or events is None or not events.exists():
+        return {**logged, "name": handle.name, "state": status.state}
+    if result.get("world_size") or (logged := _logged(handle, events)) is None:
         return result
-    own = {key: result[key] for key in ("name", "target", "handle", "state", "error", *_NOT_COMPARED) if key in result}
-    return dict(_read_file(events)) | own
+    own = {key: result[key] for key in (*_OWN, *_NOT_COMPARED) if key in result}
+    if result.get("losses"):  # of all starts
+        own["losses"] = result["losses"]
+    if (
+        handle.target != "local" and logged["error"] and own["error"]
+    ):  # the scheduler saw the end, the log what began it
+        own["error"] = own["error"] | {"message": f"{logged['error']['message']}. Then: {own['error']['message']}"}
+    return {**logged, **own}
+
+
+def _logged(handle: JobHandle, events: Path | None) -> Mapping[str, Any] | None:
+    """What the job's events come to, from its log here or beside its checkpoints; None: nobody knows where they are."""
+    from hyperpod_ext.errors import NotFoundError, UnreachableError
+    from hyperpod_ext.submit.pod_numbers import spec_of
+
+    from ..checkpoints.location import places_of
+    from ..output import say
+
+    if events is not None:
+        return _read_file(events)
+    job = spec_of(handle)
+    for place in places_of(job.checkpoint, job.name) if job is not None else ():
+        try:
+            return _of_kept(place)
+        except NotFoundError:
+            pass
+        except UnreachableError as error:
+            say(f"warning: its events cannot be read: {error.message}")
+    return None
+
+
+def read_run_history(text: str) -> JobHistory:
+    """What a run says of failures and steps, for the planner: `text` names an events.jsonl, the folder that has one, or
+    where the job's events lie beside its checkpoints.
+
+    Raises:
+        NotFoundError: there are none.
+        ConfigError: they cannot be read, or hold too little.
+    """
+    from hyperpod_ext.runtime.events.history import history_of, read_history
+    from hyperpod_ext.runtime.events.kept import read_kept
+
+    if (place := place_of_events(text)) is None:
+        return read_history(Path(text))
+    log = read_kept(place.store)
+    return history_of(log.all_events(), place.shown, log.notes)
+
+
+def list_kept(url: str) -> list[JobStatus]:
+    """The jobs whose events lie below a durable tier's place, by name.
+
+    Raises:
+        NotFoundError: there are none.
+    """
+    from datetime import UTC, datetime
+
+    from hyperpod_ext.errors import NotFoundError
+    from hyperpod_ext.runtime.events.kept import read_kept
+    from hyperpod_ext.runtime.metrics.meters import Meters
+    from hyperpod_ext.submit.contract.job_status import FINAL_STATES, JobStatus
+
+    from ..checkpoints.location import open_place
+
+    above, found = open_place(url), []
+    for name in above.store.folders():
+        place = open_place(f"{above.shown.rstrip('/')}/{name}")
+        try:
+            events = read_kept(place.store).events
+        except NotFoundError:
+            continue
+        meters = Meters()
+        for event in events:
+            meters.add(event)
+        began, last = (
+            datetime.fromtimestamp(event.t, UTC).isoformat(timespec="seconds") for event in (events[0], events[-1])
+        )
+        ended = last if meters.state in FINAL_STATES else None
+        found.append(JobStatus(name, place.shown, meters.state, meters.step, meters.of, began, ended))
+    if not found:
+        raise NotFoundError(f"no job has events below {above.shown}", hint=KEPT_BY)
+    return found
 
 
 def _read_file(path: Path) -> Mapping[str, Any]:
@@ -152,20 +244,24 @@ def _of_events(path: Path, text: str) -> Mapping[str, Any]:
 
 
 def _of_log(log: LogRead, source: str) -> dict[str, Any]:
-    from hyperpod_ext.runtime.events.event import Events
     from hyperpod_ext.runtime.events.of_training import JobEnded, JobStarted, Joined
     from hyperpod_ext.runtime.events.report import make_report
 
+    from ..job_events import in_time
     from ..output import say
+    from .last_fault import last_fault
 
-    events = Events(sorted(log.all_events(), key=lambda event: event.t))
+    events = in_time(log)
     if not events:
         raise _damaged(source, "holds no event", "the job has not begun, or another file is meant")
     for note in log.notes:
         say(f"warning: {note}")
-    started, ended = events.first(JobStarted), events.last(JobEnded)
+    started, ended, hit = events.first(JobStarted), events.last(JobEnded), last_fault(events)
+    error = None
+    if hit is not None and not hit.recovered and (ended is None or ended.state == "failed"):
+        error = {"code": "JobFailedError", "message": hit.sentence, "hint": "the logs of its ranks have the rest"}
     ranks = started.world_size if started is not None else len({event.rank for event in events.of(Joined)})
-    return make_report(events, state=ended.state if ended else "unfinished", error=None, world_size=ranks)
+    return make_report(events, state=ended.state if ended else "unfinished", error=error, world_size=ranks)
 
 
 def _damaged(path: Path | str, message: str, hint: str) -> ConfigError:

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 from command import call_hp_ext as hp_ext
-from hyperpod_ext.cli.reference.doctor_job import newest_of_all, what_next
-from made_events import entry
+from hyperpod_ext.cli.checkpoints.memory import nodes_of
+from hyperpod_ext.cli.reference.doctor_job import newest_of_all
+from hyperpod_ext.cli.reference.next_fault import budgets_left, what_next
+from made_events import entry, events_of
 
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.submit.local import store
+from hyperpod_ext.submit.local.result import EMPTY_REPORT
 
 MEMORY = {"tier": "memory", "kind": "memory", "newest_step": 41}
 PEER = {"tier": "peer", "kind": "peer", "newest_step": 40}
@@ -25,24 +28,71 @@ def spec(**more: Any) -> dict[str, Any]:
     return made
 
 
+def killed(t: float, rank: int, node: int, step: int, **more: Any) -> dict[str, Any]:
+    given = {"cause": "killed by SIGKILL (9)", "died": True, "kind": "signal", "escalation_level": "process"}
+    return entry(t, "fault", rank=rank, node=node, step=step, **{**given, **more})
+
+
+def lost(t: float, node: int, ranks: tuple[int, ...] = (1,)) -> list[dict[str, Any]]:
+    cause = f"node {node} is lost"
+    of_ranks = [killed(t, rank, node, 9, kind="lost", cause=cause, escalation_level="node") for rank in ranks]
+    return [entry(t, "node_lost", node=node, cause=cause), *of_ranks, entry(t + 1, "node_joined", node=node)]
+
+
+def begun(sharing: str) -> list[dict[str, Any]]:
+    return [entry(0.3, "begun", rank=rank, generation=1, sharing=sharing) for rank in (0, 1)]
+
+
+STARTED = [entry(0.0, "job_started", nodes=2), *(entry(0.1, "node_joined", node=node) for node in (0, 1))]
+SPARE = [entry(0.2, "node_joined", node=2)]
+APART = [killed(10.0 * at, 1, 1, 100 * at) for at in range(1, 11)]
+
+
 @pytest.mark.parametrize(
-    ("job", "held", "faults", "what", "then"),
+    ("job", "held", "events", "what", "then"),
     [
-        ({}, [MEMORY, PEER, FILE], 0, "a process is killed", "from step 41, which is in memory"),
-        ({}, [MEMORY, PEER, FILE], 0, "a node is lost", "from step 40, which is in peer"),
-        ({}, [MEMORY, FILE], 0, "a node is lost", "from step 20, which is in /fsx"),
-        ({}, [MEMORY], 0, "a node is lost", "they begin anew: no other node or tier has a copy"),
-        ({"spares": 1}, [PEER], 0, "a node is lost", "a spare node takes its place"),
-        ({"nodes": 1}, [MEMORY], 0, "a node is lost", "the job ends: it has no other node"),
-        ({}, [MEMORY], 10, "a process is killed", "the job ends: 10 faults, and restart.max_restarts is 10"),
-        ({}, [MEMORY, FILE], 0, "the job is started again", "it goes on from step 20, which is in /fsx"),
-        ({}, [MEMORY], 0, "the job is started again", "it begins anew: no durable tier has a checkpoint"),
+        ({}, [MEMORY, PEER, FILE], [], "a process is killed", "from step 41, which is in memory"),
+        ({}, [MEMORY, PEER, FILE], [], "a node is lost", "from step 40, which is in peer"),
+        ({}, [MEMORY, FILE], [], "a node is lost", "from step 20, which is in /fsx"),
+        ({}, [MEMORY], [], "a node is lost", "they begin anew: no other node or tier has a copy"),
+        ({"spares": 1}, [PEER], SPARE, "a node is lost", "a spare node takes its place"),
+        ({"spares": 1}, [PEER], [], "a node is lost", "a node is waited for, 30 s"),
+        ({"nodes": 1}, [MEMORY], [], "a node is lost", "the job ends: it has no other node"),
+        ({}, [MEMORY], APART[:9], "a process is killed", "the process is replaced"),
+        ({}, [MEMORY], APART, "a process is killed", "this was fault 11, the job recovers from 10"),
+        (
+            {"restart": {"max_restarts_in_window": 3, "window_s": 60}},
+            [MEMORY],
+            APART[:9],
+            "a process is killed",
+            "this was fault 6 within 60 s, the job recovers from 3",
+        ),
+        ({}, [MEMORY], [killed(1.0, 0, 0, 1)] * 2, "a process is killed", "the job ends: rank 0 (node 0) at step 1"),
+        ({}, [MEMORY], [killed(1.0, 0, 0, at) for at in (2, 3, 4)], "a process is killed", "its node is given up"),
+        ({}, [MEMORY], [killed(1.0, 0, 0, at, kind="stuck") for at in range(12)], "a process is killed", "is replaced"),
+        ({}, [PEER], [each for at in (1.0, 5.0) for each in lost(at, 1)], "a node is lost", "a node is waited for"),
+        ({}, [PEER], [each for at in (1.0, 5.0, 9.0) for each in lost(at, 1)], "a node is lost", "node loss 4"),
+        ({"elastic": {"min_nodes": 1, "max_nodes": 2}}, [PEER], [], "a node is lost", "goes on with fewer nodes"),
+        ({}, [MEMORY], begun("same"), "a node is lost", "30 s; from the state of a live rank, as all hold the same"),
+        ({"nodes": 1, "spares": 1}, [MEMORY], begun("same"), "a node is lost", "they begin anew"),
+        ({"nodes": 1}, [MEMORY], begun("same"), "a process is killed", "replaced; all go on from step 41"),
+        ({}, [PEER], begun("shard"), "a node is lost", "a node is waited for, 30 s; all go on from step 40"),
+        ({}, [MEMORY, FILE], [], "the job is started again", "it goes on from step 20, which is in /fsx"),
+        ({}, [MEMORY], [], "the job is started again", "it begins anew: no durable tier has a checkpoint"),
     ],
 )
 def test_what_the_next_fault_leads_to(
-    job: dict[str, Any], held: list[dict[str, Any]], faults: int, what: str, then: str
+    job: dict[str, Any], held: list[dict[str, Any]], events: list[dict[str, Any]], what: str, then: str
 ) -> None:
-    assert then in dict(what_next(spec(**job), held, True, faults, 0))[what]
+    log = events_of([*STARTED, *events])
+    assert then in dict(what_next(spec(**job), held, True, log, now=105.0))[what]
+
+
+def test_what_is_left_of_the_budgets() -> None:
+    log = events_of([*STARTED, *SPARE, *lost(50.0, 1, (2, 3)), *APART[:2], killed(3.0, 0, 0, 5, kind="stuck")])
+    job = spec(spares=1, restart={"max_restarts": 5, "max_restarts_in_window": 4, "window_s": 60})
+    left = budgets_left(job, log, now=105.0)
+    assert (left["restarts"], left["restarts_in_window"], left["node_losses"], left["spares"]) == (2, 3, 2, 1)
 
 
 def test_a_step_is_held_where_every_rank_has_a_whole_snapshot_of_it() -> None:
@@ -56,6 +106,10 @@ def test_a_step_is_held_where_every_rank_has_a_whole_snapshot_of_it() -> None:
     assert newest_of_all(nodes, 2, replica=False) == 5
     assert newest_of_all(nodes, 2, replica=True) == 4
     assert newest_of_all([], 2, replica=False) is None
+    pieces = [[{"step": step, "rank": rank} for step in steps] for rank, steps in ((0, (3, 6)), (1, (3,)))]
+    both = [{"snapshots": [], "pieces": each} for each in pieces]
+    assert newest_of_all(both, 2, replica=True, parity=True) == 3
+    assert newest_of_all(both, 2, replica=True) is None
 
 
 def test_a_job_that_has_ended_tells_its_last_fault_and_where_it_would_go_on(
@@ -66,21 +120,51 @@ def test_a_job_that_has_ended_tells_its_last_fault_and_where_it_would_go_on(
     submission = store.create("a")
     tiers = [{"kind": "memory"}, {"kind": "file", "path": str(tmp_path / "fsx"), "every_steps": 20}]
     submission.job_file.write_text(json.dumps(spec(checkpoint={"tiers": tiers})))
-    submission.write_status(state="failed", error={"code": "JobFailedError", "message": "why", "hint": ""})
+    error = {"code": "JobFailedError", "message": "why", "hint": "have the node looked at"}
+    submission.end(EMPTY_REPORT | {"name": "a", "target": "local", "handle": "local://localhost/a", "error": error})
     events = [
         entry(1.0, "job_started", world_size=2, nodes=2),
-        entry(2.0, "fault", rank=1, node=1, step=3, cause="killed by SIGKILL (9)", died=True, kind="signal"),
+        entry(1.5, "kept", rank=0, objects={"model": "Linear", "optimizer": "SGD"}, left_out=["Dropout"]),
+        entry(1.6, "unsaved", rank=0, objects=["ema.shadow (dict)"]),
+        killed(2.0, 1, 1, 3),
+        entry(2.5, "awaiting_node", node=1, seconds=30.0),
         entry(3.0, "job_ended", state="failed"),
     ]
     submission.run_dir("main").mkdir()
     (submission.run_dir("main") / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
     done = hp_ext("doctor", "--job", "a")
     assert done.code == 0, done.stderr
-    assert "last fault, of 1: rank 1 on node 1, step 3: killed by SIGKILL (9)" in done.stdout
-    assert "if it is started again: it begins anew: no durable tier has a checkpoint" in done.stdout
+    for line in (
+        "in each snapshot: model (Linear), optimizer (SGD)",
+        "left out by the script (run.leave_out): Dropout",
+        "changes from step to step, and is in no snapshot: ema.shadow (dict)",
+        "last fault, of 1: rank 1 on node 1, step 3: killed by SIGKILL (9)",
+        "  tried: the process was replaced",
+        "  came of it: the job failed",
+        "  to do: have the node looked at",
+        "if it is started again: it begins anew: no durable tier has a checkpoint",
+    ):
+        assert line in done.stdout.splitlines(), done.stdout
+    assert "still recovers" not in done.stdout, "it has ended"
     found = hp_ext("doctor", "--job", "a", "-o", "json").json
     assert [one["kind"] for one in found["held"]] == ["memory", "file"]
     assert (found["state"], found["error"]["message"]) == ("failed", "why")
+    assert found["kept"]["objects"] == {"model": "Linear", "optimizer": "SGD"}
+    assert found["last_fault"]["tried"][0] == "the process was replaced"
+
+
+def test_the_memory_of_nodes_that_are_there_is_asked_and_of_those_that_are_lost_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPX_HOME", str(tmp_path))
+    (tmp_path / "local" / "a").mkdir(parents=True)
+    submission = store.create("a")
+    submission.job_file.write_text(json.dumps(spec()))
+    assert nodes_of(submission) == [0, 1], "nobody has come yet"
+    submission.run_dir("main").mkdir()
+    events = [*STARTED, *SPARE, entry(5.0, "node_lost", node=1)]
+    (submission.run_dir("main") / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
+    assert nodes_of(submission) == [0, 2]
 
 
 def test_a_job_of_a_cluster_is_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

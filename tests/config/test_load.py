@@ -68,7 +68,10 @@ checkpoint:
     [
         ('nodes: "two"', "nodes", "a whole number belongs here, not the text `two`", "write digits only, such as 2"),
         ("nodes: 2.0", "nodes", "a whole number belongs here, not the number 2.0", "write 2"),
-        ("nodes: 1e21", "nodes", "a whole number belongs here, not the number 1e+21", "write digits only, such as 2"),
+        ("nodes: 1e21", "nodes", "a whole number belongs here, not the number 1e+21", "at most 100000"),
+        ("nodes: 1e9", "nodes", "a whole number belongs here, not the number 1000000000.0", "at most 100000"),
+        ("nodes: 1e5", "nodes", "a whole number belongs here, not the number 100000.0", "write 100000"),
+        ("global_batch_size: 1e21", "global_batch_size", "not the number 1e+21", "write digits only, such as 2"),
         ("nodes: true", "nodes", "not true, which is true/false", "write digits only"),
         ("nodes:", "nodes", "not nothing", "write digits only"),
         ("nodes: 0", "nodes", "`0` is out of range", "it must be at least 1"),
@@ -94,7 +97,7 @@ checkpoint:
         ("checkpoint: {tiers: [{kind: s3}]}", "checkpoint.tiers.0.uri", "is missing: Bucket", "add `uri: s3://"),
         ("chaos: {compare: 'yes'}", "chaos.compare", "true or false belongs here", "write true without quotes"),
         ("max_restarts: 3", "max_restarts", "is not a field here", "did you mean `restart.max_restarts`?"),
-        ("zzz: 3", "zzz", "is not a field here", "valid: name, script, args"),
+        ("zzz: 3", "zzz", "is not a field here", "valid: name, script, command, args"),
         ("restart: {max_restart: 1}", "restart.max_restart", "is not a field here", "did you mean `max_restarts`?"),
     ],
 )

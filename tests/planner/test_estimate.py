@@ -12,11 +12,19 @@ from hypothesis import strategies as st
 
 from hyperpod_ext.catalog.instances import instance
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier, PeerTier, S3Tier
-from hyperpod_ext.planner.costs import Speeds, Spread, catalogued, memory_per_node
+from hyperpod_ext.planner.costs import Speeds, Spread, catalogued, group_size, memory_per_node
 from hyperpod_ext.planner.estimate import look_ahead, without_each
 from hyperpod_ext.planner.presets import preset
 from hyperpod_ext.planner.rates import Rates, published
-from hyperpod_ext.planner.recovery_tiers import Recovery, Scenario, rates_by_tier, recovery_costs, tier_of
+from hyperpod_ext.planner.recovery_tiers import (
+    Recovery,
+    Scenario,
+    chance_together,
+    costs_of,
+    rates_by_tier,
+    recovery_costs,
+    tier_of,
+)
 from hyperpod_ext.planner.state import FORMATS, size_of
 
 ALL = frozenset({"memory", "peer", "durable"})
@@ -46,9 +54,24 @@ def test_each_class_of_failure_falls_back_to_the_nearest_tier_that_survives_it()
 
 def test_the_rates_of_all_tiers_add_up_to_those_of_the_job() -> None:
     by_tier = rates_by_tier(scenario())
-    classes = {name: rate for rates in by_tier.values() for name, rate in rates.items() if name != "second loss"}
-    assert sum(classes.values()) == pytest.approx(scenario().rates.total)
-    assert 0 < by_tier["durable"]["second loss"] < 1e-3 * classes["node"]
+    classes = [rate for rates in by_tier.values() for name, rate in rates.items() if name != "second loss"]
+    assert sum(classes) == pytest.approx(scenario().rates.total)
+    assert 0 < by_tier["durable"]["second loss"] < 1e-3 * by_tier["peer"]["node"]
+
+
+def test_a_rack_takes_a_node_with_all_its_copies_the_less_often_the_more_nodes_there_are() -> None:
+    """16 pairs of 2,016 lie in one rack of 4 by chance; nobody has put them apart."""
+    assert chance_together(scenario(64)) == pytest.approx(32 * 6 / 2016)
+    assert chance_together(scenario(16384)) == 0.03, "spares that come together hold each other's copies"
+    assert chance_together(replace(scenario(64), rack_nodes=1)) == 0
+    assert chance_together(replace(scenario(4), rack_nodes=8)) == 1
+    assert chance_together(replace(scenario(8), replicas=2)) == pytest.approx(8 / 3 * 4 / 56)
+    assert chance_together(scenario(64, per_copy=64)) == 0, "eight copies, one of them on other racks"
+    rates = rates_by_tier(scenario(64))
+    share = rates["durable"]["correlated"] / scenario(64).rates.correlated
+    assert share == pytest.approx(chance_together(scenario(64)))
+    assert rates_by_tier(replace(scenario(64), domains=True))["peer"]["correlated"] == scenario(64).rates.correlated
+    assert "correlated" not in rates_by_tier(scenario(64, tiers=frozenset({"durable"}))).get("peer", {})
 
 
 def test_memory_of_a_node_is_slots_and_replicas() -> None:
@@ -60,6 +83,20 @@ def test_memory_of_a_node_is_slots_and_replicas() -> None:
     everything = CheckpointPolicy(tiers=(MemoryTier(), PeerTier(), S3))
     assert memory_per_node(one, everything) == (2 + 2 + 1 + 2) * one.node_bytes
     assert memory_per_node(spread(16, per_copy=8), everything) == 5 * spread(16, per_copy=8).node_bytes
+
+
+def test_parity_takes_a_share_of_a_copy_and_is_read_from_all_others() -> None:
+    """16 nodes in groups of 8: a seventh of a copy, sent once, rebuilt from seven."""
+    one = spread(16)
+    parity = CheckpointPolicy(tiers=(MemoryTier(), PeerTier(parity=8), S3))
+    assert memory_per_node(one, parity) == pytest.approx((2 + 2 + 1 + 2 / 7) * one.node_bytes)
+    copies, by_parity = scenario(16), replace(scenario(16), parity=8)
+    of_copies, of_parity = costs_of(copies)["peer"], costs_of(by_parity)["peer"]
+    assert (of_parity.blocked_s, of_parity.latency_s) == (of_copies.blocked_s, of_copies.latency_s)
+    assert of_parity.read_s == pytest.approx(7 * of_copies.read_s)
+    second = [rates_by_tier(each)["durable"]["second loss"] for each in (copies, by_parity)]
+    assert second[1] == pytest.approx(7 * second[0])
+    assert [group_size(nodes, 8) for nodes in (8, 15, 16, 23, 24)] == [8, 15, 8, 12, 8]
 
 
 def test_what_is_protected_better_keeps_more_of_its_time() -> None:

@@ -68,7 +68,7 @@ OF_CONTAINER: dict[str, Any] = {
     "resources": {"claims": [{"name": "gpu"}]},
     "restartPolicy": "Never",
     "restartPolicyRules": [{"action": "Restart", "exitCodes": {"operator": "In", "values": [1]}}],
-    "securityContext": {"runAsNonRoot": True},
+    "securityContext": {"readOnlyRootFilesystem": True},
     "startupProbe": EXEC,
     "terminationMessagePolicy": "File",
     "volumeDevices": [{"name": "disk", "devicePath": "/dev/a"}],
@@ -230,7 +230,7 @@ def _pod(one: JobConfig) -> Rendered:
 
 
 def _container(one: JobConfig) -> Rendered:
-    (found,) = replica_specs(one, start_of(one, None))[-1]["template"]["spec"]["containers"]
+    found = replica_specs(one, start_of(one, None))[-1]["template"]["spec"]["containers"][0]
     return dict(found) | {"env": [entry for entry in found["env"] if not _is_own(entry["name"])]}
 
 

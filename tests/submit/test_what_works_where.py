@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,191 +28,423 @@ LEAST: dict[str, Any] = {
     "sagemaker": {"channels": {"shared": FILES}},
 }
 """A job that has what some promises need: a queue, and a directory that its nodes share."""
-MEMORY = {"kind": "memory"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A target, and what starts the ranks there."""
+
+    head: str
+    target: str
+    """Empty: no target renders it; a person starts it."""
+    launcher: str
+    """What starts the ranks, as the page says it."""
+    test: str
+    """That shows the launcher at work there."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Of a spec that is sent there with this launcher."""
+
+
+COLUMNS = {
+    "local": Column(
+        "`local`",
+        "local",
+        "our agent",
+        "tests/submit/local/test_local_with_agent.py::"
+        "test_the_example_survives_its_fault_and_is_equal_to_the_undisturbed_run",
+    ),
+    "hyperpodrun": Column(
+        "`hyperpod-eks`, `hyperpodrun`",
+        "hyperpod-eks",
+        "AWS's `hyperpodrun` 1.1.3, the real one, under a stand-in for the operator",
+        "tests/faults/test_hyperpodrun.py::test_an_exception_is_met_in_process_at_the_operators_word",
+        {"kubernetes": {"launcher": "hyperpodrun"}},
+    ),
+    "ours": Column(
+        "`hyperpod-eks`, `ours`",
+        "hyperpod-eks",
+        "our agent, which serves the operator's calls; the same stand-in",
+        "tests/faults/test_operator_our_agent.py::"
+        "test_what_a_rank_can_meet_is_mended_in_place_and_the_operator_sees_a_job_that_runs",
+        {"kubernetes": {"launcher": "ours"}},
+    ),
+    "kubeflow": Column(
+        "`kubeflow`",
+        "kubeflow",
+        "our agent, from the rendered pod",
+        "tests/submit/kubernetes/test_kubeflow_starts.py::test_two_nodes_start_all_ranks",
+    ),
+    "hyperpod-slurm": Column(
+        "`hyperpod-slurm`",
+        "hyperpod-slurm",
+        "our agent, from the rendered file, on a real Slurm",
+        "tests/submit/slurm/test_slurm_real.py::"
+        "test_a_job_runs_to_its_end_and_again_through_a_killed_step_with_the_same_losses",
+    ),
+    "sagemaker": Column(
+        "`sagemaker`",
+        "sagemaker",
+        "our agent, as SageMaker starts a container",
+        "tests/runtime/test_training_job.py::"
+        "test_a_training_job_recovers_a_killed_worker_in_process_with_the_same_losses",
+    ),
+    "torchrun": Column(
+        "`torchrun`, by hand",
+        "",
+        "torchrun, with `HPX_RUNTIME` and `HPX_SECRET_FILE` set; in mode `plain` targets set neither",
+        "tests/faults/test_torchrun.py::"
+        "test_an_exception_in_the_first_step_ends_no_process_and_the_last_one_is_durable",
+    ),
+}
+
+EXCEPTION = "an exception is met in the process"
+DEATH = "a process that dies is replaced, other nodes keep theirs"
+SPARE = "a spare node takes the place of a lost one"
+BACK = "a node that comes in the place of a lost one gets its ranks, the others stay"
+IN_PLACE = "elastic: fewer nodes, or more, and no process begins anew"
+RESTARTED = "elastic: fewer nodes, or more, with processes that begin anew"
+MEMORY, PEER = "tier: this node's memory", "tier: a peer's memory"
+FILE, S3 = "tier: a shared directory", "tier: S3"
+MANAGED, CHECKPOINTLESS = "AWS's managed tier", "AWS's checkpointless recovery"
+CHAOS, REPLAY = "faults are rehearsed (`chaos`)", "faults of an earlier run are made again (replay)"
+METRICS, LOG_RULES = "numbers for Prometheus (`metrics`)", "rules about what is printed (`log_rules`)"
+RESIZE, MOVE = "`hp-ext resize` of a job that runs", "`hp-ext move`: a node's ranks go to a spare, without a fault"
+REPORT = "`hp-ext report`: faults, goodput, where the time went"
+TOP = "`hp-ext top`: what each rank does now"
+HANGS = "ranks that hang are found and replaced"
+SECRET = "the job's secret is read by another user than root"
+
+_MEMORY = {"kind": "memory"}
+_ELASTIC = {"elastic": {"min_nodes": 1, "max_nodes": 3}}
 ASKED: dict[str, dict[str, Any]] = {
-    "an exception is met in the process": {},
-    "a process that dies is replaced, nodes keep theirs": {},
-    "a spare node takes the place of a lost one": {"spares": 1},
-    "elastic: fewer nodes, or more": {"elastic": {"min_nodes": 1, "max_nodes": 3}},
-    "tier: this node's memory": {"checkpoint": {"tiers": [MEMORY]}},
-    "tier: a peer's memory": {"checkpoint": {"tiers": [MEMORY, {"kind": "peer"}]}},
-    "tier: a shared directory": {"checkpoint": {"tiers": [MEMORY, {"kind": "file", "path": "/x"}]}},
-    "tier: S3": {"checkpoint": {"tiers": [MEMORY, {"kind": "s3", "uri": "s3://bucket/a"}]}},
-    "AWS's managed tier": {"mode": "aws-managed-tier"},
-    "AWS's checkpointless recovery": {"mode": "aws-checkpointless"},
-    "faults are rehearsed (`chaos`)": {"chaos": {"faults": [{"rank": 0, "step": 1}]}},
-    "numbers for Prometheus (`metrics`)": {"metrics": {"port": 9464}},
-    "rules about what is printed (`log_rules`)": {"log_rules": [{"name": "loss", "pattern": "loss", "every_s": 60}]},
+    EXCEPTION: {},
+    DEATH: {},
+    SPARE: {"spares": 1},
+    BACK: {},
+    IN_PLACE: _ELASTIC,
+    RESTARTED: _ELASTIC,
+    MEMORY: {"checkpoint": {"tiers": [_MEMORY]}},
+    PEER: {"checkpoint": {"tiers": [_MEMORY, {"kind": "peer"}]}},
+    FILE: {"checkpoint": {"tiers": [_MEMORY, {"kind": "file", "path": "/x"}]}},
+    S3: {"checkpoint": {"tiers": [_MEMORY, {"kind": "s3", "uri": "s3://bucket/a"}]}},
+    MANAGED: {"mode": "aws-managed-tier"},
+    CHECKPOINTLESS: {"mode": "aws-checkpointless"},
+    CHAOS: {"chaos": {"faults": [{"rank": 0, "step": 1}]}},
+    REPLAY: {},
+    METRICS: {"metrics": {"port": 9464}},
+    LOG_RULES: {"log_rules": [{"name": "loss", "pattern": "loss", "every_s": 60}]},
+    RESIZE: {},
+    MOVE: {},
+    REPORT: {},
+    TOP: {},
+    HANGS: {},
+    SECRET: {},
 }
-"""What a job asks for, by the promise."""
-_STATE_ALONE = (
-    "jobs of target {target} tell their state alone while they run: copy HPX_RUN_DIR, or read the port of `metrics`"
+"""What a job asks for, by the promise; nothing: no field of a spec asks for it."""
+
+_IN_PLACE_ALREADY = "there no process begins anew when the number of nodes changes"
+_NO_AGENT = "torchrun starts the ranks, and no agent of this project is there"
+_NO_JOB = "what a person started with torchrun is no job that hp-ext knows"
+WHY_NOT: dict[str, dict[str, str]] = {
+    DEATH: {"torchrun": "torchrun starts all processes again when one has died, `--max-restarts` times"},
+    SPARE: {"torchrun": "torchrun keeps no nodes that wait with their imports done"},
+    BACK: {
+        "kubeflow": "a pod that Kubeflow's operator starts again was never tried in a job that runs",
+        "sagemaker": "SageMaker does not replace a single node",
+        "torchrun": "torchrun starts all processes again when a node has gone or come",
+    },
+    IN_PLACE: {
+        "hyperpodrun": "`hyperpodrun` ends all processes, and starts them again",
+        "torchrun": "torchrun starts all processes again when a node has gone or come",
+    },
+    RESTARTED: {
+        "local": _IN_PLACE_ALREADY,
+        "ours": _IN_PLACE_ALREADY,
+        "hyperpod-slurm": _IN_PLACE_ALREADY,
+        "torchrun": "a job's settings say how many nodes it has: start it anew with others",
+    },
+    CHAOS: {"torchrun": _NO_AGENT},
+    MANAGED: {"torchrun": "AWS offers it on HyperPod with EKS alone"},
+    CHECKPOINTLESS: {"torchrun": "AWS offers it on HyperPod with EKS alone"},
+    REPLAY: dict.fromkeys(COLUMNS, "no command does it: write the faults of the report as `chaos.faults`"),
+    LOG_RULES: {"torchrun": _NO_AGENT},
+    RESIZE: {"torchrun": _NO_JOB},
+    MOVE: {"torchrun": _NO_JOB},
+    HANGS: {
+        "hyperpodrun": "our agent looks for hangs, and `hyperpodrun` starts the ranks there: use `log_rules`",
+        "torchrun": _NO_AGENT,
+    },
+}
+"""Why not, where `validate` has nothing to say: no field of a spec asks for it, or it depends on the launcher."""
+
+
+@dataclass(frozen=True)
+class As:
+    """What another column's test shows holds here too: the same code runs."""
+
+    column: str
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """What is sent is held by a test; what AWS's own software makes of it was never run."""
+
+    test: str
+
+
+Shown = str | As | Rendered
+_HYPERPODRUN = "tests/faults/test_hyperpodrun.py::"
+_OUR_AGENT = "tests/faults/test_operator_our_agent.py::"
+_TORCHRUN = "tests/faults/test_torchrun.py::"
+_MENDED = f"{_OUR_AGENT}test_what_a_rank_can_meet_is_mended_in_place_and_the_operator_sees_a_job_that_runs"
+_COMES_BACK = f"{_OUR_AGENT}test_a_lost_pod_comes_back_as_a_spare_into_the_generation_that_waits"
+_KILLED = f"{_HYPERPODRUN}test_a_killed_rank_costs_its_node_the_processes_and_nobody_a_step"
+_LAST_DURABLE = f"{_TORCHRUN}test_an_exception_in_the_first_step_ends_no_process_and_the_last_one_is_durable"
+_OURS_ELASTIC = (
+    "tests/faults/test_operator_ours_elastic.py::"
+    "test_the_operator_stops_and_starts_and_resizes_a_job_whose_processes_stay"
 )
-NOT_THERE: dict[str, Callable[[str], str]] = {
-    "`hp-ext resize` of a job that runs": lambda target: _refusal_of(get_resizer, target),
-    "`hp-ext move`: a node's ranks go to a spare, without a fault": lambda target: _refusal_of(get_mover, target),
-    "`hp-ext report`: faults, goodput, where the time went": lambda target: (
-        _STATE_ALONE.format(target=target) if target in ("kubeflow", "sagemaker") else ""
-    ),
-    "`hp-ext top`: what each rank does now": lambda target: (
-        "its ranks write their events beside the checkpoints, which `hp-ext top` does not follow yet"
-        if target == "hyperpod-eks"
-        else _STATE_ALONE.format(target=target)
-        if target in ("kubeflow", "sagemaker")
-        else ""
-    ),
-    "ranks that hang are found and replaced": lambda target: (
-        "our agent looks for hangs, and `hyperpodrun` starts the ranks there: use `log_rules`"
-        if target == "hyperpod-eks"
-        else ""
-    ),
-    "the job's secret is read by another user than root": lambda target: "",
-}
-"""Promises that no field of a spec asks for: why a target does not keep one; empty: it does."""
-SHOWN: dict[str, dict[str, str]] = {
-    "an exception is met in the process": {
+_SLURM_ELASTIC = (
+    "tests/submit/slurm/test_slurm_resize_real.py::test_nodes_come_from_another_allocation_and_go_back_to_slurm"
+)
+_RENDERED = Rendered(
+    "tests/submit/kubernetes/test_hyperpod_eks.py::test_what_is_rendered_for_the_examples_is_what_the_repository_shows"
+)
+_EKS_RESIZE = (
+    "tests/submit/kubernetes/test_eks_resize.py::test_the_operator_gets_other_bounds_and_it_is_waited_for_its_pods"
+)
+_NUMBERS = "tests/submit/kubernetes/test_job_numbers.py::"
+_KEPT = f"{_NUMBERS}test_places_do_without_any_cluster"
+_LOCAL = As("local")
+_BY_AGENT: dict[str, Shown] = {"ours": _LOCAL, "kubeflow": _LOCAL, "hyperpod-slurm": _LOCAL, "sagemaker": _LOCAL}
+"""What our agent does by itself, whatever has started it."""
+_EVERYWHERE: dict[str, Shown] = {**_BY_AGENT, "hyperpodrun": _LOCAL, "torchrun": _LOCAL}
+"""What the memory server of a node does by itself."""
+SHOWN: dict[str, dict[str, Shown]] = {
+    EXCEPTION: {
+        **_BY_AGENT,
         "local": "tests/faults/test_recovery.py::test_an_exception_on_one_rank_is_recovered_in_process",
-        "hyperpod-eks": "tests/faults/test_hyperpodrun.py::test_an_exception_is_met_in_process_at_the_operators_word",
+        "hyperpodrun": COLUMNS["hyperpodrun"].test,
+        "ours": _MENDED,
+        "torchrun": _LAST_DURABLE,
     },
-    "a process that dies is replaced, nodes keep theirs": {
+    DEATH: {
+        **_BY_AGENT,
         "local": "tests/faults/test_recovery.py::test_a_kill_from_outside_is_seen_without_any_warning",
-        "hyperpod-eks": (
-            "tests/faults/test_hyperpodrun.py::test_a_killed_rank_costs_its_node_the_processes_and_nobody_a_step"
-        ),
-        "sagemaker": (
-            "tests/runtime/test_training_job.py::"
-            "test_a_training_job_recovers_a_killed_worker_in_process_with_the_same_losses"
-        ),
+        "hyperpodrun": _KILLED,
+        "ours": _MENDED,
+        "sagemaker": COLUMNS["sagemaker"].test,
     },
-    "a spare node takes the place of a lost one": {
+    SPARE: {
         "local": "tests/faults/test_nodes_lost.py::test_a_spare_takes_the_place_of_a_node_that_is_killed",
-        "hyperpod-eks": "tests/faults/test_hyperpodrun.py::test_a_lost_node_is_replaced_by_the_spare",
+        "hyperpodrun": f"{_HYPERPODRUN}test_a_lost_node_is_replaced_by_the_spare",
+        "ours": _COMES_BACK,
         "hyperpod-slurm": (
             "tests/submit/slurm/test_slurm_real.py::test_a_spare_takes_the_ranks_of_a_node_that_is_lost"
         ),
     },
-    "elastic: fewer nodes, or more": {
+    BACK: {
+        "local": (
+            "tests/faults/test_nodes_gone.py::test_an_agent_that_is_started_again_takes_the_place_of_the_lost_node"
+        ),
+        "hyperpodrun": f"{_HYPERPODRUN}test_a_lost_node_is_replaced_by_the_spare",
+        "ours": _COMES_BACK,
+        "hyperpod-slurm": _SLURM_ELASTIC,
+    },
+    IN_PLACE: {
         "local": "tests/faults/test_resize.py::test_two_four_three_one_four",
-        "hyperpod-eks": "tests/faults/test_operator_elastic.py::test_graceful_shrink_and_grow_cost_no_step_and_no_bit",
-        "hyperpod-slurm": (
-            "tests/submit/slurm/test_slurm_resize_real.py::test_nodes_come_from_another_allocation_and_go_back_to_slurm"
-        ),
+        "ours": _OURS_ELASTIC,
+        "hyperpod-slurm": _SLURM_ELASTIC,
     },
-    "tier: this node's memory": {
+    RESTARTED: {
+        "hyperpodrun": "tests/faults/test_operator_elastic.py::test_graceful_shrink_and_grow_cost_no_step_and_no_bit",
+    },
+    MEMORY: {
+        **_BY_AGENT,
         "local": "tests/faults/test_recovery.py::test_state_torn_on_every_rank_comes_back_from_memory",
-        "hyperpod-eks": (
-            "tests/faults/test_hyperpodrun.py::test_a_killed_rank_costs_its_node_the_processes_and_nobody_a_step"
-        ),
-        "sagemaker": (
-            "tests/runtime/test_training_job.py::"
-            "test_a_training_job_recovers_a_killed_worker_in_process_with_the_same_losses"
-        ),
+        "hyperpodrun": _KILLED,
+        "ours": _OURS_ELASTIC,
+        "sagemaker": COLUMNS["sagemaker"].test,
+        "torchrun": f"{_TORCHRUN}test_a_death_is_torchruns_and_state_comes_from_the_nodes_memory",
     },
-    "tier: a peer's memory": {
+    PEER: {
+        **_BY_AGENT,
         "local": (
             "tests/faults/test_nodes_gone.py::"
             "test_copies_in_other_nodes_memory_survive_the_loss_of_a_node_and_are_made_again"
         ),
-        "hyperpod-eks": (
+        "hyperpodrun": (
             "tests/faults/test_operator_elastic.py::test_shards_of_a_pod_that_leaves_are_in_its_peers_memory"
         ),
+        "ours": _COMES_BACK,
+        "torchrun": As("hyperpodrun"),
     },
-    "tier: a shared directory": {
+    FILE: {
+        **_BY_AGENT,
         "local": "tests/faults/test_checkpoint_nodes.py::test_a_lost_pair_is_restored_from_the_durable_tier",
-        "hyperpod-eks": "tests/faults/test_hyperpodrun.py::test_an_exception_is_met_in_process_at_the_operators_word",
+        "hyperpodrun": COLUMNS["hyperpodrun"].test,
+        "torchrun": _LAST_DURABLE,
     },
-    "tier: S3": {
+    S3: {
+        **_EVERYWHERE,
         "local": "tests/faults/test_checkpoint_s3.py::test_what_is_drained_and_restored_in_bad_weather_is_whole",
     },
-    "`hp-ext resize` of a job that runs": {
-        "local": "tests/faults/test_resize.py::test_two_four_three_one_four",
-        "hyperpod-eks": (
-            "tests/submit/kubernetes/test_eks_resize.py::"
-            "test_the_operator_gets_other_bounds_and_it_is_waited_for_its_pods"
-        ),
-        "hyperpod-slurm": (
-            "tests/submit/slurm/test_slurm_resize_real.py::test_nodes_come_from_another_allocation_and_go_back_to_slurm"
-        ),
+    MANAGED: {"hyperpodrun": _RENDERED},
+    CHECKPOINTLESS: {"hyperpodrun": _RENDERED},
+    CHAOS: {"local": COLUMNS["local"].test},
+    METRICS: {
+        **_BY_AGENT,
+        "local": "tests/faults/test_metrics.py::test_a_kill_is_seen_in_the_numbers_of_the_job_that_goes_on",
+        "hyperpodrun": "tests/runtime/events/test_kept.py::test_node_0_shows_the_numbers_of_all_nodes",
+        "torchrun": As("hyperpodrun"),
     },
-    "`hp-ext move`: a node's ranks go to a spare, without a fault": {
+    LOG_RULES: {
+        **_BY_AGENT,
+        "local": (
+            "tests/faults/test_detection.py::"
+            "test_a_rank_0_that_breaks_a_rule_on_what_it_prints_is_replaced_and_no_other_is"
+        ),
+        "hyperpodrun": (
+            "tests/runtime/log_rules/test_log_rules.py::test_aws_agent_finds_the_same_wrong_at_the_same_line"
+        ),
+        "ours": f"{_OUR_AGENT}test_a_rank_that_breaks_a_log_rule_of_the_operator_is_replaced_in_place",
+    },
+    RESIZE: {
+        "local": "tests/faults/test_resize.py::test_two_four_three_one_four",
+        "hyperpodrun": _EKS_RESIZE,
+        "ours": _EKS_RESIZE,
+        "hyperpod-slurm": _SLURM_ELASTIC,
+    },
+    MOVE: {
         "local": "tests/faults/test_move.py::test_a_spare_gets_the_ranks_and_the_node_ends_while_the_others_train",
         "hyperpod-slurm": (
             "tests/submit/slurm/test_slurm_resize_real.py::"
             "test_the_ranks_of_a_node_move_to_a_spare_and_slurm_starts_nothing_more_there"
         ),
     },
-    "`hp-ext report`: faults, goodput, where the time went": {
+    REPORT: {
         "local": (
             "tests/submit/local/test_local_with_agent.py::"
             "test_a_job_ends_with_its_last_step_in_the_durable_tier_and_all_commands_say_so"
         ),
-        "hyperpod-eks": (
-            "tests/faults/test_hyperpodrun.py::test_a_killed_rank_costs_its_node_the_processes_and_nobody_a_step"
-        ),
+        "hyperpodrun": _KILLED,
+        "ours": _MENDED,
+        "kubeflow": COLUMNS["kubeflow"].test,
+        "hyperpod-slurm": _LOCAL,
+        "sagemaker": As("ours"),
+        "torchrun": As("hyperpodrun"),
     },
-    "`hp-ext top`: what each rank does now": {
+    TOP: {
         "local": "tests/cli/test_top.py::test_what_people_read",
+        "hyperpodrun": f"{_NUMBERS}test_the_pod_that_counts_is_asked_through_the_api_server",
+        "ours": f"{_NUMBERS}test_the_pod_that_counts_is_asked_through_the_api_server",
+        "kubeflow": As("ours"),
+        "hyperpod-slurm": _LOCAL,
+        "sagemaker": _KEPT,
+        "torchrun": _KEPT,
     },
-    "ranks that hang are found and replaced": {
+    HANGS: {
+        **_BY_AGENT,
         "local": "tests/faults/test_detection.py::test_a_rank_that_hangs_is_replaced_and_no_other_is",
+        "ours": _MENDED,
     },
-    "the job's secret is read by another user than root": {
-        "hyperpod-eks": ("tests/runtime/detection/test_preflight.py::test_a_pod_reads_the_secret_through_its_fs_group"),
-        "kubeflow": "tests/runtime/detection/test_preflight.py::test_a_pod_reads_the_secret_through_its_fs_group",
-    },
-    "faults are rehearsed (`chaos`)": {
-        "local": (
-            "tests/submit/local/test_local_with_agent.py::"
-            "test_the_example_survives_its_fault_and_is_equal_to_the_undisturbed_run"
-        ),
-    },
-    "numbers for Prometheus (`metrics`)": {
-        "local": "tests/faults/test_metrics.py::test_a_kill_is_seen_in_the_numbers_of_the_job_that_goes_on",
+    SECRET: {
+        "local": "tests/submit/local/test_local_secret.py::test_only_its_owner_may_read_it_and_it_is_long_enough",
+        "hyperpodrun": "tests/faults/test_pods_of_users.py::test_a_pod_of_the_operator_trains_as_user_1000",
+        "ours": "tests/faults/test_pods_of_users.py::test_a_pod_of_the_operator_trains_as_user_1000",
+        "kubeflow": "tests/faults/test_pods_of_users.py::test_our_agent_trains_as_user_1000_in_a_pod_of_kubeflow",
+        "hyperpod-slurm": _LOCAL,
+        "sagemaker": COLUMNS["sagemaker"].test,
+        "torchrun": _LOCAL,
     },
 }
-"""The test that shows a promise on a target."""
+"""What shows a promise in a column."""
 
 
 def test_the_page_says_what_validate_says(golden_part: Callable[[str, str, str], None]) -> None:
+    golden_part(PAGE, "columns", columns())
     golden_part(PAGE, "table", table())
 
 
+def test_every_target_and_launcher_has_a_column() -> None:
+    launchers = JobConfig.model_fields["kubernetes"].annotation.model_fields["launcher"].annotation  # type: ignore[union-attr]
+    there = {(column.target, column.fields.get("kubernetes", {}).get("launcher")) for column in COLUMNS.values()}
+    eks = {("hyperpod-eks", launcher) for launcher in launchers.__args__}  # type: ignore[union-attr]
+    assert there - {("", None)} == eks | {(target, None) for target in TARGETS if target != "hyperpod-eks"}
+
+
 def test_every_test_it_names_is_there(root: Path) -> None:
-    named = {test for row in SHOWN.values() for test in row.values()}
+    named = {shown for row in SHOWN.values() for shown in row.values() if isinstance(shown, str)}
+    named |= {shown.test for row in SHOWN.values() for shown in row.values() if isinstance(shown, Rendered)}
+    named |= {column.test for column in COLUMNS.values()}
     assert {
         test for test in named if test.partition("::")[2] not in _functions(root / test.partition("::")[0])
     } == set()
 
 
-def test_what_a_target_cannot_do_no_test_shows() -> None:
-    assert [(what, target) for what, row in SHOWN.items() for target in row if refusal(what, target)] == []
+def test_each_cell_has_a_test_or_a_reason_and_never_both() -> None:
+    cells = [(what, column) for what in ASKED for column in COLUMNS]
+    assert [cell for cell in cells if not refusal(*cell) and _test_of(*cell) is None] == []
+    assert [cell for cell in cells if refusal(*cell) and SHOWN.get(cell[0], {}).get(cell[1]) is not None] == []
 
 
-def refusal(what: str, target: str) -> str:
-    """What `validate` says of a job that asks for it, and not of one that does not; or why it is not there. Empty:
-    nothing."""
-    if what in NOT_THERE:
-        return NOT_THERE[what](target)
-    new = [sentence for sentence in _said(LEAST | ASKED[what], target) if sentence not in _said(LEAST, target)]
-    return " / ".join(new)
+def refusal(what: str, column: str) -> str:
+    """What `validate` says of a job that asks for it, and not of one that does not; or why else it is not there. Empty:
+    it is."""
+    its = COLUMNS[column]
+    if what in (RESIZE, MOVE) and its.target:
+        return _refusal_of(get_resizer if what == RESIZE else get_mover, its.target)
+    why = WHY_NOT.get(what, {}).get(column, "")
+    if not its.target or not ASKED[what]:
+        return why
+    without = _said(LEAST | its.fields, its.target)
+    said = [one for one in _said(LEAST | its.fields | ASKED[what], its.target) if one not in without]
+    return " / ".join(said) or why
+
+
+def columns() -> str:
+    """What starts the ranks in each column."""
+    lines = ["| | what starts the ranks |", "|---|---|"]
+    lines += [f"| {one.head} | {one.launcher}: {_link('test', one.test)} |" for one in COLUMNS.values()]
+    return "\n".join(lines) + "\n"
 
 
 def table() -> str:
     """Rows, and the sentences they refer to."""
     sentences: dict[str, int] = {}
-    lines = ["| | " + " | ".join(f"`{target}`" for target in TARGETS) + " |", "|---" * (len(TARGETS) + 1) + "|"]
-    for what in (*ASKED, *NOT_THERE):
+    heads = [column.head for column in COLUMNS.values()]
+    lines = ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
+    for what in ASKED:
         cells = []
-        for target in TARGETS:
-            if said := refusal(what, target):
+        for column in COLUMNS:
+            if said := refusal(what, column):
                 cells.append(f"no ({sentences.setdefault(said, len(sentences) + 1)})")
-            elif shown := SHOWN.get(what, {}).get(target):
-                file, _, name = shown.partition("::")
-                cells.append(f'[yes](../{file} "{name}")')
-            else:
-                cells.append("taken")
+                continue
+            match SHOWN[what][column]:
+                case As(other):
+                    words = f"as {COLUMNS[other].head.rpartition(', ')[2]}"
+                case Rendered():
+                    words = "rendered"
+                case _:
+                    words = "yes"
+            cells.append(_link(words, _test_of(what, column) or ""))
         lines.append(f"| {what} | " + " | ".join(cells) + " |")
     return "\n".join([*lines, "", *(f"{number}. {said}" for said, number in sentences.items())]) + "\n"
+
+
+def _test_of(what: str, column: str) -> str | None:
+    match SHOWN.get(what, {}).get(column):
+        case As(other):
+            return _test_of(what, other)
+        case Rendered(test):
+            return test
+        case test:
+            return test
+
+
+def _link(words: str, test: str) -> str:
+    file, _, name = test.partition("::")
+    return f'[{words}](../{file} "{name}")'
 
 
 def _refusal_of(find: Callable[[str], object], target: str) -> str:
@@ -222,7 +455,7 @@ def _refusal_of(find: Callable[[str], object], target: str) -> str:
     return ""
 
 
-def _said(fields: dict[str, Any], target: str) -> list[str]:
+def _said(fields: Mapping[str, Any], target: str) -> list[str]:
     job = JobConfig.model_validate_json(json.dumps(fields))
     problems = [problem.message for problem in find_problems(job, None, target)]
     return problems + list(unused(job, target, get_target(target).capabilities()))

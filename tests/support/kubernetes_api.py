@@ -6,6 +6,7 @@ label selectors, streams logs, and answers with `Status` objects. Orders say whi
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import threading
@@ -57,6 +58,8 @@ class KubernetesApi:
     """method, path, query and body, in the order they came."""
     pod_logs: dict[str, list[str]] = field(default_factory=dict)
     """Lines by name of the pod."""
+    pod_ports: dict[str, int] = field(default_factory=dict)
+    """`POD:PORT` that the server reaches, and the port of this machine that it stands for."""
     cut_logs_after: list[int] = field(default_factory=list)
     """The next log streams break after so many lines."""
     page: int = 2
@@ -87,10 +90,18 @@ class KubernetesApi:
             self.objects[path] = found
             self.changed.notify_all()
 
-    def pod(self, name: str, labels: dict[str, str], phase: str = "Running", lines: list[str] | None = None) -> None:
-        """A pod of namespace team-a."""
+    def pod(
+        self,
+        name: str,
+        labels: dict[str, str],
+        phase: str = "Running",
+        lines: list[str] | None = None,
+        containers: tuple[str, ...] = ("worker",),
+    ) -> None:
+        """A pod of namespace team-a; its logs are those of the first container."""
         self.pod_logs.setdefault(name, []).extend(lines or [])
-        body = {"metadata": {"name": name, "labels": labels}, "status": {"phase": phase}}
+        spec = {"containers": [{"name": one} for one in containers]}
+        body = {"metadata": {"name": name, "labels": labels}, "spec": spec, "status": {"phase": phase}}
         self.put(f"/api/v1/namespaces/team-a/pods/{name}", body)
 
     def condition(self, path: str, kind: str, **more: str) -> None:
@@ -191,6 +202,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return
         if self.headers.get("Authorization") != f"Bearer {self.api.token}":
             self._reply(401, {"message": "Unauthorized"}, {})
+        elif "/proxy/" in url.path:
+            self._pass_on(url.path)
         elif url.path.endswith("/log"):
             self._log(url.path.split("/")[-2], query)
         else:
@@ -209,9 +222,27 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
+    def _pass_on(self, path: str) -> None:
+        """What a pod answers at a port of its own; 503 where nobody does, as of the real one."""
+        before, _, rest = path.partition("/proxy/")
+        port = self.api.pod_ports.get(before.rpartition("/")[2])
+        try:
+            if port is None:
+                raise ConnectionRefusedError
+            line = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+            line.request("GET", f"/{rest}")
+            answer = line.getresponse()
+            self._reply(answer.status, answer.read().decode(), {})
+        except OSError as error:
+            self._reply(503, {"message": f"error trying to reach service: {error!r}"}, {})
+
     def _log(self, pod: str, query: dict[str, str]) -> None:
         """Each line with its time; with follow until the pod has ended."""
         path = f"/api/v1/namespaces/team-a/pods/{pod}"
+        several = [one["name"] for one in self.api.objects.get(path, {}).get("spec", {}).get("containers", [])][1:]
+        if several and "container" not in query:
+            self.send_error(400, "a container name must be specified")
+            return
         self.send_response(200)
         self.send_header("Connection", "close")
         self.end_headers()

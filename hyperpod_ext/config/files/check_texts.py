@@ -5,8 +5,8 @@ from __future__ import annotations
 TEXTS: dict[str, tuple[str, str, str]] = {
     "HPX001": (
         "the script is not a Python file",
-        "Workers are started by Python; another program would have to be started by a Python file.",
-        "Name a file that ends in .py.",
+        "Workers are started by Python; another program is started by `command`.",
+        "Name a file that ends in .py, or write `command` and `mode: plain`.",
     ),
     "HPX002": (
         "the script is not where the spec says",
@@ -48,9 +48,19 @@ TEXTS: dict[str, tuple[str, str, str]] = {
         "Spares are among the machines of their group.",
         "Ask for fewer spares, or for more machines.",
     ),
+    "HPX011": (
+        "a command beside what does not go with it",
+        "A command runs instead of the script, and its processes have nothing of this project's runtime or of AWS's.",
+        "Keep script or command; with a command, write mode: plain and no args.",
+    ),
     "HPX010": (
         "the batch is not made of whole micro-batches",
         "elastic.batch cuts the global batch into micro-batches of one size, which any number of ranks share.",
         "Choose a micro_batch_size that divides the batch of each number of nodes.",
+    ),
+    "HPX012": (
+        "parity that this job cannot keep",
+        "Each group of nodes needs as many as `parity` says, and what they keep fits one number of ranks only.",
+        "Write smaller groups, use more nodes, or keep copies (`replicas`).",
     ),
 }

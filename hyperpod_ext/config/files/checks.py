@@ -43,14 +43,16 @@ class Check:
 
 
 def script_is_python(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
-    if not job.script.endswith(".py"):
+    if job.command is None and not job.script.endswith(".py"):
         yield Finding(("script",), f"`{job.script}` is not a Python file", "name a file that ends in .py")
 
 
 def script_is_in_spec_folder(job: JobConfig, files: ListFiles | None) -> Iterator[Finding]:
-    if job.working_dir is not None:
+    if job.working_dir is not None or job.command is not None:
         return  # it is in the image, or on a volume
     script = PurePosixPath(job.script)
+    if script.is_absolute() and job.image is not None:
+        return  # there, too
     if script.is_absolute() or ".." in script.parts:
         hint = "put it in the folder of this file or below, and write its path from here"
         yield Finding(("script",), f"`{job.script}` is outside the folder of this file", hint)
@@ -63,6 +65,18 @@ def script_is_in_spec_folder(job: JobConfig, files: ListFiles | None) -> Iterato
     found = nearest(script.name, names) or (names[0] if len(names) == 1 else None)
     hint = f"did you mean `{script.parent / found}`?" if found else "write the script, or correct its path"
     yield Finding(("script",), f"there is no file `{job.script}` here", hint)
+
+
+def command_stands_alone(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
+    if job.command is None:
+        return
+    if job.script:
+        yield Finding(("script",), "the spec has a command, which runs instead of it", "keep one of the two")
+    if job.args:
+        yield Finding(("args",), "these are arguments of a script, and the spec has a command", "write them in command")
+    if job.mode != "plain":
+        message = f"nothing of mode {job.mode} is in the processes of a command: no state is kept, no rank is replaced"
+        yield Finding(("mode",), message, "write `mode: plain`, or start a script")
 
 
 def batch_divides_among_ranks(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
@@ -105,12 +119,25 @@ def each_tier_once(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding
 
 def peer_copies_fit_the_nodes(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
     for index, tier in enumerate(job.checkpoint.tiers):
-        if tier.kind != "peer" or tier.replicas < job.nodes:
+        if tier.kind != "peer" or tier.parity is not None or tier.replicas < job.nodes:
             continue
         most = job.nodes - 1
         hint = f"write at most {most}, or use more nodes" if most else "remove the peer tier, or use more nodes"
         message = f"each of {tier.replicas} copies needs a node besides its own; nodes is {job.nodes}"
         yield Finding(("checkpoint", "tiers", index, "replicas"), message, hint)
+
+
+def parity_fits_the_nodes(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
+    for index, tier in enumerate(job.checkpoint.tiers):
+        if tier.kind != "peer" or tier.parity is None:
+            continue
+        path: Path = ("checkpoint", "tiers", index, "parity")
+        if job.nodes < tier.parity:
+            hint = f"write {job.nodes}, or use more nodes" if job.nodes >= 3 else "use copies, or more nodes"
+            yield Finding(path, f"a group needs {tier.parity} nodes; nodes is {job.nodes}", hint)
+        if job.elastic is not None:
+            message = "elastic jobs keep copies: parity cannot be cut for another number of ranks"
+            yield Finding(path, message, "remove it, and write how many `replicas` there are to be")
 
 
 def faults_hit_ranks_that_exist(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
@@ -153,12 +180,18 @@ _TIER_KINDS: Path = ("checkpoint", "tiers", "*", "kind")
 
 CHECKS: dict[str, tuple[Check, ...]] = {
     "JobConfig": (
-        Check((("script",),), script_is_python, "HPX001"),
-        Check((("script",),), script_is_in_spec_folder, "HPX002"),
+        Check((("script",), ("command",)), script_is_python, "HPX001"),
+        Check((("script",), ("command",)), script_is_in_spec_folder, "HPX002"),
+        Check((("script",), ("args",), ("command",), ("mode",)), command_stands_alone, "HPX011"),
         Check((("global_batch_size",), *_WORLD), batch_divides_among_ranks, "HPX003"),
         Check((("elastic", "batch"), ("global_batch_size",), ("nodes",)), batch_divides_into_micro_batches, "HPX010"),
         Check((_TIER_KINDS,), each_tier_once, "HPX004"),
         Check((("checkpoint", "tiers", "*", "replicas"), _TIER_KINDS, ("nodes",)), peer_copies_fit_the_nodes, "HPX005"),
+        Check(
+            (("checkpoint", "tiers", "*", "parity"), _TIER_KINDS, ("nodes",), ("elastic",)),
+            parity_fits_the_nodes,
+            "HPX012",
+        ),
         Check((("chaos", "*", "*", "rank"), *_WORLD), faults_hit_ranks_that_exist, "HPX006"),
         Check((("env",),), own_variables_are_left_alone, "HPX007"),
     ),

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PlainValidator,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails
 
 from hyperpod_ext.config.base import Config
 from hyperpod_ext.config.budgets import LogRule, Relaunch, Timeouts
@@ -24,6 +34,17 @@ from hyperpod_ext.config.metrics import Metrics
 from hyperpod_ext.config.names import AbsolutePath, EnvName, LabelKey, LabelValue
 
 JobName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
+
+
+def _command(value: Any) -> str | tuple[str, ...]:
+    if isinstance(value, str) and value.strip():
+        return value
+    if isinstance(value, list | tuple) and value and value[0] and all(isinstance(word, str) for word in value):
+        return tuple(value)
+    raise ValueError('a command is a list of words, `[./train.sh, "4"]`, or a text for the shell; numbers go in quotes')
+
+
+Command = Annotated[str | tuple[str, ...], PlainValidator(_command, json_schema_input_type=str | list[str])]
 
 
 class RestartPolicy(Config):
@@ -98,8 +119,11 @@ class JobConfig(Config):
 
     name: Annotated[JobName, Field(examples=["tiny-gpt"])]
     """Name of the job: lower-case letters, digits and dashes, at most 63 characters."""
-    script: Annotated[str, Field(min_length=1, examples=["train.py"])]
+    script: Annotated[str, Field(examples=["train.py"])] = ""
     """Python file that trains, relative to this file."""
+    command: Annotated[Command, Field(examples=[["./train.sh"]])] | None = None
+    """What runs instead of a script: words, or a text for the shell. It is started once for each worker, with the
+    variables of its rank. Needs mode `plain`: nothing of this project is in its processes."""
     args: tuple[str, ...] = ()
     """Arguments of the script. Quote numbers: they reach the script as text."""
     env: dict[EnvName, str] = {}
@@ -164,7 +188,8 @@ class JobConfig(Config):
     metrics: Metrics | None = None
     """Where the numbers of the running job can be read, for Prometheus. Default: nowhere."""
     log_rules: tuple[LogRule, ...] = ()
-    """Patterns in what rank 0 prints by which the platform tells a hang, a slow job or a fault."""
+    """Patterns in what rank 0 prints by which a hang, a slow job or a fault is told: by AWS's operator on
+    hyperpod-eks, by our agent elsewhere."""
     labels: dict[LabelKey, LabelValue] = {}
     """Labels of the job and its pods; tags, where the platform has those."""
     annotations: dict[LabelKey, str] = {}
@@ -179,6 +204,20 @@ class JobConfig(Config):
     """What this spec has no field for, in the target's own words; applied last."""
     chaos: Chaos | None = None
     """Faults to rehearse. Only for targets that cost nothing."""
+
+    @model_validator(mode="after")
+    def _starts_something(self) -> JobConfig:
+        if not self.script and not self.command:
+            missing = InitErrorDetails(type="missing", loc=("script",), input={})
+            raise ValidationError.from_exception_data("JobConfig", [missing])
+        return self
+
+    @property
+    def words(self) -> list[str]:
+        """What is started: script and arguments, or the command."""
+        if self.command is None:
+            return [self.script, *self.args]
+        return ["/bin/sh", "-c", self.command] if isinstance(self.command, str) else list(self.command)
 
     @property
     def world_size(self) -> int:

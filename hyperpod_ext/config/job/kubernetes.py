@@ -7,6 +7,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, PositiveInt
 
 from hyperpod_ext.config.base import Config
+from hyperpod_ext.config.job.pods.containers import TrainingContainer
+from hyperpod_ext.config.job.pods.later import Later
+from hyperpod_ext.config.job.pods.pod import TrainingPod
 from hyperpod_ext.config.names import DnsLabel, ObjectName
 
 
@@ -42,8 +45,9 @@ class Kubernetes(Config):
     """What serves the operator in the pods of target hyperpod-eks: AWS's hyperpodrun, or this project's agent, which
     mends most faults without the operator. Ours was never run on a real cluster."""
     operator_addresses: tuple[Network, ...] = ()
-    """Networks that may give orders to the pods, with launcher `ours`, as `10.1.0.0/16`. Default: all but the job's
-    other pods; the NetworkPolicy lets only the operator's namespace reach that port."""
+    """Networks that may give orders to the pods, with launcher `ours`, as `10.1.0.0/16`. Default: who gave the first
+    order, until it is silent for a minute, and never the job's other pods; the NetworkPolicy lets only the operator's
+    namespace reach that port."""
     kubeflow_api: Literal["pytorchjob", "trainjob"] = "pytorchjob"
     """Which of its two kinds target kubeflow makes: PyTorchJob (v1) or TrainJob (v2)."""
     training_runtime: ObjectName = "torch-distributed"
@@ -78,3 +82,7 @@ class Kubernetes(Config):
     """The operator's `workloadMode`, passed on as it is."""
     termination_grace_s: PositiveInt | None = None
     """Seconds between SIGTERM and SIGKILL of a pod. Default: what checkpoint.grace_s needs."""
+    container: Annotated[TrainingContainer, Later(TrainingContainer)] = TrainingContainer.model_construct()
+    """What the container that trains is told besides, in Kubernetes' own words."""
+    pod: Annotated[TrainingPod, Later(TrainingPod)] = TrainingPod.model_construct()
+    """What each pod is told besides, in Kubernetes' own words."""

@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,13 @@ from hyperpod_ext.runtime.agent.election import ElectionListener, places_for
 from hyperpod_ext.runtime.agent.last_step import LastStep
 from hyperpod_ext.runtime.agent.memory_client import AsyncMemoryClient, CopyMonitor
 from hyperpod_ext.runtime.agent.settings import NodeSettings
-from hyperpod_ext.runtime.agent.workers import Workers, held_snapshots
+from hyperpod_ext.runtime.agent.workers import Workers, held_pieces, held_snapshots
 from hyperpod_ext.runtime.coordinator.coordinator import Coordinator
 from hyperpod_ext.runtime.detection import preemption as notices
 from hyperpod_ext.runtime.detection.failure_causes import OomKills, decode_exit
 from hyperpod_ext.runtime.detection.health import HealthContext, examine_until_fit
 from hyperpod_ext.runtime.detection.preflight import check_tiers
+from hyperpod_ext.runtime.events.kept import LogUpload
 from hyperpod_ext.runtime.events.log import write_report
 from hyperpod_ext.runtime.fault_injection.from_agent import inject_node_fault
 from hyperpod_ext.runtime.ipc import control_messages as c
@@ -42,7 +43,10 @@ from hyperpod_ext.runtime.ipc.environment import (
 )
 from hyperpod_ext.runtime.ipc.interface import address_of
 from hyperpod_ext.runtime.ipc.listener import Listener
+from hyperpod_ext.runtime.log_rules.rules import LogRule, LogRules, of_spec
+from hyperpod_ext.runtime.log_rules.watch import LogWatch
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
+from hyperpod_ext.runtime.storage.open import open_store, url_of
 
 __all__ = ["Node", "NodeSettings"]
 
@@ -56,8 +60,18 @@ _LAST_WORD_S = 5.0
 class Node:
     """Runs one node of a job until the job ends."""
 
-    def __init__(self, settings: NodeSettings, watch: Callable[[c.ToAgent | c.FromAgent], None] | None = None) -> None:
+    def __init__(
+        self,
+        settings: NodeSettings,
+        watch: Callable[[c.ToAgent | c.FromAgent], None] | None = None,
+        log_rules: Sequence[LogRule] = (),
+    ) -> None:
         self._settings, self._watch = settings, watch
+        log, rules = (
+            settings.run_dir / "logs" / "rank0.log",
+            LogRules([*of_spec(settings.config.log_rules), *log_rules]),
+        )
+        self._log_watch = LogWatch(rules, log, self._end_rank_0, lambda: 0 in {*self._own_ranks, *self._workers.ranks})
         self._config = settings.config
         self._agent_socket = settings.socket_dir / f"node{settings.node}.agent"
         self._memory_socket = settings.socket_dir / f"node{settings.node}.memory"
@@ -80,6 +94,8 @@ class Node:
         self._tasks: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._coordinator: Coordinator | None = None
+        self._others = itertools.cycle(settings.others)
+        self._log_upload: LogUpload | None = None
         self._ready: asyncio.Task[None] | None = None
         self._over = False
         """Whether the job is, or goes on without this node."""
@@ -93,7 +109,11 @@ class Node:
         self._listener = Listener(self._workers.serve, self._break)
         places = places_for(self._config.most_nodes + self._config.spares)
         self._election = ElectionListener(
-            settings.secret, self._coordinator_broke, places, encrypted=self._config.encrypted
+            settings.secret,
+            self._coordinator_broke,
+            places,
+            encrypted=self._config.encrypted,
+            has_coordinator=lambda: self._coordinator_client.has_coordinator,
         )
         self._coordinator_client = CoordinatorClient(settings, self._election, self._who, self._take_over)
 
@@ -131,7 +151,7 @@ class Node:
         await self._coordinator_client.connect(self._endpoint, self._why_broken)
         address = address_of(interface) if interface else self._coordinator_client.own_address
         if self._coordinator is None:
-            await self._election.open(address, 0)
+            await self._listen_for_agents(*(settings.listen or (address, 0)))
         self._known = {
             "node": settings.node,
             "pid": os.getpid(),
@@ -140,6 +160,8 @@ class Node:
             "domain": os.environ.get(ENV_FAILURE_DOMAIN, ""),
         }
         self._coordinator_client.send_handshake()
+        if self._log_watch.has_rules:
+            self._spawn(self._log_watch.run())
         self._event("network", interface=interface, address=address)
         if self._config.elastic is not None:
             preemption = self._config.elastic.notices
@@ -155,6 +177,8 @@ class Node:
             await self._election.close()
             if self._coordinator is not None:
                 await self._coordinator.close()
+            if self._log_upload is not None:
+                await asyncio.to_thread(self._log_upload.close)
 
     # --- who is told by somebody else than the coordinator ----------------------------------------
 
@@ -177,21 +201,19 @@ class Node:
                 await self._workers.all_wait()
                 await self._memory.ask(r.WaitIdle(timeout_s=limit_s))
 
-    def resume(self, nodes: int) -> None:
-        """Let ranks train again, on `nodes` nodes if the job is elastic."""
+    def resume(self, nodes: int, replaced: Collection[int] = ()) -> None:
+        """Let ranks train again, on `nodes` nodes if the job is elastic. Agents of `replaced` are gone for good."""
         self._is_held = False
         if self._hold_ends is not None:
             self._hold_ends.cancel()
             self._hold_ends = None
+        self._coordinator_client.know_lost(replaced)
         self._tell(c.ResumeTraining(nodes=nodes))
 
-    def end_rank(self, rank: int, cause: str) -> None:
-        """End its process, if that is here: a fault of the rank, as any other."""
-        self._workers.monitor.end(rank, cause, "log-rule")
-
-    def run_along(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` as long as this node runs; its failure is the node's."""
-        self._spawn(work)
+    @property
+    def waits_for(self) -> str:
+        """What keeps this node from going on, in words; empty: nothing."""
+        return self._coordinator_client.waits_for
 
     def ask_to_end(self) -> None:
         """As SIGTERM does."""
@@ -200,6 +222,10 @@ class Node:
     def operator_asked(self, call: str, caller: str, status: int, why: str, state: str) -> None:
         """For the job's event log: somebody has called the pod as AWS's operator does."""
         self._event("operator_asked", call=call, caller=caller, status=status, why=why, state=state)
+
+    def _end_rank_0(self, cause: str) -> None:
+        """It broke a rule on what it prints: a fault of the rank, as any other."""
+        self._workers.monitor.end(0, cause, "log-rule")
 
     # --- who coordinates ------------------------------------------------------------------------
 
@@ -210,6 +236,11 @@ class Node:
             ConflictError: the port is taken.
         """
         host, port = self._settings.host, self._settings.port
+        await self._listen_for_agents(host, port)
+        first = Coordinator.first(self._config, self._settings.node, self._settings.run_dir, free_port(host))
+        self._coordinate(first)
+
+    async def _listen_for_agents(self, host: str, port: int) -> None:
         try:
             await self._election.open(host, port)
         except OSError as error:
@@ -217,8 +248,6 @@ class Node:
                 f"cannot listen on {host}:{port}: {error.strerror}",
                 hint="Set rendezvous.port to a free port, or to 0 where the target can choose one.",
             ) from error
-        first = Coordinator.first(self._config, self._settings.node, self._settings.run_dir, free_port(host))
-        self._coordinate(first)
 
     def _take_over(self, own: c.AgentHandshake, votes: list[c.AgentHandshake]) -> None:
         settings = self._settings
@@ -229,10 +258,15 @@ class Node:
         self._election.lead_to(coordinator)
         coordinator.show()
         write_report(self._settings.run_dir, {"address": self._election.address}, _WHERE)
+        if self._settings.keep_events and (durable := self._config.checkpoint.durable()):
+            place = url_of(durable[0], self._config.name)
+            self._log_upload = LogUpload(coordinator.events.path, lambda: open_store(place), self._settings.node)
 
     def _endpoint(self) -> tuple[str, int]:
         """Where the coordinator is; who comes late finds that in the run directory, where it is shared."""
         settings = self._settings
+        if settings.others:
+            return next(self._others)
         try:
             if settings.rejoin:
                 host, port = json.loads((settings.run_dir / _WHERE).read_text())["address"]
@@ -254,6 +288,7 @@ class Node:
 
     async def _obey(self) -> str:
         while (order := await self._next_order()) is not None:
+            self._log_watch.hear(order)
             if self._watch is not None:
                 self._watch(order)
             if isinstance(order, c.EndJob):
@@ -321,6 +356,10 @@ class Node:
         for rank in ranks:
             await self._memory.ask(r.Held(owner=rank, pid=os.getpid()))
         return held_snapshots((await self._memory.ask(r.Held())).snapshots)
+
+    async def _pieces_at_last(self) -> tuple[c.HeldPiece, ...]:
+        """Parity in this node's memory."""
+        return () if self._memory.ended else held_pieces((await self._memory.ask(r.Held())).pieces)
 
     async def _follow(self, order: c.ToAgent) -> None:
         """Carry out what the coordinator says; what is for workers is passed on."""
@@ -411,11 +450,11 @@ class Node:
 
     async def _know_peers(self, assignment: c.NodeAssignment, servers_lost: int) -> None:
         """Tell the memory server who the others are. One without ranks keeps those that it knew."""
-        before = self._assignment.peers, self._servers_lost
+        before = self._assignment.peers, self._assignment.group, self._servers_lost
         self._assignment, self._servers_lost = assignment, servers_lost
-        if assignment.peers and (assignment.peers, servers_lost) != before:
-            peers, domains = assignment.peers, assignment.domains
-            await self._memory.ask(r.Peers(peers=peers, domains=domains, servers_lost=servers_lost))
+        if assignment.peers and (assignment.peers, assignment.group, servers_lost) != before:
+            peers, domains, group = assignment.peers, assignment.domains, assignment.group
+            await self._memory.ask(r.Peers(peers=peers, domains=domains, servers_lost=servers_lost, group=group))
 
     # --- workers --------------------------------------------------------------------------------
 
@@ -451,7 +490,7 @@ class Node:
         """Another node has this one's ranks; what its memory holds may still be needed."""
         ranks = self._workers.ranks
         self._workers.kill_all()
-        self._tell(c.Decommissioned(held=await self._held_at_last(ranks)))
+        self._tell(c.Decommissioned(held=await self._held_at_last(ranks), pieces=await self._pieces_at_last()))
 
     async def _look_at_durable(self, exclude: tuple[tuple[str, str], ...]) -> None:
         found = await self._memory.ask(r.Durable(exclude=exclude))
@@ -537,6 +576,7 @@ class Node:
         """To the coordinator. What a worker says that has joined no generation yet is of the one its agent is in."""
         if not report.generation:
             report = report.model_copy(update={"generation": self._workers.generation})
+        self._log_watch.hear(report)
         if self._watch is not None:
             self._watch(report)
         self._coordinator_client.send(report)

@@ -55,12 +55,13 @@ class Tuner:
 
     Args:
         now: when the job began.
+        unix: the same moment, by the clock that all machines have.
     """
 
-    def __init__(self, policy: CheckpointPolicy, nodes: int, now: float) -> None:
+    def __init__(self, policy: CheckpointPolicy, nodes: int, now: float, unix: float = 0.0) -> None:
         rates, peer = prior_rates(nodes), policy.peer()
         durable_prior = rates.correlated if peer is not None else rates.correlated + rates.node
-        self._started = now
+        self._started, self._started_unix = now, unix
         self._tiers: dict[str, _Tuned] = {
             tier.kind: _Tuned(tier.every_seconds or START_S, durable_prior) for tier in policy.durable() if tier.auto
         }
@@ -74,6 +75,34 @@ class Tuner:
         self._took: deque[float] = deque(maxlen=_IDLE_STEPS)
         self._waited: deque[tuple[float, int]] = deque(maxlen=_WAITED_STEPS)
         """Of each step: seconds for snapshots, and how many it made. A snapshot is waited for in the step after it."""
+
+    def learned(self) -> dict[str, Any]:
+        """What another coordinator needs to go on from here; empty where no tier is `auto`."""
+        if not self._tiers and self._memory_every is None:
+            return {}
+        return {
+            "began": self._started_unix,
+            "fell_back": dict(self._fell_back),
+            "memory_every": self._memory_every,
+            "seconds": {kind: tuned.interval for kind, tuned in self._tiers.items()},
+        }
+
+    def inherit(self, learned: Mapping[str, Any]) -> None:
+        """Go on with what the coordinator before this one had learned; how long copies take is measured anew."""
+        if not learned:
+            return
+        self._started -= max(0.0, self._started_unix - learned["began"])
+        self._started_unix = learned["began"]
+        self._fell_back.update(learned["fell_back"])
+        if self._memory_every is not None:
+            self._memory_every = learned["memory_every"]
+        for kind in self._tiers.keys() & learned["seconds"].keys():
+            self._tiers[kind].interval = learned["seconds"][kind]
+
+    @property
+    def memory_every(self) -> int | None:
+        """Steps between two snapshots in memory; None: as the policy says."""
+        return self._memory_every
 
     def seconds(self, tier: Tier) -> float | None:
         """Seconds between two copies in `tier`; None where it goes by steps."""
@@ -96,7 +125,7 @@ class Tuner:
             kinds = {source.kind for several in membership.decision.sources.values() for source in several}
             if kinds & {"file", "s3"}:
                 self._fell_back["durable"] += 1
-            elif "peer" in kinds:
+            elif kinds & {"peer", "parity"}:
                 self._fell_back["peer"] += 1
             elif "memory" in kinds:
                 self._fell_back["memory"] += 1

@@ -19,6 +19,7 @@ from hyperpod_ext.runtime.membership.candidates import choose_candidates
 from hyperpod_ext.runtime.membership.job_state_changes import chained, changes
 from hyperpod_ext.runtime.membership.membership import Membership
 from hyperpod_ext.runtime.membership.node_states import NodeState
+from hyperpod_ext.runtime.membership.parity_groups import Group, place_groups
 from hyperpod_ext.runtime.membership.placement import Placement, place_replicas
 
 MakeOrder = Callable[[c.RestoreDecision, dict[int, tuple[str, int]]], c.BeginGeneration | c.TryNext]
@@ -31,12 +32,18 @@ class Outbox:
 
     Args:
         inherited: the job state of the coordinator before this one; None: there was none.
+        learned: what this one has learned of how often tiers get copies.
     """
 
     def __init__(
-        self, run: JobRun, members: Members, membership: Membership, inherited: Mapping[str, Any] | None = None
+        self,
+        run: JobRun,
+        members: Members,
+        membership: Membership,
+        inherited: Mapping[str, Any] | None = None,
+        learned: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        self._run, self._members, self._membership = run, members, membership
+        self._run, self._members, self._membership, self._learned = run, members, membership, learned
         before = inherited or {}
         self._job_state: dict[str, Any] = {}
         """As it was shared last."""
@@ -48,6 +55,8 @@ class Outbox:
         self._placement: Placement = {
             int(node): tuple(holders) for node, holders in before.get("placement", {}).items()
         }
+        self._groups: tuple[Group, ...] = tuple(tuple(group) for group in before.get("parity_groups", ()))
+        """Nodes that keep parity of each other's snapshots."""
         self._servers: dict[int, Any] = {}
         """Memory servers of nodes with ranks."""
         was_lost = str(before.get("coordinator")) in before.get("members", {})  # one that has left the job was not
@@ -70,7 +79,9 @@ class Outbox:
         """To every agent what its ranks need of a decision; those that need the same are sent the same bytes."""
         for part, nodes in decision.parts(self._members.agents):
             sources = (source for several in part.sources.values() for source in several)
-            named = {source.node for source in sources if source.kind == "peer"} & self._members.members.keys()
+            named = {
+                source.node for source in sources if source.kind in ("peer", "parity")
+            } & self._members.members.keys()
             peers = {node: tuple(self._members.members[node]["peer"]) for node in sorted(named)}
             self._to(nodes, frame_of(order(part, peers)))
 
@@ -113,7 +124,9 @@ class Outbox:
             "run": self._run.name,
             "membership": self._membership.to_json(),
             "placement": {str(node): list(holders) for node, holders in self._placement.items()},
+            **({"parity_groups": [list(group) for group in self._groups]} if self._groups else {}),
             "servers_lost": self._servers_lost,
+            "learned": self._learned(),
         }
 
     def share_again(self, node: int) -> None:
@@ -174,15 +187,23 @@ class Outbox:
         self._servers = servers
         domains = {node: str(members.members[node]["domain"]) for node in servers}
         tier = self._run.config.checkpoint.peer()
-        if tier is not None and servers:
+        groups: dict[int, Group] = {}
+        if tier is not None and tier.parity is not None:
+            if len(servers) == len(ranks):  # while nodes are still to come, there is no telling what goes together
+                self._groups = place_groups(domains, tier.parity, self._groups)
+            complete = [group for group in self._groups if set(group) <= servers.keys()]
+            groups = {node: group for group in complete for node in group}
+        elif tier is not None and servers:
             self._placement = place_replicas(domains, tier.replicas, self._placement)
         self._assignments = {}
         for node, its in ranks.items():
-            near = [each for each in (node, *self._placement.get(node, ())) if node in servers and each in servers]
+            others = groups.get(node, ()) or self._placement.get(node, ())
+            near = [each for each in dict.fromkeys((node, *others)) if node in servers and each in servers]
             self._assignments[node] = c.NodeAssignment(
                 ranks=tuple(sorted(its)),
                 peers={each: servers[each] for each in near},
                 domains={each: domains[each] for each in near},
+                group={each: tuple(sorted(ranks[each])) for each in groups.get(node, ())},
             )
 
 

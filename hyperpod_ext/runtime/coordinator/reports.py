@@ -77,7 +77,7 @@ class Reports:
         elif isinstance(report, c.Event):
             self._event(node, report)
         elif isinstance(report, c.NodeJoin):
-            self._join(node, joins_of(report), HeldOffers(report.held, node))
+            self._join(node, joins_of(report), HeldOffers(report.held, node, report.pieces))
         elif report.rank < 0:
             self._of_node(node, report)
         elif self._membership.nodes.get(report.rank) == node:  # else it has the rank no more
@@ -107,8 +107,8 @@ class Reports:
     def _of_node(self, node: int, report: c.FromAgent) -> None:
         membership, carry_out = self._membership, self._actions.carry_out
         match report:
-            case c.Decommissioned(held=held):
-                carry_out(membership.decommissioned(node, _offers(held, node)))
+            case c.Decommissioned(held=held, pieces=pieces):
+                carry_out(membership.decommissioned(node, _offers(held, pieces, node)))
             case c.DurableAnswer():
                 self._durable_answered(report)
             case c.Alive(generation=generation) if self._liveness is not None and self._is_under_way(generation):
@@ -200,7 +200,8 @@ class Reports:
         number = {"rank": report.rank} if report.rank >= 0 else {}
         reported = {key: value for key, value in report.fields.items() if key not in _OWN}
         fields = {"generation": report.generation, **reported, **number}
-        self._schedule.heard({"event": event, "t": report.t, **fields}, time.monotonic())
+        if self._schedule.heard({"event": event, "t": report.t, **fields}, time.monotonic()):
+            self._outbox.share_job_state()  # another coordinator would begin anew
         self._log(event, t=report.t, **fields)
         if event == "step" and step is not None:
             resized = self._actions.resize_clock.stepped(report.generation, step.step, step.began, report.t)
@@ -323,5 +324,6 @@ def _live_offer(rank: int, node: int, live: c.LiveState) -> Offer:
     )
 
 
-def _offers(held: Iterable[c.HeldSnapshot], node: int) -> list[Offer]:
-    return [Offer.of_memory(encode(snapshot), node) for snapshot in held]
+def _offers(held: Iterable[c.HeldSnapshot], pieces: Iterable[c.HeldPiece], node: int) -> list[Offer]:
+    of_pieces = [Offer.of_piece(encode(piece), node) for piece in pieces]
+    return [Offer.of_memory(encode(snapshot), node) for snapshot in held] + of_pieces

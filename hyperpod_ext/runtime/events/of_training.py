@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import ConfigDict
 
 from hyperpod_ext.runtime.events.event import ByAgent, ByCoordinator, ByWorker, JobTime
-from hyperpod_ext.runtime.ipc.declared import Bytes, Count, Port, Seconds
+from hyperpod_ext.runtime.ipc.declared import Bytes, Count, Listed, Port, Seconds
 
 
 class LogBegun(ByCoordinator):
@@ -124,7 +124,7 @@ class Restored(ByWorker):
     event: Literal["restored"] = "restored"
     step: Count
     source: str
-    """Where the state came from: live, self, memory, peer, fresh, or the kind of a durable tier."""
+    """Where the state came from: live, self, memory, peer, parity, fresh, or the kind of a durable tier."""
     bytes_moved: Bytes = 0
     """From other nodes."""
     bytes_local: Bytes = 0
@@ -140,6 +140,17 @@ class RestoreFailed(ByCoordinator):
     rank: Count
     attempt: Count = 1
     error: str
+
+
+class ParityShort(ByCoordinator):
+    """Two nodes or more of one parity group are lost at once: all go on from an older step, of the next tier."""
+
+    event: Literal["parity_short"] = "parity_short"
+    step: Count
+    """The newest that has parity."""
+    ranks: Listed[Count]
+    """Those of the group whose snapshots of it are missing; parity makes up for one."""
+    restored_step: Count
 
 
 class Go(ByCoordinator):
@@ -160,6 +171,24 @@ class Begun(ByWorker):
     """The job's last step."""
     sharing: str = ""
     """How states of ranks relate: same, own or shard; empty: it is not known yet."""
+
+
+class Kept(ByWorker):
+    """What a rank's snapshots hold, as its loop begins: told by rank 0, and again where that has changed."""
+
+    event: Literal["kept"] = "kept"
+    objects: dict[str, str]
+    """What was handed to `run.restore`: class by name."""
+    left_out: Listed[str] = ()
+    """Classes of what `run.leave_out` was given."""
+
+
+class Unsaved(ByWorker):
+    """Something changed in the first two steps that is in no snapshot, and may be state of the training."""
+
+    event: Literal["unsaved"] = "unsaved"
+    objects: Listed[str]
+    """Where the script has it, each with its class."""
 
 
 class Step(ByWorker):

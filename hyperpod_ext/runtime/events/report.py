@@ -23,10 +23,12 @@ from hyperpod_ext.runtime.events.of_training import (
     GroupsOpen,
     Joined,
     Metric,
+    ParityShort,
     Restored,
     Skipped,
     Step,
 )
+from hyperpod_ext.runtime.snapshot.parity import beyond_parity
 
 
 def make_report(events: Events, *, state: str, error: Any, world_size: int) -> dict[str, Any]:
@@ -54,13 +56,18 @@ def make_report(events: Events, *, state: str, error: Any, world_size: int) -> d
         "skipped": sorted({event.step for event in events.of(Skipped)}),
         "losses": {str(step): value for step, value in _losses(events).items()},
         "metrics": {name: value for event in events.of(Metric) for name, value in event.logged.items()},
+        "differs_by_rank": _differs_by_rank(events),
         "weights": _weights(events, world_size),
         "capacity": capacity_of(events),
         "pids": {str(event.rank): event.pid for event in events.of(Joined)},
         **breakdown(events, recoveries),
         "durable": durable_steps(events),
-        "warnings": left_out(events),
+        "warnings": [*left_out(events), *map(_beyond_parity, events.of(ParityShort))],
     }
+
+
+def _beyond_parity(event: ParityShort) -> str:
+    return f"{beyond_parity(event.step, event.ranks)} All went on from step {event.restored_step}."
 
 
 def kept_steps(events: Events) -> dict[int, tuple[float, float]]:
@@ -204,6 +211,17 @@ def _losses(events: Events) -> dict[int, float | None]:
             entry = (-made.generation, made.rank, made.logged["loss"])
             best[made.step] = min(best.get(made.step, entry), entry, key=lambda known: known[:2])
     return {step: loss for step, (_, _, loss) in sorted(best.items())}
+
+
+def _differs_by_rank(events: Events) -> list[str]:
+    """Names of numbers of which ranks logged different ones for one making of a step."""
+    first: dict[tuple[int, int, str], float | None] = {}
+    names = set()
+    for made in events.of(Step):
+        for name, value in made.logged.items():
+            if first.setdefault((made.generation, made.step, name), value) != value:
+                names.add(name)
+    return sorted(names)
 
 
 def _weights(events: Events, world_size: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hyperpod_ext.config.base import Config
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import Problem
 
@@ -37,6 +38,8 @@ class Capabilities:
     """AWS's own checkpointless recovery."""
     managed_tier: bool = False
     """AWS's own tiered checkpointing."""
+    command: bool = False
+    """Workers may be something else than a Python script."""
     reads: frozenset[str] = frozenset()
     """Which of the optional parts of a spec it acts on; a job that says another is warned."""
 
@@ -64,6 +67,12 @@ def unsupported(job: JobConfig, target: str, can: Capabilities) -> Iterator[Prob
             path="chaos",
             hint="remove chaos, or rehearse with --target local",
         )
+    if job.command is not None and not can.command:
+        yield Problem(
+            f"target {target} starts Python scripts alone",
+            path="command",
+            hint="write a script that runs the command, or use another --target",
+        )
     if job.spares and not can.spares:
         yield Problem(
             f"target {target} keeps no spare nodes",
@@ -89,6 +98,19 @@ def unused(job: JobConfig, target: str, can: Capabilities) -> Iterator[str]:
     """What `job` says that makes no difference on `target`, as warnings."""
     if job.image is not None and not can.image:
         yield f"image is not used on {target}: workers run in this Python environment"
+    if job.log_rules and job.mode != "ours" and "network" in can.reads:
+        yield f"log_rules is not used on {target} in mode {job.mode}: our agent follows it in mode ours"
     for name in _OPTIONAL:
         if name not in can.reads and getattr(job, name) != type(job).model_fields[name].default:
-            yield f"{name} is not used on {target}"
+            yield f"{name} is not used on {target}{_in_words(job) if name == 'kubernetes' else ''}"
+
+
+def _in_words(job: JobConfig) -> str:
+    """What of it is said in Kubernetes' own words, field by field."""
+    parts = [(section, getattr(job.kubernetes, section)) for section in ("container", "pod")]
+    found = [f"{section}.{name}" for section, part in parts for name in _written(part)]
+    return f": {', '.join(found)} among it" if found else ""
+
+
+def _written(config: Config) -> Iterator[str]:
+    return (name for name, info in type(config).model_fields.items() if getattr(config, name) != info.default)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 _FLAGS = {"standalone", "no-python", "run-path", "inprocess-restart", "use-agent-store", "multi-gpu", "use-deepspeed"}
 _FLAGS |= {
@@ -28,8 +29,12 @@ _WORKERS = {
 _NODES = ("nnodes", "num-machines", "num-nodes")
 _OURS = {"nproc-per-node", "rdzv-id", "rdzv-backend", "rdzv-endpoint", "rdzv-conf", "node-rank", "master-addr"}
 _OURS |= {"master-port", "machine-rank", "main-process-ip", "main-process-port", "num-processes", "num-machines", "n"}
-_OURS |= {"nnodes", "num-gpus", "num-nodes", "nproc", "world-size", "inprocess-restart"}
+_OURS |= {"nnodes", "num-gpus", "num-nodes", "nproc", "world-size", "inprocess-restart", "no-python"}
 """Options that the rendered file settles itself."""
+
+
+_NO_PYTHON = "no-python"
+"""Flag of torchrun and hyperpodrun: what they start is any program."""
 
 
 @dataclass
@@ -55,9 +60,16 @@ class Launch:
         """Nodes, as written."""
         return next((self.options[name] for name in _NODES if name in self.options), None)
 
+    def starts(self) -> dict[str, Any]:
+        """What it starts, as fields of a spec: a script with its arguments, or a command once for each worker."""
+        if _NO_PYTHON in self.options:
+            return {"command": [self.script, *self.args], "mode": "plain"}
+        return {"script": self.script, "args": self.args}
+
     def other_options(self) -> dict[str, str]:
         """Those that the rendered file does not settle."""
-        return {name: value for name, value in self.options.items() if name not in _OURS}
+        shown = {"tee": "3", "redirects": "3", "redirect": "3"}  # which the rendered file says, too
+        return {name: value for name, value in self.options.items() if name not in _OURS and shown.get(name) != value}
 
 
 _FORKED = "hyperpod_ext.runtime.prefork"
@@ -108,6 +120,6 @@ def _with_options(launcher: str, words: Sequence[str], before: Sequence[str]) ->
         if not equals and name not in _FLAGS and rest and not rest[0].endswith(".py"):
             value = rest.pop(0)
         options[name] = value
-    if not rest or not rest[0].endswith(".py"):
+    if not rest or not (rest[0].endswith(".py") or _NO_PYTHON in options):
         return None
     return Launch(launcher, rest[0], rest[1:], options, list(before))

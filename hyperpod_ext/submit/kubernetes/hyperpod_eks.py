@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from hyperpod_ext.catalog import labels
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.overlay import KubernetesOverlay
 from hyperpod_ext.errors import Problem
@@ -31,6 +32,7 @@ def capabilities() -> Capabilities:
         process_restart=True,
         aws_checkpointless=True,
         managed_tier=True,
+        command=True,
         reads=READS | {"log_rules", "metrics"},
     )
 
@@ -43,8 +45,9 @@ def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
 
 
 def problems(job: JobConfig) -> Iterator[Problem]:
-    """What the launcher cannot do, and what is wrong with the overlay of the spec."""
+    """What the launcher cannot do, ports that are the operator's, and what is wrong with the overlay of the spec."""
     yield from _of_launcher(job)
+    yield from _of_ports(job)
     if job.overlay.kubernetes == KubernetesOverlay():
         return  # what renders need not be loaded
     from hyperpod_ext.submit.kubernetes.hyperpod_eks_render import render_files
@@ -64,12 +67,31 @@ def _of_launcher(job: JobConfig) -> Iterator[Problem]:
                 path="kubernetes.operator_addresses",
                 hint="remove it, or write `launcher: ours`",
             )
+        for index, tier in enumerate(job.checkpoint.tiers):
+            if tier.kind == "peer" and tier.parity is not None:
+                yield Problem(
+                    "hyperpodrun places no parity: our agents do",
+                    path=f"checkpoint.tiers.{index}.parity",
+                    hint="write `kubernetes.launcher: ours`, or `replicas` in its place",
+                )
         return
     back = "write `launcher: hyperpodrun`"
     if job.mode != "ours":
         yield Problem(
             f"our agent runs jobs of mode ours, and this one's is {job.mode}", path="kubernetes.launcher", hint=back
         )
+
+
+def _of_ports(job: JobConfig) -> Iterator[Problem]:
+    """The operator calls pods at one port, which the NetworkPolicy opens to it alone."""
+    ports = {
+        "metrics.port": job.metrics.port if job.metrics is not None else None,
+        "rendezvous.port": job.rendezvous.port,
+    }
+    for path, port in ports.items():
+        if port == labels.AGENT_PORT:
+            message = f"port {port} is where the operator gives orders to pods, and nobody else may reach it"
+            yield Problem(message, path=path, hint=f"write another one, as {port + 1}")
 
 
 def warnings(job: JobConfig) -> Iterator[str]:

@@ -9,7 +9,7 @@ from hyperpod_ext.catalog import labels
 from hyperpod_ext.catalog.images import checkpointless_image
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.scheduling import NodeGroup
-from hyperpod_ext.submit.contract.launcher_text import RANKED_LINES, for_torchrun
+from hyperpod_ext.submit.contract.launcher_text import RANKED_LINES, words_for_torchrun
 from hyperpod_ext.submit.contract.render import render as fill
 from hyperpod_ext.submit.contract.spec_annotation import note_of
 from hyperpod_ext.submit.kubernetes.overlays.apply import with_overlay
@@ -22,6 +22,7 @@ from hyperpod_ext.submit.kubernetes.pod import (
     topology_annotations,
 )
 from hyperpod_ext.submit.kubernetes.policy import network_policy
+from hyperpod_ext.submit.kubernetes.sizes import NEW_POD_S
 
 if TYPE_CHECKING:
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
@@ -32,8 +33,6 @@ _CLEAN = {"all": "All", "completed": "OnlyComplete", "none": "None"}
 _CHECKPOINTLESS_PORTS = (9000, 9001, 9002, 9003, 9004, 9005)
 _CHECKPOINTLESS_ENV = {"HPCT_USE_ROOTLESS": "1", "INPROCESS_RESTART": "1", "INPROCESS_RESTART_TIMEOUT": "1800"}
 _FOR_EVER = -1
-_POD_COMES_S = 900.0
-"""How long a job waits for a pod in the place of a lost one, unless it says: a machine may have to be replaced."""
 _AGENTS_MEET = 29400
 """Port on the first node, unless the spec says otherwise."""
 _FORKED = ("-m", "hyperpod_ext.runtime.prefork")
@@ -104,20 +103,21 @@ def start_of(job: JobConfig, cluster: ClusterConfig | None) -> Start:
     if checkpointless:
         environment |= _CHECKPOINTLESS_ENV
     if job.mode == "ours":
-        environment |= runtime_environment(job)
+        environment |= runtime_environment(job.model_copy(update={"log_rules": ()}))
     if job.elastic is not None and job.elastic.graceful_shutdown_s:
         environment["HYPERPOD_SIGNAL_COORDINATION"] = "distributed"
     if job.mode == "ours" and job.kubernetes.fork_server:
         flags += _FORKED
+    no_python, words = words_for_torchrun(job)
     script = fill(
         "hyperpod_eks/start.sh.j2",
         checkpointless=checkpointless,
         privileged=job.kubernetes.privileged,
-        flags=flags,
-        command=for_torchrun([job.script, *job.args]),
+        flags=[*flags, *no_python],
+        command=words,
     )
     ports = (labels.AGENT_PORT, *(_CHECKPOINTLESS_PORTS if checkpointless else ()))
-    return Start(script, image_of(job, cluster), environment, ports)
+    return Start(script, image_of(job, cluster), environment, ports, keeps_addresses=True)
 
 
 def ours(job: JobConfig) -> bool:
@@ -130,12 +130,12 @@ def _start_of_ours(job: JobConfig, cluster: ClusterConfig | None) -> Start:
     flags += ["--rdzv-port", str(job.rendezvous.port or _AGENTS_MEET), "--server-port", str(labels.AGENT_PORT)]
     for network in job.kubernetes.operator_addresses:
         flags += ["--allow", network]
-    script = fill("hyperpod_eks/start-ours.sh.j2", flags=flags, command=[job.script, *job.args])
+    script = fill("hyperpod_eks/start-ours.sh.j2", flags=flags, command=job.words)
     restart = job.restart
     if "node_wait_s" not in restart.model_fields_set:  # what a target where nodes are processes takes is too short
-        restart = restart.model_copy(update={"node_wait_s": _POD_COMES_S})
-    # spares are the operator's: they come in the place of a node
-    alone = job.model_copy(update={"spares": 0, "restart": restart})
+        restart = restart.model_copy(update={"node_wait_s": NEW_POD_S})
+    # spares are the operator's: they come in the place of a node; so are log rules: they come with its calls
+    alone = job.model_copy(update={"spares": 0, "restart": restart, "log_rules": ()})
     return Start(script, image_of(job, cluster), runtime_environment(alone), (labels.AGENT_PORT,))
 
 

@@ -31,7 +31,8 @@ def capabilities() -> Capabilities:
         image=True,
         elastic=True,
         process_restart=True,
-        reads=READS | {"metrics", "network"},
+        command=True,
+        reads=READS | {"log_rules", "metrics", "network"},
     )
 
 

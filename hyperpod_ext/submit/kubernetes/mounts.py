@@ -1,7 +1,11 @@
-"""Volumes of a pod and where its container sees them: the spec's own, /dev/shm, and the job's secret. Pure."""
+"""Volumes of a pod and where its container sees them: those of `volumes`, /dev/shm, and the job's secret. Pure.
+
+Volumes that the spec names itself, in `kubernetes.pod.volumes`, come after these; none has a name of these.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +15,8 @@ from hyperpod_ext.config.job.volumes import ClaimVolume, ConfigVolume, HostVolum
 
 _OWNER_ONLY = 0o400
 """The runtime refuses a secret that others can read."""
+_SHARED_MEMORY = "shm"
+_NUMBERED = re.compile(r"(claim|host|scratch|config|secret)-[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +32,8 @@ class Mounts:
         self.mounts.append({"name": name, "mountPath": path} | {key: value for key, value in more.items() if value})
 
 
-def job_mounts(job: JobConfig) -> Mounts:
-    """All volumes of the job's pods."""
+def job_mounts(job: JobConfig, *, keeps_addresses: bool = False) -> Mounts:
+    """All volumes of the job's pods; one for the addresses that hyperpodrun keeps, which need not run as root."""
     mounts = Mounts()
     for index, volume in enumerate(job.volumes):
         more: dict[str, Any] = {}
@@ -36,14 +42,44 @@ def job_mounts(job: JobConfig) -> Mounts:
         if isinstance(volume, ClaimVolume):
             more["subPath"] = volume.sub_path
         mounts.add(f"{volume.kind}-{index}", source_of(volume), volume.path, **more)
-    if not any(volume.path.rstrip("/") == "/dev/shm" for volume in job.volumes):
+    if _needs_shared_memory(job):
         limit = {"sizeLimit": f"{job.shared_memory_mib}Mi"} if job.shared_memory_mib else {}
-        mounts.add("shm", {"emptyDir": {"medium": "Memory"} | limit}, "/dev/shm")
+        mounts.add(_SHARED_MEMORY, {"emptyDir": {"medium": "Memory"} | limit}, "/dev/shm")
+    if keeps_addresses and not any(is_below(labels.ADDRESSES_DIR, path) for path in _mounted(job)):
+        mounts.add(labels.ADDRESSES_VOLUME, {"emptyDir": {}}, labels.ADDRESSES_DIR)
     if job.mode == "ours":
         items = [{"key": "secret", "path": "secret"}]
         secret = {"secretName": secret_name(job), "defaultMode": _OWNER_ONLY, "items": items}
         mounts.add(labels.SECRET_VOLUME, {"secret": secret}, labels.SECRET_DIR, readOnly=True)
     return mounts
+
+
+def is_below(path: str, folder: str) -> bool:
+    """Whether `path` is this folder or in it."""
+    return f"{path.rstrip('/')}/".startswith(f"{folder.rstrip('/')}/")
+
+
+def own_names(job: JobConfig) -> set[str]:
+    """Names of what `job_mounts` makes."""
+    found = {f"{volume.kind}-{index}" for index, volume in enumerate(job.volumes)}
+    found |= {labels.ADDRESSES_VOLUME, *([_SHARED_MEMORY] if _needs_shared_memory(job) else [])}
+    return found | ({labels.SECRET_VOLUME} if job.mode == "ours" else set())
+
+
+def _mounted(job: JobConfig) -> list[str]:
+    by_name = [one.mountPath for one in job.kubernetes.container.volumeMounts]
+    return [*by_name, *(volume.path for volume in job.volumes)]
+
+
+def _needs_shared_memory(job: JobConfig) -> bool:
+    return not any(path.rstrip("/") == "/dev/shm" for path in _mounted(job))
+
+
+def is_ours(name: str) -> bool:
+    """Whether a volume of this name in a file of ours is one that `job_mounts` made."""
+    return (
+        name in (_SHARED_MEMORY, labels.ADDRESSES_VOLUME, labels.SECRET_VOLUME) or _NUMBERED.fullmatch(name) is not None
+    )
 
 
 def secret_name(job: JobConfig) -> str:

@@ -17,6 +17,7 @@ from hyperpod_ext.config.job.scheduling import NodeGroup
 from hyperpod_ext.submit.contract.efa import efa_environment
 from hyperpod_ext.submit.contract.yaml_text import literal
 from hyperpod_ext.submit.kubernetes.mounts import Mounts, job_mounts
+from hyperpod_ext.submit.kubernetes.own_words import both_affinities, own_words, with_limits
 from hyperpod_ext.submit.kubernetes.sizes import NodeShare, instance_type_of, node_share, spans_nodes
 
 CONTAINER = "worker"
@@ -35,6 +36,8 @@ class Start:
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables besides the job's own; the job's win."""
     ports: tuple[int, ...] = ()
+    keeps_addresses: bool = False
+    """Whether the launcher writes into `labels.ADDRESSES_DIR`."""
 
 
 def pod_template(job: JobConfig, start: Start, group: NodeGroup | None = None, name: str = CONTAINER) -> dict[str, Any]:
@@ -71,29 +74,33 @@ def topology_annotations(job: JobConfig) -> dict[str, str]:
 def pod_spec(job: JobConfig, start: Start, group: NodeGroup | None, name: str) -> dict[str, Any]:
     """The pod itself; empty parts are left out."""
     share = node_share(job, group)
-    mounts = job_mounts(job)
+    mounts = job_mounts(job, keeps_addresses=start.keeps_addresses)
     only = job.kubernetes
+    words = own_words(only.pod)
     spec: dict[str, Any] = {
         "serviceAccountName": only.service_account,
         "automountServiceAccountToken": None if only.service_account else False,
         "hostNetwork": only.host_network or None,
         "dnsPolicy": "ClusterFirstWithHostNet" if only.host_network else None,
-        "terminationGracePeriodSeconds": only.termination_grace_s or _grace_s(job),
+        "terminationGracePeriodSeconds": only.termination_grace_s or grace_s(job),
         "priorityClassName": (group.pod_priority_class if group else None) or job.scheduling.pod_priority_class,
         "nodeSelector": node_selector(job, group),
-        "affinity": affinity(job),
+        "affinity": both_affinities(words.pop("affinity", {}), affinity(job)),
         "tolerations": tolerations(job, share),
         "imagePullSecrets": [{"name": secret} for secret in only.pull_secrets],
-        "containers": [container(job, start, share, mounts, name)],
-        "volumes": mounts.volumes,
+        "containers": [container(job, start, share, mounts, name), *words.pop("containers", [])],
+        "volumes": [*mounts.volumes, *words.pop("volumes", [])],
     }
-    return filled(spec)
+    return filled(spec) | words
 
 
 def container(job: JobConfig, start: Start, share: NodeShare, mounts: Mounts, name: str) -> dict[str, Any]:
-    """The one container of a pod."""
+    """The container that trains."""
     only = job.kubernetes
-    return filled(
+    words = own_words(only.container)
+    resources = with_limits({"requests": share.requests(), "limits": share.limits()}, words.pop("resources", {}))
+    may = {"privileged": True} if only.privileged else {"allowPrivilegeEscalation": False}
+    own = filled(
         {
             "name": name,
             "image": start.image,
@@ -101,13 +108,14 @@ def container(job: JobConfig, start: Start, share: NodeShare, mounts: Mounts, na
             "command": ["/bin/sh", "-c"],
             "args": [literal(start.script)],
             "workingDir": job.working_dir,
-            "ports": [{"containerPort": port} for port in start.ports],
-            "env": environment(job, start, share),
-            "resources": filled({"requests": share.requests(), "limits": share.limits()}),
-            "volumeMounts": mounts.mounts,
-            "securityContext": {"privileged": True} if only.privileged else {"allowPrivilegeEscalation": False},
+            "ports": [*({"containerPort": port} for port in start.ports), *words.pop("ports", [])],
+            "env": [*environment(job, start, share), *words.pop("env", [])],
+            "resources": filled(resources),
+            "volumeMounts": [*mounts.mounts, *words.pop("volumeMounts", [])],
+            "securityContext": may | words.pop("securityContext", {}),
         }
     )
+    return own | words
 
 
 def environment(job: JobConfig, start: Start, share: NodeShare) -> list[dict[str, Any]]:
@@ -187,7 +195,7 @@ def filled(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value not in (None, [], {}, ())}
 
 
-def _grace_s(job: JobConfig) -> int | None:
+def grace_s(job: JobConfig) -> int | None:
     """Seconds from SIGTERM to SIGKILL, if the newest step needs more than Kubernetes' 30 to reach a durable tier."""
     if job.mode != "ours" or not job.checkpoint.durable():
         return None

@@ -42,15 +42,20 @@ def capabilities() -> Capabilities:
         process_restart=True,
         spares=True,
         elastic=True,
-        reads=frozenset({"metrics", "network"}),
+        command=True,
+        reads=frozenset({"log_rules", "metrics", "network"}),
     )
 
 
 def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
     """`node.sh`, which the engine starts once for each node."""
     del cluster  # this machine is the cluster
-    runtime = RuntimeConfig.of(job).model_dump_json()
-    return {"node.sh": fill("local/node.sh.j2", job=job, runtime=runtime, command=[job.script, *job.args])}
+    runtime = RuntimeConfig.of(job)
+    if job.command is not None:  # it makes no steps that anything could be concluded from
+        hang = runtime.restart.hang.model_copy(update={"enabled": False})
+        runtime = runtime.model_copy(update={"restart": runtime.restart.model_copy(update={"hang": hang})})
+    text = runtime.model_dump_json()
+    return {"node.sh": fill("local/node.sh.j2", job=job, runtime=text, command=job.words, raw=job.command is not None)}
 
 
 def problems(job: JobConfig) -> Iterator[Problem]:

@@ -13,11 +13,24 @@ from hyperpod_ext.config.files.document import dotted
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.submit.imports.launch import Launch, parse_launch
+from hyperpod_ext.submit.imports.shell import Script, read_script
+from hyperpod_ext.submit.kubernetes.imports.command import SHELLS, Started, read_words
 from hyperpod_ext.submit.kubernetes.imports.import_pod import place_script
 from hyperpod_ext.submit.slurm.script import NEVER, NOTE, OWN_OPTIONS, REFUSED_OF_BATCH, REFUSED_OF_STEP, job_script
-from hyperpod_ext.submit.slurm.shell import read_script
 
 _SHORT = {"J": "job-name", "N": "nodes", "p": "partition", "q": "qos", "t": "time", "A": "account", "o": "output"}
+_SHORT |= {"c": "cpus-per-task", "w": "nodelist", "x": "exclude", "C": "constraint", "d": "dependency", "D": "chdir"}
+_SHORT |= {"e": "error", "i": "input", "a": "array", "L": "licenses", "m": "distribution", "n": "ntasks", "G": "gpus"}
+_SHORT |= {
+    "b": "begin",
+    "M": "clusters",
+    "F": "nodefile",
+    "S": "core-spec",
+    "B": "extra-node-info",
+    "s": "oversubscribe",
+}
+_SHORT |= {"H": "hold", "k": "no-kill", "O": "overcommit", "Q": "quiet", "v": "verbose", "W": "wait", "h": "help"}
+"""Of sbatch's manual."""
 _TO_SLURM = {"account", "reservation", "constraint", "exclude", "gres"}
 _QUIET = OWN_OPTIONS
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?:(?P<hours>\d+):)?(?P<minutes>\d+)(?::(?P<seconds>\d+))?")
@@ -32,7 +45,7 @@ def import_sbatch(text: str, source: str, values: Mapping[str, Any] | None = Non
         ConfigError: what it says is no valid job; names every field.
     """
     left: list[str] = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         if line.startswith(NOTE):
             job = _valid(line.removeprefix(NOTE), source)
             if job_script(job) == text:
@@ -94,6 +107,9 @@ def _options(text: str) -> list[tuple[str, str, int]]:
             words = line.removeprefix("#SBATCH").split()
         while words:
             word = words.pop(0)
+            if word in ("hetjob", "packjob"):
+                hint = "write a spec for each of its parts, or one with nodes that are alike"
+                raise ConfigError([Problem("is a job of several kinds of nodes", path=word, line=number, hint=hint)])
             if word.startswith("--"):
                 name, equals, value = word[2:].partition("=")
             else:
@@ -112,10 +128,10 @@ def _take(document: dict[str, Any], name: str, value: str, left: list[str]) -> N
             if document["name"] != value:
                 left.append(f"--job-name={value}: the job is called {document['name']}")
         case "nodes":
-            if not value.isdecimal() or int(value) < 1:
-                left.append(f"--nodes={value}: is no one number of nodes; 1 is taken")
-            else:
-                document["nodes"] = int(value)
+            least = value.partition("-")[0]
+            document["nodes"] = int(least) if least.isdecimal() and int(least) > 0 else 1
+            if str(document["nodes"]) != value:
+                left.append(f"--nodes={value}: is no one number of nodes; {document['nodes']} is taken")
         case "partition":
             document.setdefault("scheduling", {})["queue"] = value
         case "qos":
@@ -143,6 +159,18 @@ def _take(document: dict[str, Any], name: str, value: str, left: list[str]) -> N
                 left.append(f"--cpus-per-task={value}: is no number")
         case "exclusive":
             slurm["exclusive"] = True
+        case "export":
+            pairs = [one.partition("=") for one in value.split(",")]
+            for variable, equals, text in pairs:
+                if equals and re.fullmatch(r"[A-Za-z_]\w*", variable):
+                    document.setdefault("env", {})[variable] = text
+            others = [variable for variable, equals, _text in pairs if not equals and variable != "ALL"]
+            why = (
+                f"of the submitter's variables, {', '.join(others)} alone are passed there" if others else "in env now"
+            )
+            left.append(f"--export={value}: {why}")
+        case "signal":
+            left.append(f"--signal={value}: the rendered file asks for its own, before the time limit")
         case "requeue" | "no-requeue":
             slurm["requeue"] = name == "requeue"
         case _ if name in _TO_SLURM:
@@ -198,17 +226,33 @@ def _commands(text: str, document: dict[str, Any], left: list[str], source: str,
         # a line of `before` that fails ends the job, as here only with `set -e`
         command = shlex.join(words) + ("" if script.strict else " || true")
         document.setdefault("overlay", {}).setdefault("slurm", {}).setdefault("before", []).append(command)
+    prepared = _environment_lines(script)
+    if prepared:
+        # bash itself makes the environment, which the step then has: `sh` knows no `source`, and no functions of conda
+        lines = ("set -e; " if script.strict else "") + "; ".join(f"{text} >&2" for text, _line in prepared)
+        command = f'made=$(bash -c {shlex.quote(f"{lines}; set -o posix; export -p")}) && eval "$made"'
+        document.setdefault("overlay", {}).setdefault("slurm", {}).setdefault("before", []).append(command)
     for other, line in script.others:
+        if (other, line) in prepared:
+            continue
         first = (other.strip().splitlines() or [""])[0]
         left.append(f"{source}:{line}: {first[:100]}: a command besides the step is not run")
-    launches = [(words, line, *_step(words)) for words, line in script.steps]
+    known = {**_set_by_slurm(document), **given, **document.get("env", {})}
+    launches = [(words, line, *_step(words, known)) for words, line in script.steps]
     read = [one for one in launches if one[3] is not None]
     if not read:
         hint = "write a spec with the Python file that it starts"
         started = "; ".join(" ".join(words)[:80] for words, _line in script.steps) or "no step"
         message = f"no step starts a Python file that can be told ({started}): it prepares, tests, or has other scripts"
         raise ConfigError([Problem(message, source=source, line=script.steps[0][1] if script.steps else 1, hint=hint)])
-    _words, line, options, launch = read[-1]
+    words, line, options, launch, inner = read[-1]
+    if inner is not None:
+        left += [f"{source}:{line}: {one}" for one in inner.left_out]
+        document.setdefault("env", {}).update(inner.exports)
+        if inner.folder is not None:
+            document["working_dir"] = inner.folder
+    if not any(word.rpartition("/")[2] == "srun" for word in words) and document.get("nodes", 1) > 1:
+        left.append(f"{source}:{line}: no srun: the launcher runs on the first node there, on all of them here")
     for others, other_line, *_rest in launches:
         if other_line != line:
             left.append(
@@ -216,13 +260,13 @@ def _commands(text: str, document: dict[str, Any], left: list[str], source: str,
             )
     _srun(options, document, left, f"{source}:{line}")
     assert launch is not None
-    document["script"], document["args"] = launch.script, launch.args
+    document |= launch.starts()
     tasks = next((v for n, v in options if n in ("--ntasks-per-node", "--tasks-per-node")), document.pop("tasks", None))
     where = f"{source}:{line}"
     if launch.launcher != "torchrun":
         left.append(f"{where}: the launcher is {launch.launcher}; the spec renders to torchrun, which sets the ranks")
     if launch.before:
-        left.append(f"{where}: words before the launcher: {shlex.join(launch.before)[:200]}")
+        left.append(f"{where}: words before the launcher: {shlex.join(launch.before)}")
     workers = launch.workers if launch.launcher != "python" else tasks or "1"
     nodes = document.get("nodes", 1)
     if workers is not None and workers.isdecimal() and int(workers) > 0:
@@ -237,11 +281,20 @@ def _commands(text: str, document: dict[str, Any], left: list[str], source: str,
         left.append(f"{where}: --{name} {value} of {launch.launcher}: a spec has no field that says it")
     if launch.nodes is not None and launch.nodes.isdecimal() and int(launch.nodes) != nodes:
         left.append(f"{where}: the launcher's {launch.nodes} nodes: --nodes is {nodes}, which counts")
+    elif launch.nodes is not None and ":" in launch.nodes:
+        left.append(f"{where}: the launcher's --nnodes={launch.nodes}: the spec renders to exactly {nodes} nodes")
     left += [
         f"{where}: {word}: is worked out when the job runs; the spec passes it as text"
         for word in [launch.script, *launch.args, document.get("image", ""), document.get("working_dir", "")]
         if re.search(r"\$[\w({]|`", word)
     ]
+
+
+def _environment_lines(script: Script) -> list[tuple[str, int]]:
+    """Commands before the step that only change its environment, such as `source /fsx/venv/bin/activate`."""
+    first = script.steps[0][1] if script.steps else 0
+    pattern = r"(?:(?:source|\.)\s+[\w./+-]+|conda activate|spack load)(?:\s+[\w./=:@+-]+)*"
+    return [(text, line) for text, line in script.others if line < first and re.fullmatch(pattern, text.strip())]
 
 
 def _set_by_slurm(document: Mapping[str, Any]) -> dict[str, str]:
@@ -252,11 +305,14 @@ def _set_by_slurm(document: Mapping[str, Any]) -> dict[str, str]:
         found["SLURM_NTASKS_PER_NODE"] = document["tasks"]
     if "gpus-per-node" in options:
         found["SLURM_GPUS_PER_NODE"] = options["gpus-per-node"]
+    of_node = options.get("gpus-per-node") or document["slurm"].get("gres") or ""
+    if of_node.rpartition(":")[2].isdecimal() and ("gpu" in of_node or of_node.isdecimal()):
+        found["SLURM_GPUS_ON_NODE"] = of_node.rpartition(":")[2]
     return found
 
 
-def _step(words: list[str]) -> tuple[list[tuple[str, str]], Launch | None]:
-    """srun's options, and the launch after them."""
+def _step(words: list[str], known: Mapping[str, str]) -> tuple[list[tuple[str, str]], Launch | None, Started | None]:
+    """srun's options, the launch after them, and the shell that it is in, if it is in one."""
     rest, options = list(words), []
     while rest and rest[0].rpartition("/")[2] != "srun" and any(word.endswith("srun") for word in rest):
         rest.pop(0)
@@ -267,7 +323,11 @@ def _step(words: list[str]) -> tuple[list[tuple[str, str]], Launch | None]:
             if not equals and name not in _SRUN_FLAGS and rest and (name.startswith("--") or len(name) == 2):
                 value = rest.pop(0)
             options.append((name, value))
-    return options, parse_launch(rest)
+    if (launch := parse_launch(rest)) is not None or not any(word.rpartition("/")[2] in SHELLS for word in rest[:1]):
+        return options, launch, None
+    # inside a shell of each node, which has Slurm's variables of its task
+    inner = read_words([word.replace("\\$", "$") for word in rest], known)
+    return options, inner.launch, inner
 
 
 def _srun(options: list[tuple[str, str]], document: dict[str, Any], left: list[str], where: str) -> None:
@@ -302,6 +362,8 @@ def _srun(options: list[tuple[str, str]], document: dict[str, Any], left: list[s
                         document.setdefault("env", {})[variable] = text
                     elif variable != "ALL":
                         left.append(f"{where}: srun --export={variable}: the step has all variables of the job")
+            case "--kill-on-bad-exit" | "-K" if value in ("", "1"):
+                continue  # so it is rendered
             case _ if _is_carried(name, value):
                 overlay = document.setdefault("overlay", {}).setdefault("slurm", {})
                 overlay.setdefault("srun", {})[name.removeprefix("--")] = value

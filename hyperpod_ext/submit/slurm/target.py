@@ -68,8 +68,20 @@ def capabilities() -> Capabilities:
         process_restart=True,
         spares=True,
         elastic=True,
+        command=True,
         reads=frozenset(
-            {"working_dir", "resources", "scheduling", "volumes", "relaunch", "timeouts", "slurm", "metrics", "network"}
+            {
+                "working_dir",
+                "resources",
+                "scheduling",
+                "volumes",
+                "relaunch",
+                "timeouts",
+                "slurm",
+                "metrics",
+                "network",
+                "log_rules",
+            }
         ),
     )
 
@@ -221,6 +233,8 @@ def result(handle: JobHandle) -> Mapping[str, Any]:
         raise NotFoundError(f"{handle.name} has no result yet", hint=hint)
     found = runs.make_result(job.job_dir, job.batch_log, now.state, f"job {job.id} is {now.state}")
     about = {"name": job.name, "target": NAME, "handle": str(handle), "slurm_job_id": job.id}
+    if now.error is not None:  # which has Slurm's own word for it
+        found = found | {"error": now.error}
     return found | about | {"loss_equal": None, "weights_equal": None, "undisturbed": None}
 
 

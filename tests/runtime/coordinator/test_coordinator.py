@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import declared_examples
 import pytest
 
-from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTier
+from hyperpod_ext.config.checkpoint import CheckpointPolicy, FileTier, MemoryTier, PeerTier
 from hyperpod_ext.config.elastic import Elastic
 from hyperpod_ext.config.job.job import RestartPolicy
 from hyperpod_ext.config.job.runtime import RuntimeConfig
@@ -73,6 +73,11 @@ class Agent:
                 if isinstance(order, kind):
                     return order
         raise AssertionError(f"node {self.node} never heard {kind.__name__}")
+
+    async def hears_end(self) -> bool:
+        """Whether it is hung up on without a word."""
+        async with asyncio.timeout(10):
+            return await wire.read(self._reader) is None
 
     def _has(self, job_state: dict[str, Any]) -> None:
         self.job_state = job_state
@@ -237,6 +242,24 @@ def test_a_successor_goes_on_with_what_the_voters_know(tmp_path: Path) -> None:
     assert events(tmp_path, "fault")[0]["step"] == 8
 
 
+def test_who_is_new_waits_where_a_coordinator_is_looked_for_and_asks_elsewhere_once_there_is_one() -> None:
+    async def run() -> None:
+        there = False
+        listener = ElectionListener(SECRET, lambda why: pytest.fail(why), has_coordinator=lambda: there)
+        await listener.open("127.0.0.1", 0)
+        new = await Agent.come(listener, 0)
+        voter = await Agent.come(listener, 2, term=1)
+        assert await listener.wait_for_majority({0, 1, 2}, 1, 5.0)
+        there = True  # elsewhere
+        assert await new.hears_end()
+        assert await (await Agent.come(listener, 0)).hears_end()
+        assert set(listener.votes) == {2}, "who knows the job decides for itself how long to wait"
+        voter.hang_up()
+        await listener.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(("members", "lost"), [((0, 1), 4), ((1,), 3)])
 def test_only_the_memory_of_a_coordinator_that_did_not_leave_the_job_is_lost(
     tmp_path: Path, members: tuple[int, ...], lost: int
@@ -246,6 +269,42 @@ def test_only_the_memory_of_a_coordinator_that_did_not_leave_the_job_is_lost(
     before = {"coordinator": 0, "members": {str(node): {} for node in members}, "servers_lost": 3}
     run, membership = JobRun(config, 1, tmp_path, 1, "run", 2), Membership({0: 1}, Budgets(1))
     assert Outbox(run, Members(1), membership, before)._make_job_state()["servers_lost"] == lost
+
+
+def test_each_node_hears_of_its_parity_group_alone_and_a_successor_keeps_the_groups(tmp_path: Path) -> None:
+    policy = CheckpointPolicy(tiers=(MemoryTier(), PeerTier(parity=3)))
+    config = RuntimeConfig(name="a", nodes=6, workers_per_node=2, spares=1, checkpoint=policy)
+    run, members = JobRun(config, 0, tmp_path, 1, "run", 1), Members(1)
+    membership = Membership({rank: rank // 2 for rank in range(12)}, Budgets(1))
+
+    def come(node: int) -> None:
+        members.members[node] = {"peer": ("10.0.0.1", 1000 + node), "domain": f"rack {node % 3}"}
+        members.version += 1
+
+    def groups(outbox: Outbox) -> dict[int, tuple[int, ...]]:
+        outbox._assign()
+        for node, assignment in outbox._assignments.items():
+            assert set(assignment.peers) == {node, *assignment.group} & members.members.keys()
+            assert all(ranks == (2 * of, 2 * of + 1) for of, ranks in assignment.group.items() if of < 6)
+        return {node: tuple(assignment.group) for node, assignment in outbox._assignments.items()}
+
+    outbox = Outbox(run, members, membership)
+    for node in range(5):
+        come(node)
+    assert set(groups(outbox).values()) == {()}  # one is still to come, and racks are to be spread
+    come(5)
+    first = groups(outbox)
+    assert all({node % 3 for node in group} == {0, 1, 2} for group in first.values())
+    others = set(first[4]) - {4}
+    del members.members[4]
+    members.version += 1
+    assert groups(outbox)[min(others)] == ()
+    come(6)
+    membership.nodes = {rank: 6 if node == 4 else node for rank, node in membership.nodes.items()}
+    successor = Outbox(run, members, membership, outbox._make_job_state())
+    after = groups(successor)
+    assert set(after[6]) == {6} | others
+    assert successor._assignments[6].group[6] == (8, 9)
 
 
 def test_who_waits_for_a_world_that_its_coordinator_took_with_it_gets_a_number_of_the_next_one(tmp_path: Path) -> None:

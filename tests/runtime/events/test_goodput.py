@@ -125,3 +125,24 @@ def test_ranks_that_end_with_different_state_show_it():
 def test_a_job_that_never_started_has_a_report_too():
     report = make_report(Events(), state="failed", error={"code": "x"}, world_size=4)
     assert (report["steps"], report["weights"], report["goodput"]) == (0, "", 0.0)
+
+
+def test_two_lost_of_a_parity_group_are_a_warning_of_the_report():
+    told = [*story(), entry(13.9, "parity_short", step=3, ranks=[0, 1], restored_step=2)]
+    (warning,) = make_report(events_of(told), state="succeeded", error=None, world_size=2)["warnings"]
+    assert warning.endswith("missing are the snapshots of ranks 0, 1. All went on from step 2.")
+
+
+def test_numbers_that_ranks_log_differently_are_named():
+    def made(number: int, rank: int, generation: int = 1, **logged: float | None) -> Entry:
+        return entry(float(number), "step", step=number, rank=rank, generation=generation, began=0.0, **logged)
+
+    same = [made(1, rank, loss=1.5, skipped=None) for rank in (0, 1)]
+    again = [made(1, rank, 2, loss=1.25) for rank in (0, 1)]  # made once more: ranks of one making are compared
+    own = [made(2, rank, loss=float(rank), lr=0.1, seconds=0.5 + rank) for rank in (0, 1)]
+    assert report_of([*same, *again])["differs_by_rank"] == []
+    assert report_of([*same, *again, *own])["differs_by_rank"] == ["loss", "seconds"]
+
+
+def report_of(events: list[Entry]) -> Entry:
+    return make_report(events_of(events), state="succeeded", error=None, world_size=2)

@@ -232,6 +232,15 @@ def test_whoever_collects_numbers_reaches_their_port() -> None:
     assert ingress[-1] == {"ports": [{"protocol": "TCP", "port": 9464}]}
 
 
+def test_parity_needs_our_agents() -> None:
+    from hyperpod_ext.errors import ConfigError
+
+    tiers = {"tiers": [{"kind": "memory"}, {"kind": "peer", "parity": 3}]}
+    with pytest.raises(ConfigError, match="hyperpodrun places no parity"):
+        make_plan(job(nodes=3, checkpoint=tiers), target="hyperpod-eks")
+    make_plan(job(nodes=3, checkpoint=tiers, kubernetes={"launcher": "ours"}), target="hyperpod-eks")
+
+
 def test_our_agent_serves_the_operator_where_the_spec_says_so() -> None:
     only = {"launcher": "ours", "operator_addresses": ["10.1.0.0/16"]}
     queue = {"queue": "team-localqueue"}
@@ -250,6 +259,9 @@ def test_our_agent_serves_the_operator_where_the_spec_says_so() -> None:
     [
         ({"mode": "plain"}, "kubernetes.launcher"),
         ({"kubernetes": {"operator_addresses": ["10.1.0.0/16"]}}, "kubernetes.operator_addresses"),
+        ({"metrics": {"port": 8080}}, "metrics.port"),
+        ({"metrics": {"port": 8080}, "kubernetes": {}}, "metrics.port"),
+        ({"rendezvous": {"port": 8080}}, "rendezvous.port"),
     ],
 )
 def test_what_the_launcher_cannot_do_is_refused_by_field(fields: dict[str, Any], path: str) -> None:

@@ -17,6 +17,7 @@ from hyperpod_ext.submit.rules import Context, all_rules
 P5 = {"instance_type": "ml.p5.48xlarge"}
 WHOLE = {"workers_per_node": 8, "resources": P5}
 AWS = {"mode": "aws-checkpointless"}
+OURS = {"nodes": 2, "kubernetes": {"launcher": "ours"}}
 ELASTIC = {"elastic": {"min_nodes": 2, "max_nodes": 4}, "nodes": 2, "mode": "plain"}
 RULE = {"name": "loss", "pattern": "loss ([0-9.]+)", "every_s": 60}
 
@@ -37,6 +38,35 @@ def volumes(*paths: str) -> list[dict[str, str]]:
 
 def named(key: str, value: Any) -> dict[str, Any]:
     return {"kubernetes": {key: value}}
+
+
+FROM_POD = {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+SPACE: dict[str, Any] = {"name": "a", "emptyDir": {}}
+MOUNT = {"name": "a", "mountPath": "/a"}
+
+
+def inside(*, above: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    return {"kubernetes": {"container": fields} | (above or {})}
+
+
+def pod(*, above: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    return {"kubernetes": {"pod": fields} | (above or {})}
+
+
+def beside(**fields: Any) -> dict[str, Any]:
+    return pod(containers=[{"name": "log", "image": "repo/log:1"} | fields])
+
+
+def mounting(path: str) -> dict[str, Any]:
+    return inside(volumeMounts=[{"name": "a", "mountPath": path}], above={"pod": {"volumes": [SPACE]}})
+
+
+def limits(name: str, most: object) -> dict[str, Any]:
+    return inside(resources={"limits": {name: most}})
+
+
+def sleeping(seconds: int) -> dict[str, Any]:
+    return inside(lifecycle={"preStop": {"sleep": {"seconds": seconds}}})
 
 
 CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
@@ -187,6 +217,97 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("HPX152", {"env": {"A": "x\0y"}}, {"env": {"A": "x"}}, "env.A"),
     ("HPX152", {"args": ["a", "\0"]}, {"args": ["a"]}, "args.1"),
     (
+        "HPX145",
+        {"volumes": volumes("/a")} | mounting("/a"),
+        mounting("/a"),
+        "kubernetes.container.volumeMounts.0.mountPath",
+    ),
+    ("HPX150", {"env": {"A": "x"}} | inside(env=[FROM_POD]), inside(env=[FROM_POD]), "kubernetes.container.env.0.name"),
+    ("HPX155", inside(volumeMounts=[MOUNT]), mounting("/a"), "kubernetes.container.volumeMounts.0.name"),
+    ("HPX155", beside(volumeMounts=[MOUNT]), beside(), "kubernetes.pod.containers.0.volumeMounts.0.name"),
+    (
+        "HPX155",
+        inside(volumeDevices=[{"name": "a", "devicePath": "/dev/a"}]),
+        {},
+        "kubernetes.container.volumeDevices.0.name",
+    ),
+    ("HPX155", inside(resources={"claims": [{"name": "a"}]}), {}, "kubernetes.container.resources.claims.0.name"),
+    ("HPX156", inside(env=[FROM_POD | {"name": "RANK"}]), inside(env=[FROM_POD]), "kubernetes.container.env.0.name"),
+    ("HPX156", pod(volumes=[SPACE | {"name": "shm"}]), pod(volumes=[SPACE]), "kubernetes.pod.volumes.0.name"),
+    (
+        "HPX156",
+        {"volumes": volumes("/a")} | pod(volumes=[SPACE | {"name": "host-0"}]),
+        pod(volumes=[SPACE | {"name": "host-0"}]),
+        "kubernetes.pod.volumes.0.name",
+    ),
+    ("HPX156", mounting("/var/run"), mounting("/var/run/other"), "kubernetes.container.volumeMounts.0.mountPath"),
+    (
+        "HPX156",
+        inside(securityContext={"readOnlyRootFilesystem": True}),
+        {"volumes": volumes("/tmp")} | inside(securityContext={"readOnlyRootFilesystem": True}),
+        "kubernetes.container.securityContext.readOnlyRootFilesystem",
+    ),
+    (
+        "HPX156",
+        inside(securityContext={"runAsUser": 1000}),
+        {"mode": "plain"} | inside(securityContext={"runAsUser": 1000}),
+        "kubernetes.container.securityContext.runAsUser",
+    ),
+    (
+        "HPX156",
+        pod(securityContext={"runAsNonRoot": True}),
+        pod(securityContext={"runAsNonRoot": True, "fsGroup": 1000}),
+        "kubernetes.pod.securityContext.runAsNonRoot",
+    ),
+    (
+        "HPX157",
+        inside(securityContext={"allowPrivilegeEscalation": False}, above={"privileged": True}),
+        inside(securityContext={"allowPrivilegeEscalation": False}),
+        "kubernetes.container.securityContext.allowPrivilegeEscalation",
+    ),
+    (
+        "HPX157",
+        inside(securityContext={"procMount": "Unmasked"}),
+        {},
+        "kubernetes.container.securityContext.procMount",
+    ),
+    ("HPX157", pod(hostUsers=False, above={"host_network": True}), pod(hostUsers=False), "kubernetes.pod.hostUsers"),
+    (
+        "HPX157",
+        pod(securityContext={"sysctls": [{"name": "net.a", "value": "1"}]}, above={"host_network": True}),
+        pod(securityContext={"sysctls": [{"name": "net.a", "value": "1"}]}),
+        "kubernetes.pod.securityContext.sysctls.0.name",
+    ),
+    (
+        "HPX157",
+        inside(volumeMounts=[MOUNT | {"mountPropagation": "Bidirectional"}]),
+        inside(volumeMounts=[MOUNT | {"mountPropagation": "Bidirectional"}], above={"privileged": True}),
+        "kubernetes.container.volumeMounts.0.mountPropagation",
+    ),
+    (
+        "HPX157",
+        inside(ports=[{"containerPort": 9000, "hostPort": 1}], above={"host_network": True}),
+        inside(ports=[{"containerPort": 9000, "hostPort": 9000}], above={"host_network": True}),
+        "kubernetes.container.ports.0.hostPort",
+    ),
+    ("HPX158", beside(name="worker"), beside(name="node"), "kubernetes.pod.containers.0.name"),
+    ("HPX158", inside(ports=[{"containerPort": 8080}]), {}, "kubernetes.container.ports.0.containerPort"),
+    ("HPX158", beside(ports=[{"containerPort": 1}] * 2), {}, "kubernetes.pod.containers.0.ports.1.containerPort"),
+    (
+        "HPX159",
+        {"resources": {"cpus": 9}} | limits("cpu", 8.5),
+        {"resources": {"cpus": 9}} | limits("cpu", "9000m"),
+        "kubernetes.container.resources.limits.cpu",
+    ),
+    (
+        "HPX159",
+        limits("nvidia.com/gpu", 1),
+        limits("a.com/b", 1),
+        "kubernetes.container.resources.limits.nvidia.com/gpu",
+    ),
+    ("HPX159", limits("disk", 1), limits("memory", "1Gi"), "kubernetes.container.resources.limits.disk"),
+    ("HPX159", sleeping(31), sleeping(30), "kubernetes.container.lifecycle.preStop.sleep.seconds"),
+    (
         "HPX161",
         {"relaunch": {"after_restarts": 5, "max_process_restarts": 4}},
         {"relaunch": {"after_restarts": 4, "max_process_restarts": 4}},
@@ -214,6 +335,19 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("HPX163", {"log_rules": [{"name": "a", "pattern": "b"}]}, {"log_rules": [RULE]}, "log_rules.0"),
     ("HPX164", {"log_rules": [RULE, RULE]}, {"log_rules": [RULE, RULE | {"name": "b"}]}, "log_rules.1.name"),
     ("HPX165", named("termination_grace_s", 24), named("termination_grace_s", 25), "kubernetes.termination_grace_s"),
+    ("HPX167", OURS | {"restart": {"node_wait_s": 30}}, OURS, "restart.node_wait_s"),
+    (
+        "HPX167",
+        OURS | {"restart": {"node_wait_s": 299}},
+        OURS | {"restart": {"node_wait_s": 300}},
+        "restart.node_wait_s",
+    ),
+    (
+        "HPX167",
+        OURS | {"restart": {"node_wait_s": 59}, "spares": 1},
+        OURS | {"restart": {"node_wait_s": 60}, "spares": 1},
+        "restart.node_wait_s",
+    ),
     ("HPX166", {"timeouts": {"run_s": 9, "start_s": 10}}, {"timeouts": {"run_s": 9, "start_s": 9}}, "timeouts.start_s"),
     (
         "HPX171",
@@ -368,6 +502,8 @@ TRAINJOB = {"kubeflow_api": "trainjob"}
         ("HPX110", {"node_groups": [{"name": "g", "nodes": 1}]}, "node_groups"),
         ("HPX154", {"kubernetes": TRAINJOB | {"host_network": True}}, "kubernetes.host_network"),
         ("HPX154", {"kubernetes": TRAINJOB, "timeouts": {"keep_s": 1}}, "timeouts.keep_s"),
+        ("HPX154", pod(hostUsers=False, above=TRAINJOB), "kubernetes.pod.hostUsers"),
+        ("HPX154", inside(tty=True, above=TRAINJOB), "kubernetes.container.tty"),
     ],
 )
 def test_what_kubeflow_cannot_say(rule: str, wrong: dict[str, Any], path: str) -> None:

@@ -24,8 +24,21 @@ PLACING = Source(
 STATES = Source("hyperpod_ext.runtime.membership.node_states", ("tests/runtime/membership/test_node_states.py",))
 RESCALING = Source("hyperpod_ext.runtime.membership.rescaling", ("tests/runtime/membership/test_rescaling.py",))
 STOP = Source("hyperpod_ext.runtime.membership.stop_agreement", ("tests/runtime/membership/test_rescaling.py",))
+OPERATOR = Source("hyperpod_ext.runtime.operator_api.states", ("tests/runtime/operator_api/test_states.py",))
 
 MUTANTS: list[Mutant] = [
+    OPERATOR.mutant(
+        "operator.nobody_hears_of_another_first_pod",
+        "A pod that goes on hears which nodes are other pods by now.",
+        "replaced = changed if order is Order.RESUME else frozenset()",
+        "replaced = frozenset()",
+    ),
+    OPERATOR.mutant(
+        "operator.anybody_may_order",
+        "While the operator calls, nobody else gives orders.",
+        "silent_s >= OPERATOR_SILENT_S",
+        "silent_s >= 0",
+    ),
     CHOOSE.mutant(
         "choose_step.oldest",
         "Of the steps that every rank can have, the newest is restored.",
@@ -53,8 +66,14 @@ MUTANTS: list[Mutant] = [
     CHOOSE.mutant(
         "choose_step.gives_up_the_first",
         "A generation gives up what comes after the step that it went on from, not that step.",
-        "return any(later > generation and step < offer.step for",
-        "return any(later > generation and step <= offer.step for",
+        "return any(later > generation and first < step for",
+        "return any(later > generation and first <= step for",
+    ),
+    CHOOSE.mutant(
+        "choose_step.two_lost_of_a_group",
+        "Parity makes up for one node of a group: a step of which two are lost is not taken.",
+        "if len(sources) == len(stripe) - 1:",
+        "if len(sources) >= len(stripe) - 2:",
     ),
     QUORUM.mutant(
         "quorum.half_takes_over",

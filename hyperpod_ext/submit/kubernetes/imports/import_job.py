@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from hyperpod_ext.catalog import labels
@@ -14,13 +13,25 @@ from hyperpod_ext.config.files.document import Document, Path, dotted, parse_all
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.submit.contract.spec_annotation import ANNOTATION, read_note, without_defaults
-from hyperpod_ext.submit.contract.yaml_text import read_all
+from hyperpod_ext.submit.contract.yaml_text import read_all, to_yaml
 from hyperpod_ext.submit.imports.placeholders import fill
-from hyperpod_ext.submit.kubernetes.imports.carry import carried
-from hyperpod_ext.submit.kubernetes.imports.compare import differences
+from hyperpod_ext.submit.kubernetes.imports.carry import carried, is_carried
+from hyperpod_ext.submit.kubernetes.imports.carry_job import with_job_fields
+from hyperpod_ext.submit.kubernetes.imports.changed import read_changed
+from hyperpod_ext.submit.kubernetes.imports.compare import additions, differences
 from hyperpod_ext.submit.kubernetes.imports.import_pod import read_pod
 from hyperpod_ext.submit.kubernetes.imports.shape import Shape
 
+_OF_THE_COMMAND = (
+    "a line of the shell",
+    "of the shell",
+    "the launcher",
+    "the words",
+    "the folder",
+    "export ",
+    "workers_per",
+)
+"""How losses begin that the command has."""
 _TARGETS = {"HyperPodPyTorchJob": "hyperpod-eks", "PyTorchJob": "kubeflow", "TrainJob": "kubeflow"}
 _SERVICE = "an inference service"
 _NO_TRAINING = {
@@ -39,7 +50,18 @@ _NO_TRAINING = {
     "RayJob": "a job of Ray, which starts its own workers",
     "RayCluster": "a cluster of Ray",
     "Workflow": "a workflow of several steps",
+    "JobSet": "a set of batch jobs, each with a command of its own",
+    "TFJob": "a job of TensorFlow",
+    "JAXJob": "a job of JAX",
+    "XGBoostJob": "a job of XGBoost",
+    "PaddleJob": "a job of PaddlePaddle",
+    "TrainingRuntime": "a runtime that TrainJobs refer to",
+    "ClusterTrainingRuntime": "a runtime that TrainJobs refer to",
 }
+_OF_SERVER = {"uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink"}
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_SAME_VALUE = ", which it comes to"
+"""Of a variable that refers to others, whose values the spec has."""
 _CLEAN = {"All": "all", "OnlyComplete": "completed", "Running": "completed", "None": "none"}
 
 
@@ -51,10 +73,12 @@ class Imported:
     target: str
     left_out: list[str] = field(default_factory=list)
     """What of the file a JobConfig cannot say, or what was not understood."""
+    notes: list[str] = field(default_factory=list)
+    """What is written otherwise and means the same, and what the spec renders to besides: no losses."""
 
     def to_yaml(self) -> str:
         """The spec as people write it: only what differs from the defaults."""
-        return yaml.safe_dump(without_defaults(self.job), sort_keys=False, allow_unicode=True, width=100)
+        return to_yaml(without_defaults(self.job)) + "\n"
 
 
 def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) -> Imported:
@@ -74,39 +98,47 @@ def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) 
     if not jobs:
         raise ConfigError([_no_job(objects, source)])
     (document, path, found), target = jobs[0], _TARGETS[str(jobs[0][2]["kind"])]
+    found = _as_written(found)
     metadata = found.get("metadata")
     recorded = read_note(metadata) if isinstance(metadata, dict) else None
     if recorded is not None and _still_says(recorded, target, found):
         return Imported(recorded, target)
-    shape = Shape(document)
+    shape = Shape(document, placeholders=recorded is None)
     found = shape.read(found, path)
     if shape.problems:
         raise ConfigError(list(dict.fromkeys(shape.problems)))
+    if recorded is not None:
+        job, left = read_changed(recorded, found, lambda job: _rendered(job, target), _below(document, path))
+        return Imported(job, target, left)
     reader = _Reader(source)
     job = carried(_job(reader.read(found), source), target, found)
-    variables = {str(one.get("name")) for one in _items(job.overlay.kubernetes.container.get("env"))}
-    reader.left_out = [text for text in reader.left_out if not _is_carried(text, variables)]
+    reader.left_out = [text for text in reader.left_out if not is_carried(text, job)]
     left = [str(one) for one in (*notes, *shape.notes)] + [
         f"{source}:{_line_of(text, document, path)}: {text}" for text in reader.left_out
     ]
-    if recorded is not None:
-        left.append(f"{source}: the spec in the annotations: the file was changed after it was written")
-    left += [str(one) for one in differences(found, _rendered(job, target), _below(document, path))]
+    job = with_job_fields(job, target, found, _rendered(job, target))
+    rendered = _rendered(job, target)
+    left += [str(one) for one in differences(found, rendered, _below(document, path))]
+    same = [one for one in left if _SAME_VALUE in one]
+    left = [one for one in left if _SAME_VALUE not in one]
+    more = [str(one) for one in additions(found, rendered, _below(document, path))]
     for other, at, one in objects:
         if one is not jobs[0][2]:
             name = (one.get("metadata") or {}).get("name") if isinstance(one.get("metadata"), dict) else None
             message = f"{one.get('kind')} {name}: another object of the file; a spec is one job, so apply it beside it"
             left.append(f"{source}:{other.location(at).line}: {message}")
-    return Imported(job, target, list(dict.fromkeys(left)))
+    return Imported(job, target, list(dict.fromkeys(left)), list(dict.fromkeys([*same, *more])))
 
 
-def _items(value: object) -> list[dict[str, Any]]:
-    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
-
-
-def _is_carried(text: str, variables: set[str]) -> bool:
-    """Whether a loss is none any more: the overlay has this variable."""
-    return any(text.startswith(f"variable {name}: its value comes from") for name in variables)
+def _as_written(found: dict[str, Any]) -> dict[str, Any]:
+    """Without what the API server adds to an object."""
+    kept = {name: value for name, value in found.items() if name != "status"}
+    if isinstance(metadata := kept.get("metadata"), dict):
+        metadata = {name: value for name, value in metadata.items() if name not in _OF_SERVER}
+        if isinstance(notes := metadata.get("annotations"), dict):
+            metadata["annotations"] = {name: value for name, value in notes.items() if name != _LAST_APPLIED}
+        kept["metadata"] = metadata
+    return kept
 
 
 def _job(document: dict[str, Any], source: str) -> JobConfig:
@@ -135,6 +167,10 @@ def _line_of(text: str, document: Document, path: Path) -> int | None:
     """Where what `text` names was written: the first value that its first words are in, or the job."""
     head = text.partition(":")[2].strip() if text.startswith("a line of") else text
     words = [word.strip(":,") for word in head.split()[:3]]
+    if text.startswith(_OF_THE_COMMAND):
+        places = [place for at, place in document.locations.items() if at and at[-1] in ("command", "args")]
+        if places:
+            return places[0].line
     for word in [word for word in words if (len(word) > 2 and not word.islower()) or word.startswith("--")]:
         for place in document.locations.values():
             if place.text is not None and word.partition("=")[0] in place.text:
@@ -197,8 +233,17 @@ class _Reader:
         """The job as a document."""
         metadata = dict(found.get("metadata") or {})
         spec = dict(found.get("spec") or {})
-        document: dict[str, Any] = {"name": str(metadata.pop("name", "")), "mode": "plain"}
+        name = metadata.pop("name", "") or str(metadata.get("generateName", "")).rstrip("-")
+        document: dict[str, Any] = {"name": str(name), "mode": "plain"}
         kubernetes: dict[str, Any] = {}
+        if found.get("kind") == "TrainJob":
+            kubernetes["kubeflow_api"] = "trainjob"
+            if runtime := (spec.get("runtimeRef") or {}).get("name"):
+                kubernetes["training_runtime"] = runtime
+            if "activeDeadlineSeconds" in spec:
+                document["timeouts"] = {"run_s": spec["activeDeadlineSeconds"]}
+            if spec.get("suspend"):
+                kubernetes["suspend"] = True
         if namespace := metadata.pop("namespace", None):
             kubernetes["namespace"] = namespace
         scheduling: dict[str, Any] = {}
@@ -206,10 +251,13 @@ class _Reader:
         workers = str(spec.pop("nprocPerNode", "auto"))
         if workers.isdecimal():
             document["workers_per_node"] = int(workers)
-        self._run_policy(dict(spec.pop("runPolicy", None) or {}), document, kubernetes)
+        default_clean = "None" if found.get("kind") == "PyTorchJob" else None  # so Kubeflow's operator has it
+        self._run_policy(dict(spec.pop("runPolicy", None) or {}), document, kubernetes, default_clean)
+        raw = "pytorchReplicaSpecs" in spec and not spec.get("elasticPolicy")
         self._elastic(dict(spec.pop("elasticPolicy", None) or {}), document)
         pods = self._replicas(spec, document)
-        read_pod(pods, document, scheduling, kubernetes, self.left_out)
+        self._pod_labels(pods, document)
+        read_pod(pods, document, scheduling, kubernetes, self.left_out, raw)
         launched = document.pop("launched_workers", None)
         if launched is not None and workers.isdecimal() and launched != int(workers):
             self.left_out.append(f"spec.nprocPerNode: {workers} here; the command says {launched}, which counts")
@@ -222,6 +270,10 @@ class _Reader:
         nodes = document.pop("launched_nodes", None)
         if nodes is not None and nodes != str(document["nodes"]):
             self.left_out.append(f"the launcher's --nnodes={nodes}: the replicas are {document['nodes']}, which count")
+        least = document.pop("launched_least", None)
+        if least is not None and "elastic" not in document:
+            count = document["nodes"]
+            self.left_out.append(f"the launcher's --nnodes={least}:{nodes}: the spec renders to exactly {count} nodes")
         kubernetes["network_policy"] = False  # the file has none
         if scheduling:
             document["scheduling"] = scheduling
@@ -249,7 +301,19 @@ class _Reader:
         if notes:
             document["annotations"] = {key: str(value) for key, value in notes.items()}
 
-    def _run_policy(self, policy: dict[str, Any], document: dict[str, Any], kubernetes: dict[str, Any]) -> None:
+    def _pod_labels(self, pods: list[dict[str, Any]], document: dict[str, Any]) -> None:
+        """Those of pods alone are the job's, too, in a spec."""
+        own = {labels.QUEUE, labels.PRIORITY, labels.MANAGED_BY, labels.JOB}
+        own |= {labels.TOPOLOGY_REQUIRED, labels.TOPOLOGY_PREFERRED}
+        for section in ("labels", "annotations"):
+            found = (pods[0].get("metadata") or {}).get(section) if pods else None
+            for name, value in (found or {}).items():
+                if name not in own:
+                    document.setdefault(section, {}).setdefault(name, str(value))
+
+    def _run_policy(
+        self, policy: dict[str, Any], document: dict[str, Any], kubernetes: dict[str, Any], default_clean: str | None
+    ) -> None:
         found = policy.pop("restartPolicy", None)
         restart = dict(found) if isinstance(found, dict) else {}
         again: dict[str, Any] = document.setdefault("relaunch", {})
@@ -268,11 +332,12 @@ class _Reader:
                     into[ours] = holder.pop(theirs)
         if timeouts.get("keep_s") == -1:
             del timeouts["keep_s"]
-        if clean := policy.pop("cleanPodPolicy", None):
+        if clean := policy.pop("cleanPodPolicy", default_clean):
             kubernetes["clean_pods"] = _CLEAN.get(str(clean), str(clean))
         rules = [_log_rule(one) for one in policy.pop("logMonitoringConfiguration", None) or []]
         for name, value in (("relaunch", again), ("timeouts", timeouts), ("log_rules", rules)):
-            document.pop(name, None)
+            if name != "timeouts":
+                document.pop(name, None)
             if value:
                 document[name] = value
 
@@ -302,12 +367,12 @@ class _Reader:
                 document["launched_workers"] = int(trainer["numProcPerNode"])
             return [{"spec": {"containers": [container]}}]
         if roles := spec.pop("pytorchReplicaSpecs", None):
-            document["nodes"] = sum(int(role.get("replicas", 1)) for role in _roles(roles))
+            document["nodes"] = self._counted(sum(int(role.get("replicas", 1)) for role in _roles(roles)))
             return [dict(role.get("template") or {}) for role in _roles(roles)]
         groups = [dict(one) for one in spec.pop("replicaSpecs", None) or []]
         if not groups:
             self.left_out.append("spec: names no replicas; nodes is 1")
-        document["nodes"] = sum(int(group.get("replicas", 0)) for group in groups) or 1
+        document["nodes"] = self._counted(sum(int(group.get("replicas", 0)) for group in groups)) if groups else 1
         if len(groups) == 0:
             return [{}]
         if len(groups) == 1:
@@ -316,6 +381,11 @@ class _Reader:
         else:
             document["node_groups"] = [_group(group) for group in groups]
         return [dict(group.get("template") or {}) for group in groups]
+
+    def _counted(self, nodes: int) -> int:
+        if nodes < 1:
+            self.left_out.append("spec: has no replicas, a job that is to start none; nodes is 1")
+        return max(nodes, 1)
 
 
 def _roles(roles: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
 from hyperpod_ext.catalog import labels
 from hyperpod_ext.errors import ConfigError, Problem
-from hyperpod_ext.submit.imports.launch import parse_launch
-from hyperpod_ext.submit.imports.placeholders import HOW, names_in
+from hyperpod_ext.submit.imports.placeholders import HOW
+from hyperpod_ext.submit.kubernetes.imports.command import expanded, read_words
+from hyperpod_ext.submit.kubernetes.imports.raw_command import STARTS_NO_PYTHON, raw_command, starts_no_python
+from hyperpod_ext.submit.kubernetes.imports.volumes_by_name import take_named
 
 _BYTES = {
     "": 1 / 2**20,
@@ -22,9 +24,11 @@ _BYTES = {
     "Ti": 2**20,
     "M": 1e6 / 2**20,
     "G": 1e9 / 2**20,
+    "T": 1e12 / 2**20,
+    "P": 1e15 / 2**20,
+    "Pi": 2**30,
+    "m": 1e-3 / 2**20,
 }
-_AT_RUN_TIME = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "HOSTNAME", "PET_NODE_RANK", "PET_MASTER_ADDR"}
-"""What operators set in the container."""
 _OLD_INSTANCE_TYPE = "beta.kubernetes.io/instance-type"
 
 
@@ -34,29 +38,50 @@ def read_pod(
     scheduling: dict[str, Any],
     kubernetes: dict[str, Any],
     left_out: list[str],
+    raw: bool = False,
 ) -> None:
-    """Put what the first of `pods` says into the three parts; what it says besides goes to `left_out`."""
+    """Put what the first of `pods` says into the three parts; what it says besides goes to `left_out`.
+
+    Args:
+        raw: whether a command that starts no Python file is carried as it is.
+    """
     if not pods:
         return
     spec = dict(pods[0].get("spec") or {})
     containers = spec.pop("containers", None) or [{}]
     container = dict(containers[0])
     container.pop("name", None)
-    read_command(container, document, left_out)
-    read_environment(container.pop("env", None) or [], document, kubernetes, left_out)
+    asked = dict(container)
+    variables = container.pop("env", None) or []
+    read_environment(variables, document, kubernetes, left_out)
+    if container.get("workingDir"):
+        document["working_dir"] = container.pop("workingDir")
+    elsewhere = {str(one.get("name")) for one in variables if one.get("valueFrom")}
+    try:
+        read_command(container, document, left_out, elsewhere)
+    except ConfigError as error:
+        command = raw_command(asked) if raw and starts_no_python(error) else None
+        if command is None:
+            raise
+        document |= command
     _resources(dict(container.pop("resources", None) or {}), document, left_out)
-    _volumes(spec.pop("volumes", None) or [], container.pop("volumeMounts", None) or [], document, left_out)
-    for theirs, ours in (("image", "image"), ("workingDir", "working_dir")):
-        if container.get(theirs):
-            document[ours] = container.pop(theirs)
-    place_script(document, left_out)
+    named, seen = take_named(pods[0].get("spec") or {}, ours=_is_our_file(pods[0]))
+    rest = [one for one in spec.pop("volumes", None) or [] if one not in named]
+    _volumes(rest, [one for one in container.pop("volumeMounts", None) or [] if one not in seen], document, left_out)
+    if named:
+        kubernetes["pod"] = {"volumes": named}
+    if seen:
+        kubernetes["container"] = {"volumeMounts": seen}
+    if container.get("image"):
+        document["image"] = container.pop("image")
+    place_script(document, left_out, in_image=True)
     if policy := container.pop("imagePullPolicy", None):
         kubernetes["pull_policy"] = policy
     if (container.pop("securityContext", None) or {}).get("privileged"):
         kubernetes["privileged"] = True
     container.pop("ports", None)
     selector = dict(spec.pop("nodeSelector", None) or {})
-    instance_type = selector.pop(labels.INSTANCE_TYPE, None) or selector.pop(_OLD_INSTANCE_TYPE, None)
+    instance_type = selector.pop(labels.INSTANCE_TYPE, None) or selector.get(_OLD_INSTANCE_TYPE)
     if instance_type:
         document.setdefault("resources", {})["instance_type"] = instance_type
     if selector:
@@ -80,6 +105,10 @@ def read_pod(
         scheduling["spread"] = False
 
 
+def _is_our_file(pod: Mapping[str, Any]) -> bool:
+    return labels.JOB in str((pod.get("metadata") or {}).get("labels"))
+
+
 def is_own(rule: Any) -> bool:
     """Whether an affinity is what `scheduling.healthy_only` or `scheduling.spread` render to."""
     return labels.NODE_HEALTH in str(rule) or labels.JOB in str(rule)
@@ -92,8 +121,13 @@ def _toleration(one: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def read_command(container: dict[str, Any], document: dict[str, Any], left_out: list[str]) -> None:
+def read_command(
+    container: dict[str, Any], document: dict[str, Any], left_out: list[str], elsewhere: Collection[str] = ()
+) -> None:
     """Script, arguments and numbers of a launcher that starts a Python file.
+
+    Args:
+        elsewhere: variables of the container whose values are not in the file.
 
     Raises:
         ConfigError: there is none, or its number of workers is not known.
@@ -102,30 +136,28 @@ def read_command(container: dict[str, Any], document: dict[str, Any], left_out: 
     words = [str(word) for word in [*command, *(container.pop("args", None) or [])]]
     if not words:
         raise _not_read("names no command: the image starts by itself, and a spec names a script", "")
-    shell = len(words) > 2 and words[0].rpartition("/")[2] in ("sh", "bash") and words[1].startswith("-")
-    script = words[2].replace("$$", "$") if shell else None
-    inner = _words_of(script) if script is not None else words
-    found = parse_launch(inner) if inner else None
+    nodes = str(document.get("nodes", 1))
+    known = {"NNODES": nodes, "PET_NNODES": nodes, "WORLD_SIZE": nodes, **document.get("env", {})}
+    started = read_words(words, known, elsewhere)
+    found = started.launch
     if found is None:
-        raise _not_read("the command starts no Python file by a launcher", shlex.join(words))
-    if script is not None:
-        started = shlex.join(inner or [])
-        left_out += [f"a line of the shell beside the launcher is not run: {line[:100]}" for line in _others(script)]
-        if missing := [name for name in names_in(started) if name not in _AT_RUN_TIME]:
-            raise ConfigError(
-                [
-                    Problem(f"the command needs a value for {name}", "command", hint=HOW.format(name=name))
-                    for name in missing
-                ]
-            )
-    elif missing := list(dict.fromkeys(name for word in inner or [] for name in names_in(word))):
+        raise _not_read(STARTS_NO_PYTHON, shlex.join(words))
+    if started.missing:
         raise ConfigError(
             [
                 Problem(f"the command needs a value for {name}", "command", hint=HOW.format(name=name))
-                for name in missing
+                for name in started.missing
             ]
         )
-    document["script"], document["args"] = found.script, found.args
+    left_out += started.left_out
+    for name, value in started.exports.items():
+        if name.startswith("HPX_"):
+            left_out.append(f"export {name}: the launcher sets it")
+        else:
+            document.setdefault("env", {})[name] = value
+    if started.folder is not None:
+        document["working_dir"] = started.folder
+    document |= found.starts()
     if found.before:
         left_out.append(f"the words before the launcher: {shlex.join(found.before)}")
     if found.launcher not in ("torchrun", "hyperpodrun"):
@@ -137,10 +169,16 @@ def read_command(container: dict[str, Any], document: dict[str, Any], left_out: 
     if found.options.get("rdzv-backend") not in (None, "c10d"):
         left_out.append(f"--rdzv-backend={found.options['rdzv-backend']}: the rendered file has its own rendezvous")
     if found.nodes is not None:
-        document["launched_nodes"] = found.nodes.rpartition(":")[2]
+        least, _colon, most = found.nodes.rpartition(":")
+        document["launched_nodes"] = most
+        if least not in ("", most):
+            document["launched_least"] = least
     if (workers := found.workers) is not None:
         if workers.isdecimal() and int(workers) > 0:
-            document["launched_workers"] = int(workers)
+            count = int(workers)
+            if found.launcher == "accelerate" and count % document.get("nodes", 1) == 0:
+                count //= document.get("nodes", 1)  # its processes are those of all machines
+            document["launched_workers"] = count
         elif workers not in ("auto", "gpu"):
             raise _not_read(f"the number of workers is {workers}, which is no number", shlex.join(words))
     if "inprocess-restart" in found.options:
@@ -152,9 +190,9 @@ def _not_read(message: str, command: str) -> ConfigError:
     return ConfigError([Problem(message, path="command", hint=hint)])
 
 
-def place_script(document: dict[str, Any], left_out: list[str]) -> None:
-    """A script is in the image, or on a volume: a spec says so by naming its folder."""
-    if not document.get("script"):
+def place_script(document: dict[str, Any], left_out: list[str], *, in_image: bool = False) -> None:
+    """A script is in the image, or on a volume: a spec says so by naming its folder, or the image (`in_image`)."""
+    if not document.get("script") or (in_image and document.get("image")):
         return
     script = PurePosixPath(document["script"])
     if script.is_absolute() and "working_dir" not in document:
@@ -169,7 +207,7 @@ def read_environment(
     known: dict[str, str] = {}
     for entry in entries:
         name, source = str(entry.get("name")), entry.get("valueFrom") or {}
-        if "secretKeyRef" in source:
+        if "secretKeyRef" in source and "optional" not in source["secretKeyRef"]:
             reference = source["secretKeyRef"]
             found = {"name": name, "secret": reference.get("name"), "key": reference.get("key")}
             kubernetes.setdefault("secret_env", []).append(found)
@@ -181,17 +219,12 @@ def read_environment(
             left_out.append(f"variable {name}: the launcher sets it")
         else:
             text = str(entry.get("value", ""))
-            value = _expanded(text, known)
+            value = expanded(text, known)
             if re.search(r"(?<!\$)\$\(\w+\)", value):
                 left_out.append(f"variable {name}: it refers to {value}, which has no value in the file")
             elif value != text.replace("$$", "$"):
                 left_out.append(f"variable {name}: {text} was replaced by {value}, which it comes to")
             document.setdefault("env", {})[name] = known[name] = value
-
-
-def _expanded(text: str, known: Mapping[str, str]) -> str:
-    """As Kubernetes replaces `$(NAME)` by variables before this one, and `$$` by one dollar."""
-    return re.sub(r"\$\$|\$\((\w+)\)", lambda match: "$" if match[0] == "$$" else known.get(match[1], match[0]), text)
 
 
 def _resources(resources: dict[str, Any], document: dict[str, Any], left_out: list[str]) -> None:
@@ -232,7 +265,7 @@ def amount(text: str, name: str) -> float:
 
 def mebibytes(text: str) -> int:
     """An amount of Kubernetes, `32Gi`, in MiB, at least 1."""
-    match = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", text)
+    match = re.fullmatch(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)", text)
     try:
         return max(int(float(match[1]) * _BYTES[match[2]]), 1) if match else 1
     except (ValueError, KeyError):
@@ -252,7 +285,7 @@ def _volumes(
         elif path == "/dev/shm" and one["kind"] == "scratch" and one.get("in_memory"):
             if one.get("size_mib"):
                 document["shared_memory_mib"] = one["size_mib"]
-        elif path != labels.SECRET_DIR:
+        elif mount.get("name") not in (labels.ADDRESSES_VOLUME, labels.SECRET_VOLUME) and path != labels.SECRET_DIR:
             found.append(one)
     if found:
         document["volumes"] = found
@@ -275,30 +308,3 @@ def _volume(source: Mapping[str, Any], path: str, mount: Mapping[str, Any]) -> d
     if secret := source.get("secret"):
         return {"kind": "secret", "path": path, "secret": secret.get("secretName")}
     return None
-
-
-_LAUNCH = re.compile(
-    r"(?:^|\n|&&|;)\s*(?:exec\s+)?"
-    r"((?:\S*/)?(?:hyperpodrun|torchrun|accelerate|deepspeed|composer|python[0-9.]*|python\.sh)\s(?:[^\n\\]|\\\n|\\.)*)"
-)
-
-
-def _words_of(script: str) -> list[str] | None:
-    """The launcher's command line in a shell script, or None where there is none that starts a Python file."""
-    for match in _LAUNCH.finditer(script):
-        try:
-            words = shlex.split(match[1].replace("\\\n", " "), comments=True)
-        except ValueError:
-            continue
-        if parse_launch(words) is not None:
-            return words
-    return None
-
-
-def _others(script: str) -> list[str]:
-    """Lines of the script besides the one that launches."""
-    for match in _LAUNCH.finditer(script):
-        script = script.replace(match[1], "", 1)
-        break
-    lines = [line.strip() for line in re.split(r"\n|;|&&", script.replace("\\\n", " "))]
-    return [line for line in lines if line and not line.startswith("#") and line not in ("exec", "set -e", "set -ex")]
