@@ -11,6 +11,7 @@ nothing else.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -89,11 +90,19 @@ class UnavailableError(Exception):
 
 
 def install() -> None:
-    """Build the server, unless it is there. What was built before an interruption is not built again."""
+    """Build the server, unless it is there. What was built before an interruption is not built again; of several
+    processes that ask for it one builds, and the others wait."""
     if BINARY.exists():
         return
-    work = FOLDER / "work"
-    work.mkdir(parents=True, exist_ok=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with (FOLDER / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not BINARY.exists():
+            _build(FOLDER / "work")
+
+
+def _build(work: Path) -> None:
+    work.mkdir(exist_ok=True)
     command = ["nice", "sh", "-c", _BUILD, "sh", str(work), _KEYRING]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=1800)

@@ -185,6 +185,7 @@ def test_a_job_whose_nodes_others_need_goes_on_later_with_the_same_losses(
 
 def went_on(place: Place, job: str, losses: dict[str, float]) -> None:
     """A second start of the job makes the steps that are left, from the one that was saved when it was told to end."""
+    until(lambda: (place.start_dir(job, "0.0") / "report.json").exists())  # a time limit is a minute at least
     until(lambda: (place.start_dir(job, "1.0") / "events.jsonl").exists())
     place.cluster.ask("scontrol", "update", f"JobId={job}", "TimeLimit=10")
     hurry(place, job, "1.0")
