@@ -21,7 +21,7 @@ from hyperpod_ext.submit.plan import make_plan
 
 TRAIN = """\
 import os, pathlib, sys
-os.write(1, f"from {os.environ['RANK']}\n".encode())
+os.write(1, f"from {os.environ['RANK']}\\n".encode())
 pathlib.Path(f"rank{os.environ['RANK']}").write_text(f"{os.environ['WORLD_SIZE']} {sys.argv[1:]}")
 """
 
