@@ -636,7 +636,8 @@ def _faults(script: Script, draw: random.Random) -> None:
     last = STEPS - 3 if "early stop" in script.traits else STEPS
     steps = draw.sample(range(1, last + 1), draw.randint(1, 3))
     for step in sorted(steps):
-        phase = draw.choice(("data", "forward", "backward", "optimizer", "rest"))
+        seldom = "an optimizer's step every other step" in script.traits  # one phase comes at some steps only
+        phase = draw.choice(("data", "forward", "backward", *(() if seldom else ("optimizer", "rest"))))
         if script.parallel == "tp" and phase in ("optimizer", "rest"):
             phase = "backward"
         kind = draw.choice(("sigkill", "sigkill", "exception"))

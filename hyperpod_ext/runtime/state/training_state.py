@@ -151,6 +151,9 @@ class TrainingState:
         for value in self._objects.values():
             if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
                 value.zero_grad(set_to_none=True)
+                if isinstance(value, torch.optim.Optimizer):  # a scaler left it these for a step that was never ended
+                    for name in ("grad_scale", "found_inf"):
+                        vars(value).pop(name, None)
             elif isinstance(value, torch.amp.GradScaler):  # it remembers whose gradients it has unscaled
                 value._per_optimizer_states.clear()
 

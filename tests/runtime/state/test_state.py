@@ -259,3 +259,22 @@ def test_a_module_with_an_attribute_named_buffers_is_restored():
     saved, fresh = NamesOfItsOwn(), NamesOfItsOwn()
     TrainingState({"model": fresh}).load([snapshot_of(TrainingState({"model": saved}))])
     assert torch.equal(fresh.weight, saved.weight)
+
+
+def test_what_a_scaler_left_on_an_optimizer_for_a_step_that_did_not_end_is_forgotten():
+    """Fused optimizers unscale by it; it would be multiplied with that of the next step."""
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+
+    def abort(*_: object) -> None:
+        raise RuntimeError("the generation is over")
+
+    hook = optimizer.register_step_pre_hook(abort)
+    scaler.scale(model(torch.ones(2, 3)).mean()).backward()
+    with pytest.raises(RuntimeError, match="is over"):
+        scaler.step(optimizer)
+    hook.remove()
+    TrainingState({"model": model, "optimizer": optimizer, "scaler": scaler}).clear_gradients()
+    assert not hasattr(optimizer, "grad_scale")
+    assert not hasattr(optimizer, "found_inf")
