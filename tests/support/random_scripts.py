@@ -35,6 +35,8 @@ class Script:
     """Lines before `run.restore`, in each call of the training function."""
     before: list[str] = field(default_factory=list)
     """Lines between `run.restore` and the loop."""
+    sample: list[str] = field(default_factory=list)
+    """Lines that give `x` and `wanted` of one micro-batch, for `micro` of `MICRO`."""
     body: list[str] = field(default_factory=list)
     loop: str = "for step in run.steps(STEPS):"
     traits: list[str] = field(default_factory=list)
@@ -354,7 +356,7 @@ def _schedule(script: Script, draw: random.Random) -> None:
 
 
 def _data(script: Script, draw: random.Random) -> None:
-    """Lines that give `x` and `wanted` of one micro-batch, for `micro` of `MICRO`."""
+    """Where samples come from."""
     kind = draw.choice(
         [
             *("global", "numpy", "python", "torch generator", "numpy generator", "python generator"),
@@ -412,7 +414,7 @@ def _data(script: Script, draw: random.Random) -> None:
         samples[kind] = ["x, weight = next(batches)"]
     script.body.append("total = torch.zeros(())")
     script.body.append("losses_of_step = []")
-    script._sample = "\n".join([*samples[kind], "wanted = x.sum(1).tanh()"])  # type: ignore[attr-defined]
+    script.sample = [*samples[kind], "wanted = x.sum(1).tanh()"]
 
 
 _GENERATORS = {
@@ -475,7 +477,7 @@ def _step(script: Script, draw: random.Random) -> None:
     zero = [f"{name}.zero_grad(set_to_none={draw.random() < 0.5})" for name in optimizers]
     if not zero_last:
         script.body += zero
-    inside = [script._sample]  # type: ignore[attr-defined]
+    inside = [*script.sample]
     if script.parallel == "ddp" and sync:
         inside.append("parallel.require_backward_grad_sync = micro == MICRO - 1")
         script.traits.append("no_sync")
