@@ -18,7 +18,7 @@ from hyperpodrun_env import hyperpodrun
 WORKERS = ["--nnodes", "2", "--nproc-per-node", "2", "--tee", "3", "--redirect", "3", "--server-log-level", "warning"]
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import launched
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow]
 
 
 @pytest.mark.thorough

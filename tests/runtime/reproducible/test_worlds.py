@@ -16,7 +16,7 @@ import whole_run
 
 WORLDS = Path(__file__).with_name("worlds.py")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow]
 
 
 def hashes_of(folder: Path, *kinds: str, steps: int = 9, sizes: str = "1,4") -> dict[str, dict[str, str]]:

@@ -189,7 +189,6 @@ def run(aws_python: Path, private_mounts: list[str], host: str, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
 def test_every_call_of_aws_s_client(aws_python: Path, memory_server: subprocess.Popen[bytes], host: str) -> None:
     command = [str(aws_python), "-c", EVERY_CALL, f"http://{host}:{urlsplit(AWS_URL).port}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
