@@ -28,12 +28,14 @@ import whole_run
 
 AGENT = "hyperpod_ext.runtime.agent.__main__"
 MEMORY_SERVER = "hyperpod_ext.runtime.memory_server.__main__"
+OPERATOR_API = "hyperpod_ext.runtime.operator_api.__main__"
 S3 = "hyperpod_ext.runtime.storage.s3_requests"
 LIGHT = (MEMORY_SERVER, "awscrt.checksums", "cryptography.hazmat.primitives.ciphers", S3)
 """What a memory server needs."""
 WHOLE = (
     *LIGHT,
     AGENT,
+    OPERATOR_API,
     "hyperpod_ext.runtime.agent.fork_server",
     "hyperpod_ext.runtime.training.loop",
     "torch.distributed.fsdp",

@@ -1,0 +1,281 @@
+"""A job on pods that an operator drives, and kills of ranks, agents, pods and the operator: all of it from a seed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import launched
+import operator_process
+import warm
+from event_log import events_in
+from waiting import PATIENCE_S, until
+
+from hyperpod_ext.ports import free_port
+from hyperpod_ext.processes import descendants, is_alive
+from hyperpod_ext.scratch import remove_abandoned
+
+STEPS = 40
+STEP_S = 0.05
+NODES, EACH = 2, 2
+_LOOK_S = 0.01
+_BUDGET = 50
+RESTART = {
+    "max_restarts": _BUDGET,
+    "max_on_node": _BUDGET,
+    "max_in_process": _BUDGET,
+    "max_node_losses": _BUDGET,
+    "quarantine_after": _BUDGET,
+    "node_wait_s": PATIENCE_S,
+}
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One fault."""
+
+    what: str
+    """`rank`; `agent`: the first process of a pod, alone; `pod`: all of its processes; `operator`."""
+    which: int
+    """Rank, or node."""
+    step: int
+    """It strikes once some rank has made this step."""
+    delay_s: float
+    """And so long after that, or after the kill before."""
+    beside: bool
+    """It does not wait for its step: the job may be mending what was before."""
+    comes_back: bool
+    """The pod's container starts again in its place; else another pod comes. Of an operator, whether at once."""
+
+
+def plan(seed: int) -> list[Kill]:
+    """What happens to the job of this seed."""
+    chance = random.Random(f"pods {seed}")
+    steps = sorted(chance.randrange(1, STEPS - 2) for _ in range(chance.randint(2, 4)))
+    kinds = [chance.choices(("rank", "agent", "pod", "operator"), (30, 25, 15, 30))[0] for _ in steps]
+    return [
+        Kill(
+            what,
+            chance.randrange(NODES * EACH if what == "rank" else NODES),
+            step,
+            round(chance.random() * (1.5 if (beside := place > 0 and chance.random() < 0.4) else 0.1), 3),
+            beside,
+            chance.random() < 0.5,
+        )
+        for place, (what, step) in enumerate(zip(kinds, steps, strict=True))
+    ]
+
+
+@dataclass
+class Pod:
+    """One that the operator may use, at an address of its own."""
+
+    number: int
+    folder: Path
+    runs: Any = None
+    """Its first process."""
+    comes_back: bool = False
+    seen: set[int] = field(default_factory=set)
+    """Its processes, as far as they were seen."""
+
+    @property
+    def ip(self) -> str:
+        return f"127.0.1.{self.number + 1}"
+
+    def look(self) -> None:
+        self.seen |= {self.runs.pid, *descendants(self.runs.pid)}
+
+
+@dataclass
+class Pods:
+    """The job, its pods and its operator.
+
+    Args:
+        folder: an empty one with a short path, for sockets.
+        durable: where checkpoints go.
+    """
+
+    folder: Path
+    launcher: str = "ours"
+    pods: list[Pod] = field(default_factory=list)
+    gone: list[Pod] = field(default_factory=list)
+    operator: subprocess.Popen[bytes] | None = None
+    operator_at: float = 0.0
+    """When one is started, if there is none."""
+    told: list[str] = field(default_factory=list)
+    """What was done."""
+
+    def __post_init__(self) -> None:
+        self.job = launched.Launched(self.folder / "job", norm="LayerNorm", durable=True, steps=STEPS)
+        self.job.folder.parent.mkdir(exist_ok=True)
+        self.port = launched.free_ports()
+        env = self.job.env()
+        runtime = json.loads(env["HPX_RUNTIME"]) | {"restart": RESTART}
+        runtime["checkpoint"]["tiers"].append({"kind": "peer"})
+        self.env = {**env, "HPX_RUNTIME": json.dumps(runtime), "HPX_TEST_SECONDS": str(STEP_S)}
+        self._write("job.json", {"nodes": NODES, "port": self.port, "phase": "begin", "version": 0, "faults": []})
+
+    def run(self, kills: list[Kill], spares: int) -> None:
+        """To its end."""
+        for _ in range(NODES + spares):
+            self._add_pod()
+        left, last = list(kills), time.monotonic()
+        due: float | None = None
+        deadline = time.monotonic() + PATIENCE_S
+        while self.phase != "over":
+            now = time.monotonic()
+            assert now < deadline, "the job does not come to its end"
+            self._look(now)
+            if left and due is None and (left[0].beside or self.newest_step() >= left[0].step):
+                due = (last if left[0].beside else now) + left[0].delay_s
+            if left and due is not None and now >= due and self.phase not in ("end", "over"):
+                kill = left.pop(0)
+                self._strike(kill)
+                last, due, deadline = now, None, now + PATIENCE_S
+            time.sleep(_LOOK_S)
+
+    @property
+    def phase(self) -> str:
+        return str(self.decided["phase"])
+
+    @property
+    def decided(self) -> dict[str, Any]:
+        return json.loads((self.folder / "job.json").read_text())
+
+    def events(self) -> list[dict[str, Any]]:
+        return events_in(self.job.folder / "events.jsonl") or self.job.events()
+
+    def newest_step(self) -> int:
+        return max((event["step"] for event in self.events() if event["event"] == "step"), default=0)
+
+    def losses(self) -> dict[int, float]:
+        """Of each step; one that was made twice had the same both times."""
+        found: dict[int, float] = {}
+        for event in self.events():
+            if event["event"] == "step":
+                assert found.setdefault(event["step"], event["loss"]) == event["loss"], event
+        return found
+
+    def report(self) -> dict[str, Any]:
+        """The job's own, or of its ranks' events where they write them."""
+        file = self.job.folder / "report.json"
+        return json.loads(file.read_text()) if file.exists() else self.job.report()
+
+    # --- what the cluster does --------------------------------------------------------------------
+
+    def _look(self, now: float) -> None:
+        """A container that ended comes again, or another pod does; so does the operator, when it is time."""
+        for pod in list(self.pods):
+            pod.look()
+            if pod.runs.poll() is not None and self.phase not in ("end", "over"):
+                self.told.append(f"pod {pod.number} ended with {pod.runs.poll()}")
+                if pod.comes_back:
+                    pod.comes_back = False
+                    self._start(pod)
+                else:
+                    self.pods.remove(pod)
+                    self.gone.append(pod)
+                    self._add_pod()
+        if self.operator is not None and self.operator.poll() not in (None, -signal.SIGKILL):
+            assert self.operator.returncode == 0, "the operator has failed"
+        if (self.operator is None or self.operator.poll() is not None) and now >= self.operator_at:
+            with (self.folder / "operator.log").open("ab") as log:
+                command = [sys.executable, "-S", operator_process.__file__, str(self.folder)]
+                self.operator = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def _add_pod(self) -> None:
+        number = len(self.pods) + len(self.gone)
+        pod = Pod(number, self.folder / f"p{number}")
+        pod.folder.mkdir(mode=0o700)
+        self.pods.append(pod)
+        self._start(pod)
+        self._write("pods.json", [one.ip for one in self.pods])
+
+    def _start(self, pod: Pod) -> None:
+        at = ["--server-host", pod.ip, "--server-port", str(self.port)]
+        shape = ["--nnodes", str(NODES), "--nproc-per-node", str(EACH), "--rdzv-port", str(self.port + 1)]
+        environ = {**os.environ, **self.env, "TMPDIR": str(pod.folder)}
+        with (self.folder / f"pod{pod.number}.log").open("ab") as log:
+            pod.runs = warm.start(warm.OPERATOR_API, [*at, *shape, "--", str(launched.TINY)], env=environ, log=log)
+
+    def _strike(self, kill: Kill) -> None:
+        self.told.append(f"{kill}, at step {self.newest_step()}, {self.phase}")
+        match kill.what:
+            case "operator":
+                if self.operator is not None:
+                    self.operator.kill()
+                    self.operator.wait()
+                self.operator_at = time.monotonic() + (0 if kill.comes_back else 2 * kill.delay_s)
+            case "rank":
+                pids = [e["pid"] for e in self.events() if e["event"] == "worker_started" and e["rank"] == kill.which]
+                if pids and is_alive(pids[-1]):
+                    os.kill(pids[-1], signal.SIGKILL)
+            case _:
+                self._strike_pod(kill)
+
+    def _strike_pod(self, kill: Kill) -> None:
+        active = self.decided.get("active", [])
+        for pod in [pod for pod in self.pods if active and pod.ip == active[kill.which]]:
+            pod.comes_back = kill.comes_back
+            pod.look()
+            pod.runs.kill()
+            if kill.what == "pod":
+                for pid in pod.seen:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            pod.runs.wait(PATIENCE_S)
+
+    def _write(self, name: str, what: Any) -> None:
+        draft = self.folder / f"{name}.draft"
+        draft.write_text(json.dumps(what))
+        draft.replace(self.folder / name)
+
+    # --- afterwards -------------------------------------------------------------------------------
+
+    def assert_nothing_left(self) -> None:
+        """No process, and no folder but those of pods that were killed, which the next agent there removes."""
+        for pod in (*self.pods, *self.gone):
+            until(lambda pod=pod: not [pid for pid in pod.seen if is_alive(pid)], f"of pod {pod.number} something runs")
+            if pod.runs.poll() != 0:
+                remove_abandoned(within=pod.folder)
+            assert not list(pod.folder.iterdir()), f"pod {pod.number} has left {list(pod.folder.iterdir())}"
+
+    def end(self) -> None:
+        """Whatever happened: everything is ended, and what it said is printed."""
+        if self.operator is not None:
+            self.operator.kill()
+            self.operator.wait()
+        for pod in (*self.pods, *self.gone):
+            for pid in pod.seen:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        print("\n".join(self.told), "\n", self.decided)
+        for log in sorted(self.folder.glob("*.log")):
+            print(f"--- {log.name}\n{log.read_text()[-5000:]}")
+        for name in ("refused.jsonl",):
+            if (self.folder / name).exists():
+                print(f"--- {name}\n{(self.folder / name).read_text()[-3000:]}")
+
+
+@contextlib.contextmanager
+def pods(launcher: str = "ours") -> Iterator[Pods]:
+    """A job that is ready to be run."""
+    folder = Path(tempfile.mkdtemp(prefix="k", dir="/tmp"))
+    made = Pods(folder, launcher)
+    try:
+        yield made
+    finally:
+        made.end()
+        shutil.rmtree(folder)
