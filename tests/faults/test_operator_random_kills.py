@@ -9,7 +9,6 @@ import os
 from typing import Any
 
 import pytest
-import random_pods
 import whole_run
 from random_pods import STEPS, plan, pods
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,6 @@ import warm
 from event_log import events_in
 from waiting import PATIENCE_S, until
 
-from hyperpod_ext.ports import free_port
 from hyperpod_ext.processes import descendants, is_alive
 from hyperpod_ext.scratch import remove_abandoned
 
@@ -31,6 +31,8 @@ STEPS = 40
 STEP_S = 0.05
 NODES, EACH = 2, 2
 _LOOK_S = 0.01
+_TORCHS_OWN = "torchinductor_"
+"""Its cache, which it makes on import."""
 _BUDGET = 50
 RESTART = {
     "max_restarts": _BUDGET,
@@ -250,23 +252,27 @@ class Pods:
             until(lambda pod=pod: not [pid for pid in pod.seen if is_alive(pid)], f"of pod {pod.number} something runs")
             if pod.runs.poll() != 0:
                 remove_abandoned(within=pod.folder)
-            assert not list(pod.folder.iterdir()), f"pod {pod.number} has left {list(pod.folder.iterdir())}"
+            left = [path.name for path in pod.folder.iterdir() if not path.name.startswith(_TORCHS_OWN)]
+            assert not left, f"pod {pod.number} has left {left}"
 
     def end(self) -> None:
         """Whatever happened: everything is ended, and what it said is printed."""
         if self.operator is not None:
             self.operator.kill()
             self.operator.wait()
+        print("\n".join(self.told), "\n", self.decided)
+        for log in sorted(self.folder.glob("*.log")):
+            print(f"--- {log.name}\n{log.read_text()[-5000:]}")
+        if (refused := self.folder / "refused.jsonl").exists():
+            print(f"--- refused\n{refused.read_text()[-3000:]}")
+        print("--- events", *[event for event in self.events() if event["event"] != "step"][-40:], sep="\n")
+        for pod in self.pods:
+            with contextlib.suppress(OSError, ValueError):
+                print(urllib.request.urlopen(f"http://{pod.ip}:{self.port}/status", timeout=5).read().decode())
         for pod in (*self.pods, *self.gone):
             for pid in pod.seen:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        print("\n".join(self.told), "\n", self.decided)
-        for log in sorted(self.folder.glob("*.log")):
-            print(f"--- {log.name}\n{log.read_text()[-5000:]}")
-        for name in ("refused.jsonl",):
-            if (self.folder / name).exists():
-                print(f"--- {name}\n{(self.folder / name).read_text()[-3000:]}")
 
 
 @contextlib.contextmanager

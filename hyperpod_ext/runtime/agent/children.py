@@ -17,6 +17,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -161,25 +162,44 @@ class ForkServerEndedError(JobFailedError):
     """There is no process any more that forks workers."""
 
 
-class ForkServer:
-    """The agent's end of the fork server: ask for a worker, get its process id."""
+@dataclass(frozen=True)
+class ForkServerProcess:
+    """One that imports, or has; nobody has asked it for a worker yet."""
 
-    def __init__(self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.pid, self._reader, self._writer = pid, reader, writer
-        self._asking = asyncio.Lock()
-        self._spares: dict[int, int | Callable[[int], None] | None] = {}
-        """Of each warm spare what hears of its end, or the status with which it has ended. None: nobody, not yet."""
+    pid: int
+    line: socket.socket
 
     @classmethod
-    async def start(cls, preload: tuple[str, ...], environ: Mapping[str, str]) -> ForkServer:
+    def start(cls, preload: Sequence[str], environ: Mapping[str, str]) -> ForkServerProcess:
         """Start it; its imports go on beside whatever the caller does next."""
         ours, theirs = socket.socketpair()
         line = theirs.fileno()
         arguments = [str(os.getpid()), str(line), *preload]
         pid = start_module("hyperpod_ext.runtime.agent.fork_server", arguments, environ, pass_fds=[line])
         theirs.close()
-        reader, writer = await asyncio.open_connection(sock=ours)
-        return cls(pid, reader, writer)
+        return cls(pid, ours)
+
+
+class ForkServer:
+    """The agent's end of the fork server: ask for a worker, get its process id.
+
+    Args:
+        environ: what each worker has beside the process's own environment.
+    """
+
+    def __init__(
+        self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, environ: Mapping[str, str]
+    ) -> None:
+        self.pid, self._reader, self._writer, self._environ = pid, reader, writer, environ
+        self._asking = asyncio.Lock()
+        self._spares: dict[int, int | Callable[[int], None] | None] = {}
+        """Of each warm spare what hears of its end, or the status with which it has ended. None: nobody, not yet."""
+
+    @classmethod
+    async def of(cls, process: ForkServerProcess, environ: Mapping[str, str]) -> ForkServer:
+        """The end of this process, which may have imported everything long ago."""
+        reader, writer = await asyncio.open_connection(sock=process.line)
+        return cls(process.pid, reader, writer, environ)
 
     async def ready(self) -> float:
         """Wait for the imports; returns the seconds they took.
@@ -196,7 +216,7 @@ class ForkServer:
         Raises:
             JobFailedError: it could not, or it ended.
         """
-        answer = await self._ask({"argv": argv, "env": dict(env), "cwd": str(cwd), "log": str(log)})
+        answer = await self._ask({"argv": argv, "env": {**self._environ, **env}, "cwd": str(cwd), "log": str(log)})
         return int(answer["pid"]), bool(answer["warm"])
 
     async def adopt_orphans(self) -> None:

@@ -18,7 +18,13 @@ from hyperpod_ext.config.job.runtime import ENV_RUNTIME
 from hyperpod_ext.errors import ConflictError, HyperpodExtError, JobFailedError
 from hyperpod_ext.ports import free_port
 from hyperpod_ext.processes import become_subreaper, describe_exit, kill_descendants
-from hyperpod_ext.runtime.agent.children import ForkServer, ForkServerEndedError, MemoryServer, on_exit
+from hyperpod_ext.runtime.agent.children import (
+    ForkServer,
+    ForkServerEndedError,
+    ForkServerProcess,
+    MemoryServer,
+    on_exit,
+)
 from hyperpod_ext.runtime.agent.coordinator_client import CoordinatorClient
 from hyperpod_ext.runtime.agent.election import ElectionListener, places_for
 from hyperpod_ext.runtime.agent.last_step import LastStep
@@ -65,8 +71,9 @@ class Node:
         settings: NodeSettings,
         watch: Callable[[c.ToAgent | c.FromAgent], None] | None = None,
         log_rules: Sequence[LogRule] = (),
+        fork_server: ForkServerProcess | None = None,
     ) -> None:
-        self._settings, self._watch = settings, watch
+        self._settings, self._watch, self._prepared = settings, watch, fork_server
         log, rules = (
             settings.run_dir / "logs" / "rank0.log",
             LogRules([*of_spec(settings.config.log_rules), *log_rules]),
@@ -143,7 +150,8 @@ class Node:
             await self._coordinate_first()
         self._memory_socket.unlink(missing_ok=True)  # of an agent that was killed
         environ = self._worker_environ()
-        fork_server = await ForkServer.start(self._config.restart.preload, environ)
+        process = self._prepared or ForkServerProcess.start(self._config.restart.preload, environ)
+        fork_server = await ForkServer.of(process, dict(environ.items() - os.environ.items()))
         on_exit(fork_server.pid, lambda status: self._lose(f"the process that forks workers {describe_exit(status)}"))
         self._fork_server = fork_server
         self._start_memory_server(self._memory_socket)

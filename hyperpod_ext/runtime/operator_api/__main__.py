@@ -13,13 +13,15 @@ import ipaddress
 import os
 import sys
 import threading
+from collections.abc import Collection
 from pathlib import Path
 
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.config.resize import allowed_sizes
 from hyperpod_ext.errors import ConflictError, HyperpodExtError
-from hyperpod_ext.processes import kill_descendants
+from hyperpod_ext.processes import become_subreaper, kill_descendants
 from hyperpod_ext.runtime.agent.__main__ import socket_dir
+from hyperpod_ext.runtime.agent.children import ForkServerProcess
 from hyperpod_ext.runtime.container_kubernetes import print_logs
 from hyperpod_ext.runtime.ipc.environment import ENV_RUN_DIR
 from hyperpod_ext.runtime.operator_api.agent_here import AgentHere
@@ -31,20 +33,30 @@ def main() -> None:
     run_dir = Path(os.environ.get(ENV_RUN_DIR, "hpx-run"))
     logs = run_dir / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    ended = threading.Event()
-    printer = threading.Thread(target=print_logs, args=(logs, ended))
-    printer.start()
     try:
         with socket_dir() as private:
-            code = _serve(arguments, run_dir, private)
+            code = _print_and_serve(arguments, run_dir, private)
     except HyperpodExtError as error:
         sys.stderr.write(f"hyperpod_ext: {error}\n")
         code = error.exit_code
+    sys.exit(code)
+
+
+def _print_and_serve(arguments: argparse.Namespace, run_dir: Path, private: Path) -> int:
+    config = RuntimeConfig.from_json(os.environ[ENV_RUNTIME]) if ENV_RUNTIME in os.environ else None
+    ended = threading.Event()
+    printer = threading.Thread(target=print_logs, args=(run_dir / "logs", ended))
+    become_subreaper()
+    # a spare has its imports done when it gets a rank; before there are threads, so that it can be forked from here
+    preload = (config or RuntimeConfig(name="job", nodes=1, workers_per_node=1)).restart.preload
+    agent = AgentHere(arguments, run_dir, private, ForkServerProcess.start(preload, dict(os.environ)))
+    printer.start()
+    try:
+        return _serve(arguments, agent, _sizes(arguments, config))
     finally:
         kill_descendants(os.getpid())
         ended.set()
         printer.join()
-    sys.exit(code)
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -79,10 +91,9 @@ def _network(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _serve(arguments: argparse.Namespace, run_dir: Path, private: Path) -> int:
+def _serve(arguments: argparse.Namespace, agent: AgentHere, sizes: Collection[int]) -> int:
     """Until somebody wants the pod to end; returns its exit code."""
-    agent = AgentHere(arguments, run_dir, private)
-    api = OperatorApi(agent, arguments.nnodes, arguments.allow, _sizes(arguments))
+    api = OperatorApi(agent, arguments.nnodes, arguments.allow, sizes)
     host, port = arguments.server_host, arguments.server_port
     with contextlib.ExitStack() as stack:
         try:
@@ -94,9 +105,8 @@ def _serve(arguments: argparse.Namespace, run_dir: Path, private: Path) -> int:
         return agent.run(api)
 
 
-def _sizes(arguments: argparse.Namespace) -> tuple[int, ...]:
+def _sizes(arguments: argparse.Namespace, config: RuntimeConfig | None) -> tuple[int, ...]:
     """Numbers of nodes that the job may have; none, if it is not elastic."""
-    config = RuntimeConfig.from_json(os.environ[ENV_RUNTIME]) if ENV_RUNTIME in os.environ else None
     if config is None or config.elastic is None:
         return ()
     return allowed_sizes(config.elastic, arguments.nnodes, arguments.nproc_per_node, config.global_batch_size)

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from hyperpod_ext.errors import HyperpodExtError
 from hyperpod_ext.runtime.agent.arguments import parse, read_settings
+from hyperpod_ext.runtime.agent.children import ForkServerProcess
 from hyperpod_ext.runtime.agent.coordinator_client import ExcludedError
 from hyperpod_ext.runtime.agent.node import Node
 from hyperpod_ext.runtime.events.log import REPORT
@@ -49,10 +50,14 @@ class AgentHere:
 
     Args:
         arguments: of the pod: nodes, workers, port of the rendezvous, script.
+        fork_server: for the first `Node`. It imports while the pod waits, as one of a spare does.
     """
 
-    def __init__(self, arguments: argparse.Namespace, run_dir: Path, private: Path) -> None:
+    def __init__(
+        self, arguments: argparse.Namespace, run_dir: Path, private: Path, fork_server: ForkServerProcess | None = None
+    ) -> None:
         self._arguments, self._run_dir, self._private = arguments, run_dir, private
+        self._fork_server = fork_server
         self._orders: queue.SimpleQueue[tuple[int, NodeStart] | int] = queue.SimpleQueue()
         self._wanted = 0
         """Number of the newest order; what an older one started is to end."""
@@ -199,7 +204,8 @@ class AgentHere:
         )
         self._rank, self._name = rank, settings.config.name
         self._has_time = bool(settings.config.checkpoint.durable() or settings.config.elastic)
-        node = Node(settings, lambda message: self._hear(listener, message), self._rules_of(at))
+        fork_server, self._fork_server = self._fork_server, None
+        node = Node(settings, lambda message: self._hear(listener, message), self._rules_of(at), fork_server)
         task = asyncio.ensure_future(node.run())
         self._running = (asyncio.get_running_loop(), task, node)
         if number != self._wanted:

@@ -34,7 +34,7 @@ async def ready(folder: Path, device: Path, modules: list[str]) -> float:
         process = subprocess.Popen(command, env=environ, pass_fds=[line])
     reader, writer = await asyncio.open_connection(sock=ours)
     try:
-        return await ForkServer(process.pid, reader, writer).ready()
+        return await ForkServer(process.pid, reader, writer, {}).ready()
     finally:
         writer.close()
         await asyncio.to_thread(process.wait)
