@@ -14,6 +14,8 @@ from random_pods import STEPS, plan, pods
 
 ONE = os.environ.get("HPX_PODS_SEED")
 SEEDS = [int(ONE)] if ONE else range(50)
+OF_OURS = 44
+"""Pods of later seeds run AWS's agent."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -33,13 +35,7 @@ def wanted(tmp_path_factory: pytest.TempPathFactory, job_class: Any) -> dict[str
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_job_is_lost_whatever_is_killed(seed: int, wanted: dict[str, Any]) -> None:
-    with pods() as running:
+    with pods("hyperpodrun" if seed >= OF_OURS else "ours") as running:
         running.run(plan(seed), spares=seed % 2)
-        assert running.losses() == {int(step): loss for step, loss in wanted["losses"].items()}
-        report = running.report()
-        assert (report["state"], report["weights"], report["metrics"]) == (
-            "succeeded",
-            wanted["weights"],
-            wanted["metrics"],
-        )
+        running.assert_equal(wanted)
         running.assert_nothing_left()

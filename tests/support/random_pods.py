@@ -22,6 +22,7 @@ import launched
 import operator_process
 import warm
 from event_log import events_in
+from hyperpodrun_env import hyperpodrun
 from waiting import PATIENCE_S, until
 
 from hyperpod_ext.processes import descendants, is_alive
@@ -31,8 +32,8 @@ STEPS = 40
 STEP_S = 0.05
 NODES, EACH = 2, 2
 _LOOK_S = 0.01
-_TORCHS_OWN = "torchinductor_"
-"""Its cache, which it makes on import."""
+_OURS = ("hpx", "prefork", "pymp")
+"""What folders and sockets of ours begin with. torch makes a folder for its cache on import."""
 _BUDGET = 50
 RESTART = {
     "max_restarts": _BUDGET,
@@ -106,7 +107,7 @@ class Pods:
 
     Args:
         folder: an empty one with a short path, for sockets.
-        durable: where checkpoints go.
+        launcher: what runs in the pods: `ours`, or `hyperpodrun`.
     """
 
     folder: Path
@@ -116,6 +117,8 @@ class Pods:
     operator: subprocess.Popen[bytes] | None = None
     operator_at: float = 0.0
     """When one is started, if there is none."""
+    losses: dict[int, float] = field(default_factory=dict)
+    """Of each step that was seen. One that is made twice has the same both times."""
     told: list[str] = field(default_factory=list)
     """What was done."""
 
@@ -140,13 +143,15 @@ class Pods:
             now = time.monotonic()
             assert now < deadline, "the job does not come to its end"
             self._look(now)
-            if left and due is None and (left[0].beside or self.newest_step() >= left[0].step):
+            newest = self.newest_step()
+            if left and due is None and (left[0].beside or newest >= left[0].step):
                 due = (last if left[0].beside else now) + left[0].delay_s
             if left and due is not None and now >= due and self.phase not in ("end", "over"):
                 kill = left.pop(0)
                 self._strike(kill)
                 last, due, deadline = now, None, now + PATIENCE_S
             time.sleep(_LOOK_S)
+        self.newest_step()
 
     @property
     def phase(self) -> str:
@@ -160,15 +165,20 @@ class Pods:
         return events_in(self.job.folder / "events.jsonl") or self.job.events()
 
     def newest_step(self) -> int:
-        return max((event["step"] for event in self.events() if event["event"] == "step"), default=0)
+        steps = [event for event in self.events() if event["event"] == "step"]
+        for event in steps:
+            assert self.losses.setdefault(event["step"], event["loss"]) == event["loss"], event
+        return max((event["step"] for event in steps), default=0)
 
-    def losses(self) -> dict[int, float]:
-        """Of each step; one that was made twice had the same both times."""
-        found: dict[int, float] = {}
-        for event in self.events():
-            if event["event"] == "step":
-                assert found.setdefault(event["step"], event["loss"]) == event["loss"], event
-        return found
+    def assert_equal(self, wanted: dict[str, Any]) -> None:
+        """Bit for bit the run that nobody disturbed."""
+        began = min(event["step"] for event in self.events() if event["event"] == "go")
+        unseen = range(1, began + 1)  # of an earlier run of the job, whose log the last one has replaced
+        known = {int(step): loss for step, loss in wanted["losses"].items()}
+        assert {step: known[step] for step in unseen} | self.losses == known
+        found = self.report()
+        for part in ("state", "weights", "metrics"):
+            assert found[part] == wanted[part], part
 
     def report(self) -> dict[str, Any]:
         """The job's own, or of its ranks' events where they write them."""
@@ -200,17 +210,26 @@ class Pods:
     def _add_pod(self) -> None:
         number = len(self.pods) + len(self.gone)
         pod = Pod(number, self.folder / f"p{number}")
-        pod.folder.mkdir(mode=0o700)
+        (pod.folder / "tmp").mkdir(parents=True, mode=0o700)
         self.pods.append(pod)
         self._start(pod)
         self._write("pods.json", [one.ip for one in self.pods])
 
     def _start(self, pod: Pod) -> None:
         at = ["--server-host", pod.ip, "--server-port", str(self.port)]
-        shape = ["--nnodes", str(NODES), "--nproc-per-node", str(EACH), "--rdzv-port", str(self.port + 1)]
-        environ = {**os.environ, **self.env, "TMPDIR": str(pod.folder)}
+        at += ["--nnodes", str(NODES), "--nproc-per-node", str(EACH)]
+        environ = {**os.environ, **self.env, "TMPDIR": str(pod.folder / "tmp")}
         with (self.folder / f"pod{pod.number}.log").open("ab") as log:
-            pod.runs = warm.start(warm.OPERATOR_API, [*at, *shape, "--", str(launched.TINY)], env=environ, log=log)
+            if self.launcher == "ours":
+                at += ["--rdzv-port", str(self.port + 1), "--", str(launched.TINY)]
+                pod.runs = warm.start(warm.OPERATOR_API, at, env=environ, log=log)
+            else:
+                (pod.folder / "logs").mkdir(exist_ok=True)
+                at += ["--inprocess-restart", "--log_dir", str(pod.folder / "logs"), "--tee", "3", "--redirect", "3"]
+                at += ["--rdzv-conf", f"resource_config_dir={pod.folder / 'logs'}", "--server-log-level", "warning"]
+                command = [str(hyperpodrun()), *at, "-m", "hyperpod_ext.runtime.prefork", str(launched.TINY)]
+                environ |= {"NNODES": str(NODES), "HPX_PORT_BASE": str(self.port + 10)}
+                pod.runs = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
 
     def _strike(self, kill: Kill) -> None:
         self.told.append(f"{kill}, at step {self.newest_step()}, {self.phase}")
@@ -221,7 +240,7 @@ class Pods:
                     self.operator.wait()
                 self.operator_at = time.monotonic() + (0 if kill.comes_back else 2 * kill.delay_s)
             case "rank":
-                pids = [e["pid"] for e in self.events() if e["event"] == "worker_started" and e["rank"] == kill.which]
+                pids = [e["pid"] for e in self.events() if e["event"] == "joined" and e["rank"] == kill.which]
                 if pids and is_alive(pids[-1]):
                     os.kill(pids[-1], signal.SIGKILL)
             case _:
@@ -251,8 +270,8 @@ class Pods:
         for pod in (*self.pods, *self.gone):
             until(lambda pod=pod: not [pid for pid in pod.seen if is_alive(pid)], f"of pod {pod.number} something runs")
             if pod.runs.poll() != 0:
-                remove_abandoned(within=pod.folder)
-            left = [path.name for path in pod.folder.iterdir() if not path.name.startswith(_TORCHS_OWN)]
+                remove_abandoned(within=pod.folder / "tmp")
+            left = [path.name for path in (pod.folder / "tmp").iterdir() if path.name.startswith(_OURS)]
             assert not left, f"pod {pod.number} has left {left}"
 
     def end(self) -> None:

@@ -315,13 +315,15 @@ class CoordinatorClient:
         reached: set[int] = {me}
         self.waits_for = f"the coordinator, node {news.coordinator}, is lost; this node looks for another"
         while (left := deadline - time.monotonic()) > 0:
+            if (word := await self._ask_former(news, reached)) is not None:
+                return word
             for node in candidates(news.candidates, news.coordinator):
                 if node == me and job_state is None:
                     continue
                 if node == me:
                     word = await self._offer_myself(members, min(left, self._lease_s / 6))
                 else:
-                    word = await self._vote_for(news.candidates[node], node, deadline, reached)
+                    word = await self._vote_for(news.candidates[node], node, self._patience(deadline), reached)
                 if word is not None:
                     return word
                 if node == me:
@@ -337,6 +339,22 @@ class CoordinatorClient:
             if members and not may_take_over(members, members - {news.coordinator})
             else "Look at the network between the nodes.",
         )
+
+    async def _ask_former(self, news: c.JobNews, reached: set[int]) -> c.ToAgent | None:
+        """First word of the coordinator that this node has lost, if it is there after all.
+
+        It has given this node up when the connection closed, and says so. Where nothing but an order from outside ends
+        the search, that must be asked: the job waits for another agent in this one's place, and this one would wait for
+        another coordinator.
+        """
+        address = news.candidates.get(news.coordinator)
+        if self._settings.listen is None or address is None:
+            return None
+        return await self._vote_for(address, news.coordinator, time.monotonic() + self._lease_s / 6, reached)
+
+    def _patience(self, deadline: float) -> float:
+        """Until when a vote is held. Who looks for long looks again at who is there."""
+        return deadline if self._settings.listen is None else min(deadline, time.monotonic() + self._lease_s)
 
     async def _offer_myself(self, members: set[int], wait_s: float) -> c.ToAgent | None:
         me = self._settings.node
