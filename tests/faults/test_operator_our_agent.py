@@ -66,7 +66,7 @@ class OurJob(launched.Launched):
     def env(self) -> dict[str, str]:
         env = super().env()
         runtime = json.loads(env["HPX_RUNTIME"])
-        runtime["restart"] = {"hang": {"enabled": self.fault.get("what") != "code", "floor_s": 2.0, "factor": 2.0}}
+        runtime["restart"] = {"hang": {"enabled": self.fault.get("what") == "sleeps", "floor_s": 2.0, "factor": 2.0}}
         runtime["checkpoint"]["tiers"].append({"kind": "peer"})
         runtime |= {"nodes": self.nodes, "workers_per_node": 4 // self.nodes}
         return env | {"HPX_RUNTIME": json.dumps(runtime)}

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import json
+import urllib.error
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import hyperpod_operator as operators
 import launched
 import pytest
 from event_log import events_in
+from instance_metadata import NOTICE, instance_metadata
 from launched import losses, weights
 from waiting import PATIENCE_S
 
 SCRIPT = Path(__file__).with_name("elastic_bitwise.py")
 STEPS = 400
 """Of a tenth of a second each, until the operator has done all that it does: a pod that comes imports first."""
+
+_IMDS = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 
 pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(240)]
 
@@ -39,13 +45,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     to it."""
     made: list[operators.Operator] = []
 
-    def run_job(nodes: int, pods: int, changes: dict[int, Callable[[operators.Operator], None]]) -> Any:
+    def run_job(
+        nodes: int,
+        pods: int,
+        changes: dict[int, Callable[[operators.Operator], None]],
+        env_of: Mapping[int, dict[str, str]] = MappingProxyType({}),
+        **elastic: Any,
+    ) -> Any:
         folder = tmp_path_factory.mktemp("o", numbered=True)  # short, for the paths of sockets
         job = Job(folder / "job", steps=STEPS)
-        env = job.elastic_env(nodes, elastic={"min_nodes": 1, "max_nodes": 3})
+        env = job.elastic_env(nodes, elastic={"min_nodes": 1, "max_nodes": 3, **elastic})
         port = launched.free_ports() + 10
         command = ["--nnodes", str(nodes), "--nproc-per-node", "1", "--rdzv-port", str(port + 1), "--", str(SCRIPT)]
-        places = [operators.OurPod(number, folder / f"p{number}", command, port, env) for number in range(pods)]
+        envs = [env | env_of.get(number, {}) for number in range(pods)]
+        places = [operators.OurPod(place, folder / f"p{place}", command, port, its) for place, its in enumerate(envs)]
         left = dict(changes)
 
         def each_poll(operator: operators.Operator, status: Any) -> None:
@@ -74,9 +87,16 @@ def resize(nodes: int) -> Callable[[operators.Operator], None]:
 
 def drain(operator: operators.Operator) -> None:
     """The last pod's node is drained: the pod is told to end, and the operator goes on with one less."""
+    agent = operator.active[-1].agent
+    assert agent is not None
+    agent.terminate()
+    goes_on_without_the_last(operator)
+
+
+def goes_on_without_the_last(operator: operators.Operator) -> None:
+    """Its pod has left the job, or is about to."""
     *operator.active, leaving = operator.active
     assert leaving.agent is not None
-    leaving.agent.terminate()
     leaving.agent.wait(PATIENCE_S)
     operator.nodes -= 1
     operator.resizes.append({"of": operator.nodes + 1, "nodes": operator.nodes})
@@ -119,3 +139,44 @@ def test_the_operator_stops_and_starts_and_resizes_a_job_whose_processes_stay(ru
     made = [(e["step"], e["world"]) for e in job.of("step") if e["rank"] == 0]
     assert [step for step, _ in made] == list(range(1, STEPS + 1)), "no step was made twice"
     assert [world for world, _ in itertools.groupby(world for _, world in made)] == [2, 3, 2, 1]
+
+
+def refused(nodes: int, why: str) -> Callable[[operators.Operator], None]:
+    """The operator starts a number of nodes that the job cannot have, and is told so; then as many as before."""
+
+    def calls(operator: operators.Operator) -> None:
+        for pod in operator.active:
+            pod.ask("/stop", {})
+        operator._await(operator.active, "ready")
+        for rank, pod in enumerate(operator.active):
+            with pytest.raises(urllib.error.HTTPError) as found:
+                pod.ask("/start", operator._info(rank) | {"nnodes": nodes})
+            assert found.value.code == 409
+            assert json.loads(found.value.read())["detail"] == why
+        operator._start()
+
+    return calls
+
+
+def test_a_pod_with_a_notice_leaves_a_job_of_discrete_sizes_whose_processes_stay(run: Run) -> None:
+    """A Spot notice comes to one pod alone; a number of nodes between the sizes is refused."""
+    with instance_metadata() as imds:
+
+        def notice(operator: operators.Operator) -> None:
+            imds.notices["spot"] = NOTICE
+            goes_on_without_the_last(operator)
+
+        env_of = {0: {_IMDS: imds.of("stays")}, 1: {_IMDS: imds.of("spot")}}
+        why = "nnodes is 3; the job has 2 nodes, and may have 1, 4 after /stop"
+        changes = {4: refused(3, why), 8: notice}
+        told = {"notices": {"ec2": True, "every_s": 0.1}, "sizes": [1, 2, 4], "max_nodes": 4}
+        job, operator = run(2, 2, changes, env_of, **told)
+    alone, _ = run(1, 1, {})
+    assert losses(job) == losses(alone)
+    assert weights(job) == weights(alone)
+    assert [event["cause"] for event in job.of("preemption_notice")] == ["EC2 will terminate this Spot instance"]
+    assert (operator.faults, job.of("fault")) == ([], [])
+    assert [(one["nodes"], one["cause"], one["pids_kept"]) for one in job.of("resized")] == [(1, "leave", True)]
+    assert len(job.of("worker_started")) == 2, "one process for each rank"
+    made = [event["step"] for event in job.of("step") if event["rank"] == 0]
+    assert made == list(range(1, STEPS + 1)), "no step was made twice"

@@ -13,11 +13,21 @@ import whole_run
 from random_pods import STEPS, plan, pods
 
 ONE = os.environ.get("HPX_PODS_SEED")
-SEEDS = [int(ONE)] if ONE else range(50)
 OF_OURS = 44
 """Pods of later seeds run AWS's agent."""
+QUICK, THOROUGH = (4, 5), (*range(6, 13), 44)
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+def seeds() -> list[Any]:
+    """All of them; most are soak."""
+    if ONE:
+        return [int(ONE)]
+    marks = dict.fromkeys(range(50), [pytest.mark.soak])
+    marks |= dict.fromkeys(THOROUGH, [pytest.mark.thorough]) | dict.fromkeys(QUICK, [])
+    return [pytest.param(seed, marks=marks[seed]) for seed in range(50)]
+
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +43,7 @@ def wanted(tmp_path_factory: pytest.TempPathFactory, job_class: Any) -> dict[str
     return whole_run.once("wanted on pods", run)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds())
 def test_no_job_is_lost_whatever_is_killed(seed: int, wanted: dict[str, Any]) -> None:
     with pods("hyperpodrun" if seed >= OF_OURS else "ours") as running:
         running.run(plan(seed), spares=seed % 2)

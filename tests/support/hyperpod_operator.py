@@ -14,7 +14,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -23,7 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import warm
 from waiting import PATIENCE_S
+
+from hyperpod_ext.processes import descendants, is_alive
 
 _POLL_S = 0.05
 _TIMEOUT_S = PATIENCE_S
@@ -41,7 +43,7 @@ class Pod:
     """The agent's, without its address."""
     port: int
     env: dict[str, str]
-    agent: subprocess.Popen[bytes] | None = None
+    agent: subprocess.Popen[bytes] | warm.Forked | None = None
 
     @property
     def ip(self) -> str:
@@ -80,7 +82,8 @@ class Pod:
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"http://{self.ip}:{self.port}{path}", data)
+        host = f"[{self.ip}]" if ":" in self.ip else self.ip
+        request = urllib.request.Request(f"http://{host}:{self.port}{path}", data)
         request.add_header("Content-Type", "application/json")
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
             return json.loads(answer.read() or b"{}")
@@ -94,12 +97,30 @@ class Pod:
             return {"status": "unreachable"}
 
 
+@dataclass
 class OurPod(Pod):
-    """A pod that our agent runs in."""
+    """A pod that our agent runs in: forked from the process of this test run that has everything imported."""
 
-    def command_line(self) -> list[str]:
-        at = ["--server-host", self.ip, "--server-port", str(self.port)]
-        return [sys.executable, "-m", "hyperpod_ext.runtime.operator_api", *at, *self.command]
+    host: str = ""
+    """Its address, if it has one of its own."""
+    seen: set[int] = field(default_factory=set)
+    """Its processes, as far as somebody looked."""
+
+    @property
+    def ip(self) -> str:
+        return self.host or super().ip
+
+    def start(self) -> None:
+        (self.folder / "sockets").mkdir(parents=True, mode=0o700)
+        own = {"HPX_SOCKET_DIR": str(self.folder / "sockets"), "TMPDIR": str(self.folder)}
+        at = ["--server-host", self.ip, "--server-port", str(self.port), *self.command]
+        with (self.folder / "agent.log").open("wb") as log:
+            self.agent = warm.start(warm.OPERATOR_API, at, env={**os.environ, **self.env, **own}, log=log)
+
+    def processes(self) -> list[int]:
+        if self.agent is not None:
+            self.seen |= {self.agent.pid, *descendants(self.agent.pid)}
+        return [pid for pid in self.seen if is_alive(pid)]
 
 
 @dataclass

@@ -112,6 +112,8 @@ class Pods:
 
     folder: Path
     launcher: str = "ours"
+    patience_s: float = 3 * PATIENCE_S
+    """AWS's agent imports for long on a busy machine."""
     pods: list[Pod] = field(default_factory=list)
     gone: list[Pod] = field(default_factory=list)
     operator: subprocess.Popen[bytes] | None = None
@@ -138,7 +140,7 @@ class Pods:
             self._add_pod()
         left, last = list(kills), time.monotonic()
         due: float | None = None
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + self.patience_s
         while self.phase != "over":
             now = time.monotonic()
             assert now < deadline, "the job does not come to its end"
@@ -149,7 +151,7 @@ class Pods:
             if left and due is not None and now >= due and self.phase not in ("end", "over"):
                 kill = left.pop(0)
                 self._strike(kill)
-                last, due, deadline = now, None, now + PATIENCE_S
+                last, due, deadline = now, None, now + self.patience_s
             time.sleep(_LOOK_S)
         self.newest_step()
 
