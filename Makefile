@@ -24,7 +24,7 @@ export PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: catalog setup environments cdk ready ready-with-cdk run check static test test-thorough test-sdks test-integrations soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible bench-control-plane bench-tls golden clean test-mutants test-series test-torch test-gpu bench-gpu
+.PHONY: catalog setup environments cdk ready ready-with-cdk run check static test test-thorough test-sdks test-integrations soak bench bench-costs bench-recovery bench-rendezvous bench-resize bench-operator bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible bench-control-plane bench-tls golden clean test-mutants test-series test-torch test-gpu bench-gpu
 
 setup: $(READY) environments
 
@@ -120,6 +120,10 @@ bench: bench-recovery bench-rendezvous bench-faults bench-checkpoint bench-data
 # kill -9 to the first new step, beside torchrun with DCP checkpoints, NVRx in process and torchft; about 75 s a round
 bench-recovery: $(READY)
 	$(BIN)/python tests/bench/recovery.py --rounds 5 $(ARGS)
+
+# what faults cost on pods of HyperPod EKS under our agent and under hyperpodrun; about ten minutes on a quiet machine
+bench-operator: $(READY)
+	$(BIN)/python tests/bench/operator_seconds.py $(ARGS)
 
 # seconds without a step when the number of nodes changes, beside saving, ending and starting again; about four minutes
 bench-resize: $(READY)

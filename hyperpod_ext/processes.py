@@ -73,9 +73,10 @@ def allow_open_files(count: int) -> bool:
 def children(pid: int) -> list[int]:
     """Process ids of the children of `pid`, those that have ended and were not reaped among them."""
     found: list[int] = []
-    for each in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread ended since the listing
-            found += [int(child) for child in each.read_text().split()]
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process ended while it was looked at
+        for each in Path(f"/proc/{pid}/task").glob("*/children"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread ended since the listing
+                found += [int(child) for child in each.read_text().split()]
     return found
 
 

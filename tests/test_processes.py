@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from typing import NoReturn
+
+import pytest
+
+from hyperpod_ext.processes import children
 
 SCENE = """
 import os, subprocess, sys
@@ -82,3 +88,12 @@ command = [sys.executable, "-c", "import time; 'multiprocessing.resource_tracker
 started = subprocess.Popen(command)
 assert kill_descendants(os.getpid()) == [started.pid]
 """)
+
+
+def test_one_that_ends_while_its_children_are_looked_for_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: object) -> NoReturn:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(os, "scandir", gone)
+    monkeypatch.setattr(os, "listdir", gone)
+    assert children(os.getpid()) == []

@@ -22,9 +22,11 @@ def seeds() -> list[Any]:
     """All of them; most are soak."""
     if ONE:
         return [int(ONE)]
-    marks = dict.fromkeys(range(50), [pytest.mark.soak])
-    marks |= dict.fromkeys(THOROUGH, [pytest.mark.thorough]) | dict.fromkeys(QUICK, [])
-    return [pytest.param(seed, marks=marks[seed]) for seed in range(50)]
+
+    def mark(seed: int) -> list[pytest.MarkDecorator]:
+        return [] if seed in QUICK else [pytest.mark.thorough if seed in THOROUGH else pytest.mark.soak]
+
+    return [pytest.param(seed, marks=mark(seed)) for seed in range(50)]
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

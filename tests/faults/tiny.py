@@ -4,6 +4,7 @@ HPX_TEST_FAULT is JSON, `{"what": ..., "rank": R, "step": S}`; a fault strikes o
 `{"what": "code", "code": ..., "where": ..., "step": S}` is run at start-up, in a step, after the last, or after train.
 HPX_TEST_HOLD is JSON, `[[generation, rank, step], ...]`: there that rank stays, until somebody kills it or makes
 the file `let-go` in the job's folder.
+With HPX_TEST_SAYS each rank prints what step it makes.
 HPX_TEST_SECONDS is how long each step waits, for jobs that run for a time and not for a number of steps.
 """
 
@@ -25,6 +26,7 @@ HOLD = json.loads(os.environ.get("HPX_TEST_HOLD", "[]"))
 NORM = getattr(nn, os.environ.get("HPX_TEST_NORM", "BatchNorm1d"))  # whose statistics are each rank's own
 ZERO_LAST, FUSED = "HPX_TEST_ZERO_LAST" in os.environ, "HPX_TEST_FUSED" in os.environ
 WIDTH = int(os.environ.get("HPX_TEST_WIDTH", "32"))
+SAYS = "HPX_TEST_SAYS" in os.environ
 PAUSE_S = float(os.environ.get("HPX_TEST_SECONDS", "0"))
 HERE = Path(os.environ["HPX_RUN_DIR"])
 # memory of rank 2 that the kernel takes a while to give back
@@ -104,6 +106,8 @@ def train(run: Run) -> None:
         ):
             os.kill(os.getpid(), 9)
         time.sleep(PAUSE_S)
+        if SAYS:
+            print(f"step {step}", flush=True)
         x = torch.randn(8, 16)
         loss = (parallel(x).squeeze() - x.sum(1)).square().mean()
         if not ZERO_LAST:

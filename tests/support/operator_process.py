@@ -121,6 +121,7 @@ class Operator:
             "ipVersion": f"v{self._job['version']}",
             "rankIps": [{"rank": place, "ip": pod} for place, pod in enumerate(active)],
             "spare": False,
+            "log_monitoring_configuration": self._job.get("log_rules") or None,
         }
 
     # --- calls ----------------------------------------------------------------------------------

@@ -112,6 +112,14 @@ class Pods:
 
     folder: Path
     launcher: str = "ours"
+    fault: dict[str, Any] = field(default_factory=dict)
+    """What the script does to itself, as HPX_TEST_FAULT has it."""
+    log_rules: list[dict[str, Any]] = field(default_factory=list)
+    """What the operator has pods look for in their output."""
+    hang: dict[str, float] = field(default_factory=dict)
+    """When our agent takes a rank for hanging."""
+    quiet: bool = False
+    """Print nothing at the end."""
     patience_s: float = 3 * PATIENCE_S
     """AWS's agent imports for long on a busy machine."""
     pods: list[Pod] = field(default_factory=list)
@@ -125,14 +133,15 @@ class Pods:
     """What was done."""
 
     def __post_init__(self) -> None:
-        self.job = launched.Launched(self.folder / "job", norm="LayerNorm", durable=True, steps=STEPS)
+        self.job = launched.Launched(self.folder / "job", self.fault, "LayerNorm", durable=True, steps=STEPS)
         self.job.folder.parent.mkdir(exist_ok=True)
         self.port = launched.free_ports()
         env = self.job.env()
-        runtime = json.loads(env["HPX_RUNTIME"]) | {"restart": RESTART}
+        runtime = json.loads(env["HPX_RUNTIME"]) | {"restart": RESTART | {"hang": self.hang}}
         runtime["checkpoint"]["tiers"].append({"kind": "peer"})
-        self.env = {**env, "HPX_RUNTIME": json.dumps(runtime), "HPX_TEST_SECONDS": str(STEP_S)}
-        self._write("job.json", {"nodes": NODES, "port": self.port, "phase": "begin", "version": 0, "faults": []})
+        self.env = {**env, "HPX_RUNTIME": json.dumps(runtime), "HPX_TEST_SECONDS": str(STEP_S), "HPX_TEST_SAYS": "1"}
+        first = {"nodes": NODES, "port": self.port, "phase": "begin", "version": 0, "faults": []}
+        self._write("job.json", first | {"log_rules": self.log_rules})
 
     def run(self, kills: list[Kill], spares: int) -> None:
         """To its end."""
@@ -281,6 +290,14 @@ class Pods:
         if self.operator is not None:
             self.operator.kill()
             self.operator.wait()
+        if not self.quiet:
+            self._tell_all()
+        for pod in (*self.pods, *self.gone):
+            for pid in pod.seen:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _tell_all(self) -> None:
         print("\n".join(self.told), "\n", self.decided)
         for log in sorted(self.folder.glob("*.log")):
             print(f"--- {log.name}\n{log.read_text()[-5000:]}")
@@ -290,17 +307,13 @@ class Pods:
         for pod in self.pods:
             with contextlib.suppress(OSError, ValueError):
                 print(urllib.request.urlopen(f"http://{pod.ip}:{self.port}/status", timeout=5).read().decode())
-        for pod in (*self.pods, *self.gone):
-            for pid in pod.seen:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
-def pods(launcher: str = "ours") -> Iterator[Pods]:
+def pods(launcher: str = "ours", **options: Any) -> Iterator[Pods]:
     """A job that is ready to be run."""
     folder = Path(tempfile.mkdtemp(prefix="k", dir="/tmp"))
-    made = Pods(folder, launcher)
+    made = Pods(folder, launcher, **options)
     try:
         yield made
     finally:

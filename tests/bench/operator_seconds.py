@@ -1,0 +1,165 @@
+"""What each fault costs on pods of HyperPod EKS under our agent and under AWS's `hyperpodrun`, in one run.
+
+`make bench-operator`, or with `ARGS='--rounds 1 --only exception "kill -9"'`: 2 pods x 2 ranks, a spare where one is
+needed, a stand-in for the operator that asks every 50 ms, every process started as on a machine that runs nothing yet.
+A fault's seconds are from the last step before it to the first new one, less one ordinary step; what training comes to
+is compared each time. `hyperpodrun` runs with `--inprocess-restart` and our fork server, as `hp-ext` renders it; for
+another number of nodes without the flag, as the operator's elastic policy wants it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "support"))
+
+import hyperpod_operator as operators  # noqa: E402
+import launched  # noqa: E402
+from hyperpodrun_env import hyperpodrun  # noqa: E402
+from random_pods import STEP_S, Kill, pods  # noqa: E402
+
+SECOND = 2
+"""Both find a hang after so many: our agent by its watch, AWS's by a rule on what is printed."""
+FAULT_STEP = 12
+LAUNCHERS = ("ours", "hyperpodrun")
+RULE = {"name": "steps", "logPattern": "step [0-9]+.*", "expectedRecurringFrequencyInSeconds": SECOND}
+ELASTIC = HERE.parent / "faults" / "elastic_bitwise.py"
+SIZES, ELASTIC_STEPS = (2, 3, 1), 400
+RESTARTED_AFTER_S = 1.0
+
+
+def kill(what: str, which: int, delay_s: float = 0.0, *, beside: bool = False) -> Kill:
+    return Kill(what, which, FAULT_STEP, delay_s, beside, comes_back=False)
+
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "exception": {"fault": {"what": "exception", "rank": 2, "step": FAULT_STEP}},
+    "kill -9": {"kills": [kill("rank", 2)]},
+    "hang": {"fault": {"what": "sleeps", "rank": 2, "step": FAULT_STEP, "dies": -1}},
+    "lost pod": {"kills": [kill("pod", 1)], "spares": 1},
+    "lost first pod": {"kills": [kill("pod", 0)], "spares": 1},
+    f"kill -9, operator gone for {RESTARTED_AFTER_S:g} s": {
+        "kills": [kill("operator", 0, RESTARTED_AFTER_S / 2), kill("rank", 2, beside=True)]
+    },
+}
+
+
+def faulted(launcher: str, name: str) -> tuple[float, dict[str, Any]]:
+    """Seconds of one fault, and what the job came to."""
+    its = FAULTS[name]
+    hang = {"enabled": name == "hang", "floor_s": float(SECOND), "factor": 2.0}
+    rules = [RULE] if name == "hang" and launcher == "hyperpodrun" else []
+    with pods(launcher, fault=its.get("fault", {}), hang=hang, log_rules=rules, quiet=True) as running:
+        running.run(its.get("kills", []), spares=its.get("spares", 0))
+        report = running.report()
+        steps = [event for event in running.events() if event["event"] == "step"]
+    return _gap(steps), {part: report[part] for part in ("losses", "weights", "metrics")}
+
+
+def _gap(steps: Iterable[dict[str, Any]]) -> float:
+    """The longest time without a step, between one generation and the next."""
+    by_generation: dict[int, list[float]] = {}
+    for event in steps:
+        by_generation.setdefault(event["generation"], []).append(event["t"])
+    spans = [(min(times), max(times)) for _, times in sorted(by_generation.items())]
+    return max((after - before for (_, before), (after, _) in pairwise(spans)), default=0.0) - STEP_S
+
+
+def resized(launcher: str) -> tuple[dict[str, float], dict[str, Any]]:
+    """Seconds of each change of the number of nodes, and what the job came to."""
+    with tempfile.TemporaryDirectory(prefix="k", dir="/tmp") as name:
+        folder = Path(name)
+        ours = launcher == "ours"
+        job = launched.Launched(folder / "job", steps=ELASTIC_STEPS)
+        env = job.elastic_env(SIZES[0], **({"elastic": {"min_nodes": 1, "max_nodes": 3}} if ours else {}))
+        port, nodes = launched.free_ports() + 10, str(SIZES[0])
+        if ours:
+            command = ["--nnodes", nodes, "--nproc-per-node", "1", "--rdzv-port", str(port + 1), "--", str(ELASTIC)]
+        else:
+            shape = ["--nnodes", nodes, "--nproc-per-node", "1", "--tee", "3", "--redirect", "3"]
+            front = ["--server-log-level", "warning", "-m", "hyperpod_ext.runtime.prefork", str(ELASTIC)]
+            command = [str(hyperpodrun()), *shape, *front]
+            env |= {"NNODES": nodes}
+        kind = operators.OurPod if ours else operators.Pod
+        places = [kind(place, folder / f"p{place}", command, port, env) for place in range(max(SIZES))]
+        left = dict(zip((20, 60), SIZES[1:], strict=True))
+
+        def steps() -> list[dict[str, Any]]:
+            events = operators_events(job, ours=ours)
+            return [event for event in events if event["event"] == "step" and event["rank"] == 0]
+
+        def each_poll(operator: operators.Operator, _status: Any) -> None:
+            made = steps()
+            settled = made and made[-1]["world"] == operator.nodes
+            for after in [after for after in left if settled and made[-1]["step"] >= after]:
+                operator.resize(left.pop(after))
+            if settled and not left:
+                (job.folder / "hurry").touch()
+
+        operator = operators.Operator(places, nodes=SIZES[0], each_poll=each_poll)
+        try:
+            operator.run()
+            made = steps()
+        finally:
+            for pod in places:
+                pod.kill()
+    gaps = {
+        f"resize {before['world']} -> {after['world']}": after["t"] - before["t"] - 0.1
+        for before, after in pairwise(made)
+        if before["world"] != after["world"]
+    }
+    return gaps, {"losses": {event["step"]: event["loss"] for event in made}}
+
+
+def operators_events(job: launched.Launched, *, ours: bool) -> list[dict[str, Any]]:
+    """Of all ranks, in the order of time."""
+    return launched.events_in(job.folder / "events.jsonl") if ours else job.events()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="how often each is done; medians are shown")
+    parser.add_argument("--only", nargs="*", choices=[*FAULTS, "resize"], help="of these alone")
+    arguments = parser.parse_args()
+    os.environ["HPX_TEST_COLD"] = "1"
+    wanted = arguments.only or [*FAULTS, "resize"]
+    seconds: dict[str, dict[str, list[float]]] = {}
+    came_to: dict[str, list[Any]] = {"faults": [], "resize": []}
+    for number in range(arguments.rounds):
+        for name in wanted:
+            for launcher in LAUNCHERS:
+                if name == "resize":
+                    gaps, result = resized(launcher)
+                else:
+                    gap, result = faulted(launcher, name)
+                    gaps = {name: gap}
+                came_to["resize" if name == "resize" else "faults"].append(result)
+                for what, gap in gaps.items():
+                    seconds.setdefault(what, {}).setdefault(launcher, []).append(gap)
+                print(f"round {number + 1}, {launcher}: {gaps}", file=sys.stderr, flush=True)
+    equal = all(result == results[0] for results in came_to.values() for result in results)
+    print(table(seconds))
+    print(f"all runs came to the same numbers, bit for bit: {'yes' if equal else 'NO'}")
+    sys.exit(not equal)
+
+
+def table(seconds: dict[str, dict[str, list[float]]]) -> str:
+    """Medians, and how many times as long AWS's agent takes."""
+    lines = ["| fault | ours, s | hyperpodrun, s | times |", "|---|---|---|---|"]
+    for name, by_launcher in seconds.items():
+        ours, theirs = (statistics.median(by_launcher.get(launcher, [float("nan")])) for launcher in LAUNCHERS)
+        lines.append(f"| {name} | {ours:.2f} | {theirs:.2f} | {theirs / max(ours, 1e-3):.1f} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
