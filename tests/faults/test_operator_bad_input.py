@@ -140,6 +140,8 @@ BEFORE_IT_JOINS = {"what": "code", "where": "at start-up", "rank": 2, "code": "o
 def test_a_worker_that_ends_before_it_has_joined_is_replaced(make_job: Any, alike: Any) -> None:
     """AWS's agent stays in INIT for good."""
     job = make_job(fault=BEFORE_IT_JOINS)
+    for pod in job.pods:
+        until(lambda pod=pod: len(pod.processes()) == 2, "what forks workers imports before anybody starts the pod")
     job.start(0, 1)
     job.until_all("completed")
     launched.assert_equal(job, alike)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hyperpod_ext.config.job.runtime import RuntimeConfig
-from hyperpod_ext.runtime.agent.coordinator_client import CoordinatorClient
+from hyperpod_ext.runtime.agent.coordinator_client import CoordinatorClient, ExcludedError
 from hyperpod_ext.runtime.agent.election import ElectionListener
 from hyperpod_ext.runtime.agent.settings import NodeSettings
 from hyperpod_ext.runtime.ipc import control_messages as c
@@ -148,3 +148,47 @@ def test_one_of_two_takes_over_once_it_is_told_from_outside_that_the_other_is_lo
         return taken
 
     assert asyncio.run(asyncio.wait_for(run(), 60)) == ["with 0 votes"]
+
+
+def test_who_waits_for_an_order_from_outside_hears_from_its_coordinator_that_it_was_given_up(tmp_path: Path) -> None:
+    """Only the connection was lost. The job waits for another agent, and this one must not wait for another job."""
+
+    async def run() -> None:
+        came = 0
+
+        async def coordinate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal came
+            came += 1
+            await wire.accept_peer(reader, writer, SECRET)
+            await wire.read(reader)
+            word: c.ToAgent = c.StopNode(why="it was given up", hint="")
+            if came == 1:
+                word = c.JobNews(
+                    term=1, coordinator=1, candidates={0: ("127.0.0.1", 9), 1: where}, members=2, master_port=1,
+                    world_size=2, nodes=2, moved_in=0, spares=False, servers_lost=0,
+                )  # fmt: skip
+            writer.write(wire.encode(encode(word)))
+            await writer.drain()
+            writer.close()
+
+        config = RuntimeConfig(name="a", nodes=2, workers_per_node=1)
+        config = config.model_copy(update={"restart": config.restart.model_copy(update={"lease_s": 6.0})})
+        settings = NodeSettings(
+            config, 0, "127.0.0.1", 0, ["train.py"], tmp_path, tmp_path, tmp_path / "secret", SECRET,
+            listen=("127.0.0.1", 0),
+        )  # fmt: skip
+        server = await asyncio.start_server(coordinate, "127.0.0.1", 0)
+        where = server.sockets[0].getsockname()[:2]
+        election = ElectionListener(SECRET, pytest.fail)
+        await election.open("127.0.0.1", 0)
+        client = CoordinatorClient(settings, election, handshake, lambda own, votes: pytest.fail("it took over"))
+        await client.connect(lambda: where, lambda: "")
+        client.send_handshake()
+        assert isinstance(await client.next(), c.JobNews)
+        with pytest.raises(ExcludedError, match="node 0 stops: it was given up"):
+            await client.next()
+        await client.close()
+        await election.close()
+        server.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
