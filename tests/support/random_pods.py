@@ -163,6 +163,11 @@ class Pods:
                 last, due, deadline = now, None, now + self.patience_s
             time.sleep(_LOOK_S)
         self.newest_step()
+        for pod in self.pods:  # which the job's end deletes, also those that did not listen yet
+            if self.launcher != "ours":
+                pod.runs.kill()
+            elif "/shutdown" not in self._log(pod).read_text():
+                pod.runs.terminate()
 
     @property
     def phase(self) -> str:
@@ -230,7 +235,7 @@ class Pods:
         at = ["--server-host", pod.ip, "--server-port", str(self.port)]
         at += ["--nnodes", str(NODES), "--nproc-per-node", str(EACH)]
         environ = {**os.environ, **self.env, "TMPDIR": str(pod.folder / "tmp")}
-        with (self.folder / f"pod{pod.number}.log").open("ab") as log:
+        with self._log(pod).open("ab") as log:
             if self.launcher == "ours":
                 at += ["--rdzv-port", str(self.port + 1), "--", str(launched.TINY)]
                 pod.runs = warm.start(warm.OPERATOR_API, at, env=environ, log=log)
@@ -241,6 +246,9 @@ class Pods:
                 command = [str(hyperpodrun()), *at, "-m", "hyperpod_ext.runtime.prefork", str(launched.TINY)]
                 environ |= {"NNODES": str(NODES), "HPX_PORT_BASE": str(self.port + 10)}
                 pod.runs = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
+
+    def _log(self, pod: Pod) -> Path:
+        return self.folder / f"pod{pod.number}.log"
 
     def _strike(self, kill: Kill) -> None:
         self.told.append(f"{kill}, at step {self.newest_step()}, {self.phase}")
