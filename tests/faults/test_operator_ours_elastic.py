@@ -16,7 +16,7 @@ import pytest
 from event_log import events_in
 from instance_metadata import NOTICE, instance_metadata
 from launched import losses, weights
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, until
 
 SCRIPT = Path(__file__).with_name("elastic_bitwise.py")
 STEPS = 400
@@ -87,16 +87,9 @@ def resize(nodes: int) -> Callable[[operators.Operator], None]:
 
 def drain(operator: operators.Operator) -> None:
     """The last pod's node is drained: the pod is told to end, and the operator goes on with one less."""
-    agent = operator.active[-1].agent
-    assert agent is not None
-    agent.terminate()
-    goes_on_without_the_last(operator)
-
-
-def goes_on_without_the_last(operator: operators.Operator) -> None:
-    """Its pod has left the job, or is about to."""
     *operator.active, leaving = operator.active
     assert leaving.agent is not None
+    leaving.agent.terminate()
     leaving.agent.wait(PATIENCE_S)
     operator.nodes -= 1
     operator.resizes.append({"of": operator.nodes + 1, "nodes": operator.nodes})
@@ -164,7 +157,12 @@ def test_a_pod_with_a_notice_leaves_a_job_of_discrete_sizes_whose_processes_stay
 
         def notice(operator: operators.Operator) -> None:
             imds.notices["spot"] = NOTICE
-            goes_on_without_the_last(operator)
+            told = until(lambda: (said := operator.active[-1].status())["status"] == "faulted" and said)
+            assert (told["restartMode"], told["message"]) == (
+                "process_level_restart",
+                "a pod of the job was told to end",
+            )
+            drain(operator)
 
         env_of = {0: {_IMDS: imds.of("stays")}, 1: {_IMDS: imds.of("spot")}}
         why = "nnodes is 3; the job has 2 nodes, and may have 1, 4 after /stop"

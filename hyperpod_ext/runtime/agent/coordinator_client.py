@@ -323,7 +323,7 @@ class CoordinatorClient:
                 if node == me:
                     word = await self._offer_myself(members, min(left, self._lease_s / 6))
                 else:
-                    word = await self._vote_for(news.candidates[node], node, self._patience(deadline), reached)
+                    word = await self._vote_for(news.candidates[node], node, self._vote_ends(deadline), reached)
                 if word is not None:
                     return word
                 if node == me:
@@ -352,7 +352,7 @@ class CoordinatorClient:
             return None
         return await self._vote_for(address, news.coordinator, time.monotonic() + self._lease_s / 6, reached)
 
-    def _patience(self, deadline: float) -> float:
+    def _vote_ends(self, deadline: float) -> float:
         """Until when a vote is held. Who looks for long looks again at who is there."""
         return deadline if self._settings.listen is None else min(deadline, time.monotonic() + self._lease_s)
 
