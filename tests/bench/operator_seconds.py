@@ -113,7 +113,7 @@ def resized(launcher: str) -> tuple[dict[str, float], dict[str, Any]]:
             for pod in places:
                 pod.kill()
     gaps = {
-        f"resize {before['world']} -> {after['world']}": after["t"] - before["t"] - 0.1
+        f"resize {before['world']:.0f} -> {after['world']:.0f}": after["t"] - before["t"] - 0.1
         for before, after in pairwise(made)
         if before["world"] != after["world"]
     }
