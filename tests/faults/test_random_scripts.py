@@ -77,20 +77,7 @@ def test_scripts_of_all_kinds_end_as_if_nothing_had_happened(seed, job, tmp_path
     check(seed, job, tmp_path)
 
 
-NOT_EQUAL = {
-    44: "zero_grad(set_to_none=False) with gradient_as_bucket_view on 3 ranks: DDP divides a gradient "
-    "that is there by 3, and multiplies one that is None by 1/3; after a fault all are None"
-}
-"""Seeds whose scripts do not end bit for bit alike yet."""
-
-
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    "seed",
-    [
-        pytest.param(seed, marks=pytest.mark.xfail(reason=NOT_EQUAL[seed])) if seed in NOT_EQUAL else seed
-        for seed in range(SEEDS, SEEDS + THOROUGH)
-    ],
-)
+@pytest.mark.parametrize("seed", range(SEEDS, SEEDS + THOROUGH))
 def test_more_of_them(seed, job, tmp_path):
     check(seed, job, tmp_path)
