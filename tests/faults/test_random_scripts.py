@@ -25,12 +25,19 @@ BUDGETS = dict.fromkeys(("max_restarts", "max_in_process", "max_on_node"), 50)
 
 def described(script: Script, file: Path, *faults: str) -> dict[str, Any]:
     file.write_text(script.text())
-    policy = {"tiers": [{"kind": "memory", "every_steps": script.every_steps}]}
+    tiers = [{"kind": "memory", "every_steps": script.every_steps}]
+    settings: dict[str, Any] = {"restart": {"preload": PRELOAD, **BUDGETS}}
+    if script.lost_node is not None:  # shards of a lost node are in another's memory
+        tiers.append({"kind": "peer", "every_steps": script.every_steps})
+    if script.lost_node is not None and faults:
+        node, step = script.lost_node
+        settings["chaos"] = {"faults": [{"node": node, "step": step}]}
     return {
         "script": file,
         "nodes": script.nodes,
+        "spares": int(script.lost_node is not None),
         "workers_per_node": script.ranks // script.nodes,
-        "settings": {"restart": {"preload": PRELOAD, **BUDGETS}, "checkpoint": policy},
+        "settings": settings | {"checkpoint": {"tiers": tiers}},
         "env": {"HPX_CHAOS": ";".join(faults)} if faults else {},
     }
 

@@ -142,14 +142,14 @@ def needed(targets: Sequence[Item], snapshots: Sequence[Snapshot]) -> list[Snaps
     """Those of the snapshots, one of each rank, that together hold what is to be filled; of copies the nearest."""
     named = [{item.fqn: item for item in snapshot.plan.items} for snapshot in snapshots]
     chosen: set[int] = set()
-    whole: list[list[int]] = []
+    unsharded: list[list[int]] = []
     for target in targets:
         parts: dict[tuple[int, ...], int] = {}
         holders = [
             index for index, items in enumerate(named) if target.fqn in items and meet(target, items[target.fqn])
         ]
         if any(named[index][target.fqn].sizes == named[index][target.fqn].shape for index in holders):
-            whole.append(holders)
+            unsharded.append(holders)
             continue
         for index in holders:
             offsets = named[index][target.fqn].offsets
@@ -158,7 +158,7 @@ def needed(targets: Sequence[Item], snapshots: Sequence[Snapshot]) -> list[Snaps
                 parts[offsets] = index
         chosen.update(parts.values())
     alike = _hold_the_same(snapshots)
-    for holders in whole:  # of several that may differ, every rank takes the lowest rank's
+    for holders in unsharded:  # of several that may differ, every rank takes the lowest rank's
         if not (alike and chosen.intersection(holders)):
             chosen.add(holders[0])
     return [snapshots[index] for index in sorted(chosen)] or list(snapshots[:1])
