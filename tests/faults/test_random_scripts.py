@@ -88,3 +88,13 @@ def test_scripts_of_all_kinds_end_as_if_nothing_had_happened(seed, job, tmp_path
 @pytest.mark.parametrize("seed", range(SEEDS, SEEDS + THOROUGH))
 def test_more_of_them(seed, job, tmp_path):
     check(seed, job, tmp_path)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("seed", [214, 223, 240])
+def test_compiled_scripts_and_lost_nodes(seed, job, tmp_path):
+    """A compiled model, and a lost node under DDP and under FSDP2."""
+    script = drawn(seed)
+    assert "torch.compile" in script.traits or script.lost_node is not None
+    check(seed, job, tmp_path)
