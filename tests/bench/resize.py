@@ -21,14 +21,14 @@ WORLDS = (2, 4, 3, 1, 4)
 LIMIT_S, LIMIT_SHARE = 1.5, 1 / 8
 
 
-def in_place(parallel: str, width: int, folder: Path) -> list[dict]:
-    """Each resize, as the report tells it."""
+def in_place(parallel: str, width: int, folder: Path, *, cold: bool = False) -> list[dict]:
+    """Each resize, as the report tells it. `cold`: nodes do their own imports, as on machines that run nothing yet."""
     from conftest import Job
     from resizing import ELASTIC, Resizable, settings
 
     env = {"HPX_TEST_STEPS": "600", "HPX_TEST_SECONDS": "0.3", "HPX_TEST_PARALLEL": parallel}
     env["HPX_TEST_WIDTH"] = str(width)
-    job = Job(folder, nodes=WORLDS[0], workers_per_node=1, script=ELASTIC, settings=settings(), env=env)
+    job = Job(folder, nodes=WORLDS[0], workers_per_node=1, script=ELASTIC, settings=settings(), env=env, cold=cold)
     running = Resizable(job).start()
     job.until("step", step=3)
     for nodes in WORLDS[1:]:
@@ -60,6 +60,7 @@ def start_again(parallel: str, width: int, folder: Path) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parallel", nargs="+", default=["ddp", "fsdp2", "hsdp"])
+    parser.add_argument("--in-place", action="store_true", help="this way alone, with the seconds before the pause")
     parser.add_argument("--width", type=int, default=4096, help="of the model; 4096 makes 1 MiB of state")
     arguments = parser.parse_args()
     sys.path[:0] = [str(HERE.parent / "faults"), str(HERE.parent / "support")]
@@ -67,7 +68,15 @@ def main() -> None:
     sys.stdout.write(f"{'':8}{'nodes':>8}{'in place':>10}{'again':>10}{'share':>8}{'moved':>10}{'local':>8}\n")
     with tempfile.TemporaryDirectory(prefix="hpx-") as scratch:
         for parallel in arguments.parallel:
-            resizes = in_place(parallel, arguments.width, Path(scratch) / parallel)
+            folder = Path(scratch) / parallel
+            resizes = in_place(parallel, arguments.width, folder, cold=arguments.in_place)
+            if arguments.in_place:
+                for resize in resizes:
+                    seconds = {name: round(its, 2) for name, its in resize["phases"].items()}
+                    sys.stdout.write(
+                        f"{parallel:8}{resize['of']}->{resize['nodes']} {resize['pause_s']:.3f} s {seconds}\n"
+                    )
+                continue
             others = start_again(parallel, arguments.width, Path(scratch) / f"{parallel}-again")
             shares = []
             for resize, other in zip(resizes, others, strict=True):

@@ -74,7 +74,9 @@ class Job:
             **self.env,
         }
         # slow in that step: a busy machine may let the agent strike late, and the last step would be over
-        kills = [f"slow:rank={kill['rank']},step={kill['step']},seconds=0.5" for kill in self._kills_by_agents()]
+        each = self.workers_per_node
+        struck = [(kill.get("rank", kill.get("node", 0) * each), kill["step"]) for kill in self._kills_by_agents()]
+        kills = [f"slow:rank={rank},step={step},seconds=0.5" for rank, step in struck]
         if kills:
             environ["HPX_CHAOS"] = ";".join([*kills, *filter(None, [environ.get("HPX_CHAOS")])])
         self.port = self.port or free_port()

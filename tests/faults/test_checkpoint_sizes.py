@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 from durable_place import flip, folder_of, harmed
 from small_job import MEMORY, PEER, SmallJob, relaunched, trained
+
+from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
+from hyperpod_ext.runtime.memory_server.client.peer_client import PeerClient
 
 PLACES = ["file", pytest.param("s3", marks=pytest.mark.slow)]
 
@@ -70,11 +77,49 @@ def test_four_ranks_then_two_then_three_from_a_durable_tier(make_job, place, kin
 
 
 def test_a_damaged_shard_moves_a_job_of_another_size_to_the_older_step_as_a_whole(make_job, place):
-    """Here every rank reads every shard, so everybody meets it."""
+    """Both ranks need something of it."""
     job = relaunched(make_job, trained(make_job(MEMORY, place.tier(), nodes=2, workers=2), 4), workers=1)
-    with harmed(place, f"{folder_of(place, 4)}/__3_0.distcp", flip(1)):
+    with harmed(place, f"{folder_of(place, 4)}/__1_0.distcp", flip(1)):
         assert job.resume() == 2
     job.assert_holds(2)
+
+
+def test_of_a_durable_tier_a_rank_reads_the_images_that_it_needs_something_of(make_job, place, monkeypatch):
+    """Five and three rows over four ranks: the last has none, the first of two needs the first two."""
+    read: list[tuple[str, int, int]] = []
+    fetch = MemoryClient.fetch
+
+    def counted(client: MemoryClient, url: str, folder: str, rank: int, **options: Any) -> Any:
+        image = fetch(client, url, folder, rank, **options)
+        read.append((threading.current_thread().name, rank, len(image.image)))
+        return image
+
+    monkeypatch.setattr(MemoryClient, "fetch", counted)
+    job = relaunched(make_job, trained(make_job(MEMORY, place.tier(), nodes=2, workers=2), 4), workers=1)
+    assert job.resume() == 4
+    job.assert_holds(4)
+    by_rank = {name: sorted(rank for its, rank, _ in read if its == name) for name, _, _ in read}
+    assert sorted(by_rank.values()) == [[0, 1], [1, 2]]
+
+
+def test_of_a_peers_memory_a_rank_reads_the_rows_that_it_needs(make_job, monkeypatch):
+    """Two ranks a node become one: the second one needs a row of each tensor that lies on the first node."""
+    came: list[tuple[int, int, int]] = []
+    read_parts = PeerClient.read_parts
+
+    def counted(peer: PeerClient, owner: int, save_id: str, parts: Sequence[Any], nbytes: int) -> None:
+        read_parts(peer, owner, save_id, parts, nbytes)
+        came.append((owner, sum(len(part) for _, part in parts), nbytes))
+
+    monkeypatch.setattr(PeerClient, "read_parts", counted)
+    monkeypatch.setattr(PeerClient, "read_scattered", lambda *_: pytest.fail("a whole image was read from a peer"))
+    job = trained(make_job(MEMORY, nodes=2, workers=2), 4)
+    assert resized(job, 2, 1).resume() == 4
+    job.assert_holds(4)
+    assert {owner for owner, _, _ in came} == {1}
+    assert sum(nbytes for _, nbytes, _ in came) < sum(whole for _, _, whole in came) / 4
+    moved = sum(event["bytes_moved"] for event in job.vote.events if event["event"] == "restored")
+    assert moved == sum(nbytes for _, nbytes, _ in came)
 
 
 def test_a_bit_that_flips_in_a_peers_shard_is_found_when_two_ranks_cut_what_four_have_saved(make_job):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -180,3 +181,31 @@ def test_a_tier_that_cannot_be_written_ends_the_job_before_training(sharded, tmp
     # the store is tried by its tier, and by the health check of each node's disk: whoever is first says it
     assert report["error"]["code"] in ("UnreachableError", "JobFailedError")
     assert str(tmp_path / "tier") in report["error"]["message"]
+
+
+ASKS_WORLD = Path(__file__).with_name("asks_world.py")
+
+
+def test_a_survivor_whose_state_asks_for_the_process_group_keeps_its_process(job):
+    """The live state is looked at before the groups are destroyed, not after: `Default process group has not been
+    initialized` ended it."""
+    undisturbed = job("undisturbed", script=ASKS_WORLD, workers_per_node=1).start().wait()
+    disturbed = job("disturbed", script=ASKS_WORLD, workers_per_node=1, env={"HPX_CHAOS": "sigkill:rank=0,step=4"})
+    report = disturbed.start().wait()
+    assert_equal_to(undisturbed, report)
+    assert ranks_that_failed(disturbed) == [0]
+
+
+def ranks_that_failed(job: Any) -> list[int]:
+    return [event["rank"] for event in job.events() if event["event"] == "fault"]
+
+
+def test_a_survivor_whose_state_needs_others_offers_none_and_keeps_its_process(job):
+    env = {"HPX_TEST_COLLECTIVE": "1"}
+    undisturbed = job("undisturbed", script=ASKS_WORLD, workers_per_node=1, env=env).start().wait()
+    env |= {"HPX_CHAOS": "sigkill:rank=0,step=4"}
+    running = job("disturbed", script=ASKS_WORLD, workers_per_node=1, env=env).start()
+    report = running.wait()
+    assert_equal_to(undisturbed, report)
+    assert ranks_that_failed(running) == [0]
+    assert "cannot be looked at" in (running.folder / "logs/rank1.log").read_text()

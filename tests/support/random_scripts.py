@@ -9,11 +9,14 @@ on. `drawn(seed)` gives a script and its faults; the same seed gives the same.
 from __future__ import annotations
 
 import random
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 STEPS = 12
+FIRST_WITH_MORE = 200
+"""Scripts from here on may be compiled, and lose nodes; those before are as they were."""
 PARALLEL = ("alone", "ddp", "fsdp2", "tp")
 
 
@@ -45,6 +48,8 @@ class Script:
     """Object that is not handed to `run.restore`: the job must name it."""
     faults: list[str] = field(default_factory=list)
     """As HPX_CHAOS takes them."""
+    lost_node: tuple[int, int] | None = None
+    """A node that is lost, and the step in which; a spare takes its place."""
     nodes: int = 1
     every_steps: int = 1
     """Steps between two snapshots in memory."""
@@ -159,6 +164,8 @@ def drawn(seed: int, *, ranks: int | None = None, parallel: str | None = None) -
     if draw.random() < 0.1:
         _forget(script, draw)
     _faults(script, draw)
+    if seed >= FIRST_WITH_MORE:
+        _more(script, random.Random(f"more of {seed}"))
     return script
 
 
@@ -645,6 +652,23 @@ def _faults(script: Script, draw: random.Random) -> None:
         kind = draw.choice(("sigkill", "sigkill", "exception"))
         script.faults.append(f"{kind}:rank={draw.randrange(script.ranks)},step={step},phase={phase}")
     script.traits.append("faults: " + "; ".join(script.faults))
+
+
+def _more(script: Script, draw: random.Random) -> None:
+    """What came later, drawn apart so that nothing else becomes another script."""
+    if script.parallel != "tp" and draw.random() < 0.15:
+        script.before = [
+            line.replace("parallel = ", "parallel = torch.compile(") + ", backend='aot_eager')"
+            if line.startswith("parallel = ")
+            else line
+            for line in script.before
+        ]
+        # hooks would break a compiled module's graph: it tells no forward and no backward phase
+        script.faults = [re.sub("phase=(forward|backward)", "phase=data", fault) for fault in script.faults]
+        script.traits.append("torch.compile")
+    if script.nodes == 2 and not script.forgotten and draw.random() < 0.5:
+        script.lost_node = draw.randrange(2), draw.randrange(2, STEPS - 3)
+        script.traits.append(f"node {script.lost_node[0]} is lost in step {script.lost_node[1]}")
 
 
 def main() -> int:

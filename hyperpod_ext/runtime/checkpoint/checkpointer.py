@@ -414,7 +414,10 @@ class Checkpointer:
         def scatter(pieces: Sequence[tuple[int, memoryview]]) -> int:
             return peer.read_scattered(owner, save_id, pieces, plan.nbytes)
 
-        return Snapshot.of(manifest, plan, load, scatter)
+        def read_parts(parts: Sequence[tuple[int, memoryview]]) -> None:
+            peer.read_parts(owner, save_id, parts, plan.nbytes)
+
+        return Snapshot.of(manifest, plan, load, scatter, read_parts=read_parts)
 
     def _peer(self, address: tuple[str, int]) -> PeerClient:
         if address not in self._peers:
@@ -445,16 +448,22 @@ class Checkpointer:
 
     @_with_the_next_server
     def fetch(self, url: str, folder: str, rank: int) -> Snapshot:
-        """A snapshot of a durable checkpoint, through this node's memory, where its MAC was verified.
+        """A snapshot of a durable checkpoint. Its bytes are read when they are needed, through this node's memory,
+        where their MAC is verified.
 
         A checkpoint of an earlier version has none: that is warned of.
         """
         self.wait_staged()
         self._client.forget_slot()
-        held = self._client.fetch(url, folder, rank, secret=self._secret, job=self._job)
-        if not held.bound:
+        manifest, plan, bound = self._client.fetch_head(url, folder, rank, secret=self._secret, job=self._job)
+        if not bound:
             warnings.warn(f"{url}/{folder}: {UNBOUND}", RuntimeWarning, stacklevel=2)
-        return Snapshot.of(held.manifest, held.plan, lambda: held.image, bound=held.bound)
+
+        return Snapshot.of(manifest, plan, lambda: self._fetch_image(url, folder, rank), bound=bound)
+
+    @_with_the_next_server
+    def _fetch_image(self, url: str, folder: str, rank: int) -> memoryview:
+        return self._client.fetch(url, folder, rank, secret=self._secret, job=self._job).image
 
 
 @dataclass

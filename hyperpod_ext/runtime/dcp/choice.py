@@ -12,7 +12,6 @@ import torch
 from hyperpod_ext.errors import HyperpodExtError, NoCheckpointError
 from hyperpod_ext.runtime.dcp.state import Contents, contents_of
 from hyperpod_ext.runtime.membership.node_map import Nodes
-from hyperpod_ext.runtime.snapshot.image import views
 from hyperpod_ext.runtime.snapshot.layout_plan import read_plan
 from hyperpod_ext.runtime.snapshot.manifest import check_manifest
 from hyperpod_ext.runtime.snapshot.select import Decision, Offer, OfferKey, Source, choose_step, place_of
@@ -50,7 +49,8 @@ class Choice:
     def __init__(self, tiers: Loader, decision: Decision) -> None:
         self._tiers, self.decision = tiers, decision
         self._snapshots: dict[int, Snapshot] = {}
-        self._views: dict[int, list[torch.Tensor]] = {}
+        self._shards: dict[tuple[int, int], torch.Tensor] = {}
+        """Verified, by rank and number of the item in its image."""
         self.contents: Contents
 
     @property
@@ -65,6 +65,8 @@ class Choice:
             try:
                 snapshot = self._snapshot(rank)
                 assert snapshot.manifest is not None
+                if self._source(rank).kind in ("file", "s3"):
+                    _ = snapshot.image  # each file's MAC is checked by one rank, before the step counts as one to load
                 mine[rank] = {"manifest": snapshot.manifest, "plan": snapshot.plan.to_json()}
             except Exception as error:  # whatever it is, the others wait for this rank's vote
                 failures.append(self._refusal(rank, error))
@@ -82,21 +84,24 @@ class Choice:
         return contents_of(parts)
 
     def verify(self, places: Iterable[tuple[str, tuple[int, ...]]]) -> list[Refused]:
-        """Check every byte of the images that this rank needs for these shards; returns, on all ranks, what failed."""
+        """Bring these shards here, verified; returns, on all ranks, what failed."""
         failures: list[Refused] = []
-        for rank in sorted({self._holder(place)[0] for place in places}):
+        wanted: dict[int, set[int]] = {}
+        for place in places:
+            rank, item = self._holder(place)
+            wanted.setdefault(rank, set()).add(item)
+        for rank, numbers in sorted(wanted.items()):
             try:
-                snapshot = self._snapshot(rank)
-                snapshot.check()
-                self._views[rank] = views(snapshot.plan, snapshot.image)
+                snapshot, chosen = self._snapshot(rank), sorted(numbers)
+                shards = snapshot.read([snapshot.plan.items[number] for number in chosen])
+                self._shards |= {(rank, number): shard for number, shard in zip(chosen, shards, strict=True)}
             except Exception as error:  # whatever it is, the others wait for this rank's vote
                 failures.append(self._refusal(rank, error))
         return self._tiers.gather_found({}, failures)[1]
 
     def shard(self, place: tuple[str, tuple[int, ...]]) -> torch.Tensor:
         """A shard's bytes, verified before."""
-        rank, item = self._holder(place)
-        return self._views[rank][item]
+        return self._shards[self._holder(place)]
 
     def value(self, name: str) -> Any:
         return self.contents.value(name, self.decision.source(self._tiers.rank).rank)

@@ -26,6 +26,10 @@ class RestoreCache:
         self._uploaders, self._budget, self._plans = uploaders, budget, plans
         self._fetched: dict[tuple[str, str, str], Region] = {}
         self._fetching = threading.Lock()
+        self._read: tuple[tuple[str, str], Manifest] | None = None
+        """The checkpoint that was read last, and its manifest: each rank asks for the images of several."""
+        self._plan_of: dict[str, Plan] = {}
+        """Layouts of its images, by their digests."""
 
     def offers(self, exclude: Collection[tuple[str, str]] = (), newest: int = 4) -> DurableCheckpoints:
         """The newest checkpoints of each durable tier, verified as far as their manifests go.
@@ -77,13 +81,10 @@ class RestoreCache:
         Raises:
             NotFoundError, CorruptSnapshotError, UnreachableError: it cannot be had, or the job has not written it.
         """
-        uploader = next((uploader for uploader in self._uploaders if uploader.url == url), None)
-        if uploader is None:
-            raise NotFoundError(f"{url} is no tier of this job")
-        step, _, generation = folder.removeprefix("step-").partition("-g")
-        checkpoint = uploader.checkpoints.read(Found(int(step), int(generation)))
-        manifest, name = checkpoint["ranks"][str(rank)], checkpoint["files"][str(rank)]
-        plan = self._plans.get(manifest["plan"]) or uploader.checkpoints.read_plan(folder, manifest["plan"])
+        uploader = self._uploader(url)
+        manifest, plan, bound = self.head(url, folder, rank)
+        checkpoint = self._checkpoint(uploader, folder)
+        name = checkpoint["files"][str(rank)]
         self.forget(but=(url, folder))  # another was refused
         with self._fetching:
             region = self._fetched.get((url, folder, name))
@@ -101,7 +102,38 @@ class RestoreCache:
                     raise
                 self._fetched[url, folder, name] = region
             fd = os.open(f"/proc/self/fd/{region.fd}", os.O_RDONLY | os.O_CLOEXEC)
-        return manifest, plan, 0, fd, is_bound(checkpoint)
+        return manifest, plan, 0, fd, bound
+
+    def head(self, url: str, folder: str, rank: int) -> tuple[Manifest, Plan, bool]:
+        """What is known of a rank's snapshot of a durable checkpoint before its bytes are read: manifest, layout, and
+        whether its bytes will be known to be the job's.
+
+        Raises:
+            NotFoundError, CorruptSnapshotError, UnreachableError: it cannot be had, or the job has not written it.
+        """
+        uploader = self._uploader(url)
+        checkpoint = self._checkpoint(uploader, folder)
+        manifest = checkpoint["ranks"][str(rank)]
+        digest = str(manifest["plan"])
+        if (plan := self._plans.get(digest) or self._plan_of.get(digest)) is None:
+            plan = self._plan_of[digest] = uploader.checkpoints.read_plan(folder, digest)
+        return manifest, plan, is_bound(checkpoint)
+
+    def _uploader(self, url: str) -> Uploader:
+        uploader = next((uploader for uploader in self._uploaders if uploader.url == url), None)
+        if uploader is None:
+            raise NotFoundError(f"{url} is no tier of this job")
+        return uploader
+
+    def _checkpoint(self, uploader: Uploader, folder: str) -> Manifest:
+        """The manifest of a checkpoint, verified."""
+        known = self._read
+        if known is not None and known[0] == (uploader.url, folder):
+            return known[1]
+        step, _, generation = folder.removeprefix("step-").partition("-g")
+        checkpoint = uploader.checkpoints.read(Found(int(step), int(generation)))
+        self._read, self._plan_of = ((uploader.url, folder), checkpoint), {}
+        return checkpoint
 
     def forget(self, but: tuple[str, str] = ("", "")) -> bool:
         """Training goes on from what was fetched, so its memory is needed no more, but for that of `but`: URL and
@@ -112,6 +144,8 @@ class RestoreCache:
                 region = self._fetched.pop(key)
                 region.close()
                 self._budget.give_back(region.nbytes)
+        if self._read is not None and self._read[0] != but:
+            self._read, self._plan_of = None, {}
         return bool(gone)
 
 

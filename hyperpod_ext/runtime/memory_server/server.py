@@ -152,6 +152,9 @@ class Server:
                     request.url, request.folder, request.rank
                 )
                 return _image(manifest, plan, offset, bound=bound), descriptor
+            case r.FetchHead():
+                manifest, plan, bound = self._memory.fetch_head(request.url, request.folder, request.rank)
+                return r.ImageHead(manifest=manifest, plan=plan.to_json(), bound=bound), None
             case r.NextSlot():
                 return r.FreeSlot(next_slot=self._memory.own.next_slot(request.owner, request.when_busy)), None
             case r.Seal():

@@ -314,6 +314,10 @@ class NodeMemory:
         """See `RestoreCache.offers`."""
         return self._restore_cache.offers(exclude)
 
+    def fetch_head(self, url: str, folder: str, rank: int) -> tuple[Manifest, Plan, bool]:
+        """See `RestoreCache.head`."""
+        return self._restore_cache.head(url, folder, rank)
+
     def fetch(self, url: str, folder: str, rank: int) -> tuple[Manifest, Plan, int, int, bool]:
         """See `RestoreCache.fetch`."""
         return self._restore_cache.fetch(url, folder, rank)

@@ -172,6 +172,12 @@ def views(plan: Plan, buffer: Any, start: int = 0) -> list[torch.Tensor]:
     return [_view(image, item) for item in plan.items]
 
 
+def view(buffer: Any, item: Item) -> torch.Tensor:
+    """A tensor for an item over a buffer that has its bytes alone."""
+    image = torch.frombuffer(buffer, dtype=torch.uint8) if item.nbytes else torch.empty(0, dtype=torch.uint8)
+    return _view(image, item._replace(data=0))
+
+
 def _view(image: torch.Tensor, item: Item) -> torch.Tensor:
     dtype = getattr(torch, item.dtype)
     if item.nbytes == 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,13 +12,17 @@ import torch
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.snapshot.fast_copy import bytes_of, copy_checked, is_memory
-from hyperpod_ext.runtime.snapshot.image import Layout, views
+from hyperpod_ext.runtime.snapshot.image import Layout, view, views
 from hyperpod_ext.runtime.snapshot.layout_plan import Item, Plan
 from hyperpod_ext.runtime.snapshot.manifest import check_bytes, check_crc, crc64nvme
+from hyperpod_ext.runtime.snapshot.part_reads import by_name, meet, parts_for
 from hyperpod_ext.runtime.snapshot.tree import Parts, fqn, leaf_paths, put_together
 
 Scatter = Callable[[Sequence[tuple[int, memoryview]]], int]
 """Reads a whole image, each piece (its start, writable bytes) straight to where it belongs; returns the CRC64."""
+
+ReadParts = Callable[[Sequence[tuple[int, memoryview]]], None]
+"""Reads parts of an image (start, writable bytes) that is verified where it lies."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ class Snapshot:
     """What the bytes must be verified against; None: they have been."""
     scatter: Scatter | None = None
     """A way past the image, where that would have to be brought here first."""
+    read_parts: ReadParts | None = None
+    """A way to parts of the image, where all of it would have to be brought here first."""
     bound: bool = True
     """False: it comes from where others can write, and nothing proves that the job has written it."""
 
@@ -46,11 +52,12 @@ class Snapshot:
         load: Callable[[], memoryview],
         scatter: Scatter | None = None,
         *,
+        read_parts: ReadParts | None = None,
         bound: bool = True,
     ) -> Snapshot:
         """A snapshot with a verified manifest, whose bytes are verified when they are read."""
         extras = manifest.get("extras", {})
-        return cls(int(manifest["step"]), plan, manifest["values"], load, extras, manifest, scatter, bound)
+        return cls(int(manifest["step"]), plan, manifest["values"], load, extras, manifest, scatter, read_parts, bound)
 
     @cached_property
     def image(self) -> memoryview:
@@ -61,10 +68,40 @@ class Snapshot:
         """Whether its image was brought here."""
         return "image" in self.__dict__
 
+    @property
+    def nbytes_read(self) -> int:
+        """Bytes of it that were brought here, unless `scatter` has brought all of them."""
+        return self.plan.nbytes if self.was_read else sum(self._parts_read)
+
+    @cached_property
+    def _parts_read(self) -> list[int]:
+        return []
+
     def check(self) -> None:
         """Raise CorruptSnapshotError where the bytes are not those that were sealed."""
         if self.manifest is not None:
             check_bytes(self.manifest, self.image)
+
+    def shards(
+        self, targets: Mapping[str, Sequence[Item]], known: Collection[tuple[str, tuple[int, ...]]]
+    ) -> list[tuple[Item, torch.Tensor]]:
+        """Shards that it has of these targets' tensors, verified; where all of it would have to be brought here, no
+        more than what the targets need, and of what is `known` little."""
+        if self.read_parts is None or self.was_read:
+            self.check()
+            return list(zip(self.plan.items, views(self.plan, self.image), strict=True))
+        items = parts_for(targets, self.plan.items, known)
+        return list(zip(items, self.read(items), strict=True))
+
+    def read(self, items: Sequence[Item]) -> list[torch.Tensor]:
+        """These shards or parts of shards, verified: where all of it would have to be brought here, they alone."""
+        if self.read_parts is None or self.was_read:
+            self.check()
+            return [view(self.image[item.data : item.data + item.nbytes], item) for item in items]
+        buffers = [bytearray(item.nbytes) for item in items]
+        self.read_parts([(item.data, memoryview(buffer)) for item, buffer in zip(items, buffers, strict=True)])
+        self._parts_read.append(sum(map(len, buffers)))
+        return [view(buffer, item) for item, buffer in zip(items, buffers, strict=True)]
 
 
 def fill(live: Parts, snapshots: Sequence[Snapshot], layout: Layout | None = None, *, lean: bool = False) -> Any:
@@ -87,17 +124,15 @@ def fill(live: Parts, snapshots: Sequence[Snapshot], layout: Layout | None = Non
         _copy_image(first, layout)
     else:
         used = needed(layout.plan.items, snapshots) if lean else snapshots
-        for snapshot in used:
-            snapshot.check()
-        _reshard(layout, used)
+        _reshard(layout, used, snapshots)
     paths, _ = leaf_paths(live.shape)
-    by_name = {fqn(path): tensor for path, tensor in zip(paths, live.tensors, strict=True)}
+    live_ones = {fqn(path): tensor for path, tensor in zip(paths, live.tensors, strict=True)}
     saved, _ = leaf_paths(first.plan.shape)
-    missing = {fqn(path) for path in saved} - by_name.keys()
+    missing = {fqn(path) for path in saved} - live_ones.keys()
     parts = _parts_of(snapshots) if missing else {}  # rarely: then all are read
     names = {item.tensor: item.fqn for item in first.plan.items}  # they tell whose part of a model a tensor is
     tensors = [
-        _private(parts, names.get(index, fqn(path))) if fqn(path) in missing else by_name[fqn(path)]
+        _private(parts, names.get(index, fqn(path))) if fqn(path) in missing else live_ones[fqn(path)]
         for index, path in enumerate(saved)
     ]
     return put_together(first.plan.shape, tensors, first.values)
@@ -105,29 +140,34 @@ def fill(live: Parts, snapshots: Sequence[Snapshot], layout: Layout | None = Non
 
 def needed(targets: Sequence[Item], snapshots: Sequence[Snapshot]) -> list[Snapshot]:
     """Those of the snapshots, one of each rank, that together hold what is to be filled; of copies the nearest."""
-    by_name = [{item.fqn: item for item in snapshot.plan.items} for snapshot in snapshots]
+    named = [{item.fqn: item for item in snapshot.plan.items} for snapshot in snapshots]
     chosen: set[int] = set()
+    unsharded: list[list[int]] = []
     for target in targets:
         parts: dict[tuple[int, ...], int] = {}
-        for index, items in enumerate(by_name):
-            source = items.get(target.fqn)
-            if source is None or not _meet(target, source):
-                continue
-            if source.sizes == source.shape:  # whole: of several that may differ, every rank takes the lowest rank's
-                parts = {source.offsets: index}
-                break
-            known = parts.get(source.offsets)
+        holders = [
+            index for index, items in enumerate(named) if target.fqn in items and meet(target, items[target.fqn])
+        ]
+        if any(named[index][target.fqn].sizes == named[index][target.fqn].shape for index in holders):
+            unsharded.append(holders)
+            continue
+        for index in holders:
+            offsets = named[index][target.fqn].offsets
+            known = parts.get(offsets)
             if known is None or (snapshots[known].scatter is not None and snapshots[index].scatter is None):
-                parts[source.offsets] = index
+                parts[offsets] = index
         chosen.update(parts.values())
+    alike = _hold_the_same(snapshots)
+    for holders in unsharded:  # of several that may differ, every rank takes the lowest rank's
+        if not (alike and chosen.intersection(holders)):
+            chosen.add(holders[0])
     return [snapshots[index] for index in sorted(chosen)] or list(snapshots[:1])
 
 
-def _meet(target: Item, source: Item) -> bool:
-    return target.shape != source.shape or all(
-        low < other + length and other < low + size
-        for low, size, other, length in zip(target.offsets, target.sizes, source.offsets, source.sizes, strict=True)
-    )
+def _hold_the_same(snapshots: Sequence[Snapshot]) -> bool:
+    """Whether their ranks have said that what may differ from rank to rank does not."""
+    digests = {snapshot.manifest.get("own_digest") if snapshot.manifest else None for snapshot in snapshots}
+    return len(digests) == 1 and not digests & {None, ""}
 
 
 def _copy_image(snapshot: Snapshot, layout: Layout) -> None:
@@ -147,16 +187,19 @@ def _copy_image(snapshot: Snapshot, layout: Layout) -> None:
         check_crc(snapshot.manifest, len(image), checksum)
 
 
-def _reshard(layout: Layout, snapshots: Sequence[Snapshot]) -> None:
+def _reshard(layout: Layout, used: Sequence[Snapshot], snapshots: Sequence[Snapshot]) -> None:
     sources: dict[str, list[tuple[Item, torch.Tensor]]] = {}
-    differing = _differing_values(snapshots)
-    for snapshot in snapshots:
-        for item, view in zip(snapshot.plan.items, views(snapshot.plan, snapshot.image), strict=True):
+    differing, targets = _differing_values(snapshots), by_name(layout.plan.items)
+    shards: list[list[tuple[Item, torch.Tensor]]] = []
+    for snapshot in used:  # all are verified before any is copied
+        shards.append(snapshot.shards(targets, {(item.fqn, item.offsets) for each in shards for item, _ in each}))
+    for each in shards:
+        for item, shard in each:
             known = sources.setdefault(item.fqn, [])
             same = next((theirs for other, theirs in known if other.offsets == item.offsets), None)
             if same is None:
-                known.append((item, view))
-            elif same.shape != view.shape or not torch.equal(_raw(same), _raw(view)):
+                known.append((item, shard))
+            elif same.shape != shard.shape or not torch.equal(_raw(same), _raw(shard)):
                 differing.append(item.fqn)
     if differing:
         names = ", ".join(sorted(set(differing))[:5])
@@ -174,7 +217,7 @@ def _reshard(layout: Layout, snapshots: Sequence[Snapshot]) -> None:
             )
         if parts[0][0].shape != item.shape:
             raise JobFailedError(f"{item.fqn} has shape {item.shape} here and {parts[0][0].shape} in the snapshot")
-        covered = sum(_copy_overlap(item, destination, source, view) for source, view in parts)
+        covered = sum(_copy_overlap(item, destination, source, shard) for source, shard in parts)
         if covered != destination.numel():
             raise JobFailedError(f"{item.fqn}: the snapshots hold {covered} of the {destination.numel()} elements here")
 
@@ -218,8 +261,8 @@ def _parts_of(snapshots: Sequence[Snapshot]) -> _Parts:
     parts: _Parts = {}
     for snapshot in snapshots:
         snapshot.check()  # it may be one of which nothing else was needed, or whose image was passed by until now
-        for item, view in zip(snapshot.plan.items, views(snapshot.plan, snapshot.image), strict=True):
-            parts.setdefault(item.fqn, []).append((item, view))
+        for item, shard in zip(snapshot.plan.items, views(snapshot.plan, snapshot.image), strict=True):
+            parts.setdefault(item.fqn, []).append((item, shard))
     return parts
 
 
@@ -233,10 +276,10 @@ def _private(parts: _Parts, name: str) -> torch.Tensor:
     target = item._replace(offsets=(0,) * len(item.shape), sizes=item.shape)
     seen: set[tuple[int, ...]] = set()
     covered = 0
-    for source, view in found:
+    for source, shard in found:
         if source.offsets not in seen:
             seen.add(source.offsets)
-            covered += _copy_overlap(target, full, source, view)
+            covered += _copy_overlap(target, full, source, shard)
     if covered != full.numel():
         raise JobFailedError(
             f"{name} is sharded, and this rank has nothing to put its shard into",

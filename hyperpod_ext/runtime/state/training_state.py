@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from hyperpod_ext.runtime.snapshot.model_parallel import held_shard, is_distribu
 from hyperpod_ext.runtime.snapshot.sharing import Sharing
 from hyperpod_ext.runtime.snapshot.snapshot import Snapshot, fill
 from hyperpod_ext.runtime.snapshot.tree import Parts, fqn, leaf_paths, put_together, take_apart
+from hyperpod_ext.runtime.state import gradients
 from hyperpod_ext.runtime.state.optimizer_state import bytes_to_come, make_state
 from hyperpod_ext.runtime.state.same_data import DataPositions, data_positions_of
 
@@ -110,6 +112,9 @@ class TrainingState:
         self.is_reported = False
         """Whether an optimizer has said that it changes the state since it was committed last. One that does not,
         because its step is replayed from a graph, leaves no time to copy beside it."""
+        self._stepped: set[int] = set()
+        """Optimizers that have said so."""
+        self._waiting = gradients.WaitingGradients()
         self._mark: tuple[CapturedState, list[int], ConsistentStep] | None = (
             before._mark if before is not None else None
         )
@@ -117,7 +122,7 @@ class TrainingState:
             before.close()
         # fused optimizers, and those that write through .data, change values that no counter tells of
         self._hooks = [
-            value.register_step_pre_hook(lambda *_: self._about_to_change())
+            value.register_step_pre_hook(functools.partial(self._about_to_change, id(value)))
             for value in self._objects.values()
             if isinstance(value, torch.optim.Optimizer)
         ]
@@ -141,9 +146,10 @@ class TrainingState:
         """Whether an optimizer among the objects says when the state is about to change."""
         return bool(self._hooks)
 
-    def _about_to_change(self) -> None:
+    def _about_to_change(self, optimizer: int, *_: Any) -> None:
         self._may_change()
         self._mark, self.is_reported = None, True
+        self._stepped.add(optimizer)
         self._before_change()
 
     def clear_gradients(self) -> None:
@@ -157,16 +163,23 @@ class TrainingState:
             elif isinstance(value, torch.amp.GradScaler):  # it remembers whose gradients it has unscaled
                 value._per_optimizer_states.clear()
 
-    @property
+    def existing_gradients(self) -> gradients.Ranges:
+        """Which parameters have a gradient now."""
+        return gradients.existing(self._objects.values())
+
+    def give_gradients(self, ranges: Sequence[Sequence[int]]) -> None:
+        """Begin as after the step that is gone on from: with gradients, of zero, where there were some."""
+        gradients.give_zeros(self._objects.values(), ranges)
+
     def accumulates(self) -> bool:
         """Whether gradients wait for an optimizer that has not stepped since the last commit: they are no part of
-        the state, so this is no moment to go on from."""
+        the state, so this is no moment to go on from. Asked at the end of each step."""
         optimizers = [value for value in self._objects.values() if isinstance(value, torch.optim.Optimizer)]
-        if self.is_reported or not optimizers:
-            return False
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         if any(group.get("capturable") for group in groups):
             return False  # its steps may be replayed from a graph, and nobody hears of them
+        if self.is_reported:
+            return len(optimizers) > 1 and self._waiting.see(optimizers, self._stepped)
         return any(parameter.grad is not None for group in groups for parameter in group["params"])
 
     def take(self) -> CapturedState:
@@ -262,6 +275,7 @@ class TrainingState:
     def commit(self, captured: CapturedState, consistent: ConsistentStep) -> None:
         """What the objects hold now is all of `consistent.step`."""
         self._mark, self.is_reported = (captured, captured.versions(), consistent), False
+        self._stepped.clear()
 
     def consistent_step(self) -> ConsistentStep | None:
         """What was committed last, or None when anything may have changed since."""

@@ -29,6 +29,7 @@ from hyperpod_ext.runtime.process_group.backend import AbortStuckError
 from hyperpod_ext.runtime.process_group.gloo.waits import wait_until_idle
 from hyperpod_ext.runtime.process_group.groups import TORCH_NAMES, ProcessGroups, choose
 from hyperpod_ext.runtime.state import meshes
+from hyperpod_ext.runtime.state.training_state import ConsistentStep
 from hyperpod_ext.runtime.training.restore import JobLink, SoloLink
 from hyperpod_ext.runtime.training.run import Run
 
@@ -120,12 +121,14 @@ class _Loop:
     def __init__(self, session: ControlPlane, groups: ProcessGroups) -> None:
         self._session, self._groups = session, groups
         self._member: _Member | None = None
+        self._live: ConsistentStep | None = None
+        """What this process held when it left the last generation."""
         if session.environment is not None:  # known already: what takes time is done before others wait for this rank
             self._become(session.environment)
 
     def until_finished(self, train: Callable[[Run], Result]) -> Result:
         while True:
-            generation = self._session.join(self._member.run.consistent_step() if self._member else None)
+            generation = self._session.join(self._live)
             environment = self._session.environment
             assert environment is not None, "it has joined"
             member = self._move(environment) if generation.moved and self._member else self._become(environment)
@@ -186,6 +189,7 @@ class _Loop:
             member.checkpointer.flush()  # what this rank can offer from memory includes its last save
         member.run.drop_aborted()
         self._session.event("aborted", rank=member.environment.rank, step=member.run.step)
+        self._live = self._look_at_state(member)
         # frames of the failed call hold the DDP module, and it the group's sockets and gradient hooks
         _forget_frames(error)
         member.run.leave()
@@ -194,6 +198,18 @@ class _Loop:
         except AbortStuckError as stuck:
             return self._report(stuck, member)
         return True
+
+    def _look_at_state(self, member: _Member) -> ConsistentStep | None:
+        """The live state, if it is whole. While the groups are still there, as what the script calls its state may ask
+        for them; where it communicates, the error is this rank's answer: it has none to offer."""
+        try:
+            return member.run.consistent_step()
+        except Exception as error:
+            sys.stderr.write(
+                f"the live state of rank {member.environment.rank} cannot be looked at after a fault, so it comes from "
+                f"elsewhere: {one_line(error)}\n"
+            )
+            return None
 
     def _report(self, error: BaseException, member: _Member) -> bool:
         """Say that this rank has failed. Returns True where the process goes on, False where it must end; not at all

@@ -183,12 +183,12 @@ class JobLink:
 
     @staticmethod
     def _load(state: TrainingState, snapshots: Sequence[Snapshot], sources: Sequence[Source]) -> Restored:
-        state.load(snapshots, lean=all(source.kind in ("memory", "peer") for source in sources))
+        state.load(snapshots, lean=True)
         if sources[0].kind == "parity":  # as many bytes came from each of them
             (one,) = snapshots
             return Restored(one.step, dict(one.extras), one.plan.nbytes * len(sources))
         pairs = list(zip(snapshots, sources, strict=True))
-        read = [(one.plan.nbytes, source.kind) for one, source in pairs if one.was_read or len(pairs) == 1]
+        read = [(one.plan.nbytes if len(pairs) == 1 else one.nbytes_read, source.kind) for one, source in pairs]
         local = sum(nbytes for nbytes, kind in read if kind == "memory")
         moved = sum(nbytes for nbytes, kind in read if kind in ("peer", "live"))
         return Restored(snapshots[0].step, dict(snapshots[0].extras), moved, local, all(one.bound for one in snapshots))

@@ -21,7 +21,7 @@ from hyperpod_ext.runtime.control_plane.agent import AbortedError
 from hyperpod_ext.runtime.memory_server.protocol.requests import WhenBusy
 from hyperpod_ext.runtime.snapshot.manifest import save_id_of
 from hyperpod_ext.runtime.state import ddp_buckets as buckets
-from hyperpod_ext.runtime.state import meshes
+from hyperpod_ext.runtime.state import gradients, meshes
 from hyperpod_ext.runtime.state.device_steps import Device, DeviceSteps, device_of
 from hyperpod_ext.runtime.state.seeding import seed_of, seed_step
 from hyperpod_ext.runtime.state.training_state import CapturedState, ConsistentStep, Stateful, TrainingState
@@ -110,6 +110,8 @@ class Run:
         self._layouts: dict[int, buckets.Buckets] = {}
         self._layouts_since: dict[int, int] = {}
         """Step that each became known after: where that is made again, so is the layout."""
+        self._gradients: gradients.Ranges = []
+        """Which ones existed at the last commit."""
         self._metrics: dict[str, float | None] = {}
         self._in_step = False
         self._began = 0
@@ -170,6 +172,7 @@ class Run:
         self._state = state  # from here on what was whole before may be half overwritten
         restored = self._link.restore(state, self._extras)
         state.clear_gradients()
+        state.give_gradients(restored.extras.get("gradients", []))
         self._watchdog.attach(objects)
         if self._checkpointer is not None:
             self._checkpointer.reserve(state.nbytes())
@@ -406,7 +409,7 @@ class Run:
 
     def _commit(self, step: int) -> None:
         """Declare `step` whole on this rank, and snapshot it when one is due."""
-        if self._state is None or self._state.accumulates:
+        if self._state is None or (step > self._began and self._state.accumulates()):
             return
         if step > 0:
             for index, wrapped in enumerate(self._wrapped):
@@ -422,6 +425,7 @@ class Run:
         world_size = 0 if sharing == "same" and not captured.is_sharded else self.world_size
         consistent = ConsistentStep(step, save_id_of(self.generation, step), captured.own_digest(), sharing, world_size)
         self._state.commit(captured, consistent)
+        self._gradients = self._state.existing_gradients()
         self.step, self._captured = step, (captured, consistent)
         saved = self._policy.due(step) and self._save(captured, consistent, at_once=at_once)
         if not saved and self._checkpointer is not None and self.config.checkpoint.peer() is not None:
@@ -507,7 +511,8 @@ class Run:
             self._blocked += time.monotonic() - began
 
     def _extras(self) -> dict[str, Any]:
-        return {"ddp_buckets": {str(index): layout for index, layout in self._layouts.items()}}
+        layouts = {str(index): layout for index, layout in self._layouts.items()}
+        return {"ddp_buckets": layouts, "gradients": self._gradients}
 
 
 def _number(value: float | torch.Tensor) -> float | None:

@@ -686,6 +686,19 @@ def test_a_checkpoint_comes_back_into_memory(alone, tmp_path):
 
 
 @pytest.mark.usefixtures("left")
+def test_manifest_and_layout_are_read_without_the_image(alone, tmp_path):
+    """Of another number of ranks, each looks at all images, and reads those that it needs."""
+    url = f"{tmp_path / 'tier'}/{JOB}"
+    (tmp_path / "tier" / JOB / folder_of(20, 1) / image_of(0)).unlink()
+    manifest, plan, bound = alone.client().fetch_head(url, folder_of(20, 1), 0, secret=SECRET, job=JOB)
+    assert (manifest["step"], plan.nbytes, bound) == (20, 1000, True)
+    with pytest.raises(NotFoundError):
+        fetch(alone, tmp_path, 20)
+    with pytest.raises(NotFoundError, match="is no tier of this job"):
+        alone.client().fetch_head("/elsewhere", folder_of(20, 1), 0, secret=SECRET, job=JOB)
+
+
+@pytest.mark.usefixtures("left")
 def test_what_is_read_stays_readable_when_training_goes_on(alone, tmp_path):
     held = alone.client().fetch(f"{tmp_path / 'tier'}/{JOB}", folder_of(20, 1), 0, secret=SECRET, job=JOB)
     Writer(alone).save(21)

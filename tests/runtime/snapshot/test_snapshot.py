@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -80,6 +82,39 @@ def test_any_cut_can_be_restored_into_any_other(case):
         assert torch.equal(tree["w"], cut(whole, box))
         assert tree["w"] is live.tensors[0]
         assert tree["n"] == 7
+
+
+def over_there(one: Snapshot, asked: list[int]) -> Snapshot:
+    """The same on another node, which sends parts of it; their bytes are counted."""
+
+    def read(parts: Sequence[tuple[int, memoryview]]) -> None:
+        one.check()
+        for start, destination in parts:
+            destination[:] = one.image[start : start + len(destination)]
+            asked.append(len(destination))
+
+    return replace(one, read_parts=read)
+
+
+@given(shapes.flatmap(lambda shape: st.tuples(st.just(shape), *(st.tuples(*[st.integers(1, 4)] * len(shape)),) * 2)))
+def test_of_images_on_other_nodes_only_rows_that_are_needed_are_read(case):
+    shape, saved_in, wanted_in = case
+    whole = torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape)
+    for box in grids(shape, wanted_in):
+        asked: list[int] = []
+        saved = [snapshot({"w": cut(whole, their), "n": 7}, their, shape) for their in grids(shape, saved_in)]
+        saved = [over_there(one, asked) for one in saved]
+        live = take_apart({"w": torch.full_like(cut(whole, box), -1), "n": 0}, torch.Tensor)
+        tree = fill(live, saved, sharded(live, [box], shape), lean=True)
+        assert torch.equal(tree["w"], cut(whole, box))
+        if box != grids(shape, saved_in)[0]:  # else that image serves as it is
+            assert not any(one.was_read for one in saved)
+            rows = sum(
+                math.prod([min(low + size, box[0][0] + box[0][1]) - max(low, box[0][0]), *(s for _, s in rest)])
+                for (low, size), *rest in grids(shape, saved_in)
+                if all(a < c + d and c < a + b for (a, b), (c, d) in zip(((low, size), *rest), box, strict=True))
+            )
+            assert sum(asked) == 4 * rows == sum(one.nbytes_read for one in saved)
 
 
 WHOLE = torch.arange(12, dtype=torch.float32).reshape(4, 3)

@@ -221,9 +221,9 @@ def test_gradients_that_wait_for_the_optimizer_are_no_moment_to_go_on_from(train
     trained.state.commit(trained.state.take(), WHOLE)
     trained.model.eval()
     trained.backward()
-    assert trained.state.accumulates
+    assert trained.state.accumulates()
     trained.optimizer.step()
-    assert not trained.state.accumulates
+    assert not trained.state.accumulates()
 
 
 def test_objects_built_anew_take_over_what_they_replace(trained):

@@ -14,8 +14,21 @@ GUARDS = Source("hyperpod_ext.runtime.training.step_guards", ("tests/runtime/tra
 NAN_GUARD = Source("hyperpod_ext.runtime.state.nan_guard", ("tests/runtime/state/test_nan_guard.py",))
 ENVIRONMENT = Source("hyperpod_ext.runtime.ipc.environment", ("tests/runtime/detection/test_preflight.py",))
 DEVICE = Source("hyperpod_ext.runtime.state.device_steps", ("tests/runtime/state/test_device_steps.py",))
+GRADIENTS = Source("hyperpod_ext.runtime.state.gradients", ("tests/runtime/state/test_gradients.py",))
 
 MUTANTS: list[Mutant] = [
+    GRADIENTS.mutant(
+        "gradients.none_for_zero",
+        "A step is made again with the gradients that existed when the one before was committed.",
+        "for low, high in ranges for parameter",
+        "for low, high in ranges[1:] for parameter",
+    ),
+    GRADIENTS.mutant(
+        "gradients.sum_over_steps",
+        "A step is not committed while gradients of one of several optimizers add up.",
+        "return known() is gradient and",
+        "return known() is not gradient and",
+    ),
     DEVICE.mutant(
         "device.no_query",
         "A step that a device has in its queue is not done.",

@@ -237,6 +237,12 @@ class MemoryClient:
         """A snapshot of a durable checkpoint, brought into this node's memory first."""
         return self._map_image(r.Fetch(url=url, folder=folder, rank=rank), secret, job)
 
+    def fetch_head(self, url: str, folder: str, rank: int, *, secret: bytes, job: str) -> tuple[Manifest, Plan, bool]:
+        """Manifest and layout of a snapshot in a durable tier, both verified, and whether its bytes have MACs."""
+        head = self.ask(r.FetchHead(url=url, folder=folder, rank=rank))
+        check_manifest(head.manifest, secret, job=job)
+        return head.manifest, read_plan(head.plan, head.manifest["plan"]), head.bound
+
     def _map_image(
         self,
         request: r.Open | r.Fetch,

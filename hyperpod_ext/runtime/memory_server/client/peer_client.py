@@ -20,10 +20,14 @@ from hyperpod_ext.runtime.memory_server.protocol.peer_requests import (
     PieceOpen,
     PieceRead,
     Read,
+    ReadParts,
 )
 from hyperpod_ext.runtime.memory_server.protocol.request import A, Request, read_answer
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
-from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest
+from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest, crc_text
+
+_VERIFIED_A_SECOND = 256 << 20
+"""Bytes that any node verifies in a second, while somebody waits for its answer."""
 
 
 class PeerClient:
@@ -115,6 +119,25 @@ class PeerClient:
         if failures := ps.in_threads(work, len(parts), f"from {self}"):
             raise failures[0]
         return ps.join_checksums([(checksums[i], sum(map(len, part))) for i, part in enumerate(parts)])
+
+    def read_parts(self, owner: int, save_id: str, parts: Sequence[tuple[int, memoryview]], nbytes: int) -> None:
+        """Read parts of an image of `nbytes`, start and writable bytes of each, once the other node has verified all of
+        it; what has come is what it has sent.
+
+        Raises:
+            NotFoundError: it is not held there any more.
+            CorruptSnapshotError: there, or on its way, the bytes are not those that were sealed.
+        """
+        starts, sizes = tuple(start for start, _ in parts), tuple(len(destination) for _, destination in parts)
+        with self._connection() as sock:
+            sock.settimeout(self._timeout_s + nbytes / _VERIFIED_A_SECOND)
+            head = _ask(sock, ReadParts(owner=owner, save_id=save_id, starts=starts, nbytes=sizes))
+            sock.settimeout(self._timeout_s)
+            if head.nbytes != sum(sizes):
+                raise wire.WireError("it does not send the bytes that it was asked for")
+            checksum = ps.receive_scattered(sock, [destination for _, destination in parts if len(destination)])
+        if crc_text(checksum) != head.crc64nvme:
+            raise CorruptSnapshotError(f"{self}: parts of {save_id} of rank {owner} were damaged on their way")
 
     def _read(self, owner: int, save_id: str, start: int, destinations: Sequence[memoryview]) -> int:
         nbytes = sum(map(len, destinations))

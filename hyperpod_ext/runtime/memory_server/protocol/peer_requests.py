@@ -61,6 +61,29 @@ class Read(Request[SnapshotPart]):
     nbytes: Bytes
 
 
+class VerifiedParts(Declared):
+    """The bytes of all parts follow, one after another."""
+
+    nbytes: Bytes
+    crc64nvme: str
+    """Of these bytes."""
+
+
+class ReadParts(Request[VerifiedParts]):
+    """A rank of another number of ranks restores: parts of an image that it has opened, after all of it was verified
+    there."""
+
+    sender = "worker"
+    op: Literal["read_parts"] = "read_parts"
+    owner: Count
+    """Rank that saved it."""
+    save_id: str
+    starts: Listed[Bytes]
+    """First byte of each part."""
+    nbytes: Listed[Bytes]
+    """And how many there are."""
+
+
 class PieceHead(Declared):
     """What is needed to rebuild one rank's image."""
 
@@ -186,6 +209,7 @@ AnyPeerRequest = (
     PeerHeld
     | PeerOpen
     | Read
+    | ReadParts
     | PieceOpen
     | PieceRead
     | ReplicaBegin

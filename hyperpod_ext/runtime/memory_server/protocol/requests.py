@@ -186,6 +186,26 @@ class Fetch(Request[Image]):
     rank: Count
 
 
+class ImageHead(Declared):
+    """What is known of an image without its bytes."""
+
+    manifest: dict[str, Any]
+    plan: dict[str, Any]
+    """The layout."""
+    bound: bool = True
+    """As of an image."""
+
+
+class FetchHead(Request[ImageHead]):
+    """A rank looks whether it needs anything of a snapshot in a durable tier."""
+
+    sender = "worker"
+    op: Literal["fetch_head"] = "fetch_head"
+    url: str
+    folder: str
+    rank: Count
+
+
 class Snapshots(Declared):
     snapshots: Listed[dict[str, Any]]
     """Of each whole one: rank, world_size, step, save_id, nbytes, crc64nvme, plan, own_digest, saved_at, generation,
@@ -464,8 +484,8 @@ AnyOrder = (
 )
 """Answered by `Done`."""
 AnyQuestion = (
-    Map | NextSlot | Seal | Open | Fetch | Held | Durable | Listen | WaitOthers | UploadNow | WaitIdle | WaitState
-    | Status | Handshake
+    Map | NextSlot | Seal | Open | Fetch | FetchHead | Held | Durable | Listen | WaitOthers | UploadNow | WaitIdle
+    | WaitState | Status | Handshake
 )
 # fmt: on
 AnyRequest = AnyOrder | AnyQuestion

@@ -25,7 +25,7 @@ from hyperpod_ext.runtime.memory_server.replication.incoming import IncomingRepl
 from hyperpod_ext.runtime.memory_server.replication.incoming_parts import IncomingParts
 from hyperpod_ext.runtime.memory_server.slots.regions import Regions
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
-from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest
+from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_bytes, check_manifest, crc64nvme, crc_text
 
 _UNPROVEN = 256  # connections at a time that have not shown the secret yet; each has a thread
 _OUT_OF_DESCRIPTORS_S = 0.1  # between two looks whether there are some again
@@ -188,6 +188,9 @@ class PeerServer:
             case p.Read():
                 self._send(connection, request)
                 return None
+            case p.ReadParts():
+                self._send_parts(connection, request)
+                return None
             case p.PeerEvents():
                 if self.on_events is not None:
                     self.on_events(request.epoch, request.lines)
@@ -281,6 +284,23 @@ class PeerServer:
             wire.send(connection, encode(p.SnapshotPart(nbytes=nbytes)))
             with data[start : start + nbytes] as part:
                 connection.sendall(part)
+
+    def _send_parts(self, connection: socket.socket, request: p.ReadParts) -> None:
+        """Parts of an image whose every byte was verified here: who has only parts of it cannot do that."""
+        owner, save_id = request.owner, request.save_id
+        who, parts = f"read by {connection.getpeername()}", list(zip(request.starts, request.nbytes, strict=True))
+        with self._where(owner, save_id).pin(owner, save_id, who, restoring=True) as pin, pin.data as data:
+            if any(start + nbytes > len(data) for start, nbytes in parts):
+                raise NotFoundError(f"{save_id} of rank {owner} has {len(data)} bytes, and was asked for more")
+            check_bytes(pin.manifest, data)
+            checksum = 0
+            for start, nbytes in parts:
+                with data[start : start + nbytes] as part:
+                    checksum = crc64nvme(part, checksum)
+            wire.send(connection, encode(p.VerifiedParts(nbytes=sum(request.nbytes), crc64nvme=crc_text(checksum))))
+            for start, nbytes in parts:
+                with data[start : start + nbytes] as part:
+                    connection.sendall(part)
 
     def _where(self, owner: int, save_id: str) -> Regions:
         held = any(summary["rank"] == owner and summary["save_id"] == save_id for summary in self._own.held())

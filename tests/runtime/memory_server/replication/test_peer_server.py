@@ -236,6 +236,39 @@ def test_an_image_without_a_piece_is_still_checksummed(node):
     assert node.client().read_scattered(0, "g1-s1", [], len(data)) == crc64nvme(data)
 
 
+def test_parts_of_an_image_come_alone_once_all_of_it_is_verified_there(node, monkeypatch):
+    data, came = content(5 * MIB + 321), list[int]()
+    receive = ps.receive_scattered
+
+    def counted(sock: socket.socket, destinations: list[memoryview], previous: int = 0) -> int:
+        came.append(sum(map(len, destinations)))
+        return receive(sock, destinations, previous)
+
+    monkeypatch.setattr(ps, "receive_scattered", counted)
+    node.save(3, 1, data)
+    places = [(64, 100), (200, MIB), (3 * MIB + 400, 0), (4 * MIB, 2000), (200, 7)]  # in any order, and twice
+    parts = [(start, memoryview(bytearray(nbytes))) for start, nbytes in places]
+    node.client().read_parts(3, "g1-s1", parts, len(data))
+    for start, part in parts:
+        assert bytes(part) == data[start : start + len(part)]
+    assert came == [MIB + 2107]
+    with pytest.raises(NotFoundError, match="was asked for more"):
+        node.client().read_parts(3, "g1-s1", [(len(data) - 1, memoryview(bytearray(2)))], len(data))
+    with pytest.raises(NotFoundError):
+        node.client().read_parts(3, "g1-s2", parts, len(data))
+
+
+def test_no_part_is_handed_out_of_an_image_that_is_damaged_elsewhere(node):
+    data = content(MIB)
+    node.save(0, 1, data)
+    with node.own.pin(0, "g1-s1", "damage") as pin, pin.data as memory:
+        memory[MIB - 1] ^= 1
+    part = memoryview(bytearray(100))
+    with pytest.raises(CorruptSnapshotError, match="CRC64-NVME"):
+        node.client().read_parts(0, "g1-s1", [(0, part)], len(data))
+    assert bytes(part) == bytes(100)
+
+
 def test_nobody_accepts_any_more_when_the_listening_socket_is_closed(make_node, monkeypatch):
     """Another server's may have its number by then, and the peers of that one would be answered by this one."""
     node = make_node(1)

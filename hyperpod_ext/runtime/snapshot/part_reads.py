@@ -1,0 +1,60 @@
+"""Which parts of an image another layout needs: a rank of another number of ranks reads those alone. Knows no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from hyperpod_ext.runtime.snapshot.layout_plan import Item
+
+_COMPARED = 64 << 10
+"""Bytes of a tensor that is read from each rank that has it, so that differences are told of."""
+
+
+def by_name(items: Sequence[Item]) -> dict[str, list[Item]]:
+    """Items of one layout, by the names of their tensors."""
+    found: dict[str, list[Item]] = {}
+    for item in items:
+        found.setdefault(item.fqn, []).append(item)
+    return found
+
+
+def parts_for(
+    targets: Mapping[str, Sequence[Item]], sources: Sequence[Item], known: Collection[tuple[str, tuple[int, ...]]]
+) -> list[Item]:
+    """Of the shards in an image what these targets need, each as an item of its own.
+
+    Args:
+        known: name and offsets of shards that are at hand from elsewhere; large ones are not read again.
+    """
+    return [
+        part
+        for source in sources
+        if (source.fqn, source.offsets) not in known or source.nbytes <= _COMPARED
+        if (part := _rows(targets.get(source.fqn, ()), source)) is not None
+    ]
+
+
+def _rows(targets: Sequence[Item], source: Item) -> Item | None:
+    """The rows of a shard that the targets have anything of: they lie in a row in the image."""
+    meeting = [target for target in targets if meet(target, source)]
+    if not meeting:
+        return None
+    if not source.shape or source.nbytes == 0 or any(target.shape != source.shape for target in meeting):
+        return source
+    low = max(source.offsets[0], min(target.offsets[0] for target in meeting))
+    high = min(source.offsets[0] + source.sizes[0], max(target.offsets[0] + target.sizes[0] for target in meeting))
+    row_bytes, before = source.nbytes // source.sizes[0], low - source.offsets[0]
+    return source._replace(
+        offsets=(low, *source.offsets[1:]),
+        sizes=(high - low, *source.sizes[1:]),
+        data=source.data + before * row_bytes,
+        nbytes=(high - low) * row_bytes,
+    )
+
+
+def meet(target: Item, source: Item) -> bool:
+    """Whether both have anything of a tensor; of another shape: somebody has to say so."""
+    return target.shape != source.shape or all(
+        low < other + length and other < low + size
+        for low, size, other, length in zip(target.offsets, target.sizes, source.offsets, source.sizes, strict=True)
+    )

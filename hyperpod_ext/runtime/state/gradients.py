@@ -1,0 +1,128 @@
+"""Gradients between two steps: which ones exist is part of a step's state, though their values are not.
+
+A parameter whose gradient is None takes another way than one whose gradient is zero: optimizers skip it, DDP divides
+otherwise, and adding to zero turns -0.0 into 0.0. So a step that is made again begins with the gradients that existed
+when the one before was committed. Their values do not matter: a step is committed when no gradient waits for its
+optimizer.
+"""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from collections.abc import Container, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from hyperpod_ext.runtime.snapshot.image import is_dtensor
+
+Ranges = list[list[int]]
+"""Numbers of parameters, as ranges `[first, behind the last]`."""
+
+_ALIGNMENT = 64
+
+
+def existing(objects: Iterable[object]) -> Ranges:
+    """Parameters of these modules and optimizers that have a gradient, by their numbers."""
+    ranges: Ranges = []
+    for number, parameter in enumerate(_parameters(objects)):
+        if parameter.grad is None:
+            continue
+        if ranges and ranges[-1][1] == number:
+            ranges[-1][1] = number + 1
+        else:
+            ranges.append([number, number + 1])
+    return ranges
+
+
+def give_zeros(objects: Iterable[object], ranges: Sequence[Sequence[int]]) -> None:
+    """Give these parameters gradients of zero. On the CPU they take memory once they are used: most scripts drop them
+    before that."""
+    parameters = _parameters(objects)
+    chosen = [parameter for low, high in ranges for parameter in parameters[low:high] if parameter.requires_grad]
+    memory = _Zeros(sum(_nbytes(_local(parameter)) for parameter in chosen))
+    for parameter in chosen:
+        parameter.grad = memory.like(parameter)
+
+
+class WaitingGradients:
+    """Whether optimizers that have not stepped have gradients that wait for that. Told of the end of each step."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        """Gradient of each parameter at the end of the last step, and its version."""
+
+    def see(self, optimizers: Sequence[torch.optim.Optimizer], stepped: Container[int]) -> bool:
+        """A step has ended; `stepped` are the ids of those optimizers that have stepped since the last commit.
+
+        A gradient that nothing has written to since the last step was used by then. One that took the place of
+        another was dropped in between, and so will this one be. One that was written to again may be a sum over steps.
+        """
+        before = self._seen
+        self._seen = {
+            id(parameter): (weakref.ref(parameter.grad), parameter.grad._version)
+            for parameter in _parameters(optimizers)
+            if parameter.grad is not None
+        }
+        waiting = _parameters([optimizer for optimizer in optimizers if id(optimizer) not in stepped])
+        return any(_waits(parameter.grad, before.get(id(parameter))) for parameter in waiting)
+
+
+def _waits(gradient: torch.Tensor | None, before: tuple[weakref.ref[torch.Tensor], int] | None) -> bool:
+    if gradient is None:
+        return False
+    if before is None:
+        return True
+    known, version = before
+    return known() is gradient and gradient._version != version
+
+
+def _parameters(objects: Iterable[object]) -> list[torch.Tensor]:
+    """Parameters of modules and optimizers, each once, in an order that is the same in every process."""
+    found: dict[int, torch.Tensor] = {}
+    for value in objects:
+        if isinstance(value, torch.nn.Module):
+            found |= {id(parameter): parameter for parameter in value.parameters()}
+        elif isinstance(value, torch.optim.Optimizer):
+            found |= {id(parameter): parameter for group in value.param_groups for parameter in group["params"]}
+    return list(found.values())
+
+
+def _local(parameter: Any) -> torch.Tensor:
+    local: torch.Tensor = (parameter.to_local() if is_dtensor(parameter) else parameter).detach()
+    return local
+
+
+def _nbytes(local: torch.Tensor) -> int:
+    """Room that zeros like this take here."""
+    return -(-local.nbytes // _ALIGNMENT) * _ALIGNMENT if local.device.type == "cpu" else 0
+
+
+class _Zeros:
+    """Tensors of zeros in memory that the kernel hands out when it is touched."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._memory = mmap.mmap(-1, nbytes) if nbytes else None
+        self._used = 0
+
+    def like(self, parameter: Any) -> torch.Tensor:
+        local = _local(parameter)
+        if self._memory is None or not local.nbytes or local.device.type != "cpu":
+            return torch.zeros_like(parameter)
+        flat = torch.frombuffer(self._memory, dtype=torch.uint8, count=local.nbytes, offset=self._used)
+        self._used += _nbytes(local)
+        strides = torch.empty_like(local, device="meta").stride()  # those that autograd would make
+        zeros = flat.view(local.dtype).as_strided(local.size(), strides)
+        if not is_dtensor(parameter):
+            return zeros
+        from torch.distributed.tensor import DTensor
+
+        return DTensor.from_local(
+            zeros,
+            parameter.device_mesh,
+            parameter.placements,
+            run_check=False,
+            shape=parameter.size(),
+            stride=parameter.stride(),
+        )
