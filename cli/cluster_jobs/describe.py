@@ -28,7 +28,11 @@ def command(job: str, target: str, events: int, output: str) -> None:
     from hyperpod_ext.submit.contract.handle import JobHandle
     from hyperpod_ext.submit.describe import describe
 
-    found = describe(JobHandle.parse(job, target))
+    from ..report.runs import why_failed
+
+    handle = JobHandle.parse(job, target)
+    found = describe(handle)
+    found["error"] = why_failed(handle, found)
     print_result(found, output, text(found, events))
 
 

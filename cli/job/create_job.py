@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..command import Command, output_option, spec_options, spec_path
-from ..interrupts import held_back
+from ..interrupts import held_back, remembered
 from ..output import print_result, say
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from hyperpod_ext.config.files.overrides import Override
     from hyperpod_ext.submit.contract.handle import JobHandle
@@ -149,14 +149,15 @@ def _is_command(handle: JobHandle) -> bool:
 
 def wait_for_end(handle: JobHandle, output: str, timeout: float | None, follow: bool) -> None:
     """Show progress until the job has ended, then its result; a job that failed is an exit code."""
-    from hyperpod_ext.errors import JobFailedError
-
-    from ..report.report import describe_result, warn, why_it_differs
-    from ..report.runs import read_result
-
     # a CI's or a scheduler's "end now" means the job too, as Ctrl-C does
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    folder = _show_progress(handle, timeout, follow)
+    with remembered() as check:
+        from hyperpod_ext.errors import JobFailedError
+
+        from ..report.report import describe_result, warn, why_it_differs
+        from ..report.runs import read_result
+
+        folder = _show_progress(handle, timeout, follow, check)
     result = read_result(handle)
     text = describe_result(result) if "recoveries" in result else f"{handle.name}: {result['state']}"
     print_result(result, output, handle.name if output == "name" else text)
@@ -171,8 +172,8 @@ def wait_for_end(handle: JobHandle, output: str, timeout: float | None, follow: 
         raise click.exceptions.Exit(JobFailedError.exit_code)
 
 
-def _show_progress(handle: JobHandle, timeout: float | None, follow: bool) -> str:
-    """Watch the job to its end; returns the folder of its files."""
+def _show_progress(handle: JobHandle, timeout: float | None, follow: bool, check: Callable[[], None]) -> str:
+    """Watch the job to its end; returns the folder of its files. `check` raises where the user has asked to end it."""
     from hyperpod_ext.errors import WaitTimeoutError
     from hyperpod_ext.submit.contract.targets import get_target
 
@@ -182,6 +183,7 @@ def _show_progress(handle: JobHandle, timeout: float | None, follow: bool) -> st
     folder = ""
     with make_progress() as progress:
         for update in get_target(handle.target).watch(handle, with_lines=follow):
+            check()
             progress.show(update)
             folder = update.status.folder
             if deadline is not None and time.monotonic() > deadline and not update.status.ended:

@@ -37,13 +37,16 @@ def command(job: str | None, target: str, output: str) -> None:
         print_result([status.to_json() for status in found], output, table(found))
         return
     handle = JobHandle.parse(job, target)
+    from ..report.runs import why_failed
+
     status = get_target(handle.target).status(handle)
+    error = why_failed(handle, status.to_json())
     text = table([status])
-    if status.error is not None:
-        text += f"\n\n{status.error['message']}"
+    if error is not None:
+        text += f"\n\n{error['message']}"
     if status.folder:
         text += f"\n\nfiles: {status.folder}"
-    print_result(status.to_json(), output, text)
+    print_result(status.to_json() | {"error": error}, output, text)
 
 
 def table(jobs: list[JobStatus]) -> str:

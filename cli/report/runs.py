@@ -132,11 +132,29 @@ def read_result(handle: JobHandle) -> dict[str, Any]:
     own = {key: result[key] for key in (*_OWN, *_NOT_COMPARED) if key in result}
     if result.get("losses"):  # of all starts
         own["losses"] = result["losses"]
-    if (
-        handle.target != "local" and logged["error"] and own["error"]
-    ):  # the scheduler saw the end, the log what began it
-        own["error"] = own["error"] | {"message": f"{logged['error']['message']}. Then: {own['error']['message']}"}
+    if "error" in own:
+        own["error"] = _first_cause(handle, own["error"], logged["error"])
     return {**logged, **own}
+
+
+def why_failed(handle: JobHandle, status: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The last word of a job, as `report` and `wait` have it. `status`: members of `JobStatus`."""
+    error: dict[str, Any] | None = status["error"]
+    if status["state"] != "failed" or handle.target == "local":  # whose engine has put both together
+        return error
+    from ..job_events import events_in
+
+    logged = _logged(handle, events_in(status["folder"]))
+    return _first_cause(handle, error, logged["error"] if logged is not None else None)
+
+
+def _first_cause(
+    handle: JobHandle, seen: dict[str, Any] | None, logged: dict[str, Any] | None
+) -> dict[str, Any] | None:
+    """The scheduler saw the end, the log what began it."""
+    if not seen or not logged or handle.target == "local" or logged["message"] in seen["message"]:
+        return seen
+    return {**seen, "message": f"{logged['message']}. Then: {seen['message']}"}
 
 
 def _logged(handle: JobHandle, events: Path | None) -> Mapping[str, Any] | None:

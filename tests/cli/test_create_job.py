@@ -16,7 +16,7 @@ import rich.progress
 import yaml
 from command import HP_EXT
 from command import call_hp_ext as hp_ext
-from hyperpod_ext.cli.job.progress import BarProgress
+from hyperpod_ext.cli.job.progress import BarProgress, PlainProgress
 from hyperpod_ext.cli.report.event_text import EventText
 from local_place import LocalPlace
 from made_events import entry
@@ -25,6 +25,7 @@ from waiting import until
 
 from hyperpod_ext.submit import submit as submit_module
 from hyperpod_ext.submit.contract.job_status import JobStatus, StatusUpdate
+from hyperpod_ext.submit.local import store as local_store
 
 
 def job_file(place: LocalPlace) -> dict[str, object]:
@@ -42,6 +43,16 @@ def test_a_dry_run_shows_the_plan_and_starts_nothing(place: LocalPlace, tmp_path
     assert table.startswith("a on local: 2 nodes x 1 workers = 2 ranks\n")
     assert plan["files"]["node.sh"].strip() in table
     assert not place.home.exists()
+
+
+def test_an_old_run_does_not_go_without_a_word(place: LocalPlace, tmp_path: Path) -> None:
+    with local_store.locked("a"):
+        for _ in range(local_store.KEPT):
+            local_store.create("a").end({"state": "succeeded", "error": None})
+    oldest = place.home / "local" / "a" / "0001"
+    said = hp_ext("create-job", "-f", write_job(tmp_path), "--wait").stderr
+    assert f"note: the old run in {oldest} is removed; the newest {local_store.KEPT} of a name are kept\n" in said
+    assert not oldest.exists()
 
 
 def test_what_is_shown_is_what_is_run(place: LocalPlace, tmp_path: Path) -> None:
@@ -177,6 +188,31 @@ def test_ctrl_c_before_the_job_is_watched_cancels_it_and_says_so(
     done = hp_ext("create-job", "-f", write_job(tmp_path, "sleep"), "--wait", "-o", "json")
     assert done.code == done.json["error"]["exit_code"] == 130
     assert "nothing of it is left running" in done.json["error"]["message"]
+    assert hp_ext("status", "a", "-o", "json").json["state"] == "cancelled"
+
+
+def test_ctrl_c_that_python_ignores_cancels_the_job_all_the_same(
+    place: LocalPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a handler raises in `__del__`, or in a callback of an import, nobody gets."""
+
+    class Interrupting:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    sent: list[bool] = []
+    show = PlainProgress.show
+
+    def interrupted(progress: PlainProgress, update: StatusUpdate) -> None:
+        show(progress, update)
+        if not sent:
+            sent.append(True)
+            Interrupting()
+
+    monkeypatch.setattr(PlainProgress, "show", interrupted)
+    monkeypatch.setattr("sys.unraisablehook", lambda _: None)
+    done = hp_ext("create-job", "-f", write_job(tmp_path, "sleep"), "--wait", "--timeout", "20", "-o", "json")
+    assert (sent, done.code) == ([True], 130)
     assert hp_ext("status", "a", "-o", "json").json["state"] == "cancelled"
 
 

@@ -1,15 +1,20 @@
 """A training script that stays where it is told to, once, until it is let go: tests end processes of its job then.
 
 STAYS_AT: at start-up, in a step, in a save, in a recovery, in a resize or at the end. Rank 0 stays there, makes
-the file `stays` in the job's folder, and goes on when there is a file `let-go`.
+the file `stays` in the job's folder, and goes on when there is a file `let-go`. Each rank starts a child and makes a
+segment of shared memory, which it never removes: `left.jsonl` has both.
 """
 
+import json
 import os
+import subprocess
 import time
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from hyperpod_ext.runtime import Run, resilient
@@ -17,7 +22,8 @@ from hyperpod_ext.runtime import Run, resilient
 WHERE = os.environ["STAYS_AT"]
 HERE = Path(os.environ["HPX_RUN_DIR"])
 STEP, STEPS = 3, 6
-FOR_EVER = 1_000_000
+FOR_EVER = int(os.environ.get("STEPS", "1000000"))
+PAUSE_S = float(os.environ.get("PAUSE", "0.05"))
 AFTER = 3
 """Steps that are made after a resize."""
 
@@ -63,14 +69,26 @@ def train(run: Run) -> None:
             stay("in a step")
         if WHERE == "in a resize" and run.generation > 1 and step > begun + AFTER:
             return
-        time.sleep(0.05 if WHERE == "in a resize" else 0.0)
-        loss = parallel(torch.randn(2, 4)).mean()
+        resized = WHERE == "in a resize"
+        time.sleep(PAUSE_S if resized else 0.0)
+        drawn = torch.Generator().manual_seed(step) if resized else None  # the same for each number of ranks
+        loss = parallel(torch.randn(2, 4, generator=drawn)).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         counter.step = step
+        mean = loss.detach() / run.world_size
+        dist.all_reduce(mean)
+        run.log(loss=mean)
 
 
+child = subprocess.Popen(["sleep", "600"])
+segment = SharedMemory(create=True, size=4096)
+with (HERE / "left.jsonl").open("a") as file:
+    file.write(
+        json.dumps({"rank": int(os.environ["RANK"]), "pid": os.getpid(), "segment": segment.name, "child": child.pid})
+        + "\n"
+    )
 stay("at start-up")
 train()
 stay("at the end")

@@ -1,8 +1,8 @@
 """Strangers at every port that a job listens at: they connect by the thousand, and come back when they are hung up on.
 
-`python crowd.py SECONDS EACH AGENT_PID ...`: at most EACH at a time at each port, twice as many in all, and at most
-`A_SECOND` new ones a second at all ports. It ends after SECONDS, or when its input is closed, and prints once a second,
-in a line of JSON, how many have come to each port. Loopback only.
+`python crowd.py SECONDS EACH TIMES AGENT_PID ...`: at most EACH at a time at each port, TIMES as many in all, and at
+most `A_SECOND` new ones a second at all ports. It ends after SECONDS, or when its input is closed, and prints once a
+second, in a line of JSON, how many have come to each port. Loopback only.
 """
 
 from __future__ import annotations
@@ -27,9 +27,13 @@ from typing import IO
 from hyperpod_ext.processes import descendants
 
 A_SECOND = 3_000
-LONGEST_S = 120.0
+LONGEST_S = 900.0
+MOST = 1000
+"""At a port, of one process: it may open only so many files."""
 _LISTENS = "0A"
 _TICK_S = 0.02
+_LOOK_S = 5.0
+"""How often it is looked for ports: of processes that strangers have open files of by the thousand, that takes long."""
 _PORTS_AT_ONCE = 4
 _AT_ONCE = struct.pack("ii", 1, 0)
 """SO_LINGER: the connection is reset when it is closed."""
@@ -74,8 +78,8 @@ class Stranger:
 class Crowd:
     """All strangers of one job."""
 
-    def __init__(self, agents: list[int], each: int) -> None:
-        self._agents, self._each = agents, each
+    def __init__(self, agents: list[int], each: int, times: int) -> None:
+        self._agents, self._each, self._in_all = agents, each, times * each
         self._selector = selectors.EpollSelector()
         self._there: Counter[int] = Counter()
         self._kinds: Iterator[str] = itertools.cycle(KINDS)
@@ -88,11 +92,13 @@ class Crowd:
         """The most at a time, by port."""
 
     def run(self, seconds: float) -> None:
-        end, look_at = time.monotonic() + min(seconds, LONGEST_S), 0.0
+        end, look_at, tell_at = time.monotonic() + min(seconds, LONGEST_S), 0.0, 0.0
         while (now := time.monotonic()) < end and not select.select([sys.stdin], [], [], 0)[0]:
             if now >= look_at:
                 pids = [pid for agent in self._agents for pid in (agent, *descendants(agent))]
-                self._ports, look_at = list(ports_of(pids)), now + 1.0
+                self._ports, look_at = list(ports_of(pids)), now + _LOOK_S
+            if now >= tell_at:
+                tell_at = now + 1.0
                 self._send_a_byte()
                 print(json.dumps({"came": self.came, "most": self.most}), flush=True)
             self._come(int(A_SECOND * _TICK_S))
@@ -101,7 +107,7 @@ class Crowd:
             time.sleep(max(0.0, now + _TICK_S - time.monotonic()))
 
     def _come(self, count: int) -> None:
-        wanting = [port for port in self._ports if self._there[port] < self._each and self.began[port] < 2 * self._each]
+        wanting = [port for port in self._ports if self._there[port] < self._each and self.began[port] < self._in_all]
         fewest = sorted(wanting, key=self.began.__getitem__)[:_PORTS_AT_ONCE]
         for port in (port for port in fewest for _ in range(count // _PORTS_AT_ONCE)):
             self.began[port] += 1
@@ -151,39 +157,49 @@ class Crowd:
 
 
 class Told:
-    """What a crowd has said of itself."""
+    """What crowds have said of themselves."""
 
-    def __init__(self, lines: IO[str]) -> None:
-        self._lines = lines
-        self._last: dict[str, dict[str, int]] = {"came": {}, "most": {}}
+    def __init__(self, crowds: list[IO[str]]) -> None:
+        self._crowds = crowds
+        self._last: list[dict[str, dict[str, int]]] = [{"came": {}, "most": {}} for _ in crowds]
 
     def came(self, port: int) -> int:
         """How many strangers have come to a port so far."""
-        while select.select([self._lines], [], [], 0)[0]:
-            if not (line := self._lines.readline()):
-                raise AssertionError(f"the crowd has left: {self}")
-            self._last = json.loads(line)
-        return self._last["came"].get(str(port), 0)
+        for index, lines in enumerate(self._crowds):
+            while select.select([lines], [], [], 0)[0]:
+                if not (line := lines.readline()):
+                    raise AssertionError(f"a crowd has left: {self}")
+                self._last[index] = json.loads(line)
+        return sum(last["came"].get(str(port), 0) for last in self._last)
 
     def __str__(self) -> str:
-        return f"strangers that came to each port, and the most at a time: {self._last}"
+        came: Counter[str] = Counter()
+        most: Counter[str] = Counter()
+        for last in self._last:
+            came.update(last["came"])
+            most.update(last["most"])
+        return f"strangers that came to each port: {dict(came)}, and the most at a time: {dict(most)}"
 
 
 @contextlib.contextmanager
-def around(agents: list[int], *, each: int, seconds: float) -> Iterator[Told]:
-    """A crowd at the job of these agents for as long as this is entered."""
-    command = [sys.executable, __file__, str(seconds), str(each), *map(str, agents)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
-        assert process.stdout is not None
-        try:
-            yield Told(process.stdout)
-        finally:
-            process.kill()
+def around(agents: list[int], *, each: int, seconds: float, times: int = 2) -> Iterator[Told]:
+    """Crowds at the job of these agents for as long as this is entered."""
+    processes = -(-each // MOST)
+    command = [sys.executable, __file__, str(seconds), str(each // processes), str(times), *map(str, agents)]
+    with contextlib.ExitStack() as stack:
+        crowds: list[IO[str]] = []
+        for _ in range(processes):
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+            assert process.stdout is not None
+            crowds.append(process.stdout)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+        yield Told(crowds)
 
 
 def main() -> None:
-    seconds, each, *agents = sys.argv[1:]
-    crowd = Crowd(list(map(int, agents)), int(each))
+    seconds, each, times, *agents = sys.argv[1:]
+    crowd = Crowd(list(map(int, agents)), int(each), int(times))
     crowd.run(float(seconds))
 
 

@@ -44,6 +44,8 @@ WHOLE = (
 )
 """What a node of a job needs."""
 _LONGEST_ORDER = 1 << 20
+_ROOM = "_" * (1 << 14)
+"""Makes room for the command line and the environment that a process may show in /proc."""
 _END = struct.Struct("id")
 """Exit status and CPU seconds."""
 
@@ -141,9 +143,14 @@ def _start_warm(name: str, modules: tuple[str, ...]) -> dict[str, Any]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(str(path))
         listening.listen()
-        command = [sys.executable, __file__, str(listening.fileno()), str(whole_run.alive()), *modules]
-        passed = [listening.fileno()]
-        process = subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL, start_new_session=True)
+        command = [sys.executable, __file__, str(listening.fileno()), str(whole_run.alive()), *modules, _ROOM]
+        process = subprocess.Popen(
+            command,
+            env=os.environ | {"HPX_TEST_ROOM": _ROOM},
+            pass_fds=[listening.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
     return {"pid": process.pid, "socket": str(path)}
 
 
@@ -208,12 +215,13 @@ class _Server:
         line.send(str(pid).encode())
 
     def _become(self, order: dict[str, Any], output: int) -> None:
-        from hyperpod_ext.runtime.agent.children import become_module
+        from hyperpod_ext.runtime.agent import children
 
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.chdir(order["cwd"])
-        become_module(sys.modules[order["module"]], order["arguments"], order["environ"])
+        module = importlib.import_module(order["module"])  # what nearly all need is there
+        children.become_module(module, order["arguments"], order["environ"])
 
     def _reap(self, handle: int) -> None:
         self._poll.unregister(handle)
@@ -228,7 +236,7 @@ class _Server:
 def main() -> None:
     listening = socket.socket(fileno=int(sys.argv[1]))
     alive = os.open(sys.argv[2], os.O_RDONLY)
-    modules = sys.argv[3:]
+    modules = sys.argv[3:-1]
     for module in modules:
         importlib.import_module(module)
     if "hyperpod_ext.runtime.agent.fork_server" in modules:

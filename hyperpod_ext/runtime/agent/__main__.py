@@ -14,6 +14,7 @@ from typing import Any
 
 from hyperpod_ext.errors import HyperpodExtError, JobFailedError
 from hyperpod_ext.processes import collect_seldom
+from hyperpod_ext.runtime.agent import last_word
 from hyperpod_ext.runtime.agent.arguments import parse, read_settings
 from hyperpod_ext.runtime.agent.coordinator_client import ExcludedError
 from hyperpod_ext.runtime.agent.node import Node
@@ -35,31 +36,29 @@ def main() -> None:
         for report in (REPORT, *(path.name for path in run_dir.glob(report_of("*")))):
             (run_dir / report).unlink(missing_ok=True)  # of an earlier run in the same place
     tell_here(run_dir, arguments.node_rank)
+    last_word.keep("")
     with socket_dir() as private:
         try:
             state = _run(arguments, run_dir, private)
         except HyperpodExtError as error:
-            _say(f"node {arguments.node_rank}: {error}")
+            last_word.say(f"node {arguments.node_rank}: {error}")
+            last_word.keep(error.message, error.hint, arguments.node_rank)
             _report(error, arguments, run_dir)
             sys.exit(error.exit_code)
     if state == "left":
         tell_left(run_dir, arguments.node_rank)
     else:
         for warning in _report_in(run_dir).get("warnings") or ():
-            _say(f"node {arguments.node_rank}: warning: {warning}")
+            last_word.say(f"node {arguments.node_rank}: warning: {warning}")
     if state == "failed":
-        _say(f"node {arguments.node_rank}: {_why(run_dir)}")
+        last_word.say(f"node {arguments.node_rank}: {_why(run_dir)}")
     sys.exit(_EXIT_CODES[state])
 
 
-def _say(words: str) -> None:
-    """This agent's last words."""
-    print(f"hyperpod_ext agent, {words}", file=sys.stderr)  # noqa: T201  (its log keeps what is printed)
-
-
 def _why(run_dir: Path) -> str:
-    """Why the job failed, where this node has its report."""
+    """Why the job failed, where this node has its report; kept in the status of a pod."""
     error = _report_in(run_dir).get("error") or {}
+    last_word.keep(error.get("message") or "", error.get("hint") or "")
     why = "\n".join(str(error[key]) for key in ("message", "hint") if error.get(key))
     return why or f"the job failed; {REPORT} of the node that led it says why"
 
@@ -74,13 +73,18 @@ def _report_in(run_dir: Path) -> dict[str, Any]:
 
 
 def _report(error: HyperpodExtError, arguments: argparse.Namespace, run_dir: Path) -> None:
-    """Leave a report where nobody else will: that of the job from its first node before others know better."""
+    """Leave why this node had to stop where nobody else will; it is why the job did until others know better."""
+    node, log = arguments.node_rank, run_dir / "events.jsonl"
     world_size = arguments.nnodes * arguments.nproc_per_node
-    if isinstance(error, ExcludedError):
-        report = report_on(run_dir / "events.jsonl", state="failed", error=error.to_json(), world_size=world_size)
-        write_report(run_dir, report, report_of(arguments.node_rank))
-    elif arguments.node_rank == 0 and not arguments.rejoin and not (run_dir / REPORT).exists():
-        write_report(run_dir, make_report(Events(), state="failed", error=error.to_json(), world_size=world_size))
+    why = error.to_json()
+    if not error.message.startswith(f"node {node} "):
+        why |= {"message": f"node {node}: {error.message}"}
+    if log.exists():
+        report = report_on(log, state="failed", error=why, world_size=world_size)
+        write_report(run_dir, report, report_of(node))
+    if node == 0 and not arguments.rejoin and not (run_dir / REPORT).exists() and not isinstance(error, ExcludedError):
+        made = make_report(Events(), state="failed", error=error.to_json(), world_size=world_size)
+        write_report(run_dir, report if log.exists() else made)
 
 
 @contextlib.contextmanager

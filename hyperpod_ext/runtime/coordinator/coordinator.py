@@ -125,7 +125,7 @@ class Coordinator:
         if ordered:
             made.actions.resize_clock.resume(made.events.read())
         if lost in members.members:
-            made._lose(lost, "its agent, which coordinated the job, is gone")
+            made._lose(lost, job_state.get("gives_up") or "its agent, which coordinated the job, is gone")
         return made
 
     def _start(self, orders_accepted: set[str]) -> None:
@@ -382,6 +382,8 @@ class Coordinator:
         if node != self._run.node:
             self._lose(node, cause)
             return
+        self.members.gives_up = cause
+        self._outbox.share_job_state()  # who coordinates next says so in its loss
         self._step_down(cause=cause)
         self._tell_stop(node, cause)
 

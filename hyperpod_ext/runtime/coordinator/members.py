@@ -82,6 +82,8 @@ class Members:
     """Of the newest job state."""
     lost_while_held: set[int] = field(default_factory=set)
     """Members before more of them were lost than the others may go on without, while no rank was to train."""
+    gives_up: str = ""
+    """Why the coordinator's own node cannot go on; empty: it can."""
     stepped_down: bool = False
     """Whether this coordinator speaks for the job no more."""
 

@@ -126,6 +126,7 @@ class Outbox:
             "placement": {str(node): list(holders) for node, holders in self._placement.items()},
             **({"parity_groups": [list(group) for group in self._groups]} if self._groups else {}),
             "servers_lost": self._servers_lost,
+            **({"gives_up": self._members.gives_up} if self._members.gives_up else {}),
             "learned": self._learned(),
         }
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hyperpod_ext.errors import HyperpodExtError
+from hyperpod_ext.runtime.agent import last_word
 from hyperpod_ext.runtime.agent.arguments import parse, read_settings
 from hyperpod_ext.runtime.agent.children import ForkServerProcess
 from hyperpod_ext.runtime.agent.coordinator_client import ExcludedError
@@ -160,6 +161,7 @@ class AgentHere:
 
     async def _run(self, listener: JobListener, number: int, at: NodeStart) -> None:
         message, mode, state = "", JOB_LEVEL, "failed"
+        last_word.keep("")
         try:
             state = await self._job(listener, number, at)
             message = self._why_failed()
@@ -167,7 +169,9 @@ class AgentHere:
             return
         except ExcludedError as error:  # the others may go on without it: a new process may come back to them
             message, mode = str(error), PROCESS_LEVEL
+            last_word.keep(error.message, error.hint, self._rank)
         except HyperpodExtError as error:
+            last_word.keep(error.message, error.hint, self._rank)
             message = "\n".join(filter(None, (str(error), error.hint)))
         except Exception as error:
             message = f"an error of hyperpod_ext itself: {error!r}"
@@ -241,6 +245,7 @@ class AgentHere:
             error = json.loads((self._run_dir / REPORT).read_text()).get("error") or {}
         except (OSError, ValueError):
             error = {}
+        last_word.keep(error.get("message") or "", error.get("hint") or "")
         why = "\n".join(str(error[key]) for key in ("message", "hint") if error.get(key))
         return why or f"the job failed; {REPORT} of the node that led it says why"
 

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -18,6 +19,7 @@ from hyperpod_ext.submit.contract.spec_annotation import read_note
 from hyperpod_ext.submit.contract.yaml_text import read_all
 from hyperpod_ext.submit.kubernetes.api.client import Client
 from hyperpod_ext.submit.kubernetes.api.kubeconfig import load_access
+from hyperpod_ext.submit.kubernetes.api.last_word import last_word
 from hyperpod_ext.submit.kubernetes.api.pod_logs import PodLogs
 from hyperpod_ext.submit.kubernetes.api.rank_lines import Only
 from hyperpod_ext.submit.kubernetes.kinds import Kind, ended_at, reason_of, state_of
@@ -108,9 +110,13 @@ def kind_of(kinds: tuple[Kind, ...], handle: JobHandle) -> Kind:
 
 
 def status(kind: Kind, handle: JobHandle) -> JobStatus:
-    """How one job is."""
+    """How one job is; of one that has failed also why, as its pods and the operator have it together."""
     client = client_of(handle)
-    return _status(kind, client, client.get(kind.path(client.access.namespace, handle.name)))
+    now = _status(kind, client, client.get(kind.path(client.access.namespace, handle.name)))
+    if now.state != "failed":
+        return now
+    pods = _logs_of(kind, client, handle.name, None).pods()
+    return replace(now, error=last_word(pods, now.error))
 
 
 def live(kind: Kind, job: JobConfig) -> dict[str, Any]:

@@ -182,7 +182,11 @@ def _read_json(file: Path) -> JobReport | None:
 
 
 def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return f"{log} was removed while the job ran"
+    return "\n".join(lines[-_TAIL_LINES:])
 
 
 if __name__ == "__main__":

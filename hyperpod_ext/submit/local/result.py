@@ -76,7 +76,7 @@ def final_report(
     This decides a local job's last word. Where a coordinator has said why the job failed, that stands, followed by
     what only the engine saw; else the first node that failed by itself is the cause.
     """
-    final = EMPTY_REPORT | (report or {})
+    final = _as_seen(EMPTY_REPORT | (report or {}), ends)
     if cancelled:
         return final | {"state": "cancelled"}
     lost = final["nodes_lost"] if final["state"] == "succeeded" else []  # the agents went on without those
@@ -89,7 +89,7 @@ def final_report(
         return final  # an agent was told to end, and so the job was
     by_coordinator = report is not None and final["state"] == "failed" and final["error"]
     if by_coordinator and final["error"]["message"] not in words.values():
-        seen = [each for each in (cause, *chain) if "was killed" in each]
+        seen = [each for each in (cause, *chain) if "ended with exit code" not in each]
         story = f". The engine saw: {'; '.join(seen)}" if seen else ""
         message = final["error"]["message"].removesuffix(".") if seen else final["error"]["message"]
         return final | {"error": final["error"] | {"message": message + story}}
@@ -101,6 +101,22 @@ def final_report(
         message = f"{cause or 'node 0 ended with exit code 0'} {before} report\n{log_tail}".rstrip()
     hint = (final["error"] or {}).get("hint") or "its log has the rest"
     return final | {"state": "failed", "error": {"code": "JobFailedError", "message": message, "hint": hint}}
+
+
+def _as_seen(report: JobReport, ends: Sequence[NodeEnd]) -> JobReport:
+    """The report, with how lost nodes were killed: the others have seen a connection end."""
+    killed = {end.node: signal.Signals(-end.code).name for end in ends if end.code < 0 and not end.asked}
+
+    def seen(fault: JobReport) -> JobReport:
+        if fault.get("kind") != "lost" or fault["node"] not in killed:
+            return fault
+        return fault | {"cause": f"{fault['cause']}; its agent was killed by {killed[fault['node']]}"}
+
+    changed = {
+        "faults": [seen(fault) for fault in report.get("faults", ())],
+        "recoveries": [recovery | {"fault": seen(recovery["fault"])} for recovery in report["recoveries"]],
+    }
+    return report | {name: value for name, value in changed.items() if value}
 
 
 def same(main: Mapping[str, Any], undisturbed: Mapping[str, Any] | None, field: str) -> bool | None:

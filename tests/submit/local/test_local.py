@@ -251,3 +251,16 @@ def test_a_job_whose_folder_is_removed_ends_and_an_earlier_run_can_be_cancelled(
     shutil.rmtree(newest().folder)
     assert local.cancel(HANDLE).state == "succeeded"  # the earlier run, which is what is left of the name
     assert place.leftovers() == []
+
+
+@pytest.mark.parametrize("removed", ["0001/main", "0001", "."])
+def test_cancel_comes_back_whatever_of_a_jobs_files_was_removed_by_hand(place: LocalPlace, removed: str) -> None:
+    submit(plan_of(SLEEPING))
+    wait_for_nodes(place)
+    shutil.rmtree(place.home / "local" / "a" / removed)
+    if removed == "0001/main":
+        assert local.cancel(HANDLE).state == "cancelled"
+    else:  # nobody can ask for it any more: it ends by itself
+        with pytest.raises(NotFoundError, match="no local job named a"):
+            local.cancel(HANDLE)
+    assert place.leftovers() == []

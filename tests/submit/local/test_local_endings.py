@@ -12,19 +12,21 @@ import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from command import HP_EXT, hp_ext
+from endings_table import Ending, endings
+from event_log import events_in
 from local_place import LocalPlace
+from local_victims import agent_of, engine_of, fork_server_of, keeper_of, memory_server_of
 from waiting import until
 
-from hyperpod_ext.processes import children, is_alive
+from hyperpod_ext.processes import is_alive
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "faults.md"
 SCRIPT = ROOT / "tests" / "faults" / "phases.py"
 SIGNALS = {
     "`kill -9`": signal.SIGKILL,
@@ -36,23 +38,6 @@ THOROUGH = {("coordinator", "in a save"), ("memory server", "in a step")}
 """Each row costs some nine seconds of CPU, as three nodes import torch; the others are in `make soak`."""
 
 
-class Ending(NamedTuple):
-    """One row of the table."""
-
-    what: str
-    how: str
-    where: str
-    state: str
-    exit_code: int
-    last_word: str
-
-
-def endings() -> list[Ending]:
-    table = PAGE.read_text().partition("<!-- endings of other processes -->")[2].partition("<!-- end -->")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[3:] if "|" in line]
-    return [Ending(what, how, where, state, int(code), word) for what, how, where, state, code, word in rows]
-
-
 def each(endings: list[Ending]) -> pytest.MarkDecorator:
     def mark(ending: Ending) -> pytest.MarkDecorator:
         return pytest.mark.thorough if (ending.what, ending.where) in THOROUGH else pytest.mark.soak
@@ -61,38 +46,11 @@ def each(endings: list[Ending]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("ending", [pytest.param(one, id=name, marks=mark(one)) for one, name in named])
 
 
-def agent_of(place: LocalPlace, node: int) -> int:
-    """The agent of a node, which has the coordinator if that is node 0."""
-    for pid in place.processes():
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if b"hyperpod_ext.runtime.agent" in command and command[command.index(b"--node-rank") + 1] == b"%d" % node:
-            return pid
-    raise AssertionError(f"node {node} has no agent")
-
-
-def memory_server_of(place: LocalPlace, node: int) -> int:
-    found = [pid for pid in children(agent_of(place, node)) if _runs(pid, b"hyperpod_ext.runtime.memory_server")]
-    (pid,) = found
-    return pid
-
-
-def _runs(pid: int, module: bytes) -> bool:
-    return module in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-
-
-def keeper_of(place: LocalPlace) -> int:
-    return int((place.home / "local" / "a" / "0001" / "engine.pid").read_text())
-
-
-def engine_of(place: LocalPlace) -> int:
-    (pid,) = children(keeper_of(place))
-    return pid
-
-
 VICTIMS: dict[str, Callable[[LocalPlace, int], int]] = {
     "agent": lambda place, terminal: agent_of(place, 1),
     "coordinator": lambda place, terminal: agent_of(place, 0),
     "memory server": lambda place, terminal: memory_server_of(place, 0),
+    "fork server": lambda place, terminal: fork_server_of(place, 0),
     "engine": lambda place, terminal: engine_of(place),
     "keeper": lambda place, terminal: keeper_of(place),
     "terminal": lambda place, terminal: terminal,
@@ -110,7 +68,7 @@ def test_a_process_that_ends_leads_to_what_the_page_says(place: LocalPlace, tmp_
     terminal = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     run = place.home / "local" / "a" / "0001" / "main"
     if ending.where == "in a resize":
-        until(lambda: '"event": "step"' in _text(run / "events.jsonl"), "no step was made")
+        until(lambda: any(event["event"] == "step" for event in events_in(run / "events.jsonl")), "no step was made")
         assert hp_ext("resize", "a", "--nodes", "1", "--no-wait").code == 0
     until(lambda: (run / "stays").exists() or terminal.poll() is not None, "the job did not come there")
     assert terminal.poll() is None, terminal.communicate()
@@ -131,10 +89,6 @@ def test_a_process_that_ends_leads_to_what_the_page_says(place: LocalPlace, tmp_
     if ending.state == "succeeded":
         assert json.loads(stdout)["steps_lost"] == 0
     assert place.leftovers() == []
-
-
-def _text(file: Path) -> str:
-    return file.read_text() if file.exists() else ""
 
 
 def test_the_table_has_every_process_and_every_place() -> None:

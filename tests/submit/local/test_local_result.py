@@ -63,6 +63,26 @@ def test_a_coordinators_word_stands_and_says_what_the_engine_saw() -> None:
     }
 
 
+def test_a_coordinators_word_is_followed_by_what_nodes_said_themselves() -> None:
+    """The coordinator saw a connection end, and the engine an exit code."""
+    report = GOOD | {"state": "failed", "error": {"code": "X", "message": "node 2 is lost.", "hint": "h"}}
+    own = {2: "node 2: the memory server ended: killed by SIGKILL (9)"}
+    settled = final_report(report, [NodeEnd(2, 7), NodeEnd(1, 7)], False, "", own)
+    assert settled["error"]["message"] == f"node 2 is lost. The engine saw: {own[2]}"
+
+
+def test_faults_of_lost_nodes_say_how_they_were_killed() -> None:
+    """Those who went on have only seen a connection end."""
+    lost = {"kind": "lost", "node": 1, "rank": 1, "cause": "node 1 is lost: the connection to its agent closed"}
+    other = {"kind": "signal", "node": 1, "rank": 0, "cause": "killed by SIGSEGV (11)"}
+    report = GOOD | {"faults": [lost, other], "recoveries": [{"fault": lost}], "nodes_lost": [1]}
+    settled = final_report(report, [NodeEnd(1, -9), NodeEnd(0, 0)], False, "")
+    cause = f"{lost['cause']}; its agent was killed by SIGKILL"
+    assert settled["state"] == "succeeded"
+    assert [fault["cause"] for fault in settled["faults"]] == [cause, other["cause"]]
+    assert settled["recoveries"][0]["fault"]["cause"] == cause
+
+
 def test_an_engine_that_was_killed_says_what_it_had_seen() -> None:
     error = lost_result("a", "local://localhost/a", "the engine died", "engine.log", [NodeEnd(1, -9, again=True)])[
         "error"

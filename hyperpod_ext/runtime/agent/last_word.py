@@ -1,0 +1,30 @@
+"""What an agent says last: in its output, and on Kubernetes in the status of its pod, which outlives the container."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+from hyperpod_ext.config.last_word import HINT, OF_JOB, OF_NODE
+
+ENV_FILE = "HPX_TERMINATION_LOG"
+"""Variable with the file that Kubernetes takes a container's last word from, where the pod names another one."""
+_FILE = "/dev/termination-log"
+_MOST_BYTES = 4096
+"""What Kubernetes keeps of it."""
+
+
+def say(words: str) -> None:
+    """In this process's output."""
+    print(f"hyperpod_ext agent, {words}", file=sys.stderr)  # noqa: T201  (its log keeps what is printed)
+
+
+def keep(message: str, hint: str = "", node: int | None = None) -> None:
+    """In the status of this pod, where this is one: why the job failed, or why `node` had to stop. Empty: forget it."""
+    head = OF_JOB if node is None else f"{OF_NODE} {node}: "
+    text = head + message + (f"{HINT}{hint}" if hint else "") if message else ""
+    with contextlib.suppress(OSError):  # there is no such file: this is no container of Kubernetes
+        descriptor = os.open(os.environ.get(ENV_FILE, _FILE), os.O_WRONLY | os.O_TRUNC)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text.encode()[:_MOST_BYTES])
