@@ -17,6 +17,9 @@ _CLUSTER = "/opt/sagemaker_cluster"
 _QUIET = {"set", "echo", ":", "true", "["}
 _MAKES = {"mkdir", "touch", "chmod", "ln", "cp", "mv", "rm"}
 """Commands that do the same wherever the first node runs them: no variables of the script change what they do."""
+_QUOTED = "raw_string"
+_OF_SLURM = r"\$\{?SLURM_\w+\}?"
+"""Variables that a task has, too."""
 _NUMERIC = {"-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le}
 _NUMERIC |= {"-gt": operator.gt, "-ge": operator.ge}
 
@@ -34,6 +37,8 @@ class Script:
     """Commands before the first step that make folders and files, whose words are all known."""
     strict: bool = False
     """Whether a command that fails ends the script, `set -e`."""
+    literal: set[str] = field(default_factory=set)
+    """Words of steps that this shell passes on as they are, in single quotes: what they start may expand them."""
     notes: list[tuple[str, int]] = field(default_factory=list)
     """What was settled here and may be otherwise when the job runs."""
 
@@ -228,6 +233,7 @@ class _Reader:
             case "comment" | "heredoc_redirect" | "file_redirect" | "variable_assignment":
                 return []
             case "raw_string":
+                self.found.literal.add(text[1:-1])
                 return [text[1:-1]]
             case "string":
                 inner = text[1:-1]
@@ -235,7 +241,11 @@ class _Reader:
                     return self._array(array[1])
                 return [self._expand(inner).replace('\\"', '"')]
             case "concatenation":
-                return ["".join(" ".join(self._words(child)) for child in node.children)]
+                parts = [(child.type, " ".join(self._words(child))) for child in node.children]
+                word = "".join(part for _type, part in parts)
+                if not any(re.search(r"[$`]", re.sub(_OF_SLURM, "", part)) for kind, part in parts if kind != _QUOTED):
+                    self.found.literal.add(word)
+                return [word]
             case "command_name":
                 return [word for child in node.children for word in self._words(child)]
             case "arithmetic_expansion":

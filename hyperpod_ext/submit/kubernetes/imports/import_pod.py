@@ -160,6 +160,10 @@ def read_command(
     document |= found.starts()
     if found.before:
         left_out.append(f"the words before the launcher: {shlex.join(found.before)}")
+    if found.python_options:
+        left_out.append(f"the launcher's interpreter has options {shlex.join(found.python_options)}: not so in a spec")
+    if "/" in found.program and not found.is_module:
+        left_out.append(f"the launcher: {found.program} here; the spec renders to the one that PATH finds")
     if found.launcher not in ("torchrun", "hyperpodrun"):
         left_out.append(
             f"the launcher: {found.launcher} here; the spec renders to torchrun, or the operator's hyperpodrun"
@@ -181,6 +185,8 @@ def read_command(
             document["launched_workers"] = count
         elif workers not in ("auto", "gpu"):
             raise _not_read(f"the number of workers is {workers}, which is no number", shlex.join(words))
+    elif found.launcher == "python" and found.program:
+        document["launched_workers"] = 1  # without a launcher, each container is one process
     if "inprocess-restart" in found.options:
         document["mode"] = "aws-checkpointless"
 
