@@ -121,6 +121,8 @@ def _python(program: str, rest: list[str], before: list[str]) -> Launch | None:
             found = _with_options("torchrun", program, rest, before)
         if module in ("accelerate.commands.launch", "deepspeed.launcher.runner"):
             found = _with_options(module.partition(".")[0], program, rest, before)
+    elif rest and rest[0].rpartition("/")[2] in ("torchrun", "hyperpodrun", "deepspeed", "composer"):
+        found = _with_options(rest[0].rpartition("/")[2], program, rest[1:], before)
     elif rest and rest[0].endswith(".py"):
         found = Launch("python", rest[0], rest[1:], before=before, program=program)
     if found is not None:

@@ -16,7 +16,7 @@ from hyperpod_ext.submit.contract.rank_variables import changes_ranks, is_of_ran
 from hyperpod_ext.submit.imports.launch import Launch
 from hyperpod_ext.submit.imports.shell import Script, read_script
 from hyperpod_ext.submit.kubernetes.imports.import_pod import place_script
-from hyperpod_ext.submit.slurm.import_step import raw_step, read_step, tasks_of
+from hyperpod_ext.submit.slurm.import_step import Step, raw_step, read_step, tasks_of, unescaped
 from hyperpod_ext.submit.slurm.script import NEVER, NOTE, OWN_OPTIONS, REFUSED_OF_BATCH, REFUSED_OF_STEP, job_script
 
 _SHORT = {"J": "job-name", "N": "nodes", "p": "partition", "q": "qos", "t": "time", "A": "account", "o": "output"}
@@ -230,8 +230,9 @@ def _commands(text: str, document: dict[str, Any], left: list[str], source: str,
         first = (other.strip().splitlines() or [""])[0]
         left.append(f"{source}:{line}: {first[:100]}: a command besides the step is not run")
     known = {**_set_by_slurm(document), **given, **document.get("env", {})}
-    steps = [read_step(words, line, known) for words, line in script.steps]
+    steps = [read_step(words, line, known, script.literal) for words, line in script.steps]
     trains = [one for one in steps if one.launch is not None]
+    trains = [one for one in trains if one.launch is not None and one.launch.launcher != "python"] or trains
     tasks = document.pop("tasks", None)
     step = trains[-1] if trains else raw_step(steps, script, document.get("nodes", 1), tasks, source)
     where = f"{source}:{step.line}"
@@ -243,17 +244,21 @@ def _commands(text: str, document: dict[str, Any], left: list[str], source: str,
     if not step.is_srun and document.get("nodes", 1) > 1:
         left.append(f"{where}: no srun: the launcher runs on the first node there, on all of them here")
     for one in steps:
-        if one.line != step.line:
+        if one.line < step.line and (before := _before(one, script)) is not None:
+            document.setdefault("overlay", {}).setdefault("slurm", {}).setdefault("before", []).append(before)
+        elif one.line != step.line:
             text = " ".join(one.words)[:100]
             left.append(f"{source}:{one.line}: {text}: a spec has one step; the one of line {step.line} is it")
     if step.before:
         left.append(f"{where}: words before srun: {shlex.join(step.before)}")
     nodes = str(document.get("nodes", 1))
+    own_job = {("jobid", name) for name in ("$SLURM_JOB_ID", "$SLURM_JOBID", "${SLURM_JOB_ID}", "${SLURM_JOBID}")}
     as_rendered = {"ntasks": nodes, "nodes": nodes, "ntasks-per-node": "1", "tasks-per-node": "1"}
-    _srun([one for one in step.options if as_rendered.get(one[0]) != one[1]], document, left, where)
+    options = [one for one in step.options if as_rendered.get(one[0]) != one[1] and one not in own_job]
+    _srun(options, document, left, where)
     tasks = tasks_of(step, document.get("nodes", 1), tasks)
     if step.launch is None:
-        words = [word if word in script.literal else _unescaped(word) for word in step.program]
+        words = [word if word in script.literal else unescaped(word) for word in step.program]
         document |= {"command": words, "workers_per_node": 1}
         _without_ranks(document, left, source)
         shown = [re.sub(r"\\[$`]", "", word) for word in step.program if word not in script.literal]
@@ -269,9 +274,17 @@ def _commands(text: str, document: dict[str, Any], left: list[str], source: str,
     ]
 
 
-def _unescaped(word: str) -> str:
-    """A word in double quotes, as the shell passes it on."""
-    return re.sub(r"\\([$`\\])|\\\n", lambda match: match[1] or "", word)
+def _before(step: Step, script: Script) -> str | None:
+    """An earlier step as a line of the batch script, where all of it is known there."""
+    words = [word if word in script.literal else unescaped(word) for word in step.words]
+    given = {name: value for name, (value, line) in script.exports.items() if line <= step.line}
+    text = shlex.join(["env", *(f"{name}={value}" for name, value in given.items()), *words] if given else words)
+    known = [word for word in [*step.words, *given.values()] if word not in script.literal]
+    if not step.is_srun or step.before or step.line in script.in_background or any("$" in one for one in known):
+        return None
+    if re.search(r"[\n\r\x00]", text) or any("`" in one for one in known) or changes_ranks(text):
+        return None
+    return text + ("" if script.strict else " || true")
 
 
 def _without_ranks(document: dict[str, Any], left: list[str], source: str) -> None:
@@ -279,6 +292,7 @@ def _without_ranks(document: dict[str, Any], left: list[str], source: str) -> No
     env, setup = document.get("env", {}), document["slurm"].get("setup", [])
     if re.fullmatch(r"[1-9]\d{0,4}", env.get("MASTER_PORT", "")) and int(env["MASTER_PORT"]) < 2**16:
         document["rendezvous"] = {"port": int(env.pop("MASTER_PORT"))}
+        left.append(f"{source}:1: export MASTER_PORT: is rendezvous.port now, from which the rendered file sets it")
     for name in [name for name in env if is_of_ranks(name)]:
         left.append(f"{source}:1: export {name}={env.pop(name)}: the rendered file sets it, by the step's nodes")
     for line in [line for line in setup if changes_ranks(line)]:
@@ -291,6 +305,10 @@ def _launched(launch: Launch, tasks: str | None, document: dict[str, Any], left:
     document |= launch.starts()
     if launch.interpreter is not None:
         document["slurm"]["python"] = launch.interpreter
+    again = launch.options.get("max-restarts", "0")  # so torchrun and accelerate have it
+    if launch.launcher in ("torchrun", "accelerate", "hyperpodrun") and again.isdecimal():
+        launch.options.pop("max-restarts", None)
+        document["restart"] = {"max_restarts": int(again)}
     if launch.python_options:
         left.append(f"{where}: options of the interpreter: {shlex.join(launch.python_options)}")
     if launch.launcher != "torchrun":
@@ -320,11 +338,16 @@ def _launched(launch: Launch, tasks: str | None, document: dict[str, Any], left:
         left.append(f"{where}: the launcher's --nnodes={launch.nodes}: the spec renders to exactly {nodes} nodes")
 
 
+_ENVIRONMENT = re.compile(
+    r"(?:\[\[? -[defs] [\w./+-]+ \]\]? && )?"
+    r"(?:(?:source|\.)\s+[\w./+-]+|conda activate|spack load)(?:\s+[\w./=:@+-]+)*"
+)
+
+
 def _environment_lines(script: Script) -> list[tuple[str, int]]:
     """Commands before the step that only change its environment, such as `source /fsx/venv/bin/activate`."""
     first = script.steps[0][1] if script.steps else 0
-    pattern = r"(?:(?:source|\.)\s+[\w./+-]+|conda activate|spack load)(?:\s+[\w./=:@+-]+)*"
-    return [(text, line) for text, line in script.others if line < first and re.fullmatch(pattern, text.strip())]
+    return [(text, line) for text, line in script.others if line < first and _ENVIRONMENT.fullmatch(text.strip())]
 
 
 def _set_by_slurm(document: Mapping[str, Any]) -> dict[str, str]:

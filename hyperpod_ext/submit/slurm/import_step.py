@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hyperpod_ext.errors import ConfigError, Problem
@@ -69,11 +69,12 @@ class Step:
         return " ".join(" ".join(self.words).split())[:80]
 
 
-def read_step(words: list[str], line: int, known: Mapping[str, str]) -> Step:
+def read_step(words: list[str], line: int, known: Mapping[str, str], literal: Collection[str] = ()) -> Step:
     """Take srun's options off, and look for the launch after them.
 
     Args:
         known: variables that have these values in each task.
+        literal: words that were in single quotes.
     """
     rest, step = list(words), Step(words, line)
     if step.is_srun:
@@ -83,13 +84,19 @@ def read_step(words: list[str], line: int, known: Mapping[str, str]) -> Step:
         rest.pop(0)
         _take_options(rest, step.options)
     step.program = rest
-    if (launch := parse_launch(rest)) is not None or not any(word.rpartition("/")[2] in SHELLS for word in rest[:1]):
+    plain = [word if word in literal else unescaped(word) for word in rest]
+    if (launch := parse_launch(plain)) is not None or not any(word.rpartition("/")[2] in SHELLS for word in rest[:1]):
         step.launch = launch
         return step
     # inside a shell of each node, which has Slurm's variables of its task
     step.inner = read_words([word.replace("\\$", "$") for word in rest], known)
     step.launch = step.inner.launch
     return step
+
+
+def unescaped(word: str) -> str:
+    """A word in double quotes, as the shell passes it on."""
+    return re.sub(r"\\([$`\\])", lambda match: match[1], word)
 
 
 def _take_options(rest: list[str], options: list[tuple[str, str]]) -> None:

@@ -7,6 +7,7 @@ import pytest
 from hyperpod_ext.errors import ConfigError
 from hyperpod_ext.submit.import_any import import_file
 from hyperpod_ext.submit.kubernetes.imports.import_job import Imported
+from hyperpod_ext.submit.plan import make_plan
 from hyperpod_ext.submit.slurm.script import job_script
 
 pytest.importorskip("tree_sitter_bash")
@@ -40,6 +41,7 @@ def test_the_port_of_the_file_is_kept_and_other_variables_of_ranks_are_named() -
     assert (found.job.rendezvous.port, found.job.env) == (29500, {})
     assert not found.job.slurm.setup
     named = "\n".join(found.left_out)
+    assert "export MASTER_PORT: is rendezvous.port now" in named
     assert "export WORLD_SIZE=16: the rendered file sets it" in named
     assert 'export MASTER_ADDR="$(hostname)": the rendered file sets it' in named
 
@@ -101,3 +103,28 @@ def test_options_of_the_interpreter_are_named() -> None:
 
 def test_tasks_of_the_step_are_its_processes() -> None:
     assert read("srun -n 16 python train.py").job.workers_per_node == 8
+
+
+def test_an_earlier_step_is_a_line_before_the_step() -> None:
+    found = read("set -e", "export A='x y'", "srun --ntasks-per-node=1 bash prepare.sh", "srun torchrun t.py")
+    assert found.job.overlay.slurm.before == ("env 'A=x y' srun --ntasks-per-node=1 bash prepare.sh",)
+    assert found.left_out == []
+
+
+@pytest.mark.parametrize("first", ["srun ./a &", 'srun ./a "$UNKNOWN"', "srun ./a $(hostname)"])
+def test_an_earlier_step_that_is_not_known_or_runs_beside_is_named(first: str) -> None:
+    found = read(first, "srun torchrun t.py")
+    assert found.job.overlay.slurm.before == ()
+    assert "a spec has one step; the one of line 4 is it" in "\n".join(found.left_out)
+
+
+def test_what_a_spec_says_of_restarts_is_what_the_launcher_did() -> None:
+    assert read("srun torchrun t.py").job.restart.max_restarts == 0
+    assert read("srun torchrun --max_restarts=3 t.py").job.restart.max_restarts == 3
+
+
+def test_a_script_elsewhere_is_rendered() -> None:
+    assert (
+        "/fsx/train.py"
+        in make_plan(read("srun torchrun /fsx/train.py").job, target="hyperpod-slurm").files["job.sbatch"]
+    )
