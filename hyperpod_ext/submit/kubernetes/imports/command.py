@@ -14,7 +14,8 @@ from hyperpod_ext.submit.imports.shell import read_script
 
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 _AT_RUN_TIME = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "HOSTNAME", "NNODES", "JOB_COMPLETION_INDEX"}
-"""What operators set in the container, besides PET_ variables; and Slurm's begin with SLURM."""
+_AT_RUN_TIME |= {"HOME", "PATH", "PWD", "USER"}
+"""What operators and images set in the container, besides PET_ variables; and Slurm's begin with SLURM."""
 
 
 @dataclass

@@ -140,6 +140,9 @@ def read_command(
     known = {"NNODES": nodes, "PET_NNODES": nodes, "WORLD_SIZE": nodes, **document.get("env", {})}
     started = read_words(words, known, elsewhere)
     found = started.launch
+    if found is None and not command:
+        message = "names arguments and no command: the image's own program gets them, and a spec names what starts"
+        raise _not_read(message, shlex.join(words))
     if found is None:
         raise _not_read(STARTS_NO_PYTHON, shlex.join(words))
     if started.missing:
@@ -287,7 +290,7 @@ def _volumes(
         source, path = sources.get(str(mount.get("name")), {}), str(mount.get("mountPath"))
         one = _volume(source, path, mount)
         if one is None:
-            left_out.append(f"volume {mount.get('name')}")
+            left_out.append(f"volume {mount.get('name')} at {path}: the pod has none of this name that a spec can say")
         elif path == "/dev/shm" and one["kind"] == "scratch" and one.get("in_memory"):
             if one.get("size_mib"):
                 document["shared_memory_mib"] = one["size_mib"]
