@@ -111,9 +111,9 @@ def parse_launch(words: Sequence[str]) -> Launch | None:
 def _python(program: str, rest: list[str], before: list[str]) -> Launch | None:
     options: list[str] = []
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
-        taken = 2 if rest[0] in ("-X", "-W") else 1
-        options += [] if rest[0] == "-u" else rest[:taken]
-        rest = rest[taken:]
+        count = 2 if rest[0] in ("-X", "-W") else 1
+        options += [] if rest[0] == "-u" else rest[:count]
+        rest = rest[count:]
     found = None
     if rest[:1] == ["-m"]:
         module, rest = (rest[1] if len(rest) > 1 else ""), rest[2:]

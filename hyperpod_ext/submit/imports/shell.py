@@ -176,7 +176,7 @@ class _Reader:
                 return True
             done = holds if holds is not None else sign == "||" and "exit" in right.text.decode()
             if holds is None:
-                self._taken(text, done, left.start_point[0] + 1)
+                self._assume(text, done, left.start_point[0] + 1)
         if done != (sign == "&&"):
             return done
         if right.type == "list":
@@ -200,7 +200,7 @@ class _Reader:
                         self._statement(child)
                 return
 
-    def _taken(self, condition: str, yes: bool, line: int) -> None:
+    def _assume(self, condition: str, yes: bool, line: int) -> None:
         shown = " ".join(condition.split())[:80]
         text = f"whether `{shown}` holds is not known here: taken as {'yes' if yes else 'no'}"
         self.found.notes.append((text, line))
@@ -271,7 +271,7 @@ class _Reader:
             head, body = branch(one)
             holds = self._holds(head.text.decode()) if head is not None else True
             if holds is None and head is not None:
-                self._taken(head.text.decode(), False, head.start_point[0] + 1)
+                self._assume(head.text.decode(), False, head.start_point[0] + 1)
             elif holds:
                 for child in body:
                     self._statement(child)

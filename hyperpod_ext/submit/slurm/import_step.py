@@ -18,7 +18,7 @@ _LONG |= {"u": "unbuffered", "K": "kill-on-bad-exit", "v": "verbose", "Q": "quie
 _LONG |= {"s": "oversubscribe", "X": "disable-status", "E": "preserve-env", "W": "wait", "d": "dependency"}
 """Of srun's manual."""
 _FLAGS = {"label", "unbuffered", "exclusive", "overlap", "kill-on-bad-exit", "verbose", "pty", "quiet", "overcommit"}
-_FLAGS |= {"no-kill", "oversubscribe", "disable-status", "preserve-env", "contiguous", "spread-job", "exact", "whole"}
+_FLAGS |= {"no-kill", "oversubscribe", "disable-status", "preserve-env", "contiguous", "spread-job", "exact"}
 _FLAGS |= {
     "use-min-nodes",
     "multi-prog",
