@@ -200,6 +200,13 @@ class _Reader:
                         self._statement(child)
                 return
 
+    def _not_set(self, branch: Any, body: list[Any]) -> None:
+        """A branch that may be run after all: what it would set."""
+        names = sorted({name for statement in body for name in assigned_in(statement)})
+        if names:
+            text = f"{', '.join(names)}: set under a condition that is taken as no"
+            self.found.notes.append((text, branch.start_point[0] + 1))
+
     def _assume(self, condition: str, yes: bool, line: int) -> None:
         shown = " ".join(condition.split())[:80]
         text = f"whether `{shown}` holds is not known here: taken as {'yes' if yes else 'no'}"
@@ -269,7 +276,10 @@ class _Reader:
         clauses = [child for child in node.children if child.type in ("elif_clause", "else_clause")]
         for one in (node, *clauses):
             head, body = branch(one)
+            before = len(self.found.notes)
             holds = self._holds(head.text.decode()) if head is not None else True
+            if head is not None and not holds and (holds is None or len(self.found.notes) > before):
+                self._not_set(one, body)
             if holds is None and head is not None:
                 self._assume(head.text.decode(), False, head.start_point[0] + 1)
             elif holds:

@@ -90,3 +90,10 @@ def assigned_in(node: Any) -> set[str]:
             found |= {word for word in words[1:] if re.fullmatch(r"[A-Za-z_]\w*", word)}
         left += one.named_children
     return found
+
+
+def shown(command: str) -> str:
+    """The first line of a command that is not run, and what its other lines would have exported."""
+    first, _, rest = command.strip().partition("\n")
+    names = list(dict.fromkeys(re.findall(r"\bexport\s+(?:-\w+\s+)*(\w+)", rest)))
+    return first[:100] + (f" (exports {', '.join(names)})" if names else "")

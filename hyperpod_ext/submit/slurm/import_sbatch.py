@@ -15,6 +15,7 @@ from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.submit.contract.rank_variables import changes_ranks, is_of_ranks
 from hyperpod_ext.submit.imports.launch import Launch
 from hyperpod_ext.submit.imports.shell import Script, read_script
+from hyperpod_ext.submit.imports.shell_parts import shown
 from hyperpod_ext.submit.kubernetes.imports.import_pod import place_script
 from hyperpod_ext.submit.slurm.import_step import Step, raw_step, read_step, tasks_of, unescaped
 from hyperpod_ext.submit.slurm.script import NEVER, NOTE, OWN_OPTIONS, REFUSED_OF_BATCH, REFUSED_OF_STEP, job_script
@@ -227,13 +228,15 @@ def _commands(text: str, document: dict[str, Any], left: list[str], source: str,
     for other, line in script.others:
         if (other, line) in prepared:
             continue
-        first = (other.strip().splitlines() or [""])[0]
-        left.append(f"{source}:{line}: {first[:100]}: a command besides the step is not run")
+        left.append(f"{source}:{line}: {shown(other)}: a command besides the step is not run")
     known = {**_set_by_slurm(document), **given, **document.get("env", {})}
     steps = [read_step(words, line, known, script.literal) for words, line in script.steps]
     trains = [one for one in steps if one.launch is not None]
     trains = [one for one in trains if one.launch is not None and one.launch.launcher != "python"] or trains
     tasks = document.pop("tasks", None)
+    on = (trains or steps)[-1].option("nodes") if steps else None
+    if "nodes" not in document and on is not None and on.isdecimal() and int(on):
+        document["nodes"] = int(on)  # the file leaves it to whoever submits it
     step = trains[-1] if trains else raw_step(steps, script, document.get("nodes", 1), tasks, source)
     where = f"{source}:{step.line}"
     if step.inner is not None and trains:
@@ -246,7 +249,7 @@ def _commands(text: str, document: dict[str, Any], left: list[str], source: str,
     for one in steps:
         if one.line < step.line and (before := _before(one, script)) is not None:
             document.setdefault("overlay", {}).setdefault("slurm", {}).setdefault("before", []).append(before)
-        elif one.line != step.line:
+        elif one is not step:
             text = " ".join(one.words)[:100]
             left.append(f"{source}:{one.line}: {text}: a spec has one step; the one of line {step.line} is it")
     if step.before:
@@ -261,15 +264,15 @@ def _commands(text: str, document: dict[str, Any], left: list[str], source: str,
         words = [word if word in script.literal else unescaped(word) for word in step.program]
         document |= {"command": words, "workers_per_node": 1}
         _without_ranks(document, left, source)
-        shown = [re.sub(r"\\[$`]", "", word) for word in step.program if word not in script.literal]
+        words = [re.sub(r"\\[$`]", "", word) for word in step.program if word not in script.literal]
         if step.inner is not None:  # each node's shell has Slurm's variables, too
-            shown = [re.sub(r"\$\{?SLURM_\w+\}?", "", word) for word in shown]
+            words = [re.sub(r"\$\{?SLURM_\w+\}?", "", word) for word in words]
     else:
         _launched(step.launch, tasks, document, left, where)
-        shown = [step.launch.script, *step.launch.args, step.launch.interpreter or ""]
+        words = [step.launch.script, *step.launch.args, step.launch.interpreter or ""]
     left += [
         f"{where}: {word}: is worked out when the job runs; the spec passes it as text"
-        for word in [*shown, document.get("image", ""), document.get("working_dir", "")]
+        for word in [*words, document.get("image", ""), document.get("working_dir", "")]
         if re.search(r"\$[\w({]|`", word)
     ]
 

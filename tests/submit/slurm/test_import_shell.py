@@ -91,3 +91,16 @@ def test_an_environment_whose_path_is_known_is_made(line: str) -> None:
     before = read("SIZE=s", "V=/v", line).job.overlay.slurm.before
     assert len(before) == 1
     assert "/v/bin/activate" in before[0] or "${V}" not in before[0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        ("if [ -f /a ]; then\n  export A=1\n  B=2\nfi", "A, B: set under a condition that is taken as no"),
+        ('if [ -n "$IMAGE" ]; then\n  export A=1\nfi', "A: set under a condition that is taken as no"),
+        ("for i in 1; do\n  export A=$i\ndone", "for i in 1; do (exports A): a command besides the step"),
+        ("f() {\n  export A=1\n}\nf", "f() { (exports A): a command besides the step"),
+    ],
+)
+def test_what_is_not_run_is_named_with_what_it_would_set(lines: str, named: str) -> None:
+    assert named in "\n".join(read("SIZE=s", lines).left_out)

@@ -128,3 +128,12 @@ def test_a_script_elsewhere_is_rendered() -> None:
         "/fsx/train.py"
         in make_plan(read("srun torchrun /fsx/train.py").job, target="hyperpod-slurm").files["job.sbatch"]
     )
+
+
+def test_nodes_that_the_step_alone_names_are_the_jobs() -> None:
+    assert import_file("#!/bin/bash\nsrun -N 4 torchrun --nproc_per_node=8 t.py\n", "a.sbatch").job.nodes == 4
+
+
+def test_a_second_step_of_a_line_is_not_lost() -> None:
+    named = "\n".join(read("srun torchrun t.py; srun torchrun u.py --x").left_out)
+    assert "srun torchrun t.py: a spec has one step" in named
