@@ -314,9 +314,10 @@ class _Reader:
         for annotation, required in ((labels.TOPOLOGY_REQUIRED, True), (labels.TOPOLOGY_PREFERRED, False)):
             if annotation in notes:
                 scheduling["topology"] = {"level": notes.pop(annotation), "required": required}
-        notes.pop(labels.AUTO_RESUME, None)
-        if (again := str(notes.pop(labels.MAX_RETRIES, None) or "")) and again.isdecimal():
+        again = str(notes.get(labels.MAX_RETRIES) or "")
+        if again.isdecimal() and str(notes.get(labels.AUTO_RESUME)).lower() == "true":
             document["relaunch"] = {"max_times": int(again)}
+            del notes[labels.MAX_RETRIES], notes[labels.AUTO_RESUME]
         if notes:
             document["annotations"] = {key: str(value) for key, value in notes.items()}
 
