@@ -15,11 +15,14 @@ Examples:
   hp-ext validate job.yaml
   hp-ext validate -f job.yaml --target local --set nodes=4 -o json
   hp-ext validate job.yaml --target hyperpod-eks --strict --ignore HPX134
-  hp-ext validate job.yaml --target hyperpod-eks --templates my-templates""",
+  hp-ext validate job.yaml --target hyperpod-eks --templates my-templates
+  hp-ext validate --templates my-templates""",
 )
 @spec_options
 @click.option("--target", help="Also check that this target can run it.")
-@click.option("--templates", type=click.Path(), metavar="DIR", help="Check these templates, too; with --target filled.")
+@click.option(
+    "--templates", type=click.Path(), metavar="DIR", help="Check these templates, too, or alone; with --target filled."
+)
 @output_option()
 def command(
     spec: str | None,
@@ -35,6 +38,9 @@ def command(
     """Check a job's spec. Every mistake is told at once, with its line and what to write instead."""
     from ..spec import Specs
 
+    if templates is not None and spec is None and file is None and target is None:
+        _templates_alone(templates, output)
+        return
     path = spec_path(file, spec)
     specs = Specs(path, cluster, overrides, strict, ignored)
     specs.check(target)
@@ -54,3 +60,17 @@ def command(
     }
     result["warnings"] = [str(warning) for warning in warnings]
     print_result(result, output, f"{path}: valid ({job.name}: {ranks})")
+
+
+def _templates_alone(folder: str, output: str) -> None:
+    """Whether the templates of a folder can be read, without a spec to fill them with."""
+    from pathlib import Path
+
+    from hyperpod_ext.errors import ConfigError
+    from hyperpod_ext.submit.own_templates import template_differences, template_problems
+
+    if found := list(template_problems(Path(folder))):
+        raise ConfigError(found)
+    names = [one.name for one in template_differences(Path(folder))]
+    text = f"{folder}: {len(names)} templates can be read; with a spec and --target they are filled, too"
+    print_result({"valid": True, "templates": names}, output, text)

@@ -9,12 +9,44 @@ from pathlib import Path
 from typing import Any
 
 _FILE = Path(__file__).with_name("images.json")
+_TRAINING = _FILE.with_name("training_images.json")
 
 
 @functools.cache
 def _images() -> Mapping[str, Any]:
     found: dict[str, Any] = json.loads(_FILE.read_text())
     return found
+
+
+@functools.cache
+def _training() -> Mapping[str, Any]:
+    found: dict[str, Any] = json.loads(_TRAINING.read_text())
+    return found
+
+
+def training_image(region: str) -> str | None:
+    """AWS's newest image for training with PyTorch in `region`, or None where the catalog knows of none."""
+    known = _training()
+    account = known["accounts"].get(region)
+    if account is None:
+        return None
+    return f"{_registry(account, region)}/{known['repository']}:{list(known['tags'].values())[-1]}"
+
+
+def wrong_registry(image: str) -> str | None:
+    """The registry of AWS's own images in the region that `image` names, if `image` names an account of another."""
+    host, _, name = image.partition("/")
+    region, accounts = region_of(image), _training()["accounts"]
+    if region is None or region not in accounts or not name.startswith(f"{_training()['repository']}:"):
+        return None
+    account = host.partition(".")[0]
+    if account == accounts[region] or account not in accounts.values():
+        return None
+    return _registry(accounts[region], region)
+
+
+def _registry(account: str, region: str) -> str:
+    return f"{account}.dkr.ecr.{region}.amazonaws.com{'.cn' if region.startswith('cn-') else ''}"
 
 
 def checkpointless_image(region: str) -> str | None:

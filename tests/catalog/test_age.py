@@ -10,6 +10,7 @@ import pytest
 import refresh_catalog
 
 from hyperpod_ext.catalog.age import MOST_DAYS, ages, stale
+from hyperpod_ext.catalog.images import training_image
 from hyperpod_ext.submit.doctor import look_at_catalog
 
 DAY = date(2026, 11, 24)
@@ -44,3 +45,17 @@ def test_what_packages_carry_is_written_with_source_and_day(name: str) -> None:
     assert source["dated"] == str(DAY)
     assert any(package in str(source) for package in ("botocore", "moto", "cfn-lint"))
     assert len(list(facts.values())[-1]) > 5
+
+
+def test_images_are_the_newest_that_the_sdk_names_with_the_account_of_each_region() -> None:
+    versions = {f"2.{minor}.0": {"py_versions": ["py311", "py312"]} for minor in (10, 9, 1, 8, 7)}
+    last = {"repository": "pytorch-training", "registries": {"b": "2", "a": "1"}}
+    read = {"training": {"versions": {"0.4.0": {}} | {name: one | last for name, one in versions.items()}}}
+    facts = refresh_catalog.images_of(read, "the SDK", DAY)
+    assert list(facts["tags"]) == ["2.7.0", "2.8.0", "2.9.0", "2.10.0"]
+    assert facts["tags"]["2.10.0"] == "2.10.0-gpu-py312"
+    assert (facts["accounts"], facts["dated"]) == ({"a": "1", "b": "2"}, str(DAY))
+    assert (
+        training_image("us-west-2") == "763104351884.dkr.ecr.us-west-2.amazonaws.com/pytorch-training:2.8.0-gpu-py312"
+    )
+    assert training_image("nowhere") is None

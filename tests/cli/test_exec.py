@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,23 @@ def test_the_command_runs_in_a_pod_that_runs_and_its_exit_code_is_ours(api: Kube
     done = hp_ext("exec", *EKS, "gpt", "--", "python", "-c", "print(1)  # a b")
     wanted = ["--namespace", "team-a", "exec", "-i", "gpt-1", "--", "python", "-c", "print(1)  # a b"]
     assert (done.code, done.stdout.splitlines()) == (9, wanted)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl on this machine")
+def test_the_real_kubectl_takes_the_command_and_brings_back_outputs_and_exit_code(
+    api: KubernetesApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other end is a stand-in for the API server, which serves exec as the protocol says and runs the command."""
+    monkeypatch.setenv("HOME", str(tmp_path))  # kubectl keeps what it learns of an API server there
+    api.token = ""
+    path = "/api/v1/namespaces/team-a/pods/gpt-1"
+    api.put(path, api.objects[path] | {"apiVersion": "v1", "kind": "Pod"})
+    script = 'read line; echo "$0: $line"; echo "to stderr" >&2; exit 7'
+    command = [Path(sys.executable).with_name("hp-ext"), "exec", *EKS, "gpt", "--", "sh", "-c", script, "a b"]
+    done = subprocess.run(command, input="typed\n", capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (7, "a b: typed\n"), done.stderr
+    assert "to stderr" in done.stderr
+    assert any(one.endswith("/pods/gpt-1/exec") for one in api.asked("GET"))
 
 
 def test_a_dry_run_shows_the_command_with_the_context_of_the_url(api: KubernetesApi) -> None:

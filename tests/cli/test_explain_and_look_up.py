@@ -53,10 +53,12 @@ def test_templates_are_checked_when_they_are_named(tmp_path: Path, root: Path) -
     assert hp_ext(*asked).code == 6
     assert hp_ext("templates", "eject", mine, name, "hyperpod_eks/start.sh.j2").code == 0
     assert hp_ext(*asked).code == 0
+    assert hp_ext("validate", "--templates", mine, "-o", "json").json["templates"] == [name, "hyperpod_eks/start.sh.j2"]
     template = (mine / name).read_text()
     (mine / name).write_text(template + "\n{% if %}\n")
-    told = hp_ext(*asked, "-o", "json").json["error"]["problems"]
-    assert [(one["source"], one["line"]) for one in told] == [(str(mine / name), len(template.splitlines()) + 2)]
+    for words in (asked, ("validate", "--templates", mine)):
+        told = hp_ext(*words, "-o", "json").json["error"]["problems"]
+        assert [(one["source"], one["line"]) for one in told] == [(str(mine / name), len(template.splitlines()) + 2)]
     (mine / name).write_text(template + "\nnot: [yaml\n")
     assert hp_ext("validate", job, "--templates", mine).code == 0
     assert hp_ext(*asked).code != 0

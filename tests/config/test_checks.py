@@ -56,6 +56,11 @@ def test_a_script_outside_the_folder_is_refused(script: str) -> None:
     assert "below" in hints(checks.script_is_in_spec_folder(job(script=script), None))[0]
 
 
+@pytest.mark.parametrize("script", ["/abs/train.py", "../train.py"])
+def test_a_plain_script_may_be_on_a_file_system_of_all_nodes(script: str) -> None:
+    assert not hints(checks.script_is_in_spec_folder(job(script=script, mode="plain"), None))
+
+
 def test_a_script_that_is_not_python_is_refused() -> None:
     assert hints(checks.script_is_python(job(script="train.sh"), None)) == ["name a file that ends in .py"]
 

@@ -95,7 +95,11 @@ def test_placeholders_without_a_value_are_refused_by_name() -> None:
     ("text", "said"),
     [
         ("kind: InferenceService\n", "an inference service"),
-        ("kind: Job\n", "data preparation"),
+        ("kind: Job\n", "data preparation or a test (Job), which no target here runs"),
+        ("kind: MPIJob\n", "which no target here runs"),
+        ("kind: Job\napiVersion: batch.volcano.sh/v1alpha1\n", "a job of Volcano"),
+        ("kind: Kustomization\n", "kubectl kustomize DIR | hp-ext import -"),
+        (TEMPLATE.replace("command: [torchrun", "args: [--a").replace("/app/train.py, ", ""), "names arguments and no"),
         ("{{ $config := .Values.trainingConfig }}\nname: {{ $config.jobName }}\n", "template of Helm"),
         ("kind: PyTorchJob\nmetadata: {name: {{ NAME }}}\n", "needs a value for NAME"),
         ("kind: PyTorchJob\nspec: [1]\n", "fields belong here"),
@@ -112,6 +116,35 @@ def test_what_is_no_job_is_refused_with_the_reason(text: str, said: str) -> None
     with pytest.raises(ConfigError) as refused:
         import_file(text, "file", {"NUM_NODES": "2", "IMAGE": "a"})
     assert said == "3000" or said in str(refused.value)
+
+
+HELM = """\
+{{- /* of a chart */ -}}
+kind: PyTorchJob
+metadata: {name: {{ .Values.name | quote }}, namespace: {{.Release.Namespace}}}
+spec:
+  pytorchReplicaSpecs:
+    Worker:
+      replicas: {{ .Values.train.nodes | default 2 | int }}
+      template: {spec: {containers: [{name: a, image: repo/a, command: [torchrun, --nproc_per_node=8, /t.py]}]}}
+"""
+
+
+def test_values_of_a_chart_are_filled_in() -> None:
+    values = {"name": "a", "train": {"nodes": 4}, "Release": {"Namespace": "b"}}
+    found = import_file(HELM, "a.yaml", values)
+    assert (found.job.name, found.job.nodes, found.job.kubernetes.namespace) == ("a", 4, "b")
+    assert found.left_out == []
+    found = import_file(HELM, "a.yaml", values | {"train": {}})
+    assert (found.job.nodes, len(found.left_out)) == (2, 1)
+    assert "a.yaml:7: train.nodes: its default '2' is taken" in found.left_out[0]
+
+
+def test_values_of_a_chart_that_are_missing_are_named() -> None:
+    with pytest.raises(ConfigError) as refused:
+        import_file(HELM, "a.yaml")
+    assert "a.yaml:3: the template needs a value for name (give it with --set name=VALUE" in str(refused.value)
+    assert "--set Release.Namespace=VALUE" in str(refused.value)
 
 
 def test_a_folder_is_counted(tmp_path: Path) -> None:
@@ -181,7 +214,7 @@ def test_shell_is_read_as_the_shell_reads_it() -> None:
     assert job.overlay.slurm.srun == {"mpi": "pmix"}
 
 
-@pytest.mark.parametrize("text", ["#!/bin/bash\n", "#SBATCH\n\n#SBATCH -N x\nsrun\n", "#!\nsrun bash -c 'a b'\n"])
+@pytest.mark.parametrize("text", ["#!/bin/bash\n", "#SBATCH\n\n#SBATCH -N x\nsrun\n", "#!\nmpirun ./a\n"])
 def test_shell_that_trains_nothing_is_refused(text: str) -> None:
     pytest.importorskip("tree_sitter_bash")
     with pytest.raises(ConfigError):

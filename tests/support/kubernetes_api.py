@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pod_streams import serve_exec
 from serving import serving
 
 _REASONS = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 409: "AlreadyExists", 422: "Invalid"}
@@ -48,6 +49,7 @@ class KubernetesApi:
 
     url: str = ""
     token: str = "good-token"
+    """Empty: everybody is let in; kubectl sends no token over plain HTTP."""
     known: set[str] = field(default_factory=lambda: set(KNOWN))
     objects: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By path."""
@@ -120,7 +122,12 @@ class KubernetesApi:
         """What a server without orders says."""
         parts = path.strip("/").split("/")
         if path == "/api/v1":
-            return 200, {"resources": [{"name": "pods/eviction", "group": "policy", "version": "v1"}]}
+            pods = {"name": "pods", "singularName": "pod", "namespaced": True, "kind": "Pod", "verbs": ["get", "list"]}
+            eviction = {"name": "pods/eviction", "group": "policy", "version": "v1"}
+            return 200, {"kind": "APIResourceList", "groupVersion": "v1", "resources": [pods, eviction]}
+        if path in ("/api", "/apis"):
+            core = {"kind": "APIVersions", "versions": ["v1"]}
+            return 200, core if path == "/api" else {"kind": "APIGroupList", "apiVersion": "v1", "groups": []}
         if path == "/api/v1/pods":
             return 200, {"items": self._pods_on(query["fieldSelector"].partition("=")[2])}
         if path.endswith("/eviction"):
@@ -200,10 +207,13 @@ class _Handler(BaseHTTPRequestHandler):
                     return
                 self._reply(order.status, order.body or {"message": f"ordered {order.status}"}, order.headers)
                 return
-        if self.headers.get("Authorization") != f"Bearer {self.api.token}":
+        if self.api.token and self.headers.get("Authorization") != f"Bearer {self.api.token}":
             self._reply(401, {"message": "Unauthorized"}, {})
         elif "/proxy/" in url.path:
             self._pass_on(url.path)
+        elif url.path.endswith("/exec") and self.headers.get("Upgrade") == "websocket":
+            words = [value for name, value in urllib.parse.parse_qsl(url.query) if name == "command"]
+            serve_exec(self, words, query.get("stdin") == "true")
         elif url.path.endswith("/log"):
             self._log(url.path.split("/")[-2], query)
         else:

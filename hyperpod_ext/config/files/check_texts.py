@@ -10,7 +10,8 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     ),
     "HPX002": (
         "the script is not where the spec says",
-        "It is looked for in the folder of the spec or below, unless working_dir says that the image holds it.",
+        "It is looked for in the folder of the spec or below, unless working_dir says that the image holds it, or "
+        "a job of mode plain names it by a path outside: all nodes must then have it.",
         "Correct the path, or set working_dir.",
     ),
     "HPX003": (

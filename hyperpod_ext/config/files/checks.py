@@ -51,9 +51,10 @@ def script_is_in_spec_folder(job: JobConfig, files: ListFiles | None) -> Iterato
     if job.working_dir is not None or job.command is not None:
         return  # it is in the image, or on a volume
     script = PurePosixPath(job.script)
-    if script.is_absolute() and job.image is not None:
-        return  # there, too
-    if script.is_absolute() or ".." in script.parts:
+    elsewhere = script.is_absolute() or ".." in script.parts
+    if (script.is_absolute() and job.image is not None) or (elsewhere and job.mode == "plain"):
+        return  # there, too, or on a file system that all nodes have
+    if elsewhere:
         hint = "put it in the folder of this file or below, and write its path from here"
         yield Finding(("script",), f"`{job.script}` is outside the folder of this file", hint)
         return

@@ -18,7 +18,7 @@ _FLAGS |= {
     "main-training",
     "cpu",
 }
-_FLAGS |= {"verbose", "quiet", "debug", "enable-each-rank-log", "no-ssh-check"}
+_FLAGS |= {"virtual-local-rank", "verbose", "quiet", "debug", "enable-each-rank-log", "no-ssh-check"}
 _WORKERS = {
     "torchrun": ("nproc-per-node",),
     "hyperpodrun": ("nproc-per-node",),
@@ -33,6 +33,7 @@ _OURS |= {"nnodes", "num-gpus", "num-nodes", "nproc", "world-size", "inprocess-r
 """Options that the rendered file settles itself."""
 
 
+_PYTHON = r"python[0-9.]*|python\.sh"
 _NO_PYTHON = "no-python"
 """Flag of torchrun and hyperpodrun: what they start is any program."""
 
@@ -44,11 +45,25 @@ class Launch:
     launcher: str
     """`torchrun`, `hyperpodrun`, `accelerate`, `deepspeed`, `composer`, or `python`: no launcher."""
     script: str
+    """A file, or a module with `-m`."""
     args: list[str]
     options: dict[str, str] = field(default_factory=dict)
     """Of the launcher, by their long name with dashes; flags have an empty value."""
     before: list[str] = field(default_factory=list)
     """Words before the launcher: a profiler, `env`."""
+    program: str = ""
+    """The launcher, or the interpreter that has it, as written: maybe with the path of a virtual environment."""
+    python_options: list[str] = field(default_factory=list)
+    """Of the interpreter; `-u` is left out, as outputs are shown line by line anyway."""
+    is_module: bool = False
+
+    @property
+    def interpreter(self) -> str | None:
+        """The one that a path beside the launcher names; None where PATH decides."""
+        folder, slash, name = self.program.rpartition("/")
+        if re.fullmatch(_PYTHON, name):
+            return self.program if slash or name != "python3" else None
+        return f"{folder}/python" if slash else None
 
     @property
     def workers(self) -> str | None:
@@ -62,6 +77,8 @@ class Launch:
 
     def starts(self) -> dict[str, Any]:
         """What it starts, as fields of a spec: a script with its arguments, or a command once for each worker."""
+        if self.is_module:
+            return {"command": [self.interpreter or "python3", "-m", self.script, *self.args], "mode": "plain"}
         if _NO_PYTHON in self.options:
             return {"command": [self.script, *self.args], "mode": "plain"}
         return {"script": self.script, "args": self.args}
@@ -81,45 +98,53 @@ def parse_launch(words: Sequence[str]) -> Launch | None:
     for at, word in enumerate(words):
         name = word.rpartition("/")[2]
         if name in ("torchrun", "hyperpodrun", "deepspeed", "composer"):
-            return _with_options(name, words[at + 1 :], words[:at])
+            return _with_options(name, word, words[at + 1 :], words[:at])
         if name == "accelerate" and words[at + 1 : at + 2] == ["launch"]:
-            return _with_options(name, words[at + 2 :], words[:at])
-        if re.fullmatch(r"python[0-9.]*|python\.sh", name):
-            return _python(list(words[at + 1 :]), list(words[:at]))
+            return _with_options(name, word, words[at + 2 :], words[:at])
+        if re.fullmatch(_PYTHON, name):
+            return _python(word, list(words[at + 1 :]), list(words[:at]))
         if re.fullmatch(r"\S+\.py", word) and at == 0:
             return Launch("python", word, list(words[at + 1 :]))
     return None
 
 
-def _python(rest: list[str], before: list[str]) -> Launch | None:
+def _python(program: str, rest: list[str], before: list[str]) -> Launch | None:
+    options: list[str] = []
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
-        rest = rest[2:] if rest[0] in ("-X", "-W") else rest[1:]
+        count = 2 if rest[0] in ("-X", "-W") else 1
+        options += [] if rest[0] == "-u" else rest[:count]
+        rest = rest[count:]
+    found = None
     if rest[:1] == ["-m"]:
         module, rest = (rest[1] if len(rest) > 1 else ""), rest[2:]
         if module in ("torch.distributed.run", "torch.distributed.launch"):
-            return _with_options("torchrun", rest, before)
+            found = _with_options("torchrun", program, rest, before)
         if module in ("accelerate.commands.launch", "deepspeed.launcher.runner"):
-            return _with_options(module.partition(".")[0], rest, before)
-        return None
-    if rest and rest[0].endswith(".py"):
-        return Launch("python", rest[0], rest[1:], before=before)
-    return None
+            found = _with_options(module.partition(".")[0], program, rest, before)
+    elif rest and rest[0].rpartition("/")[2] in ("torchrun", "hyperpodrun", "deepspeed", "composer"):
+        found = _with_options(rest[0].rpartition("/")[2], program, rest[1:], before)
+    elif rest and rest[0].endswith(".py"):
+        found = Launch("python", rest[0], rest[1:], before=before, program=program)
+    if found is not None:
+        found.python_options = options
+    return found
 
 
-def _with_options(launcher: str, words: Sequence[str], before: Sequence[str]) -> Launch | None:
-    rest, options = list(words), {}
+def _with_options(launcher: str, program: str, words: Sequence[str], before: Sequence[str]) -> Launch | None:
+    rest, options, module = list(words), {}, False
     while rest and rest[0].startswith("-"):
         word = rest.pop(0)
         if word in ("-m", "--module"):
-            if rest[:1] != [_FORKED]:
-                return None
-            rest.pop(0)
+            if rest[:1] == [_FORKED]:
+                rest.pop(0)
+            else:
+                module = True
             break
         name, equals, value = word.lstrip("-").partition("=")
         name = name.replace("_", "-")
-        if not equals and name not in _FLAGS and rest and not rest[0].endswith(".py"):
+        if not equals and name not in _FLAGS and rest and not rest[0].endswith(".py") and rest[0][:2] != "--":
             value = rest.pop(0)
         options[name] = value
-    if not rest or not (rest[0].endswith(".py") or _NO_PYTHON in options):
+    if not rest or not (rest[0].endswith(".py") or _NO_PYTHON in options or module):
         return None
-    return Launch(launcher, rest[0], rest[1:], options, list(before))
+    return Launch(launcher, rest[0], rest[1:], options, list(before), program, is_module=module)

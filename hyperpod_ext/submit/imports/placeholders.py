@@ -13,6 +13,7 @@ from typing import Any
 
 from hyperpod_ext.config.files.document import parse
 from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
+from hyperpod_ext.submit.imports.helm import fill_plain, is_plain
 
 VARIABLE = re.compile(r"(?<!\$)\$(?:\{(\w+)(?::?-([^{}]*))?\}|([A-Za-z_]\w*))")
 """A variable of the shell, and its default."""
@@ -58,14 +59,16 @@ def fill(text: str, values: Mapping[str, Any], source: str) -> tuple[str, list[P
     Raises:
         ConfigError: a template of Helm, or one of Jinja that lacks values; names each.
     """
-    if _HELM.search(text):
+    notes: list[Problem] = []
+    if _HELM.search(text) and is_plain(text):
+        text, notes = fill_plain(text, values, source)
+    elif _HELM.search(text):
         names = sorted({found[0] for found in _HELM_VALUE.finditer(text)})
         shown = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
         hint = "fill it first: helm template CHART --values FILE | hp-ext import -"
         raise ConfigError([Problem(f"is a template of Helm, which asks for {shown or 'values'}", "", source, 1, hint)])
-    if _JINJA.search(text):
+    elif _JINJA.search(text):
         text = _fill_jinja(text, values, source)
-    notes: list[Problem] = []
 
     def value_of(match: re.Match[str]) -> str:
         name = match[1] or match[3]

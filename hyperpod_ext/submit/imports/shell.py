@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import fnmatch
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,14 +12,21 @@ from typing import Any
 
 from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.submit.imports.placeholders import HOW
+from hyperpod_ext.submit.imports.shell_parts import assigned_in, branch, end_of, is_known, number_of, split_words
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _CLUSTER = "/opt/sagemaker_cluster"
 _QUIET = {"set", "echo", ":", "true", "["}
 _MAKES = {"mkdir", "touch", "chmod", "ln", "cp", "mv", "rm"}
 """Commands that do the same wherever the first node runs them: no variables of the script change what they do."""
+_EMPTY = r"\[\[?\s*(!?)\s*-([nz])\s+\"?\$\{?([A-Za-z_]\w*)(?::?-)?\}?\"?\s*\]\]?"
+_QUOTED = "raw_string"
+_OF_SLURM = r"\$\{?SLURM_\w+\}?"
+"""Variables that a task has, too."""
 _NUMERIC = {"-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le}
 _NUMERIC |= {"-gt": operator.gt, "-ge": operator.ge}
+
+_SIGNS = {"<": "-lt", "<=": "-le", ">": "-gt", ">=": "-ge", "==": "-eq", "!=": "-ne"}
 
 
 @dataclass
@@ -34,6 +42,10 @@ class Script:
     """Commands before the first step that make folders and files, whose words are all known."""
     strict: bool = False
     """Whether a command that fails ends the script, `set -e`."""
+    in_background: set[int] = field(default_factory=set)
+    """Lines of steps that others run beside."""
+    literal: set[str] = field(default_factory=set)
+    """Words of steps that this shell passes on as they are, in single quotes: what they start may expand them."""
     notes: list[tuple[str, int]] = field(default_factory=list)
     """What was settled here and may be otherwise when the job runs."""
 
@@ -74,6 +86,8 @@ class _Reader:
         self.values: dict[str, list[str]] = {}
         self.line = 1
         self._exports_all = False
+        self._sets: str | None = None
+        """The variable that is being assigned."""
         self.moved = False
         """Whether it has left the folder that it was submitted from."""
 
@@ -114,33 +128,130 @@ class _Reader:
                     self._redirected(node)
             case "pipeline":
                 self._pipeline(node, line, text)
-            case "list" | "compound_statement" | "variable_assignments" | "subshell":
+            case "list":
+                self._list(node)
+            case "case_statement":
+                self._case(node, line, text)
+            case "unset_command":
+                self._unset(node, line, text)
+            case "compound_statement" | "variable_assignments" | "subshell":
                 self.walk(node)
             case "test_command":
                 return
             case _:
-                self.found.others.append((text, line))
+                self._not_followed(node, line, text)
+
+    def _not_followed(self, node: Any, line: int, text: str) -> None:
+        """A loop, a function: what it sets is not known from here on."""
+        self.found.others.append((text, line))
+        for name in assigned_in(node):
+            self.values.pop(name, None)
+            self.found.exports.pop(name, None)
+
+    def _unset(self, node: Any, line: int, text: str) -> None:
+        names = [child.text.decode() for child in node.named_children if child.type == "variable_name"]
+        if not all(name in self.values for name in names):
+            self.found.others.append((text, line))
+        for name in names:
+            self.values.pop(name, None)
+            self.found.exports.pop(name, None)
+
+    def _list(self, node: Any) -> bool:
+        """`A && B`, `A || B`: whether it succeeds, as far as conditions are known; commands are taken to."""
+        left, sign, right = node.children[0], node.children[1].type, node.children[2]
+        text = left.text.decode()
+        if left.type == "list":
+            done = self._list(left)
+        elif not _is_condition(left):
+            self._statement(left)
+            done = True
+            if sign == "||" and not re.match(r"(exit|return|true|:|echo|\{|\()", right.text.decode()):
+                what = f"|| {right.text.decode()[:80]}: is run where the command before it fails: not carried"
+                self.found.notes.append((what, right.start_point[0] + 1))
+        else:
+            holds = self._holds(text)
+            if holds is None and sign == "&&" and re.match(r"(source|\.)\s", right.text.decode()):
+                words = [word for child in right.children if child.is_named for word in self._words(child)]
+                self.found.others.append((f"{text} && {' '.join(words)}", node.start_point[0] + 1))
+                return True
+            done = holds if holds is not None else sign == "||" and "exit" in right.text.decode()
+            if holds is None:
+                self._assume(text, done, left.start_point[0] + 1)
+        if done != (sign == "&&"):
+            return done
+        if right.type == "list":
+            return self._list(right)
+        self._statement(right)
+        return True
+
+    def _case(self, node: Any, line: int, text: str) -> None:
+        """The first pattern that a known value matches."""
+        value = node.child_by_field_name("value")
+        words = self._words(value) if value is not None else []
+        if len(words) != 1 or re.search(r"[$`]", words[0]):
+            self._not_followed(node, line, text)
+            return
+        for item in (child for child in node.named_children if child.type == "case_item"):
+            closed = next((at for at, child in enumerate(item.children) if child.type == ")"), 0)
+            patterns = [child.text.decode().strip("\"'") for child in item.children[:closed] if child.is_named]
+            if any(fnmatch.fnmatchcase(words[0], pattern) for pattern in patterns):
+                for child in item.children[closed:]:
+                    if child.is_named:
+                        self._statement(child)
+                return
+
+    def _not_set(self, branch: Any, body: list[Any]) -> None:
+        """A branch that may be run after all: what it would set."""
+        names = sorted({name for statement in body for name in assigned_in(statement)})
+        if names:
+            text = f"{', '.join(names)}: set under a condition that is taken as no"
+            self.found.notes.append((text, branch.start_point[0] + 1))
+
+    def _assume(self, condition: str, yes: bool, line: int) -> None:
+        shown = " ".join(condition.split())[:80]
+        text = f"whether `{shown}` holds is not known here: taken as {'yes' if yes else 'no'}"
+        self.found.notes.append((text, line))
 
     def _command(self, node: Any, line: int, text: str) -> None:
         words = [word for child in node.children if child.is_named for word in self._words(child)]
         named = [child for child in node.named_children if child.type == "variable_assignment"]
+        called = node.child_by_field_name("name")
+        if called is not None and (
+            apart := [one for one in named if _line_ends(node, one.end_byte, called.start_byte)]
+        ):
+            for one in apart:  # lines of their own, which the parser joins with the command after them
+                self._statement(one)
+            named = [one for one in named if one not in apart]
+            first = (named or [called])[0]
+            line, text = first.start_point[0] + 1, text.encode()[first.start_byte - node.start_byte :].decode()
+            words = [word for child in node.children if child.is_named for word in self._words(child)]
+            self.line = line
+        given, words = _variables_of_env(words)
         head = [word.rpartition("/")[2] for word in words]
         step = self._starts(words)
+        if step:
+            self.found.exports |= {name: (value, line) for name, value in given.items()}
+            if node.next_sibling is not None and node.next_sibling.type == "&":
+                self.found.in_background.add(line)
         for one in named:
-            name = self._assign(one) if step or not words else None
-            if step and name is not None:  # for this command alone
-                self.found.exports[name] = (" ".join(self.values[name]), line)
+            assigned = self._assign(one) if step or not words else None
+            if step and assigned is not None:  # for this command alone
+                self.found.exports[assigned] = (" ".join(self.values[assigned]), line)
         if step:
             self.found.steps.append((words, line))
-        elif head[:1] == ["set"] and any(re.fullmatch(r"-[a-z]*e[a-z]*", word) for word in words):
+        elif head[:1] == ["set"] and ("errexit" in words or any(re.fullmatch(r"-[a-z]*e[a-z]*", w) for w in words)):
             self.found.strict = True
-        elif head[:1] == ["set"] and any(re.fullmatch(r"[-+][a-z]*a[a-z]*", word) for word in words):
+        elif head[:1] == ["set"] and (
+            "allexport" in words or any(re.fullmatch(r"[-+][a-z]*a[a-z]*", w) for w in words)
+        ):
             self._exports_all = not any(word.startswith("+") for word in words[1:])
-        elif head and words[0] in _MAKES and not self.moved and not self.found.steps and _is_known(words):
+        elif head and words[0] in _MAKES and not self.moved and not self.found.steps and is_known(words):
             self.found.prepare.append(words)
         elif not head or head[0] not in _QUIET:
             self.moved |= head[:1] in (["cd"], ["pushd"])
-            self.found.others.append((text, line))
+            if head[:1] in (["source"], ["."]) and is_known(words):
+                text = " ".join(words)  # with the values of its variables
+            self._not_followed(node, line, text)
 
     def _redirected(self, node: Any) -> None:
         for child in node.named_children:
@@ -163,26 +274,40 @@ class _Reader:
     def _if(self, node: Any, line: int) -> None:
         """The first branch whose condition holds; an else where none does."""
         clauses = [child for child in node.children if child.type in ("elif_clause", "else_clause")]
-        for branch in (node, *clauses):
-            head, body = _branch(branch)
+        for one in (node, *clauses):
+            head, body = branch(one)
+            before = len(self.found.notes)
             holds = self._holds(head.text.decode()) if head is not None else True
+            if head is not None and not holds and (holds is None or len(self.found.notes) > before):
+                self._not_set(one, body)
             if holds is None and head is not None:
-                condition = head.text.decode()[:80]
-                where = head.start_point[0] + 1
-                self.found.notes.append((f"whether `{condition}` holds is not known here: taken as no", where))
+                self._assume(head.text.decode(), False, head.start_point[0] + 1)
             elif holds:
                 for child in body:
                     self._statement(child)
                 return
 
     def _holds(self, condition: str) -> bool | None:
+        condition = condition.strip()
+        if condition.startswith("!") and not re.search(r"&&|\|\|", condition):
+            holds = self._holds(condition[1:])
+            return None if holds is None else not holds
+        if condition.startswith("test "):
+            condition = f"[ {condition[5:]} ]"
         if "&&" in condition or "||" in condition:
-            both = [self._holds(part) for part in re.split(r"&&|\|\|", condition)]
+            parts = re.split(r"&&|\|\|", condition)
+            if len(inner := re.split(r"&&|\|\|", condition.removeprefix("[[").removesuffix("]]"))) > 1 and (
+                condition.startswith("[[") and "]]" not in condition[:-2]
+            ):
+                parts = [f"[[ {part.strip()} ]]" for part in inner]
+            both = [self._holds(part) for part in parts]
             known = all(one is not None for one in both)
             return (all(both) if "&&" in condition else any(both)) if known else None
         if _CLUSTER in condition:
             return not re.search(r"\[\s*!", condition)
-        match = re.search(r"\[\[?\s*(!?)\s*-([nz])\s+\"?\$\{?([A-Za-z_]\w*)(?::-)?\}?\"?\s*\]", condition)
+        if match := re.fullmatch(r"\[\[?\s*(!?)\s*-v\s+([A-Za-z_]\w*)\s*\]\]?", condition):
+            condition = f'[ {match[1]} -n "${match[2]}" ]'
+        match = re.fullmatch(_EMPTY, condition)
         if match is None:
             return self._compared(condition)
         if match[3] not in self.values and match[3].startswith("SLURM"):
@@ -194,7 +319,10 @@ class _Reader:
         return (empty == (match[2] == "z")) != bool(match[1])
 
     def _compared(self, condition: str) -> bool | None:
-        """`[ A -le B ]` or `[ A = B ]` of two values that are known."""
+        """`[ A -le B ]`, `[ A = B ]` or `(( A < B ))` of two values that are known."""
+        if numbers := re.fullmatch(r"\(\(\s*(\w+|\$\{?\w+\}?)\s*([<>=!]=|[<>])\s*(\w+|\$\{?\w+\}?)\s*\)\)", condition):
+            left, right = (one if re.match(r"[$\d]", one) else f"${one}" for one in (numbers[1], numbers[3]))
+            condition = f"[ {left} {_SIGNS[numbers[2]]} {right} ]"
         match = re.fullmatch(r"\[\[?\s+(\S+)\s+(-\w\w|==?|!=)\s+(\S+)\s+\]\]?", condition.strip())
         if match is None or re.search(r"\$\{?\d", condition):
             return None  # arguments that sbatch may be given for the file
@@ -213,11 +341,13 @@ class _Reader:
         if not _NAME.fullmatch(name):
             return None
         words: list[str] = []
+        self._sets = name
         if value is not None:
             children = value.named_children if value.type == "array" else [value]
             words = [word for child in children for word in self._words(child)] or (
                 [] if value.type == "array" else [""]
             )
+        self._sets = None
         more = any(child.type == "+=" for child in node.children)
         self.values[name] = (self.values.get(name, []) if more else []) + words
         return name
@@ -228,14 +358,19 @@ class _Reader:
             case "comment" | "heredoc_redirect" | "file_redirect" | "variable_assignment":
                 return []
             case "raw_string":
+                self.found.literal.add(text[1:-1])
                 return [text[1:-1]]
             case "string":
-                inner = text[1:-1]
+                inner = text[1:-1].replace("\\\n", "")
                 if array := re.fullmatch(r"\$\{(\w+)\[@\]\}", inner):
                     return self._array(array[1])
                 return [self._expand(inner).replace('\\"', '"')]
             case "concatenation":
-                return ["".join(" ".join(self._words(child)) for child in node.children)]
+                parts = [(child.type, " ".join(self._words(child))) for child in node.children]
+                word = "".join(part for _type, part in parts)
+                if not any(re.search(r"[$`]", re.sub(_OF_SLURM, "", part)) for kind, part in parts if kind != _QUOTED):
+                    self.found.literal.add(word)
+                return [word]
             case "command_name":
                 return [word for child in node.children for word in self._words(child)]
             case "arithmetic_expansion":
@@ -243,8 +378,7 @@ class _Reader:
             case "simple_expansion" | "expansion":
                 if array := re.fullmatch(r"\$\{(\w+)\[[@*]\]\}", text):
                     return self._array(array[1])
-                found = self._expand(text)
-                return [found] if "$(" in found or "`" in found else found.split()
+                return split_words(self._expand(text))
         return [self._expand(text).replace("\\", "") if "$(" not in text else text]
 
     def _array(self, name: str) -> list[str]:
@@ -261,7 +395,7 @@ class _Reader:
                 found += text[at]
                 at += 1
                 continue
-            end = _end_of(text, at)
+            end = end_of(text, at)
             found += self._value(text[at:end])
             at = end
         return found
@@ -277,6 +411,8 @@ class _Reader:
             return " ".join(self.values[name])
         if match[2] is None:
             return "" if name in self.values or name.isdecimal() else part
+        if name == self._sets and name.endswith("PATH") and "=" not in match[2]:
+            return part  # the nodes have one of their own
         default = self._expand(match[3]).strip("\"'")
         self.found.notes.append((f"{name}: its default {default!r} is taken", self.line))
         if "=" in match[2]:
@@ -290,54 +426,30 @@ class _Reader:
         if not re.fullmatch(r"[\d\s()*/%+-]{1,200}", filled):
             return part
         try:
-            found = _number_of(ast.parse(filled.strip(), mode="eval").body)
+            found = number_of(ast.parse(filled.strip(), mode="eval").body)
         except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
             return part
         return str(found)
 
 
-_OPERATORS: dict[type, Callable[[int, int], int]] = {ast.Add: operator.add, ast.Sub: operator.sub}
-_OPERATORS |= {ast.Mult: operator.mul, ast.Div: operator.floordiv, ast.Mod: operator.mod}
+def _is_condition(node: Any) -> bool:
+    text = node.text.decode()
+    return node.type in ("test_command", "negated_command") or text.startswith(("test ", "[ "))
 
 
-def _number_of(node: ast.expr) -> int:
-    """What an expression of whole numbers comes to; those of a script that trains are small, and none is negative."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        found = _OPERATORS[type(node.op)](_number_of(node.left), _number_of(node.right))
-        if 0 <= found < 2**63:
-            return found
-    raise ValueError("no number that is worked out here")
+def _variables_of_env(words: list[str]) -> tuple[dict[str, str], list[str]]:
+    """What `env A=1 COMMAND` sets, and the command."""
+    given: dict[str, str] = {}
+    if words[:1] != ["env"]:
+        return given, words
+    at = 1
+    while at < len(words) and (match := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", words[at], re.DOTALL)):
+        given[match[1]] = match[2]
+        at += 1
+    return (given, words[at:]) if words[at:] else ({}, words)
 
 
-def _is_known(words: list[str]) -> bool:
-    """Whether the shell would find nothing in them that it replaces."""
-    return not any(re.search(r"[$`*?\[\]{}~\n\r\x00]", word) for word in words)
-
-
-def _branch(node: Any) -> tuple[Any | None, list[Any]]:
-    """Condition of an if, an elif or an else, and its statements."""
-    conditions: list[Any] = []
-    body: list[Any] = []
-    past = node.type == "else_clause"
-    for child in node.children:
-        if child.type == "then":
-            past = True
-        elif child.is_named and child.type not in ("elif_clause", "else_clause", "comment"):
-            (body if past else conditions).append(child)
-    return (conditions[0] if conditions else None), body
-
-
-def _end_of(text: str, at: int) -> int:
-    """Where the expansion that begins at `at` ends."""
-    opened = text[at + 1 : at + 2]
-    if opened not in ("{", "("):
-        match = re.compile(r"[A-Za-z_]\w*|\d|.?", re.DOTALL).match(text, at + 1)
-        return match.end() if match else at + 1
-    depth, closing = 0, {"{": "}", "(": ")"}[opened]
-    for index in range(at + 1, len(text)):
-        depth += (text[index] == opened) - (text[index] == closing)
-        if depth == 0:
-            return index + 1
-    return len(text)
+def _line_ends(node: Any, start: int, end: int) -> bool:
+    """Whether a line ends between two places in a command: a backslash before its end joins it with the next."""
+    between = node.text[start - node.start_byte : end - node.start_byte].decode()
+    return re.search(r"(?<!\\)\n", between) is not None

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hyperpod_ext.catalog.images import checkpointless_image, checkpointless_regions, region_of
+from hyperpod_ext.catalog.images import (
+    checkpointless_image,
+    checkpointless_regions,
+    region_of,
+    training_image,
+    wrong_registry,
+)
 from hyperpod_ext.config.files.checks import Finding
 from hyperpod_ext.submit.rules import KUBERNETES, Context, rule
 
@@ -26,7 +32,9 @@ def image_is_named(context: Context) -> Iterator[Finding]:
                 ("image",), "AWS's image differs by region, and none is known", "add image, or --cluster FILE"
             )
         return  # HPX132 tells of regions without it
-    yield Finding(("image",), "is missing: pods run a container image", "add image: REGISTRY/NAME:TAG")
+    known = training_image(context.cluster.region) if context.cluster is not None else None
+    such = f"; AWS's own for PyTorch there is {known}" if known else ""
+    yield Finding(("image",), "is missing: pods run a container image", f"add image: REGISTRY/NAME:TAG{such}")
 
 
 @rule(
@@ -73,3 +81,16 @@ def image_is_pinned(context: Context) -> Iterator[Finding]:
     tag = image.rpartition("/")[2].partition(":")[2]
     if tag in ("", "latest"):
         yield Finding(("image",), f"`{tag or 'no tag'}` may mean another build tomorrow", "name a tag that stays")
+
+
+@rule(
+    "HPX135",
+    "warning",
+    "AWS's image from an account that has none in its region",
+    "AWS's images for PyTorch are in one account in most regions, and in others elsewhere: nodes find no such image.",
+    "Write the registry that AWS has in the region.",
+)
+def image_is_in_its_registry(context: Context) -> Iterator[Finding]:
+    image = context.job.image
+    if image is not None and (registry := wrong_registry(image)) is not None:
+        yield Finding(("image",), f"is not in account {image.partition('.')[0]} there", f"write {registry}/...")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import Problem
@@ -135,6 +136,10 @@ def _combinations(job: JobConfig) -> Iterator[Problem]:
 
 
 def _arguments(job: JobConfig) -> Iterator[Problem]:
+    script = PurePosixPath(job.script)
+    if (script.is_absolute() or ".." in script.parts) and job.image is None:
+        hint = "put it in the folder of this file or below, and write its path from here"
+        yield Problem(f"`{job.script}` is outside the folder that SageMaker gets", path="script", hint=hint)
     if job.mode == "plain":
         try:
             arguments_of(job)

@@ -12,10 +12,12 @@ from pydantic import ValidationError
 from hyperpod_ext.config.files.document import dotted
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import ConfigError, Problem
-from hyperpod_ext.submit.imports.launch import Launch, parse_launch
+from hyperpod_ext.submit.contract.rank_variables import changes_ranks, is_of_ranks
+from hyperpod_ext.submit.imports.launch import Launch
 from hyperpod_ext.submit.imports.shell import Script, read_script
-from hyperpod_ext.submit.kubernetes.imports.command import SHELLS, Started, read_words
+from hyperpod_ext.submit.imports.shell_parts import shown
 from hyperpod_ext.submit.kubernetes.imports.import_pod import place_script
+from hyperpod_ext.submit.slurm.import_step import Step, raw_step, read_step, tasks_of, unescaped
 from hyperpod_ext.submit.slurm.script import NEVER, NOTE, OWN_OPTIONS, REFUSED_OF_BATCH, REFUSED_OF_STEP, job_script
 
 _SHORT = {"J": "job-name", "N": "nodes", "p": "partition", "q": "qos", "t": "time", "A": "account", "o": "output"}
@@ -179,10 +181,8 @@ def _take(document: dict[str, Any], name: str, value: str, left: list[str]) -> N
             slurm.setdefault("sbatch", {})["mem"] = value
         case _ if re.search(r"[\s'\"\\#]", value) or not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
             left.append(f"--{name}={value}: a spec takes no such text as an option of sbatch")
-        case _ if name in _QUIET:
-            left.append(f"--{name}={value}: the rendered file sets this itself")
-        case _ if name in NEVER:
-            left.append(f"--{name}: {REFUSED_OF_BATCH[name][0]}")
+        case _ if name in _QUIET or name in NEVER:
+            left.append(f"--{name}{'=' if value else ''}{value}: {REFUSED_OF_BATCH[name][0]}")
         case _:
             slurm.setdefault("sbatch", {})[name] = value
 
@@ -197,14 +197,7 @@ def _seconds(match: re.Match[str]) -> int:
     return days * 86400 + hours * 3600 + minutes * 60 + seconds
 
 
-_SRUN_FLAGS = {"-l", "--label", "-u", "--unbuffered", "--exclusive", "--overlap", "-K", "--kill-on-bad-exit", "-v"}
-_SRUN_FLAGS |= {
-    "--no-container-mount-home",
-    "--container-mount-home",
-    "--no-container-remap-root",
-    "--container-writable",
-}
-_SRUN_QUIET = {"-l", "--label", "--no-container-mount-home", "--cpu-bind", "-u", "--unbuffered"}
+_SRUN_QUIET = {"label", "no-container-mount-home", "cpu-bind", "unbuffered"}
 
 
 def _commands(text: str, document: dict[str, Any], left: list[str], source: str, given: Mapping[str, str]) -> None:
@@ -235,34 +228,92 @@ def _commands(text: str, document: dict[str, Any], left: list[str], source: str,
     for other, line in script.others:
         if (other, line) in prepared:
             continue
-        first = (other.strip().splitlines() or [""])[0]
-        left.append(f"{source}:{line}: {first[:100]}: a command besides the step is not run")
+        left.append(f"{source}:{line}: {shown(other)}: a command besides the step is not run")
     known = {**_set_by_slurm(document), **given, **document.get("env", {})}
-    launches = [(words, line, *_step(words, known)) for words, line in script.steps]
-    read = [one for one in launches if one[3] is not None]
-    if not read:
-        hint = "write a spec with the Python file that it starts"
-        started = "; ".join(" ".join(words)[:80] for words, _line in script.steps) or "no step"
-        message = f"no step starts a Python file that can be told ({started}): it prepares, tests, or has other scripts"
-        raise ConfigError([Problem(message, source=source, line=script.steps[0][1] if script.steps else 1, hint=hint)])
-    words, line, options, launch, inner = read[-1]
-    if inner is not None:
-        left += [f"{source}:{line}: {one}" for one in inner.left_out]
-        document.setdefault("env", {}).update(inner.exports)
-        if inner.folder is not None:
-            document["working_dir"] = inner.folder
-    if not any(word.rpartition("/")[2] == "srun" for word in words) and document.get("nodes", 1) > 1:
-        left.append(f"{source}:{line}: no srun: the launcher runs on the first node there, on all of them here")
-    for others, other_line, *_rest in launches:
-        if other_line != line:
-            left.append(
-                f"{source}:{other_line}: {' '.join(others)[:100]}: a spec has one step; the one of line {line} is it"
-            )
-    _srun(options, document, left, f"{source}:{line}")
-    assert launch is not None
+    steps = [read_step(words, line, known, script.literal) for words, line in script.steps]
+    trains = [one for one in steps if one.launch is not None]
+    trains = [one for one in trains if one.launch is not None and one.launch.launcher != "python"] or trains
+    tasks = document.pop("tasks", None)
+    on = (trains or steps)[-1].option("nodes") if steps else None
+    if "nodes" not in document and on is not None and on.isdecimal() and int(on):
+        document["nodes"] = int(on)  # the file leaves it to whoever submits it
+    step = trains[-1] if trains else raw_step(steps, script, document.get("nodes", 1), tasks, source)
+    where = f"{source}:{step.line}"
+    if step.inner is not None and trains:
+        left += [f"{where}: {one}" for one in step.inner.left_out]
+        document.setdefault("env", {}).update(step.inner.exports)
+        if step.inner.folder is not None:
+            document["working_dir"] = step.inner.folder
+    if not step.is_srun and document.get("nodes", 1) > 1:
+        left.append(f"{where}: no srun: the launcher runs on the first node there, on all of them here")
+    for one in steps:
+        if one.line < step.line and (before := _before(one, script)) is not None:
+            document.setdefault("overlay", {}).setdefault("slurm", {}).setdefault("before", []).append(before)
+        elif one is not step:
+            text = " ".join(one.words)[:100]
+            left.append(f"{source}:{one.line}: {text}: a spec has one step; the one of line {step.line} is it")
+    if step.before:
+        left.append(f"{where}: words before srun: {shlex.join(step.before)}")
+    nodes = str(document.get("nodes", 1))
+    own_job = {("jobid", name) for name in ("$SLURM_JOB_ID", "$SLURM_JOBID", "${SLURM_JOB_ID}", "${SLURM_JOBID}")}
+    as_rendered = {"ntasks": nodes, "nodes": nodes, "ntasks-per-node": "1", "tasks-per-node": "1"}
+    options = [one for one in step.options if as_rendered.get(one[0]) != one[1] and one not in own_job]
+    _srun(options, document, left, where)
+    tasks = tasks_of(step, document.get("nodes", 1), tasks)
+    if step.launch is None:
+        words = [word if word in script.literal else unescaped(word) for word in step.program]
+        document |= {"command": words, "workers_per_node": 1}
+        _without_ranks(document, left, source)
+        words = [re.sub(r"\\[$`]", "", word) for word in step.program if word not in script.literal]
+        if step.inner is not None:  # each node's shell has Slurm's variables, too
+            words = [re.sub(r"\$\{?SLURM_\w+\}?", "", word) for word in words]
+    else:
+        _launched(step.launch, tasks, document, left, where)
+        words = [step.launch.script, *step.launch.args, step.launch.interpreter or ""]
+    left += [
+        f"{where}: {word}: is worked out when the job runs; the spec passes it as text"
+        for word in [*words, document.get("image", ""), document.get("working_dir", "")]
+        if re.search(r"\$[\w({]|`", word)
+    ]
+
+
+def _before(step: Step, script: Script) -> str | None:
+    """An earlier step as a line of the batch script, where all of it is known there."""
+    words = [word if word in script.literal else unescaped(word) for word in step.words]
+    given = {name: value for name, (value, line) in script.exports.items() if line <= step.line}
+    text = shlex.join(["env", *(f"{name}={value}" for name, value in given.items()), *words] if given else words)
+    known = [word for word in [*step.words, *given.values()] if word not in script.literal]
+    if not step.is_srun or step.before or step.line in script.in_background or any("$" in one for one in known):
+        return None
+    if re.search(r"[\n\r\x00]", text) or any("`" in one for one in known) or changes_ranks(text):
+        return None
+    return text + ("" if script.strict else " || true")
+
+
+def _without_ranks(document: dict[str, Any], left: list[str], source: str) -> None:
+    """Variables of ranks are those of the rendered file; a port that the file names is kept."""
+    env, setup = document.get("env", {}), document["slurm"].get("setup", [])
+    if re.fullmatch(r"[1-9]\d{0,4}", env.get("MASTER_PORT", "")) and int(env["MASTER_PORT"]) < 2**16:
+        document["rendezvous"] = {"port": int(env.pop("MASTER_PORT"))}
+        left.append(f"{source}:1: export MASTER_PORT: is rendezvous.port now, from which the rendered file sets it")
+    for name in [name for name in env if is_of_ranks(name)]:
+        left.append(f"{source}:1: export {name}={env.pop(name)}: the rendered file sets it, by the step's nodes")
+    for line in [line for line in setup if changes_ranks(line)]:
+        setup.remove(line)
+        left.append(f"{source}:1: {line[:100]}: the rendered file sets it, by the step's nodes")
+
+
+def _launched(launch: Launch, tasks: str | None, document: dict[str, Any], left: list[str], where: str) -> None:
+    """Script, arguments, and numbers of a launcher."""
     document |= launch.starts()
-    tasks = next((v for n, v in options if n in ("--ntasks-per-node", "--tasks-per-node")), document.pop("tasks", None))
-    where = f"{source}:{line}"
+    if launch.interpreter is not None:
+        document["slurm"]["python"] = launch.interpreter
+    again = launch.options.get("max-restarts", "0")  # so torchrun and accelerate have it
+    if launch.launcher in ("torchrun", "accelerate", "hyperpodrun") and again.isdecimal():
+        launch.options.pop("max-restarts", None)
+        document["restart"] = {"max_restarts": int(again)}
+    if launch.python_options:
+        left.append(f"{where}: options of the interpreter: {shlex.join(launch.python_options)}")
     if launch.launcher != "torchrun":
         left.append(f"{where}: the launcher is {launch.launcher}; the spec renders to torchrun, which sets the ranks")
     if launch.before:
@@ -277,24 +328,29 @@ def _commands(text: str, document: dict[str, Any], left: list[str], source: str,
     elif workers is not None:
         count = document.get("workers_per_node", 1)
         left.append(f"{where}: workers_per_node: {workers} depends on the node; {count} is taken")
+    elif launch.launcher == "torchrun":
+        document["workers_per_node"] = 1  # so torchrun has it
+    else:
+        count = document.setdefault("workers_per_node", 1)
+        left.append(f"{where}: workers_per_node: {count} is taken, as the command of {launch.launcher} names none")
     for name, value in launch.other_options().items():
         left.append(f"{where}: --{name} {value} of {launch.launcher}: a spec has no field that says it")
     if launch.nodes is not None and launch.nodes.isdecimal() and int(launch.nodes) != nodes:
         left.append(f"{where}: the launcher's {launch.nodes} nodes: --nodes is {nodes}, which counts")
     elif launch.nodes is not None and ":" in launch.nodes:
         left.append(f"{where}: the launcher's --nnodes={launch.nodes}: the spec renders to exactly {nodes} nodes")
-    left += [
-        f"{where}: {word}: is worked out when the job runs; the spec passes it as text"
-        for word in [launch.script, *launch.args, document.get("image", ""), document.get("working_dir", "")]
-        if re.search(r"\$[\w({]|`", word)
-    ]
+
+
+_ENVIRONMENT = re.compile(
+    r"(?:\[\[? -[defs] [\w./+-]+ \]\]? && )?"
+    r"(?:(?:source|\.)\s+[\w./+-]+|conda activate|spack load)(?:\s+[\w./=:@+-]+)*"
+)
 
 
 def _environment_lines(script: Script) -> list[tuple[str, int]]:
     """Commands before the step that only change its environment, such as `source /fsx/venv/bin/activate`."""
     first = script.steps[0][1] if script.steps else 0
-    pattern = r"(?:(?:source|\.)\s+[\w./+-]+|conda activate|spack load)(?:\s+[\w./=:@+-]+)*"
-    return [(text, line) for text, line in script.others if line < first and re.fullmatch(pattern, text.strip())]
+    return [(text, line) for text, line in script.others if line < first and _ENVIRONMENT.fullmatch(text.strip())]
 
 
 def _set_by_slurm(document: Mapping[str, Any]) -> dict[str, str]:
@@ -311,36 +367,17 @@ def _set_by_slurm(document: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _step(words: list[str], known: Mapping[str, str]) -> tuple[list[tuple[str, str]], Launch | None, Started | None]:
-    """srun's options, the launch after them, and the shell that it is in, if it is in one."""
-    rest, options = list(words), []
-    while rest and rest[0].rpartition("/")[2] != "srun" and any(word.endswith("srun") for word in rest):
-        rest.pop(0)
-    if rest and rest[0].rpartition("/")[2] == "srun":
-        rest.pop(0)
-        while rest and rest[0].startswith("-"):
-            name, equals, value = rest.pop(0).partition("=")
-            if not equals and name not in _SRUN_FLAGS and rest and (name.startswith("--") or len(name) == 2):
-                value = rest.pop(0)
-            options.append((name, value))
-    if (launch := parse_launch(rest)) is not None or not any(word.rpartition("/")[2] in SHELLS for word in rest[:1]):
-        return options, launch, None
-    # inside a shell of each node, which has Slurm's variables of its task
-    inner = read_words([word.replace("\\$", "$") for word in rest], known)
-    return options, inner.launch, inner
-
-
 def _srun(options: list[tuple[str, str]], document: dict[str, Any], left: list[str], where: str) -> None:
     document["slurm"]["auto_resume"] = False
     for name, value in options:
         match name:
-            case "--auto-resume":
+            case "auto-resume":
                 document["slurm"]["auto_resume"] = value == "1"
-            case "--container-image":
+            case "container-image":
                 document["image"] = value
-            case "--container-workdir" if value.startswith("/"):
+            case "container-workdir" if value.startswith("/"):
                 document["working_dir"] = value
-            case "--container-mounts":
+            case "container-mounts":
                 for mount in value.split(","):
                     host, _, inside = mount.partition(":")
                     inside, _, flags = (inside or host).partition(":")
@@ -355,24 +392,24 @@ def _srun(options: list[tuple[str, str]], document: dict[str, Any], left: list[s
                         )
                     else:
                         left.append(f"{where}: volume {mount}: the folder is worked out when the job runs")
-            case "--export":
+            case "export":
                 for one in value.split(","):
                     variable, equals, text = one.partition("=")
                     if equals:
                         document.setdefault("env", {})[variable] = text
                     elif variable != "ALL":
                         left.append(f"{where}: srun --export={variable}: the step has all variables of the job")
-            case "--kill-on-bad-exit" | "-K" if value in ("", "1"):
+            case "kill-on-bad-exit" if value in ("", "1"):
                 continue  # so it is rendered
             case _ if _is_carried(name, value):
                 overlay = document.setdefault("overlay", {}).setdefault("slurm", {})
-                overlay.setdefault("srun", {})[name.removeprefix("--")] = value
+                overlay.setdefault("srun", {})[name] = value
             case _ if name not in _SRUN_QUIET:
-                left.append(f"{where}: srun {name}{'=' if value else ''}{value}: a spec has no field that says it")
+                left.append(f"{where}: srun --{name}{'=' if value else ''}{value}: a spec has no field that says it")
 
 
 def _is_carried(name: str, value: str) -> bool:
     """Whether an option of srun is the overlay's: long, none that the file sets itself, and known before it runs."""
-    long = re.fullmatch(r"--[a-z][a-z0-9]*(-[a-z0-9]+)*", name) is not None
+    long = re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name) is not None
     known = not re.search(r"[$`\n\r\x00]", value)
-    return long and known and name not in _SRUN_QUIET and name.removeprefix("--") not in REFUSED_OF_STEP
+    return long and known and name not in _SRUN_QUIET and name not in REFUSED_OF_STEP

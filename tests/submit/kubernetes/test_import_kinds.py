@@ -6,6 +6,7 @@ import pytest
 
 from hyperpod_ext.errors import ConfigError
 from hyperpod_ext.submit.import_any import import_file
+from hyperpod_ext.submit.plan import make_plan
 
 JOB = """\
 apiVersion: sagemaker.amazonaws.com/v1
@@ -99,3 +100,16 @@ def test_commands_of_probes_are_no_templates() -> None:
 def test_other_kinds_are_refused_for_what_they_are(kind: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         import_file(JOB.replace("HyperPodPyTorchJob", kind), "a.yaml")
+
+
+@pytest.mark.parametrize("retries", ["", ', sagemaker.amazonaws.com/job-max-retry-count: "2"'])
+def test_auto_resume_is_kept(retries: str) -> None:
+    notes = f'annotations: {{sagemaker.amazonaws.com/enable-job-auto-resume: "true"{retries}}}'
+    container = "{name: a, image: repo/a, command: [torchrun, --nproc_per_node=8, /t.py]}"
+    replicas = f"pytorchReplicaSpecs: {{Worker: {{replicas: 2, template: {{spec: {{containers: [{container}]}}}}}}}}"
+    text = f"kind: PyTorchJob\nmetadata: {{name: a, {notes}}}\nspec: {{{replicas}}}\n"
+    found = import_file(text, "a.yaml")
+    rendered = make_plan(found.job, target="kubeflow").files["job.yaml"]
+    assert 'enable-job-auto-resume: "true"' in rendered
+    assert ("job-max-retry-count" in rendered) == bool(retries)
+    assert "resume" not in "\n".join(found.left_out)

@@ -382,6 +382,7 @@ OTHERS = {
     "HPX119",
     "HPX132",
     "HPX133",
+    "HPX135",
     "HPX153",
     "HPX154",
 }
@@ -469,6 +470,14 @@ def test_rules_about_the_cluster() -> None:
     far = {"image": "1.dkr.ecr.us-east-1.amazonaws.com/a:1"}
     assert found("HPX133", context(far, region="us-west-2")) == ["image"]
     assert found("HPX133", context(far, region="us-east-1")) == []
+    theirs = "{}.dkr.ecr.{}.amazonaws.com/pytorch-training:2.8.0-gpu-py312"
+    for account, region, wrong in (
+        ("763104351884", "us-west-2", []),
+        ("763104351884", "eu-south-1", ["image"]),
+        ("692866216735", "eu-south-1", []),
+        ("111122223333", "eu-south-1", []),
+    ):
+        assert found("HPX135", context({"image": theirs.format(account, region)})) == wrong
 
 
 def test_auto_resume_needs_its_namespace() -> None:

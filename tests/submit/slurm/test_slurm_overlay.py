@@ -69,11 +69,11 @@ def test_lines_that_only_read_variables_of_ranks_pass() -> None:
 
 
 def test_options_of_srun_are_imported_into_it() -> None:
-    text = "#!/bin/bash\n#SBATCH --nodes=2\nsrun --mpi=pmix -l --ntasks=2 --propagate=$LIMITS torchrun /app/train.py\n"
+    text = "#!/bin/bash\n#SBATCH --nodes=2\nsrun --mpi=pmix -l --ntasks=3 --propagate=$LIMITS torchrun /app/train.py\n"
     found = import_file(text, "a.sbatch")
     assert found.job.overlay.slurm.srun == {"mpi": "pmix"}
     named = "\n".join(found.left_out)
-    assert "--ntasks=2" in named
+    assert "--ntasks=3" in named
     assert "--propagate" in named
     assert "--mpi" not in named
 

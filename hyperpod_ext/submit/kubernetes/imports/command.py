@@ -11,10 +11,12 @@ from pathlib import PurePosixPath
 from hyperpod_ext.submit.imports.launch import Launch, parse_launch
 from hyperpod_ext.submit.imports.placeholders import VARIABLE
 from hyperpod_ext.submit.imports.shell import read_script
+from hyperpod_ext.submit.imports.shell_parts import shown
 
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 _AT_RUN_TIME = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "HOSTNAME", "NNODES", "JOB_COMPLETION_INDEX"}
-"""What operators set in the container, besides PET_ variables; and Slurm's begin with SLURM."""
+_AT_RUN_TIME |= {"HOME", "PATH", "PWD", "USER"}
+"""What operators and images set in the container, besides PET_ variables; and Slurm's begin with SLURM."""
 
 
 @dataclass
@@ -108,7 +110,7 @@ def _of_script(text: str, known: Mapping[str, str]) -> Started:
         if folder is not None and (folder.startswith("/") or started.folder is not None):
             started.folder = str(PurePosixPath(started.folder or "/") / folder)
         else:
-            started.left_out.append(f"{not_run}: {(other.strip().splitlines() or [''])[0][:100]}")
+            started.left_out.append(f"{not_run}: {shown(other)}")
     started.left_out += [f"{not_run}: {shlex.join(one)[:100]}" for one in script.prepare]
     others = [words for at, (words, _line, _started) in enumerate(steps) if at != chosen]
     started.left_out += [f"{not_run}: {shlex.join(words)[:100]}" for words in others]

@@ -57,7 +57,16 @@ _NO_TRAINING = {
     "PaddleJob": "a job of PaddlePaddle",
     "TrainingRuntime": "a runtime that TrainJobs refer to",
     "ClusterTrainingRuntime": "a runtime that TrainJobs refer to",
+    "WorkflowTemplate": "a workflow of several steps",
+    "CronWorkflow": "a workflow of several steps",
+    "PipelineRun": "a workflow of several steps",
+    "Workspace": "a workspace for notebooks",
+    "Notebook": "a workspace for notebooks",
+    "Kustomization": "a kustomization, which puts objects together",
 }
+_OTHER_JOBS = {"MPIJob", "RayJob", "JobSet", "TFJob", "JAXJob", "XGBoostJob", "PaddleJob", "Job", "CronJob", "Pod"}
+"""They may train; no target here renders to them."""
+_VOLCANO = "batch.volcano.sh/"
 _OF_SERVER = {"uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink"}
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _SAME_VALUE = ", which it comes to"
@@ -197,9 +206,19 @@ def _no_job(objects: Sequence[tuple[Document, Path, dict[str, Any]]], source: st
     line = objects[0][0].location(objects[0][1]).line if objects else 1
     reads = f"import reads {', '.join(_TARGETS)}"
     for kind in kinds:
-        if kind in _NO_TRAINING:
-            message = f"is {_NO_TRAINING[kind]} ({kind}), no training job"
-            return Problem(message, source=source, line=line, hint=f"apply it with kubectl as before; {reads}")
+        what = _NO_TRAINING.get(kind)
+        if what is None:
+            continue
+        hint = f"apply it with kubectl as before; {reads}"
+        if kind == "Kustomization":
+            hint = "import what it makes: kubectl kustomize DIR | hp-ext import -"
+        if kind == "Job" and any(str(one.get("apiVersion")).startswith(_VOLCANO) for _document, _path, one in objects):
+            what = "a job of Volcano"
+        message = f"is {what} ({kind}), no training job"
+        if kind in _OTHER_JOBS:
+            message = f"is {what} ({kind}), which no target here runs"
+            hint = f"apply it with kubectl as before, or write a spec with its image and command; {reads}"
+        return Problem(message, source=source, line=line, hint=hint)
     if kinds:
         return Problem(f"holds no training job, but {', '.join(kinds)}", source=source, line=line, hint=reads)
     names = {str(name) for _document, _path, found in objects for name in found}
@@ -295,9 +314,10 @@ class _Reader:
         for annotation, required in ((labels.TOPOLOGY_REQUIRED, True), (labels.TOPOLOGY_PREFERRED, False)):
             if annotation in notes:
                 scheduling["topology"] = {"level": notes.pop(annotation), "required": required}
-        notes.pop(labels.AUTO_RESUME, None)
-        if (again := str(notes.pop(labels.MAX_RETRIES, None) or "")) and again.isdecimal():
+        again = str(notes.get(labels.MAX_RETRIES) or "")
+        if again.isdecimal() and str(notes.get(labels.AUTO_RESUME)).lower() == "true":
             document["relaunch"] = {"max_times": int(again)}
+            del notes[labels.MAX_RETRIES], notes[labels.AUTO_RESUME]
         if notes:
             document["annotations"] = {key: str(value) for key, value in notes.items()}
 

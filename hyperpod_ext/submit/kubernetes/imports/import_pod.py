@@ -140,6 +140,9 @@ def read_command(
     known = {"NNODES": nodes, "PET_NNODES": nodes, "WORLD_SIZE": nodes, **document.get("env", {})}
     started = read_words(words, known, elsewhere)
     found = started.launch
+    if found is None and not command:
+        message = "names arguments and no command: the image's own program gets them, and a spec names what starts"
+        raise _not_read(message, shlex.join(words))
     if found is None:
         raise _not_read(STARTS_NO_PYTHON, shlex.join(words))
     if started.missing:
@@ -160,6 +163,10 @@ def read_command(
     document |= found.starts()
     if found.before:
         left_out.append(f"the words before the launcher: {shlex.join(found.before)}")
+    if found.python_options:
+        left_out.append(f"the launcher's interpreter has options {shlex.join(found.python_options)}: not so in a spec")
+    if "/" in found.program and not found.is_module:
+        left_out.append(f"the launcher: {found.program} here; the spec renders to the one that PATH finds")
     if found.launcher not in ("torchrun", "hyperpodrun"):
         left_out.append(
             f"the launcher: {found.launcher} here; the spec renders to torchrun, or the operator's hyperpodrun"
@@ -181,6 +188,8 @@ def read_command(
             document["launched_workers"] = count
         elif workers not in ("auto", "gpu"):
             raise _not_read(f"the number of workers is {workers}, which is no number", shlex.join(words))
+    elif found.launcher == "python" and found.program:
+        document["launched_workers"] = 1  # without a launcher, each container is one process
     if "inprocess-restart" in found.options:
         document["mode"] = "aws-checkpointless"
 
@@ -281,7 +290,7 @@ def _volumes(
         source, path = sources.get(str(mount.get("name")), {}), str(mount.get("mountPath"))
         one = _volume(source, path, mount)
         if one is None:
-            left_out.append(f"volume {mount.get('name')}")
+            left_out.append(f"volume {mount.get('name')} at {path}: the pod has none of this name that a spec can say")
         elif path == "/dev/shm" and one["kind"] == "scratch" and one.get("in_memory"):
             if one.get("size_mib"):
                 document["shared_memory_mib"] = one["size_mib"]

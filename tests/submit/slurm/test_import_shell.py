@@ -1,0 +1,106 @@
+"""Shell of sbatch files: what decides numbers and variables is followed, and where it is not, they are not known."""
+
+from __future__ import annotations
+
+import pytest
+
+from hyperpod_ext.submit.import_any import import_file
+from hyperpod_ext.submit.kubernetes.imports.import_job import Imported
+
+pytest.importorskip("tree_sitter_bash")
+STEP = 'srun torchrun --nproc_per_node=$N train.py --size "$SIZE"'
+
+
+def read(*lines: str) -> Imported:
+    return import_file(
+        "\n".join(["#!/bin/bash", "#SBATCH --job-name=a --nodes=2", "N=8", *lines, STEP, ""]), "a.sbatch"
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "workers", "size"),
+    [
+        ("MODEL=7b\ncase $MODEL in 7b) N=4 SIZE=s;; 70b|13b) N=2;; *) exit 1;; esac", 4, "s"),
+        ("case x in a) N=2;; *) SIZE=other;; esac", 8, "other"),
+        ("N=4 SIZE=s", 4, "s"),
+        ("N=4 SIZE=t\nSIZE=s M=3 # more", 4, "s"),
+        ("A=1 SIZE=s\necho $A", 8, "s"),
+        ("[ -v SLURM_NNODES ] && N=4 SIZE=s", 4, "s"),
+        ("SIZE=s; if ! [ -z $SIZE ]; then N=4; fi", 4, "s"),
+        ("SIZE=s; test -n $SIZE && N=4 || N=2", 4, "s"),
+        ("SIZE=s; [ $SIZE = t ] && N=4 || N=2", 2, "s"),
+        ("SIZE=s; if (( SLURM_NNODES > 1 )); then N=4; fi", 4, "s"),
+        ("SIZE=s; if [[ $N -eq 8 && $SIZE == s ]]; then N=4; fi", 4, "s"),
+        ("SIZE=$(date)\nunset SIZE; SIZE=s", 8, "s"),
+        ('SIZE="a \\\n  b"', 8, "a   b"),
+        ("mkdir -p x || exit 1; SIZE=s", 8, "s"),
+    ],
+)
+def test_what_is_known_is_followed(lines: str, workers: int, size: str) -> None:
+    found = read(lines)
+    assert (found.job.workers_per_node, found.job.args) == (workers, ("--size", size))
+    assert found.left_out == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "for i in 1 2; do N=$i; done",
+        "while read -r N; do :; done < sizes",
+        "read N < size",
+        "case $UNKNOWN in a) N=1;; esac",
+        "for N in 1 2; do :; done",
+    ],
+)
+def test_what_a_loop_sets_is_not_taken_from_before_it(line: str) -> None:
+    found = read("SIZE=s", line)
+    assert "workers_per_node: $N depends on the node; 1 is taken" in "\n".join(found.left_out)
+
+
+def test_exports_are_those_at_the_step() -> None:
+    found = read("SIZE=s", "export A=1 B=2", "unset A", "set -o allexport", "C=3", "set +o allexport", "D=4")
+    assert (found.job.env, found.left_out) == ({"B": "2", "C": "3"}, [])
+
+
+def test_a_path_that_the_nodes_have_is_kept() -> None:
+    found = read("SIZE=s", "export LD_LIBRARY_PATH=/a:${LD_LIBRARY_PATH:-} NAME=${NAME:-x}")
+    assert found.job.slurm.setup == ('export LD_LIBRARY_PATH="/a:${LD_LIBRARY_PATH:-}"',)
+    assert found.job.env == {"NAME": "x"}
+
+
+def test_variables_before_srun_are_the_steps() -> None:
+    found = import_file("#!/bin/bash\nC=3 D=4\nA=1 \\\n B=2 srun torchrun t.py $D\n", "a.sbatch")
+    assert (found.job.env, found.job.args) == ({"A": "1", "B": "2"}, ("4",))
+    found = import_file("#!/bin/bash\nenv A=1 B='x y' srun torchrun t.py\n", "a.sbatch")
+    assert (found.job.env, found.job.script) == ({"A": "1", "B": "x y"}, "t.py")
+
+
+def test_the_words_of_a_value_are_split_around_what_runs_later() -> None:
+    found = read(
+        "SIZE=s", 'CMD="torchrun --rdzv_endpoint $(hostname -f | head -1):1 --nproc_per_node 4 a.py --b 1"', "srun $CMD"
+    )
+    assert (found.job.script, found.job.workers_per_node) == ("train.py", 8)  # the last one
+    alone = import_file(
+        '#!/bin/bash\nCMD="torchrun --rdzv_endpoint $(a | b):1 --nproc_per_node 4 a.py --b"\nsrun $CMD\n', "a.sbatch"
+    )
+    assert (alone.job.script, alone.job.args, alone.job.workers_per_node) == ("a.py", ("--b",), 4)
+
+
+@pytest.mark.parametrize("line", ["source $V/bin/activate", '[ -f /v/bin/activate ] && source "${V}/bin/activate"'])
+def test_an_environment_whose_path_is_known_is_made(line: str) -> None:
+    before = read("SIZE=s", "V=/v", line).job.overlay.slurm.before
+    assert len(before) == 1
+    assert "/v/bin/activate" in before[0] or "${V}" not in before[0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "named"),
+    [
+        ("if [ -f /a ]; then\n  export A=1\n  B=2\nfi", "A, B: set under a condition that is taken as no"),
+        ('if [ -n "$IMAGE" ]; then\n  export A=1\nfi', "A: set under a condition that is taken as no"),
+        ("for i in 1; do\n  export A=$i\ndone", "for i in 1; do (exports A): a command besides the step"),
+        ("f() {\n  export A=1\n}\nf", "f() { (exports A): a command besides the step"),
+    ],
+)
+def test_what_is_not_run_is_named_with_what_it_would_set(lines: str, named: str) -> None:
+    assert named in "\n".join(read("SIZE=s", lines).left_out)
