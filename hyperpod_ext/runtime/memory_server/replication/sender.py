@@ -6,7 +6,8 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 from hyperpod_ext.errors import UnreachableError
@@ -17,12 +18,15 @@ from hyperpod_ext.runtime.memory_server.protocol.peer_requests import (
     AskPiece,
     Chunk,
     PartBegin,
+    ReadChunks,
     ReplicaBegin,
     ReplicaBegun,
     ReplicaEnd,
 )
 from hyperpod_ext.runtime.memory_server.protocol.request import A, Request, read_answer
 from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPriority
+from hyperpod_ext.runtime.memory_server.replication.incoming import MOST_CHUNKS_READ
+from hyperpod_ext.runtime.memory_server.replication.nixl_transfer import NixlFailure, NixlTransfer, signed_offer
 from hyperpod_ext.runtime.memory_server.replication.rate_limit import RateLimit
 from hyperpod_ext.runtime.memory_server.slots.pins import Pin
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
@@ -32,6 +36,7 @@ T = TypeVar("T")
 
 _LOOK_S = 0.1  # a peer that takes no bytes must not keep us from giving a copy up
 _UNANSWERED = 8  # chunks sent ahead of the peer's answers
+_UNREAD = 1  # the same of reads that it is told of, each of several chunks
 _BACKOFF_S = (0.5, 30.0)
 
 Stop = Callable[[], bool]
@@ -39,6 +44,35 @@ Stop = Callable[[], bool]
 
 class Superseded(Exception):  # noqa: N818  nothing went wrong
     """The copy is not wanted any more; its snapshot's slot is needed."""
+
+
+class _Remaining:
+    """What is left to be sent of an image, for several connections that each take some. Thread-safe.
+
+    Args:
+        at_once: so many chunks are read together by the peer; 1: they are sent.
+    """
+
+    def __init__(self, nbytes: int, at_once: int) -> None:
+        self._by_nixl = at_once > 1
+        self._spans = deque(_spans(0, nbytes, at_once * ps.CHUNK))
+        self._lock = threading.Lock()
+
+    def take(self) -> tuple[int, int, bool] | None:
+        """Start, length, and whether the peer is to read it; None: others have taken all."""
+        with self._lock:
+            return (*self._spans.popleft(), self._by_nixl) if self._spans else None
+
+    def send(self, start: int, nbytes: int) -> None:
+        """The peer could not read this: it is sent, and so is all that nobody has taken."""
+        with self._lock:
+            self._by_nixl = False
+            spans = [(start, nbytes), *self._spans]
+            self._spans = deque(chunk for span in spans for chunk in _spans(*span, ps.CHUNK))
+
+
+def _spans(start: int, nbytes: int, most: int) -> list[tuple[int, int]]:
+    return [(at, min(most, start + nbytes - at)) for at in range(start, start + nbytes, most)]
 
 
 class PeerSender:
@@ -55,8 +89,11 @@ class PeerSender:
         cpu_priority: CpuPriority,
         timeout_s: float = ps.TIMEOUT_S,
         encrypted: bool = False,
+        nixl: NixlTransfer | None = None,
     ) -> None:
-        self._encrypted = encrypted
+        self._encrypted, self._nixl = encrypted, nixl
+        self.fell_back = ""
+        """Why copies go over TCP, where they were to go by NIXL."""
         self.address = (host, port)
         self._secret, self._streams, self._rate_limit, self._timeout_s = secret, streams, rate_limit, timeout_s
         self._cpu_priority = cpu_priority
@@ -71,6 +108,10 @@ class PeerSender:
             self._closed = True
             for sock in self._sockets:
                 ps.disconnect(sock)
+
+    def try_nixl_again(self) -> None:
+        """The nodes are others: what has failed may have had to do with one that is gone."""
+        self.fell_back = ""
 
     def connect(self) -> None:
         """Make sure of the connections, while no snapshot is held for it.
@@ -178,22 +219,35 @@ class PeerSender:
         if begun.token is None:
             return 0
         data = pin.data
-        self._send_chunks(begun.token, data, stop)
+        with self._offered(control, begun.token, pin) as offered:
+            self._send_chunks(begun.token, data, stop, by_nixl=offered)
         self._ask(control, ReplicaEnd(token=begun.token), stop)
         return len(data)
 
-    def _send_chunks(self, token: int, data: memoryview, stop: Stop) -> None:
-        """All chunks, over all connections; whichever is free takes the next."""
-        starts, taking, failed = iter(range(0, len(data), ps.CHUNK)), threading.Lock(), threading.Event()
+    @contextmanager
+    def _offered(self, control: socket.socket, token: int, pin: Pin) -> Iterator[bool]:
+        """Whether the peer reads the snapshot from our memory."""
+        with ExitStack() as stack:
+            accepted = False
+            if self._nixl is not None and not self.fell_back:
+                try:
+                    exposed = stack.enter_context(self._nixl.expose(pin.region))
+                    start = pin.index * pin.region.slot_bytes
+                    offer = signed_offer(token, self._nixl.version, exposed, start, self._secret)
+                    self.fell_back = self._ask(control, offer, pin.cancelled).why_not
+                    accepted = not self.fell_back
+                except NixlFailure as failure:
+                    self.fell_back = str(failure)
+            yield accepted
 
-        def next_start() -> int | None:
-            with taking:
-                return next(starts, None)
+    def _send_chunks(self, token: int, data: memoryview, stop: Stop, *, by_nixl: bool = False) -> None:
+        """All chunks, over all connections; whichever is free takes the next. `by_nixl`: it reads them."""
+        left, failed = _Remaining(len(data), MOST_CHUNKS_READ if by_nixl else 1), threading.Event()
 
         def work(stream: int) -> None:
             self._cpu_priority.lower_this_thread()
             try:
-                self._stream(self._sockets[stream], token, data, next_start, lambda: stop() or failed.is_set())
+                self._stream(self._sockets[stream], token, data, left, lambda: stop() or failed.is_set())
             except BaseException:
                 failed.set()
                 raise
@@ -202,21 +256,26 @@ class PeerSender:
         if failures:  # the others only broke off with it
             raise next((failure for failure in failures if not isinstance(failure, Superseded)), failures[0])
 
-    def _stream(
-        self, sock: socket.socket, token: int, data: memoryview, next_start: Callable[[], int | None], stop: Stop
-    ) -> None:
-        unanswered: deque[Chunk] = deque()
-        while (start := next_start()) is not None:
-            chunk = data[start : start + ps.CHUNK]
-            self._rate_limit.take(len(chunk), stop)
-            request = Chunk(token=token, start=start, nbytes=len(chunk))
-            self._push(sock, memoryview(wire.encode(encode(request))), stop)
-            self._push(sock, chunk, stop)
-            unanswered.append(request)
-            if len(unanswered) > _UNANSWERED:
-                self._answer(sock, unanswered.popleft(), stop)
-        for request in unanswered:
+    def _stream(self, sock: socket.socket, token: int, data: memoryview, left: _Remaining, stop: Stop) -> None:
+        unanswered: deque[Chunk | ReadChunks] = deque()
+        while (span := left.take()) is not None or unanswered:
+            if span is not None:
+                start, nbytes, by_nixl = span
+                self._rate_limit.take(nbytes, stop)
+                request = (ReadChunks if by_nixl else Chunk)(token=token, start=start, nbytes=nbytes)
+                self._push(sock, memoryview(wire.encode(encode(request))), stop)
+                if not by_nixl:
+                    self._push(sock, data[start : start + nbytes], stop)
+                unanswered.append(request)
+            if span is None or len(unanswered) > (_UNREAD if by_nixl else _UNANSWERED):
+                self._chunk_answered(sock, unanswered.popleft(), left, stop)
+
+    def _chunk_answered(self, sock: socket.socket, request: Chunk | ReadChunks, left: _Remaining, stop: Stop) -> None:
+        if isinstance(request, Chunk):
             self._answer(sock, request, stop)
+        elif failed := self._answer(sock, request, stop).failed:
+            self.fell_back = self.fell_back or failed
+            left.send(request.start, request.nbytes)
 
     def _ask(self, sock: socket.socket, request: Request[A], stop: Stop) -> A:
         self._push(sock, memoryview(wire.encode(encode(request))), stop)
