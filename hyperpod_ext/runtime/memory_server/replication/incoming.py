@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from hyperpod_ext.errors import CorruptSnapshotError, MemoryTierFullError, NotFoundError
 from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
 from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPriority
+from hyperpod_ext.runtime.memory_server.replication.nixl_transfer import NixlFailure
 from hyperpod_ext.runtime.memory_server.slots.region import Region
 from hyperpod_ext.runtime.memory_server.slots.regions import Regions
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_crc, crc64nvme, generation_of
@@ -41,6 +42,7 @@ class Incoming:
     receiving: set[socket.socket] = field(default_factory=set)
     read_into: ReadInto | None = None
     """Reads from the sender's memory, where that was offered."""
+    unreadable: str = "its memory was not offered"
     given_up: bool = False
 
 
@@ -99,18 +101,21 @@ class IncomingReplicas:
         """Read some chunks from the sender's memory straight into their slot. Where that fails, they are due again.
 
         Raises:
-            NotFoundError: nobody waits for these chunks, or no memory was offered.
-            Exception: what the reader raises.
+            NotFoundError: nobody waits for these chunks.
+            NixlFailure: they could not be read, and no others of this replica will be.
         """
         replica = self._begin_chunks(sock, token, start, nbytes, chunks=MOST_CHUNKS_READ)
         starts = range(start, start + nbytes, ps.CHUNK)
         checksums: dict[int, int | None] = {}
         try:
             if replica.read_into is None:
-                raise NotFoundError(f"no memory was offered of {replica.manifest['save_id']}")
+                raise NixlFailure(replica.unreadable)
             offset = replica.index * replica.region.slot_bytes + start
             replica.read_into(start, replica.region, offset, nbytes, lambda: replica.given_up)
             checksums = {at: crc64nvme(replica.data[at : min(at + ps.CHUNK, start + nbytes)]) for at in starts}
+        except NixlFailure as failure:
+            replica.read_into, replica.unreadable = None, str(failure)
+            raise
         finally:
             self._end_chunks(sock, replica, checksums, due_again=() if checksums else starts)
 

@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import importlib
 import importlib.metadata
+import math
 import mmap
 import os
 import select
@@ -40,12 +41,12 @@ _SETTINGS = {
     "UCX_LOG_LEVEL": "error",
     "NIXL_LOG_LEVEL": "ERROR",
 }
-_EXPOSED_S = 0.001
-"""Between two looks at what other nodes want, while they may read."""
 _READING_S = 0.0001
-"""The same while bytes come that no core here has to copy."""
-_COPIES_S = 0.00003
-"""A look that takes longer has copied bytes itself."""
+"""Between two looks at bytes that come, where no core here has to copy them."""
+_EXPOSED_S = (0.0001, 0.016)
+"""Between two looks at what other nodes want, while they may read: twice as long after each that had nothing to do."""
+_WORKED = 8
+"""A look that takes so many times as long as the shortest one had something to do."""
 _MOST_REMOTES = 64
 
 
@@ -57,7 +58,7 @@ class _Region:
     exposed: int = 0
     """How many copies of it may be under way."""
     reads: int = 0
-    forgotten: bool = False
+    closed: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -83,12 +84,13 @@ class NixlProcess:
     _reads: list[_Read] = field(default_factory=list)
     _remotes: dict[str, str] = field(default_factory=dict)
     """Agents by their metadata, the oldest first."""
+    _shortest_s: float = math.inf
+    """Of all looks that had something to look at."""
 
     def serve(self) -> None:
         """Until the memory server is gone."""
-        idle = True
+        wait_s: float | None = None
         while True:
-            wait_s = (_READING_S if idle else 0) if self._reads else _EXPOSED_S if self._is_exposed() else None
             ready, _, _ = select.select([self.control, *self._lanes], [], [], wait_s)
             for sock in ready:
                 message, fds = wire.receive_fds(sock, 1)
@@ -101,7 +103,19 @@ class NixlProcess:
                 self._take(sock, message, fds)
             began = time.perf_counter()
             self._progress()
-            idle = time.perf_counter() - began < _COPIES_S
+            took_s = time.perf_counter() - began
+            if self._reads or self._is_exposed():
+                self._shortest_s = min(self._shortest_s, took_s)
+            wait_s = self._wait_s(wait_s, idle=took_s < _WORKED * self._shortest_s)
+
+    def _wait_s(self, before: float | None, *, idle: bool) -> float | None:
+        """Until the next look; None: until somebody asks."""
+        if self._reads:
+            return _READING_S if idle else 0.0
+        if not self._is_exposed():
+            return None
+        least, most = _EXPOSED_S
+        return min(most, max(least, 2 * (before or 0.0))) if idle else least
 
     def _is_exposed(self) -> bool:
         return any(region.exposed for region in self._regions.values())
@@ -131,7 +145,7 @@ class NixlProcess:
             case n.Forget():
                 region = self._regions.pop(request.region, None)
                 if region is not None:
-                    region.forgotten = True
+                    region.closed = True
                     self._release(region)
                 return None
             case n.ReadRemote():
@@ -160,7 +174,7 @@ class NixlProcess:
         return n.Exposed(metadata=base64.b64encode(metadata).decode(), address=region.address)
 
     def _release(self, region: _Region) -> None:
-        if region.forgotten and not region.reads:
+        if region.closed and not region.reads:
             self.agent.deregister_memory(region.registered)
             region.memory.close()
 

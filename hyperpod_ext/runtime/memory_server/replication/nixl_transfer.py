@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from hyperpod_ext.errors import HyperpodExtError
@@ -29,9 +29,9 @@ from hyperpod_ext.runtime.memory_server.replication.cpu_priority import CpuPrior
 from hyperpod_ext.runtime.memory_server.slots.region import Region
 from hyperpod_ext.runtime.snapshot.manifest import sign
 
-_START_S = 60.0
-_READ_S = 30.0
-"""Without an answer for so long, the process hangs."""
+_START_S = 20.0
+_ANSWER_S = 10.0
+"""Without an answer for so long, the process hangs. The sender of a copy waits longer than both."""
 _GIVEN_UP_S = 1.0
 """What a read that nobody wants any more is given to end by itself."""
 _LOOK_S = 0.1
@@ -64,13 +64,17 @@ class _Process:
     popen: subprocess.Popen[bytes]
     control: socket.socket
     version: str
+    ended: str = "the NIXL process has ended"
+    """Why, as far as it is known."""
     lanes: list[socket.socket] = field(default_factory=list)
     """Those that wait for no answer."""
     regions: dict[Region, int] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def kill(self) -> None:
+    def kill(self, why: str = "") -> None:
         """Nothing is written by it once this has returned."""
+        if why and self.popen.poll() is None:
+            self.ended = why
         self.popen.kill()
         self.popen.wait()
 
@@ -142,8 +146,8 @@ class NixlTransfer:
         request = n.ReadRemote(metadata=offer.metadata, address=address, region=number, start=start, nbytes=nbytes)
         try:
             self._ask(process, request, stop=stop)
-        except NixlFailure:
-            process.kill()  # an error of one part of a read does not say that the others are over
+        except NixlFailure as failure:
+            process.kill(str(failure))  # an error of one part of a read does not say that the others are over
             raise
 
     def close(self) -> None:
@@ -192,8 +196,9 @@ class NixlTransfer:
         except (OSError, HyperpodExtError) as error:
             process.kill()
             ours.close()
-            self._unusable = str(error) or type(error).__name__
-            raise NixlFailure(f"NIXL cannot be used on this node: {self._unusable}") from error
+            if isinstance(error, HyperpodExtError):  # it is not here, and will not be later
+                self._unusable = str(error)
+            raise NixlFailure(f"NIXL cannot be used on this node: {error or type(error).__name__}") from error
         return process
 
     def _number(self, process: _Process, region: Region) -> int:
@@ -221,23 +226,22 @@ class NixlTransfer:
             self._wait(lane, stop)
             answer = wire.receive(lane)
             if answer is None:
-                raise NixlFailure("the NIXL process has ended")
+                raise NixlFailure(process.ended)
             with process.lock:
                 process.lanes.append(lane)
             return read_answer(request, answer)
         except HyperpodExtError as error:  # its whole answer
             raise NixlFailure(str(error)) from error
         except (OSError, NixlFailure) as error:
-            process.kill()
-            with suppress(UnboundLocalError):
-                lane.close()
-            raise NixlFailure(str(error) or type(error).__name__) from error
+            why = process.ended if isinstance(error, ConnectionError) else str(error)
+            process.kill(why)
+            raise NixlFailure(why) from error
 
     def _wait(self, lane: socket.socket, stop: Stop) -> None:
-        until = time.monotonic() + _READ_S
+        until = time.monotonic() + _ANSWER_S
         unwanted = False
         while not ps.wait_readable(lane, _LOOK_S):
             if not unwanted and stop():
                 unwanted, until = True, min(until, time.monotonic() + _GIVEN_UP_S)
             if time.monotonic() > until:
-                raise NixlFailure("the copy was given up" if unwanted else f"nothing came for {_READ_S:.0f} s")
+                raise NixlFailure("the copy was given up" if unwanted else f"nothing came for {_ANSWER_S:.0f} s")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
-from hyperpod_ext.errors import UnreachableError
+from hyperpod_ext.errors import CorruptSnapshotError, UnreachableError
 from hyperpod_ext.runtime.ipc import messages as wire
 from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.memory_server.client import peer_socket as ps
@@ -212,17 +212,23 @@ class PeerSender:
             self._sockets.clear()
 
     def _send(self, pin: Pin, plan: Plan) -> int:
-        control, stop = self._sockets[0], pin.cancelled
-        begun = self._ask(control, ReplicaBegin(manifest=pin.manifest), stop)
-        if begun.need_plan:
-            begun = self._ask(control, ReplicaBegin(manifest=pin.manifest, plan=plan.to_json()), stop)
-        if begun.token is None:
-            return 0
-        data = pin.data
-        with self._offered(control, begun.token, pin) as offered:
-            self._send_chunks(begun.token, data, stop, by_nixl=offered)
-        self._ask(control, ReplicaEnd(token=begun.token), stop)
-        return len(data)
+        control, stop, data = self._sockets[0], pin.cancelled, pin.data
+        while True:
+            begun = self._ask(control, ReplicaBegin(manifest=pin.manifest), stop)
+            if begun.need_plan:
+                begun = self._ask(control, ReplicaBegin(manifest=pin.manifest, plan=plan.to_json()), stop)
+            if begun.token is None:
+                return 0
+            with self._offered(control, begun.token, pin) as offered:
+                self._send_chunks(begun.token, data, stop, by_nixl=offered)
+            try:
+                self._ask(control, ReplicaEnd(token=begun.token), stop)
+            except CorruptSnapshotError as error:
+                if not offered:
+                    raise
+                self.fell_back = f"what was read is not what was sealed: {error}"
+                continue
+            return len(data)
 
     @contextmanager
     def _offered(self, control: socket.socket, token: int, pin: Pin) -> Iterator[bool]:
