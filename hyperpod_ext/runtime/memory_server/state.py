@@ -92,7 +92,7 @@ class NodeMemory:
         self._alone = (most_nodes or nodes) == 1
         peer = policy.peer()
         self._cpu_priority = CpuPriority(peer.max_slowdown if peer is not None else 1.0, group)
-        by_nixl = peer is not None and peer.transport == "nixl" and not self._alone
+        by_nixl = peer is not None and peer.transport == "nixl" and not self._alone and not encrypted
         self._nixl = NixlTransfer(self._cpu_priority) if by_nixl else None
         self.parts: IncomingParts | None = None
         """Where the peer tier is by parity."""

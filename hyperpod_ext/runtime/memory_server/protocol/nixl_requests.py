@@ -19,14 +19,14 @@ class Started(Declared):
 class Lane(Request[Done]):
     """Requests will come over one more socket, whose descriptor is sent with this. Not answered."""
 
-    sender = "memory server"
+    sender, reader = "memory server", "NIXL process"
     op: Literal["lane"] = "lane"
 
 
 class MapRegion(Request[Done]):
     """A region of shared memory, whose descriptor is sent with this, is to be written or read."""
 
-    sender = "memory server"
+    sender, reader = "memory server", "NIXL process"
     op: Literal["map_region"] = "map_region"
     region: Count
     """Its number from now on."""
@@ -43,7 +43,7 @@ class Exposed(Declared):
 class Expose(Request[Exposed]):
     """Other nodes are to read a region until `withdraw`."""
 
-    sender = "memory server"
+    sender, reader = "memory server", "NIXL process"
     op: Literal["expose"] = "expose"
     region: Count
 
@@ -51,7 +51,7 @@ class Expose(Request[Exposed]):
 class Withdraw(Request[Done]):
     """Nobody is to read the region any more, as far as this `expose` goes. Not answered."""
 
-    sender = "memory server"
+    sender, reader = "memory server", "NIXL process"
     op: Literal["withdraw"] = "withdraw"
     region: Count
 
@@ -59,7 +59,7 @@ class Withdraw(Request[Done]):
 class Forget(Request[Done]):
     """A region is gone. Not answered."""
 
-    sender = "memory server"
+    sender, reader = "memory server", "NIXL process"
     op: Literal["forget"] = "forget"
     region: Count
 
@@ -67,7 +67,7 @@ class Forget(Request[Done]):
 class ReadRemote(Request[Done]):
     """Bytes of another node's memory are to be read into a region."""
 
-    sender = "memory server"
+    sender, reader = "memory server", "NIXL process"
     op: Literal["read_remote"] = "read_remote"
     metadata: str
     """From the other node's `Exposed`."""
