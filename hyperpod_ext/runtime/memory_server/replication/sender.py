@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
@@ -50,29 +51,37 @@ class _Remaining:
     """What is left to be sent of an image, for several connections that each take some. Thread-safe.
 
     Args:
-        at_once: so many chunks are read together by the peer; 1: they are sent.
+        by_nixl: whether the peer is told to read it.
     """
 
-    def __init__(self, nbytes: int, at_once: int) -> None:
-        self._by_nixl = at_once > 1
-        self._spans = deque(_spans(0, nbytes, at_once * ps.CHUNK))
+    def __init__(self, nbytes: int, *, by_nixl: bool) -> None:
+        self._by_nixl = by_nixl
+        self._chunks = deque(_chunks(0, nbytes))
         self._lock = threading.Lock()
 
-    def take(self) -> tuple[int, int, bool] | None:
-        """Start, length, and whether the peer is to read it; None: others have taken all."""
+    def take(self, together: int) -> tuple[int, int, bool] | None:
+        """Start, length, and whether the peer is to read it; None: others have taken all.
+
+        `together`: so many chunks at most, where it reads them.
+        """
         with self._lock:
-            return (*self._spans.popleft(), self._by_nixl) if self._spans else None
+            if not self._chunks:
+                return None
+            start, nbytes = self._chunks.popleft()
+            for _ in range(1, together if self._by_nixl else 1):
+                if self._chunks and self._chunks[0][0] == start + nbytes:
+                    nbytes += self._chunks.popleft()[1]
+            return start, nbytes, self._by_nixl
 
     def send(self, start: int, nbytes: int) -> None:
         """The peer could not read this: it is sent, and so is all that nobody has taken."""
         with self._lock:
             self._by_nixl = False
-            spans = [(start, nbytes), *self._spans]
-            self._spans = deque(chunk for span in spans for chunk in _spans(*span, ps.CHUNK))
+            self._chunks.extendleft(reversed(_chunks(start, nbytes)))
 
 
-def _spans(start: int, nbytes: int, most: int) -> list[tuple[int, int]]:
-    return [(at, min(most, start + nbytes - at)) for at in range(start, start + nbytes, most)]
+def _chunks(start: int, nbytes: int) -> list[tuple[int, int]]:
+    return [(at, min(ps.CHUNK, start + nbytes - at)) for at in range(start, start + nbytes, ps.CHUNK)]
 
 
 class PeerSender:
@@ -248,7 +257,7 @@ class PeerSender:
 
     def _send_chunks(self, token: int, data: memoryview, stop: Stop, *, by_nixl: bool = False) -> None:
         """All chunks, over all connections; whichever is free takes the next. `by_nixl`: it reads them."""
-        left, failed = _Remaining(len(data), MOST_CHUNKS_READ if by_nixl else 1), threading.Event()
+        left, failed = _Remaining(len(data), by_nixl=by_nixl), threading.Event()
 
         def work(stream: int) -> None:
             self._cpu_priority.lower_this_thread()
@@ -264,7 +273,7 @@ class PeerSender:
 
     def _stream(self, sock: socket.socket, token: int, data: memoryview, left: _Remaining, stop: Stop) -> None:
         unanswered: deque[Chunk | ReadChunks] = deque()
-        while (span := left.take()) is not None or unanswered:
+        while (span := left.take(self._together())) is not None or unanswered:
             if span is not None:
                 start, nbytes, by_nixl = span
                 self._rate_limit.take(nbytes, stop)
@@ -275,6 +284,10 @@ class PeerSender:
                 unanswered.append(request)
             if span is None or len(unanswered) > (_UNREAD if by_nixl else _UNANSWERED):
                 self._chunk_answered(sock, unanswered.popleft(), left, stop)
+
+    def _together(self) -> int:
+        """How many chunks are read at once: where the rate is limited, one, as it is sent."""
+        return MOST_CHUNKS_READ if math.isinf(self._rate_limit.rate) else 1
 
     def _chunk_answered(self, sock: socket.socket, request: Chunk | ReadChunks, left: _Remaining, stop: Stop) -> None:
         if isinstance(request, Chunk):
