@@ -13,8 +13,8 @@ _HERE = Path(__file__).parent
 
 
 def environment(folder: Path, does: str = "read", version: str = "1.5.1") -> dict[str, str]:
-    """One in which NIXL does what it should (`read`), is `missing`, or after some bytes reports an `error`, `hang`s,
-    brings `damage`, or writes zeros `late`, when the file `gate` in that folder is there."""
+    """One in which NIXL does what it should (`read`), is `missing`, is `stuck` at its start, or after some bytes says
+    `error`, `hang`s, brings `damage`, or writes zeros `late`, when the file `gate` in that folder is there."""
     installed = folder / f"nixl_cu13-{version}.dist-info"
     installed.mkdir(parents=True, exist_ok=True)
     (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: nixl-cu13\nVersion: {version}\n")

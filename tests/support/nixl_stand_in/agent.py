@@ -24,6 +24,8 @@ class nixl_agent:  # noqa: N801  NIXL's name
         self._name, self._seen = name, 0
 
     def create_backend(self, _name: str, _options: dict[str, str]) -> None:
+        if os.environ["NIXL_STAND_IN"] == "stuck":
+            threading.Event().wait()
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(b"\0" + self._name.encode())
         listener.listen()

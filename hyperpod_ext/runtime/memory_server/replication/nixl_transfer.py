@@ -110,6 +110,14 @@ class NixlTransfer:
         self._unusable = ""
         self._lock = threading.Lock()
 
+    def start(self) -> None:
+        """Have NIXL ready.
+
+        Raises:
+            NixlFailure: it cannot be had here.
+        """
+        self._running()
+
     @property
     def version(self) -> str:
         """Of NIXL.
@@ -120,15 +128,15 @@ class NixlTransfer:
         return self._running().version
 
     @contextmanager
-    def expose(self, region: Region) -> Iterator[n.Exposed]:
+    def expose(self, region: Region, stop: Stop) -> Iterator[n.Exposed]:
         """Other nodes may read a region.
 
         Raises:
-            NixlFailure: it cannot be had here.
+            NixlFailure: it cannot be had here, or `stop` said that they need not.
         """
         process = self._running()
-        number = self._number(process, region)
-        exposed = self._ask(process, n.Expose(region=number))
+        number = self._number(process, region, stop)
+        exposed = self._ask(process, n.Expose(region=number), stop)
         try:
             yield exposed
         finally:
@@ -142,7 +150,7 @@ class NixlTransfer:
             NixlFailure: they have not come, or `stop` said that they are not wanted.
         """
         process = self._running()
-        number, address = self._number(process, region), offer.address + at
+        number, address = self._number(process, region, stop), offer.address + at
         request = n.ReadRemote(metadata=offer.metadata, address=address, region=number, start=start, nbytes=nbytes)
         try:
             self._ask(process, request, stop=stop)
@@ -201,13 +209,13 @@ class NixlTransfer:
             raise NixlFailure(f"NIXL cannot be used on this node: {error or type(error).__name__}") from error
         return process
 
-    def _number(self, process: _Process, region: Region) -> int:
+    def _number(self, process: _Process, region: Region, stop: Stop) -> int:
         """That of a region which the process has mapped."""
         with self._lock:
             if region in process.regions:
                 return process.regions[region]
             number, self._next_region = self._next_region, self._next_region + 1
-            self._ask(process, n.MapRegion(region=number, nbytes=region.nbytes), fd=region.fd)
+            self._ask(process, n.MapRegion(region=number, nbytes=region.nbytes), stop, fd=region.fd)
             process.regions[region] = number
             region.closed = lambda: self._forget(region)
             return number
@@ -219,7 +227,7 @@ class NixlTransfer:
 
     # --- requests -------------------------------------------------------------------------------
 
-    def _ask(self, process: _Process, request: Request[A], stop: Stop = lambda: False, fd: int | None = None) -> A:
+    def _ask(self, process: _Process, request: Request[A], stop: Stop, fd: int | None = None) -> A:
         try:
             lane = process.lane()
             wire.send(lane, encode(request), None if fd is None else [fd])

@@ -123,7 +123,7 @@ class PeerSender:
         self.fell_back = ""
 
     def connect(self) -> None:
-        """Make sure of the connections, while no snapshot is held for it.
+        """Make sure of the connections, and of NIXL, while no snapshot is held for it.
 
         Raises:
             UnreachableError: the peer cannot be had, or could not a moment ago.
@@ -141,6 +141,11 @@ class PeerSender:
                         raise UnreachableError(f"{self}: it is no peer any more")
         except OSError as error:
             raise self._failed(error) from error
+        if self._nixl is not None and not self.fell_back:
+            try:
+                self._nixl.start()
+            except NixlFailure as failure:
+                self.fell_back = str(failure)
 
     def send(self, pin: Pin, plan: Plan) -> int:
         """Bring a snapshot to the peer; returns how many bytes were sent, 0 when it has them already.
@@ -246,12 +251,14 @@ class PeerSender:
             accepted = False
             if self._nixl is not None and not self.fell_back:
                 try:
-                    exposed = stack.enter_context(self._nixl.expose(pin.region))
+                    exposed = stack.enter_context(self._nixl.expose(pin.region, pin.cancelled))
                     start = pin.index * pin.region.slot_bytes
                     offer = signed_offer(token, self._nixl.version, exposed, start, self._secret)
                     self.fell_back = self._ask(control, offer, pin.cancelled).why_not
                     accepted = not self.fell_back
                 except NixlFailure as failure:
+                    if pin.cancelled():
+                        raise Superseded from failure
                     self.fell_back = str(failure)
             yield accepted
 

@@ -81,6 +81,18 @@ def test_where_the_sender_has_no_nixl_copies_go_over_tcp(make_node, tmp_path):
     assert "is not installed" in a.replicator.status()["fell_back"]
 
 
+def test_no_snapshot_is_held_while_nixl_starts(make_node, tmp_path, monkeypatch):
+    monkeypatch.setattr(nixl_transfer, "_START_S", 2.0)
+    a, b = make_node(0, transport="nixl", environment=environment(tmp_path, "stuck")), make_node(1)
+    a.replicator.set_peers({1: b.address})
+    a.save(0, 1, DATA)
+    until(a.nixl._lock.locked)
+    assert a.own._pins == []
+    assert a.replicator.wait_idle(60)
+    assert held(b, "g1-s1") == DATA
+    assert "timed out" in a.replicator.status()["fell_back"]
+
+
 def test_once_the_nodes_are_others_it_is_tried_again(pair):
     a, b = pair("error")
     a.save(0, 1, DATA)
